@@ -1,0 +1,1 @@
+//! All flows of one process: the session state machine.

@@ -1,0 +1,60 @@
+//! The session layer of SLIM, without I/O.
+//!
+//! SLIM keeps a byte stream between two processes alive while the TCP connections that carry it
+//! come and go. This crate decides *what* has to happen; it never does it. It opens no socket,
+//! starts no thread, reads no clock and draws no random number: time, random seeds and everything
+//! that arrived are arguments, and everything to be done comes back as an
+//! [`Action`](endpoint::Action).
+//! That is what makes it possible to simulate, to model-check and to fuzz it.
+//!
+//! # Map
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`ids`] | names: endpoints, flows, connections, points in time |
+//! | [`wire`] | the control messages, byte by byte (`docs/PROTOCOL.md`) |
+//! | [`auth`] | job key, flow keys, message authentication codes |
+//! | [`replay`] | copy of the bytes sent that the peer is not yet known to hold |
+//! | [`stash`] | bytes taken out of a dead transport that the application has not read yet |
+//! | [`gate`] | lets data calls in, and keeps them out while a flow is suspended |
+//! | [`config`] | what the user asked for, checked once |
+//! | [`event`] | what happened to a flow, for people and programs |
+//! | [`endpoint`] | all flows of one process: the state machine |
+//!
+//! ```text
+//!             front end (fd table, hooks)          driver (sockets, timers)
+//!                │ replay, stash, gate                  │ handle_*, commands
+//!                ▼                                      ▼
+//!   bytes of one flow: never seen here      endpoint ──► poll_action, poll_event, poll_timeout
+//!                                              │
+//!                                              ├── wire   (bytes of control messages)
+//!                                              └── auth   (who may say what)
+//! ```
+//!
+//! # What it is not
+//!
+//! It does not carry data. After negotiation the bytes of a flow travel over a plain TCP
+//! connection with nothing of ours in between; this crate only counts them.
+//!
+//! # Example
+//!
+//! A control message goes out as bytes and comes back as the same message:
+//!
+//! ```
+//! use slim_core::ids::FlowId;
+//! use slim_core::wire::{self, Demote, Message};
+//!
+//! let message = Message::Demote(Demote { flow: FlowId([7; 16]) });
+//! let bytes = wire::encode(&message, |_covered| [0; wire::MAC_LEN]);
+//! let parsed = wire::parse(&bytes)?;
+//! assert_eq!(parsed.message, message);
+//! # Ok::<(), slim_core::wire::ParseError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod endpoint;
+pub mod ids;
+pub mod wire;
+
+pub use ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict};

@@ -1,0 +1,245 @@
+//! Where each field lies: offsets from the first byte of the message.
+//!
+//! One module per message, in the order of `docs/PROTOCOL.md`, section "Messages". Every message
+//! has one length, so after one length check every field can be read without another.
+
+/// Bytes in front of the fields; see `docs/PROTOCOL.md`, section "Header".
+pub const HEADER_LEN: usize = 8;
+/// Bytes of the authentication code that ends every message.
+pub const MAC_LEN: usize = 16;
+/// No message is, or ever will be, longer than this, so that a reader can have a fixed buffer.
+pub const MAX_LEN: usize = 512;
+/// How many addresses an endpoint can announce.
+pub const MAX_ADDRS: usize = 8;
+
+/// Offsets within the header.
+pub mod header {
+    /// The four bytes of [`MAGIC`](crate::wire::MAGIC).
+    pub const MAGIC: usize = 0;
+    /// [`VERSION`](crate::wire::VERSION).
+    pub const VERSION: usize = 4;
+    /// Which message this is.
+    pub const KIND: usize = 5;
+    /// Bytes of the whole message, header and authentication code included.
+    pub const LENGTH: usize = 6;
+}
+
+pub(super) const ID: usize = 16;
+pub(super) const NONCE: usize = 16;
+pub(super) const RANDOM: usize = 32;
+/// Family, one zero byte, port, 16 bytes of address.
+pub(super) const SOCKET_ADDR: usize = 20;
+/// Family, 16 bytes of address.
+pub(super) const IP_ADDR: usize = 17;
+/// Count, then always [`MAX_ADDRS`] places.
+pub(super) const ADDRS: usize = 1 + MAX_ADDRS * IP_ADDR;
+/// Host, pid, incarnation.
+pub(super) const ENDPOINT: usize = 16 + 4 + 8;
+/// Present or not (1 byte), then the number.
+pub(super) const OPTION_U64: usize = 1 + 8;
+
+/// Declares the offsets of one message from the sizes of its fields, in order.
+macro_rules! layout {
+    ($(#[$doc:meta])* $name:ident { $($(#[$fdoc:meta])* $field:ident: $size:expr,)* }) => {
+        $(#[$doc])*
+        pub mod $name {
+            #[allow(unused_imports, reason = "not every message has a field of every size")]
+            use super::*;
+            layout!(@fields HEADER_LEN; $($(#[$fdoc])* $field: $size,)*);
+        }
+    };
+    (@fields $at:expr; $(#[$fdoc:meta])* $field:ident: $size:expr, $($rest:tt)*) => {
+        $(#[$fdoc])*
+        pub const $field: usize = $at;
+        layout!(@fields $field + $size; $($rest)*);
+    };
+    (@fields $at:expr;) => {
+        /// The authentication code.
+        pub const MAC: usize = $at;
+        /// Length of the whole message.
+        pub const LEN: usize = MAC + MAC_LEN;
+        const _: () = assert!(LEN <= MAX_LEN);
+    };
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "HELLO".
+    hello {
+        /// Name of the flow, chosen by the connector.
+        FLOW: ID,
+        /// Connector's address and port of the TCP connection.
+        CONNECTOR: SOCKET_ADDR,
+        /// Acceptor's address and port of the TCP connection.
+        ACCEPTOR: SOCKET_ADDR,
+        /// The connector.
+        ENDPOINT_ID: ENDPOINT,
+        /// The connector's part of the key.
+        RANDOM_C: RANDOM,
+        /// Feature bits.
+        FEATURES: 8,
+        /// TCP port of the resume listener.
+        RESUME_PORT: 2,
+        /// UDP port for control messages.
+        CONTROL_PORT: 2,
+        /// Addresses at which the two ports can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "HELLO_WAIT".
+    hello_wait {
+        /// Name of the flow.
+        FLOW: ID,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "HELLO_ACK".
+    hello_ack {
+        /// Name of the flow.
+        FLOW: ID,
+        /// The acceptor.
+        ENDPOINT_ID: ENDPOINT,
+        /// The acceptor's part of the key.
+        RANDOM_S: RANDOM,
+        /// Feature bits.
+        FEATURES: 8,
+        /// TCP port of the resume listener.
+        RESUME_PORT: 2,
+        /// UDP port for control messages.
+        CONTROL_PORT: 2,
+        /// Addresses at which the two ports can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "HELLO_NAK".
+    hello_nak {
+        /// Name of the flow.
+        FLOW: ID,
+        /// Why not.
+        REASON: 1,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "FIN".
+    fin {
+        /// Name of the flow.
+        FLOW: ID,
+        /// Bytes the sender has sent in all.
+        FINAL_SEQ: 8,
+        /// How the flow ended.
+        HOW: 1,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "QUERY".
+    query {
+        /// Name of the flow.
+        FLOW: ID,
+        /// Echoed by the answer.
+        NONCE_Q: NONCE,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "STATUS".
+    status {
+        /// Name of the flow.
+        FLOW: ID,
+        /// From the QUERY.
+        NONCE_Q: NONCE,
+        /// State of the flow at the sender.
+        STATE: 1,
+        /// Bytes the sender has sent in all, where the state has an end.
+        FINAL_SEQ: 8,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "UNKNOWN".
+    unknown {
+        /// Name of the flow.
+        FLOW: ID,
+        /// From the QUERY.
+        NONCE_Q: NONCE,
+        /// Who does not know the flow.
+        ENDPOINT_ID: ENDPOINT,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "DEMOTE".
+    demote {
+        /// Name of the flow.
+        FLOW: ID,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "CHALLENGE".
+    challenge {
+        /// The responder.
+        ENDPOINT_ID: ENDPOINT,
+        /// To be proved over.
+        NONCE_R: NONCE,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "RESUME".
+    resume {
+        /// Name of the flow.
+        FLOW: ID,
+        /// Number of the transport to be.
+        EPOCH: 8,
+        /// To be proved over.
+        NONCE_I: NONCE,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "RESUME_OK".
+    resume_ok {
+        /// Name of the flow.
+        FLOW: ID,
+        /// From the RESUME.
+        EPOCH: 8,
+        /// Bytes the responder has received.
+        RECEIVED: 8,
+        /// Bytes the responder has sent.
+        SENT: 8,
+        /// Bytes the responder's application has sent in all, if it has finished.
+        FINAL_SEQ: OPTION_U64,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "CONFIRM".
+    confirm {
+        /// Bytes the initiator has received.
+        RECEIVED: 8,
+        /// Bytes the initiator has sent.
+        SENT: 8,
+        /// Bytes the initiator's application has sent in all, if it has finished.
+        FINAL_SEQ: OPTION_U64,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "REFUSE".
+    refuse {
+        /// Name of the flow.
+        FLOW: ID,
+        /// From the RESUME.
+        NONCE_I: NONCE,
+        /// Why not.
+        REASON: 1,
+        /// Bytes the responder has sent in all, where the reason is an end.
+        FINAL_SEQ: 8,
+    }
+}

@@ -1,0 +1,336 @@
+//! The control messages: structs on one side, bytes on the other.
+//!
+//! `docs/PROTOCOL.md` is the specification; the comments here name its sections. Reading goes in
+//! three steps, so that garbage is thrown away before it costs anything: magic, version, kind and
+//! length (section "Header"), then the fields, then the authentication code, which is the business
+//! of [`auth`](crate::auth) because only the endpoint knows the key.
+//!
+//! On a datagram call [`parse`]. On a stream read [`HEADER_LEN`] bytes, ask [`message_len`], read
+//! the rest and call [`parse`]; never read ahead, because stream bytes may follow.
+
+mod field;
+mod flow;
+mod hello;
+pub mod layout;
+mod resume;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+pub use field::AddrList;
+pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
+pub use hello::{Hello, HelloAck, HelloNak, HelloWait, NakReason};
+pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN};
+pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
+
+use field::{array, put, put_u16, read_u16};
+use layout::header;
+
+/// The first four bytes of every message.
+pub const MAGIC: [u8; 4] = *b"SLIM";
+/// The version spoken here.
+pub const VERSION: u8 = 1;
+
+/// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.
+pub type Mac = [u8; MAC_LEN];
+
+/// Which message: the sixth byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`Hello`]
+    Hello = 1,
+    /// [`HelloWait`]
+    HelloWait = 2,
+    /// [`HelloAck`]
+    HelloAck = 3,
+    /// [`HelloNak`]
+    HelloNak = 4,
+    /// [`Fin`]
+    Fin = 5,
+    /// [`Query`]
+    Query = 6,
+    /// [`Status`]
+    Status = 7,
+    /// [`Unknown`]
+    Unknown = 8,
+    /// [`Demote`]
+    Demote = 9,
+    /// [`Challenge`]
+    Challenge = 16,
+    /// [`Resume`]
+    Resume = 17,
+    /// [`ResumeOk`]
+    ResumeOk = 18,
+    /// [`Confirm`]
+    Confirm = 19,
+    /// [`Refuse`]
+    Refuse = 20,
+}
+
+impl Kind {
+    /// Every kind, in the order of the specification.
+    pub const ALL: [Kind; 14] = [
+        Kind::Hello,
+        Kind::HelloWait,
+        Kind::HelloAck,
+        Kind::HelloNak,
+        Kind::Fin,
+        Kind::Query,
+        Kind::Status,
+        Kind::Unknown,
+        Kind::Demote,
+        Kind::Challenge,
+        Kind::Resume,
+        Kind::ResumeOk,
+        Kind::Confirm,
+        Kind::Refuse,
+    ];
+
+    /// Its name in the specification.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Hello => "HELLO",
+            Kind::HelloWait => "HELLO_WAIT",
+            Kind::HelloAck => "HELLO_ACK",
+            Kind::HelloNak => "HELLO_NAK",
+            Kind::Fin => "FIN",
+            Kind::Query => "QUERY",
+            Kind::Status => "STATUS",
+            Kind::Unknown => "UNKNOWN",
+            Kind::Demote => "DEMOTE",
+            Kind::Challenge => "CHALLENGE",
+            Kind::Resume => "RESUME",
+            Kind::ResumeOk => "RESUME_OK",
+            Kind::Confirm => "CONFIRM",
+            Kind::Refuse => "REFUSE",
+        }
+    }
+
+    /// Length of the whole message in bytes; every kind has exactly one.
+    pub const fn message_len(self) -> usize {
+        match self {
+            Kind::Hello => layout::hello::LEN,
+            Kind::HelloWait => layout::hello_wait::LEN,
+            Kind::HelloAck => layout::hello_ack::LEN,
+            Kind::HelloNak => layout::hello_nak::LEN,
+            Kind::Fin => layout::fin::LEN,
+            Kind::Query => layout::query::LEN,
+            Kind::Status => layout::status::LEN,
+            Kind::Unknown => layout::unknown::LEN,
+            Kind::Demote => layout::demote::LEN,
+            Kind::Challenge => layout::challenge::LEN,
+            Kind::Resume => layout::resume::LEN,
+            Kind::ResumeOk => layout::resume_ok::LEN,
+            Kind::Confirm => layout::confirm::LEN,
+            Kind::Refuse => layout::refuse::LEN,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Option<Kind> {
+        Kind::ALL.into_iter().find(|&kind| kind as u8 == byte)
+    }
+}
+
+/// Any control message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(
+    missing_docs,
+    reason = "each variant is documented at the struct it holds"
+)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one lives at a time, and never in a collection"
+)]
+pub enum Message {
+    Hello(Hello),
+    HelloWait(HelloWait),
+    HelloAck(HelloAck),
+    HelloNak(HelloNak),
+    Fin(Fin),
+    Query(Query),
+    Status(Status),
+    Unknown(Unknown),
+    Demote(Demote),
+    Challenge(Challenge),
+    Resume(Resume),
+    ResumeOk(ResumeOk),
+    Confirm(Confirm),
+    Refuse(Refuse),
+}
+
+impl Message {
+    /// Which kind it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Message::Hello(_) => Kind::Hello,
+            Message::HelloWait(_) => Kind::HelloWait,
+            Message::HelloAck(_) => Kind::HelloAck,
+            Message::HelloNak(_) => Kind::HelloNak,
+            Message::Fin(_) => Kind::Fin,
+            Message::Query(_) => Kind::Query,
+            Message::Status(_) => Kind::Status,
+            Message::Unknown(_) => Kind::Unknown,
+            Message::Demote(_) => Kind::Demote,
+            Message::Challenge(_) => Kind::Challenge,
+            Message::Resume(_) => Kind::Resume,
+            Message::ResumeOk(_) => Kind::ResumeOk,
+            Message::Confirm(_) => Kind::Confirm,
+            Message::Refuse(_) => Kind::Refuse,
+        }
+    }
+}
+
+/// A message that is well formed. Whether it is *genuine* nobody has checked yet: verify
+/// [`mac`](Parsed::mac) over [`covered`](Parsed::covered) before believing a word of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parsed<'a> {
+    /// What it says.
+    pub message: Message,
+    /// The authentication code it came with.
+    pub mac: Mac,
+    /// The bytes that the code covers: everything in front of it, header included.
+    pub covered: &'a [u8],
+}
+
+/// Why bytes are not a message. Such bytes are dropped and counted, never answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParseError {
+    /// Fewer bytes than a header has.
+    Short(usize),
+    /// Not one of our messages at all.
+    Magic,
+    /// A version that is not spoken here.
+    Version(u8),
+    /// A kind that this version does not have.
+    Kind(u8),
+    /// The header announces a length, or the buffer has one, that this kind cannot have.
+    Length {
+        /// The kind in question.
+        kind: Kind,
+        /// Bytes announced, or present.
+        got: usize,
+    },
+    /// A field, named here, holds what it must not.
+    Value(&'static str),
+}
+
+impl fmt::Display for ParseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ParseError::Short(got) => write!(f, "{got} bytes are too few for a header"),
+            ParseError::Magic => f.write_str("not a SLIM message"),
+            ParseError::Version(got) => write!(f, "version {got} is not spoken here"),
+            ParseError::Kind(got) => write!(f, "kind {got} is unknown"),
+            ParseError::Length { kind, got } => {
+                write!(
+                    f,
+                    "{} has {} bytes, not {got}",
+                    kind.name(),
+                    kind.message_len()
+                )
+            }
+            ParseError::Value(field) => write!(f, "bad value: {field}"),
+        }
+    }
+}
+
+impl std::error::Error for ParseError {}
+
+/// Writes `message`; `mac` is handed the bytes to cover and returns their authentication code.
+pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
+    let kind = message.kind();
+    let len = kind.message_len();
+    let mut b = vec![0; len];
+    put(&mut b, header::MAGIC, &MAGIC);
+    b[header::VERSION] = VERSION;
+    b[header::KIND] = kind as u8;
+    // At most MAX_LEN, which fits: checked at compile time in `layout`.
+    put_u16(&mut b, header::LENGTH, len as u16);
+    match message {
+        Message::Hello(m) => m.write(&mut b),
+        Message::HelloWait(m) => m.write(&mut b),
+        Message::HelloAck(m) => m.write(&mut b),
+        Message::HelloNak(m) => m.write(&mut b),
+        Message::Fin(m) => m.write(&mut b),
+        Message::Query(m) => m.write(&mut b),
+        Message::Status(m) => m.write(&mut b),
+        Message::Unknown(m) => m.write(&mut b),
+        Message::Demote(m) => m.write(&mut b),
+        Message::Challenge(m) => m.write(&mut b),
+        Message::Resume(m) => m.write(&mut b),
+        Message::ResumeOk(m) => m.write(&mut b),
+        Message::Confirm(m) => m.write(&mut b),
+        Message::Refuse(m) => m.write(&mut b),
+    }
+    let (covered, end) = b.split_at_mut(len - MAC_LEN);
+    end.copy_from_slice(&mac(covered));
+    b
+}
+
+/// Reads the one message that `bytes` is, no more and no less.
+///
+/// # Errors
+/// [`ParseError`] if it is not exactly one well-formed message.
+pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
+    let Some(header) = bytes.first_chunk() else {
+        return Err(ParseError::Short(bytes.len()));
+    };
+    let kind = check_header(header)?;
+    // The one length check: from here on every offset of `kind` lies inside `bytes`.
+    if bytes.len() != kind.message_len() {
+        return Err(ParseError::Length {
+            kind,
+            got: bytes.len(),
+        });
+    }
+    let message = match kind {
+        Kind::Hello => Message::Hello(Hello::read(bytes)?),
+        Kind::HelloWait => Message::HelloWait(HelloWait::read(bytes)),
+        Kind::HelloAck => Message::HelloAck(HelloAck::read(bytes)?),
+        Kind::HelloNak => Message::HelloNak(HelloNak::read(bytes)?),
+        Kind::Fin => Message::Fin(Fin::read(bytes)?),
+        Kind::Query => Message::Query(Query::read(bytes)),
+        Kind::Status => Message::Status(Status::read(bytes)?),
+        Kind::Unknown => Message::Unknown(Unknown::read(bytes)),
+        Kind::Demote => Message::Demote(Demote::read(bytes)),
+        Kind::Challenge => Message::Challenge(Challenge::read(bytes)),
+        Kind::Resume => Message::Resume(Resume::read(bytes)),
+        Kind::ResumeOk => Message::ResumeOk(ResumeOk::read(bytes)?),
+        Kind::Confirm => Message::Confirm(Confirm::read(bytes)?),
+        Kind::Refuse => Message::Refuse(Refuse::read(bytes)?),
+    };
+    let covered = &bytes[..bytes.len() - MAC_LEN];
+    Ok(Parsed {
+        message,
+        mac: array(bytes, covered.len()),
+        covered,
+    })
+}
+
+/// How many bytes the message with this header has, itself included: [`MAX_LEN`] at most.
+///
+/// # Errors
+/// [`ParseError`] if the header is not that of a message: then nothing more must be read.
+pub fn message_len(header: &[u8; HEADER_LEN]) -> Result<usize, ParseError> {
+    check_header(header).map(Kind::message_len)
+}
+
+fn check_header(h: &[u8; HEADER_LEN]) -> Result<Kind, ParseError> {
+    if array(h, header::MAGIC) != MAGIC {
+        return Err(ParseError::Magic);
+    }
+    if h[header::VERSION] != VERSION {
+        return Err(ParseError::Version(h[header::VERSION]));
+    }
+    let kind = Kind::from_byte(h[header::KIND]).ok_or(ParseError::Kind(h[header::KIND]))?;
+    let announced = usize::from(read_u16(h, header::LENGTH));
+    if announced != kind.message_len() {
+        return Err(ParseError::Length {
+            kind,
+            got: announced,
+        });
+    }
+    Ok(kind)
+}

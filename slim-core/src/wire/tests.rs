@@ -1,0 +1,268 @@
+use std::net::{IpAddr, SocketAddr};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::{EndpointId, FinHow, FlowId, Nonce};
+
+fn ip() -> impl Strategy<Value = IpAddr> {
+    // Mapped addresses are written as IPv4, so they would not come back as they went.
+    any::<IpAddr>().prop_map(|ip| ip.to_canonical())
+}
+
+fn addr() -> impl Strategy<Value = SocketAddr> {
+    (ip(), any::<u16>()).prop_map(|(ip, port)| SocketAddr::new(ip, port))
+}
+
+fn addrs() -> impl Strategy<Value = AddrList> {
+    proptest::collection::vec(ip(), 0..=MAX_ADDRS).prop_map(AddrList::new)
+}
+
+fn endpoint() -> impl Strategy<Value = EndpointId> {
+    any::<([u8; 16], u32, u64)>().prop_map(|(host, pid, incarnation)| EndpointId {
+        host,
+        pid,
+        incarnation,
+    })
+}
+
+fn flow() -> impl Strategy<Value = FlowId> {
+    any::<[u8; 16]>().prop_map(FlowId)
+}
+
+fn nonce() -> impl Strategy<Value = Nonce> {
+    any::<[u8; 16]>().prop_map(Nonce)
+}
+
+prop_compose! {
+    fn hello()(
+        flow in flow(),
+        connector in addr(),
+        acceptor in addr(),
+        endpoint in endpoint(),
+        random_c in any::<[u8; 32]>(),
+        (features, resume_port, control_port) in any::<(u64, u16, u16)>(),
+        addrs in addrs(),
+    ) -> Message {
+        Message::Hello(Hello {
+            flow, connector, acceptor, endpoint, random_c, features, resume_port, control_port,
+            addrs,
+        })
+    }
+}
+
+prop_compose! {
+    fn hello_ack()(
+        flow in flow(),
+        endpoint in endpoint(),
+        random_s in any::<[u8; 32]>(),
+        (features, resume_port, control_port) in any::<(u64, u16, u16)>(),
+        addrs in addrs(),
+    ) -> Message {
+        Message::HelloAck(HelloAck {
+            flow, endpoint, random_s, features, resume_port, control_port, addrs,
+        })
+    }
+}
+
+fn hello_nak() -> impl Strategy<Value = Message> {
+    let reason = prop_oneof![
+        Just(NakReason::Version),
+        Just(NakReason::Policy),
+        Just(NakReason::Unauthorized)
+    ];
+    (flow(), reason).prop_map(|(flow, reason)| Message::HelloNak(HelloNak { flow, reason }))
+}
+
+fn fin() -> impl Strategy<Value = Message> {
+    let how = prop_oneof![
+        Just(FinHow::HalfClose),
+        Just(FinHow::Close),
+        Just(FinHow::Reset)
+    ];
+    (flow(), any::<u64>(), how).prop_map(|(flow, final_seq, how)| {
+        Message::Fin(Fin {
+            flow,
+            final_seq,
+            how,
+        })
+    })
+}
+
+fn status() -> impl Strategy<Value = Message> {
+    let state = prop_oneof![
+        Just(FlowStatus::Open),
+        any::<u64>().prop_map(FlowStatus::HalfClosed),
+        any::<u64>().prop_map(FlowStatus::Closed),
+        Just(FlowStatus::Reset),
+        Just(FlowStatus::Legacy),
+    ];
+    (flow(), nonce(), state)
+        .prop_map(|(flow, nonce, state)| Message::Status(Status { flow, nonce, state }))
+}
+
+fn refuse() -> impl Strategy<Value = Message> {
+    let reason = prop_oneof![
+        Just(RefuseReason::UnknownFlow),
+        Just(RefuseReason::OldEpoch),
+        Just(RefuseReason::Busy),
+        any::<u64>().prop_map(RefuseReason::Closed),
+        Just(RefuseReason::Reset),
+        Just(RefuseReason::Legacy),
+        Just(RefuseReason::BadProof),
+    ];
+    (flow(), nonce(), reason).prop_map(|(flow, nonce_i, reason)| {
+        Message::Refuse(Refuse {
+            flow,
+            nonce_i,
+            reason,
+        })
+    })
+}
+
+fn message() -> impl Strategy<Value = Message> {
+    prop_oneof![
+        hello(),
+        flow().prop_map(|flow| Message::HelloWait(HelloWait { flow })),
+        hello_ack(),
+        hello_nak(),
+        fin(),
+        (flow(), nonce()).prop_map(|(flow, nonce)| Message::Query(Query { flow, nonce })),
+        status(),
+        (flow(), nonce(), endpoint()).prop_map(|(flow, nonce, endpoint)| Message::Unknown(
+            Unknown {
+                flow,
+                nonce,
+                endpoint
+            }
+        )),
+        flow().prop_map(|flow| Message::Demote(Demote { flow })),
+        (endpoint(), nonce())
+            .prop_map(|(endpoint, nonce_r)| Message::Challenge(Challenge { endpoint, nonce_r })),
+        (flow(), any::<u64>(), nonce()).prop_map(|(flow, epoch, nonce_i)| Message::Resume(
+            Resume {
+                flow,
+                epoch,
+                nonce_i
+            }
+        )),
+        (flow(), any::<(u64, u64, u64, Option<u64>)>()).prop_map(
+            |(flow, (epoch, received, sent, final_seq))| {
+                Message::ResumeOk(ResumeOk {
+                    flow,
+                    epoch,
+                    received,
+                    sent,
+                    final_seq,
+                })
+            }
+        ),
+        any::<(u64, u64, Option<u64>)>().prop_map(|(received, sent, final_seq)| {
+            Message::Confirm(Confirm {
+                received,
+                sent,
+                final_seq,
+            })
+        }),
+        refuse(),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read_back(message in message(), mac: Mac) {
+        let mut covered_by_writer = Vec::new();
+        let bytes = encode(&message, |covered| {
+            covered_by_writer = covered.to_vec();
+            mac
+        });
+        prop_assert_eq!(bytes.len(), message.kind().message_len());
+        let parsed = parse(&bytes).unwrap();
+        prop_assert_eq!(parsed.message, message);
+        prop_assert_eq!(parsed.mac, mac);
+        prop_assert_eq!(parsed.covered, &covered_by_writer[..]);
+        prop_assert_eq!(parsed.covered.len() + MAC_LEN, bytes.len());
+        let header = bytes.first_chunk().unwrap();
+        prop_assert_eq!(message_len(header), Ok(bytes.len()));
+    }
+
+    #[test]
+    fn no_other_length_is_read(message in message(), cut in 0..MAX_LEN) {
+        let bytes = encode(&message, |_| [9; MAC_LEN]);
+        let mut other = bytes.clone();
+        other.resize(cut, 0);
+        prop_assert_eq!(parse(&other).is_ok(), cut == bytes.len());
+    }
+
+    #[test]
+    fn a_changed_bit_is_an_error_or_another_message(
+        message in message(), mac: Mac, at in any::<prop::sample::Index>(), bit in 0..8u8,
+    ) {
+        let bytes = encode(&message, |_| mac);
+        let mut changed = bytes.clone();
+        changed[at.index(bytes.len())] ^= 1u8 << bit;
+        if let Ok(parsed) = parse(&changed) {
+            prop_assert!(parsed.message != message || parsed.mac != mac);
+            prop_assert_eq!(encode(&parsed.message, |_| parsed.mac), changed);
+        }
+    }
+}
+
+/// A message with known fields, as the specification would have it written by hand.
+#[test]
+fn resume_lies_as_specified() {
+    let message = Message::Resume(Resume {
+        flow: FlowId([0xf1; 16]),
+        epoch: 0x0102_0304_0506_0708,
+        nonce_i: Nonce([0xa0; 16]),
+    });
+    let bytes = encode(&message, |_| [0xcc; MAC_LEN]);
+    let mut expected = b"SLIM\x01\x11\x00\x40".to_vec();
+    expected.extend([0xf1; 16]);
+    expected.extend([1, 2, 3, 4, 5, 6, 7, 8]);
+    expected.extend([0xa0; 16]);
+    expected.extend([0xcc; 16]);
+    assert_eq!(bytes, expected);
+}
+
+#[test]
+fn each_fault_of_a_header_is_told_apart() {
+    let good = encode(
+        &Message::Demote(Demote {
+            flow: FlowId([1; 16]),
+        }),
+        |_| [0; MAC_LEN],
+    );
+    let with = |at: usize, value: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = value;
+        parse(&bytes).unwrap_err()
+    };
+    assert_eq!(parse(&good[..7]).unwrap_err(), ParseError::Short(7));
+    assert_eq!(with(0, b'X'), ParseError::Magic);
+    assert_eq!(with(4, 2), ParseError::Version(2));
+    assert_eq!(with(5, 0), ParseError::Kind(0));
+    assert_eq!(
+        with(7, 41),
+        ParseError::Length {
+            kind: Kind::Demote,
+            got: 41
+        }
+    );
+    assert_eq!(
+        parse(&good[..39]).unwrap_err(),
+        ParseError::Length {
+            kind: Kind::Demote,
+            got: 39
+        }
+    );
+}
+
+#[test]
+fn numbers_of_kinds_are_unique_and_lengths_bounded() {
+    for (i, a) in Kind::ALL.into_iter().enumerate() {
+        assert_eq!(Kind::from_byte(a as u8), Some(a));
+        assert!(a.message_len() <= MAX_LEN);
+        assert!(Kind::ALL[i + 1..].iter().all(|&b| b as u8 != a as u8));
+    }
+}
