@@ -103,7 +103,10 @@ pub enum Cause {
     /// A data call failed with this error number.
     Errno(i32),
     /// The transport ended although the peer had announced no end.
-    Eof,
+    Eof {
+        /// Bytes of the flow read up to that end.
+        received: u64,
+    },
     /// No error, but acknowledgements do not move. The old transport stays in use until a new one
     /// stands.
     Stall,
@@ -115,7 +118,9 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cause::Errno(n) => write!(f, "errno {n}"),
-            Cause::Eof => f.write_str("end of stream that nobody announced"),
+            Cause::Eof { received } => {
+                write!(f, "end of stream at {received} that nobody announced")
+            }
             Cause::Stall => f.write_str("stall"),
             Cause::PeerAsked => f.write_str("peer asked"),
         }
