@@ -1,0 +1,154 @@
+//! Finds what the build made: the preload library, the programs of this workspace, the C sources.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use crate::{Error, Result};
+
+/// Environment variable that names the preload library and overrides the search.
+pub const PRELOAD_VAR: &str = "SLIM_PRELOAD";
+
+/// File name of the preload library.
+pub const PRELOAD: &str = "libslim_preload.so";
+
+/// The preload library: `SLIM_PRELOAD` if set, else next to the running program, else in the
+/// build directories beside it (the newest, so that a stale one is not tested by accident).
+pub fn preload() -> Result<PathBuf> {
+    if let Some(path) = env::var_os(PRELOAD_VAR)
+        .filter(|v| !v.is_empty())
+        .map(PathBuf::from)
+    {
+        if path.is_file() {
+            return path
+                .canonicalize()
+                .map_err(Error::io(path.display().to_string()));
+        }
+        let hint = format!("{PRELOAD_VAR} names a file that is not there");
+        return Err(Error::Missing {
+            what: PRELOAD.into(),
+            tried: vec![path],
+            hint,
+        });
+    }
+    find(PRELOAD, "cargo build --release -p slim-preload")
+}
+
+/// A program of this workspace, such as `slim` or `slim-lab-agent`.
+pub fn program(name: &str) -> Result<PathBuf> {
+    find(name, "cargo build --release")
+}
+
+/// A source file in the repository's `programs/`, for example `slim_pp.c`.
+pub fn source(name: &str) -> Result<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("the crate is in a workspace");
+    let mut tried = vec![root.join("programs").join(name)];
+    // An installed or copied build: the directory of programs goes along with the binary.
+    tried.extend(
+        build_dirs()
+            .into_iter()
+            .map(|dir| dir.join("programs").join(name)),
+    );
+    match tried.iter().find(|path| path.is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => Err(Error::Missing {
+            what: name.into(),
+            tried,
+            hint: "run inside the repository".into(),
+        }),
+    }
+}
+
+/// A directory for things built at run time, beside the build's own output.
+pub fn scratch(name: &str) -> Result<PathBuf> {
+    let base = build_dirs()
+        .into_iter()
+        .next()
+        .unwrap_or_else(env::temp_dir);
+    let dir = base.join("lab").join(name);
+    fs::create_dir_all(&dir).map_err(Error::io(dir.display().to_string()))?;
+    Ok(dir)
+}
+
+/// The directory of the running program (without `deps`, where test programs are), then the other
+/// profiles' directories beside it.
+fn build_dirs() -> Vec<PathBuf> {
+    let Ok(exe) = env::current_exe() else {
+        return Vec::new();
+    };
+    dirs_for(&exe)
+}
+
+fn dirs_for(exe: &Path) -> Vec<PathBuf> {
+    let Some(mut own) = exe.parent() else {
+        return Vec::new();
+    };
+    if own
+        .file_name()
+        .is_some_and(|n| n == "deps" || n == "examples")
+    {
+        own = own.parent().unwrap_or(own);
+    }
+    let mut dirs = vec![own.to_owned()];
+    if let Some(target) = own.parent() {
+        dirs.extend(
+            ["release", "debug"]
+                .map(|p| target.join(p))
+                .into_iter()
+                .filter(|d| d != own),
+        );
+    }
+    dirs
+}
+
+fn find(name: &str, how: &str) -> Result<PathBuf> {
+    let tried: Vec<_> = build_dirs().into_iter().map(|dir| dir.join(name)).collect();
+    let age = |path: &&PathBuf| {
+        fs::metadata(path)
+            .and_then(|m| m.modified())
+            .unwrap_or(SystemTime::UNIX_EPOCH)
+    };
+    match tried.iter().filter(|p| p.is_file()).max_by_key(age) {
+        Some(path) => Ok(path.clone()),
+        None => Err(Error::Missing {
+            what: name.into(),
+            tried,
+            hint: format!("build it: {how}"),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn test_programs_look_beside_their_deps_directory() {
+        let dirs = dirs_for(Path::new("/t/debug/deps/lab-123"));
+        assert_eq!(
+            dirs,
+            [PathBuf::from("/t/debug"), PathBuf::from("/t/release")]
+        );
+        let dirs = dirs_for(Path::new("/opt/slim/bin/slim"));
+        assert_eq!(dirs[0], PathBuf::from("/opt/slim/bin"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named_with_a_hint() {
+        let text = program("no-such-program").unwrap_err().to_string();
+        assert!(
+            text.contains("no-such-program not found") && text.contains("cargo build"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_test_program_is_found() {
+        assert!(source("slim_pp.c").is_ok_and(|p| p.is_file()));
+        assert!(source("no-such.c").is_err());
+    }
+}

@@ -1,0 +1,130 @@
+//! What can go wrong in the lab, by whose fault it is.
+
+use std::{fmt, io, path::PathBuf, process::Output, time::Duration};
+
+/// Result of everything in this crate that can fail.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why the lab could not do something.
+#[derive(Debug)]
+pub enum Error {
+    /// The caller has not the privilege to make namespaces and change their networks.
+    NeedsRoot,
+    /// A file or program is not there. `hint` says how to get it.
+    Missing {
+        /// What was looked for.
+        what: String,
+        /// Where it was looked for.
+        tried: Vec<PathBuf>,
+        /// What to do about it.
+        hint: String,
+    },
+    /// An outside command (`ip`, `nft`, `tc`, `mpicc`) failed.
+    Command {
+        /// The command line.
+        command: String,
+        /// Its exit status in words, and what it wrote to standard error.
+        outcome: String,
+    },
+    /// A system call failed.
+    Io {
+        /// What was being done.
+        what: String,
+        /// The reason given by the kernel.
+        source: io::Error,
+    },
+    /// Something did not happen in time.
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        after: Duration,
+    },
+    /// The request makes no sense (a lab of no nodes, a path that does not exist).
+    Invalid(String),
+}
+
+impl Error {
+    /// Makes a closure for `map_err` that names what was being done.
+    pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+
+    /// The failure of a finished command.
+    pub fn command(command: impl Into<String>, output: &Output) -> Error {
+        let mut outcome = output.status.to_string();
+        let text = String::from_utf8_lossy(&output.stderr);
+        if !text.trim().is_empty() {
+            outcome.push_str(": ");
+            outcome.push_str(text.trim());
+        }
+        Error::Command {
+            command: command.into(),
+            outcome,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Error::NeedsRoot => {
+                f.write_str("the lab needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN): run as root")
+            }
+            Error::Missing { what, tried, hint } => {
+                write!(f, "{what} not found")?;
+                for (n, path) in tried.iter().enumerate() {
+                    f.write_str(if n == 0 { " (tried " } else { ", " })?;
+                    write!(f, "{}", path.display())?;
+                }
+                if !tried.is_empty() {
+                    f.write_str(")")?;
+                }
+                write!(f, ": {hint}")
+            }
+            Error::Command { command, outcome } => write!(f, "`{command}` failed: {outcome}"),
+            Error::Io { what, source } => write!(f, "{what}: {source}"),
+            Error::Timeout { what, after } => {
+                write!(f, "{what}: not within {:.1} s", after.as_secs_f64())
+            }
+            Error::Invalid(what) => f.write_str(what),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Error::Io { source, .. } => Some(source),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_file_says_where_it_was_looked_for_and_what_to_do() {
+        let error = Error::Missing {
+            what: "libx.so".into(),
+            tried: vec!["/a/libx.so".into(), "/b/libx.so".into()],
+            hint: "build it".into(),
+        };
+        assert_eq!(
+            error.to_string(),
+            "libx.so not found (tried /a/libx.so, /b/libx.so): build it"
+        );
+    }
+
+    #[test]
+    fn missing_privilege_says_what_is_needed() {
+        let text = Error::NeedsRoot.to_string();
+        assert!(
+            text.contains("CAP_NET_ADMIN") && text.contains("run as root"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! Kill TCP connections the way the kernel does when it gives up on them.
+
+use std::{fmt, net::IpAddr};
+
+use super::diag::{self, Connection, Direction, ESTABLISHED, Fate};
+use crate::{Netns, Result, Rng};
+
+/// Which connections are meant. Every condition that is set must hold; only established
+/// connections are ever meant.
+#[derive(Clone, Debug, Default)]
+pub struct Pick {
+    process: Option<String>,
+    not_process: Vec<String>,
+    pid: Option<u32>,
+    peer: Option<IpAddr>,
+    port: Option<u16>,
+    direction: Option<Direction>,
+    local_too: bool,
+}
+
+/// How many of the connections that are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// Every one.
+    All,
+    /// One, chosen at random.
+    One,
+}
+
+/// What a kill did.
+#[derive(Clone, Debug, Default)]
+pub struct Destroyed {
+    /// The connections that are gone now because of us.
+    pub connections: Vec<Connection>,
+    /// How many had ended by themselves between being listed and being destroyed.
+    pub vanished: usize,
+}
+
+impl Pick {
+    /// Connections between different hosts (not those of a host with itself).
+    pub fn between_hosts() -> Self {
+        Pick::default()
+    }
+
+    /// Connections of a host with itself as well.
+    pub fn and_local(mut self) -> Self {
+        self.local_too = true;
+        self
+    }
+
+    /// Held by a process of this name (the kernel keeps 15 bytes of it).
+    pub fn process(mut self, name: &str) -> Self {
+        self.process = Some(name.chars().take(15).collect());
+        self
+    }
+
+    /// Not held by a process of this name. May be given several times.
+    pub fn not_process(mut self, name: &str) -> Self {
+        self.not_process.push(name.chars().take(15).collect());
+        self
+    }
+
+    /// Held by process `pid`.
+    pub fn pid(mut self, pid: u32) -> Self {
+        self.pid = Some(pid);
+        self
+    }
+
+    /// With the host that has this address.
+    pub fn peer(mut self, address: impl Into<IpAddr>) -> Self {
+        self.peer = Some(address.into());
+        self
+    }
+
+    /// With this port on either end.
+    pub fn port(mut self, port: u16) -> Self {
+        self.port = Some(port);
+        self
+    }
+
+    /// Made from this side, or to it.
+    pub fn direction(mut self, direction: Direction) -> Self {
+        self.direction = Some(direction);
+        self
+    }
+
+    /// Whether `connection` is meant.
+    pub fn matches(&self, connection: &Connection) -> bool {
+        let c = connection;
+        let held_by = |name: &String| c.owners.iter().any(|o| o.name == *name);
+        let local = c.remote.ip().is_loopback() || c.local.ip() == c.remote.ip();
+        c.state == ESTABLISHED
+            && (self.local_too || !local)
+            && self.process.as_ref().is_none_or(held_by)
+            && !self.not_process.iter().any(held_by)
+            && self
+                .pid
+                .is_none_or(|pid| c.owners.iter().any(|o| o.pid == pid))
+            && self.peer.is_none_or(|peer| c.remote.ip() == peer)
+            && self
+                .port
+                .is_none_or(|port| c.local.port() == port || c.remote.port() == port)
+            && self
+                .direction
+                .is_none_or(|direction| c.direction == direction)
+    }
+}
+
+/// The connections of `net` that `pick` means.
+pub fn list(net: &Netns, pick: &Pick) -> Result<Vec<Connection>> {
+    let mut found = diag::connections(net)?;
+    found.retain(|c| pick.matches(c));
+    Ok(found)
+}
+
+/// Destroys connections of `net`. That there is none to destroy is no error: the report says so.
+pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut Rng) -> Result<Destroyed> {
+    let mut chosen = list(net, pick)?;
+    if amount == Amount::One && chosen.len() > 1 {
+        chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
+    }
+    let fates = diag::destroy(net, &chosen)?;
+    let mut report = Destroyed::default();
+    for (connection, fate) in chosen.into_iter().zip(fates) {
+        match fate {
+            Fate::Destroyed => report.connections.push(connection),
+            Fate::Vanished => report.vanished += 1,
+        }
+    }
+    Ok(report)
+}
+
+impl fmt::Display for Destroyed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} connection(s) destroyed", self.connections.len())?;
+        for (n, connection) in self.connections.iter().enumerate() {
+            write!(f, "{} {connection}", if n == 0 { ":" } else { "," })?;
+        }
+        if self.vanished > 0 {
+            write!(f, "; {} had ended before", self.vanished)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,392 @@
+//! A RST or FIN that neither end sent, as a middlebox or an attacker makes it.
+//!
+//! The segment is crafted from sequence numbers sniffed on the wire and sent into it at the far
+//! end, so that the victim receives it as if its peer had sent it. A RST counts only if its sequence
+//! number is exactly what the victim expects next; under traffic that is a race, so this tries
+//! until the kernel has accepted one.
+
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use pnet::{
+    datalink::{self, Channel, DataLinkReceiver, DataLinkSender},
+    packet::{
+        Packet,
+        ethernet::{EtherTypes, EthernetPacket, MutableEthernetPacket},
+        ip::IpNextHeaderProtocols,
+        ipv4::{self, Ipv4Packet, MutableIpv4Packet},
+        tcp::{self, MutableTcpPacket, TcpFlags, TcpPacket},
+    },
+    util::MacAddr,
+};
+
+use super::diag::{self, Connection, ESTABLISHED};
+use crate::{Error, Netns, Node, Result};
+
+const ETHERNET: usize = 14;
+const IPV4: usize = 20;
+const TCP: usize = 20;
+/// A sniffed segment may be as large as the kernel's offloads make it.
+const SNIFF_BUFFER: usize = 128 * 1024;
+/// How long to wait for traffic before asking the victim for some.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// Which segment to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// Ends the connection at once: the victim sees `ECONNRESET`.
+    Rst,
+    /// The victim sees the end of the stream.
+    Fin,
+}
+
+/// What an injection did.
+#[derive(Clone, Debug)]
+pub struct Injected {
+    /// Which segment.
+    pub segment: Segment,
+    /// The victim's connection.
+    pub victim: Connection,
+    /// Segments sent until the kernel accepted one.
+    pub sent: u32,
+    /// The victim's socket has left the established state because of it.
+    pub accepted: bool,
+    /// Time from the start to the acceptance.
+    pub took: Duration,
+}
+
+/// Injects a segment into `connection`, one of `victim`'s, from the side of its peer `far`, on
+/// path `path`. Tries at most `limit`.
+pub fn inject(
+    segment: Segment,
+    victim: &Node,
+    far: &Node,
+    path: usize,
+    connection: &Connection,
+    limit: Duration,
+) -> Result<Injected> {
+    let interface = far.interface(path);
+    let tuple = Tuple::of(connection)?;
+    let work = || {
+        Wire::open(&interface).and_then(|wire| attempt(wire, segment, victim.net(), &tuple, limit))
+    };
+    let (sent, accepted, took) = far
+        .net()
+        .run(work)?
+        .map_err(Error::io("inject a segment"))?;
+    Ok(Injected {
+        segment,
+        victim: connection.clone(),
+        sent,
+        accepted,
+        took,
+    })
+}
+
+fn attempt(
+    mut wire: Wire,
+    segment: Segment,
+    victim: &Netns,
+    tuple: &Tuple,
+    limit: Duration,
+) -> io::Result<(u32, bool, Duration)> {
+    let (start, mut sent) = (Instant::now(), 0);
+    let mut asked = Instant::now();
+    let mut heard: Option<Seen> = None;
+    while start.elapsed() < limit {
+        if let Some(seen) = wire.next(tuple)? {
+            wire.send(&craft(segment, &seen, tuple))?;
+            heard = Some(seen);
+            sent += 1;
+        } else if let Some(seen) = &heard {
+            // Silence: what was heard last still holds, and asking makes the victim say it again.
+            if asked.elapsed() > QUIET {
+                wire.send(&question(seen, tuple))?;
+                asked = Instant::now();
+            }
+        } else if asked.elapsed() > QUIET {
+            wire.ask_blindly(victim, tuple)?;
+            asked = Instant::now();
+        }
+        // Looking takes far longer than sending: look now and then while traffic flows.
+        if sent > 0 && (sent % 16 == 0 || sent < 4) && !established(victim, tuple)? {
+            return Ok((sent, true, start.elapsed()));
+        }
+    }
+    Ok((
+        sent,
+        sent > 0 && !established(victim, tuple)?,
+        start.elapsed(),
+    ))
+}
+
+fn established(victim: &Netns, tuple: &Tuple) -> io::Result<bool> {
+    let all = diag::connections(victim).map_err(io::Error::other)?;
+    let ours = |c: &Connection| {
+        c.local == SocketAddr::from(tuple.victim) && c.remote == SocketAddr::from(tuple.peer)
+    };
+    Ok(all.iter().any(|c| ours(c) && c.state == ESTABLISHED))
+}
+
+/// The connection as the packets have it.
+#[derive(Clone, Copy, Debug)]
+struct Tuple {
+    victim: (Ipv4Addr, u16),
+    peer: (Ipv4Addr, u16),
+}
+
+impl Tuple {
+    fn of(connection: &Connection) -> Result<Self> {
+        let v4 = |a: SocketAddr| match a.ip() {
+            IpAddr::V4(ip) => Ok((ip, a.port())),
+            IpAddr::V6(_) => Err(Error::Invalid("injection is for IPv4 connections".into())),
+        };
+        Ok(Tuple {
+            victim: v4(connection.local)?,
+            peer: v4(connection.remote)?,
+        })
+    }
+}
+
+/// What a segment sent by the victim tells.
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    victim_mac: MacAddr,
+    peer_mac: MacAddr,
+    /// What the victim expects next.
+    expects: u32,
+    /// Where the victim's own stream is.
+    sequence: u32,
+}
+
+/// A packet socket on one interface.
+struct Wire {
+    interface: String,
+    sender: Box<dyn DataLinkSender>,
+    receiver: Box<dyn DataLinkReceiver>,
+}
+
+impl Wire {
+    fn open(name: &str) -> io::Result<Self> {
+        let interface = datalink::interfaces()
+            .into_iter()
+            .find(|i| i.name == name)
+            .ok_or_else(|| {
+                io::Error::new(io::ErrorKind::NotFound, format!("no interface {name}"))
+            })?;
+        let config = datalink::Config {
+            read_buffer_size: SNIFF_BUFFER,
+            read_timeout: Some(Duration::from_millis(20)),
+            ..Default::default()
+        };
+        match datalink::channel(&interface, config)? {
+            Channel::Ethernet(sender, receiver) => Ok(Wire {
+                interface: name.into(),
+                sender,
+                receiver,
+            }),
+            _ => Err(io::Error::other("not an Ethernet interface")),
+        }
+    }
+
+    /// The next segment that the victim sent on this connection; `None` after a short silence.
+    fn next(&mut self, tuple: &Tuple) -> io::Result<Option<Seen>> {
+        let until = Instant::now() + Duration::from_millis(20);
+        while Instant::now() < until {
+            match self.receiver.next() {
+                Ok(frame) => {
+                    if let Some(seen) = read(frame, tuple) {
+                        return Ok(Some(seen));
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(None),
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(None)
+    }
+
+    fn send(&mut self, frame: &[u8]) -> io::Result<()> {
+        match self.sender.send_to(frame, None) {
+            Some(result) => result,
+            None => Err(io::Error::other("the packet socket takes no more")),
+        }
+    }
+
+    /// Makes the victim speak on a connection that is silent and of which nothing was heard yet: a
+    /// segment out of the window is answered with the right numbers (RFC 9293, 3.10.7.4).
+    fn ask_blindly(&mut self, victim: &Netns, tuple: &Tuple) -> io::Result<()> {
+        let unknown = |what: &str| io::Error::other(format!("no Ethernet address of the {what}"));
+        let own = datalink::interfaces()
+            .into_iter()
+            .find(|i| i.name == self.interface);
+        let peer_mac = own.and_then(|i| i.mac).ok_or_else(|| unknown("peer"))?;
+        let theirs = victim.run(datalink::interfaces).map_err(io::Error::other)?;
+        let victim_mac = theirs
+            .into_iter()
+            .find(|i| i.ips.iter().any(|ip| ip.ip() == IpAddr::V4(tuple.victim.0)))
+            .and_then(|i| i.mac)
+            .ok_or_else(|| unknown("victim"))?;
+        self.send(&question(
+            &Seen {
+                victim_mac,
+                peer_mac,
+                expects: 0,
+                sequence: 0,
+            },
+            tuple,
+        ))
+    }
+}
+
+/// Reads a frame; gives what it tells if it is from the victim on this connection.
+fn read(frame: &[u8], tuple: &Tuple) -> Option<Seen> {
+    let ethernet = EthernetPacket::new(frame)?;
+    if ethernet.get_ethertype() != EtherTypes::Ipv4 {
+        return None;
+    }
+    let ip = Ipv4Packet::new(ethernet.payload())?;
+    if ip.get_next_level_protocol() != IpNextHeaderProtocols::Tcp {
+        return None;
+    }
+    let segment = TcpPacket::new(ip.payload())?;
+    let from = (ip.get_source(), segment.get_source());
+    let to = (ip.get_destination(), segment.get_destination());
+    let flags = segment.get_flags();
+    if from != tuple.victim
+        || to != tuple.peer
+        || flags & TcpFlags::ACK == 0
+        || flags & TcpFlags::RST != 0
+    {
+        return None;
+    }
+    Some(Seen {
+        victim_mac: ethernet.get_source(),
+        peer_mac: ethernet.get_destination(),
+        expects: segment.get_acknowledgement(),
+        sequence: segment.get_sequence(),
+    })
+}
+
+fn craft(segment: Segment, seen: &Seen, tuple: &Tuple) -> Vec<u8> {
+    let flags = match segment {
+        Segment::Rst => TcpFlags::RST | TcpFlags::ACK,
+        Segment::Fin => TcpFlags::FIN | TcpFlags::ACK,
+    };
+    frame(seen, tuple, seen.expects, flags)
+}
+
+/// A bare acknowledgement from just before the window: harmless, but it must be answered.
+fn question(seen: &Seen, tuple: &Tuple) -> Vec<u8> {
+    frame(seen, tuple, seen.expects.wrapping_sub(1), TcpFlags::ACK)
+}
+
+/// Builds a segment from the peer to the victim, checksums included.
+fn frame(seen: &Seen, tuple: &Tuple, sequence: u32, flags: u8) -> Vec<u8> {
+    let mut bytes = vec![0; ETHERNET + IPV4 + TCP];
+    let mut ethernet = MutableEthernetPacket::new(&mut bytes).expect("the buffer holds the header");
+    ethernet.set_destination(seen.victim_mac);
+    ethernet.set_source(seen.peer_mac);
+    ethernet.set_ethertype(EtherTypes::Ipv4);
+    let mut ip =
+        MutableIpv4Packet::new(&mut bytes[ETHERNET..]).expect("the buffer holds the header");
+    ip.set_version(4);
+    ip.set_header_length((IPV4 / 4) as u8);
+    ip.set_total_length((IPV4 + TCP) as u16);
+    ip.set_ttl(64);
+    ip.set_next_level_protocol(IpNextHeaderProtocols::Tcp);
+    ip.set_source(tuple.peer.0);
+    ip.set_destination(tuple.victim.0);
+    let checksum = ipv4::checksum(&ip.to_immutable());
+    ip.set_checksum(checksum);
+    let mut segment =
+        MutableTcpPacket::new(&mut bytes[ETHERNET + IPV4..]).expect("the buffer holds the header");
+    segment.set_source(tuple.peer.1);
+    segment.set_destination(tuple.victim.1);
+    segment.set_sequence(sequence);
+    segment.set_acknowledgement(seen.sequence);
+    segment.set_data_offset((TCP / 4) as u8);
+    segment.set_flags(flags);
+    segment.set_window(512);
+    let checksum = tcp::ipv4_checksum(&segment.to_immutable(), &tuple.peer.0, &tuple.victim.0);
+    segment.set_checksum(checksum);
+    bytes
+}
+
+impl fmt::Display for Injected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.segment {
+            Segment::Rst => "RST",
+            Segment::Fin => "FIN",
+        };
+        let end = if self.accepted {
+            "accepted"
+        } else {
+            "not accepted"
+        };
+        let ms = self.took.as_millis();
+        write!(
+            f,
+            "{name} into {}: {} sent, {end} after {ms} ms",
+            self.victim, self.sent
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_crafted_segment_has_right_checksums_and_numbers() {
+        let tuple = Tuple {
+            victim: ([10, 0, 0, 1].into(), 80),
+            peer: ([10, 0, 0, 2].into(), 4000),
+        };
+        let seen = Seen {
+            victim_mac: MacAddr::new(1, 2, 3, 4, 5, 6),
+            peer_mac: MacAddr::zero(),
+            expects: 7,
+            sequence: 9,
+        };
+        let bytes = craft(Segment::Rst, &seen, &tuple);
+        let ip = Ipv4Packet::new(&bytes[ETHERNET..]).unwrap();
+        assert_eq!(ip.get_checksum(), ipv4::checksum(&ip));
+        let segment = TcpPacket::new(ip.payload()).unwrap();
+        assert_eq!(
+            segment.get_checksum(),
+            tcp::ipv4_checksum(&segment, &tuple.peer.0, &tuple.victim.0)
+        );
+        assert_eq!(
+            (segment.get_sequence(), segment.get_acknowledgement()),
+            (7, 9)
+        );
+        assert_eq!(segment.get_flags(), TcpFlags::RST | TcpFlags::ACK);
+    }
+
+    #[test]
+    fn only_the_victims_segments_are_read() {
+        let tuple = Tuple {
+            victim: ([10, 0, 0, 1].into(), 80),
+            peer: ([10, 0, 0, 2].into(), 4000),
+        };
+        let seen = Seen {
+            victim_mac: MacAddr::zero(),
+            peer_mac: MacAddr::zero(),
+            expects: 7,
+            sequence: 9,
+        };
+        let from_peer = craft(Segment::Fin, &seen, &tuple);
+        assert!(read(&from_peer, &tuple).is_none());
+        let turned = Tuple {
+            victim: tuple.peer,
+            peer: tuple.victim,
+        };
+        let read = read(&from_peer, &turned).unwrap();
+        assert_eq!((read.expects, read.sequence), (9, 7));
+        assert!(super::read(&from_peer[..20], &turned).is_none());
+    }
+}

@@ -1,0 +1,182 @@
+//! A cable pulled, an address taken away.
+
+use std::fmt;
+
+use crate::{Netns, Node, Result};
+
+/// An interface that was taken down. It comes up again when this is dropped.
+#[derive(Debug)]
+pub struct Down {
+    net: Netns,
+    interface: String,
+    routes: Vec<String>,
+    lifted: bool,
+}
+
+/// Takes the interface of `node` on path `path` down; the other end loses its carrier.
+pub fn down(node: &Node, path: usize) -> Result<Down> {
+    let interface = node.interface(path);
+    let net = node.net().clone();
+    let routes = own_routes(&net, &interface)?;
+    net.exec("ip", &["link", "set", &interface, "down"])?;
+    Ok(Down {
+        net,
+        interface,
+        routes,
+        lifted: false,
+    })
+}
+
+impl Down {
+    /// Brings the link up again, with the routes that went away with it.
+    pub fn lift(mut self) -> Result<()> {
+        self.up()
+    }
+
+    fn up(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.lifted, true) {
+            return Ok(());
+        }
+        self.net
+            .exec("ip", &["link", "set", &self.interface, "up"])?;
+        restore(&self.net, &self.interface, &self.routes)
+    }
+}
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        // The node may be gone already.
+        let _ = self.up();
+    }
+}
+
+/// Addresses that were taken away from an interface. They come back when this is dropped.
+#[derive(Debug)]
+pub struct Removed {
+    net: Netns,
+    interface: String,
+    addresses: Vec<String>,
+    routes: Vec<String>,
+    lifted: bool,
+}
+
+/// Takes the IPv4 addresses of `node` on path `path` away, and with them every route that uses them.
+pub fn remove_address(node: &Node, path: usize) -> Result<Removed> {
+    let interface = node.interface(path);
+    let net = node.net().clone();
+    let listing = net.exec("ip", &["-4", "-o", "addr", "show", "dev", &interface])?;
+    let addresses: Vec<_> = listing
+        .lines()
+        .filter_map(address_of)
+        .map(str::to_owned)
+        .collect();
+    let routes = own_routes(&net, &interface)?;
+    let mut removed = Removed {
+        net,
+        interface,
+        addresses: Vec::new(),
+        routes,
+        lifted: false,
+    };
+    for address in addresses {
+        removed
+            .net
+            .exec("ip", &["addr", "del", &address, "dev", &removed.interface])?;
+        removed.addresses.push(address);
+    }
+    Ok(removed)
+}
+
+impl Removed {
+    /// What was taken away, as `ADDRESS/BITS`.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// Gives the addresses back, and the routes.
+    pub fn lift(mut self) -> Result<()> {
+        self.restore()
+    }
+
+    fn restore(&mut self) -> Result<()> {
+        if std::mem::replace(&mut self.lifted, true) {
+            return Ok(());
+        }
+        for address in &self.addresses {
+            self.net
+                .exec("ip", &["addr", "add", address, "dev", &self.interface])?;
+        }
+        restore(&self.net, &self.interface, &self.routes)
+    }
+}
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        // The node may be gone already.
+        let _ = self.restore();
+    }
+}
+
+impl fmt::Display for Removed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} removed from {}",
+            self.addresses.join(", "),
+            self.interface
+        )
+    }
+}
+
+/// Routes over an interface that the kernel did not make by itself: it will make its own again.
+fn own_routes(net: &Netns, interface: &str) -> Result<Vec<String>> {
+    let listing = net.exec("ip", &["-4", "route", "show", "dev", interface])?;
+    Ok(listing
+        .lines()
+        .filter(|l| !l.contains("proto kernel"))
+        .map(route_of)
+        .collect())
+}
+
+fn restore(net: &Netns, interface: &str, routes: &[String]) -> Result<()> {
+    for route in routes {
+        let words = route.split_whitespace().chain(["dev", interface]);
+        let args: Vec<_> = ["-4", "route", "replace"]
+            .into_iter()
+            .chain(words)
+            .collect();
+        net.exec("ip", &args)?;
+    }
+    Ok(())
+}
+
+/// The route without the flags that `ip` prints but does not take.
+fn route_of(line: &str) -> String {
+    let flags = ["linkdown", "dead"];
+    line.split_whitespace()
+        .filter(|w| !flags.contains(w))
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// The address in a line of `ip -o addr`.
+fn address_of(line: &str) -> Option<&str> {
+    let mut words = line.split_whitespace().skip_while(|w| *w != "inet");
+    words.nth(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_routes_are_read_from_what_ip_prints() {
+        let line = "2: path0    inet 10.77.0.1/24 scope global path0\\       valid_lft forever";
+        assert_eq!(address_of(line), Some("10.77.0.1/24"));
+        assert_eq!(address_of("2: path0    inet6 fe80::1/64 scope link"), None);
+        assert_eq!(
+            route_of("10.9.0.0/24 via 10.77.0.2 linkdown "),
+            "10.9.0.0/24 via 10.77.0.2"
+        );
+    }
+}

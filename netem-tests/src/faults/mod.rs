@@ -1,0 +1,16 @@
+//! Faults: what can go wrong between two hosts, made to happen.
+//!
+//! | module | what it does | ends |
+//! | --- | --- | --- |
+//! | [`destroy`] | the kernel gives connections up (`SOCK_DESTROY`) | at once |
+//! | [`inject`] | a RST or FIN that nobody sent arrives | at once |
+//! | [`link`] | a link goes down, an address goes away | when the guard is dropped |
+//! | [`nft`] | a firewall drops packets, or resets connections | when the guard is dropped |
+//! | [`shape`] | the line becomes slow, long or lossy | when the guard is dropped |
+
+pub mod destroy;
+pub mod diag;
+pub mod inject;
+pub mod link;
+pub mod nft;
+pub mod shape;

@@ -1,0 +1,277 @@
+//! A firewall in the way: packets dropped, or connections reset.
+
+use std::{
+    fmt,
+    io::Write,
+    process::Stdio,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use serde_json::Value;
+
+use crate::{Error, Netns, Node, Result, netns::checked};
+
+/// What the firewall does with the packets that it does not let pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing arrives, nobody is told.
+    Drop,
+    /// TCP connections are reset. RSTs themselves pass, or the other end would never hear of it.
+    /// Other protocols are left alone.
+    Reset,
+}
+
+/// A rule to be laid on hosts: what to do, with which packets.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    action: Action,
+    interfaces: String,
+    only: Vec<u16>,
+    except: Vec<u16>,
+}
+
+impl Rule {
+    /// Drop every packet (not only TCP) that arrives on any path.
+    pub fn drop() -> Self {
+        Rule::new(Action::Drop)
+    }
+
+    /// Reset every TCP connection that comes by any path.
+    pub fn reset() -> Self {
+        Rule::new(Action::Reset)
+    }
+
+    fn new(action: Action) -> Self {
+        Rule {
+            action,
+            interfaces: "path*".into(),
+            only: Vec::new(),
+            except: Vec::new(),
+        }
+    }
+
+    /// Only what arrives on this path (0 is the first).
+    pub fn path(mut self, path: usize) -> Self {
+        self.interfaces = crate::lab::interface(path);
+        self
+    }
+
+    /// Only what arrives on this interface; a `*` at the end stands for anything.
+    pub fn interface(mut self, name: &str) -> Self {
+        self.interfaces = name.to_owned();
+        self
+    }
+
+    /// Only TCP segments with one of these ports on either end.
+    pub fn only_ports(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.only.extend(ports);
+        self
+    }
+
+    /// TCP segments with one of these ports on either end pass.
+    pub fn except_ports(mut self, ports: impl IntoIterator<Item = u16>) -> Self {
+        self.except.extend(ports);
+        self
+    }
+
+    /// Lays the rule on each of `hosts`. It is gone when the guard is dropped, or with the host.
+    pub fn apply<'a>(&self, hosts: impl IntoIterator<Item = &'a Netns>) -> Result<Guard> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let table = format!("slim_lab_{}_{n}", std::process::id());
+        let text = self.text(&table);
+        let mut guard = Guard {
+            table,
+            text,
+            hosts: Vec::new(),
+        };
+        for host in hosts {
+            load(host, &guard.text)?;
+            guard.hosts.push(host.clone());
+        }
+        Ok(guard)
+    }
+
+    /// Lays the rule on each of `nodes`.
+    pub fn apply_to(&self, nodes: &[Node]) -> Result<Guard> {
+        self.apply(nodes.iter().map(Node::net))
+    }
+
+    fn text(&self, table: &str) -> String {
+        let from = format!("iifname \"{}\"", self.interfaces);
+        let mut rules = Vec::new();
+        for port in &self.except {
+            rules.push(format!("tcp sport {port} accept"));
+            rules.push(format!("tcp dport {port} accept"));
+        }
+        let verdict = match self.action {
+            Action::Drop => "drop",
+            Action::Reset => {
+                rules.push("tcp flags & rst == rst accept".into());
+                "reject with tcp reset"
+            }
+        };
+        match (self.only.as_slice(), self.action) {
+            ([], Action::Drop) => rules.push(format!("{from} counter {verdict}")),
+            ([], Action::Reset) => rules.push(format!("{from} meta l4proto tcp counter {verdict}")),
+            (ports, _) => {
+                for port in ports {
+                    rules.push(format!("{from} tcp sport {port} counter {verdict}"));
+                    rules.push(format!("{from} tcp dport {port} counter {verdict}"));
+                }
+            }
+        }
+        // Before the usual filters, and before the sockets see anything.
+        format!(
+            "table inet {table} {{\n chain in {{\n  type filter hook input priority -100;\n  {}\n }}\n}}\n",
+            rules.join("\n  ")
+        )
+    }
+}
+
+/// A rule in force. Dropping it takes the rule away.
+#[derive(Debug)]
+pub struct Guard {
+    table: String,
+    text: String,
+    hosts: Vec<Netns>,
+}
+
+/// What a rule did while it was in force.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Packets that it dropped or answered with a reset, on all hosts.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Guard {
+    /// The rules as they were given to the kernel.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What it did so far.
+    pub fn report(&self) -> Result<Report> {
+        let mut report = Report::default();
+        for host in &self.hosts {
+            let text = host.exec("nft", &["-j", "list", "table", "inet", &self.table])?;
+            let json: Value =
+                serde_json::from_str(&text).map_err(|e| Error::Invalid(format!("nft -j: {e}")))?;
+            add_counters(&json, &mut report);
+        }
+        Ok(report)
+    }
+
+    /// Takes the rule away and says what it did.
+    pub fn lift(mut self) -> Result<Report> {
+        let report = self.report()?;
+        self.remove()?;
+        Ok(report)
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        for host in std::mem::take(&mut self.hosts) {
+            host.exec("nft", &["delete", "table", "inet", &self.table])?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // A host that is gone took its rules along.
+        let _ = self.remove();
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} packets ({} bytes) stopped", self.packets, self.bytes)
+    }
+}
+
+fn load(host: &Netns, text: &str) -> Result<()> {
+    let mut command = host.command("nft");
+    command
+        .args(["-f", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = command
+        .spawn()
+        .map_err(Error::io("start nft (package nftables)"))?;
+    let mut stdin = child.stdin.take().expect("started with a pipe");
+    stdin
+        .write_all(text.as_bytes())
+        .map_err(Error::io("write to nft"))?;
+    drop(stdin);
+    let output = child
+        .wait_with_output()
+        .map_err(Error::io("wait for nft"))?;
+    checked("nft -f -", output).map(drop)
+}
+
+fn add_counters(json: &Value, report: &mut Report) {
+    match json {
+        Value::Object(map) => {
+            if let Some(counter) = map.get("counter") {
+                report.packets += counter["packets"].as_u64().unwrap_or(0);
+                report.bytes += counter["bytes"].as_u64().unwrap_or(0);
+            }
+            map.values().for_each(|v| add_counters(v, report));
+        }
+        Value::Array(list) => list.iter().for_each(|v| add_counters(v, report)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_lets_resets_pass_first() {
+        let text = Rule::reset().text("t");
+        let (pass, reject) = (
+            text.find("rst == rst accept").unwrap(),
+            text.find("reject").unwrap(),
+        );
+        assert!(pass < reject, "{text}");
+    }
+
+    #[test]
+    fn ports_narrow_the_rule() {
+        let text = Rule::drop()
+            .path(1)
+            .only_ports([80])
+            .except_ports([22])
+            .text("t");
+        assert!(
+            text.contains("iifname \"path1\" tcp sport 80 counter drop"),
+            "{text}"
+        );
+        assert!(
+            text.find("tcp dport 22 accept") < text.find("drop"),
+            "{text}"
+        );
+        assert!(!text.contains("iifname \"path1\" counter drop"), "{text}");
+    }
+
+    #[test]
+    fn counters_are_found_wherever_they_are() {
+        let json = serde_json::json!({"nftables": [{"rule": {"expr": [
+            {"counter": {"packets": 2, "bytes": 100}}, {"drop": null}]}},
+            {"rule": {"expr": [{"counter": {"packets": 1, "bytes": 5}}]}}]});
+        let mut report = Report::default();
+        add_counters(&json, &mut report);
+        assert_eq!(
+            report,
+            Report {
+                packets: 3,
+                bytes: 105
+            }
+        );
+    }
+}

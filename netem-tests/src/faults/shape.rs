@@ -1,0 +1,184 @@
+//! A slow, long or lossy line.
+
+use std::fmt;
+
+use crate::{Error, Netns, Node, Result};
+
+/// What the line is to be like, in the sending direction of one node.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Shape {
+    rate_kbit: Option<u64>,
+    delay_ms: Option<u64>,
+    loss_percent: Option<f64>,
+}
+
+/// Which of the kernel's queueing disciplines does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discipline {
+    /// `netem`: rate, delay and loss.
+    Netem,
+    /// `tbf`: rate only.
+    Tbf,
+    /// `htb`: rate only.
+    Htb,
+}
+
+/// A shape in force. Dropping it takes it away.
+#[derive(Debug)]
+pub struct Guard {
+    net: Netns,
+    interface: String,
+    discipline: Discipline,
+    missing: Vec<&'static str>,
+}
+
+impl Shape {
+    /// A line as it is.
+    pub fn new() -> Self {
+        Shape::default()
+    }
+
+    /// At most so many kilobits in a second.
+    pub fn rate_kbit(mut self, rate: u64) -> Self {
+        self.rate_kbit = Some(rate);
+        self
+    }
+
+    /// Every packet arrives so many milliseconds later.
+    pub fn delay_ms(mut self, delay: u64) -> Self {
+        self.delay_ms = Some(delay);
+        self
+    }
+
+    /// So many packets of a hundred are lost, at random.
+    pub fn loss_percent(mut self, loss: f64) -> Self {
+        self.loss_percent = Some(loss);
+        self
+    }
+
+    /// Shapes what `node` sends on path `path`, with what this kernel has: `netem`, else `tbf`, else
+    /// `htb`. The last two can only limit the rate; the guard says what is missing. If none of
+    /// what was asked for can be had, this is an error that says so.
+    pub fn apply(&self, node: &Node, path: usize) -> Result<Guard> {
+        self.apply_to(node.net(), &node.interface(path))
+    }
+
+    /// The same for an interface of any network namespace.
+    pub fn apply_to(&self, net: &Netns, interface: &str) -> Result<Guard> {
+        let mut refused = Vec::new();
+        for discipline in [Discipline::Netem, Discipline::Tbf, Discipline::Htb] {
+            let missing = self.missing(discipline);
+            if self.rate_kbit.is_none() && discipline != Discipline::Netem {
+                continue;
+            }
+            match self.add(net, interface, discipline) {
+                Ok(()) => {
+                    return Ok(Guard {
+                        net: net.clone(),
+                        interface: interface.into(),
+                        discipline,
+                        missing,
+                    });
+                }
+                Err(error) => refused.push(format!("{discipline}: {error}")),
+            }
+        }
+        Err(Error::Invalid(format!(
+            "this kernel can not shape {interface} so ({})",
+            refused.join("; ")
+        )))
+    }
+
+    fn missing(&self, discipline: Discipline) -> Vec<&'static str> {
+        let mut missing = Vec::new();
+        if discipline != Discipline::Netem {
+            missing.extend(self.delay_ms.map(|_| "delay"));
+            missing.extend(self.loss_percent.map(|_| "loss"));
+        }
+        missing
+    }
+
+    fn add(&self, net: &Netns, interface: &str, discipline: Discipline) -> Result<()> {
+        let rate = self.rate_kbit.map(|r| format!("{r}kbit"));
+        let mut args = vec!["qdisc", "replace", "dev", interface, "root"];
+        let (delay, loss);
+        match discipline {
+            Discipline::Netem => {
+                args.push("netem");
+                if let Some(ms) = self.delay_ms {
+                    delay = format!("{ms}ms");
+                    args.extend(["delay", &delay]);
+                }
+                if let Some(percent) = self.loss_percent {
+                    loss = format!("{percent}%");
+                    args.extend(["loss", &loss]);
+                }
+                if let Some(rate) = &rate {
+                    args.extend(["rate", rate]);
+                }
+                net.exec("tc", &args).map(drop)
+            }
+            Discipline::Tbf => {
+                let rate = rate.as_deref().unwrap_or("1gbit");
+                // A burst of 64 KiB lets a whole offloaded segment pass.
+                args.extend(["tbf", "rate", rate, "burst", "64k", "latency", "200ms"]);
+                net.exec("tc", &args).map(drop)
+            }
+            Discipline::Htb => {
+                let rate = rate.as_deref().unwrap_or("1gbit");
+                args.extend(["handle", "1:", "htb", "default", "1"]);
+                net.exec("tc", &args)?;
+                let class = [
+                    "class", "add", "dev", interface, "parent", "1:", "classid", "1:1", "htb",
+                    "rate", rate,
+                ];
+                net.exec("tc", &class).map(drop)
+            }
+        }
+    }
+}
+
+impl Guard {
+    /// What shapes the line.
+    pub fn discipline(&self) -> Discipline {
+        self.discipline
+    }
+
+    /// What was asked for and this kernel cannot do (`delay`, `loss`).
+    pub fn missing(&self) -> &[&'static str] {
+        &self.missing
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // The node may be gone already.
+        let _ = self
+            .net
+            .exec("tc", &["qdisc", "del", "dev", &self.interface, "root"]);
+    }
+}
+
+impl fmt::Display for Discipline {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Discipline::Netem => "netem",
+            Discipline::Tbf => "tbf",
+            Discipline::Htb => "htb",
+        })
+    }
+}
+
+impl fmt::Display for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} shaped by {}", self.interface, self.discipline)?;
+        if !self.missing.is_empty() {
+            write!(
+                f,
+                " (this kernel has no netem: no {})",
+                self.missing.join(", no ")
+            )?;
+        }
+        Ok(())
+    }
+}

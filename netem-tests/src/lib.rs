@@ -1,0 +1,48 @@
+//! The lab: several "hosts" on one machine, the faults that can happen between them, and real MPI
+//! jobs to run there.
+//!
+//! A [`Lab`] is a set of [`Node`]s. Each node has its own network, mount, UTS and IPC namespace
+//! and is joined to the others by one or more paths (veth pairs). Nothing is registered by
+//! name: a namespace lives as long as the process that holds it, so any number of labs can exist
+//! side by side, and nothing is left behind when a program ends, however it ends.
+//!
+//! ```text
+//!   nodeA  path0 10.77.0.1 ───────── 10.77.0.2 path0  nodeB
+//!          path1 10.78.0.1 ───────── 10.78.0.2 path1
+//! ```
+//!
+//! Faults are in [`faults`]. Each is either a one-shot with a typed report, or a guard that takes
+//! the fault away when it is dropped.
+//!
+//! ```no_run
+//! use netem_tests::{Lab, Rng, faults::destroy::{self, Amount, Pick}};
+//!
+//! let lab = Lab::builder().nodes(2).paths(1).build()?;
+//! let mut server = lab.node(1).command("iperf3").arg("-s").spawn().unwrap();
+//! // ... and later: lose every connection that nodeA has with nodeB.
+//! let report = destroy::destroy(lab.node(0).net(), &Pick::between_hosts(), Amount::All, &mut Rng::new(1))?;
+//! println!("{report}");
+//! # server.kill().unwrap();
+//! # Ok::<(), netem_tests::Error>(())
+//! ```
+//!
+//! What the lab needs: root (`CAP_NET_ADMIN` and `CAP_SYS_ADMIN`), `ip`, and for some faults
+//! `nft` and `tc`.
+
+pub mod artifacts;
+pub mod error;
+pub mod faults;
+pub mod lab;
+pub mod launch;
+pub mod mpi;
+pub mod netns;
+pub mod node;
+pub mod output;
+pub mod rng;
+pub mod skip;
+
+pub use error::{Error, Result};
+pub use lab::{Lab, LabBuilder};
+pub use netns::{Netns, Process};
+pub use node::Node;
+pub use rng::Rng;

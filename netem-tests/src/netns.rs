@@ -1,0 +1,178 @@
+//! A network namespace held by a descriptor: run code in it, start commands in it, list and kill
+//! what lives in it.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        linux::fs::MetadataExt,
+        unix::process::CommandExt,
+    },
+    path::Path,
+    process::{Command, Output},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{Error, Result};
+
+/// A network namespace. Cloning gives another handle on the same one.
+#[derive(Clone, Debug)]
+pub struct Netns {
+    fd: Arc<OwnedFd>,
+    /// Device and inode of the namespace: what `/proc/PID/ns/net` shows for its processes.
+    id: (u64, u64),
+}
+
+/// A process, as far as the lab needs to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Name as in `/proc/PID/comm` (at most 15 bytes).
+    pub name: String,
+}
+
+impl Netns {
+    /// The namespace of the calling thread.
+    pub fn current() -> Result<Self> {
+        Self::open(Path::new("/proc/thread-self/ns/net"))
+    }
+
+    /// The namespace of process `pid`.
+    pub fn of_process(pid: u32) -> Result<Self> {
+        Self::open(Path::new(&format!("/proc/{pid}/ns/net")))
+    }
+
+    fn open(path: &Path) -> Result<Self> {
+        let file = fs::File::open(path).map_err(Error::io(path.display().to_string()))?;
+        let meta = file
+            .metadata()
+            .map_err(Error::io(path.display().to_string()))?;
+        Ok(Netns {
+            fd: Arc::new(file.into()),
+            id: (meta.st_dev(), meta.st_ino()),
+        })
+    }
+
+    /// Runs `f` on a thread of its own inside this namespace and gives back what it returns.
+    /// A socket made there belongs to the namespace for good, wherever it is used afterwards.
+    pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
+        let inside = || {
+            setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| Error::Io {
+                what: "enter a network namespace".into(),
+                source: e.into(),
+            })?;
+            Ok(f())
+        };
+        thread::scope(|scope| match scope.spawn(inside).join() {
+            Ok(result) => result,
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    }
+
+    /// A command that runs inside this network namespace, and otherwise where the caller is.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        let fd = self.fd.clone();
+        // SAFETY: the closure runs between fork and exec and makes one system call, on a
+        // descriptor that it keeps open; it allocates nothing and takes no lock.
+        unsafe {
+            command.pre_exec(move || Ok(setns(fd.as_fd(), CloneFlags::CLONE_NEWNET)?));
+        }
+        command
+    }
+
+    /// Runs a short command inside and gives back its standard output; failure is an error that
+    /// has the command line and what it said.
+    pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
+        let line = || format!("{program} {}", args.join(" "));
+        let output = self
+            .command(program)
+            .args(args)
+            .output()
+            .map_err(Error::io(line()))?;
+        checked(line(), output)
+    }
+
+    /// Every process whose main thread is in this namespace.
+    pub fn processes(&self) -> Vec<Process> {
+        let Ok(entries) = fs::read_dir("/proc") else {
+            return Vec::new();
+        };
+        let pids = entries
+            .flatten()
+            .filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+        pids.filter(|pid| self.holds(*pid))
+            .map(Process::of)
+            .collect()
+    }
+
+    fn holds(&self, pid: u32) -> bool {
+        // A zombie has no namespaces any more: its link cannot be followed.
+        fs::metadata(format!("/proc/{pid}/ns/net"))
+            .is_ok_and(|m| (m.st_dev(), m.st_ino()) == self.id)
+    }
+
+    /// Kills every process in this namespace except `spare` and ourselves, and waits until they
+    /// are gone. Gives back what was killed. Repeats, because a process may fork while we look.
+    pub fn kill_all(&self, spare: &[u32]) -> Vec<Process> {
+        let (mut killed, start) = (Vec::<Process>::new(), Instant::now());
+        loop {
+            let mut found = self.processes();
+            found.retain(|p| !spare.contains(&p.pid) && p.pid != std::process::id());
+            if found.is_empty() || start.elapsed() > Duration::from_secs(5) {
+                return killed;
+            }
+            for process in found {
+                // It may be gone already, which is what we want.
+                let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
+                if !killed.contains(&process) {
+                    killed.push(process);
+                }
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Process {
+    fn of(pid: u32) -> Self {
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Process {
+            pid,
+            name: name.trim_end().to_owned(),
+        }
+    }
+}
+
+/// Standard output of a command that must have succeeded.
+pub(crate) fn checked(line: impl Into<String>, output: Output) -> Result<String> {
+    if !output.status.success() {
+        return Err(Error::command(line, &output));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether this process may make namespaces and change networks.
+pub fn privileged() -> bool {
+    const NET_ADMIN: u32 = 12;
+    const SYS_ADMIN: u32 = 21;
+    let effective = || -> io::Result<u64> {
+        let status = fs::read_to_string("/proc/self/status")?;
+        let line = status
+            .lines()
+            .find_map(|l| l.strip_prefix("CapEff:"))
+            .unwrap_or("0");
+        u64::from_str_radix(line.trim(), 16).map_err(io::Error::other)
+    };
+    effective().is_ok_and(|bits| bits >> NET_ADMIN & 1 == 1 && bits >> SYS_ADMIN & 1 == 1)
+}

@@ -1,0 +1,272 @@
+//! One node of a lab: its namespaces, held by a process, and the commands started there.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{self, BufRead, BufReader, Read},
+    net::Ipv4Addr,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::process::CommandExt,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::Arc,
+};
+
+use nix::{
+    fcntl::OFlag,
+    sched::{CloneFlags, setns, unshare},
+    sys::stat::Mode,
+    unistd::{fchdir, setsid},
+};
+
+use crate::{Error, Netns, Process, Result, netns::checked};
+
+/// What the holder of a node runs: it furnishes its namespaces, says so, and waits for the end of
+/// its standard input. That end comes when the lab is dropped, and also when the lab's process
+/// dies: then the holder kills what still runs in the node and removes the lab's files. (The parent-death signal would not do:
+/// it is sent when the *thread* that started the child ends.)
+const HOLDER: &str = r#"
+set -e
+mount --make-rprivate /
+umount -l /sys
+mount -t sysfs sysfs /sys
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount --bind "$2" /etc/hosts
+echo "$1" > /proc/sys/kernel/hostname
+ip link set lo up
+echo ready
+set +e
+read -r end
+me=$(readlink /proc/$$/ns/net)
+for round in 1 2 3; do
+  for dir in /proc/[0-9]*; do
+    pid=${dir#/proc/}
+    [ "$pid" != $$ ] && [ "$(readlink "$dir/ns/net" 2>/dev/null)" = "$me" ] && kill -9 "$pid" 2>/dev/null
+  done
+done
+rm -rf "${2%/*}"
+"#;
+
+/// The namespaces that make a node, opened once.
+#[derive(Debug)]
+struct Spaces {
+    mnt: OwnedFd,
+    uts: OwnedFd,
+    ipc: OwnedFd,
+}
+
+impl Spaces {
+    fn of(pid: u32) -> Result<Self> {
+        let open = |kind: &str| {
+            let path = format!("/proc/{pid}/ns/{kind}");
+            fs::File::open(&path)
+                .map(OwnedFd::from)
+                .map_err(Error::io(path))
+        };
+        Ok(Spaces {
+            mnt: open("mnt")?,
+            uts: open("uts")?,
+            ipc: open("ipc")?,
+        })
+    }
+
+    /// Moves the calling (single-threaded) process in, and keeps its working directory, which
+    /// entering a mount namespace would reset.
+    fn enter(&self) -> io::Result<()> {
+        let here = nix::fcntl::open(
+            ".",
+            OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC,
+            Mode::empty(),
+        )?;
+        setns(self.uts.as_fd(), CloneFlags::CLONE_NEWUTS)?;
+        setns(self.ipc.as_fd(), CloneFlags::CLONE_NEWIPC)?;
+        setns(self.mnt.as_fd(), CloneFlags::CLONE_NEWNS)?;
+        Ok(fchdir(here)?)
+    }
+}
+
+/// A node: a host of the lab. Dropping it kills everything that was started in it.
+#[derive(Debug)]
+pub struct Node {
+    name: String,
+    tmp: PathBuf,
+    holder: Child,
+    net: Netns,
+    spaces: Arc<Spaces>,
+    addresses: Vec<Ipv4Addr>,
+}
+
+impl Node {
+    /// Starts the holder. `dir` is for this node's files, `hosts` becomes its `/etc/hosts`.
+    pub(crate) fn start(
+        name: &str,
+        dir: &Path,
+        hosts: &Path,
+        addresses: Vec<Ipv4Addr>,
+    ) -> Result<Self> {
+        let tmp = dir.join(name);
+        fs::create_dir_all(&tmp).map_err(Error::io(tmp.display().to_string()))?;
+        let mut holder = hold(name, hosts)?;
+        let opened = ready(&mut holder, name).and_then(|()| {
+            Ok((
+                Netns::of_process(holder.id())?,
+                Arc::new(Spaces::of(holder.id())?),
+            ))
+        });
+        match opened {
+            Ok((net, spaces)) => Ok(Node {
+                name: name.to_owned(),
+                tmp,
+                holder,
+                net,
+                spaces,
+                addresses,
+            }),
+            Err(error) => {
+                drop(holder.stdin.take());
+                let _ = holder.wait();
+                Err(error)
+            }
+        }
+    }
+
+    /// The node's host name: `nodeA`, `nodeB`, ...
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The node's network namespace.
+    pub fn net(&self) -> &Netns {
+        &self.net
+    }
+
+    /// The node's address on path `path` (0 is the first).
+    pub fn address(&self, path: usize) -> Ipv4Addr {
+        self.addresses[path]
+    }
+
+    /// All addresses, one per path.
+    pub fn addresses(&self) -> &[Ipv4Addr] {
+        &self.addresses
+    }
+
+    /// The network interface of path `path`, the same name in every node.
+    pub fn interface(&self, path: usize) -> String {
+        crate::lab::interface(path)
+    }
+
+    /// Process id of the holder: `/proc/PID/ns/*` are the node's namespaces.
+    pub fn holder(&self) -> u32 {
+        self.holder.id()
+    }
+
+    /// A directory for temporary files of this node's programs (`TMPDIR` there).
+    pub fn tmp(&self) -> &Path {
+        &self.tmp
+    }
+
+    /// A command that runs on this node.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = self.net.command(program);
+        let spaces = self.spaces.clone();
+        // SAFETY: runs between fork and exec, in a process with one thread; only system calls on
+        // descriptors that the closure keeps open, no allocation and no lock.
+        unsafe {
+            command.pre_exec(move || spaces.enter());
+        }
+        command.env("TMPDIR", &self.tmp);
+        command
+    }
+
+    /// Runs a short command on the node and gives back its standard output.
+    pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
+        let line = || format!("{program} {} (on {})", args.join(" "), self.name);
+        let output = self
+            .command(program)
+            .args(args)
+            .output()
+            .map_err(Error::io(line()))?;
+        checked(line(), output)
+    }
+
+    /// What runs on the node now, the holder not counted.
+    pub fn processes(&self) -> Vec<Process> {
+        let mut found = self.net.processes();
+        found.retain(|p| p.pid != self.holder.id());
+        found
+    }
+
+    /// Kills everything that runs on the node, and says what that was.
+    pub fn kill_all(&self) -> Vec<Process> {
+        self.net.kill_all(&[self.holder.id()])
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.kill_all();
+        // The end of its input ends the holder, and with it the namespaces.
+        drop(self.holder.stdin.take());
+        let _ = self.holder.wait();
+    }
+}
+
+/// Starts a holder in new namespaces.
+pub(crate) fn hold(name: &str, hosts: &Path) -> Result<Child> {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", HOLDER, "holder", name]).arg(hosts);
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.env_clear().env(
+        "PATH",
+        "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin",
+    );
+    let flags = CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWUTS
+        | CloneFlags::CLONE_NEWIPC;
+    // SAFETY: two system calls between fork and exec, no allocation and no lock.
+    unsafe {
+        command.pre_exec(move || {
+            // A session of its own: an interrupt typed at the terminal must not take the node away
+            // from under the program that cleans up.
+            setsid()?;
+            Ok(unshare(flags)?)
+        });
+    }
+    command
+        .spawn()
+        .map_err(Error::io(format!("start the holder of {name}")))
+}
+
+/// Waits until the holder has furnished its namespaces.
+pub(crate) fn ready(holder: &mut Child, name: &str) -> Result<()> {
+    let mut line = String::new();
+    let stdout = holder
+        .stdout
+        .take()
+        .expect("the holder was started with a pipe");
+    // If the script fails it exits, which ends the pipe: this read cannot hang.
+    BufReader::new(stdout)
+        .read_line(&mut line)
+        .map_err(Error::io(format!("holder of {name}")))?;
+    if line.trim() == "ready" {
+        return Ok(());
+    }
+    let mut said = String::new();
+    let stderr = holder
+        .stderr
+        .take()
+        .expect("the holder was started with a pipe");
+    BufReader::new(stderr)
+        .read_to_string(&mut said)
+        .map_err(Error::io(format!("holder of {name}")))?;
+    Err(Error::Command {
+        command: format!("furnish {name}"),
+        outcome: said.trim().to_owned(),
+    })
+}

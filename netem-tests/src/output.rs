@@ -1,0 +1,160 @@
+//! A started command whose output is collected line by line while it runs.
+
+use std::{
+    io::{BufRead, BufReader, pipe},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{Error, Result};
+
+/// A line that a program wrote, and when.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Time since the start of the program.
+    pub at: Duration,
+    /// The line without its end.
+    pub text: String,
+}
+
+/// A running program. Dropping it kills the program (not its descendants: the node does that).
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+    start: Instant,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    lines: Mutex<Seen>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    lines: Vec<Line>,
+    closed: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        // A panic elsewhere leaves the list of lines whole.
+        self.lines.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Running {
+    /// Starts `command` with standard output and standard error in one stream of lines.
+    pub fn start(mut command: Command) -> Result<Self> {
+        let (reader, writer) = pipe().map_err(Error::io("make a pipe"))?;
+        let second = writer.try_clone().map_err(Error::io("make a pipe"))?;
+        command.stdin(Stdio::null()).stdout(writer).stderr(second);
+        let start = Instant::now();
+        let child = command
+            .spawn()
+            .map_err(Error::io(format!("start {command:?}")))?;
+        let shared = Arc::new(Shared::default());
+        let sink = shared.clone();
+        thread::spawn(move || {
+            let mut reader = BufReader::new(reader);
+            let mut raw = Vec::new();
+            while reader.read_until(b'\n', &mut raw).is_ok_and(|n| n > 0) {
+                let text = String::from_utf8_lossy(&raw).trim_end().to_owned();
+                sink.lock().lines.push(Line {
+                    at: start.elapsed(),
+                    text,
+                });
+                sink.changed.notify_all();
+                raw.clear();
+            }
+            sink.lock().closed = true;
+            sink.changed.notify_all();
+        });
+        Ok(Running {
+            child,
+            start,
+            shared,
+        })
+    }
+
+    /// Process id of the program itself.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Time since it was started.
+    pub fn elapsed(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// What it wrote so far.
+    pub fn lines(&self) -> Vec<Line> {
+        self.shared.lock().lines.clone()
+    }
+
+    /// Waits for a line that satisfies `wanted`; false if the output ended or `limit` passed first.
+    pub fn wait_line(&self, limit: Duration, wanted: impl Fn(&str) -> bool) -> bool {
+        let (start, mut from) = (Instant::now(), 0);
+        let mut seen = self.shared.lock();
+        loop {
+            if seen.lines[from..].iter().any(|line| wanted(&line.text)) {
+                return true;
+            }
+            from = seen.lines.len();
+            let left = limit.saturating_sub(start.elapsed());
+            if seen.closed || left.is_zero() {
+                return false;
+            }
+            seen = self
+                .shared
+                .changed
+                .wait_timeout(seen, left)
+                .map_or_else(|e| e.into_inner().0, |r| r.0);
+        }
+    }
+
+    /// Whether the program itself still runs.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Waits until the program ends, at most `limit`; `None` if it still runs then.
+    pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            match self.child.try_wait() {
+                Ok(Some(status)) => {
+                    self.settle();
+                    return Some(status);
+                }
+                _ if start.elapsed() > limit => return None,
+                _ => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+
+    /// Kills the program.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Lets the last lines arrive; a descendant may keep the pipe open, so not for long.
+    fn settle(&self) {
+        let seen = self.shared.lock();
+        let limit = Duration::from_millis(500);
+        let _ = self
+            .shared
+            .changed
+            .wait_timeout_while(seen, limit, |s| !s.closed);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}

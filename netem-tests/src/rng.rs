@@ -1,0 +1,96 @@
+//! Seeded choice, so that a run can be repeated.
+
+/// SplitMix64: small, and the same on every machine.
+#[derive(Clone, Debug)]
+pub struct Rng {
+    state: u64,
+}
+
+impl Rng {
+    /// The sequence that belongs to `seed`.
+    pub fn new(seed: u64) -> Self {
+        Rng { state: seed }
+    }
+
+    /// A seed from `SLIM_LAB_SEED` if it is set, else from the clock. Print it, so that a failure
+    /// can be repeated.
+    pub fn seed_from_env() -> u64 {
+        if let Some(seed) = std::env::var("SLIM_LAB_SEED")
+            .ok()
+            .and_then(|s| s.parse().ok())
+        {
+            return seed;
+        }
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(1, |d| d.as_micros() as u64 % 1_000_000_007)
+    }
+
+    /// The next 64 random bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number in `0..bound`. `bound` must not be 0.
+    pub fn below(&mut self, bound: usize) -> usize {
+        assert!(bound > 0, "a choice among nothing");
+        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
+    }
+
+    /// True once in two.
+    pub fn coin(&mut self) -> bool {
+        self.next_u64() & 1 == 1
+    }
+
+    /// A duration in `from..to`.
+    pub fn between(
+        &mut self,
+        from: std::time::Duration,
+        to: std::time::Duration,
+    ) -> std::time::Duration {
+        let span = to.saturating_sub(from).as_micros() as usize;
+        if span == 0 {
+            from
+        } else {
+            from + std::time::Duration::from_micros(self.below(span) as u64)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_same_seed_gives_the_same_choices() {
+        let draw = |seed| {
+            (0..50)
+                .map(move |_| 0)
+                .scan(Rng::new(seed), |r, _| Some(r.below(7)))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(draw(3), draw(3));
+        assert_ne!(draw(3), draw(4));
+        assert!(draw(3).iter().all(|n| *n < 7));
+        assert!(
+            (0..7).all(|n| draw(3).contains(&n)),
+            "every choice comes up"
+        );
+    }
+
+    #[test]
+    fn durations_stay_in_their_range() {
+        let mut rng = Rng::new(1);
+        let (from, to) = (Duration::from_millis(10), Duration::from_millis(20));
+        assert!(
+            (0..100)
+                .map(|_| rng.between(from, to))
+                .all(|d| d >= from && d < to)
+        );
+        assert_eq!(rng.between(to, to), to);
+    }
+}
