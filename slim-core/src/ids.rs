@@ -4,6 +4,8 @@ use std::fmt;
 use std::ops::Add;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// A participant: one process, in one of its lives.
 ///
 /// Two processes that get the same pid one after the other differ in `incarnation`, so that a
@@ -137,7 +139,8 @@ pub enum Verdict {
 }
 
 /// How the application ended its direction of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum FinHow {
     /// It will send no more, and still reads (`shutdown(SHUT_WR)`).
     HalfClose,

@@ -53,8 +53,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod auth;
+pub mod config;
 pub mod endpoint;
+pub mod event;
+pub mod gate;
 pub mod ids;
+pub mod replay;
+pub mod stash;
+mod sync;
 pub mod wire;
 
 pub use ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict};

@@ -1,0 +1,372 @@
+//! Who may say what: `docs/PROTOCOL.md`, section "Keys and authentication codes".
+//!
+//! There are two keys. The *job key* is a secret that all processes of a job were started with, if
+//! the user gave one. The *flow key* belongs to one flow; both ends derive it from the job key and
+//! from what they said in HELLO and HELLO_ACK. Messages about a flow that both ends know are
+//! authenticated with its key; messages from before that with the job key, or not at all if there
+//! is none.
+//!
+//! A code covers who speaks and which message it is, so that nobody's words can be thrown back at
+//! him, and in a resume the fresh nonces of both sides, so that nothing said on another connection
+//! counts on this one.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit, Mac as _};
+use sha2::Sha256;
+
+use crate::ids::{EndpointId, FlowId, Nonce, Role};
+use crate::wire::{self, MAC_LEN, Mac, Message, Parsed, layout::header};
+
+const FLOW_KEY_LABEL: &[u8] = b"slim flow key v1";
+const FLOW_MAC_LABEL: &[u8] = b"slim flow mac v1";
+const JOB_MAC_LABEL: &[u8] = b"slim job mac v1";
+
+/// Stands in the place of a code where there is no key.
+const NO_MAC: Mac = [0; MAC_LEN];
+
+/// A secret shared by all processes of a job. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobKey(Arc<[u8]>);
+
+impl JobKey {
+    /// A key of these bytes; none if there are none, because that would be no secret.
+    pub fn new(secret: &[u8]) -> Option<JobKey> {
+        (!secret.is_empty()).then(|| JobKey(secret.into()))
+    }
+}
+
+impl fmt::Debug for JobKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobKey(..)")
+    }
+}
+
+/// What both ends put into a flow key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyInputs {
+    /// Name of the flow.
+    pub flow: FlowId,
+    /// From HELLO.
+    pub random_c: [u8; 32],
+    /// From HELLO_ACK.
+    pub random_s: [u8; 32],
+    /// Endpoint in HELLO.
+    pub connector: EndpointId,
+    /// Endpoint in HELLO_ACK.
+    pub acceptor: EndpointId,
+}
+
+/// The nonces that bind a code to one resume connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fresh {
+    /// Control channel: the message itself holds what makes it fresh, if anything has to.
+    None,
+    /// RESUME: the initiator answers the CHALLENGE of the responder.
+    Responder(Nonce),
+    /// RESUME_OK, CONFIRM, REFUSE: both sides have spoken.
+    Both {
+        /// From CHALLENGE.
+        nonce_r: Nonce,
+        /// From RESUME.
+        nonce_i: Nonce,
+    },
+}
+
+/// The secret of one flow. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct FlowKey([u8; 32]);
+
+impl FlowKey {
+    /// Derives the key; both ends get the same from the same inputs.
+    pub fn derive(job: Option<&JobKey>, inputs: &KeyInputs) -> FlowKey {
+        let mut hmac = keyed(job.map_or(&[], |key| &key.0));
+        hmac.update(FLOW_KEY_LABEL);
+        hmac.update(&inputs.flow.0);
+        hmac.update(&inputs.random_c);
+        hmac.update(&inputs.random_s);
+        for endpoint in [&inputs.connector, &inputs.acceptor] {
+            hmac.update(&endpoint.host);
+            hmac.update(&endpoint.pid.to_be_bytes());
+            hmac.update(&endpoint.incarnation.to_be_bytes());
+        }
+        FlowKey(hmac.finalize().into_bytes().into())
+    }
+
+    /// The bytes of `message` as said by the side that has the role `from`.
+    pub fn seal(&self, from: Role, fresh: Fresh, message: &Message) -> Vec<u8> {
+        wire::encode(message, |covered| {
+            truncated(self.over(from, fresh, covered))
+        })
+    }
+
+    /// Whether the side that has the role `from` said this. Takes the same time for every wrong
+    /// code.
+    #[must_use]
+    pub fn verify(&self, from: Role, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
+        let hmac = self.over(from, fresh, parsed.covered);
+        hmac.verify_truncated_left(&parsed.mac).is_ok()
+    }
+
+    fn over(&self, from: Role, fresh: Fresh, covered: &[u8]) -> Hmac<Sha256> {
+        let mut hmac = keyed(&self.0);
+        hmac.update(FLOW_MAC_LABEL);
+        let direction = match from {
+            Role::Connector => b'c',
+            Role::Acceptor => b'a',
+        };
+        hmac.update(&[direction, covered[header::KIND]]);
+        // How many nonces follow is a matter of the kind, so no two inputs look alike.
+        match fresh {
+            Fresh::None => {}
+            Fresh::Responder(nonce_r) => hmac.update(&nonce_r.0),
+            Fresh::Both { nonce_r, nonce_i } => {
+                hmac.update(&nonce_r.0);
+                hmac.update(&nonce_i.0);
+            }
+        }
+        hmac.update(covered);
+        hmac
+    }
+}
+
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FlowKey(..)")
+    }
+}
+
+/// The bytes of a `message` for which no flow key exists: authenticated with the job key, or with
+/// zeros if there is none.
+pub fn seal_with_job(job: Option<&JobKey>, message: &Message) -> Vec<u8> {
+    wire::encode(message, |covered| match job {
+        Some(key) => truncated(over_job(key, covered)),
+        None => NO_MAC,
+    })
+}
+
+/// Whether somebody with our job key said this. Without a job key only zeros are right, so that a
+/// peer that has one is noticed.
+#[must_use]
+pub fn verify_with_job(job: Option<&JobKey>, parsed: &Parsed<'_>) -> bool {
+    match job {
+        Some(key) => over_job(key, parsed.covered)
+            .verify_truncated_left(&parsed.mac)
+            .is_ok(),
+        None => parsed.mac == NO_MAC,
+    }
+}
+
+fn over_job(key: &JobKey, covered: &[u8]) -> Hmac<Sha256> {
+    let mut hmac = keyed(&key.0);
+    hmac.update(JOB_MAC_LABEL);
+    hmac.update(covered);
+    hmac
+}
+
+fn keyed(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+fn truncated(hmac: Hmac<Sha256>) -> Mac {
+    let full: [u8; 32] = hmac.finalize().into_bytes().into();
+    *full.first_chunk().expect("32 bytes have a first half")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{Demote, Resume};
+
+    fn endpoint(n: u8) -> EndpointId {
+        EndpointId {
+            host: [n; 16],
+            pid: u32::from(n),
+            incarnation: u64::from(n),
+        }
+    }
+
+    fn inputs() -> KeyInputs {
+        KeyInputs {
+            flow: FlowId([1; 16]),
+            random_c: [2; 32],
+            random_s: [3; 32],
+            connector: endpoint(4),
+            acceptor: endpoint(5),
+        }
+    }
+
+    fn demote() -> Message {
+        Message::Demote(Demote {
+            flow: FlowId([1; 16]),
+        })
+    }
+
+    #[test]
+    fn hmac_is_hmac_sha256() {
+        // RFC 4231, test case 2, the first 16 bytes.
+        let mut hmac = keyed(b"Jefe");
+        hmac.update(b"what do ya want for nothing?");
+        assert_eq!(
+            truncated(hmac),
+            0x5bdcc146bf60754e6a042426089575c7_u128.to_be_bytes()
+        );
+    }
+
+    #[test]
+    fn every_input_changes_the_flow_key() {
+        let base = inputs();
+        let job = JobKey::new(b"secret").unwrap();
+        let keys = [
+            FlowKey::derive(None, &base),
+            FlowKey::derive(Some(&job), &base),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    flow: FlowId([9; 16]),
+                    ..base
+                },
+            ),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    random_c: [9; 32],
+                    ..base
+                },
+            ),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    random_s: [9; 32],
+                    ..base
+                },
+            ),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    connector: endpoint(9),
+                    ..base
+                },
+            ),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    acceptor: endpoint(9),
+                    ..base
+                },
+            ),
+            FlowKey::derive(
+                None,
+                &KeyInputs {
+                    connector: base.acceptor,
+                    acceptor: base.connector,
+                    ..base
+                },
+            ),
+        ];
+        for (i, a) in keys.iter().enumerate() {
+            assert!(
+                keys[i + 1..].iter().all(|b| a != b),
+                "key {i} is not unique"
+            );
+        }
+        assert!(keys[0] == FlowKey::derive(None, &base));
+    }
+
+    #[test]
+    fn only_the_speaker_the_kind_the_nonces_and_the_bytes_as_they_were_verify() {
+        let key = FlowKey::derive(None, &inputs());
+        let (r, i) = (Nonce([7; 16]), Nonce([8; 16]));
+        let fresh = Fresh::Responder(r);
+        let message = Message::Resume(Resume {
+            flow: FlowId([1; 16]),
+            epoch: 3,
+            nonce_i: i,
+        });
+        let mut bytes = key.seal(Role::Connector, fresh, &message);
+
+        let parsed = wire::parse(&bytes).unwrap();
+        assert!(key.verify(Role::Connector, fresh, &parsed));
+        assert!(!key.verify(Role::Acceptor, fresh, &parsed));
+        assert!(!key.verify(Role::Connector, Fresh::None, &parsed));
+        assert!(!key.verify(Role::Connector, Fresh::Responder(i), &parsed));
+        assert!(!key.verify(
+            Role::Connector,
+            Fresh::Both {
+                nonce_r: r,
+                nonce_i: i
+            },
+            &parsed
+        ));
+        let other = FlowKey::derive(JobKey::new(b"x").as_ref(), &inputs());
+        assert!(!other.verify(Role::Connector, fresh, &parsed));
+
+        for at in wire::HEADER_LEN..bytes.len() {
+            bytes[at] ^= 1;
+            let parsed = wire::parse(&bytes).unwrap();
+            assert!(
+                !key.verify(Role::Connector, fresh, &parsed),
+                "byte {at} does not matter"
+            );
+            bytes[at] ^= 1;
+        }
+    }
+
+    #[test]
+    fn both_nonces_count_in_their_order() {
+        let key = FlowKey::derive(None, &inputs());
+        let (a, b) = (Nonce([7; 16]), Nonce([8; 16]));
+        let bytes = key.seal(
+            Role::Acceptor,
+            Fresh::Both {
+                nonce_r: a,
+                nonce_i: b,
+            },
+            &demote(),
+        );
+        let parsed = wire::parse(&bytes).unwrap();
+        assert!(key.verify(
+            Role::Acceptor,
+            Fresh::Both {
+                nonce_r: a,
+                nonce_i: b
+            },
+            &parsed
+        ));
+        assert!(!key.verify(
+            Role::Acceptor,
+            Fresh::Both {
+                nonce_r: b,
+                nonce_i: a
+            },
+            &parsed
+        ));
+        assert!(!key.verify(Role::Acceptor, Fresh::Responder(a), &parsed));
+    }
+
+    #[test]
+    fn with_and_without_a_job_key_do_not_mix() {
+        let (ours, theirs) = (JobKey::new(b"ours"), JobKey::new(b"theirs"));
+        for sender in [&None, &ours, &theirs] {
+            let bytes = seal_with_job(sender.as_ref(), &demote());
+            let parsed = wire::parse(&bytes).unwrap();
+            for receiver in [&None, &ours, &theirs] {
+                assert_eq!(
+                    verify_with_job(receiver.as_ref(), &parsed),
+                    sender == receiver
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_secret_is_none_and_no_secret_is_printed() {
+        assert_eq!(JobKey::new(b""), None);
+        assert_eq!(format!("{:?}", JobKey::new(b"hush")), "Some(JobKey(..))");
+        assert_eq!(
+            format!("{:?}", FlowKey::derive(None, &inputs())),
+            "FlowKey(..)"
+        );
+    }
+}

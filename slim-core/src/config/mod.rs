@@ -1,0 +1,315 @@
+//! What the user asked for, checked once.
+//!
+//! Every setting is an environment variable, so that one `slim run` can set it for all processes
+//! of a job. [`Config::from_vars`] turns them into plain values; from there on nothing has to be
+//! checked again. A value that cannot be used is named in one line, and the default stands.
+
+mod problem;
+mod value;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::auth::JobKey;
+
+pub use problem::Problem;
+
+use value::{Bad, duration, durations, number};
+
+/// A variable that SLIM reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it takes.
+    pub allowed: &'static str,
+    /// What stands if it is not set, or set to what it does not take.
+    pub default: &'static str,
+    /// What it does, in one line.
+    pub help: &'static str,
+}
+
+/// Every variable that SLIM reads, for help texts.
+pub const VARIABLES: [Variable; 10] = [
+    Variable {
+        name: "SLIM",
+        allowed: "off, preferred or required (also 0, 1, on)",
+        default: "preferred",
+        help: "whether connections get a session: never, where the peer has SLIM too, or else not at all",
+    },
+    Variable {
+        name: "SLIM_ATTEMPTS",
+        allowed: "a whole number from 1 to 16",
+        default: "3",
+        help: "how often a lost connection is made anew before the error goes up",
+    },
+    Variable {
+        name: "SLIM_ATTEMPT_TIMEOUTS",
+        allowed: "1 to 16 numbers of seconds from 0.05 to 600, with commas between",
+        default: "3,12,45",
+        help: "how long each attempt may take; the last one counts for all further attempts",
+    },
+    Variable {
+        name: "SLIM_DEADLINE",
+        allowed: "seconds from 0.05 to 86400, or 0 for none",
+        default: "0",
+        help: "how long all attempts together may take",
+    },
+    Variable {
+        name: "SLIM_HELLO_TIMEOUT",
+        allowed: "seconds from 0.05 to 60",
+        default: "3",
+        help: "how long to ask for SLIM at the peer before the connection is left plain",
+    },
+    Variable {
+        name: "SLIM_STALL",
+        allowed: "seconds from 0.05 to 3600, or 0 for off",
+        default: "1",
+        help: "how long data may stay unacknowledged before a new connection is tried beside the old one",
+    },
+    Variable {
+        name: "SLIM_JOB_KEY",
+        allowed: "at least one character",
+        default: "no key",
+        help: "a secret that only processes of this job know",
+    },
+    Variable {
+        name: "SLIM_JOB_KEY_FILE",
+        allowed: "a readable file that is not empty, and SLIM_JOB_KEY not set",
+        default: "no key",
+        help: "a file that holds the secret",
+    },
+    Variable {
+        name: "SLIM_EVENTS",
+        allowed: "a path; %p is the process id, %h the host name, %% a percent sign",
+        default: "no event log",
+        help: "where to write what happened, one JSON object a line",
+    },
+    Variable {
+        name: "SLIM_LOG",
+        allowed: "off, error, warn, info, debug or trace",
+        default: "warn",
+        help: "how much to say on standard error",
+    },
+];
+
+/// Variables of the `slim` program. A process it starts finds them in its environment, and has no
+/// use for them.
+pub const TOOL_VARIABLES: [&str; 2] = ["SLIM_CACHE", "SLIM_PRELOAD"];
+
+/// Most attempts, and most attempt timeouts, that can be asked for.
+pub const MAX_ATTEMPTS: u32 = 16;
+
+/// Whether flows get a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Never: the process runs as if SLIM were not there.
+    Off,
+    /// Where the peer has SLIM too; plain TCP elsewhere.
+    #[default]
+    Preferred,
+    /// Always: a connection to a peer without SLIM fails.
+    Required,
+}
+
+/// How much is said on standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs, reason = "the usual ones, each including those above it")]
+pub enum LogLevel {
+    Off,
+    Error,
+    #[default]
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// All settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Whether flows get a session.
+    pub policy: Policy,
+    /// How many attempts a resume has, at least 1.
+    pub attempts: u32,
+    /// How long each attempt may take, at least one entry; use
+    /// [`attempt_timeout`](Config::attempt_timeout).
+    pub attempt_timeouts: Vec<Duration>,
+    /// How long all attempts of a resume may take together.
+    pub deadline: Option<Duration>,
+    /// How long negotiation waits for the peer.
+    pub hello_timeout: Duration,
+    /// How long data may stay unacknowledged before the flow is suspected; zero: for ever.
+    pub stall: Duration,
+    /// Secret of the job.
+    pub job_key: Option<JobKey>,
+    /// File with the secret of the job. Whoever does I/O reads it and calls
+    /// [`set_job_key`](Config::set_job_key) before this configuration is used.
+    pub job_key_file: Option<PathBuf>,
+    /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
+    pub events: Option<PathBuf>,
+    /// How much is said on standard error.
+    pub log: LogLevel,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            policy: Policy::default(),
+            attempts: 3,
+            attempt_timeouts: [3, 12, 45].map(Duration::from_secs).to_vec(),
+            deadline: None,
+            hello_timeout: Duration::from_secs(3),
+            stall: Duration::from_secs(1),
+            job_key: None,
+            job_key_file: None,
+            events: None,
+            log: LogLevel::default(),
+        }
+    }
+}
+
+impl Config {
+    /// The settings in the environment `vars`, and everything that is wrong with them.
+    ///
+    /// Names that do not begin with `SLIM_` and are not `SLIM` are not looked at. An empty value
+    /// counts as not set, but for the job key, where it would mean less safety than was asked for.
+    /// Of two variables of one name the first counts, as for `getenv`.
+    pub fn from_vars(vars: impl IntoIterator<Item = (String, String)>) -> (Config, Vec<Problem>) {
+        let mut config = Config::default();
+        let mut problems = Vec::new();
+        let mut seen: Vec<String> = Vec::new();
+        for (name, value) in vars {
+            let ours = name == "SLIM" || name.starts_with("SLIM_");
+            if !ours || TOOL_VARIABLES.contains(&&*name) || seen.contains(&name) {
+                continue;
+            }
+            let outcome = match VARIABLES.iter().find(|known| known.name == name) {
+                None => Err(Problem::unknown(&name)),
+                Some(_) if value.is_empty() && !name.starts_with("SLIM_JOB_KEY") => Ok(()),
+                Some(known) => config.set(known, &value),
+            };
+            problems.extend(outcome.err());
+            seen.push(name);
+        }
+        if config.job_key.is_some() && config.job_key_file.take().is_some() {
+            problems.push(Problem::two_keys());
+        }
+        (config, problems)
+    }
+
+    fn set(&mut self, variable: &Variable, value: &str) -> Result<(), Problem> {
+        self.try_set(variable.name, value).map_err(|bad| match bad {
+            Bad::Value => Problem::bad_value(variable, value),
+            Bad::Key(why) => self.without_key(variable.name, why),
+        })
+    }
+
+    fn try_set(&mut self, name: &str, value: &str) -> Result<(), Bad> {
+        match name {
+            "SLIM" => self.policy = policy(value)?,
+            "SLIM_ATTEMPTS" => self.attempts = number(value, 1..=MAX_ATTEMPTS)?,
+            "SLIM_ATTEMPT_TIMEOUTS" => {
+                self.attempt_timeouts = durations(value, 0.05..=600.0, MAX_ATTEMPTS as usize)?;
+            }
+            "SLIM_DEADLINE" => {
+                let deadline = zero_or(value, 86_400.0)?;
+                self.deadline = (!deadline.is_zero()).then_some(deadline);
+            }
+            "SLIM_HELLO_TIMEOUT" => self.hello_timeout = duration(value, 0.05..=60.0)?,
+            "SLIM_STALL" => self.stall = zero_or(value, 3600.0)?,
+            "SLIM_JOB_KEY" => {
+                self.job_key = Some(JobKey::new(value.as_bytes()).ok_or(Bad::Key("it is empty"))?);
+            }
+            "SLIM_JOB_KEY_FILE" if value.is_empty() => return Err(Bad::Key("it is empty")),
+            "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
+            "SLIM_EVENTS" => self.events = Some(value.into()),
+            "SLIM_LOG" => self.log = log_level(value)?,
+            _ => unreachable!("{name} is in VARIABLES"),
+        }
+        Ok(())
+    }
+
+    /// Takes the job key from the `contents` of [`job_key_file`](Config::job_key_file), without
+    /// white space at the end, or learns why they could not be read.
+    ///
+    /// # Errors
+    /// The problem to be reported if there is no key in it. Then SLIM is off: to go on without the
+    /// key that was asked for would be less safe than a plain connection.
+    pub fn set_job_key(&mut self, contents: Result<&[u8], &str>) -> Result<(), Problem> {
+        self.job_key_file = None;
+        let key = contents.map(|bytes| JobKey::new(bytes.trim_ascii_end()));
+        match key {
+            Ok(Some(key)) => self.job_key = Some(key),
+            Ok(None) => return Err(self.without_key("SLIM_JOB_KEY_FILE", "the file is empty")),
+            Err(why) => return Err(self.without_key("SLIM_JOB_KEY_FILE", why)),
+        }
+        Ok(())
+    }
+
+    fn without_key(&mut self, name: &'static str, why: &str) -> Problem {
+        self.policy = Policy::Off;
+        Problem::no_key(name, why)
+    }
+
+    /// How long attempt `n` may take, counted from 0.
+    pub fn attempt_timeout(&self, n: u32) -> Duration {
+        let last = self.attempt_timeouts.len().saturating_sub(1);
+        let n = last.min(n as usize);
+        self.attempt_timeouts
+            .get(n)
+            .copied()
+            .unwrap_or(Duration::from_secs(3))
+    }
+
+    /// The event log of the process `pid` on the host with this name.
+    pub fn events_path(&self, pid: u32, host: &str) -> Option<PathBuf> {
+        let template = self.events.as_ref()?;
+        // It came from a `String`, so nothing is lost here.
+        let template = template.to_string_lossy();
+        let mut path = String::with_capacity(template.len());
+        let mut chars = template.chars().peekable();
+        while let Some(c) = chars.next() {
+            match (c, chars.peek()) {
+                ('%', Some('p')) => path.push_str(&pid.to_string()),
+                ('%', Some('h')) => path.push_str(host),
+                ('%', Some('%')) => path.push('%'),
+                _ => {
+                    path.push(c);
+                    continue;
+                }
+            }
+            chars.next();
+        }
+        Some(path.into())
+    }
+}
+
+fn policy(value: &str) -> Result<Policy, Bad> {
+    match &*value.to_ascii_lowercase() {
+        "off" | "0" => Ok(Policy::Off),
+        "preferred" | "on" | "1" => Ok(Policy::Preferred),
+        "required" => Ok(Policy::Required),
+        _ => Err(Bad::Value),
+    }
+}
+
+fn log_level(value: &str) -> Result<LogLevel, Bad> {
+    match &*value.to_ascii_lowercase() {
+        "off" => Ok(LogLevel::Off),
+        "error" => Ok(LogLevel::Error),
+        "warn" => Ok(LogLevel::Warn),
+        "info" => Ok(LogLevel::Info),
+        "debug" => Ok(LogLevel::Debug),
+        "trace" => Ok(LogLevel::Trace),
+        _ => Err(Bad::Value),
+    }
+}
+
+/// Seconds from 0.05 to `most`, or 0.
+fn zero_or(value: &str, most: f64) -> Result<Duration, Bad> {
+    duration(value, 0.0..=0.0).or_else(|_| duration(value, 0.05..=most))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,136 @@
+//! What is wrong with a setting, in one line.
+
+use std::fmt;
+
+use super::{TOOL_VARIABLES, VARIABLES, Variable};
+
+/// One thing that is wrong with the settings. Displays as one line for the user: which variable,
+/// what it is set to, what it takes, and what is used instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    variable: String,
+    line: String,
+}
+
+impl Problem {
+    /// The variable in question.
+    pub fn variable(&self) -> &str {
+        &self.variable
+    }
+
+    pub(super) fn bad_value(variable: &Variable, value: &str) -> Self {
+        let Variable {
+            name,
+            allowed,
+            default,
+            ..
+        } = variable;
+        let value = quoted(value);
+        Problem {
+            variable: name.to_string(),
+            line: format!("{name}={value}: not allowed; it takes {allowed}; using {default}"),
+        }
+    }
+
+    pub(super) fn unknown(name: &str) -> Self {
+        let shown = quoted(name);
+        let shown = shown.trim_matches('"');
+        let hint = match nearest(name) {
+            Some(known) => format!("did you mean {known}"),
+            None => "see `slim run --help` for all there are".to_owned(),
+        };
+        Problem {
+            variable: name.to_owned(),
+            line: format!("{shown}: there is no such variable; {hint}; it is ignored"),
+        }
+    }
+
+    /// Does not show the value: it is, or was to be, a secret.
+    pub(super) fn no_key(name: &str, why: &str) -> Self {
+        Problem {
+            variable: name.to_owned(),
+            line: format!("{name}: gives no job key, {why}; SLIM is off, connections stay plain"),
+        }
+    }
+
+    pub(super) fn two_keys() -> Self {
+        Problem {
+            variable: "SLIM_JOB_KEY_FILE".to_owned(),
+            line: "SLIM_JOB_KEY_FILE: SLIM_JOB_KEY is set too; using SLIM_JOB_KEY".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}
+
+/// In quotes, in one line, and not longer than a line.
+fn quoted(value: &str) -> String {
+    const MOST: usize = 60;
+    if value.chars().count() <= MOST {
+        return format!("{value:?}");
+    }
+    let start: String = value.chars().take(MOST).collect();
+    format!("{:?}", start + "...")
+}
+
+/// The variable that was probably meant.
+fn nearest(name: &str) -> Option<&'static str> {
+    const MOST_SLIPS: usize = 3;
+    let known = VARIABLES.iter().map(|v| v.name).chain(TOOL_VARIABLES);
+    let name = name.to_ascii_uppercase();
+    known
+        .filter(|known| known.len().abs_diff(name.len()) <= MOST_SLIPS)
+        .map(|known| (slips(known.as_bytes(), name.as_bytes()), known))
+        .filter(|(slips, _)| *slips <= MOST_SLIPS)
+        .min()
+        .map(|(_, known)| known)
+}
+
+/// How many letters must be added, left out or changed to get from `a` to `b`.
+fn slips(a: &[u8], b: &[u8]) -> usize {
+    // row[j]: from the part of `a` looked at so far to the first j letters of `b`.
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_slips() {
+        for (a, b, n) in [
+            ("", "", 0),
+            ("abc", "", 3),
+            ("kitten", "sitting", 3),
+            ("ab", "ba", 2),
+        ] {
+            assert_eq!(slips(a.as_bytes(), b.as_bytes()), n, "{a} {b}");
+            assert_eq!(slips(b.as_bytes(), a.as_bytes()), n, "{b} {a}");
+        }
+    }
+
+    #[test]
+    fn every_known_name_is_its_own_nearest() {
+        for known in VARIABLES {
+            assert_eq!(nearest(known.name), Some(known.name));
+        }
+        assert_eq!(nearest("SLIM_ATTEMPS"), Some("SLIM_ATTEMPTS"));
+        assert_eq!(nearest("SLIM_EVENT"), Some("SLIM_EVENTS"));
+        assert_eq!(nearest("slim_log"), Some("SLIM_LOG"));
+        assert_eq!(nearest("SLIM_COMPLETELY_ELSE"), None);
+    }
+}

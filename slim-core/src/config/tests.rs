@@ -1,0 +1,203 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn from(pairs: &[(&str, &str)]) -> (Config, Vec<String>) {
+    let vars = pairs.iter().map(|(n, v)| (n.to_string(), v.to_string()));
+    let (config, problems) = Config::from_vars(vars);
+    (config, problems.iter().map(ToString::to_string).collect())
+}
+
+fn good(pairs: &[(&str, &str)]) -> Config {
+    let (config, problems) = from(pairs);
+    assert_eq!(problems, [""; 0]);
+    config
+}
+
+/// What the one problem with these says; everything else must be as by default.
+fn bad(name: &str, value: &str) -> String {
+    let (config, problems) = from(&[(name, value)]);
+    assert_eq!(config, Config::default(), "{name}={value}");
+    let [problem] = &problems[..] else {
+        panic!("{name}={value}: {problems:?}")
+    };
+    assert!(!problem.contains('\n'));
+    problem.clone()
+}
+
+#[test]
+fn nothing_set_is_the_default() {
+    assert_eq!(good(&[]), Config::default());
+    assert_eq!(
+        good(&[("PATH", "/bin"), ("SLIMMER", "1"), ("slim", "no")]),
+        Config::default()
+    );
+}
+
+#[test]
+fn every_value_arrives() {
+    let config = good(&[
+        ("SLIM", "Required"),
+        ("SLIM_ATTEMPTS", "5"),
+        ("SLIM_ATTEMPT_TIMEOUTS", "0.05, 2,600"),
+        ("SLIM_DEADLINE", "90"),
+        ("SLIM_HELLO_TIMEOUT", ".5"),
+        ("SLIM_STALL", "0"),
+        ("SLIM_JOB_KEY", "secret"),
+        ("SLIM_EVENTS", "/tmp/x.%p"),
+        ("SLIM_LOG", "debug"),
+    ]);
+    assert_eq!(
+        config,
+        Config {
+            policy: Policy::Required,
+            attempts: 5,
+            attempt_timeouts: [50, 2000, 600_000].map(Duration::from_millis).to_vec(),
+            deadline: Some(Duration::from_secs(90)),
+            hello_timeout: Duration::from_millis(500),
+            stall: Duration::ZERO,
+            job_key: JobKey::new(b"secret"),
+            job_key_file: None,
+            events: Some("/tmp/x.%p".into()),
+            log: LogLevel::Debug,
+        }
+    );
+    assert_eq!(good(&[("SLIM", "0")]).policy, Policy::Off);
+    assert_eq!(good(&[("SLIM", "on")]).policy, Policy::Preferred);
+    assert_eq!(good(&[("SLIM_DEADLINE", "0")]).deadline, None);
+}
+
+#[test]
+fn a_bad_value_is_named_with_what_is_allowed_and_used() {
+    assert_eq!(
+        bad("SLIM_ATTEMPTS", "99"),
+        "SLIM_ATTEMPTS=\"99\": not allowed; it takes a whole number from 1 to 16; using 3"
+    );
+    for (name, values) in [
+        ("SLIM", &["yes", "2", "offf"][..]),
+        ("SLIM_ATTEMPTS", &["0", "17", "-1", "3.5", "three", " "]),
+        (
+            "SLIM_ATTEMPT_TIMEOUTS",
+            &["0", "601", "3,,4", "3;4", "inf", "1e1", "NaN", ","],
+        ),
+        ("SLIM_DEADLINE", &["-1", "0.01", "86401", "1 minute"]),
+        ("SLIM_HELLO_TIMEOUT", &["0", "61", "+1"]),
+        ("SLIM_STALL", &["0.01", "3601", "off"]),
+        ("SLIM_LOG", &["verbose", "3"]),
+    ] {
+        let known = VARIABLES.iter().find(|v| v.name == name).unwrap();
+        for value in values {
+            let line = bad(name, value);
+            for part in [name, value, known.allowed, known.default] {
+                assert!(line.contains(part), "{line} does not say {part}");
+            }
+        }
+    }
+    assert!(bad("SLIM_ATTEMPT_TIMEOUTS", &["1"; 17].join(",")).contains("1 to 16"));
+    assert!(bad("SLIM_LOG", &"x\n".repeat(1000)).len() < 300);
+}
+
+#[test]
+fn an_unknown_name_gets_a_hint() {
+    assert_eq!(
+        bad("SLIM_ATEMPTS", "3"),
+        "SLIM_ATEMPTS: there is no such variable; did you mean SLIM_ATTEMPTS; it is ignored"
+    );
+    assert!(bad("SLIM_WHATEVER", "3").contains("slim run --help"));
+    assert_eq!(
+        good(&[("SLIM_CACHE", "/x"), ("SLIM_PRELOAD", "/y")]),
+        Config::default()
+    );
+}
+
+#[test]
+fn empty_is_not_set_and_the_first_of_two_counts() {
+    assert_eq!(
+        good(&[("SLIM_ATTEMPTS", ""), ("SLIM_EVENTS", "")]),
+        Config::default()
+    );
+    assert_eq!(
+        good(&[("SLIM_ATTEMPTS", "4"), ("SLIM_ATTEMPTS", "5")]).attempts,
+        4
+    );
+    let (_, problems) = from(&[("SLIM_X", "4"), ("SLIM_X", "5")]);
+    assert_eq!(problems.len(), 1);
+}
+
+#[test]
+fn a_key_that_is_none_turns_slim_off_and_is_not_shown() {
+    for name in ["SLIM_JOB_KEY", "SLIM_JOB_KEY_FILE"] {
+        let (config, problems) = from(&[(name, "")]);
+        assert_eq!(config.policy, Policy::Off);
+        assert_eq!(problems.len(), 1);
+    }
+    let mut config = good(&[("SLIM_JOB_KEY_FILE", "/key")]);
+    assert_eq!(config.job_key_file, Some("/key".into()));
+    assert_eq!(config.set_job_key(Ok(b"secret\n")), Ok(()));
+    assert_eq!(config.job_key, JobKey::new(b"secret"));
+    assert_eq!(config.policy, Policy::Preferred);
+    for contents in [Ok(&b" \n"[..]), Err("permission denied")] {
+        let mut config = good(&[("SLIM_JOB_KEY_FILE", "/key")]);
+        assert!(config.set_job_key(contents).is_err());
+        assert_eq!((config.policy, config.job_key), (Policy::Off, None));
+    }
+    let (config, problems) = from(&[("SLIM_JOB_KEY_FILE", "/key"), ("SLIM_JOB_KEY", "hush")]);
+    assert_eq!(
+        (config.job_key, config.job_key_file),
+        (JobKey::new(b"hush"), None)
+    );
+    assert!(
+        problems.len() == 1 && !problems[0].contains("hush"),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn the_last_timeout_counts_for_further_attempts() {
+    let config = good(&[("SLIM_ATTEMPTS", "4"), ("SLIM_ATTEMPT_TIMEOUTS", "1,2")]);
+    let seconds = [0, 1, 2, 3].map(|n| config.attempt_timeout(n).as_secs());
+    assert_eq!(seconds, [1, 2, 2, 2]);
+}
+
+#[test]
+fn the_event_log_is_named_after_process_and_host() {
+    let path = |template: &str| {
+        let config = good(&[("SLIM_EVENTS", template)]);
+        config
+            .events_path(42, "n1")
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .to_owned()
+    };
+    assert_eq!(path("/tmp/e-%h-%p.jsonl"), "/tmp/e-n1-42.jsonl");
+    assert_eq!(path("100%%p %q %"), "100%p %q %");
+    assert_eq!(Config::default().events_path(1, "x"), None);
+}
+
+#[test]
+fn the_documented_defaults_are_the_defaults() {
+    for known in VARIABLES {
+        // The others default to nothing, which cannot be written as a value.
+        if !known.default.starts_with("no ") {
+            assert_eq!(
+                good(&[(known.name, known.default)]),
+                Config::default(),
+                "{}",
+                known.name
+            );
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_value_is_taken_or_named_once(at in 0..VARIABLES.len(), value in "\\PC{0,20}|[0-9.,]{0,8}") {
+        let (config, problems) = from(&[(VARIABLES[at].name, &value)]);
+        prop_assert!(problems.len() <= 1);
+        prop_assert!(problems.is_empty() || config == Config::default() || config.policy == Policy::Off);
+        prop_assert!((1..=MAX_ATTEMPTS).contains(&config.attempts));
+        prop_assert!(!config.attempt_timeouts.is_empty());
+        prop_assert!(config.attempt_timeouts.iter().all(|t| !t.is_zero()));
+    }
+}

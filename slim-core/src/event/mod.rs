@@ -1,0 +1,328 @@
+//! What happened to a flow, for people and programs.
+//!
+//! The endpoint hands out [`Event`]s. Whoever writes them down adds when and where, which makes a
+//! [`Record`]: one JSON object on a line, the same for every front end.
+//!
+//! ```json
+//! {"ts":1763694000.25,"host":"n1","pid":4711,"flow":"0f…","kind":"suspend","cause":"ECONNRESET"}
+//! ```
+
+mod errno;
+
+use std::net::{IpAddr, SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Cause, FinHow, FlowId};
+
+/// One line of the event log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// When: seconds since 1970, UTC, with a fraction.
+    pub ts: f64,
+    /// Name of the host.
+    pub host: String,
+    /// Process id on that host.
+    pub pid: u32,
+    /// Name of the flow: 32 hexadecimal digits, the same at both ends.
+    pub flow: String,
+    /// Our end of the connection that the application made, as `getsockname` has it.
+    pub sock: SocketAddr,
+    /// The peer's end of it, as `getpeername` has it.
+    pub peer: SocketAddr,
+    /// What happened; its name is in the field `kind`.
+    #[serde(flatten)]
+    pub event: Event,
+}
+
+/// What happened to a flow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Event {
+    /// The peer has SLIM: the flow is protected from here on.
+    Live,
+    /// The flow is plain TCP, from the start or from here on.
+    Legacy {
+        /// Why.
+        reason: LegacyReason,
+    },
+    /// The transport is out of use, or suspected.
+    Suspend {
+        /// Why.
+        #[serde(with = "errno::trouble")]
+        cause: Trouble,
+    },
+    /// An attempt to resume begins.
+    Attempt {
+        /// Which, counted from 1.
+        n: u32,
+        /// From this address, or whichever the kernel chooses.
+        local: Option<IpAddr>,
+        /// To this resume listener.
+        remote: SocketAddr,
+    },
+    /// An attempt to resume ended without success.
+    AttemptFailed {
+        /// Which, counted from 1.
+        n: u32,
+        /// Why.
+        #[serde(with = "errno::failure")]
+        reason: Failure,
+    },
+    /// The flow is live on a new transport.
+    Resume {
+        /// Which transport: 0 was the application's own.
+        epoch: u64,
+        /// Bytes we sent again.
+        replayed: u64,
+        /// Bytes the peer had to send again.
+        received: u64,
+        /// From suspension to live, in milliseconds, rounded up.
+        lost_ms: u64,
+        /// Attempts of ours that it took; 0 if the peer did it.
+        attempts: u32,
+    },
+    /// The end of stream was genuine after all: the old transport is back in use.
+    Reinstate,
+    /// The flow is given up: the application gets the error.
+    Escalate {
+        /// Why it was suspended.
+        #[serde(with = "errno::trouble")]
+        cause: Trouble,
+        /// Why it could not be resumed.
+        reason: EscalateReason,
+        /// The error that the application gets; 0 for an end of stream.
+        errno: i32,
+    },
+    /// We made it plain TCP, because somebody else uses the descriptor from here on.
+    Demoted,
+    /// The flow has ended as the applications wanted.
+    Closed {
+        /// How our application ended it.
+        how: FinHow,
+        /// Bytes our application sent in all.
+        sent: u64,
+    },
+}
+
+/// Why a flow is plain TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LegacyReason {
+    /// Nobody answered in time.
+    NoAnswer,
+    /// Nobody listens on the peer's control port.
+    NoControlSocket,
+    /// The peer speaks another version.
+    Version,
+    /// The peer is told not to.
+    Policy,
+    /// The job keys differ.
+    Unauthorized,
+    /// The peer made it plain TCP.
+    PeerDemoted,
+    /// The peer does not know the flow, or gave it up as plain TCP.
+    PeerForgot,
+    /// Too many flows, or no memory.
+    NoRoom,
+}
+
+/// Why a flow lost its transport: a [`Cause`] without its particulars, which are the endpoint's
+/// business. In the log it is one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Trouble {
+    /// A data call failed with this error number.
+    Errno(i32),
+    /// The transport ended although the peer had announced no end.
+    Eof,
+    /// No error, but acknowledgements do not move.
+    Stall,
+    /// The peer asked.
+    PeerAsked,
+}
+
+impl From<Cause> for Trouble {
+    fn from(cause: Cause) -> Self {
+        match cause {
+            Cause::Errno(errno) => Trouble::Errno(errno),
+            Cause::Eof { .. } => Trouble::Eof,
+            Cause::Stall => Trouble::Stall,
+            Cause::PeerAsked => Trouble::PeerAsked,
+        }
+    }
+}
+
+/// Why an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failure {
+    /// Not done in its time.
+    TimedOut,
+    /// The connection could not be made, or broke, with this error number.
+    Errno(i32),
+    /// The peer ended the connection.
+    Eof,
+    /// The peer is resuming by itself.
+    Busy,
+    /// The peer has already answered a later attempt.
+    OldEpoch,
+    /// One side's proof did not verify at the other.
+    BadProof,
+    /// What came was none of our messages, or came out of turn.
+    Garbage,
+}
+
+/// Why a flow was given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EscalateReason {
+    /// All attempts failed.
+    Attempts,
+    /// The deadline for all attempts has passed.
+    Deadline,
+    /// The peer process does not exist any more.
+    PeerGone,
+    /// The peer does not know the flow any more.
+    PeerForgot,
+    /// The peer's application reset the flow.
+    PeerReset,
+    /// The peer had closed the flow, and there is nobody to take what we sent.
+    PeerClosed,
+    /// The two sides do not agree on what was sent: to go on would corrupt the stream.
+    OutOfStep,
+}
+
+impl Event {
+    /// The line for this event, which happened to the flow with this name and these addresses.
+    pub fn record(
+        self,
+        ts: f64,
+        (host, pid): (&str, u32),
+        flow: FlowId,
+        (sock, peer): (SocketAddr, SocketAddr),
+    ) -> Record {
+        let (host, flow) = (host.to_owned(), flow.to_string());
+        Record {
+            ts,
+            host,
+            pid,
+            flow,
+            sock,
+            peer,
+            event: self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(event: Event) -> Record {
+        let sock = "10.0.0.1:1000".parse().unwrap();
+        let peer = "[fe80::2]:2000".parse().unwrap();
+        event.record(
+            1_763_694_000.123456,
+            ("n1", 42),
+            FlowId([0xab; 16]),
+            (sock, peer),
+        )
+    }
+
+    #[test]
+    fn a_record_is_one_flat_line() {
+        let line = serde_json::to_string(&record(Event::AttemptFailed {
+            n: 2,
+            reason: Failure::Errno(111),
+        }))
+        .unwrap();
+        assert_eq!(
+            line,
+            format!(
+                "{{\"ts\":1763694000.123456,\"host\":\"n1\",\"pid\":42,\"flow\":\"{}\",\
+                 \"sock\":\"10.0.0.1:1000\",\"peer\":\"[fe80::2]:2000\",\
+                 \"kind\":\"attempt_failed\",\"n\":2,\"reason\":\"ECONNREFUSED\"}}",
+                "ab".repeat(16)
+            )
+        );
+    }
+
+    #[test]
+    fn every_event_comes_back() {
+        let remote = "10.0.0.2:7".parse().unwrap();
+        let mut events = vec![
+            Event::Live,
+            Event::Legacy {
+                reason: LegacyReason::NoControlSocket,
+            },
+            Event::Attempt {
+                n: 1,
+                local: None,
+                remote,
+            },
+            Event::Attempt {
+                n: 1,
+                local: Some(remote.ip()),
+                remote,
+            },
+            Event::Resume {
+                epoch: 1,
+                replayed: 2,
+                received: u64::MAX,
+                lost_ms: 4,
+                attempts: 5,
+            },
+            Event::Reinstate,
+            Event::Escalate {
+                cause: Trouble::Errno(110),
+                reason: EscalateReason::PeerGone,
+                errno: 0,
+            },
+            Event::Demoted,
+            Event::Closed {
+                how: FinHow::HalfClose,
+                sent: 9,
+            },
+        ];
+        let causes = [
+            Trouble::Errno(104),
+            Trouble::Errno(-7),
+            Trouble::Eof,
+            Trouble::Stall,
+            Trouble::PeerAsked,
+        ];
+        events.extend(causes.map(|cause| Event::Suspend { cause }));
+        let failures = [
+            Failure::TimedOut,
+            Failure::Errno(113),
+            Failure::Errno(4096),
+            Failure::Eof,
+            Failure::Busy,
+            Failure::OldEpoch,
+            Failure::BadProof,
+            Failure::Garbage,
+        ];
+        events.extend(failures.map(|reason| Event::AttemptFailed { n: 3, reason }));
+        for event in events {
+            let before = record(event);
+            let line = serde_json::to_string(&before).unwrap();
+            assert!(!line.contains('\n'));
+            assert_eq!(
+                serde_json::from_str::<Record>(&line).unwrap(),
+                before,
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_cause_is_refused() {
+        let line = serde_json::to_string(&record(Event::Suspend {
+            cause: Trouble::Eof,
+        }))
+        .unwrap();
+        for wrong in ["", "EWHATEVER", "errno", "errno x", "busy"] {
+            let line = line.replace("\"eof\"", &format!("\"{wrong}\""));
+            assert!(serde_json::from_str::<Record>(&line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Bytes taken out of a dead transport that the application has not read yet.
+
+use std::collections::VecDeque;
+
+/// A byte queue. Empty nearly always, and then it holds no memory.
+///
+/// What the kernel of a dead connection still holds is moved here, so that the number of bytes
+/// received is final before the peer is told; the application gets it before anything from the
+/// new transport.
+#[derive(Debug, Default)]
+pub struct Stash {
+    bytes: VecDeque<u8>,
+}
+
+impl Stash {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Stash {
+            bytes: VecDeque::new(),
+        }
+    }
+
+    /// How many bytes wait.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether none wait.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Appends.
+    pub fn push(&mut self, data: impl AsRef<[u8]>) {
+        self.bytes.extend(data.as_ref());
+    }
+
+    /// Copies the first bytes into `out` without taking them, as `MSG_PEEK` does; says how many.
+    pub fn peek(&self, out: &mut [u8]) -> usize {
+        let n = out.len().min(self.bytes.len());
+        let (front, back) = self.bytes.as_slices();
+        let from_front = n.min(front.len());
+        out[..from_front].copy_from_slice(&front[..from_front]);
+        out[from_front..n].copy_from_slice(&back[..n - from_front]);
+        n
+    }
+
+    /// Takes the first bytes into `out`; says how many.
+    pub fn read(&mut self, out: &mut [u8]) -> usize {
+        let n = self.peek(out);
+        self.consume(n);
+        n
+    }
+
+    /// Throws the first `n` bytes away, or all if there are fewer.
+    pub fn consume(&mut self, n: usize) {
+        self.bytes.drain(..n.min(self.bytes.len()));
+        if self.bytes.is_empty() {
+            // Some megabytes may have been here; a flow without faults shall not keep them.
+            self.bytes = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push(Vec<u8>),
+        Peek(usize),
+        Read(usize),
+        Consume(usize),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            proptest::collection::vec(any::<u8>(), 0..50).prop_map(Op::Push),
+            (0..60usize).prop_map(Op::Peek),
+            (0..60usize).prop_map(Op::Read),
+            (0..60usize).prop_map(Op::Consume),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn does_what_a_vector_does(ops in proptest::collection::vec(op(), 0..100)) {
+            let mut stash = Stash::new();
+            let mut model: Vec<u8> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Push(data) => {
+                        stash.push(&data);
+                        model.extend(&data);
+                    }
+                    Op::Peek(n) => {
+                        let mut out = vec![0; n];
+                        let got = stash.peek(&mut out);
+                        prop_assert_eq!(got, n.min(model.len()));
+                        prop_assert_eq!(&out[..got], &model[..got]);
+                    }
+                    Op::Read(n) => {
+                        let mut out = vec![0; n];
+                        let got = stash.read(&mut out);
+                        prop_assert_eq!(got, n.min(model.len()));
+                        prop_assert!(model.drain(..got).eq(out[..got].iter().copied()));
+                    }
+                    Op::Consume(n) => {
+                        stash.consume(n);
+                        model.drain(..n.min(model.len()));
+                    }
+                }
+                prop_assert_eq!(stash.len(), model.len());
+                prop_assert_eq!(stash.is_empty(), model.is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn keeps_no_memory_when_empty() {
+        let mut stash = Stash::new();
+        stash.push(vec![1; 1 << 20]);
+        stash.consume(1 << 20);
+        assert_eq!(stash.bytes.capacity(), 0);
+    }
+}
