@@ -167,7 +167,7 @@ pub fn privileged() -> bool {
     const NET_ADMIN: u32 = 12;
     const SYS_ADMIN: u32 = 21;
     let effective = || -> io::Result<u64> {
-        let status = fs::read_to_string("/proc/self/status")?;
+        let status = fs::read_to_string("/proc/thread-self/status")?;
         let line = status
             .lines()
             .find_map(|l| l.strip_prefix("CapEff:"))

@@ -100,6 +100,23 @@ pub fn connections(net: &Netns) -> Result<Vec<Connection>> {
     Ok(found)
 }
 
+/// State of the socket of `net` with these two ends; `None` if there is none (any more).
+pub fn state(net: &Netns, local: SocketAddr, remote: SocketAddr) -> Result<Option<u8>> {
+    let sockets = net
+        .run(|| dump(&StateFlags::all()))?
+        .map_err(Error::io("list TCP sockets"))?;
+    let ends = |id: &SocketId| {
+        (
+            SocketAddr::new(id.source_address.to_canonical(), id.source_port),
+            SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
+        )
+    };
+    let found = sockets
+        .iter()
+        .find(|s| ends(&s.header.socket_id) == (local, remote));
+    Ok(found.map(|s| s.header.state))
+}
+
 /// Makes the kernel give `connections` up, as it would after `ETIMEDOUT`: this end sees
 /// `ECONNABORTED`, the other gets a RST.
 pub fn destroy(net: &Netns, connections: &[Connection]) -> Result<Vec<Fate>> {

