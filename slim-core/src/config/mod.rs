@@ -97,6 +97,9 @@ pub const VARIABLES: [Variable; 10] = [
 /// use for them.
 pub const TOOL_VARIABLES: [&str; 2] = ["SLIM_CACHE", "SLIM_PRELOAD"];
 
+/// Variables with this prefix belong to the test lab: launchers inside it have them.
+pub const LAB_PREFIX: &str = "SLIM_LAB_";
+
 /// Most attempts, and most attempt timeouts, that can be asked for.
 pub const MAX_ATTEMPTS: u32 = 16;
 
@@ -181,7 +184,11 @@ impl Config {
         let mut seen: Vec<String> = Vec::new();
         for (name, value) in vars {
             let ours = name == "SLIM" || name.starts_with("SLIM_");
-            if !ours || TOOL_VARIABLES.contains(&&*name) || seen.contains(&name) {
+            if !ours
+                || name.starts_with(LAB_PREFIX)
+                || TOOL_VARIABLES.contains(&&*name)
+                || seen.contains(&name)
+            {
                 continue;
             }
             let outcome = match VARIABLES.iter().find(|known| known.name == name) {

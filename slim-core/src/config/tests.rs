@@ -105,7 +105,11 @@ fn an_unknown_name_gets_a_hint() {
     );
     assert!(bad("SLIM_WHATEVER", "3").contains("slim run --help"));
     assert_eq!(
-        good(&[("SLIM_CACHE", "/x"), ("SLIM_PRELOAD", "/y")]),
+        good(&[
+            ("SLIM_CACHE", "/x"),
+            ("SLIM_PRELOAD", "/y"),
+            ("SLIM_LAB_NODES", "z")
+        ]),
         Config::default()
     );
 }
