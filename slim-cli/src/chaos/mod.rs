@@ -1,0 +1,227 @@
+//! `slim chaos`: a command, or a job that runs already, under a plan of faults.
+
+pub mod plan;
+pub mod report;
+pub mod scene;
+pub mod schedule;
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ExitCode, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use netem_tests::{Error, Lab, Rng};
+
+use crate::failure::{Failure, NOT_EXECUTABLE};
+use crate::lab;
+use crate::run::launcher;
+use plan::Plan;
+use report::{Report, Row, seconds};
+use scene::{Guard, Scene};
+use schedule::Schedule;
+
+/// How often to look whether the command or the job has ended.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Break connections under a command, by a plan (TOML).
+///
+/// With a command: makes a lab of nodes on this machine (nodeA, nodeB, …), runs the
+/// command on nodeA and makes the faults of the plan; mpirun reaches the other nodes.
+/// The exit status is that of the command. With --pid: makes the faults on a job that
+/// runs already. Needs root.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// The fault plan; see examples/chaos.
+    #[arg(value_name = "PLAN")]
+    pub plan: PathBuf,
+    /// Seed of all times and choices (instead of the plan's).
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Break connections of this process and its descendants.
+    #[arg(
+        long,
+        value_name = "PID",
+        conflicts_with = "command",
+        required_unless_present = "command"
+    )]
+    pub pid: Option<u32>,
+    /// With --pid: everything in the network namespace of that process.
+    #[arg(long, requires = "pid")]
+    pub whole_namespace: bool,
+    /// Nodes of the lab.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(2..=26))]
+    pub nodes: u8,
+    /// Paths between the nodes of the lab.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub paths: u8,
+    /// Print what happened as JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// The command and its arguments.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// Runs the plan and prints what happened.
+pub fn main(options: &Options) -> Result<ExitCode, Failure> {
+    let plan = Plan::read(&options.plan)?;
+    let seed = options
+        .seed
+        .or(plan.seed)
+        .unwrap_or_else(Rng::seed_from_env);
+    if let Some(command) = options.command.first() {
+        launcher::resolve(&command.to_string_lossy())?;
+    }
+    let scene = scene(options).map_err(|e| Failure::input(e.to_string()))?;
+    scene
+        .admits(&plan)
+        .map_err(|line| Failure::input(format!("{}: {line}", options.plan.display())))?;
+
+    let child = match (&scene, options.command.split_first()) {
+        (Scene::Lab(lab), Some((program, args))) => Some(start(lab, program, args)?),
+        _ => None,
+    };
+    let report = run(&plan, seed, &scene, child)?;
+    // Before the report: what is left of the command must not write into it.
+    drop(scene);
+    if options.json {
+        println!("{}", report.json());
+    } else {
+        print!("{}", report.text());
+    }
+    Ok(ExitCode::from(
+        u8::try_from(report.status.unwrap_or(0)).unwrap_or(1),
+    ))
+}
+
+fn scene(options: &Options) -> Result<Scene, Error> {
+    Lab::check()?;
+    match options.pid {
+        Some(pid) => Scene::of_process(pid, options.whole_namespace),
+        None => {
+            let (nodes, paths) = (usize::from(options.nodes), usize::from(options.paths));
+            Ok(Scene::Lab(Box::new(
+                Lab::builder()
+                    .nodes(nodes)
+                    .paths(paths)
+                    .name("chaos")
+                    .build()?,
+            )))
+        }
+    }
+}
+
+fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, Failure> {
+    let mut command = lab.node(0).command(program);
+    command.args(args).envs(lab::launcher_environment(lab)?);
+    command.spawn().map_err(|e| {
+        Failure::new(
+            NOT_EXECUTABLE,
+            format!("{}: {e}", program.to_string_lossy()),
+        )
+    })
+}
+
+/// A fault in force and the row of the report that tells of it.
+struct Active {
+    until: Duration,
+    row: usize,
+    guard: Guard,
+}
+
+/// Makes the faults until the command, the job or the plan ends. A fault that cannot be made is
+/// told in the report and does not stop the others.
+fn run(plan: &Plan, seed: u64, scene: &Scene, mut child: Option<Child>) -> Result<Report, Failure> {
+    let mut report = Report {
+        seed,
+        ..Report::default()
+    };
+    let mut schedule = Schedule::new(plan, seed);
+    let mut rng = Rng::new(seed);
+    let mut active: Vec<Active> = Vec::new();
+    let begin = Instant::now();
+    loop {
+        let now = begin.elapsed();
+        for over in active.extract_if(.., |a| a.until <= now) {
+            end(over, now, &mut report);
+        }
+        if let Some(child) = &mut child {
+            let ended = child
+                .try_wait()
+                .map_err(|e| Failure::failed(format!("wait for the command: {e}")))?;
+            if let Some(status) = ended {
+                report.status = Some(status_number(status));
+                break;
+            }
+        } else if !scene.is_alive() || (schedule.peek().is_none() && active.is_empty()) {
+            break;
+        }
+        while schedule.peek().is_some_and(|at| at <= now) {
+            let Some(due) = schedule.next() else { break };
+            let fault = &plan.faults[due.fault];
+            let at = begin.elapsed();
+            let mut row = Row {
+                at: seconds(at),
+                kind: fault.kind.name(),
+                node: "-".into(),
+                lasted: None,
+                hit: None,
+                detail: String::new(),
+                failed: false,
+            };
+            match scene.strike(fault, &mut rng) {
+                Ok(strike) => {
+                    row.node = strike.node;
+                    row.detail = strike.detail;
+                    row.hit = strike.guard.is_none().then_some(strike.hit);
+                    if let Some(guard) = strike.guard {
+                        let until = at + due.lasts.unwrap_or_default();
+                        active.push(Active {
+                            until,
+                            row: report.faults.len(),
+                            guard,
+                        });
+                    }
+                }
+                Err(error) => {
+                    row.failed = true;
+                    row.detail = error.to_string();
+                }
+            }
+            report.faults.push(row);
+        }
+        let next = active.iter().map(|a| a.until).chain(schedule.peek()).min();
+        let pause = next.map_or(TICK, |at| at.saturating_sub(begin.elapsed()).min(TICK));
+        thread::sleep(pause);
+    }
+    let now = begin.elapsed();
+    for rest in active {
+        end(rest, now, &mut report);
+    }
+    report.seconds = seconds(now);
+    Ok(report)
+}
+
+fn end(over: Active, now: Duration, report: &mut Report) {
+    let row = &mut report.faults[over.row];
+    row.lasted = Some(seconds(now - Duration::from_secs_f64(row.at).min(now)));
+    match over.guard.lift() {
+        Ok(None) => {}
+        Ok(Some(what)) => row.detail = what,
+        Err(error) => {
+            row.failed = true;
+            row.detail = format!("could not be ended: {error}");
+        }
+    }
+}
+
+/// As a shell tells it.
+fn status_number(status: ExitStatus) -> i32 {
+    status
+        .code()
+        .or(status.signal().map(|s| 128 + s))
+        .unwrap_or(1)
+}

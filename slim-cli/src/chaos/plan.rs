@@ -1,0 +1,349 @@
+//! The fault plan: what breaks, when, how often.
+//!
+//! ```toml
+//! seed = 7            # the same seed gives the same times and choices
+//! duration = 60       # seconds; without it as long as the command runs
+//!
+//! [[fault]]
+//! kind = "kill"       # see [`Kind`]
+//! start = 2           # seconds after the beginning
+//! every = [0.5, 2]    # seconds from one to the next: a number or a range
+//! times = 20          # at most
+//! ```
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+/// Longest time in a plan, in seconds: a day. More is a slip of the pen.
+const MAX_SECONDS: f64 = 86_400.0;
+/// Most faults of one kind, and most `[[fault]]` tables.
+const MAX_TIMES: u32 = 1_000_000;
+
+/// A whole plan, checked.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Seed of all choices; taken at random (and printed) when absent.
+    pub seed: Option<u64>,
+    /// When to stop making faults, in seconds after the beginning.
+    pub duration: Option<Seconds>,
+    /// The faults; they run side by side.
+    #[serde(default, rename = "fault")]
+    pub faults: Vec<Fault>,
+}
+
+/// One kind of fault, repeated.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Fault {
+    /// What happens.
+    pub kind: Kind,
+    /// When for the first time (default: after 1 s).
+    #[serde(default = "one_second")]
+    pub start: Span,
+    /// How long from one beginning to the next; without it the fault comes once.
+    pub every: Option<Span>,
+    /// How often at most.
+    pub times: Option<u32>,
+    /// How long a fault of a lasting kind lasts (default: 1 s).
+    pub lasts: Option<Span>,
+    /// Where: the name of a node, or `any` (the default), chosen anew each time.
+    #[serde(default = "any_node")]
+    pub node: String,
+    /// Which path between the nodes (`link-down`, `address-gone`): 0 is the first.
+    #[serde(default)]
+    pub path: usize,
+    /// Of the connections that are meant: one at random, or all.
+    #[serde(default)]
+    pub hit: Hit,
+    /// Only connections of processes with this name.
+    pub process: Option<String>,
+    /// Not connections of processes with these names.
+    #[serde(default)]
+    pub not_process: Vec<String>,
+    /// Only connections with this address at the other end.
+    pub peer: Option<IpAddr>,
+    /// Only connections with this port at either end.
+    pub port: Option<u16>,
+}
+
+/// What can happen.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The node loses an address and gets it back.
+    AddressGone,
+    /// A firewall drops what arrives.
+    Drop,
+    /// A FIN that nobody sent ends a connection.
+    Fin,
+    /// The kernel gives a connection up.
+    Kill,
+    /// A link goes down and comes up.
+    LinkDown,
+    /// A firewall answers with a reset.
+    Reset,
+    /// A RST that nobody sent ends a connection.
+    Rst,
+}
+
+/// How many of the connections.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum Hit {
+    /// All at once.
+    All,
+    /// One, chosen at random.
+    #[default]
+    One,
+}
+
+/// Seconds, 0 to a day.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(try_from = "f64")]
+pub struct Seconds(f64);
+
+/// A time or a range of times to choose from.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(try_from = "Raw")]
+pub struct Span {
+    /// Shortest.
+    pub from: Duration,
+    /// Longest.
+    pub to: Duration,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected seconds, or a range such as [0.5, 2]")]
+enum Raw {
+    One(f64),
+    Range([f64; 2]),
+}
+
+fn one_second() -> Span {
+    Span {
+        from: Duration::from_secs(1),
+        to: Duration::from_secs(1),
+    }
+}
+
+fn any_node() -> String {
+    "any".to_owned()
+}
+
+fn duration(seconds: f64) -> Result<Duration, String> {
+    if (0.0..=MAX_SECONDS).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err(format!(
+            "{seconds} is not between 0 and {MAX_SECONDS} seconds"
+        ))
+    }
+}
+
+impl TryFrom<f64> for Seconds {
+    type Error = String;
+
+    fn try_from(seconds: f64) -> Result<Self, String> {
+        duration(seconds).map(|_| Self(seconds))
+    }
+}
+
+impl Seconds {
+    /// As a duration.
+    pub fn duration(self) -> Duration {
+        Duration::from_secs_f64(self.0)
+    }
+}
+
+impl TryFrom<Raw> for Span {
+    type Error = String;
+
+    fn try_from(raw: Raw) -> Result<Self, String> {
+        let [from, to] = match raw {
+            Raw::One(seconds) => [seconds, seconds],
+            Raw::Range(range) => range,
+        };
+        let (from, to) = (duration(from)?, duration(to)?);
+        if from > to {
+            return Err(format!(
+                "the range [{}, {}] is upside down",
+                from.as_secs_f64(),
+                to.as_secs_f64()
+            ));
+        }
+        Ok(Self { from, to })
+    }
+}
+
+impl Kind {
+    /// Does it last, or is it over at once?
+    pub fn lasts(self) -> bool {
+        matches!(
+            self,
+            Self::AddressGone | Self::Drop | Self::LinkDown | Self::Reset
+        )
+    }
+
+    /// Does it hit a whole host's network, not just chosen connections?
+    pub fn hits_everything(self) -> bool {
+        self.lasts()
+    }
+
+    /// Its name in plans and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AddressGone => "address-gone",
+            Self::Drop => "drop",
+            Self::Fin => "fin",
+            Self::Kill => "kill",
+            Self::LinkDown => "link-down",
+            Self::Reset => "reset",
+            Self::Rst => "rst",
+        }
+    }
+}
+
+impl Plan {
+    /// Reads a plan. Every mistake is bad input, told in one line with its place.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let text = fs::read_to_string(path)
+            .map_err(|e| Failure::input(format!("{}: {e}", path.display())))?;
+        Self::parse(&text).map_err(|line| Failure::input(format!("{}: {line}", path.display())))
+    }
+
+    /// The same from text; the error is one line without the file's name.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let plan: Self = toml::from_str(text).map_err(|e| {
+            let line = e.span().map_or(1, |span| {
+                text[..span.start.min(text.len())].lines().count().max(1)
+            });
+            format!("line {line}: {}", e.message().replace('\n', " "))
+        })?;
+        plan.check()?;
+        Ok(plan)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.faults.is_empty() {
+            return Err("no [[fault]] in it: nothing would happen".into());
+        }
+        for (n, fault) in self.faults.iter().enumerate() {
+            fault
+                .check()
+                .map_err(|what| format!("fault {} ({}): {what}", n + 1, fault.kind.name()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Fault {
+    fn check(&self) -> Result<(), String> {
+        if self.every.is_some_and(|every| every.to.is_zero()) {
+            return Err("`every` must be more than 0 seconds".into());
+        }
+        if self
+            .times
+            .is_some_and(|times| times == 0 || times > MAX_TIMES)
+        {
+            return Err(format!("`times` must be 1 to {MAX_TIMES}"));
+        }
+        if self.times.is_some_and(|times| times > 1) && self.every.is_none() {
+            return Err("`times` needs `every`".into());
+        }
+        if self.lasts.is_some() && !self.kind.lasts() {
+            return Err("`lasts` makes no sense: it is over at once".into());
+        }
+        let picks = self.process.is_some()
+            || !self.not_process.is_empty()
+            || self.peer.is_some()
+            || self.port.is_some();
+        if picks && self.kind.hits_everything() {
+            return Err("connections cannot be chosen: it hits the whole node".into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read_with_its_defaults() {
+        let plan = Plan::parse(
+            "seed = 7\nduration = 60\n[[fault]]\nkind = \"kill\"\nevery = [0.5, 2]\nhit = \"all\"\n\
+             [[fault]]\nkind = \"link-down\"\nstart = 3\nlasts = 2.5\nnode = \"nodeB\"\n",
+        )
+        .unwrap();
+        assert_eq!(plan.seed, Some(7));
+        assert_eq!(plan.duration.unwrap().duration(), Duration::from_secs(60));
+        let [kill, link] = &plan.faults[..] else {
+            panic!("{plan:?}")
+        };
+        assert_eq!(
+            (kill.kind, kill.hit, kill.node.as_str()),
+            (Kind::Kill, Hit::All, "any")
+        );
+        assert_eq!(kill.start, one_second());
+        assert_eq!(kill.every.unwrap().to, Duration::from_secs(2));
+        assert_eq!(link.lasts.unwrap().from, Duration::from_millis(2500));
+        assert_eq!(link.hit, Hit::One);
+    }
+
+    /// Each bad plan with a word that its one line must contain.
+    #[test]
+    fn mistakes_are_told_in_one_line_with_their_place() {
+        let bad = [
+            ("", "no [[fault]]"),
+            ("[[fault]]\nkind = \"explode\"\n", "line 2"),
+            ("[[fault]]\nkind = \"kill\"\nevrey = 1\n", "evrey"),
+            ("[[fault]]\nkind = \"kill\"\nevery = 0\n", "more than 0"),
+            (
+                "[[fault]]\nkind = \"kill\"\nevery = -1\n",
+                "between 0 and 86400",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\nevery = [2, 1]\n",
+                "upside down",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\nevery = \"soon\"\n",
+                "expected seconds",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\ntimes = 3\n",
+                "`times` needs `every`",
+            ),
+            (
+                "[[fault]]\nkind = \"kill\"\ntimes = 0\n",
+                "`times` must be 1",
+            ),
+            ("[[fault]]\nkind = \"kill\"\nlasts = 1\n", "over at once"),
+            ("[[fault]]\nkind = \"drop\"\nport = 80\n", "whole node"),
+            ("[[fault]]\nkind = \"kill\"\npeer = \"nodeB\"\n", "line 3"),
+            ("duration = nan\n[[fault]]\nkind = \"kill\"\n", "line 1"),
+            ("seed = \n", "line 1"),
+        ];
+        for (text, word) in bad {
+            let line = Plan::parse(text).unwrap_err();
+            assert!(
+                line.contains(word) && !line.contains('\n'),
+                "{text:?} gave {line:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_missing_file_is_bad_input() {
+        let failure = Plan::read(Path::new("/no/such/plan.toml")).unwrap_err();
+        assert_eq!(failure.status(), 2);
+        assert!(failure.to_string().contains("/no/such/plan.toml"));
+    }
+}

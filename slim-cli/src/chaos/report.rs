@@ -1,0 +1,140 @@
+//! What happened, for people and for programs.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::table::Table;
+
+/// All that a chaos run did.
+#[derive(Debug, Default, Serialize)]
+pub struct Report {
+    /// Seed of the run: with it the same plan gives the same schedule.
+    pub seed: u64,
+    /// How long faults were made, in seconds.
+    pub seconds: f64,
+    /// Exit status of the command (128 + signal if one ended it); none for a job that ran already.
+    pub status: Option<i32>,
+    /// Every fault, in the order of their beginnings.
+    pub faults: Vec<Row>,
+}
+
+/// One fault.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// Seconds after the beginning.
+    pub at: f64,
+    /// Kind, as in the plan.
+    pub kind: &'static str,
+    /// Node, or `-` outside a lab.
+    pub node: String,
+    /// Seconds that it lasted, for a kind that lasts.
+    pub lasted: Option<f64>,
+    /// Connections that it hit, for a kind that hits single connections.
+    pub hit: Option<usize>,
+    /// In words.
+    pub detail: String,
+    /// It could not be made: `detail` says why.
+    pub failed: bool,
+}
+
+impl Report {
+    /// Connections hit in all.
+    pub fn hit(&self) -> usize {
+        self.faults.iter().filter_map(|row| row.hit).sum()
+    }
+
+    /// Faults that could not be made.
+    pub fn failures(&self) -> usize {
+        self.faults.iter().filter(|row| row.failed).count()
+    }
+
+    /// The table and a closing line.
+    pub fn text(&self) -> String {
+        let mut table = Table::new(&[">time", "fault", "node", ">lasted", ">hit", "what"]);
+        for row in &self.faults {
+            table.row([
+                format!("{:.2} s", row.at),
+                row.kind.to_owned(),
+                row.node.clone(),
+                row.lasted.map_or(String::new(), |s| format!("{s:.2} s")),
+                row.hit.map_or(String::new(), |n| n.to_string()),
+                row.detail.clone(),
+            ]);
+        }
+        let mut text = if table.is_empty() {
+            String::new()
+        } else {
+            table.to_string()
+        };
+        text.push_str(&format!(
+            "{} faults in {:.1} s, {} connections hit, seed {}",
+            self.faults.len(),
+            self.seconds,
+            self.hit(),
+            self.seed
+        ));
+        if self.failures() > 0 {
+            text.push_str(&format!(", {} could not be made", self.failures()));
+        }
+        if let Some(status) = self.status {
+            text.push_str(&format!("; exit status of the command: {status}"));
+        }
+        text.push('\n');
+        text
+    }
+
+    /// The same as one JSON object.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("strings and numbers always become JSON")
+    }
+}
+
+/// Seconds with thousandths, as reports show them.
+pub fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let row = |kind, hit, lasted, failed| Row {
+            at: 1.25,
+            kind,
+            node: "nodeA".into(),
+            lasted,
+            hit,
+            detail: "x".into(),
+            failed,
+        };
+        Report {
+            seed: 9,
+            seconds: 3.0,
+            status: Some(0),
+            faults: vec![
+                row("kill", Some(2), None, false),
+                row("drop", None, Some(1.5), true),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_has_every_fault_and_the_sums() {
+        let text = report().text();
+        assert!(text.contains("1.25 s  kill   nodeA"), "{text}");
+        assert!(
+            text.contains("2 faults in 3.0 s, 2 connections hit, seed 9, 1 could not be made"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_json_can_be_read_back() {
+        let value: serde_json::Value = serde_json::from_str(&report().json()).unwrap();
+        assert_eq!(value["faults"][0]["hit"], 2);
+        assert_eq!(value["faults"][1]["lasted"], 1.5);
+        assert_eq!(value["status"], 0);
+    }
+}

@@ -1,0 +1,414 @@
+//! Where faults are made: in a lab of our own, or around a job that runs already.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use netem_tests::faults::destroy::{self, Pick};
+use netem_tests::faults::diag::{self, Connection, Fate};
+use netem_tests::faults::inject::{self, Segment};
+use netem_tests::faults::{link, nft};
+use netem_tests::{Error, Lab, Netns, Node, Rng};
+
+use super::plan::{Fault, Hit, Kind, Plan};
+
+/// How long to try to slip a forged segment into a connection.
+const INJECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// What the faults are made on.
+#[derive(Debug)]
+pub enum Scene {
+    /// A lab: every kind of fault, on any node.
+    Lab(Box<Lab>),
+    /// Connections of a process and its descendants, wherever they are.
+    Job {
+        /// The process.
+        pid: u32,
+        /// Its network namespace.
+        net: Netns,
+    },
+    /// Everything in the network namespace of a process.
+    Namespace {
+        /// The namespace.
+        net: Netns,
+        /// It is the one that we are in ourselves.
+        is_own: bool,
+    },
+}
+
+/// What a fault did.
+#[derive(Debug)]
+pub struct Strike {
+    /// Node, or `-` outside a lab.
+    pub node: String,
+    /// Connections hit; for a lasting fault known when it is over, if at all.
+    pub hit: usize,
+    /// In words.
+    pub detail: String,
+    /// Present while the fault lasts.
+    pub guard: Option<Guard>,
+}
+
+/// A fault in force; it ends when this is lifted or dropped.
+#[derive(Debug)]
+pub enum Guard {
+    /// Firewall rules.
+    Firewall(Vec<nft::Guard>),
+    /// A link that is down.
+    Link(link::Down),
+    /// Addresses that are away.
+    Address(link::Removed),
+}
+
+impl Guard {
+    /// Ends the fault; gives what it did, if that is known.
+    pub fn lift(self) -> Result<Option<String>, Error> {
+        match self {
+            Self::Firewall(guards) => {
+                let mut packets = 0;
+                for guard in guards {
+                    packets += guard.lift()?.packets;
+                }
+                Ok(Some(format!("{packets} packets stopped")))
+            }
+            Self::Link(down) => down.lift().map(|()| None),
+            Self::Address(removed) => removed.lift().map(|()| None),
+        }
+    }
+}
+
+impl Scene {
+    /// The scene of a running process: its own connections, or with `whole_namespace` all
+    /// connections of its network namespace.
+    pub fn of_process(pid: u32, whole_namespace: bool) -> Result<Self, Error> {
+        let net = Netns::of_process(pid)?;
+        if !whole_namespace {
+            return Ok(Self::Job { pid, net });
+        }
+        let namespace = |who: &str| fs::read_link(format!("/proc/{who}/ns/net")).ok();
+        let is_own = namespace(&pid.to_string()) == namespace("self");
+        Ok(Self::Namespace { net, is_own })
+    }
+
+    /// Can every fault of `plan` be made here? One line for the first that cannot.
+    pub fn admits(&self, plan: &Plan) -> Result<(), String> {
+        for (n, fault) in plan.faults.iter().enumerate() {
+            self.admits_fault(fault)
+                .map_err(|what| format!("fault {} ({}): {what}", n + 1, fault.kind.name()))?;
+        }
+        Ok(())
+    }
+
+    fn admits_fault(&self, fault: &Fault) -> Result<(), String> {
+        match self {
+            Self::Lab(lab) => {
+                let names: Vec<_> = lab.nodes().iter().map(Node::name).collect();
+                if fault.node != "any" && !names.contains(&fault.node.as_str()) {
+                    return Err(format!(
+                        "no node `{}` in the lab ({})",
+                        fault.node,
+                        names.join(", ")
+                    ));
+                }
+                if fault.path >= lab.paths() {
+                    return Err(format!(
+                        "no path {} in the lab, which has {}",
+                        fault.path,
+                        lab.paths()
+                    ));
+                }
+                Ok(())
+            }
+            _ if fault.node != "any" => Err("`node` is for the lab only".into()),
+            Self::Job { .. } if fault.kind != Kind::Kill => {
+                Err("on a running job only `kill` is possible".into())
+            }
+            Self::Namespace { is_own: true, .. } if fault.kind != Kind::Kill => Err(
+                "it would hit this very host: only `kill` is possible in our own namespace".into(),
+            ),
+            Self::Namespace { .. } => match fault.kind {
+                Kind::Kill | Kind::Drop | Kind::Reset => Ok(()),
+                _ => Err("it is for the lab only".into()),
+            },
+            Self::Job { .. } => Ok(()),
+        }
+    }
+
+    /// Is there still something to hit? A job may have ended.
+    pub fn is_alive(&self) -> bool {
+        match self {
+            Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
+            Self::Lab(_) | Self::Namespace { .. } => true,
+        }
+    }
+
+    /// Makes `fault` happen.
+    pub fn strike(&self, fault: &Fault, rng: &mut Rng) -> Result<Strike, Error> {
+        match fault.kind {
+            Kind::Kill => self.kill(fault, rng),
+            Kind::Rst => self.inject(fault, Segment::Rst, rng),
+            Kind::Fin => self.inject(fault, Segment::Fin, rng),
+            Kind::Drop => self.firewall(fault, nft::Rule::drop, rng),
+            Kind::Reset => self.firewall(fault, nft::Rule::reset, rng),
+            Kind::LinkDown => {
+                let node = self.node(fault, rng)?;
+                let down = link::down(node, fault.path)?;
+                Ok(lasting(
+                    node.name(),
+                    format!("{} down", node.interface(fault.path)),
+                    Guard::Link(down),
+                ))
+            }
+            Kind::AddressGone => {
+                let node = self.node(fault, rng)?;
+                let removed = link::remove_address(node, fault.path)?;
+                Ok(lasting(
+                    node.name(),
+                    removed.to_string(),
+                    Guard::Address(removed),
+                ))
+            }
+        }
+    }
+
+    fn kill(&self, fault: &Fault, rng: &mut Rng) -> Result<Strike, Error> {
+        let (name, net) = match self {
+            Self::Lab(_) => {
+                let node = self.node(fault, rng)?;
+                (node.name(), node.net())
+            }
+            Self::Job { net, .. } | Self::Namespace { net, .. } => ("-", net),
+        };
+        let chosen = self.chosen(net, fault, rng)?;
+        let fates = diag::destroy(net, &chosen)?;
+        let destroyed: Vec<_> = chosen
+            .iter()
+            .zip(&fates)
+            .filter(|(_, fate)| **fate == Fate::Destroyed)
+            .collect();
+        let detail = match &destroyed[..] {
+            [] => "no connection to kill".to_owned(),
+            [(one, _)] => one.to_string(),
+            [(first, _), rest @ ..] => format!("{first} and {} more", rest.len()),
+        };
+        Ok(Strike {
+            node: name.to_owned(),
+            hit: destroyed.len(),
+            detail,
+            guard: None,
+        })
+    }
+
+    /// The connections of `net` that `fault` means, thinned as it says.
+    fn chosen(&self, net: &Netns, fault: &Fault, rng: &mut Rng) -> Result<Vec<Connection>, Error> {
+        let mut pick = Pick::between_hosts();
+        if !matches!(self, Self::Lab(_)) {
+            // Of a job on one host all connections are local.
+            pick = pick.and_local();
+        }
+        if let Some(name) = &fault.process {
+            pick = pick.process(name);
+        }
+        for name in &fault.not_process {
+            pick = pick.not_process(name);
+        }
+        if let Some(peer) = fault.peer {
+            pick = pick.peer(peer);
+        }
+        if let Some(port) = fault.port {
+            pick = pick.port(port);
+        }
+        let mut found = destroy::list(net, &pick)?;
+        if let Self::Job { pid, .. } = self {
+            let family = descendants(*pid);
+            found.retain(|c| c.owners.iter().any(|owner| family.contains(&owner.pid)));
+        }
+        if fault.hit == Hit::One && found.len() > 1 {
+            found = vec![found.swap_remove(rng.below(found.len()))];
+        }
+        Ok(found)
+    }
+
+    fn inject(&self, fault: &Fault, segment: Segment, rng: &mut Rng) -> Result<Strike, Error> {
+        let victim = self.node(fault, rng)?;
+        let mut strike = Strike {
+            node: victim.name().to_owned(),
+            hit: 0,
+            detail: String::new(),
+            guard: None,
+        };
+        let mut told = Vec::new();
+        for connection in self.chosen(victim.net(), fault, rng)? {
+            let Some((far, path)) = self.far_end(connection.remote.ip()) else {
+                continue;
+            };
+            let injected = inject::inject(segment, victim, far, path, &connection, INJECT_LIMIT)?;
+            strike.hit += usize::from(injected.accepted);
+            told.push(injected.to_string());
+        }
+        strike.detail = if told.is_empty() {
+            "no connection to end".into()
+        } else {
+            told.join("; ")
+        };
+        Ok(strike)
+    }
+
+    fn firewall(
+        &self,
+        fault: &Fault,
+        rule: fn() -> nft::Rule,
+        rng: &mut Rng,
+    ) -> Result<Strike, Error> {
+        let (name, guards) = match self {
+            Self::Lab(_) => {
+                let node = self.node(fault, rng)?;
+                (
+                    node.name().to_owned(),
+                    vec![rule().path(fault.path).apply([node.net()])?],
+                )
+            }
+            Self::Job { net, .. } | Self::Namespace { net, .. } => {
+                let names = interfaces(net)?;
+                let guards = names.iter().map(|name| rule().interface(name).apply([net]));
+                ("-".to_owned(), guards.collect::<Result<_, _>>()?)
+            }
+        };
+        Ok(lasting(
+            &name,
+            "firewall in force".into(),
+            Guard::Firewall(guards),
+        ))
+    }
+
+    fn node(&self, fault: &Fault, rng: &mut Rng) -> Result<&Node, Error> {
+        let Self::Lab(lab) = self else {
+            return Err(Error::Invalid(format!("{} needs a lab", fault.kind.name())));
+        };
+        match lab.nodes().iter().find(|n| n.name() == fault.node) {
+            Some(node) => Ok(node),
+            None => Ok(lab.node(rng.below(lab.nodes().len()))),
+        }
+    }
+
+    /// Which node has `address`, and on which path.
+    fn far_end(&self, address: IpAddr) -> Option<(&Node, usize)> {
+        let Self::Lab(lab) = self else { return None };
+        lab.nodes().iter().find_map(|node| {
+            let path = node
+                .addresses()
+                .iter()
+                .position(|a| IpAddr::V4(*a) == address)?;
+            Some((node, path))
+        })
+    }
+}
+
+fn lasting(node: &str, detail: String, guard: Guard) -> Strike {
+    Strike {
+        node: node.to_owned(),
+        hit: 0,
+        detail,
+        guard: Some(guard),
+    }
+}
+
+/// Names of the interfaces of `net`, the loopback left out.
+fn interfaces(net: &Netns) -> Result<Vec<String>, Error> {
+    let listing = net.exec("ip", &["-o", "link", "show"])?;
+    let names = listing.lines().filter_map(|line| {
+        let name = line.split(": ").nth(1)?;
+        Some(name.split('@').next().unwrap_or(name).to_owned())
+    });
+    Ok(names.filter(|name| name != "lo").collect())
+}
+
+/// `root` and all that descend from it now.
+fn descendants(root: u32) -> HashSet<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
+    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let mut family = HashSet::from([root]);
+    loop {
+        let before = family.len();
+        family.extend(
+            parents
+                .iter()
+                .filter(|(_, p)| family.contains(p))
+                .map(|(pid, _)| *pid)
+                .collect::<Vec<_>>(),
+        );
+        if family.len() == before {
+            return family;
+        }
+    }
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may itself contain blanks and parentheses.
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn a_family_includes_grandchildren() {
+        // The shell forks a child of its own because a command follows.
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 20; true"])
+            .spawn()
+            .unwrap();
+        let start = std::time::Instant::now();
+        let mut family = descendants(child.id());
+        while family.len() < 2 && start.elapsed() < Duration::from_secs(5) {
+            family = descendants(child.id());
+        }
+        let mine = descendants(std::process::id());
+        assert!(
+            family.len() == 2 && family.is_subset(&mine),
+            "{family:?} of {mine:?}"
+        );
+        for pid in family.iter().filter(|pid| **pid != child.id()) {
+            // SAFETY: plain system call; the process is the one started above.
+            unsafe { libc::kill(*pid as i32, libc::SIGKILL) };
+        }
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_running_job_admits_only_kills() {
+        let scene = Scene::of_process(std::process::id(), false).unwrap();
+        let plan = |kind: &str| Plan::parse(&format!("[[fault]]\nkind = \"{kind}\"\n")).unwrap();
+        scene.admits(&plan("kill")).unwrap();
+        for kind in ["drop", "rst", "link-down"] {
+            assert!(
+                scene
+                    .admits(&plan(kind))
+                    .unwrap_err()
+                    .contains("only `kill`"),
+                "{kind}"
+            );
+        }
+        let own = Scene::of_process(std::process::id(), true).unwrap();
+        assert!(
+            own.admits(&plan("drop"))
+                .unwrap_err()
+                .contains("this very host")
+        );
+    }
+
+    #[test]
+    fn an_ended_job_is_noticed() {
+        let mut child = Command::new("sleep").arg("20").spawn().unwrap();
+        let scene = Scene::of_process(child.id(), false).unwrap();
+        assert!(scene.is_alive());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(!scene.is_alive());
+    }
+}

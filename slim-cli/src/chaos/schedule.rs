@@ -1,0 +1,180 @@
+//! When which fault comes: a function of the plan and its seed alone.
+
+use std::time::Duration;
+
+use netem_tests::Rng;
+
+use super::plan::{Fault, Plan, Span};
+
+/// One fault that is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Due {
+    /// Time since the beginning.
+    pub at: Duration,
+    /// Index in [`Plan::faults`].
+    pub fault: usize,
+    /// How long it lasts, if it is of a kind that lasts.
+    pub lasts: Option<Duration>,
+}
+
+/// Hands out the faults of a plan in the order of their times.
+#[derive(Debug)]
+pub struct Schedule {
+    lanes: Vec<Lane>,
+    end: Option<Duration>,
+}
+
+/// One `[[fault]]` with its own random sequence, so that a change of one leaves the others alone.
+#[derive(Debug)]
+struct Lane {
+    fault: Fault,
+    rng: Rng,
+    next: Option<Duration>,
+    left: u32,
+}
+
+const DEFAULT_LASTS: Span = Span {
+    from: Duration::from_secs(1),
+    to: Duration::from_secs(1),
+};
+
+impl Schedule {
+    /// The schedule of `plan` under `seed`.
+    pub fn new(plan: &Plan, seed: u64) -> Self {
+        let lanes = plan.faults.iter().enumerate().map(|(n, fault)| {
+            let mut rng = lane_rng(seed, n);
+            let next = Some(choose(&mut rng, fault.start));
+            let once = if fault.every.is_some() { u32::MAX } else { 1 };
+            Lane {
+                fault: fault.clone(),
+                rng,
+                next,
+                left: fault.times.unwrap_or(once),
+            }
+        });
+        Self {
+            lanes: lanes.collect(),
+            end: plan.duration.map(|d| d.duration()),
+        }
+    }
+
+    /// Time of the next fault, without taking it.
+    pub fn peek(&self) -> Option<Duration> {
+        self.first().map(|(_, at)| at)
+    }
+
+    fn first(&self) -> Option<(usize, Duration)> {
+        let due = self
+            .lanes
+            .iter()
+            .enumerate()
+            .filter_map(|(n, lane)| lane.next.map(|at| (n, at)));
+        due.min_by_key(|(_, at)| *at)
+            .filter(|(_, at)| self.end.is_none_or(|end| *at < end))
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Due;
+
+    fn next(&mut self) -> Option<Due> {
+        let (n, at) = self.first()?;
+        let lane = &mut self.lanes[n];
+        let lasts = lane
+            .fault
+            .kind
+            .lasts()
+            .then(|| choose(&mut lane.rng, lane.fault.lasts.unwrap_or(DEFAULT_LASTS)));
+        lane.left -= 1;
+        lane.next = lane.fault.every.filter(|_| lane.left > 0).map(|every| {
+            // A range may begin at 0: a thousandth of a second keeps time moving.
+            at + choose(&mut lane.rng, every).max(Duration::from_millis(1))
+        });
+        Some(Due {
+            at,
+            fault: n,
+            lasts,
+        })
+    }
+}
+
+fn lane_rng(seed: u64, lane: usize) -> Rng {
+    Rng::new(Rng::new(seed ^ (lane as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).next_u64())
+}
+
+fn choose(rng: &mut Rng, span: Span) -> Duration {
+    rng.between(span.from, span.to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(text: &str, seed: u64) -> Vec<Due> {
+        Schedule::new(&Plan::parse(text).unwrap(), seed)
+            .take(1000)
+            .collect()
+    }
+
+    const TWO: &str = "duration = 20\n[[fault]]\nkind = \"kill\"\nstart = [0, 2]\nevery = [0.5, 2]\n\
+                       [[fault]]\nkind = \"drop\"\nstart = 5\nevery = 5\ntimes = 2\nlasts = [1, 3]\n";
+
+    #[test]
+    fn the_same_seed_gives_the_same_schedule() {
+        assert_eq!(times(TWO, 7), times(TWO, 7));
+        assert_ne!(times(TWO, 7), times(TWO, 8));
+    }
+
+    #[test]
+    fn faults_come_in_order_within_the_duration_and_their_ranges() {
+        let due = times(TWO, 3);
+        assert!(due.windows(2).all(|w| w[0].at <= w[1].at));
+        assert!(due.iter().all(|d| d.at < Duration::from_secs(20)));
+        let drops: Vec<_> = due.iter().filter(|d| d.fault == 1).collect();
+        assert_eq!(
+            drops.iter().map(|d| d.at.as_secs()).collect::<Vec<_>>(),
+            [5, 10]
+        );
+        assert!(
+            drops
+                .iter()
+                .all(|d| (1.0..=3.0).contains(&d.lasts.unwrap().as_secs_f64()))
+        );
+        let kills: Vec<_> = due.iter().filter(|d| d.fault == 0).collect();
+        assert!(kills.len() >= 9, "{}", kills.len());
+        assert!(kills.iter().all(|d| d.lasts.is_none()));
+        for pair in kills.windows(2) {
+            assert!((0.5..=2.0).contains(&(pair[1].at - pair[0].at).as_secs_f64()));
+        }
+    }
+
+    #[test]
+    fn without_every_it_comes_once() {
+        let due = times("[[fault]]\nkind = \"kill\"\n", 1);
+        assert_eq!(
+            due,
+            [Due {
+                at: Duration::from_secs(1),
+                fault: 0,
+                lasts: None
+            }]
+        );
+    }
+
+    #[test]
+    fn a_range_from_zero_still_ends() {
+        let due = times(
+            "duration = 1\n[[fault]]\nkind = \"kill\"\nstart = 0\nevery = [0, 0.001]\n",
+            1,
+        );
+        assert_eq!(due.len(), 1000);
+    }
+
+    #[test]
+    fn another_fault_leaves_the_first_ones_times_alone() {
+        let alone = "[[fault]]\nkind = \"kill\"\nevery = [0.5, 2]\ntimes = 5\n";
+        let both = format!("{alone}[[fault]]\nkind = \"rst\"\nevery = 1\ntimes = 3\n");
+        let of_first = |due: Vec<Due>| due.into_iter().filter(|d| d.fault == 0).collect::<Vec<_>>();
+        assert_eq!(times(alone, 4), of_first(times(&both, 4)));
+    }
+}

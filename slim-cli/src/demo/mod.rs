@@ -1,0 +1,135 @@
+//! `slim demo`: what SLIM is for, shown in a minute or two.
+//!
+//! Two nodes in a lab on this machine, an MPI program that checks every byte, and
+//! its connections killed at random moments: some runs bare, some under `slim run`.
+
+mod one_run;
+mod summary;
+
+use std::env;
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use netem_tests::mpi::{Flavor, Mpi};
+use netem_tests::{Lab, Rng};
+
+use crate::failure::{FAILED, Failure};
+use crate::run::preload;
+use one_run::{Mode, Setting};
+use summary::Summary;
+
+/// Show an MPI program whose connections are killed, bare and under SLIM.
+///
+/// Needs root (network namespaces) and Open MPI. Status 0 means that every run
+/// under SLIM finished with all data right.
+#[derive(Args, Debug)]
+pub struct Options {
+    /// Runs of each kind.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Seconds that the program works in each run.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
+    pub seconds: u32,
+    /// Ranks, spread over the two nodes.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub ranks: u32,
+    /// Seed of the random moments (default: from the clock; it is printed).
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Directory for the event logs (default: a new one for temporary files).
+    #[arg(long, value_name = "DIR")]
+    pub events: Option<PathBuf>,
+    /// Only the runs under SLIM.
+    #[arg(long)]
+    pub no_bare: bool,
+}
+
+/// Runs the demonstration.
+pub fn main(options: &Options) -> Result<ExitCode, Failure> {
+    let input = |e: netem_tests::Error| Failure::input(e.to_string());
+    Lab::check().map_err(input)?;
+    let library = preload::find(None)?;
+    let mpi = Mpi::find(Flavor::OpenMpi4).map_err(input)?;
+    let program = mpi.build_program("slim_pp.c").map_err(input)?;
+    let events = event_directory(options)?;
+    let seed = options.seed.unwrap_or_else(Rng::seed_from_env);
+    let lab = Lab::builder()
+        .nodes(2)
+        .name("demo")
+        .build()
+        .map_err(input)?;
+
+    println!(
+        "Two nodes on this machine, {} MPI ranks exchanging checked data for {} s a run;\n\
+         a TCP connection between them is killed every 0.15 to 0.6 s (seed {seed}).",
+        options.ranks, options.seconds
+    );
+    let setting = Setting {
+        lab: &lab,
+        mpirun: mpi.mpirun(),
+        program: &program,
+        library: &library,
+        events: &events,
+        ranks: options.ranks as usize,
+        time: Duration::from_secs(options.seconds.into()),
+    };
+    let mut rng = Rng::new(seed);
+    let modes: &[Mode] = if options.no_bare {
+        &[Mode::Slim]
+    } else {
+        &[Mode::Bare, Mode::Slim]
+    };
+    let mut summaries = Vec::new();
+    for mode in modes {
+        let mut summary = Summary::new(*mode);
+        for n in 1..=options.runs {
+            let title = format!("{mode} {n}/{}", options.runs);
+            let run = setting.run(*mode, n, &mut rng, |line| {
+                progress(&format!("{title}: {line}"))
+            })?;
+            finish_line(&format!("{title}: {run}"));
+            summary.add(run);
+        }
+        summaries.push(summary);
+    }
+    println!("\n{}", summary::table(&summaries));
+    println!("event log of the runs under SLIM: {}", events.display());
+    let perfect = summaries
+        .iter()
+        .filter(|s| s.mode() == Mode::Slim)
+        .all(Summary::is_perfect);
+    if !perfect {
+        println!("NOT every run under SLIM was perfect");
+        return Ok(ExitCode::from(FAILED));
+    }
+    println!("every run under SLIM finished, with all data right");
+    Ok(ExitCode::SUCCESS)
+}
+
+fn event_directory(options: &Options) -> Result<PathBuf, Failure> {
+    let default = || env::temp_dir().join(format!("slim-demo-{}", std::process::id()));
+    let dir = options.events.clone().unwrap_or_else(default);
+    fs::create_dir_all(&dir)
+        .and_then(|()| dir.canonicalize())
+        .map_err(|e| Failure::input(format!("{}: {e}", dir.display())))
+}
+
+/// Shows `line` in place on a terminal; elsewhere only finished lines are printed.
+fn progress(line: &str) {
+    let mut out = io::stdout();
+    if out.is_terminal() {
+        // Output that cannot be written is no reason to end the demonstration.
+        let _ = write!(out, "\r\x1b[K  {line}").and_then(|()| out.flush());
+    }
+}
+
+fn finish_line(line: &str) {
+    if io::stdout().is_terminal() {
+        print!("\r\x1b[K");
+    }
+    println!("  {line}");
+}

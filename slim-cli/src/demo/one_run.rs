@@ -1,0 +1,216 @@
+//! One run: start the job, kill its connections while it works, see how it ends.
+
+use std::env;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use netem_tests::faults::destroy::{self, Amount, Pick};
+use netem_tests::mpi::{Outcome, Progress, Verdict};
+use netem_tests::output::Running;
+use netem_tests::{Lab, Rng};
+
+use crate::failure::Failure;
+use crate::lab::launcher_environment;
+
+/// Time from one kill to the next.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(600));
+/// How long a job may take to start.
+const START: Duration = Duration::from_secs(30);
+/// How long after its time a bare run may still be at work before it counts as hung.
+const BARE_GRACE: Duration = Duration::from_secs(6);
+/// The same under SLIM: longer than all three attempts of a resume.
+const SLIM_GRACE: Duration = Duration::from_secs(75);
+/// Three quarters of the kills hit one connection, the others all at once.
+const ALL_AT_ONCE: usize = 4;
+
+/// With or without SLIM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// As the distribution has it.
+    Bare,
+    /// Under `slim run`.
+    Slim,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bare => "bare",
+            Self::Slim => "SLIM",
+        })
+    }
+}
+
+/// What all runs have in common.
+#[derive(Debug)]
+pub struct Setting<'a> {
+    pub lab: &'a Lab,
+    pub mpirun: &'a Path,
+    pub program: &'a Path,
+    pub library: &'a Path,
+    pub events: &'a Path,
+    pub ranks: usize,
+    /// How long the program works.
+    pub time: Duration,
+}
+
+/// How a run went.
+#[derive(Debug)]
+pub struct Run {
+    /// How it ended.
+    pub verdict: Verdict,
+    /// The last line of progress.
+    pub last: Option<Progress>,
+    /// Exit status of the whole command; none if it hung and was killed.
+    pub status: Option<i32>,
+    /// Connections killed.
+    pub killed: usize,
+}
+
+impl Setting<'_> {
+    /// Does run number `n`; `told` gets a line whenever something happened.
+    pub fn run(
+        &self,
+        mode: Mode,
+        n: u32,
+        rng: &mut Rng,
+        told: impl Fn(&str),
+    ) -> Result<Run, Failure> {
+        let failed = |e: netem_tests::Error| Failure::failed(e.to_string());
+        told("starting");
+        let mut job = Running::start(self.command(mode, n)?).map_err(failed)?;
+        let mut killed = 0;
+        if job.wait_line(START, |line| Progress::parse(line).is_some()) {
+            let begin = Instant::now();
+            // The program has been at work for a second when it first says so.
+            let end = self.time.saturating_sub(Duration::from_millis(1500));
+            while begin.elapsed() < end {
+                if job.wait(rng.between(PAUSE.0, PAUSE.1)).is_some() {
+                    break;
+                }
+                killed += self.kill(rng).map_err(failed)?;
+                let at = begin.elapsed().as_secs_f64() + 1.0;
+                told(&format!("{at:4.1} s, {killed} connections killed"));
+            }
+        }
+        told(&format!("{killed} connections killed, waiting for the end"));
+        let grace = match mode {
+            Mode::Bare => BARE_GRACE,
+            Mode::Slim => SLIM_GRACE,
+        };
+        let limit = (START + self.time + grace)
+            .saturating_sub(job.elapsed())
+            .min(self.time + grace);
+        let status = job.wait(limit);
+        let took = job.elapsed();
+        job.kill();
+        let left = self
+            .lab
+            .nodes()
+            .iter()
+            .flat_map(|node| node.kill_all())
+            .map(|p| p.name)
+            .collect();
+        let outcome = Outcome {
+            status,
+            took,
+            lines: job.lines(),
+            left,
+        };
+        self.keep_output(mode, n, &outcome)?;
+        Ok(Run {
+            verdict: outcome.verdict(),
+            last: outcome
+                .lines
+                .iter()
+                .rev()
+                .find_map(|l| Progress::parse(&l.text)),
+            status: status.map(|s| s.code().unwrap_or(-1)),
+            killed,
+        })
+    }
+
+    fn command(&self, mode: Mode, n: u32) -> Result<Command, Failure> {
+        let nodes = self.lab.nodes();
+        let mut command = match mode {
+            Mode::Bare => nodes[0].command(self.mpirun),
+            Mode::Slim => {
+                let slim = env::current_exe()
+                    .map_err(|e| Failure::failed(format!("find this program: {e}")))?;
+                let log = self.events.join(format!("run{n}.%h.%p.jsonl"));
+                let mut command = nodes[0].command(slim);
+                command
+                    .arg("run")
+                    .arg("--preload")
+                    .arg(self.library)
+                    .arg("--events")
+                    .arg(log);
+                command.arg("--").arg(self.mpirun);
+                command
+            }
+        };
+        let slots = self.ranks.div_ceil(nodes.len());
+        let hosts: Vec<_> = nodes
+            .iter()
+            .map(|node| format!("{}:{slots}", node.name()))
+            .collect();
+        command.args(["-H", &hosts.join(","), "-np", &self.ranks.to_string()]);
+        // Both nodes would bind their first rank to the same core; and only TCP is of interest.
+        command.args([
+            "--bind-to",
+            "none",
+            "--mca",
+            "pml",
+            "ob1",
+            "--mca",
+            "btl",
+            "tcp,self",
+        ]);
+        command.args(["--mca", "btl_tcp_if_include", &self.lab.subnet(0)]);
+        command
+            .arg(self.program)
+            .arg(self.time.as_secs().to_string());
+        command
+            .env_remove("LD_PRELOAD")
+            .envs(launcher_environment(self.lab)?);
+        Ok(command)
+    }
+
+    fn kill(&self, rng: &mut Rng) -> Result<usize, netem_tests::Error> {
+        let node = self.lab.node(rng.below(self.lab.nodes().len()));
+        let amount = if rng.below(ALL_AT_ONCE) == 0 {
+            Amount::All
+        } else {
+            Amount::One
+        };
+        let ranks = Pick::between_hosts().process("slim_pp");
+        Ok(destroy::destroy(node.net(), &ranks, amount, rng)?
+            .connections
+            .len())
+    }
+
+    /// What the job wrote, beside its event log: the place to look when a run was not perfect.
+    fn keep_output(&self, mode: Mode, n: u32, outcome: &Outcome) -> Result<(), Failure> {
+        let path = self
+            .events
+            .join(format!("{}{n}.out", mode.to_string().to_lowercase()));
+        fs::write(&path, outcome.tail(usize::MAX))
+            .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+    }
+}
+
+impl Run {
+    /// Finished, with status 0 and all data right.
+    pub fn is_perfect(&self) -> bool {
+        matches!(self.verdict, Verdict::Finished(p) if p.errors == 0)
+    }
+}
+
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} connections killed; {}", self.killed, self.verdict)
+    }
+}

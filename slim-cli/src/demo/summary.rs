@@ -1,0 +1,148 @@
+//! The table at the end of the demonstration.
+
+use std::collections::BTreeMap;
+
+use super::one_run::{Mode, Run};
+use crate::table::Table;
+
+/// The runs of one kind.
+#[derive(Debug)]
+pub struct Summary {
+    mode: Mode,
+    runs: Vec<Run>,
+}
+
+impl Summary {
+    /// No run yet.
+    pub fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            runs: Vec::new(),
+        }
+    }
+
+    /// With or without SLIM.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Takes one more run in.
+    pub fn add(&mut self, run: Run) {
+        self.runs.push(run);
+    }
+
+    /// Every run finished with all data right, although connections were killed in each.
+    pub fn is_perfect(&self) -> bool {
+        self.runs
+            .iter()
+            .all(|run| run.is_perfect() && run.killed > 0)
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let last = || self.runs.iter().filter_map(|run| run.last);
+        let stall = last().map(|p| p.max_stall).reduce(f64::max);
+        let mut statuses: BTreeMap<String, usize> = BTreeMap::new();
+        for run in &self.runs {
+            let text = run.status.map_or("hung".to_owned(), |s| s.to_string());
+            *statuses.entry(text).or_default() += 1;
+        }
+        let statuses: Vec<_> = statuses
+            .iter()
+            .map(|(status, n)| format!("{status} ({n}x)"))
+            .collect();
+        [
+            self.mode.to_string(),
+            self.runs.len().to_string(),
+            self.runs
+                .iter()
+                .filter(|run| run.is_perfect())
+                .count()
+                .to_string(),
+            last().map(|p| p.errors).sum::<u64>().to_string(),
+            self.runs
+                .iter()
+                .map(|run| run.killed)
+                .sum::<usize>()
+                .to_string(),
+            stall.map_or("-".to_owned(), |s| format!("{s:.3} s")),
+            statuses.join(", "),
+        ]
+    }
+}
+
+/// One line for each kind of run.
+pub fn table(summaries: &[Summary]) -> Table {
+    let mut table = Table::new(&[
+        "",
+        ">runs",
+        ">finished",
+        ">wrong words",
+        ">killed connections",
+        ">longest stall",
+        "exit status",
+    ]);
+    for summary in summaries {
+        table.row(summary.cells());
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netem_tests::mpi::{Progress, Verdict};
+
+    fn run(verdict: Verdict, status: Option<i32>, killed: usize) -> Run {
+        let last = match &verdict {
+            Verdict::Finished(p) | Verdict::Wrong(p) => Some(*p),
+            _ => None,
+        };
+        Run {
+            verdict,
+            last,
+            status,
+            killed,
+        }
+    }
+
+    fn done(errors: u64, max_stall: f64) -> Progress {
+        Progress {
+            rounds: 9,
+            errors,
+            mib: 3,
+            max_stall,
+        }
+    }
+
+    #[test]
+    fn only_finished_runs_with_kills_are_perfect() {
+        let mut summary = Summary::new(Mode::Slim);
+        summary.add(run(Verdict::Finished(done(0, 0.2)), Some(0), 21));
+        assert!(summary.is_perfect());
+        summary.add(run(Verdict::Finished(done(0, 0.2)), Some(0), 0));
+        assert!(!summary.is_perfect(), "nothing was killed in the second");
+        let mut summary = Summary::new(Mode::Slim);
+        summary.add(run(Verdict::Hung, None, 3));
+        assert!(!summary.is_perfect());
+    }
+
+    #[test]
+    fn the_table_adds_up() {
+        let mut summary = Summary::new(Mode::Bare);
+        summary.add(run(Verdict::Finished(done(0, 0.25)), Some(0), 20));
+        summary.add(run(Verdict::Wrong(done(4, 0.5)), Some(3), 1));
+        summary.add(run(Verdict::Hung, None, 1));
+        assert_eq!(
+            summary.cells(),
+            [
+                "bare",
+                "3",
+                "1",
+                "4",
+                "22",
+                "0.500 s",
+                "0 (1x), 3 (1x), hung (1x)"
+            ]
+        );
+    }
+}

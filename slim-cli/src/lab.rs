@@ -1,0 +1,27 @@
+//! What a launcher needs to find the other nodes of a lab.
+
+use std::ffi::OsString;
+
+use netem_tests::{Lab, artifacts, launch};
+
+use crate::failure::Failure;
+
+/// Variables for a command on a node: the lab's agent instead of ssh for both series
+/// of Open MPI, and leave to run as root, which in a lab one always is.
+pub fn launcher_environment(lab: &Lab) -> Result<Vec<(&'static str, OsString)>, Failure> {
+    let agent = artifacts::program("slim-lab-agent").map_err(|e| Failure::input(e.to_string()))?;
+    let mut vars = launch::environment(lab);
+    vars.extend([
+        ("OMPI_MCA_plm_rsh_agent", agent.clone().into()),
+        ("PRTE_MCA_plm_ssh_agent", agent.into()),
+    ]);
+    for name in [
+        "OMPI_ALLOW_RUN_AS_ROOT",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+        "PRTE_ALLOW_RUN_AS_ROOT",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM",
+    ] {
+        vars.push((name, "1".into()));
+    }
+    Ok(vars)
+}

@@ -1,0 +1,230 @@
+//! Which launcher a command is.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+
+/// What `slim run` was asked to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Launcher {
+    /// Open MPI's `mpirun`, with its major version.
+    OpenMpi(OpenMpi),
+    /// A launcher of parallel jobs whose daemons we cannot reach yet.
+    NotYet(Foreign),
+    /// A program that starts no remote processes: run as it is.
+    Plain,
+}
+
+/// The Open MPI series whose launchers differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpenMpi {
+    /// 4.x: `orted`, agent in `plm_rsh_agent`.
+    V4,
+    /// 5.x: `prted`, agent in `plm_ssh_agent`.
+    V5,
+}
+
+/// Launchers that are recognised and refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Foreign {
+    /// `mpiexec` of MPICH and its relatives (hydra).
+    Hydra,
+    /// `mpiexec` of Intel MPI (hydra with its own bootstrap).
+    Intel,
+    /// An Open MPI of a series that was not tried.
+    OtherOpenMpi,
+    /// `srun` of Slurm.
+    Slurm,
+    /// Some other `mpirun`, or a launcher of a batch system.
+    Unknown,
+}
+
+const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun"];
+const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
+
+/// Finds `command` as the shell would, so that a wrong name is told before anything runs.
+pub fn resolve(command: &str) -> Result<PathBuf, Failure> {
+    if command.contains('/') {
+        let path = PathBuf::from(command);
+        return if is_executable(&path) {
+            Ok(path)
+        } else if path.exists() {
+            Err(Failure::new(
+                NOT_EXECUTABLE,
+                format!("{command}: not executable"),
+            ))
+        } else {
+            Err(Failure::new(NOT_FOUND, format!("{command}: no such file")))
+        };
+    }
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .map(|dir| dir.join(command))
+        .find(|p| is_executable(p))
+        .ok_or_else(|| Failure::new(NOT_FOUND, format!("{command}: command not found")))
+}
+
+fn is_executable(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata()
+        .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// Decides what `program` is: by its name, and for the names that several MPIs
+/// share by what it says of its version.
+pub fn classify(program: &Path) -> Launcher {
+    let name = program
+        .file_name()
+        .and_then(|n| n.to_str())
+        .unwrap_or_default();
+    let stem = name.split('.').next().unwrap_or_default();
+    if name == "srun" {
+        return Launcher::NotYet(Foreign::Slurm);
+    }
+    if BATCH_NAMES.contains(&name) {
+        return Launcher::NotYet(Foreign::Unknown);
+    }
+    if !MPI_NAMES.contains(&stem) {
+        return Launcher::Plain;
+    }
+    let output = Command::new(program)
+        .arg("--version")
+        .stdin(Stdio::null())
+        // The question must not be answered through a preload of ours or of the user.
+        .env_remove("LD_PRELOAD")
+        .output();
+    match output {
+        Ok(out) => {
+            let mut text = String::from_utf8_lossy(&out.stdout).into_owned();
+            text.push_str(&String::from_utf8_lossy(&out.stderr));
+            by_version(&text)
+        }
+        Err(_) => Launcher::NotYet(Foreign::Unknown),
+    }
+}
+
+fn by_version(text: &str) -> Launcher {
+    if let Some(rest) = text
+        .split("(Open MPI)")
+        .nth(1)
+        .or_else(|| text.split("Open MPI v").nth(1))
+    {
+        let version = rest.trim_start();
+        return match version
+            .split('.')
+            .next()
+            .and_then(|major| major.parse::<u32>().ok())
+        {
+            Some(4) => Launcher::OpenMpi(OpenMpi::V4),
+            Some(5) => Launcher::OpenMpi(OpenMpi::V5),
+            _ => Launcher::NotYet(Foreign::OtherOpenMpi),
+        };
+    }
+    Launcher::NotYet(if text.contains("Intel(R) MPI") {
+        Foreign::Intel
+    } else if text.contains("HYDRA") {
+        Foreign::Hydra
+    } else {
+        Foreign::Unknown
+    })
+}
+
+/// The line that says what is missing and what to do by hand meanwhile.
+pub fn not_yet(what: Foreign, command: &str, preload: &str) -> String {
+    let (name, by_hand) = match what {
+        Foreign::Hydra => (
+            "MPICH's hydra",
+            format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
+        ),
+        Foreign::Intel => (
+            "Intel MPI",
+            format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
+        ),
+        Foreign::Slurm => (
+            "Slurm's srun",
+            format!("srun --export=ALL,LD_PRELOAD={preload} …"),
+        ),
+        Foreign::OtherOpenMpi => (
+            "this Open MPI (only 4.x and 5.x are)",
+            format!("LD_PRELOAD={preload} {command} -x LD_PRELOAD …"),
+        ),
+        Foreign::Unknown => (
+            "this launcher",
+            format!("LD_PRELOAD={preload} in the environment of every process it starts"),
+        ),
+    };
+    format!(
+        "{name} is not supported by `slim run` yet: its remote daemons would run without SLIM; by hand for the ranks: {by_hand}"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_told_apart() {
+        let v = |text| by_version(text);
+        assert_eq!(
+            v("mpirun (Open MPI) 4.1.4\n\nReport bugs"),
+            Launcher::OpenMpi(OpenMpi::V4)
+        );
+        assert_eq!(
+            v("mpirun (Open MPI) 5.0.11\n"),
+            Launcher::OpenMpi(OpenMpi::V5)
+        );
+        assert_eq!(
+            v("mpirun (Open MPI) 3.1.6"),
+            Launcher::NotYet(Foreign::OtherOpenMpi)
+        );
+        assert_eq!(
+            v("mpirun (Open MPI) 6.0.0a1"),
+            Launcher::NotYet(Foreign::OtherOpenMpi)
+        );
+        assert_eq!(
+            v("HYDRA build details:\n Version: 4.0.2"),
+            Launcher::NotYet(Foreign::Hydra)
+        );
+        assert_eq!(
+            v("Intel(R) MPI Library for Linux* OS, Version 2021.10"),
+            Launcher::NotYet(Foreign::Intel)
+        );
+        assert_eq!(v(""), Launcher::NotYet(Foreign::Unknown));
+    }
+
+    #[test]
+    fn programs_that_launch_nothing_are_plain() {
+        assert_eq!(classify(Path::new("/usr/bin/env")), Launcher::Plain);
+        assert_eq!(classify(Path::new("/opt/mpirunner")), Launcher::Plain);
+        assert_eq!(
+            classify(Path::new("/usr/bin/srun")),
+            Launcher::NotYet(Foreign::Slurm)
+        );
+    }
+
+    #[test]
+    fn a_missing_command_is_127_and_a_plain_file_126() {
+        assert_eq!(
+            resolve("surely-no-such-command").unwrap_err().status(),
+            NOT_FOUND
+        );
+        let file = std::env::temp_dir().join(format!("slim-plain-{}", std::process::id()));
+        std::fs::write(&file, b"").unwrap();
+        let failure = resolve(file.to_str().unwrap()).unwrap_err();
+        assert_eq!(failure.status(), NOT_EXECUTABLE);
+        std::fs::remove_file(&file).unwrap();
+        assert!(resolve("sh").unwrap().is_absolute());
+    }
+
+    #[test]
+    fn the_refusal_says_what_to_do() {
+        let line = not_yet(Foreign::Slurm, "srun", "/x/libslim_preload.so");
+        assert!(
+            line.contains("--export=ALL,LD_PRELOAD=/x/libslim_preload.so"),
+            "{line}"
+        );
+        assert!(line.contains("not supported by `slim run` yet"), "{line}");
+    }
+}

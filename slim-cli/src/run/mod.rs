@@ -1,0 +1,200 @@
+//! `slim run`: a command under the preload library, here and on other hosts.
+
+pub mod launcher;
+pub mod openmpi;
+pub mod preload;
+
+use std::env;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, exit};
+
+use clap::Args;
+use slim_core::config::TOOL_VARIABLES;
+
+use crate::agent;
+use crate::failure::{Failure, NOT_EXECUTABLE};
+use crate::settings::{self, Settings};
+use crate::shell;
+use launcher::Launcher;
+
+/// Run a command, for instance mpirun, under SLIM.
+///
+/// The command replaces this program: its exit status is what you get. Status 2
+/// means that something was wrong before it was started.
+#[derive(Args, Debug, Default)]
+pub struct Options {
+    /// The preload library (default: next to this program, or ../lib; or SLIM_PRELOAD).
+    #[arg(long, value_name = "FILE")]
+    pub preload: Option<PathBuf>,
+    /// Event log, one JSON object a line (%p: process id, %h: host name).
+    #[arg(long, value_name = "FILE")]
+    pub events: Option<PathBuf>,
+    /// What to log to stderr: off, error, warn, info, debug or trace.
+    #[arg(long, value_name = "LEVEL")]
+    pub log: Option<String>,
+    /// With which peers: off, preferred (those that have SLIM) or required.
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
+    /// Any other setting, as SLIM_NAME=VALUE; may be repeated.
+    #[arg(long = "set", value_name = "NAME=VALUE")]
+    pub set: Vec<String>,
+    /// Print the command with its environment instead of running it.
+    #[arg(long)]
+    pub print: bool,
+    /// The command and its arguments.
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "COMMAND"
+    )]
+    pub command: Vec<OsString>,
+}
+
+/// A command ready to run: nothing is left to go wrong but the execution.
+#[derive(Debug)]
+pub struct Plan {
+    program: PathBuf,
+    args: Vec<OsString>,
+    set: Vec<(String, OsString)>,
+    unset: Vec<String>,
+}
+
+/// Runs the command. Returns only when that is impossible.
+pub fn main(options: &Options) -> Failure {
+    let plan = match Plan::new(options) {
+        Ok(plan) => plan,
+        Err(failure) => return failure,
+    };
+    if options.print {
+        println!("{}", plan.line());
+        exit(0);
+    }
+    let error = plan.command().exec();
+    Failure::new(
+        NOT_EXECUTABLE,
+        format!("{}: {error}", plan.program.display()),
+    )
+}
+
+impl Plan {
+    /// Checks everything that can be checked before the command starts.
+    pub fn new(options: &Options) -> Result<Self, Failure> {
+        let (settings, _) = settings_of(options)?.checked()?;
+        let library = preload::find(options.preload.as_deref())?;
+        let name = options.command[0].to_string_lossy().into_owned();
+        let program = launcher::resolve(&name)?;
+        let args = &options.command[1..];
+
+        let joined = preload::joined(&library, env::var_os("LD_PRELOAD").as_deref());
+        let mut plan = Self {
+            program,
+            args: args.to_vec(),
+            set: vec![("LD_PRELOAD".into(), joined.into())],
+            unset: TOOL_VARIABLES.map(String::from).to_vec(),
+        };
+        plan.set
+            .extend(settings.iter().map(|(n, v)| (n.to_owned(), v.into())));
+
+        match launcher::classify(&plan.program) {
+            Launcher::Plain => {}
+            Launcher::NotYet(what) => {
+                let library = library.display().to_string();
+                return Err(Failure::input(launcher::not_yet(what, &name, &library)));
+            }
+            Launcher::OpenMpi(version) => {
+                refuse_visible_key(&settings)?;
+                let mut names = vec!["LD_PRELOAD"];
+                names.extend(settings.iter().map(|(n, _)| n));
+                let wrapper = wrapper()?;
+                let ready =
+                    openmpi::prepare(version, &plan.program, args, &names, &library, &wrapper);
+                plan.args = ready.args;
+                plan.set.extend(ready.set);
+                plan.unset.extend(ready.unset);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The command, with its environment on top of that of this process.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args);
+        for name in &self.unset {
+            command.env_remove(name);
+        }
+        for (name, value) in &self.set {
+            command.env(name, value);
+        }
+        command
+    }
+
+    /// The same as a line for a shell.
+    fn line(&self) -> String {
+        let mut words = vec!["env".to_owned()];
+        for name in self.unset.iter().filter(|n| env::var_os(n).is_some()) {
+            words.push(format!("-u {name}"));
+        }
+        for (name, value) in &self.set {
+            words.push(format!("{name}={}", shell::quote(&value.to_string_lossy())));
+        }
+        words.push(shell::quote(&self.program.to_string_lossy()));
+        words.extend(self.args.iter().map(|a| shell::quote(&a.to_string_lossy())));
+        words.join(" ")
+    }
+}
+
+fn settings_of(options: &Options) -> Result<Settings, Failure> {
+    let mut settings = Settings::from_env()?;
+    for pair in &options.set {
+        settings.set_pair(pair)?;
+    }
+    if let Some(policy) = &options.policy {
+        settings.set("SLIM", policy.as_str());
+    }
+    if let Some(level) = &options.log {
+        settings.set("SLIM_LOG", level.as_str());
+    }
+    if let Some(path) = &options.events {
+        let path = settings::absolute(path)?;
+        let text = path
+            .to_str()
+            .ok_or_else(|| Failure::input(format!("--events {}: not UTF-8", path.display())))?;
+        settings.set("SLIM_EVENTS", text);
+    }
+    Ok(settings)
+}
+
+/// The agent's command line is in the process list of every host it starts on.
+fn refuse_visible_key(settings: &Settings) -> Result<(), Failure> {
+    match settings.get("SLIM_JOB_KEY") {
+        Some(_) => Err(Failure::input(
+            "SLIM_JOB_KEY would stand in the process list when daemons are started: put the key into a file and set SLIM_JOB_KEY_FILE",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The agent wrapper, next to this program.
+fn wrapper() -> Result<PathBuf, Failure> {
+    let here =
+        env::current_exe().map_err(|e| Failure::input(format!("cannot find this program: {e}")))?;
+    let path = here.parent().unwrap_or(Path::new("/")).join(agent::PROGRAM);
+    if !path.is_file() {
+        return Err(Failure::input(format!(
+            "{} is missing: install it next to slim",
+            path.display()
+        )));
+    }
+    // Open MPI splits the agent at blanks (arguments) and colons (alternatives).
+    if path.to_string_lossy().contains([' ', ':', '\t', '"']) {
+        return Err(Failure::input(format!(
+            "{} has a blank, colon or quote in its path, which mpirun would split",
+            path.display()
+        )));
+    }
+    Ok(path)
+}

@@ -1,0 +1,151 @@
+//! Where `libslim_preload.so` is, and how it gets into `LD_PRELOAD`.
+
+use std::env;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use crate::failure::Failure;
+
+/// File name of the preload library.
+pub const LIBRARY: &str = "libslim_preload.so";
+
+/// Environment variable that names the library when it is not in its usual place.
+pub const VARIABLE: &str = "SLIM_PRELOAD";
+
+/// Finds the library: `given` (option), then `SLIM_PRELOAD`, then next to the
+/// program and in `../lib` of it. A path that was asked for must be right.
+pub fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    let from_env = env::var_os(VARIABLE)
+        .filter(|v| !v.is_empty())
+        .map(PathBuf::from);
+    if let Some(path) = given {
+        return usable(path, "--preload");
+    }
+    if let Some(path) = from_env {
+        return usable(&path, VARIABLE);
+    }
+    let program = env::current_exe()
+        .map_err(|e| Failure::input(format!("cannot find out where this program is: {e}")))?;
+    let places = places_near(&program);
+    places
+        .iter()
+        .find(|p| p.is_file())
+        .ok_or_else(|| missing(&places))
+        .and_then(|p| usable(p, "the library"))
+}
+
+fn places_near(program: &Path) -> Vec<PathBuf> {
+    let Some(dir) = program.parent() else {
+        return Vec::new();
+    };
+    let mut places = vec![dir.join(LIBRARY)];
+    if let Some(prefix) = dir.parent() {
+        places.push(prefix.join("lib").join(LIBRARY));
+        places.push(prefix.join("lib/slim").join(LIBRARY));
+    }
+    places
+}
+
+fn missing(places: &[PathBuf]) -> Failure {
+    let looked: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
+    Failure::input(format!(
+        "{LIBRARY} not found (looked at {}); build it with `cargo build --release`, or name it with --preload or {VARIABLE}",
+        looked.join(", ")
+    ))
+}
+
+/// The loader splits `LD_PRELOAD` at blanks and colons and has no way to quote them.
+fn usable(path: &Path, source: &str) -> Result<PathBuf, Failure> {
+    let full = path
+        .canonicalize()
+        .map_err(|e| Failure::input(format!("{source}: {}: {e}", path.display())))?;
+    if !full.is_file() {
+        return Err(Failure::input(format!(
+            "{source}: {} is not a file",
+            full.display()
+        )));
+    }
+    match full.to_str() {
+        Some(text) if !text.contains([' ', ':', '\t', '\n', '\'']) => Ok(full),
+        _ => Err(Failure::input(format!(
+            "{source}: {} has a blank, colon or quote in its path, which LD_PRELOAD cannot carry",
+            full.display()
+        ))),
+    }
+}
+
+/// `LD_PRELOAD` with ours in front of what the user already has.
+pub fn joined(library: &Path, present: Option<&OsStr>) -> String {
+    let rest = without(present.and_then(OsStr::to_str).unwrap_or_default());
+    let ours = library.display();
+    if rest.is_empty() {
+        ours.to_string()
+    } else {
+        format!("{ours}:{rest}")
+    }
+}
+
+/// `LD_PRELOAD` without any SLIM library in it.
+pub fn without(present: &str) -> String {
+    let others: Vec<_> = present
+        .split([':', ' '])
+        .filter(|entry| !entry.is_empty() && !is_ours(entry))
+        .collect();
+    others.join(":")
+}
+
+fn is_ours(entry: &str) -> bool {
+    Path::new(entry).file_name() == Some(OsStr::new(LIBRARY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ours_goes_first_and_once() {
+        let lib = Path::new("/x/libslim_preload.so");
+        assert_eq!(joined(lib, None), "/x/libslim_preload.so");
+        assert_eq!(
+            joined(lib, Some(OsStr::new("/a.so /old/libslim_preload.so:/b.so"))),
+            "/x/libslim_preload.so:/a.so:/b.so"
+        );
+    }
+
+    #[test]
+    fn removing_leaves_the_users_entries() {
+        assert_eq!(without("/x/libslim_preload.so"), "");
+        assert_eq!(without("/x/libslim_preload.so:/tmp/t.so"), "/tmp/t.so");
+    }
+
+    #[test]
+    fn a_named_library_must_exist() {
+        let failure = find(Some(Path::new("/nowhere/libslim_preload.so"))).unwrap_err();
+        assert_eq!(failure.status(), 2);
+        assert!(
+            failure.to_string().contains("/nowhere/libslim_preload.so"),
+            "{failure}"
+        );
+    }
+
+    #[test]
+    fn a_colon_in_the_path_is_refused() {
+        let dir = std::env::temp_dir().join(format!("slim:colon-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let file = dir.join(LIBRARY);
+        std::fs::write(&file, b"").unwrap();
+        let failure = find(Some(&file)).unwrap_err();
+        assert!(
+            failure.to_string().contains("LD_PRELOAD cannot carry"),
+            "{failure}"
+        );
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn looks_next_to_the_program_then_in_lib() {
+        let places = places_near(Path::new("/opt/slim/bin/slim"));
+        assert_eq!(places[0], Path::new("/opt/slim/bin/libslim_preload.so"));
+        assert_eq!(places[1], Path::new("/opt/slim/lib/libslim_preload.so"));
+    }
+}

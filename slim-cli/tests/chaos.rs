@@ -1,0 +1,130 @@
+//! `slim chaos` and `slim demo` as programs.
+
+mod common;
+
+use common::{Scratch, assert_refused, output, slim};
+use netem_tests::{Lab, skip::skip};
+
+#[test]
+fn bad_plans_are_refused_in_one_line() {
+    let scratch = Scratch::new("plans");
+    let refused = |text: &str, words: &[&str]| {
+        let plan = scratch.write("plan.toml", text);
+        assert_refused(slim().arg("chaos").arg(plan).args(["--", "true"]), words);
+    };
+    refused("", &["plan.toml", "no [[fault]]"]);
+    refused(
+        "[[fault]]\nkind = \"fire\"\n",
+        &["plan.toml", "line 2", "fire"],
+    );
+    refused(
+        "[[fault]]\nkind = \"kill\"\nevery = [2, 1]\n",
+        &["upside down"],
+    );
+    refused("sede = 1\n[[fault]]\nkind = \"kill\"\n", &["sede"]);
+    assert_refused(
+        slim().args(["chaos", "/no/plan.toml", "--", "true"]),
+        &["/no/plan.toml"],
+    );
+}
+
+#[test]
+fn a_plan_needs_something_to_hit() {
+    let scratch = Scratch::new("nothing");
+    let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
+    assert_eq!(output(slim().arg("chaos").arg(&plan)).0, 2);
+    let both = ["--pid", "1", "--", "true"];
+    assert_eq!(output(slim().arg("chaos").arg(&plan).args(both)).0, 2);
+}
+
+#[test]
+fn the_lab_says_what_privilege_it_needs() {
+    if Lab::check().is_err() {
+        let scratch = Scratch::new("privilege");
+        let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
+        assert_refused(
+            slim().arg("chaos").arg(plan).args(["--", "true"]),
+            &["root"],
+        );
+        assert_refused(slim().arg("demo"), &["root"]);
+        return;
+    }
+    // As root: give the privileges up for the child.
+    let mut command = std::process::Command::new("setpriv");
+    command.args([
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+        env!("CARGO_BIN_EXE_slim"),
+        "demo",
+    ]);
+    assert_refused(&mut command, &["CAP_NET_ADMIN", "run as root"]);
+}
+
+/// A connection between two nodes is killed by the plan, and the report says so.
+#[test]
+fn a_command_in_a_lab_loses_its_connection() {
+    if let Err(reason) = Lab::check() {
+        return skip("a_command_in_a_lab_loses_its_connection", reason);
+    }
+    let scratch = Scratch::new("lab");
+    let plan = scratch.write(
+        "plan.toml",
+        "seed = 5\n[[fault]]\nkind = \"kill\"\nstart = 0.2\nevery = 0.2\nprocess = \"python3\"\n\
+         [[fault]]\nkind = \"drop\"\nstart = 0.3\nlasts = 0.2\nnode = \"nodeB\"\n",
+    );
+    // A server and a client on the two nodes; the client's read ends with an error when killed.
+    let agent = netem_tests::artifacts::program("slim-lab-agent");
+    let Ok(agent) = agent else {
+        return skip(
+            "a_command_in_a_lab_loses_its_connection",
+            "slim-lab-agent is not built",
+        );
+    };
+    let server = scratch.write(
+        "server.py",
+        "import socket\ns=socket.create_server(('',7000))\nprint('ready',flush=True)\n\
+         c,_=s.accept()\ntry:\n  c.recv(1)\nexcept OSError as e: print('server:',e.errno,flush=True)\n",
+    );
+    let client = scratch.write(
+        "client.py",
+        "import socket,sys,time\nfor n in range(50):\n  try: c=socket.create_connection(('nodeB',7000),timeout=10); break\n\
+         \x20 except OSError: time.sleep(.1)\ntry: c.recv(1); sys.exit(1)\nexcept OSError as e: print('client:',e.errno,flush=True); time.sleep(.5); sys.exit(9)\n",
+    );
+    let script = scratch.script(
+        "both",
+        &format!(
+            "/usr/bin/env PYTHONUNBUFFERED=1 \"{}\" nodeB \"$PYTHON {}\" & exec $PYTHON {}",
+            agent.display(),
+            server.display(),
+            client.display()
+        ),
+    );
+    let mut command = slim();
+    command
+        .env("PYTHON", "/usr/bin/python3")
+        .env("SLIM_LAB_ENV", "PYTHON");
+    command
+        .arg("chaos")
+        .arg(plan)
+        .args(["--json", "--"])
+        .arg(script);
+    let (status, out, err) = output(&mut command);
+    let json = out.find("{\n").map(|at| &out[at..]).unwrap_or_default();
+    let report: serde_json::Value =
+        serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {out}{err}"));
+    assert_eq!(
+        (status, report["status"].as_i64()),
+        (9, Some(9)),
+        "{out}{err}"
+    );
+    let faults = report["faults"].as_array().unwrap();
+    let hit: u64 = faults.iter().filter_map(|f| f["hit"].as_u64()).sum();
+    assert_eq!(hit, 1, "{out}");
+    assert!(
+        faults
+            .iter()
+            .any(|f| f["kind"] == "drop" && f["lasted"].as_f64() > Some(0.1)),
+        "{out}"
+    );
+    assert!(faults.iter().all(|f| f["failed"] == false), "{out}");
+}

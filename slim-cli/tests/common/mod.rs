@@ -1,0 +1,91 @@
+//! What the tests of the programs share.
+
+#![allow(dead_code, reason = "not every test program uses all of it")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A directory that is removed at the end of the test.
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    pub fn new(name: &str) -> Self {
+        let dir = std::env::temp_dir().join(format!("slim-cli-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    pub fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    /// An executable shell script.
+    pub fn script(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.write(name, &format!("#!/bin/sh\n{text}\n"));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// Stands in for the preload library: the loader takes any shared object, and one
+    /// that it already has (the C library) has no effect.
+    pub fn library(&self) -> PathBuf {
+        let path = self.path("libslim_preload.so");
+        fs::copy(libc_path(), &path).unwrap();
+        path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The C library that this very process runs with.
+fn libc_path() -> PathBuf {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let line = maps
+        .lines()
+        .find(|l| l.ends_with("/libc.so.6"))
+        .expect("linked to the C library");
+    Path::new(line.split_whitespace().next_back().unwrap()).to_owned()
+}
+
+/// `slim` with a clean environment.
+pub fn slim() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slim"));
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    command
+}
+
+pub fn output(command: &mut Command) -> (i32, String, String) {
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (status.code().unwrap_or(-1), text(stdout), text(stderr))
+}
+
+/// Bad input: status 2, nothing on standard output, exactly one line that contains `words`.
+pub fn assert_refused(command: &mut Command, words: &[&str]) {
+    let (status, out, err) = output(command);
+    assert_eq!((status, out.as_str()), (2, ""), "stderr: {err}");
+    assert_eq!(err.lines().count(), 1, "not one line: {err}");
+    assert!(err.starts_with("slim: "), "{err}");
+    for word in words {
+        assert!(err.contains(word), "no `{word}` in: {err}");
+    }
+}

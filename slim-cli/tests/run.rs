@@ -1,0 +1,293 @@
+//! `slim run` as a program: what it starts, with which environment, and what it refuses.
+
+mod common;
+
+use common::{Scratch, assert_refused, output, slim};
+
+const HYDRA: &str = "echo 'HYDRA build details:'; echo '    Version: 4.0.2'";
+
+/// A stand-in for `mpirun` that prints its variables and arguments.
+fn mpirun(scratch: &Scratch, version: &str) -> std::path::PathBuf {
+    scratch.script(
+        "mpirun",
+        &format!(
+            "[ \"$1\" = --version ] && {{ echo 'mpirun (Open MPI) {version}'; exit 0; }}\n\
+             for a in \"$@\"; do echo \"arg=$a\"; done\n\
+             env | grep -E '^(SLIM|_SLIM|LD_PRELOAD|OMPI_MCA|PRTE_MCA)'"
+        ),
+    )
+}
+
+#[test]
+fn a_plain_command_is_run_with_the_library_and_its_status_passes_through() {
+    let scratch = Scratch::new("plain");
+    let library = scratch.library();
+    let mut command = slim();
+    command
+        .args(["run", "--preload"])
+        .arg(&library)
+        .args(["--policy", "required", "--"]);
+    command.args(["sh", "-c", "echo $LD_PRELOAD $SLIM; exit 7"]);
+    let (status, out, err) = output(&mut command);
+    assert_eq!((status, err.as_str()), (7, ""));
+    assert_eq!(out.trim(), format!("{} required", library.display()));
+}
+
+#[test]
+fn a_signal_of_the_command_is_its_own() {
+    use std::os::unix::process::ExitStatusExt;
+    let scratch = Scratch::new("signal");
+    let mut command = slim();
+    command
+        .args(["run", "--preload"])
+        .arg(scratch.library())
+        .args(["sh", "-c", "kill -9 $$"]);
+    assert_eq!(command.status().unwrap().signal(), Some(9));
+}
+
+#[test]
+fn the_users_own_preload_stays_behind_ours() {
+    let scratch = Scratch::new("theirs");
+    let library = scratch.library();
+    let theirs = scratch.path("theirs.so");
+    std::fs::copy(&library, &theirs).unwrap();
+    let mut command = slim();
+    command
+        .env("LD_PRELOAD", &theirs)
+        .env("SLIM_PRELOAD", &library);
+    command.args([
+        "run",
+        "sh",
+        "-c",
+        "echo $LD_PRELOAD; echo ${SLIM_PRELOAD-none}",
+    ]);
+    let (status, out, _) = output(&mut command);
+    assert_eq!(status, 0);
+    assert_eq!(
+        out,
+        format!("{}:{}\nnone\n", library.display(), theirs.display())
+    );
+}
+
+#[test]
+fn open_mpi_4_gets_variables_for_ranks_and_a_wrapped_agent_for_daemons() {
+    let scratch = Scratch::new("ompi4");
+    let library = scratch.library();
+    let mut command = slim();
+    command
+        .env("OMPI_MCA_plm_rsh_agent", "ssh -q")
+        .args(["run", "--preload"])
+        .arg(&library);
+    command
+        .args(["--set", "SLIM_ATTEMPTS=5", "--"])
+        .arg(mpirun(&scratch, "4.1.4"));
+    command.args(["-n", "2", "prog", "-x"]);
+    let (status, out, err) = output(&mut command);
+    assert_eq!((status, err.as_str()), (0, ""));
+    let args: Vec<_> = out.lines().filter_map(|l| l.strip_prefix("arg=")).collect();
+    assert_eq!(
+        args,
+        [
+            "-x",
+            "LD_PRELOAD",
+            "-x",
+            "SLIM_ATTEMPTS",
+            "-n",
+            "2",
+            "prog",
+            "-x"
+        ]
+    );
+    assert!(
+        out.contains(&format!("LD_PRELOAD={}\n", library.display())),
+        "{out}"
+    );
+    assert!(out.contains("SLIM_ATTEMPTS=5\n"), "{out}");
+    let agent = out
+        .lines()
+        .find_map(|l| l.strip_prefix("OMPI_MCA_plm_rsh_agent="))
+        .unwrap();
+    assert_eq!(agent, env!("CARGO_BIN_EXE_slim-rsh-agent"));
+    assert!(out.contains("_SLIM_RSH_AGENT=ssh -q\n"), "{out}");
+}
+
+#[test]
+fn open_mpi_5_names_its_agent_differently() {
+    let scratch = Scratch::new("ompi5");
+    let mut command = slim();
+    command
+        .args(["run", "--preload"])
+        .arg(scratch.library())
+        .arg("--");
+    command.arg(mpirun(&scratch, "5.0.11")).args([
+        "--prtemca",
+        "plm_ssh_agent",
+        "/my/agent",
+        "prog",
+    ]);
+    let (status, out, _) = output(&mut command);
+    assert_eq!(status, 0);
+    let wrapper = env!("CARGO_BIN_EXE_slim-rsh-agent");
+    assert!(
+        out.contains(&format!("arg=plm_ssh_agent\narg={wrapper}\narg=prog\n")),
+        "{out}"
+    );
+    assert!(
+        out.contains(&format!("PRTE_MCA_plm_ssh_agent={wrapper}\n")),
+        "{out}"
+    );
+    assert!(out.contains("_SLIM_RSH_AGENT=/my/agent\n"), "{out}");
+}
+
+#[test]
+fn the_agent_carries_the_environment_and_runs_without_the_library_itself() {
+    let scratch = Scratch::new("agent");
+    let library = scratch.library();
+    let ssh = scratch.script(
+        "ssh",
+        "echo \"agent: ${LD_PRELOAD-none} $1 $2\"; shift 2; exec sh -c \"$*\"",
+    );
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slim-rsh-agent"));
+    command
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("LD_PRELOAD", &library);
+    command
+        .env("SLIM_EVENTS", "/tmp/e v.%p")
+        .env("_SLIM_RSH_AGENT", format!("{} -q", ssh.display()));
+    command.args([
+        "nodeB",
+        "A=1 ; export A ;",
+        "echo",
+        "\"$A $SLIM_EVENTS $LD_PRELOAD\"",
+    ]);
+    let (status, out, err) = output(&mut command);
+    assert_eq!((status, err.as_str()), (0, ""));
+    assert_eq!(
+        out,
+        format!(
+            "agent: none -q nodeB\n1 /tmp/e v.%p {}\n",
+            library.display()
+        )
+    );
+}
+
+#[test]
+fn print_shows_a_line_that_a_shell_can_run() {
+    let scratch = Scratch::new("print");
+    let mut command = slim();
+    command
+        .args(["run", "--print", "--preload"])
+        .arg(scratch.library());
+    command.args([
+        "--events",
+        "/tmp/a b.%p",
+        "--",
+        "sh",
+        "-c",
+        "echo \"$SLIM_EVENTS\"",
+    ]);
+    let (status, line, _) = output(&mut command);
+    assert_eq!(status, 0);
+    let (status, out, _) = output(std::process::Command::new("sh").args(["-c", &line]));
+    assert_eq!((status, out.as_str()), (0, "/tmp/a b.%p\n"), "{line}");
+}
+
+#[test]
+fn bad_input_is_refused_in_one_line() {
+    let scratch = Scratch::new("bad");
+    let library = scratch.library();
+    let run = || {
+        let mut command = slim();
+        command.args(["run", "--preload"]).arg(&library);
+        command
+    };
+    assert_refused(
+        run().env("SLIM_ATTEMPTS", "0").arg("true"),
+        &["SLIM_ATTEMPTS", "1 to 16"],
+    );
+    assert_refused(
+        run().env("SLIM_ATTEMPS", "3").arg("true"),
+        &["SLIM_ATTEMPS"],
+    );
+    assert_refused(
+        run().args(["--set", "PATH=/x", "true"]),
+        &["--set PATH=/x", "SLIM_NAME=VALUE"],
+    );
+    assert_refused(
+        run().args(["--policy", "maybe", "true"]),
+        &["SLIM", "maybe"],
+    );
+    assert_refused(
+        run().args(["--events", "/no/such/dir/e", "true"]),
+        &["/no/such/dir"],
+    );
+    assert_refused(
+        slim().args(["run", "--preload", "/no/lib.so", "true"]),
+        &["/no/lib.so"],
+    );
+    let mpirun = mpirun(&scratch, "4.1.4");
+    assert_refused(
+        run().env("SLIM_JOB_KEY", "secret").arg(&mpirun).arg("prog"),
+        &["SLIM_JOB_KEY_FILE", "process list"],
+    );
+}
+
+#[test]
+fn several_problems_are_all_named() {
+    let scratch = Scratch::new("several");
+    let mut command = slim();
+    command
+        .args(["run", "--preload"])
+        .arg(scratch.library())
+        .arg("true");
+    let (status, _, err) = output(command.env("SLIM_STALL", "-1").env("SLIM_LOG", "loud"));
+    assert_eq!((status, err.lines().count()), (2, 2), "{err}");
+}
+
+#[test]
+fn launchers_that_are_not_supported_say_what_to_do_by_hand() {
+    let scratch = Scratch::new("foreign");
+    let library = scratch.library();
+    let hydra = scratch.script("mpiexec", HYDRA);
+    let srun = scratch.script("srun", "exit 0");
+    for (launcher, word) in [
+        (hydra, "-genv LD_PRELOAD"),
+        (srun, "--export=ALL,LD_PRELOAD="),
+    ] {
+        let mut command = slim();
+        command
+            .args(["run", "--preload"])
+            .arg(&library)
+            .arg(&launcher)
+            .args(["-n", "2", "prog"]);
+        assert_refused(&mut command, &["not supported by `slim run` yet", word]);
+    }
+}
+
+#[test]
+fn a_command_that_is_not_there_is_127() {
+    let scratch = Scratch::new("missing");
+    let mut command = slim();
+    command
+        .args(["run", "--preload"])
+        .arg(scratch.library())
+        .arg("no-such-program");
+    let (status, _, err) = output(&mut command);
+    assert_eq!(
+        (status, err.as_str()),
+        (127, "slim: no-such-program: command not found\n")
+    );
+}
+
+#[test]
+fn without_a_command_or_with_a_wrong_option_the_status_is_2() {
+    for args in [
+        &["run"][..],
+        &["run", "--no-such-option", "true"],
+        &["frobnicate"],
+        &[],
+    ] {
+        assert_eq!(output(slim().args(args)).0, 2, "{args:?}");
+    }
+}
