@@ -114,6 +114,12 @@ impl Gate {
         self.0.fetch_and(!SUSPENDED, Ordering::AcqRel);
     }
 
+    /// Opens a gate again that was closed for good: what it guards has begun a new life. Only when
+    /// nobody is inside who entered the old one ([`idle`](Self::idle) after [`close`](Self::close)).
+    pub fn reuse(&self) {
+        self.0.fetch_and(!BARRED, Ordering::AcqRel);
+    }
+
     /// Whether calls are kept out.
     #[must_use]
     pub fn is_barred(&self) -> bool {

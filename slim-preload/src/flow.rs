@@ -1,0 +1,367 @@
+//! One flow as the hooks see it: counters, replay buffer, gate, and what is under its descriptor numbers.
+//!
+//! A data call loads a pointer from the [`crate::table`], enters the gate, and reads the table again. So a
+//! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
+//! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
+
+use crate::epoll::Instance;
+use crate::lock::Lock;
+use crate::sys::{self, RawAddr};
+use crate::{runtime, table};
+use libc::c_int;
+use slim_core::FlowToken;
+use slim_core::gate::Gate;
+use slim_core::replay::Replay;
+use slim_core::stash::Stash;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// "Not known", for sequence numbers.
+pub const UNKNOWN: u64 = u64::MAX;
+
+/// A flow. All fields but those under a lock may be touched from any thread.
+pub struct Flow {
+    /// Lets data calls in; barred while no transport is under the descriptor numbers.
+    pub gate: Gate,
+    /// Bytes taken from transports: what the application got, plus the stash.
+    pub received: AtomicU64,
+    /// Where the peer's stream ends, once it has said so.
+    pub peer_final: AtomicU64,
+    /// Where our stream ends, once the application has shut it.
+    pub local_final: AtomicU64,
+    /// Both sides know that this is a SLIM flow.
+    pub live: AtomicBool,
+    /// The agent sweeps this flow because it has unacknowledged bytes.
+    pub dirty: AtomicBool,
+    /// The application shut its reading side: an end of stream is its own doing.
+    pub read_shut: AtomicBool,
+    /// A fork happened while the flow existed: a child may hold its descriptors.
+    pub forked: AtomicBool,
+    /// TCP_CLOSE was reached orderly or never left: see [`Flow::was_established`].
+    pub established: AtomicBool,
+    /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
+    pub send: Lock<SendHalf>,
+    /// Changes whenever a call that waits for the flow should look again.
+    pub signal: AtomicU32,
+    /// The slot that a forked child marks when it uses the connection ([`crate::process`]).
+    pub slot: AtomicUsize,
+    token: AtomicU64,
+    refs: AtomicU32,
+    ctl: Mutex<Ctl>,
+}
+
+/// The sending direction.
+pub struct SendHalf {
+    /// Bytes that the peer's kernel may not have; its end is the number of bytes sent.
+    pub replay: Replay,
+    /// Ask the kernel how much is acknowledged when the buffer grows beyond this many bytes.
+    pub trim_at: usize,
+}
+
+/// Below this many bytes of replay buffer nobody asks the kernel what it may forget.
+pub const TRIM_FLOOR: usize = 256 << 10;
+
+/// What is under the descriptor numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The transport.
+    Open,
+    /// A placeholder that is never ready.
+    Suspended,
+    /// A stand-in that is always ready: the stash is read first, then `then` happens.
+    Stashed {
+        /// What follows the last stashed byte.
+        then: Then,
+    },
+    /// Something dead that still owes the application this errno.
+    Dead(c_int),
+    /// Nothing: the application has closed its last number; the agent delivers what is left.
+    Lingering,
+}
+
+/// What a flow becomes when its stash is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Then {
+    /// The waiting transport takes the numbers.
+    Open,
+    /// The error that ended the flow is due.
+    Dead(c_int),
+    /// The stream ends.
+    Eof,
+}
+
+/// The part of a flow that changes when its transport does.
+pub struct Ctl {
+    /// What is under the numbers.
+    pub mode: Mode,
+    /// The application's descriptor numbers for this flow.
+    pub fds: Vec<c_int>,
+    /// A descriptor of ours: the old transport (suspended, lingering), or the new one (stashed).
+    pub transport: Option<c_int>,
+    /// Whether `transport` has been read dry for good.
+    pub drained: bool,
+    /// Bytes taken from a transport that the application has not read yet.
+    pub stash: Stash,
+    /// Epoll instances that know one of the numbers.
+    pub epolls: Vec<&'static Instance>,
+    /// What `getsockname` said first.
+    pub local: Option<RawAddr>,
+    /// What `getpeername` said first.
+    pub peer: Option<RawAddr>,
+    /// Where the present transport began.
+    pub start: Start,
+    /// How many transports the flow has had before this one.
+    pub epoch: u32,
+}
+
+/// Bytes received when a transport became the flow's: as we count them, and as the kernel counts those that
+/// were read from this transport. From then on both must grow alike.
+#[derive(Clone, Copy)]
+pub struct Start {
+    /// Of the flow.
+    pub counted: u64,
+    /// Of the transport; the handshake's messages are among them.
+    pub kernel: u64,
+}
+
+impl Start {
+    /// For a transport from which nobody reads just now.
+    pub fn of(flow: &Flow, fd: c_int) -> Self {
+        let arrived = || sys::tcp_info_long(fd).map_or(0, |i| i.bytes_received);
+        let mut before = arrived();
+        loop {
+            let unread = sys::readable(fd);
+            let after = arrived();
+            if before == after {
+                return Self {
+                    counted: flow.received.load(Ordering::SeqCst),
+                    kernel: before.saturating_sub(unread),
+                };
+            }
+            before = after;
+        }
+    }
+}
+
+impl Ctl {
+    const fn new() -> Self {
+        Self {
+            mode: Mode::Lingering,
+            fds: Vec::new(),
+            transport: None,
+            drained: false,
+            stash: Stash::new(),
+            epolls: Vec::new(),
+            local: None,
+            peer: None,
+            start: Start {
+                counted: 0,
+                kernel: 0,
+            },
+            epoch: 0,
+        }
+    }
+
+    /// The descriptor on which the kernel's view of the flow's present transport can be asked.
+    pub fn probe_fd(&self) -> Option<c_int> {
+        match self.mode {
+            Mode::Open => self.fds.first().copied(),
+            _ => self.transport,
+        }
+    }
+
+    /// Sets the private transport and closes the one that was there.
+    pub fn set_transport(&mut self, fd: Option<c_int>) {
+        if let Some(old) = std::mem::replace(&mut self.transport, fd) {
+            sys::close(old);
+        }
+    }
+}
+
+static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);
+
+/// Around a fork: holds what the child must inherit in one piece.
+pub fn before_fork() {
+    FREE.lock();
+}
+
+/// After a fork, on either side. A child starts without the parent's flows.
+pub fn after_fork(child: bool) {
+    if child {
+        // SAFETY: locked by `before_fork`. Forgotten, for freeing would use the allocator in a forked child.
+        std::mem::forget(std::mem::take(unsafe { FREE.get() }));
+    }
+    FREE.unlock();
+}
+
+impl Flow {
+    /// A flow for the connection under `fd`, known to the table and to be known to the agent.
+    pub fn create(fd: c_int, established: bool, peer: Option<RawAddr>) -> Option<&'static Self> {
+        let recycled = FREE.with(Vec::pop);
+        let flow = recycled.unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
+        flow.received.store(0, Ordering::Relaxed);
+        flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
+        flow.local_final.store(UNKNOWN, Ordering::Relaxed);
+        for flag in [&flow.live, &flow.dirty, &flow.read_shut, &flow.forked] {
+            flag.store(false, Ordering::Relaxed);
+        }
+        flow.established.store(established, Ordering::Relaxed);
+        flow.send.with(|s| {
+            *s = SendHalf {
+                replay: Replay::new(),
+                trim_at: TRIM_FLOOR,
+            }
+        });
+        crate::process::clear_mark(flow.slot.load(Ordering::Relaxed));
+        flow.refs.store(2, Ordering::Relaxed);
+        *flow.ctl() = Ctl {
+            mode: Mode::Open,
+            fds: vec![fd],
+            local: RawAddr::local(fd),
+            peer,
+            ..Ctl::new()
+        };
+        flow.token
+            .store(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed), Ordering::SeqCst);
+        flow.gate.reuse();
+        if table::set_flow(fd, flow) {
+            return Some(flow);
+        }
+        flow.drop_ref();
+        flow.drop_ref();
+        None
+    }
+
+    fn blank() -> Self {
+        Self {
+            gate: Gate::new(),
+            received: AtomicU64::new(0),
+            peer_final: AtomicU64::new(UNKNOWN),
+            local_final: AtomicU64::new(UNKNOWN),
+            live: AtomicBool::new(false),
+            dirty: AtomicBool::new(false),
+            read_shut: AtomicBool::new(false),
+            forked: AtomicBool::new(false),
+            established: AtomicBool::new(false),
+            send: Lock::new(SendHalf {
+                replay: Replay::new(),
+                trim_at: TRIM_FLOOR,
+            }),
+            signal: AtomicU32::new(0),
+            slot: AtomicUsize::new(NEXT_SLOT.fetch_add(1, Ordering::Relaxed)),
+            token: AtomicU64::new(0),
+            refs: AtomicU32::new(0),
+            ctl: Mutex::new(Ctl::new()),
+        }
+    }
+
+    /// The name by which the agent knows this life of the flow.
+    pub fn token(&self) -> FlowToken {
+        FlowToken(self.token.load(Ordering::SeqCst))
+    }
+
+    /// The control part. Never held over a call that may block.
+    pub fn ctl(&self) -> MutexGuard<'_, Ctl> {
+        self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The control part, if the flow is still the one behind `fd`.
+    pub fn ctl_of(&'static self, fd: c_int) -> Option<MutexGuard<'static, Ctl>> {
+        let ctl = self.ctl();
+        ctl.fds.contains(&fd).then_some(ctl)
+    }
+
+    /// Leaves the gate.
+    #[inline]
+    pub fn leave(&'static self) {
+        if self.gate.leave().last_and_barred {
+            self.left_barred();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn left_barred(&'static self) {
+        sys::keep_errno(|| self.try_recycle());
+    }
+
+    /// The table, or the agent, lets go of the flow.
+    pub fn drop_ref(&'static self) {
+        if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.gate.close();
+            self.try_recycle();
+        }
+    }
+
+    fn try_recycle(&'static self) {
+        if self.refs.load(Ordering::Acquire) != 0 || !self.gate.idle() {
+            return;
+        }
+        // Several may come here at once (the last one inside, the last reference); one of them gets the token.
+        if self.token.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        {
+            let mut ctl = self.ctl();
+            ctl.set_transport(None);
+            *ctl = Ctl::new();
+        }
+        self.send.with(|s| s.replay = Replay::new());
+        FREE.with(|free| free.push(self));
+    }
+
+    /// Whether a thread inside a call, or waiting for one, should look at the flow again.
+    pub fn wake(&self) {
+        self.signal.fetch_add(1, Ordering::SeqCst);
+        sys::futex_wake(&self.signal, c_int::MAX);
+    }
+
+    /// From now on the numbers are plain descriptors. `ctl` is this flow's.
+    pub fn release_numbers(&'static self, ctl: &mut Ctl) {
+        for fd in ctl.fds.drain(..) {
+            table::clear(fd);
+            for e in &ctl.epolls {
+                e.forget(fd);
+            }
+        }
+        ctl.epolls.clear();
+    }
+
+    /// Whether the connection ever stood: a non-blocking `connect` that fails is the application's to see.
+    pub fn was_established(&self, fd: c_int) -> bool {
+        if !self.established.load(Ordering::Relaxed) {
+            // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
+            let stood = self.received.load(Ordering::Relaxed) > 0
+                || self.send.with(|s| s.replay.end()) > 0
+                || sys::tcp_info_long(fd).is_some_and(|i| i.bytes_acked > 0);
+            self.established.store(stood, Ordering::Relaxed);
+        }
+        self.established.load(Ordering::Relaxed)
+    }
+
+    /// Marks the flow for the agent's sweep; called after each send.
+    #[inline]
+    pub fn mark_dirty(&self) {
+        if !self.dirty.load(Ordering::Relaxed) {
+            self.mark_dirty_slow();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn mark_dirty_slow(&self) {
+        sys::keep_errno(|| {
+            if !self.dirty.swap(true, Ordering::Relaxed) {
+                runtime::with_agent(|a| a.dirty(self.token()));
+            }
+        });
+    }
+
+    /// Whether a forked child has read from or written to the connection, so that our counters mean nothing.
+    pub fn used_by_child(&self) -> bool {
+        self.forked.load(Ordering::Relaxed)
+            && crate::process::child_used(self.slot.load(Ordering::Relaxed))
+    }
+}

@@ -1,0 +1,202 @@
+//! What the agent asks of a flow: [`FlowIo`] for the preload's flows.
+
+use crate::flow::{Flow, Mode, Then, UNKNOWN};
+use crate::{options, sys, transport};
+use slim_agent::{Drained, FlowIo, Probe};
+use slim_core::{Cause, FlowToken, Verdict};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+/// The agent's hold on one life of a flow.
+pub struct Handle {
+    flow: &'static Flow,
+}
+
+impl Handle {
+    /// Takes over the agent's reference that the flow was created with.
+    pub fn new(flow: &'static Flow) -> Self {
+        Self { flow }
+    }
+
+    /// The name of this life.
+    pub fn token(&self) -> FlowToken {
+        self.flow.token()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.flow.drop_ref();
+    }
+}
+
+impl FlowIo for Handle {
+    fn live(&self) {
+        self.flow.live.store(true, Ordering::Release);
+    }
+
+    fn legacy(&self, refused: bool) {
+        let ctl = self.flow.ctl();
+        match ctl.mode {
+            Mode::Open if refused => {
+                drop(ctl);
+                transport::escalate(self.flow, Then::Dead(libc::ECONNREFUSED));
+            }
+            Mode::Open => transport::unmanage(self.flow, ctl),
+            Mode::Suspended => {
+                drop(ctl);
+                transport::reinstate(self.flow, true);
+            }
+            _ => {}
+        }
+    }
+
+    fn suspend(&self) -> bool {
+        let mut ctl = self.flow.ctl();
+        // Without a descriptor for a placeholder the old transport stays under the numbers; a flow that the
+        // application has closed has no numbers. Both are barred all the same.
+        let _ = transport::suspend(self.flow, &mut ctl);
+        self.flow.gate.bar();
+        if let Some(old) = ctl.transport {
+            sys::shutdown(old, libc::SHUT_RDWR);
+        }
+        drop(ctl);
+        self.flow.gate.idle()
+    }
+
+    fn idle(&self) -> bool {
+        self.flow.gate.idle()
+    }
+
+    fn drain(&self) -> Drained {
+        transport::drain(self.flow);
+        Drained {
+            received: self.flow.received.load(Ordering::SeqCst),
+            sent: self.sent(),
+        }
+    }
+
+    fn sent(&self) -> u64 {
+        self.flow.send.with(|s| s.replay.end())
+    }
+
+    fn stash(&self, data: &[u8]) {
+        let mut ctl = self.flow.ctl();
+        if ctl.mode != Mode::Lingering {
+            ctl.stash.push(data);
+        }
+        self.flow
+            .received
+            .fetch_add(data.len() as u64, Ordering::SeqCst);
+    }
+
+    fn trim(&self, peer_received: u64) {
+        self.flow.send.with(|s| s.replay.trim(peer_received));
+    }
+
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        self.flow.send.with(|s| {
+            let mut at = from;
+            // Bytes that are no longer there would be a gap: nothing is handed out, and the agent sees no progress.
+            while let Ok(Some(piece)) = s.replay.chunk_at(at) {
+                let took = f(piece);
+                at += took as u64;
+                if took < piece.len() {
+                    break;
+                }
+            }
+            at
+        })
+    }
+
+    fn install(&self, fd: OwnedFd) {
+        transport::install(self.flow, slim_agent::fds::adopt(fd).into_raw_fd());
+    }
+
+    fn prepare(&self, fd: BorrowedFd<'_>) {
+        if let Some(from) = self.flow.ctl().probe_fd() {
+            options::copy(from, fd.as_raw_fd());
+        }
+    }
+
+    fn reinstate(&self, legacy: bool) {
+        transport::reinstate(self.flow, legacy);
+    }
+
+    fn peer_final(&self, seq: u64) {
+        self.flow.peer_final.store(seq, Ordering::Release);
+        self.flow.wake();
+    }
+
+    fn escalate(&self, verdict: Verdict) {
+        transport::escalate(
+            self.flow,
+            match verdict {
+                Verdict::Errno(e) => Then::Dead(e),
+                Verdict::Eof => Then::Eof,
+            },
+        );
+    }
+
+    fn probe(&self) -> Probe {
+        let ctl = self.flow.ctl();
+        let busy = Probe {
+            unacked: 1,
+            acked: 0,
+            retransmits: 0,
+            established: true,
+        };
+        let fd = match (ctl.mode, ctl.probe_fd()) {
+            (Mode::Open | Mode::Lingering, Some(fd)) => fd,
+            _ => return busy,
+        };
+        if !self.flow.send.try_lock() {
+            return busy;
+        }
+        // SAFETY: locked one line above, unlocked below.
+        let half = unsafe { self.flow.send.get() };
+        let sent = half.replay.end();
+        let unacked = sys::unacked(fd).unwrap_or(0).min(half.replay.len() as u64);
+        half.replay.trim(sent - unacked);
+        if unacked == 0 {
+            self.flow.dirty.store(false, Ordering::Relaxed);
+        }
+        self.flow.send.unlock();
+        let info = sys::tcp_info(fd);
+        Probe {
+            unacked,
+            acked: sent - unacked,
+            retransmits: info.map_or(0, |i| i.tcpi_retransmits.into()),
+            established: info.is_some_and(|i| {
+                i.tcpi_state != sys::TCP_CLOSE && i.tcpi_state != sys::TCP_SYN_SENT
+            }),
+        }
+    }
+
+    fn local_final(&self) -> Option<u64> {
+        Some(self.flow.local_final.load(Ordering::Acquire)).filter(|f| *f != UNKNOWN)
+    }
+
+    fn lingering_delivered(&self) -> bool {
+        let mut ctl = self.flow.ctl();
+        let Some(fd) = ctl.transport.filter(|_| ctl.mode == Mode::Lingering) else {
+            return ctl.mode == Mode::Lingering && !self.flow.gate.is_barred();
+        };
+        let unacked = sys::unacked(fd).unwrap_or(0);
+        if unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE) {
+            if !self.flow.gate.is_barred() {
+                self.flow.gate.bar();
+                drop(ctl);
+                let token = self.token();
+                crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
+            }
+            return false;
+        }
+        // Bytes for a closed descriptor: the kernel would answer them with a reset, and does so on close.
+        let done = unacked == 0 || sys::readable(fd) > 0;
+        if done {
+            ctl.set_transport(None);
+        }
+        done
+    }
+}

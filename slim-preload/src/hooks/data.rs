@@ -1,0 +1,181 @@
+//! Reading and writing.
+
+use crate::ops::data::{Buffers, Receive, Transmit};
+use crate::ops::{files, sockets};
+use crate::table;
+use libc::{
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
+    timespec,
+};
+use redhook::{hook, real};
+
+fn vec_of(buf: *const c_void, len: size_t) -> iovec {
+    iovec {
+        iov_base: buf.cast_mut(),
+        iov_len: len,
+    }
+}
+
+/// All reads into one buffer end here.
+#[inline]
+unsafe fn read_one(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    flags: c_int,
+    real: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let one = vec_of(buf, len);
+    Receive {
+        fd,
+        buffers: Buffers::one(&one),
+        flags,
+    }
+    .run(real)
+}
+
+hook! { unsafe fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => slim_read {
+    read_one(fd, buf, len, 0, || real!(read)(fd, buf, len))
+}}
+hook! { unsafe fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => slim___read {
+    read_one(fd, buf, len, 0, || real!(__read)(fd, buf, len))
+}}
+hook! { unsafe fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t => slim___read_chk {
+    if len > room { return real!(__read_chk)(fd, buf, len, room); }
+    read_one(fd, buf, len, 0, || real!(__read_chk)(fd, buf, len, room))
+}}
+hook! { unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t => slim_recv {
+    read_one(fd, buf, len, flags, || real!(recv)(fd, buf, len, flags))
+}}
+hook! { unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t => slim___recv_chk {
+    if len > room { return real!(__recv_chk)(fd, buf, len, room, flags); }
+    read_one(fd, buf, len, flags, || real!(__recv_chk)(fd, buf, len, room, flags))
+}}
+hook! { unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim_recvfrom {
+    let n = read_one(fd, buf, len, flags, || real!(recvfrom)(fd, buf, len, flags, from, from_len));
+    if n >= 0 && !from.is_null() && !from_len.is_null() && table::flow(fd).is_some() { *from_len = 0; }
+    n
+}}
+hook! { unsafe fn __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim___recvfrom_chk {
+    if len > room { return real!(__recvfrom_chk)(fd, buf, len, room, flags, from, from_len); }
+    slim_recvfrom(fd, buf, len, flags, from, from_len)
+}}
+hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_readv {
+    let buffers = Buffers::new(list, usize::try_from(count).unwrap_or(0));
+    Receive { fd, buffers, flags: 0 }.run(|| real!(readv)(fd, list, count))
+}}
+hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t => slim_recvmsg {
+    if table::flow(fd).is_none() || message.is_null() { return real!(recvmsg)(fd, message, flags); }
+    let m = &mut *message;
+    let buffers = Buffers::new(m.msg_iov, m.msg_iovlen);
+    let asked = std::cell::Cell::new(false);
+    let n = Receive { fd, buffers, flags }.run(|| { asked.set(true); real!(recvmsg)(fd, message, flags) });
+    if n >= 0 && !asked.get() {
+        (m.msg_namelen, m.msg_controllen, m.msg_flags) = (0, 0, 0);
+    }
+    n
+}}
+hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int => slim_recvmmsg {
+    if table::flow(fd).is_none() || list.is_null() { return real!(recvmmsg)(fd, list, count, flags, timeout); }
+    let mut done = 0;
+    while done < count {
+        let m = list.add(done as usize);
+        let wait = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
+        let n = slim_recvmsg(fd, &raw mut (*m).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
+        if n < 0 {
+            return if done == 0 { -1 } else { done as c_int };
+        }
+        (*m).msg_len = n as c_uint;
+        done += 1;
+        if n == 0 { break; }
+    }
+    done as c_int
+}}
+
+/// All writes from one buffer end here.
+#[inline]
+unsafe fn write_one(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    plain: impl Fn() -> ssize_t,
+) -> ssize_t {
+    let one = vec_of(buf, len);
+    Transmit {
+        fd,
+        source: Buffers::one(&one),
+        flags,
+    }
+    .run(plain, |fd, flags| real!(send)(fd, buf, len, flags))
+}
+
+hook! { unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim_write {
+    write_one(fd, buf, len, 0, || real!(write)(fd, buf, len))
+}}
+hook! { unsafe fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim___write {
+    write_one(fd, buf, len, 0, || real!(__write)(fd, buf, len))
+}}
+hook! { unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim_send {
+    write_one(fd, buf, len, flags, || real!(send)(fd, buf, len, flags))
+}}
+hook! { unsafe fn __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim___send {
+    write_one(fd, buf, len, flags, || real!(__send)(fd, buf, len, flags))
+}}
+hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t => slim_sendto {
+    if table::flow(fd).is_none() { return real!(sendto)(fd, buf, len, flags, to, to_len); }
+    let one = vec_of(buf, len);
+    Transmit { fd, source: Buffers::one(&one), flags }.run(
+        || real!(sendto)(fd, buf, len, flags, to, to_len),
+        |fd, flags| real!(sendto)(fd, buf, len, flags, to, to_len),
+    )
+}}
+hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_writev {
+    if table::flow(fd).is_none() { return real!(writev)(fd, list, count); }
+    let n = usize::try_from(count).unwrap_or(usize::MAX);
+    let buffers = Buffers::new(list, if n == usize::MAX { 0 } else { n });
+    Transmit { fd, source: buffers, flags: 0 }.run(|| real!(writev)(fd, list, count), |fd, flags| {
+        // writev(2) and sendmsg(2) refuse a bad count with different errnos.
+        if n > libc::UIO_MAXIOV as usize { return real!(writev)(fd, list, count); }
+        let mut m: msghdr = std::mem::zeroed();
+        (m.msg_iov, m.msg_iovlen) = (list.cast_mut(), n);
+        real!(sendmsg)(fd, &raw const m, flags)
+    })
+}}
+hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
+    if message.is_null() { return real!(sendmsg)(fd, message, flags); }
+    if table::flow(fd).is_none() {
+        if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() { sockets::passing(message); }
+        return real!(sendmsg)(fd, message, flags);
+    }
+    let buffers = Buffers::new((*message).msg_iov, (*message).msg_iovlen);
+    Transmit { fd, source: buffers, flags }.run(
+        || real!(sendmsg)(fd, message, flags),
+        |fd, flags| real!(sendmsg)(fd, message, flags),
+    )
+}}
+hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => slim_sendmmsg {
+    if table::flow(fd).is_none() || list.is_null() { return real!(sendmmsg)(fd, list, count, flags); }
+    let mut done = 0;
+    while done < count {
+        let m = list.add(done as usize);
+        let n = slim_sendmsg(fd, &raw const (*m).msg_hdr, flags);
+        if n < 0 {
+            return if done == 0 { -1 } else { done as c_int };
+        }
+        (*m).msg_len = n as c_uint;
+        done += 1;
+    }
+    done as c_int
+}}
+hook! { unsafe fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t => slim_sendfile {
+    files::sendfile(out, file, offset, count, || real!(sendfile)(out, file, offset, count))
+}}
+hook! { unsafe fn sendfile64(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t => slim_sendfile64 {
+    files::sendfile(out, file, offset, count, || real!(sendfile64)(out, file, offset, count))
+}}
+hook! { unsafe fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut i64, len: size_t, flags: c_uint) -> ssize_t => slim_splice {
+    files::spliced(from);
+    files::spliced(to);
+    real!(splice)(from, from_at, to, to_at, len, flags)
+}}

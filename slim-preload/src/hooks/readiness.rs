@@ -1,0 +1,94 @@
+//! Waiting for descriptors.
+
+use crate::epoll;
+use crate::ops::poll as ops;
+use crate::ops::poll::{Limit, Sets, Wait};
+use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
+use redhook::{hook, real};
+use std::time::Duration;
+
+unsafe fn limit(t: *const timespec) -> Limit {
+    Limit::new(t.as_ref().map(|t| {
+        Duration::new(
+            t.tv_sec.max(0) as u64,
+            t.tv_nsec.clamp(0, 999_999_999) as u32,
+        )
+    }))
+}
+
+/// Calls `f` with the application's time limit, or with what is left of it.
+fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const timespec) -> R) -> R {
+    match wait {
+        Wait::AsGiven => f(given),
+        Wait::For(_) => {
+            let left = wait.timespec();
+            f(left.as_ref().map_or(std::ptr::null(), std::ptr::from_ref))
+        }
+    }
+}
+
+hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim_poll {
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(poll)(fds, count, w.millis(timeout)))
+}}
+hook! { unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim___poll {
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(__poll)(fds, count, w.millis(timeout)))
+}}
+hook! { unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int => slim___poll_chk {
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(__poll_chk)(fds, count, w.millis(timeout), room))
+}}
+hook! { unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_ppoll {
+    ops::poll(fds, count as usize, limit(timeout), |w| with_timespec(w, timeout, |t| real!(ppoll)(fds, count, t, mask)))
+}}
+hook! { unsafe fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int => slim___ppoll_chk {
+    ops::poll(fds, count as usize, limit(timeout), |w| with_timespec(w, timeout, |t| real!(__ppoll_chk)(fds, count, t, mask, room)))
+}}
+
+/// `select` counts the application's own timeval down, as the kernel does.
+unsafe fn select_with(
+    count: c_int,
+    sets: [*mut fd_set; 3],
+    timeout: *mut timeval,
+    real: impl Fn(*mut timeval) -> c_int,
+) -> c_int {
+    let whole = timeout.as_ref().map(|t| {
+        Duration::new(
+            t.tv_sec.max(0) as u64,
+            (t.tv_usec.max(0) as u32).saturating_mul(1000),
+        )
+    });
+    ops::select(Sets { count, sets }, Limit::new(whole), |w| match w {
+        Wait::AsGiven => real(timeout),
+        Wait::For(None) => real(std::ptr::null_mut()),
+        Wait::For(Some(d)) => {
+            let mut left = timeval {
+                tv_sec: d.as_secs() as i64,
+                tv_usec: d.subsec_micros().into(),
+            };
+            real(&raw mut left)
+        }
+    })
+}
+
+hook! { unsafe fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int => slim_select {
+    select_with(count, [read, write, except], timeout, |t| real!(select)(count, read, write, except, t))
+}}
+hook! { unsafe fn __select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int => slim___select {
+    select_with(count, [read, write, except], timeout, |t| real!(__select)(count, read, write, except, t))
+}}
+hook! { unsafe fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_pselect {
+    let sets = Sets { count, sets: [read, write, except] };
+    ops::select(sets, limit(timeout), |w| with_timespec(w, timeout, |t| real!(pselect)(count, read, write, except, t, mask)))
+}}
+
+hook! { unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int => slim_epoll_ctl {
+    epoll::control(epfd, op, fd, event.as_ref().copied(), || real!(epoll_ctl)(epfd, op, fd, event))
+}}
+hook! { unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int => slim_epoll_wait {
+    ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_wait)(epfd, events, max, w.millis(timeout)))
+}}
+hook! { unsafe fn epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int => slim_epoll_pwait {
+    ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_pwait)(epfd, events, max, w.millis(timeout), mask))
+}}
+hook! { unsafe fn epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_epoll_pwait2 {
+    ops::epoll_wait(epfd, events, limit(timeout), |w| with_timespec(w, timeout, |t| real!(epoll_pwait2)(epfd, events, max, t, mask)))
+}}

@@ -1,0 +1,55 @@
+//! Connections and their options.
+
+use crate::ops::sockets::{self, End};
+use crate::sys::keep_errno;
+use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
+use redhook::{hook, real};
+
+hook! { unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_connect {
+    sockets::connect(fd, addr, len, || real!(connect)(fd, addr, len))
+}}
+hook! { unsafe fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim___connect {
+    sockets::connect(fd, addr, len, || real!(__connect)(fd, addr, len))
+}}
+hook! { unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_bind {
+    let r = real!(bind)(fd, addr, len);
+    if r == 0 { return r; }
+    sockets::give_way(fd, addr, len, || real!(bind)(fd, addr, len))
+}}
+hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
+    let r = real!(listen)(fd, backlog);
+    if r == 0 { keep_errno(|| sockets::listening(fd)); }
+    r
+}}
+hook! { unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_accept {
+    let r = real!(accept)(fd, addr, len);
+    if r >= 0 { keep_errno(|| sockets::accepted(fd, r)); }
+    r
+}}
+hook! { unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int => slim_accept4 {
+    let r = real!(accept4)(fd, addr, len, flags);
+    if r >= 0 { keep_errno(|| sockets::accepted(fd, r)); }
+    r
+}}
+hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
+    sockets::shutdown(fd, how, || real!(shutdown)(fd, how))
+}}
+hook! { unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getsockname {
+    sockets::name(fd, End::Local, addr, len, || real!(getsockname)(fd, addr, len))
+}}
+hook! { unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getpeername {
+    sockets::name(fd, End::Peer, addr, len, || real!(getpeername)(fd, addr, len))
+}}
+hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int => slim_getsockopt {
+    sockets::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))
+}}
+hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int => slim_setsockopt {
+    sockets::set_option(fd, |fd| real!(setsockopt)(fd, level, name, value, len))
+}}
+// Variadic in C; on the platforms supported the third argument travels as a fixed one does.
+hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {
+    match sockets::ioctl(fd, request) {
+        Some(answer) if !arg.is_null() => { arg.cast::<c_int>().write_unaligned(answer); 0 }
+        _ => real!(ioctl)(fd, request, arg),
+    }
+}}

@@ -1,0 +1,594 @@
+//! The data path: what is read and written on a flow.
+//!
+//! Budget of a small send: one table load, one atomic read-modify-write to enter and one to leave, an
+//! uncontended lock, a copy. No allocation, no system call, no log.
+
+use super::{Next, Way, enter, fail};
+use crate::flow::{Flow, Mode, TRIM_FLOOR, UNKNOWN};
+use crate::sys;
+use crate::transport::{self, Fault};
+use libc::{c_int, iovec};
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+
+/// Sends of at least this many bytes ask the kernel first what is worth copying.
+const LARGE: usize = 64 << 10;
+
+/// The application's buffers.
+#[derive(Clone, Copy)]
+pub struct Buffers {
+    list: *const iovec,
+    count: usize,
+}
+
+impl Buffers {
+    /// # Safety
+    /// `list` points to `count` iovecs, as `readv(2)` asks; their memory may be bad, for only what the kernel
+    /// has read or written successfully is ever touched.
+    pub unsafe fn new(list: *const iovec, count: usize) -> Self {
+        Self {
+            list,
+            count: if list.is_null() { 0 } else { count },
+        }
+    }
+
+    /// # Safety
+    /// `one` stays where it is for as long as the buffers are used.
+    pub unsafe fn one(one: &iovec) -> Self {
+        Self {
+            list: one,
+            count: 1,
+        }
+    }
+
+    fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        // SAFETY: the contract of `new`.
+        (0..self.count)
+            .map(|i| unsafe { &*self.list.add(i) })
+            .map(|v| (v.iov_base.cast(), v.iov_len))
+    }
+
+    /// All their bytes.
+    pub fn len(&self) -> usize {
+        self.slices().map(|(_, n)| n).sum()
+    }
+
+    /// Calls `f` with the pieces of bytes `[from, to)`.
+    fn range(&self, from: usize, to: usize, mut f: impl FnMut(&[u8])) {
+        let mut at = 0;
+        for (base, len) in self.slices() {
+            let (lo, hi) = (from.clamp(at, at + len), to.clamp(at, at + len));
+            if lo < hi {
+                // SAFETY: the kernel has just read these bytes from there.
+                f(unsafe { std::slice::from_raw_parts(base.add(lo - at), hi - lo) });
+            }
+            at += len;
+        }
+    }
+
+    /// Fills them from byte `from` on by calling `f` for each piece, until it fills less than offered.
+    fn fill(&self, from: usize, mut f: impl FnMut(&mut [u8]) -> usize) -> usize {
+        let (mut at, mut filled) = (0, 0);
+        for (base, len) in self.slices() {
+            let lo = from.clamp(at, at + len);
+            if lo < at + len {
+                // SAFETY: the application's buffer, that it asked to have filled.
+                let piece =
+                    unsafe { std::slice::from_raw_parts_mut(base.add(lo - at), at + len - lo) };
+                let n = f(piece);
+                filled += n;
+                if n < piece.len() {
+                    break;
+                }
+            }
+            at += len;
+        }
+        filled
+    }
+}
+
+/// How a call reads.
+#[derive(Clone, Copy)]
+pub struct Receive {
+    /// The descriptor.
+    pub fd: c_int,
+    /// Where the bytes go.
+    pub buffers: Buffers,
+    /// The call's MSG_ flags.
+    pub flags: c_int,
+}
+
+impl Receive {
+    fn has(&self, flag: c_int) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Runs the call: `real` asks the kernel for the whole of it.
+    #[inline]
+    pub fn run(self, real: impl Fn() -> isize) -> isize {
+        loop {
+            let next = match enter(self.fd) {
+                Way::Plain => return real(),
+                Way::In(flow) => {
+                    let n = real();
+                    if n > 0 && !self.has(libc::MSG_WAITALL) {
+                        if !self.has(libc::MSG_PEEK | libc::MSG_OOB) {
+                            flow.received.fetch_add(n as u64, Ordering::Relaxed);
+                        }
+                        flow.leave();
+                        return n;
+                    }
+                    self.unusual(flow, n)
+                }
+                Way::Barred(flow) => self.barred(flow),
+            };
+            if let Next::Return(n) = next {
+                return n;
+            }
+        }
+    }
+
+    /// After the kernel's answer to anything but a plain successful read. Leaves the gate.
+    #[cold]
+    #[inline(never)]
+    fn unusual(self, flow: &'static Flow, n: isize) -> Next {
+        let errno = sys::errno();
+        if n > 0 {
+            if !self.has(libc::MSG_PEEK) {
+                flow.received.fetch_add(n as u64, Ordering::Relaxed);
+            }
+            flow.leave();
+            return Next::Return(self.complete(n as usize));
+        }
+        let cause = if n == 0 {
+            let at = flow.received.load(Ordering::SeqCst);
+            let orderly = flow.peer_final.load(Ordering::Acquire) == at
+                || flow.read_shut.load(Ordering::Relaxed);
+            if orderly || self.buffers.len() == 0 || self.has(libc::MSG_OOB) {
+                flow.leave();
+                return Next::Return(0);
+            }
+            Cause::Eof { received: at }
+        } else {
+            if flow.gate.is_barred() {
+                // The transport was shut under the call, or it met a placeholder.
+                flow.leave();
+                return Next::Again;
+            }
+            if !broken(self.fd, errno) {
+                flow.leave();
+                return Next::Return(fail(errno));
+            }
+            Cause::Errno(errno)
+        };
+        flow.leave();
+        match transport::fault(flow, self.fd, cause) {
+            Fault::Suspended => Next::Again,
+            Fault::Plain if n == 0 => Next::Return(0),
+            Fault::Plain => Next::Return(fail(errno)),
+        }
+    }
+
+    /// MSG_WAITALL over a broken transport: goes on where the kernel stopped.
+    fn complete(self, mut have: usize) -> isize {
+        let want = self.buffers.len();
+        while have < want && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            let mut chunk = [0u8; 1];
+            let next = match enter(self.fd) {
+                Way::Plain => break,
+                Way::In(flow) => {
+                    // Why did the kernel stop? A signal, or the end of the transport.
+                    let probe = sys::recv(self.fd, &mut chunk, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+                    let at = flow.received.load(Ordering::SeqCst);
+                    let cause = match probe {
+                        Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
+                            Some(Cause::Eof { received: at })
+                        }
+                        Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
+                        _ => None,
+                    };
+                    flow.leave();
+                    match cause {
+                        Some(cause) => match transport::fault(flow, self.fd, cause) {
+                            Fault::Suspended => continue,
+                            Fault::Plain => break,
+                        },
+                        None => break,
+                    }
+                }
+                Way::Barred(flow) => {
+                    let Some(mut ctl) = flow.ctl_of(self.fd) else {
+                        break;
+                    };
+                    let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
+                    have += got;
+                    if got > 0 {
+                        transport::after_stash(flow, ctl);
+                        Next::Again
+                    } else if matches!(ctl.mode, Mode::Suspended) {
+                        super::wait(flow, ctl, self.fd, false, libc::SO_RCVTIMEO)
+                    } else {
+                        break;
+                    }
+                }
+            };
+            if matches!(next, Next::Return(_)) {
+                break;
+            }
+        }
+        have as isize
+    }
+
+    /// The transport is away: from the stash, or later.
+    #[cold]
+    #[inline(never)]
+    fn barred(self, flow: &'static Flow) -> Next {
+        let errno = sys::errno();
+        let Some(mut ctl) = flow.ctl_of(self.fd) else {
+            return Next::Again;
+        };
+        if !flow.gate.is_barred() {
+            return Next::Again;
+        }
+        if !ctl.stash.is_empty() && !self.has(libc::MSG_OOB) {
+            let n = if self.has(libc::MSG_PEEK) {
+                let mut copy = vec![0; self.buffers.len().min(ctl.stash.len())];
+                let n = ctl.stash.peek(&mut copy);
+                let mut at = 0;
+                self.buffers.fill(0, |piece| {
+                    let k = piece.len().min(n - at);
+                    piece[..k].copy_from_slice(&copy[at..at + k]);
+                    at += k;
+                    k
+                })
+            } else {
+                self.buffers.fill(0, |piece| ctl.stash.read(piece))
+            };
+            transport::after_stash(flow, ctl);
+            sys::set_errno(errno);
+            if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK) {
+                return Next::Return(self.complete(n));
+            }
+            return Next::Return(n as isize);
+        }
+        match ctl.mode {
+            Mode::Dead(_) => super::paid(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e))),
+            Mode::Stashed { .. } => {
+                transport::after_stash(flow, ctl);
+                Next::Again
+            }
+            _ if self.buffers.len() == 0 => Next::Return(0),
+            _ => super::wait(
+                flow,
+                ctl,
+                self.fd,
+                self.has(libc::MSG_DONTWAIT),
+                libc::SO_RCVTIMEO,
+            ),
+        }
+    }
+}
+
+/// Whether an errno means that the transport is dead: the kernel's own word for it, for several errnos can
+/// also be passing troubles.
+pub fn broken(fd: c_int, errno: c_int) -> bool {
+    let passing = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::EFAULT,
+        libc::EINVAL,
+        libc::EBADF,
+        libc::ENOTSOCK,
+        libc::ENOMEM,
+    ];
+    !passing.contains(&errno) && sys::keep_errno(|| sys::tcp_state(fd)) == Some(sys::TCP_CLOSE)
+}
+
+/// Where a send's bytes are to be found again, to be copied.
+pub trait Source {
+    /// Calls `f` with bytes `[from, to)` of what was sent; false when they cannot be had.
+    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool;
+
+    /// How many bytes a blocking call has to write before it returns; 0 when it may always return early.
+    fn total(&self) -> usize {
+        0
+    }
+}
+
+impl Source for Buffers {
+    #[inline]
+    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool {
+        self.range(from, to, f);
+        true
+    }
+
+    #[inline]
+    fn total(&self) -> usize {
+        self.len()
+    }
+}
+
+/// How a call writes.
+pub struct Transmit<S> {
+    /// The descriptor.
+    pub fd: c_int,
+    /// What it writes.
+    pub source: S,
+    /// The call's MSG_ flags.
+    pub flags: c_int,
+}
+
+impl<S: Source> Transmit<S> {
+    /// Runs the call: `real(fd, flags)` asks the kernel, on the descriptor and with the flags given; `plain` is
+    /// the application's own call, for a descriptor that is no flow's.
+    #[inline]
+    pub fn run(self, plain: impl Fn() -> isize, real: impl Fn(c_int, c_int) -> isize) -> isize {
+        loop {
+            let next = match enter(self.fd) {
+                Way::Plain => return plain(),
+                Way::In(flow) => {
+                    if !self.take_turn(flow) {
+                        flow.leave();
+                        return fail(libc::EAGAIN);
+                    }
+                    let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+                    if n > 0 {
+                        let whole = self.account(flow, self.fd, n as usize);
+                        flow.send.unlock();
+                        flow.mark_dirty();
+                        flow.leave();
+                        if !whole {
+                            self.lost(flow);
+                        }
+                        if (n as usize) < self.source.total() {
+                            return self.rest(n as usize);
+                        }
+                        return n;
+                    }
+                    flow.send.unlock();
+                    self.unusual(flow, n)
+                }
+                Way::Barred(flow) => self.barred(flow, &real),
+            };
+            if let Next::Return(n) = next {
+                return n;
+            }
+        }
+    }
+
+    /// Takes the send lock; false when that would mean to wait for another thread's blocking send in a
+    /// call that must not wait.
+    #[inline]
+    fn take_turn(&self, flow: &'static Flow) -> bool {
+        flow.send.try_lock() || self.take_turn_slow(flow)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_turn_slow(&self, flow: &'static Flow) -> bool {
+        if self.flags & libc::MSG_DONTWAIT != 0 && !sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return flow.send.try_lock();
+        }
+        sys::keep_errno(|| flow.send.lock());
+        true
+    }
+
+    /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
+    #[inline]
+    fn account(&self, flow: &'static Flow, fd: c_int, n: usize) -> bool {
+        // SAFETY: the send lock is held, see `run`.
+        let half = unsafe { flow.send.get() };
+        if n >= LARGE {
+            return self.account_large(half, fd, n);
+        }
+        let whole = self.source.copy(0, n, &mut |bytes| half.replay.push(bytes));
+        if half.replay.len() > half.trim_at {
+            trim(half, fd);
+        }
+        whole
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn account_large(&self, half: &mut crate::flow::SendHalf, fd: c_int, n: usize) -> bool {
+        let unacked = sys::keep_errno(|| sys::unacked(fd)).unwrap_or(u64::MAX);
+        let tail = (n as u64).min(unacked) as usize;
+        if tail < n {
+            half.replay.skip_to(half.replay.end() + (n - tail) as u64);
+        }
+        let whole = self
+            .source
+            .copy(n - tail, n, &mut |bytes| half.replay.push(bytes));
+        if tail == n {
+            half.replay.trim(half.replay.end().saturating_sub(unacked));
+        }
+        half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+        whole
+    }
+
+    /// A blocking call that the kernel ended early because the transport broke goes on; every other short
+    /// count is the application's to see.
+    #[cold]
+    #[inline(never)]
+    fn rest(&self, mut have: usize) -> isize {
+        let short = |have: usize| have as isize;
+        if self.flags & libc::MSG_DONTWAIT != 0 || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return short(have);
+        }
+        while have < self.source.total() {
+            match enter(self.fd) {
+                Way::In(flow) => {
+                    flow.send.lock();
+                    let mut sent = Ok(0);
+                    let from = have;
+                    self.source.copy(from, self.source.total(), &mut |piece| {
+                        if sent == Ok(0) {
+                            sent = sys::send(self.fd, piece, self.flags);
+                        }
+                    });
+                    if let Ok(n) = sent {
+                        // SAFETY: the send lock is held.
+                        let half = unsafe { flow.send.get() };
+                        self.source
+                            .copy(from, from + n, &mut |bytes| half.replay.push(bytes));
+                        have += n;
+                    }
+                    flow.send.unlock();
+                    flow.mark_dirty();
+                    let barred = flow.gate.is_barred();
+                    flow.leave();
+                    match sent {
+                        Ok(_) => {}
+                        Err(_) if barred => {}
+                        Err(e) if broken(self.fd, e) => {
+                            match transport::fault(flow, self.fd, Cause::Errno(e)) {
+                                Fault::Suspended => {}
+                                Fault::Plain => return short(have),
+                            }
+                        }
+                        Err(_) => return short(have),
+                    }
+                }
+                Way::Barred(flow) => {
+                    let Some(ctl) = flow.ctl_of(self.fd) else {
+                        return short(have);
+                    };
+                    match ctl.mode {
+                        Mode::Suspended => {
+                            if let Next::Return(_) =
+                                super::wait(flow, ctl, self.fd, false, libc::SO_SNDTIMEO)
+                            {
+                                return short(have);
+                            }
+                        }
+                        // Never wait here for the stash to be read: that may be this thread's own next step.
+                        _ => return short(have),
+                    }
+                }
+                Way::Plain => return short(have),
+            }
+        }
+        short(have)
+    }
+
+    /// The bytes sent cannot be had again (a file that shrank): the flow goes on as plain TCP.
+    #[cold]
+    #[inline(never)]
+    fn lost(&self, flow: &'static Flow) {
+        sys::keep_errno(|| super::descriptors::demote(flow, self.fd));
+    }
+
+    /// After the kernel took nothing. Leaves the gate.
+    #[cold]
+    #[inline(never)]
+    fn unusual(&self, flow: &'static Flow, n: isize) -> Next {
+        let errno = sys::errno();
+        let barred = flow.gate.is_barred();
+        flow.leave();
+        if n == 0 {
+            return Next::Return(0);
+        }
+        if barred {
+            return Next::Again;
+        }
+        let shut = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+        if !shut
+            && broken(self.fd, errno)
+            && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno))
+        {
+            return Next::Again;
+        }
+        Next::Return(self.refuse(errno))
+    }
+
+    /// Gives an errno, with the signal that belongs to it.
+    fn refuse(&self, errno: c_int) -> isize {
+        if errno == libc::EPIPE && self.flags & libc::MSG_NOSIGNAL == 0 {
+            sys::raise_sigpipe();
+        }
+        fail(errno)
+    }
+
+    /// The transport is away, or waits behind stashed bytes.
+    #[cold]
+    #[inline(never)]
+    fn barred(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> Next {
+        let Some(ctl) = flow.ctl_of(self.fd) else {
+            return Next::Again;
+        };
+        if !flow.gate.is_barred() {
+            return Next::Again;
+        }
+        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+            return Next::Return(self.refuse(libc::EPIPE));
+        }
+        let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
+        let fd = match (ctl.mode, ctl.transport) {
+            (Mode::Dead(_), _) => {
+                return super::paid(flow, ctl)
+                    .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
+            }
+            (
+                Mode::Stashed {
+                    then: crate::flow::Then::Open,
+                },
+                Some(fd),
+            ) => fd,
+            (
+                Mode::Stashed {
+                    then: crate::flow::Then::Eof | crate::flow::Then::Dead(_),
+                },
+                _,
+            ) => {
+                return Next::Return(self.refuse(libc::EPIPE));
+            }
+            _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
+        };
+        // A transport is there, but its number still shows the stash. Never wait with the control lock held:
+        // the reader of the stash needs it.
+        flow.send.lock();
+        let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        let errno = sys::errno();
+        let whole = n <= 0 || self.account(flow, fd, n as usize);
+        flow.send.unlock();
+        if n > 0 {
+            drop(ctl);
+            flow.mark_dirty();
+            if !whole {
+                self.lost(flow);
+            }
+            return Next::Return(n);
+        }
+        let wait = errno == libc::EAGAIN && !dontwait && !transport::nonblocking(&ctl, self.fd);
+        if n == 0 || wait {
+            drop(ctl);
+            if n == 0 {
+                return Next::Return(0);
+            }
+            // Looked at again after a moment, because the transport may leave this number meanwhile.
+            sys::wait_ready(fd, libc::POLLOUT, 10);
+            return Next::Again;
+        }
+        if broken(fd, errno) {
+            let mut ctl = ctl;
+            let _ = transport::suspend(flow, &mut ctl);
+            drop(ctl);
+            let token = flow.token();
+            crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(errno)));
+            return Next::Again;
+        }
+        Next::Return(self.refuse(errno))
+    }
+}
+
+/// Forgets what the peer's kernel has, and sets when to ask next. The send lock is held.
+#[cold]
+#[inline(never)]
+fn trim(half: &mut crate::flow::SendHalf, fd: c_int) {
+    if let Ok(unacked) = sys::keep_errno(|| sys::unacked(fd)) {
+        half.replay.trim(half.replay.end().saturating_sub(unacked));
+    }
+    half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+}

@@ -1,0 +1,296 @@
+//! Descriptor numbers: close, dup, exec, passing to others.
+
+use crate::flow::{Ctl, Flow, Mode, UNKNOWN};
+use crate::table::{self, Entry};
+use crate::{runtime, stand_in, sys, transport};
+use libc::c_int;
+use slim_core::FinHow;
+use slim_core::stash::Stash;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+
+/// Whether a number is SLIM's own: for the application it does not exist.
+pub fn is_ours(fd: c_int) -> bool {
+    (slim_agent::fds::is_internal(fd) || stand_in::is_ours(fd)) && !runtime::is_our_call()
+}
+
+/// `close`; `real` closes the number.
+pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
+    if is_ours(fd) && runtime::in_own_process() {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    match table::entry(fd) {
+        Entry::None => real(),
+        _ if !runtime::in_own_process() => real(),
+        Entry::Flow(flow) => {
+            let errno = sys::errno();
+            let taken = flow.ctl_of(fd).map(|ctl| part(flow, ctl, fd));
+            let r = real();
+            match (taken, r) {
+                (Some(left), 0) => {
+                    finish(flow, left);
+                    sys::set_errno(errno);
+                }
+                (Some(left), _) => finish(flow, left),
+                _ => {}
+            }
+            r
+        }
+        Entry::Listener => {
+            let at = sys::RawAddr::local(fd).and_then(|a| a.internet());
+            table::clear(fd);
+            let r = real();
+            if let Some(at) = at {
+                sys::keep_errno(|| runtime::with_agent(|a| a.unlisten(at)));
+            }
+            r
+        }
+        Entry::Epoll(instance) => {
+            table::clear(fd);
+            instance.closed(fd);
+            real()
+        }
+        Entry::Inherited => {
+            table::clear(fd);
+            real()
+        }
+    }
+}
+
+/// What is to happen once a number is closed.
+pub enum Left {
+    /// Nothing: other numbers remain, or the flow was plain already.
+    Nothing,
+    /// The last number: the session ends this way, at this byte.
+    Last(FinHow, u64),
+    /// The last number, but the connection may live on in another process.
+    Shared,
+}
+
+/// A number leaves its flow. The real close comes after it, then [`finish`].
+pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -> Left {
+    for e in &ctl.epolls {
+        // While the transport is away the kernel has no registration to drop by itself.
+        e.forget(fd);
+    }
+    table::clear(fd);
+    ctl.fds.retain(|n| *n != fd);
+    if !ctl.fds.is_empty() {
+        return Left::Nothing;
+    }
+    ctl.epolls.clear();
+    let established = flow.was_established(fd) || ctl.mode != Mode::Open;
+    if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
+        ctl.set_transport(None);
+        ctl.mode = Mode::Lingering;
+        return Left::Shared;
+    }
+    let sent = flow.send.with(|s| s.replay.end());
+    let linger: Option<libc::linger> = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER);
+    let hard = linger.is_some_and(|l| l.l_onoff != 0);
+    let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
+    let how = if unread || linger.is_some_and(|l| l.l_onoff != 0 && l.l_linger == 0) {
+        FinHow::Reset
+    } else {
+        FinHow::Close
+    };
+    let _ = flow
+        .local_final
+        .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
+    ctl.stash = Stash::new();
+    match ctl.mode {
+        _ if how == FinHow::Reset => ctl.set_transport(None),
+        // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
+        // left to the kernel.
+        Mode::Open if !hard && sys::unacked(fd).is_ok_and(|n| n > 0) => {
+            let kept = sys::dup_high(fd).ok();
+            if let Some(kept) = kept {
+                sys::shutdown(kept, libc::SHUT_WR);
+            }
+            ctl.set_transport(kept);
+        }
+        Mode::Stashed { .. } => {
+            if let Some(fd) = ctl.transport {
+                sys::shutdown(fd, libc::SHUT_WR);
+            }
+        }
+        _ => {}
+    }
+    // The gate of a lingering flow tells whether it has a transport.
+    if ctl.mode != Mode::Suspended || how == FinHow::Reset {
+        flow.gate.open();
+    }
+    ctl.mode = Mode::Lingering;
+    Left::Last(how, flow.local_final.load(Ordering::SeqCst))
+}
+
+/// After the real close.
+pub fn finish(flow: &'static Flow, left: Left) {
+    match left {
+        Left::Nothing => {}
+        Left::Last(how, at) => {
+            let token = flow.token();
+            flow.wake();
+            runtime::with_agent(|a| {
+                a.finish(token, at, how);
+                if how == FinHow::Reset {
+                    a.gone(token);
+                }
+            });
+            flow.drop_ref();
+        }
+        Left::Shared => {
+            let token = flow.token();
+            flow.wake();
+            runtime::with_agent(|a| a.demote(token));
+            flow.drop_ref();
+        }
+    }
+}
+
+/// The flow behind `fd` becomes plain TCP here and at the peer. Bytes that wait in the stash are lost to
+/// whoever has the descriptor next, who gets a reset instead of a gap.
+pub fn demote(flow: &'static Flow, fd: c_int) {
+    let Some(ctl) = flow.ctl_of(fd) else { return };
+    let token = flow.token();
+    if ctl.mode == Mode::Open {
+        transport::unmanage(flow, ctl);
+    } else {
+        drop(ctl);
+        transport::escalate(flow, crate::flow::Then::Dead(libc::ECONNRESET));
+    }
+    runtime::with_agent(|a| a.demote(token));
+}
+
+/// Before `dup2`/`dup3` takes the number `to` over: gives what [`finish`] needs afterwards.
+pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
+    match table::entry(to) {
+        Entry::Flow(flow) => {
+            let ctl = flow.ctl_of(to)?;
+            Some((flow, part(flow, ctl, to)))
+        }
+        Entry::Listener => {
+            let at = sys::RawAddr::local(to).and_then(|a| a.internet());
+            table::clear(to);
+            if let Some(at) = at {
+                runtime::with_agent(|a| a.unlisten(at));
+            }
+            None
+        }
+        Entry::Epoll(instance) => {
+            table::clear(to);
+            instance.closed(to);
+            None
+        }
+        Entry::Inherited => {
+            table::clear(to);
+            None
+        }
+        Entry::None => None,
+    }
+}
+
+/// `dup`, `dup2`, `dup3` and `fcntl(F_DUPFD)`: `real` makes the new number.
+pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_int {
+    if !runtime::in_own_process() {
+        return real();
+    }
+    if is_ours(from) || to.is_some_and(is_ours) {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    if to == Some(from) {
+        return real();
+    }
+    let (source, target) = (table::entry(from), to.map(table::entry));
+    if let (Entry::None, None | Some(Entry::None)) = (&source, &target) {
+        return real();
+    }
+    // From a bad descriptor: the target is left alone.
+    if !sys::is_open(from) {
+        return real();
+    }
+    let mut guard = match source {
+        Entry::Flow(flow) => flow.ctl_of(from).map(|ctl| (flow, ctl)),
+        _ => None,
+    };
+    let same = matches!((&source, &target), (Entry::Flow(a), Some(Entry::Flow(b))) if std::ptr::eq(*a, *b));
+    if same {
+        return real();
+    }
+    let left = to.and_then(overwrite);
+    let new = real();
+    if new >= 0 {
+        match (&source, &mut guard) {
+            (Entry::Flow(_), Some((flow, ctl))) => {
+                if table::set_flow(new, flow) {
+                    ctl.fds.push(new);
+                }
+            }
+            (Entry::Listener, _) => table::set_listener(new),
+            (Entry::Epoll(instance), _) => table::set_epoll(new, instance),
+            (Entry::Inherited, _) | (Entry::None, _) | (Entry::Flow(_), None) => {}
+        }
+    }
+    drop(guard);
+    if let Some((flow, left)) = left {
+        sys::keep_errno(|| finish(flow, left));
+    }
+    new
+}
+
+/// `close_range`, `closefrom`: closes the numbers one by one where any of them means something to us, and
+/// leaves our own open. Gives false when the kernel can do the whole range.
+pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
+    if !runtime::in_own_process() {
+        return false;
+    }
+    let open = open_numbers();
+    let special = open.iter().any(|fd| {
+        let n = *fd as u32;
+        n >= first && n <= last && (is_ours(*fd) || !matches!(table::entry(*fd), Entry::None))
+    });
+    if !special {
+        return false;
+    }
+    for fd in open
+        .into_iter()
+        .filter(|fd| (*fd as u32) >= first && (*fd as u32) <= last)
+    {
+        if !is_ours(fd) {
+            one(fd);
+        }
+    }
+    true
+}
+
+fn open_numbers() -> Vec<c_int> {
+    runtime::quietly(|| {
+        let entries = std::fs::read_dir("/proc/self/fd")
+            .into_iter()
+            .flatten()
+            .flatten();
+        entries
+            .filter_map(|e| e.file_name().to_str()?.parse().ok())
+            .collect()
+    })
+}
+
+/// `fcntl`; `real(fd)` asks the kernel.
+pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, None, || real(fd)),
+        libc::F_GETFL | libc::F_SETFL => {
+            // The always-ready stand-in is one file for many flows: its flags are nobody's.
+            let waiting = table::flow(fd)
+                .and_then(|f| f.ctl_of(fd))
+                .and_then(|c| match c.mode {
+                    Mode::Stashed { .. } => c.transport,
+                    _ => None,
+                });
+            real(waiting.unwrap_or(fd))
+        }
+        _ => real(fd),
+    }
+}

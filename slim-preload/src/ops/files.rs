@@ -1,0 +1,95 @@
+//! Files into flows: `sendfile`.
+//!
+//! A flow needs a copy of what is in flight, so the file's bytes pass through a buffer of ours; `splice`
+//! gives us no look at the bytes, and makes a flow plain TCP.
+
+use super::data::{Source, Transmit};
+use super::descriptors;
+use crate::sys;
+use crate::table;
+use libc::{c_int, off_t};
+
+/// How much of a file is read at once.
+const PIECE: usize = 128 << 10;
+
+struct Piece<'a>(&'a [u8]);
+
+impl Source for Piece<'_> {
+    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool {
+        self.0.get(from..to).map(f).is_some()
+    }
+
+    fn total(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// `sendfile` to a flow.
+///
+/// # Safety
+/// `offset` is null or points to an offset, as `sendfile(2)` asks.
+pub unsafe fn sendfile(
+    out: c_int,
+    file: c_int,
+    offset: *mut off_t,
+    count: usize,
+    real: impl Fn() -> isize,
+) -> isize {
+    if table::flow(out).is_none() {
+        return real();
+    }
+    // SAFETY: the caller's contract.
+    let start = if offset.is_null() {
+        sys::file_offset(file)
+    } else {
+        Ok(unsafe { *offset })
+    };
+    let Ok(start) = start else { return real() };
+    let mut buffer = vec![0; PIECE.min(count)];
+    let mut done = 0usize;
+    while done < count {
+        let want = PIECE.min(count - done);
+        let piece = match sys::pread(file, &mut buffer[..want], start + done as i64) {
+            Ok(0) => break,
+            Ok(n) => &buffer[..n],
+            Err(_) if done > 0 => break,
+            // The kernel's own errno for whatever is wrong with the file.
+            Err(_) => return real(),
+        };
+        let send = |fd, flags| match sys::send(fd, piece, flags) {
+            Ok(n) => n as isize,
+            Err(e) => super::fail(e),
+        };
+        let n = Transmit {
+            fd: out,
+            source: Piece(piece),
+            flags: 0,
+        }
+        .run(|| send(out, 0), send);
+        if n < 0 {
+            if done == 0 {
+                return n;
+            }
+            break;
+        }
+        done += n as usize;
+        if (n as usize) < piece.len() {
+            break;
+        }
+    }
+    let end = start + done as i64;
+    if offset.is_null() {
+        sys::seek(file, end);
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { *offset = end };
+    }
+    done as isize
+}
+
+/// Before `splice` moves bytes to or from a descriptor.
+pub fn spliced(fd: c_int) {
+    if let Some(flow) = table::flow(fd) {
+        sys::keep_errno(|| descriptors::demote(flow, fd));
+    }
+}

@@ -1,0 +1,98 @@
+//! What hooked calls do with managed descriptors; [`crate::hooks`] only marshals.
+
+pub mod data;
+pub mod descriptors;
+pub mod files;
+pub mod poll;
+pub mod sockets;
+
+use crate::flow::{Ctl, Flow, Mode};
+use crate::sys;
+use crate::table;
+use libc::c_int;
+use std::sync::MutexGuard;
+
+/// How a call gets at a descriptor.
+pub enum Way {
+    /// Straight to the kernel: no flow.
+    Plain,
+    /// Inside the gate of a flow whose transport is under the number: [`Flow::leave`] afterwards.
+    In(&'static Flow),
+    /// The flow's transport is away.
+    Barred(&'static Flow),
+}
+
+/// Enters the flow behind `fd`, if there is one.
+#[inline]
+pub fn enter(fd: c_int) -> Way {
+    loop {
+        let Some(flow) = table::flow(fd) else {
+            return Way::Plain;
+        };
+        let entered = flow.gate.enter();
+        // The number may have changed hands between the load and the entry.
+        let same = table::flow(fd).is_some_and(|f| std::ptr::eq(f, flow));
+        match (entered, same) {
+            (true, true) => return Way::In(flow),
+            (false, true) => return Way::Barred(flow),
+            (true, false) => flow.leave(),
+            (false, false) => {}
+        }
+    }
+}
+
+/// Sets errno and gives -1.
+#[cold]
+pub fn fail(errno: c_int) -> isize {
+    sys::set_errno(errno);
+    -1
+}
+
+/// What a call on a barred flow does next.
+pub enum Next {
+    /// Look at the descriptor again.
+    Again,
+    /// Return this (errno is set when it is -1).
+    Return(isize),
+}
+
+/// Waits until something about the flow changes; `option` is the socket option that limits the wait
+/// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
+pub fn wait(
+    flow: &'static Flow,
+    ctl: MutexGuard<'static, Ctl>,
+    fd: c_int,
+    dontwait: bool,
+    option: c_int,
+) -> Next {
+    if dontwait || crate::transport::nonblocking(&ctl, fd) {
+        return Next::Return(fail(libc::EAGAIN));
+    }
+    let limit = ctl.transport.and_then(|t| timeout(t, option));
+    let seen = flow.signal.load(std::sync::atomic::Ordering::SeqCst);
+    drop(ctl);
+    match sys::futex_wait(&flow.signal, seen, limit) {
+        Err(libc::EINTR) => Next::Return(fail(libc::EINTR)),
+        Err(libc::ETIMEDOUT) => Next::Return(fail(libc::EAGAIN)),
+        _ => Next::Again,
+    }
+}
+
+/// A socket's own time limit for blocking calls.
+fn timeout(fd: c_int, option: c_int) -> Option<std::time::Duration> {
+    let t: libc::timeval = sys::option(fd, libc::SOL_SOCKET, option)?;
+    let limit = std::time::Duration::new(
+        t.tv_sec.max(0) as u64,
+        (t.tv_usec.max(0) as u32).saturating_mul(1000),
+    );
+    (!limit.is_zero()).then_some(limit)
+}
+
+/// The errno that a dead flow owes, paid now.
+pub fn paid(flow: &'static Flow, ctl: MutexGuard<'static, Ctl>) -> Option<c_int> {
+    let Mode::Dead(errno) = ctl.mode else {
+        return None;
+    };
+    crate::transport::pay(flow, ctl);
+    Some(errno)
+}

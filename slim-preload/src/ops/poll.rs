@@ -1,0 +1,316 @@
+//! poll, select and epoll_wait: readiness of flows.
+//!
+//! A transport that dies makes its descriptor ready before any of our code knows. What the kernel reports is
+//! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
+//! suspended, and the call goes on waiting.
+
+use crate::flow::{Flow, Mode, UNKNOWN};
+use crate::sys;
+use crate::table::{self, Entry};
+use crate::transport::{self, Fault, SWAPS};
+use libc::{c_int, epoll_event, fd_set, pollfd};
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+const SUSPICIOUS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
+const SUSPICIOUS_EPOLL: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
+
+/// A time limit that shrinks when a call is repeated.
+pub struct Limit {
+    whole: Option<Duration>,
+    until: Option<Instant>,
+}
+
+impl Limit {
+    /// `None` waits for ever.
+    pub fn new(whole: Option<Duration>) -> Self {
+        Self { whole, until: None }
+    }
+
+    /// From milliseconds, negative ones for ever.
+    pub fn from_millis(ms: c_int) -> Self {
+        Self::new(u64::try_from(ms).ok().map(Duration::from_millis))
+    }
+
+    /// Begins to count; called when the first call has come back without a result that stands.
+    fn begun(&mut self, at: Instant) {
+        if self.until.is_none() {
+            self.until = self.whole.and_then(|w| at.checked_add(w));
+        }
+    }
+
+    fn left(&self) -> Option<Duration> {
+        self.until.map_or(self.whole, |u| {
+            Some(u.saturating_duration_since(Instant::now()))
+        })
+    }
+}
+
+/// What is left of a limit, in the forms that the calls want.
+#[derive(Clone, Copy)]
+pub enum Wait {
+    /// As the application gave it.
+    AsGiven,
+    /// For ever, or this long.
+    For(Option<Duration>),
+}
+
+impl Wait {
+    /// Milliseconds, rounded up; `given` is the application's own value.
+    pub fn millis(self, given: c_int) -> c_int {
+        match self {
+            Wait::AsGiven => given,
+            Wait::For(None) => -1,
+            Wait::For(Some(d)) => {
+                c_int::try_from(d.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+            }
+        }
+    }
+
+    /// A timespec to point to, unless the application's own serves.
+    pub fn timespec(self) -> Option<libc::timespec> {
+        match self {
+            Wait::For(Some(d)) => Some(libc::timespec {
+                tv_sec: d.as_secs() as i64,
+                tv_nsec: i64::from(d.subsec_nanos()),
+            }),
+            _ => None,
+        }
+    }
+}
+
+/// Runs a waiting call until its answer stands. `real` asks the kernel; `sift` looks through an answer and
+/// gives what is left of it.
+#[inline]
+fn until_true(
+    limit: Limit,
+    real: impl Fn(Wait) -> c_int,
+    clean: impl Fn(c_int) -> bool,
+    sift: impl FnMut(c_int) -> c_int,
+) -> c_int {
+    let swaps = SWAPS.load(Ordering::Acquire);
+    let n = real(Wait::AsGiven);
+    if n <= 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
+        return n;
+    }
+    again(limit, n, real, clean, sift)
+}
+
+#[cold]
+#[inline(never)]
+fn again(
+    mut limit: Limit,
+    mut n: c_int,
+    real: impl Fn(Wait) -> c_int,
+    clean: impl Fn(c_int) -> bool,
+    mut sift: impl FnMut(c_int) -> c_int,
+) -> c_int {
+    // The first call's waiting time is not known; it is counted from here, so the whole may take longer than
+    // asked, by less than once more, and only when a transport broke meanwhile.
+    limit.begun(Instant::now());
+    let errno = sys::errno();
+    loop {
+        let left = sift(n);
+        if left > 0 {
+            sys::set_errno(errno);
+            return left;
+        }
+        let wait = limit.left();
+        let swaps = SWAPS.load(Ordering::Acquire);
+        n = real(Wait::For(wait));
+        let expired = n == 0 && wait == Some(Duration::ZERO);
+        if n < 0 || expired || (n == 0 && limit.left() == Some(Duration::ZERO)) {
+            return n;
+        }
+        if n > 0 && clean(n) && SWAPS.load(Ordering::Acquire) == swaps {
+            return n;
+        }
+        if n == 0 && wait == Some(Duration::ZERO) {
+            return 0;
+        }
+    }
+}
+
+/// Whether what the kernel says of a flow's number is to be kept from the application, because the
+/// transport, not the flow, is broken or away. Suspends the flow if need be.
+fn hidden(flow: &'static Flow, fd: c_int) -> bool {
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return false;
+    };
+    match ctl.mode {
+        Mode::Suspended => return true,
+        Mode::Open => {}
+        _ => return false,
+    }
+    drop(ctl);
+    let Some(info) = sys::tcp_info(fd) else {
+        return true;
+    };
+    let peer_ended = flow.peer_final.load(Ordering::Acquire) != UNKNOWN;
+    let cause = if info.tcpi_state == sys::TCP_CLOSE {
+        let we_ended = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+        if !flow.was_established(fd) || (peer_ended && we_ended) {
+            return false;
+        }
+        let error = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
+        Cause::Errno(if error == 0 { libc::ECONNRESET } else { error })
+    } else {
+        let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
+        let unread = sys::readable(fd) > 0;
+        if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
+            return false;
+        }
+        Cause::Eof {
+            received: flow.received.load(Ordering::SeqCst),
+        }
+    };
+    matches!(transport::fault(flow, fd, cause), Fault::Suspended)
+}
+
+/// `poll` and `ppoll`.
+///
+/// # Safety
+/// `fds` points to `count` entries, as `poll(2)` asks.
+pub unsafe fn poll(
+    fds: *mut pollfd,
+    count: usize,
+    limit: Limit,
+    real: impl Fn(Wait) -> c_int,
+) -> c_int {
+    let entries = || {
+        // SAFETY: the caller's contract; asked for only after the kernel has filled them.
+        if count == 0 {
+            &mut [][..]
+        } else {
+            unsafe { std::slice::from_raw_parts_mut(fds, count) }
+        }
+    };
+    let clean = |_| entries().iter().all(|p| p.revents & SUSPICIOUS == 0);
+    until_true(limit, real, clean, |_| {
+        let mut n = 0;
+        for p in entries().iter_mut().filter(|p| p.revents != 0) {
+            let away = |flow: &'static Flow| flow.gate.is_barred();
+            if let Some(flow) = table::flow(p.fd)
+                && (p.revents & SUSPICIOUS != 0 || away(flow))
+                && sys::keep_errno(|| hidden(flow, p.fd))
+            {
+                p.revents = 0;
+                continue;
+            }
+            n += 1;
+        }
+        n
+    })
+}
+
+/// The three sets of a `select`.
+#[derive(Clone, Copy)]
+pub struct Sets {
+    /// How many numbers they cover.
+    pub count: c_int,
+    /// To read, to write, exceptional; each may be null.
+    pub sets: [*mut fd_set; 3],
+}
+
+impl Sets {
+    fn bytes(&self) -> usize {
+        // The kernel's own granularity: whole longs, and no more than the application allocated.
+        (self.count.max(0) as usize).div_ceil(64) * 8
+    }
+
+    fn save(&self) -> [Vec<u8>; 3] {
+        self.sets.map(|s| {
+            if s.is_null() {
+                return Vec::new();
+            }
+            // SAFETY: the application's set has this many bytes, for the kernel is to read and write them.
+            unsafe { std::slice::from_raw_parts(s.cast::<u8>(), self.bytes()) }.to_vec()
+        })
+    }
+
+    fn restore(&self, saved: &[Vec<u8>; 3]) {
+        for (s, bytes) in self.sets.iter().zip(saved) {
+            if !s.is_null() {
+                // SAFETY: as in `save`.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(bytes.as_ptr(), s.cast::<u8>(), bytes.len())
+                };
+            }
+        }
+    }
+}
+
+/// `select` and `pselect`. A set has no bit for errors, so a dead transport is found by the read or write that
+/// follows; only answers that came about by a swap are asked for again.
+pub fn select(sets: Sets, limit: Limit, real: impl Fn(Wait) -> c_int) -> c_int {
+    let saved = sets.save();
+    let first = std::cell::Cell::new(true);
+    let ask = |wait| {
+        if !first.replace(false) {
+            sets.restore(&saved);
+        }
+        real(wait)
+    };
+    let swaps = std::cell::Cell::new(SWAPS.load(Ordering::Acquire));
+    until_true(
+        limit,
+        ask,
+        |_| true,
+        |n| {
+            // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
+            sets.restore(&saved);
+            let now = real(Wait::For(Some(Duration::ZERO)));
+            let moved = swaps.replace(SWAPS.load(Ordering::Acquire));
+            let _ = (n, moved);
+            now.max(0)
+        },
+    )
+}
+
+/// The `epoll_wait` family.
+///
+/// # Safety
+/// `events` has room for what `real` says it filled.
+pub unsafe fn epoll_wait(
+    epfd: c_int,
+    events: *mut epoll_event,
+    limit: Limit,
+    real: impl Fn(Wait) -> c_int,
+) -> c_int {
+    let filled = |n: c_int| {
+        // SAFETY: the kernel has just filled `n` events.
+        unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
+    };
+    // A swap takes the registration with it, so no answer comes from what is no longer under a number.
+    let n = real(Wait::AsGiven);
+    if n <= 0 || filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0) {
+        return n;
+    }
+    let Entry::Epoll(instance) = table::entry(epfd) else {
+        return n;
+    };
+    let clean = |n: c_int| filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0);
+    again(limit, n, real, clean, |n| {
+        let events = filled(n);
+        let mut kept = 0;
+        for i in 0..events.len() {
+            let event = events[i];
+            if event.events & SUSPICIOUS_EPOLL != 0
+                && sys::keep_errno(|| instance.by_data(event.u64))
+                    .into_iter()
+                    .any(|fd| {
+                        table::flow(fd).is_some_and(|flow| {
+                            instance.keep_armed(fd);
+                            sys::keep_errno(|| hidden(flow, fd))
+                        })
+                    })
+            {
+                continue;
+            }
+            events[kept] = event;
+            kept += 1;
+        }
+        kept as c_int
+    })
+}

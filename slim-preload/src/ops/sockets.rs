@@ -1,0 +1,325 @@
+//! Sockets: connect, listen, accept, shutdown, names and options.
+
+use super::descriptors;
+use crate::flow::{Flow, Mode, Then, UNKNOWN};
+use crate::front::Handle;
+use crate::sys::{self, RawAddr};
+use crate::table::{self, Entry};
+use crate::transport::{self, Fault};
+use crate::{epoll, runtime};
+use libc::{c_int, c_void, sockaddr, socklen_t};
+use slim_core::{Cause, FinHow, Role};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Makes a new connection a flow, where SLIM works.
+fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
+    if !runtime::ready() {
+        return;
+    }
+    let peer = peer.or_else(|| RawAddr::peer(fd));
+    let ends = (
+        RawAddr::local(fd).and_then(|a| a.internet()),
+        peer.and_then(|a| a.internet()),
+    );
+    let (Some(local), Some(remote)) = ends else {
+        return;
+    };
+    let Some(flow) = Flow::create(fd, established, peer) else {
+        return;
+    };
+    epoll::adopt(fd, &mut flow.ctl());
+    let handle = Arc::new(Handle::new(flow));
+    runtime::with_agent(|a| a.open(flow.token(), handle, role, local, remote));
+}
+
+/// `connect`.
+///
+/// # Safety
+/// `addr` and `len` as `connect(2)` asks.
+pub unsafe fn connect(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let short = (len as usize) < size_of::<libc::sa_family_t>() || addr.is_null();
+    // SAFETY: the caller says that `len` bytes are there. A bad pointer is only ever seen by the kernel for
+    // other families and types: programs that pass one die here as they would in any libc wrapper.
+    if short
+        || !matches!(
+            i32::from(unsafe { (*addr).sa_family }),
+            libc::AF_INET | libc::AF_INET6
+        )
+    {
+        return real();
+    }
+    if let Entry::Flow(flow) = table::entry(fd) {
+        if flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open) {
+            return super::fail(libc::EISCONN) as c_int;
+        }
+        return real();
+    }
+    let tcp = sys::keep_errno(|| sys::is_tcp(fd));
+    let r = real();
+    let errno = sys::errno();
+    // An interrupted connect goes on by itself (connect(2), EINTR).
+    if tcp && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
+        // SAFETY: the kernel has accepted the address.
+        let peer = unsafe { RawAddr::copy(addr, len) };
+        sys::keep_errno(|| manage(fd, Role::Connector, r == 0, Some(peer)));
+    }
+    r
+}
+
+/// After a successful `listen`.
+pub fn listening(fd: c_int) {
+    if !matches!(table::entry(fd), Entry::None) || !sys::is_tcp(fd) || !runtime::ready() {
+        return;
+    }
+    if let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet()) {
+        table::set_listener(fd);
+        // SAFETY: the application's descriptor, open for the length of this call as far as it is concerned.
+        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+        runtime::with_agent(|a| a.listen(fd, addr));
+    }
+}
+
+/// After a successful `accept` on `listener`.
+pub fn accepted(listener: c_int, fd: c_int) {
+    let tcp = matches!(table::entry(listener), Entry::Listener) || sys::is_tcp(fd);
+    if tcp {
+        manage(fd, Role::Acceptor, true, None);
+    }
+}
+
+/// `shutdown`.
+pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return real();
+    };
+    let known = matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR);
+    if !known || !runtime::in_own_process() {
+        return real();
+    }
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return real();
+    };
+    if how != libc::SHUT_WR {
+        flow.read_shut.store(true, Ordering::Relaxed);
+    }
+    let mut announce = None;
+    if how != libc::SHUT_RD {
+        let sent = flow.send.with(|s| s.replay.end());
+        let first =
+            flow.local_final
+                .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
+        announce = first.is_ok().then_some(sent);
+    }
+    if let Some(sent) = announce {
+        let token = flow.token();
+        sys::keep_errno(|| runtime::with_agent(|a| a.finish(token, sent, FinHow::HalfClose)));
+    }
+    match ctl.mode {
+        Mode::Open => real(),
+        // The agent shuts the new transport when all is replayed.
+        Mode::Suspended => 0,
+        Mode::Stashed { then: Then::Open } => {
+            if let Some(t) = ctl.transport {
+                sys::shutdown(t, how);
+            }
+            0
+        }
+        Mode::Stashed { .. } | Mode::Dead(_) | Mode::Lingering => {
+            super::fail(libc::ENOTCONN) as c_int
+        }
+    }
+}
+
+/// Which end of a connection is asked for.
+#[derive(Clone, Copy)]
+pub enum End {
+    /// `getsockname`.
+    Local,
+    /// `getpeername`.
+    Peer,
+}
+
+/// `getsockname` and `getpeername`: the names of the first transport are the flow's.
+///
+/// # Safety
+/// `addr` and `len` as `getsockname(2)` asks.
+pub unsafe fn name(
+    fd: c_int,
+    end: End,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    real: impl FnOnce() -> c_int,
+) -> c_int {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return real();
+    };
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return real();
+    };
+    let moved = ctl.epoch > 0 || !matches!(ctl.mode, Mode::Open | Mode::Dead(_));
+    let saved = match end {
+        End::Local => ctl.local,
+        End::Peer => ctl.peer,
+    };
+    match saved.filter(|_| moved && !addr.is_null() && !len.is_null()) {
+        Some(saved) => {
+            // SAFETY: the caller's contract.
+            unsafe { saved.give(addr, len) };
+            0
+        }
+        None => real(),
+    }
+}
+
+/// `getsockopt`; `real(fd)` asks the kernel.
+///
+/// # Safety
+/// `value` and `len` as `getsockopt(2)` asks.
+pub unsafe fn option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    _len: *mut socklen_t,
+    real: impl Fn(c_int) -> c_int,
+) -> c_int {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return real(fd);
+    };
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return real(fd);
+    };
+    let error = (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
+    let on = match ctl.mode {
+        Mode::Dead(errno) if error => {
+            let r = real(fd);
+            if r == 0 && !value.is_null() {
+                // SAFETY: the kernel has just written an int there, as it does for SO_ERROR.
+                unsafe { value.cast::<c_int>().write_unaligned(errno) };
+            }
+            transport::pay(flow, ctl);
+            return r;
+        }
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
+        Mode::Suspended | Mode::Stashed { .. } => ctl.transport.unwrap_or(fd),
+    };
+    let open = ctl.mode == Mode::Open;
+    drop(ctl);
+    let r = real(on);
+    if !error || r != 0 || value.is_null() {
+        return r;
+    }
+    // SAFETY: the kernel has just written an int there.
+    let errno = unsafe { value.cast::<c_int>().read_unaligned() };
+    if errno == 0 {
+        return r;
+    }
+    let hidden = !open || {
+        let established = flow.was_established(fd);
+        established
+            && super::data::broken(fd, errno)
+            && matches!(
+                transport::fault(flow, fd, Cause::Errno(errno)),
+                Fault::Suspended
+            )
+    };
+    if hidden {
+        // SAFETY: as above.
+        unsafe { value.cast::<c_int>().write_unaligned(0) };
+    }
+    r
+}
+
+/// `setsockopt`; `real(fd)` asks the kernel. What is set while the transport is away is set on the old one,
+/// from which the new one takes its options.
+pub fn set_option(fd: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return real(fd);
+    };
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return real(fd);
+    };
+    match ctl.mode {
+        Mode::Suspended | Mode::Stashed { .. } => real(ctl.transport.unwrap_or(fd)),
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => real(fd),
+    }
+}
+
+/// `ioctl` requests that ask about a flow's bytes while its transport is away; `None` for all others.
+pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Option<c_int> {
+    if request != libc::FIONREAD && request != libc::TIOCOUTQ {
+        return None;
+    }
+    let flow = table::flow(fd)?;
+    let ctl = flow.ctl_of(fd)?;
+    match (ctl.mode, request) {
+        (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
+        (_, libc::FIONREAD) => Some(ctl.stash.len().min(c_int::MAX as usize) as c_int),
+        (Mode::Stashed { .. }, _) => ctl
+            .transport
+            .and_then(|t| sys::unacked(t).ok())
+            .map(|n| n as c_int),
+        _ => Some(flow.send.with(|s| s.replay.len()).min(c_int::MAX as usize) as c_int),
+    }
+}
+
+/// Before a message with control data is sent on a unix socket: descriptors passed in it may be flows, whose
+/// connections then belong to another process too.
+///
+/// # Safety
+/// `message` as `sendmsg(2)` asks.
+pub unsafe fn passing(message: *const libc::msghdr) {
+    if !runtime::in_own_process() {
+        return;
+    }
+    // SAFETY: the caller's contract, and the CMSG_ macros keep within the control buffer it describes.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(message);
+        while !c.is_null() {
+            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
+                let data = libc::CMSG_DATA(c).cast::<c_int>();
+                let bytes = (*c).cmsg_len as usize - (data as usize - c as usize);
+                for i in 0..bytes / size_of::<c_int>() {
+                    let fd = data.add(i).read_unaligned();
+                    if let Entry::Flow(flow) = table::entry(fd) {
+                        sys::keep_errno(|| descriptors::demote(flow, fd));
+                    }
+                }
+            }
+            c = libc::CMSG_NXTHDR(message, c);
+        }
+    }
+}
+
+/// After a failed `bind`: a UDP port may be taken by the control socket of a TCP listener of this very
+/// process, which gives way.
+///
+/// # Safety
+/// `addr` and `len` as `bind(2)` asks.
+pub unsafe fn give_way(
+    fd: c_int,
+    addr: *const sockaddr,
+    len: socklen_t,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    let errno = sys::errno();
+    let udp =
+        || sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
+    if errno == libc::EADDRINUSE && !runtime::is_our_call() && sys::keep_errno(udp) {
+        // SAFETY: the kernel has read the address.
+        if let Some(at) = unsafe { RawAddr::copy(addr, len) }.internet()
+            && sys::keep_errno(|| runtime::with_agent(|a| a.release(at))).is_some()
+        {
+            return real();
+        }
+    }
+    sys::set_errno(errno);
+    -1
+}

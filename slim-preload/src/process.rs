@@ -1,0 +1,158 @@
+//! Fork, exec and exit.
+//!
+//! A fork leaves two processes with the same connections, and only one of them can have the session. It
+//! stays with the parent, until the child reads from or writes to a connection: it then marks the flow's
+//! byte in a page that both share, and the parent goes on with that connection as plain TCP.
+
+use crate::flow::{Flow, Mode};
+use crate::{flow, runtime, sys, table};
+use libc::c_int;
+use slim_core::FinHow;
+use std::io;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+/// Flows that can be told apart; the byte of a higher slot is shared, which only errs towards plain TCP.
+const SLOTS: usize = 1 << 16;
+
+/// The page shared with children.
+static MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
+/// In a child: the page shared with the parent.
+static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
+
+/// How long an exec waits for suspended flows that the new program is to have.
+const EXEC_LIMIT: Duration = Duration::from_secs(5);
+/// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
+const EXIT_LIMIT: Duration = Duration::from_secs(60);
+
+/// Makes this process's shared page and registers for fork and exit.
+pub fn prepare() -> io::Result<()> {
+    // SAFETY: a fresh anonymous mapping; nothing else refers to it.
+    let page = unsafe {
+        let (read_write, shared) = (
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        );
+        libc::mmap(
+            std::ptr::null_mut(),
+            SLOTS,
+            read_write,
+            shared | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    MARKS.store(page.cast(), Ordering::Release);
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the handlers live as long as this library, which is never unloaded (it is a preload).
+        unsafe {
+            libc::pthread_atfork(
+                Some(before_fork),
+                Some(after_fork_parent),
+                Some(after_fork_child),
+            );
+            libc::atexit(at_exit);
+        }
+    });
+    Ok(())
+}
+
+fn mark(page: &AtomicPtr<AtomicU8>, slot: usize) -> Option<&AtomicU8> {
+    let page = page.load(Ordering::Acquire);
+    // SAFETY: null, or a mapping of SLOTS bytes that is never unmapped.
+    (!page.is_null()).then(|| unsafe { &*page.add(slot % SLOTS) })
+}
+
+/// Whether a forked child has used the connection of this slot.
+pub fn child_used(slot: usize) -> bool {
+    mark(&MARKS, slot).is_some_and(|m| m.load(Ordering::SeqCst) != 0)
+}
+
+/// A slot gets a new connection.
+pub fn clear_mark(slot: usize) {
+    if let Some(m) = mark(&MARKS, slot) {
+        m.store(0, Ordering::SeqCst);
+    }
+}
+
+/// In a child, before it uses a connection of its parent's.
+pub fn tell_parent(slot: usize) {
+    if let Some(m) = mark(&PARENT_MARKS, slot) {
+        m.store(1, Ordering::SeqCst);
+    }
+}
+
+extern "C" fn before_fork() {
+    runtime::before_fork();
+    flow::before_fork();
+    table::for_each_flow(|_, f| f.forked.store(true, Ordering::Relaxed));
+}
+
+extern "C" fn after_fork_parent() {
+    flow::after_fork(false);
+    runtime::after_fork_parent();
+}
+
+extern "C" fn after_fork_child() {
+    PARENT_MARKS.store(
+        MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),
+        Ordering::Relaxed,
+    );
+    table::inherit(|f| f.slot.load(Ordering::Relaxed));
+    flow::after_fork(true);
+    runtime::after_fork_child();
+}
+
+/// Before this process becomes another program: connections that it is to have are told to be plain TCP, as
+/// soon as none of their bytes are with us.
+pub fn before_exec() {
+    if !runtime::in_own_process() {
+        return;
+    }
+    let begun = Instant::now();
+    let mut kept: Vec<(c_int, &'static Flow)> = Vec::new();
+    table::for_each_flow(|fd, f| {
+        if sys::survives_exec(fd) {
+            kept.push((fd, f));
+        }
+    });
+    for (fd, f) in kept {
+        while begun.elapsed() < EXEC_LIMIT
+            && f.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended)
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        crate::ops::descriptors::demote(f, fd);
+    }
+    runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
+}
+
+/// An exiting process's connections are closed by the kernel, which also delivers what it has of them. What it
+/// cannot deliver, because the transport is just away, is waited for.
+extern "C" fn at_exit() {
+    if !runtime::in_own_process() {
+        return;
+    }
+    let mut waiting = false;
+    table::for_each_flow(|fd, f| {
+        let suspended = f.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
+        if suspended && f.live.load(Ordering::Acquire) {
+            waiting = true;
+            let sent = f.send.with(|s| s.replay.end());
+            let _ = f.local_final.compare_exchange(
+                flow::UNKNOWN,
+                sent,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+            runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
+        }
+    });
+    let limit = if waiting { EXIT_LIMIT } else { Duration::ZERO };
+    runtime::with_agent(|a| a.drain_exit(limit));
+}

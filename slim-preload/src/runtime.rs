@@ -1,0 +1,126 @@
+//! Whether SLIM works in this process, and its agent.
+//!
+//! Hooks run before our constructor and after our destructor, in forked and vforked children, and in
+//! processes that never touch a socket. So nothing is set up until the first TCP socket needs it, and
+//! whatever cannot be set up makes the process run as if SLIM were absent, with one line that says why.
+
+use crate::lock::Lock;
+use crate::sys;
+use slim_agent::Agent;
+use slim_core::config::{Config, Policy};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+
+const UNINIT: u8 = 0;
+const READY: u8 = 1;
+const OFF: u8 = 2;
+
+static STATE: AtomicU8 = AtomicU8::new(UNINIT);
+/// The process that `AGENT` belongs to; a child has another pid.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+static AGENT: Lock<Option<Agent>> = Lock::new(None);
+
+/// Runs `f` as our own code: hooks pass its calls through.
+pub fn quietly<R>(f: impl FnOnce() -> R) -> R {
+    slim_agent::as_agent(f)
+}
+
+/// Whether calls on this thread are our own.
+pub fn is_our_call() -> bool {
+    Agent::in_agent()
+}
+
+/// Whether sockets of this process may become flows some time.
+pub fn possible() -> bool {
+    STATE.load(Ordering::Relaxed) != OFF
+}
+
+/// Whether this is the process that the table and the agent belong to, not a vforked child of it that
+/// shares our memory. Costs a system call.
+pub fn in_own_process() -> bool {
+    let owner = OWNER.load(Ordering::Relaxed);
+    owner == 0 || owner == sys::pid()
+}
+
+/// Whether sockets of this process are to be managed; sets everything up at the first call that asks.
+/// Call only for a TCP socket.
+pub fn ready() -> bool {
+    match STATE.load(Ordering::Acquire) {
+        READY => !is_our_call() && in_own_process(),
+        OFF => false,
+        _ => !is_our_call() && sys::keep_errno(start),
+    }
+}
+
+#[cold]
+fn start() -> bool {
+    AGENT.with(|agent| {
+        if STATE.load(Ordering::Acquire) == UNINIT {
+            *agent = start_agent();
+            STATE.store(if agent.is_some() { READY } else { OFF }, Ordering::Release);
+        }
+        agent.is_some()
+    })
+}
+
+/// Sets up this process; `None` when SLIM is off or cannot work here, which has been said then.
+fn start_agent() -> Option<Agent> {
+    let (config, problems) = quietly(|| {
+        let vars = std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        Config::from_vars(vars)
+    });
+    if config.policy == Policy::Off {
+        return None;
+    }
+    for p in problems {
+        say(&p.to_string());
+    }
+    OWNER.store(sys::pid(), Ordering::Relaxed);
+    let agent = crate::process::prepare().and_then(|()| quietly(|| Agent::start(config)));
+    agent
+        .inspect_err(|why| {
+            say(&format!(
+                "cannot work here ({why}); connections are plain TCP"
+            ))
+        })
+        .ok()
+}
+
+/// Calls `f` with the agent, if there is one.
+pub fn with_agent<R>(f: impl FnOnce(&Agent) -> R) -> Option<R> {
+    if STATE.load(Ordering::Acquire) != READY {
+        return None;
+    }
+    let agent = AGENT.with(|a| a.clone())?;
+    Some(f(&agent))
+}
+
+/// Around a fork: no other thread may be changing what the child is to inherit in one piece.
+pub fn before_fork() {
+    AGENT.lock();
+}
+
+/// After a fork, in the parent.
+pub fn after_fork_parent() {
+    AGENT.unlock();
+}
+
+/// After a fork, in the child: nothing is set up here yet.
+pub fn after_fork_child() {
+    if STATE.load(Ordering::Relaxed) == READY {
+        Agent::after_fork_child();
+        // SAFETY: locked by `before_fork`. The handle's thread does not exist here; it is forgotten, not
+        // dropped, because dropping would talk to that thread.
+        std::mem::forget(unsafe { AGENT.get() }.take());
+        STATE.store(UNINIT, Ordering::Relaxed);
+    }
+    OWNER.store(0, Ordering::Relaxed);
+    AGENT.unlock();
+}
+
+/// Says one line on standard error, without going through anything that could be hooked or buffered.
+pub fn say(text: &str) {
+    let line = format!("slim[{}]: {text}\n", sys::pid());
+    // SAFETY: a valid buffer; what cannot be written is lost.
+    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
+}

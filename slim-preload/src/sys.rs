@@ -1,0 +1,435 @@
+//! The kernel, asked directly.
+//!
+//! The preload's own calls must never reach its own hooks, and must work before the constructor, in a
+//! vforked child and in signal context; so they are raw system calls, no cancellation points, and give
+//! `Err(errno)` instead of touching the caller's `errno` for good (see [`keep_errno`]).
+
+use libc::{c_int, c_long, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::time::Duration;
+
+/// An errno value.
+pub type Errno = c_int;
+
+macro_rules! call {
+    ($nr:expr $(, $arg:expr)*) => {{
+        // SAFETY: every caller passes arguments that are valid for this system call; pointers refer to
+        // live locals or to memory its own contract vouches for.
+        let r = unsafe { libc::syscall($nr $(, $arg)*) };
+        if r < 0 { Err(errno()) } else { Ok(r) }
+    }};
+}
+
+/// The calling thread's errno.
+pub fn errno() -> Errno {
+    // SAFETY: always a valid pointer to this thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's errno.
+pub fn set_errno(e: Errno) {
+    // SAFETY: as above.
+    unsafe { *libc::__errno_location() = e }
+}
+
+/// Runs `f` and puts errno back as it was.
+pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    let e = errno();
+    let r = f();
+    set_errno(e);
+    r
+}
+
+/// Process id, from the kernel (a vforked child shares our memory, not our pid).
+pub fn pid() -> c_int {
+    call!(libc::SYS_getpid).unwrap_or(0) as c_int
+}
+
+/// Closes a descriptor of ours.
+pub fn close(fd: c_int) {
+    slim_agent::fds::release(fd);
+    let _ = call!(libc::SYS_close, fd);
+}
+
+/// `shutdown(2)`.
+pub fn shutdown(fd: c_int, how: c_int) {
+    let _ = call!(libc::SYS_shutdown, fd, how);
+}
+
+/// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next,
+/// and not the application's to close.
+pub fn dup_high(fd: c_int) -> Result<c_int, Errno> {
+    let dup =
+        |floor: c_int| call!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor).map(|n| n as c_int);
+    dup(slim_agent::fds::floor()).or_else(|_| dup(3)).map(own)
+}
+
+/// Registers a descriptor as ours.
+fn own(fd: c_int) -> c_int {
+    // SAFETY: every caller has just got this descriptor from the kernel; nobody else has it.
+    slim_agent::fds::adopt(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd()
+}
+
+/// Makes `to` refer to what `from` refers to; `to` keeps its close-on-exec flag.
+pub fn replace(from: c_int, to: c_int) -> Result<(), Errno> {
+    let cloexec =
+        call!(libc::SYS_fcntl, to, libc::F_GETFD).unwrap_or(0) as c_int & libc::FD_CLOEXEC != 0;
+    call!(
+        libc::SYS_dup3,
+        from,
+        to,
+        if cloexec { libc::O_CLOEXEC } else { 0 }
+    )
+    .map(drop)
+}
+
+/// File status flags (`F_GETFL`).
+pub fn status(fd: c_int) -> c_int {
+    call!(libc::SYS_fcntl, fd, libc::F_GETFL).unwrap_or(0) as c_int
+}
+
+/// Sets file status flags (`F_SETFL`).
+pub fn set_status(fd: c_int, flags: c_int) {
+    let _ = call!(libc::SYS_fcntl, fd, libc::F_SETFL, flags);
+}
+
+/// Whether the description is in non-blocking mode.
+pub fn is_nonblocking(fd: c_int) -> bool {
+    status(fd) & libc::O_NONBLOCK != 0
+}
+
+/// Whether the number is an open descriptor.
+pub fn is_open(fd: c_int) -> bool {
+    call!(libc::SYS_fcntl, fd, libc::F_GETFD).is_ok()
+}
+
+/// Whether the descriptor survives an exec.
+pub fn survives_exec(fd: c_int) -> bool {
+    call!(libc::SYS_fcntl, fd, libc::F_GETFD).is_ok_and(|f| f as c_int & libc::FD_CLOEXEC == 0)
+}
+
+/// An ioctl that fills one int.
+pub fn ioctl_int(fd: c_int, request: libc::c_ulong) -> Result<c_int, Errno> {
+    let mut v: c_int = 0;
+    call!(libc::SYS_ioctl, fd, request, &raw mut v)?;
+    Ok(v)
+}
+
+/// Bytes written that the peer's kernel has not acknowledged; readable after the connection died
+/// (tcp(7), SIOCOUTQ).
+pub fn unacked(fd: c_int) -> Result<u64, Errno> {
+    ioctl_int(fd, libc::TIOCOUTQ).map(|v| v.max(0) as u64)
+}
+
+/// Bytes ready to be read.
+pub fn readable(fd: c_int) -> u64 {
+    ioctl_int(fd, libc::FIONREAD).map_or(0, |v| v.max(0) as u64)
+}
+
+/// A socket option of a plain type.
+pub fn option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+    let mut v = std::mem::MaybeUninit::<T>::zeroed();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    call!(
+        libc::SYS_getsockopt,
+        fd,
+        level,
+        name,
+        v.as_mut_ptr(),
+        &raw mut len
+    )
+    .ok()?;
+    // SAFETY: zeroed first, and every T used here (integers, timeval, linger, tcp_info) is valid for any bits.
+    Some(unsafe { v.assume_init() })
+}
+
+/// Sets a socket option of a plain type.
+pub fn set_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) {
+    let _ = call!(
+        libc::SYS_setsockopt,
+        fd,
+        level,
+        name,
+        std::ptr::from_ref(value),
+        size_of::<T>() as libc::socklen_t
+    );
+}
+
+/// Whether the descriptor is a TCP socket.
+pub fn is_tcp(fd: c_int) -> bool {
+    option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
+}
+
+/// What the kernel knows of a TCP connection.
+pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
+/// Fields of struct tcp_info (linux/tcp.h) behind those that the libc crate names.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct TcpInfo {
+    /// The part every version of the structure has.
+    pub base: libc::tcp_info,
+    _rates: [u64; 2],
+    /// Bytes of ours that the peer acknowledged, the connector's SYN included.
+    pub bytes_acked: u64,
+    /// Bytes received in order, the peer's FIN included.
+    pub bytes_received: u64,
+}
+
+/// The longer form, from Linux 4.1 on.
+pub fn tcp_info_long(fd: c_int) -> Option<TcpInfo> {
+    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+}
+
+/// `TCP_CLOSE` of linux/tcp_states.h: the kernel has given the connection up.
+pub const TCP_CLOSE: u8 = 7;
+/// `TCP_SYN_SENT`.
+pub const TCP_SYN_SENT: u8 = 2;
+
+/// The state of a TCP connection; `None` when the descriptor is none.
+pub fn tcp_state(fd: c_int) -> Option<u8> {
+    tcp_info(fd).map(|i| i.tcpi_state)
+}
+
+/// A new socket, out of the application's way.
+pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
+    call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|fd| own(fd as c_int))
+}
+
+/// A connected pair of unix sockets.
+pub fn socketpair() -> Result<[c_int; 2], Errno> {
+    let mut sv = [0; 2];
+    call!(
+        libc::SYS_socketpair,
+        libc::AF_UNIX,
+        libc::SOCK_STREAM | libc::SOCK_CLOEXEC,
+        0,
+        sv.as_mut_ptr()
+    )?;
+    Ok(sv.map(own))
+}
+
+/// `bind` with a raw address.
+pub fn bind(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
+    call!(libc::SYS_bind, fd, addr, len as c_long).map(drop)
+}
+
+/// `connect` with a raw address.
+pub fn connect(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
+    call!(libc::SYS_connect, fd, addr, len as c_long).map(drop)
+}
+
+/// `listen`.
+pub fn listen(fd: c_int, backlog: c_int) -> Result<(), Errno> {
+    call!(libc::SYS_listen, fd, backlog).map(drop)
+}
+
+/// `accept4`, close-on-exec, without the address.
+pub fn accept(fd: c_int) -> Result<c_int, Errno> {
+    call!(libc::SYS_accept4, fd, 0usize, 0usize, libc::SOCK_CLOEXEC).map(|fd| own(fd as c_int))
+}
+
+/// `recv` into a buffer of ours.
+pub fn recv(fd: c_int, buf: &mut [u8], flags: c_int) -> Result<usize, Errno> {
+    call!(
+        libc::SYS_recvfrom,
+        fd,
+        buf.as_mut_ptr(),
+        buf.len(),
+        flags,
+        0usize,
+        0usize
+    )
+    .map(|n| n as usize)
+}
+
+/// `send` from a buffer of ours, never with a signal.
+pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
+    call!(
+        libc::SYS_sendto,
+        fd,
+        buf.as_ptr(),
+        buf.len(),
+        flags | libc::MSG_NOSIGNAL,
+        0usize,
+        0usize
+    )
+    .map(|n| n as usize)
+}
+
+/// `pread` into a buffer of ours.
+pub fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
+    call!(libc::SYS_pread64, fd, buf.as_mut_ptr(), buf.len(), offset).map(|n| n as usize)
+}
+
+/// The current file offset; an error where the descriptor has none.
+pub fn file_offset(fd: c_int) -> Result<i64, Errno> {
+    call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)
+}
+
+/// Sets the file offset.
+pub fn seek(fd: c_int, to: i64) {
+    let _ = call!(libc::SYS_lseek, fd, to, libc::SEEK_SET);
+}
+
+/// `epoll_ctl`.
+pub fn epoll_ctl(
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut libc::epoll_event,
+) -> Result<(), Errno> {
+    call!(libc::SYS_epoll_ctl, epfd, op, fd, event).map(drop)
+}
+
+/// Waits until one descriptor is ready, `timeout` milliseconds at most.
+pub fn wait_ready(fd: c_int, events: i16, timeout: c_int) {
+    let mut p = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    let ts = libc::timespec {
+        tv_sec: (timeout / 1000).into(),
+        tv_nsec: i64::from(timeout % 1000) * 1_000_000,
+    };
+    let _ = call!(libc::SYS_ppoll, &raw mut p, 1, &raw const ts, 0usize, 8);
+}
+
+/// Sleeps while `*word == value`. Without a time limit the kernel restarts or interrupts the wait for
+/// signals just as it does a blocking `recv` (futex(2), signal(7)).
+pub fn futex_wait(
+    word: &std::sync::atomic::AtomicU32,
+    value: u32,
+    limit: Option<Duration>,
+) -> Result<(), Errno> {
+    let ts = limit.map(|d| libc::timespec {
+        tv_sec: d.as_secs() as i64,
+        tv_nsec: i64::from(d.subsec_nanos()),
+    });
+    let ts = ts.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+    call!(libc::SYS_futex, word.as_ptr(), op, value, ts).map(drop)
+}
+
+/// Wakes up to `n` sleepers on `word`.
+pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
+    let _ = call!(
+        libc::SYS_futex,
+        word.as_ptr(),
+        libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
+        n
+    );
+}
+
+/// Sends the calling thread the SIGPIPE that the kernel would have sent it.
+pub fn raise_sigpipe() {
+    if let Ok(tid) = call!(libc::SYS_gettid) {
+        let _ = call!(
+            libc::SYS_tgkill,
+            c_long::from(pid()),
+            tid,
+            c_long::from(libc::SIGPIPE)
+        );
+    }
+}
+
+/// A socket address as the kernel hands it out.
+#[derive(Clone, Copy)]
+pub struct RawAddr {
+    /// The bytes.
+    pub storage: libc::sockaddr_storage,
+    /// How many of them count.
+    pub len: libc::socklen_t,
+}
+
+impl RawAddr {
+    fn asked(nr: c_long, fd: c_int) -> Option<Self> {
+        // SAFETY: sockaddr_storage is plain data for which all zeroes is valid.
+        let mut a = RawAddr {
+            storage: unsafe { std::mem::zeroed() },
+            len: size_of::<libc::sockaddr_storage>() as _,
+        };
+        call!(nr, fd, &raw mut a.storage, &raw mut a.len).ok()?;
+        Some(a)
+    }
+
+    /// `getsockname`.
+    pub fn local(fd: c_int) -> Option<Self> {
+        Self::asked(libc::SYS_getsockname, fd)
+    }
+
+    /// `getpeername`.
+    pub fn peer(fd: c_int) -> Option<Self> {
+        Self::asked(libc::SYS_getpeername, fd)
+    }
+
+    /// The internet address in it, IPv4-mapped ones as IPv4, so that both ends name a connection alike.
+    pub fn internet(&self) -> Option<SocketAddr> {
+        match i32::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says that a sockaddr_in is stored, which is smaller than the storage.
+                let a = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in>() };
+                let ip = std::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
+                Some(SocketAddr::new(ip.into(), u16::from_be(a.sin_port)))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: likewise, a sockaddr_in6.
+                let a = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in6>() };
+                let ip = std::net::Ipv6Addr::from(a.sin6_addr.s6_addr);
+                let port = u16::from_be(a.sin6_port);
+                Some(match IpAddr::V6(ip).to_canonical() {
+                    IpAddr::V4(ip) => SocketAddr::new(ip.into(), port),
+                    IpAddr::V6(_) => {
+                        SocketAddr::V6(std::net::SocketAddrV6::new(ip, port, 0, a.sin6_scope_id))
+                    }
+                })
+            }
+            _ => None,
+        }
+    }
+
+    /// The address that an application passed.
+    ///
+    /// # Safety
+    /// `len` bytes can be read at `addr`.
+    pub unsafe fn copy(addr: *const libc::sockaddr, len: libc::socklen_t) -> Self {
+        // SAFETY: plain data, as in `asked`; at most as many bytes are copied as both have.
+        unsafe {
+            let mut a = RawAddr {
+                storage: std::mem::zeroed(),
+                len: len.min(size_of::<libc::sockaddr_storage>() as _),
+            };
+            std::ptr::copy_nonoverlapping(
+                addr.cast::<u8>(),
+                (&raw mut a.storage).cast(),
+                a.len as usize,
+            );
+            a
+        }
+    }
+
+    /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the
+    /// full length told.
+    ///
+    /// # Safety
+    /// As `getsockname(2)` asks of `addr` and `len`.
+    pub unsafe fn give(&self, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
+        if addr.is_null() || len.is_null() {
+            return;
+        }
+        // SAFETY: the caller's contract: `len` says how much room `addr` has.
+        unsafe {
+            let room = (*len).min(self.len) as usize;
+            std::ptr::copy_nonoverlapping(
+                (&raw const self.storage).cast::<u8>(),
+                addr.cast::<u8>(),
+                room,
+            );
+            *len = self.len;
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! What each descriptor number means to us: one atomic word a number.
+//!
+//! The word is 0 for a descriptor that is none of our business, which is all that most calls ever load.
+//! Flows, listeners and epoll instances live in memory that is never given back ([`crate::flow`] says why),
+//! so a pointer read here can always be looked at; whether it still is what the number means is then
+//! checked by reading the word again.
+
+use crate::epoll::Instance;
+use crate::flow::Flow;
+use libc::c_int;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Numbers from here on are never managed; Linux's default hard limit (fs.nr_open) is the same.
+const SIZE: usize = 1 << 20;
+const TAG: usize = 0b11;
+const LISTENER: usize = 1;
+const EPOLL: usize = 2;
+const INHERITED: usize = 3;
+
+static TABLE: [AtomicUsize; SIZE] = [const { AtomicUsize::new(0) }; SIZE];
+/// One more than the highest number ever set, so that walks over the table stay short.
+static HIGH: AtomicUsize = AtomicUsize::new(0);
+
+/// What a number means.
+pub enum Entry {
+    /// Nothing to us.
+    None,
+    /// A flow.
+    Flow(&'static Flow),
+    /// A listening TCP socket; whether its control socket is ours.
+    Listener,
+    /// An epoll instance.
+    Epoll(&'static Instance),
+    /// A connection that the parent process has a flow for.
+    Inherited,
+}
+
+#[inline]
+fn word(fd: c_int) -> usize {
+    // A negative number becomes a huge index, and is out of range like any other.
+    TABLE
+        .get(fd as u32 as usize)
+        .map_or(0, |w| w.load(Ordering::Acquire))
+}
+
+/// The flow behind a number: what every hooked data call asks first.
+#[inline]
+pub fn flow(fd: c_int) -> Option<&'static Flow> {
+    let w = word(fd);
+    if w == 0 || w & TAG != 0 {
+        return if w & TAG == INHERITED {
+            inherited_used(fd, w)
+        } else {
+            None
+        };
+    }
+    // SAFETY: untagged words are only ever made from `&'static Flow` in `set_flow`.
+    Some(unsafe { &*(w as *const Flow) })
+}
+
+#[cold]
+#[inline(never)]
+fn inherited_used(fd: c_int, w: usize) -> Option<&'static Flow> {
+    crate::process::tell_parent(w >> 2);
+    clear(fd);
+    None
+}
+
+/// Everything known about a number.
+pub fn entry(fd: c_int) -> Entry {
+    let w = word(fd);
+    match w & TAG {
+        _ if w == 0 => Entry::None,
+        LISTENER => Entry::Listener,
+        // SAFETY: words tagged EPOLL are only made from `&'static Instance` in `set_epoll`.
+        EPOLL => Entry::Epoll(unsafe { &*((w & !TAG) as *const Instance) }),
+        INHERITED => Entry::Inherited,
+        // SAFETY: as in `flow`.
+        _ => Entry::Flow(unsafe { &*(w as *const Flow) }),
+    }
+}
+
+fn store(fd: c_int, w: usize) -> bool {
+    match TABLE.get(fd as u32 as usize) {
+        Some(slot) => {
+            if w != 0 {
+                HIGH.fetch_max(fd as usize + 1, Ordering::Relaxed);
+            }
+            slot.store(w, Ordering::SeqCst);
+            true
+        }
+        None => false,
+    }
+}
+
+/// Makes a number a flow's; false when it is beyond the table.
+pub fn set_flow(fd: c_int, flow: &'static Flow) -> bool {
+    store(fd, std::ptr::from_ref(flow) as usize)
+}
+
+/// Makes a number a listener's.
+pub fn set_listener(fd: c_int) {
+    store(fd, LISTENER);
+}
+
+/// Makes a number an epoll instance's.
+pub fn set_epoll(fd: c_int, instance: &'static Instance) {
+    store(fd, std::ptr::from_ref(instance) as usize | EPOLL);
+}
+
+/// The number means nothing to us any more.
+pub fn clear(fd: c_int) {
+    store(fd, 0);
+}
+
+/// In a forked child: what were flows are now the parent's.
+pub fn inherit(slot_of: impl Fn(&'static Flow) -> usize) {
+    for (fd, slot) in TABLE.iter().enumerate().take(HIGH.load(Ordering::Relaxed)) {
+        let w = slot.load(Ordering::Relaxed);
+        if w != 0 {
+            match entry(fd as c_int) {
+                Entry::Flow(f) => slot.store(slot_of(f) << 2 | INHERITED, Ordering::Relaxed),
+                Entry::Epoll(_) => slot.store(0, Ordering::Relaxed),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Calls `f` for every number that is a flow's.
+pub fn for_each_flow(mut f: impl FnMut(c_int, &'static Flow)) {
+    for fd in 0..HIGH.load(Ordering::Relaxed) as c_int {
+        if let Entry::Flow(flow) = entry(fd) {
+            f(fd, flow);
+        }
+    }
+}

@@ -1,0 +1,466 @@
+// What every test program shares: a transcript, connections on loopback, a verified byte stream, a way to break
+// connections. A program writes down all it sees (results, errno, poll bits, signals) and nothing that may differ
+// between two good runs (ports, addresses of memory, exact times). The same program must write the same transcript
+// with and without the preload.
+#pragma once
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <linux/close_range.h>
+#include <linux/inet_diag.h>
+#include <linux/netlink.h>
+#include <linux/sock_diag.h>
+#include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define UNUSED __attribute__((unused))
+
+// ---- transcript ----
+
+static char t_last[256];
+
+// One write per line, so that lines of a forked child and its parent never mix.
+UNUSED __attribute__((format(printf, 1, 2))) static void line(const char *fmt, ...) {
+    int saved = errno;
+    char b[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(b, sizeof b - 1, fmt, ap);
+    va_end(ap);
+    if (n > (int)sizeof b - 2) n = sizeof b - 2;
+    memcpy(t_last, b, n < 255 ? n : 255);
+    t_last[n < 255 ? n : 255] = 0;
+    b[n++] = '\n';
+    if (write(1, b, n) != n) _exit(98);
+    errno = saved;
+}
+
+UNUSED static const char *ename(int e) {
+    const char *n = strerrorname_np(e);
+    return n ? n : "?";
+}
+
+enum { UNTOUCHED = 7777 };
+
+UNUSED static long t_result(const char *what, long r, int e) {
+    if (r < 0)
+        line("%s = %ld %s", what, r, ename(e));
+    else if (e != UNTOUCHED)
+        line("%s = %ld but errno changed to %s", what, r, ename(e));
+    else
+        line("%s = %ld", what, r);
+    errno = e;
+    return r;
+}
+
+// Runs a call, writes down its text, result and errno; a call that succeeds must leave errno alone.
+#define R(e)                                                                                                       \
+    ({                                                                                                             \
+        errno = UNTOUCHED;                                                                                         \
+        long r_ = (long)(e);                                                                                       \
+        t_result(#e, r_, errno);                                                                                   \
+    })
+
+// A step of the scaffolding, which must work.
+#define MUST(e)                                                                                                    \
+    ({                                                                                                             \
+        long r_ = (long)(e);                                                                                       \
+        if (r_ < 0) {                                                                                              \
+            line("%s:%d: %s: %s", __FILE__, __LINE__, #e, ename(errno));                                           \
+            _exit(97);                                                                                             \
+        }                                                                                                          \
+        r_;                                                                                                        \
+    })
+
+UNUSED static const char *bits(unsigned v) {
+    static __thread char b[4][128];
+    static __thread int i;
+    char *o = b[i = (i + 1) % 4];
+    static const struct {
+        unsigned bit;
+        const char *name;
+    } names[] = {{0x1, "IN"}, {0x2, "PRI"}, {0x4, "OUT"}, {0x8, "ERR"}, {0x10, "HUP"}, {0x20, "NVAL"}, {0x2000, "RDHUP"}};
+    o[0] = 0;
+    // RDNORM and WRNORM follow IN and OUT and would only repeat them.
+    v &= ~0x3c0u;
+    for (unsigned k = 0; k < sizeof names / sizeof *names; k++)
+        if (v & names[k].bit) {
+            if (o[0]) strcat(o, "|");
+            strcat(o, names[k].name);
+            v &= ~names[k].bit;
+        }
+    if (v) sprintf(o + strlen(o), "|%#x", v);
+    if (!o[0]) strcpy(o, "-");
+    return o;
+}
+
+static volatile sig_atomic_t t_pipes, t_usr1;
+UNUSED static void t_on_pipe(int s UNUSED) { t_pipes++; }
+UNUSED static void t_on_usr1(int s UNUSED) { t_usr1++; }
+
+// How many SIGPIPE came since the last call.
+UNUSED static int pipes(void) {
+    int n = t_pipes;
+    t_pipes = 0;
+    return n;
+}
+
+UNUSED static void t_on_alarm(int s UNUSED) {
+    static const char m[] = "TIME LIMIT, the last line before it was: ";
+    if (write(1, m, sizeof m - 1) < 0 || write(1, t_last, strlen(t_last)) < 0 || write(1, "\n", 1) < 0) _exit(96);
+    _exit(95);
+}
+
+UNUSED static void handle(int sig, void (*f)(int), int flags) {
+    struct sigaction sa = {.sa_handler = f, .sa_flags = flags};
+    sigaction(sig, &sa, NULL);
+}
+
+// First call of every program: a limit of time for the whole, SIGPIPE counted instead of deadly.
+UNUSED static void begin(unsigned limit_s) {
+    const char *scale = getenv("T_LIMIT_SCALE");
+    handle(SIGALRM, t_on_alarm, SA_RESTART);
+    handle(SIGPIPE, t_on_pipe, SA_RESTART);
+    alarm(limit_s * (scale ? atoi(scale) : 1));
+}
+
+// ---- time ----
+
+UNUSED static double now_s(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+UNUSED static void ms(int n) {
+    struct timespec t = {n / 1000, n % 1000 * 1000000L};
+    while (nanosleep(&t, &t) < 0 && errno == EINTR) {}
+}
+
+// "in time" when a wait that should take `want` milliseconds did; generous upwards, because machines are loaded.
+UNUSED static const char *took(double since, int want) {
+    double d = (now_s() - since) * 1000;
+    static __thread char b[64];
+    if (d >= want - 2 && d < want + 900) return "in time";
+    snprintf(b, sizeof b, "%.0f ms instead of %d", d, want);
+    return b;
+}
+
+// ---- connections on loopback ----
+
+UNUSED static struct sockaddr_in v4(int port) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    return a;
+}
+
+UNUSED static struct sockaddr_in6 v6(int port) {
+    struct sockaddr_in6 a = {.sin6_family = AF_INET6, .sin6_port = htons(port), .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    return a;
+}
+
+UNUSED static int port_of(int fd) {
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+    MUST(getsockname(fd, (void *)&a, &n));
+    return ntohs(a.ss_family == AF_INET ? ((struct sockaddr_in *)&a)->sin_port : ((struct sockaddr_in6 *)&a)->sin6_port);
+}
+
+UNUSED static int peer_port_of(int fd) {
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+    MUST(getpeername(fd, (void *)&a, &n));
+    return ntohs(a.ss_family == AF_INET ? ((struct sockaddr_in *)&a)->sin_port : ((struct sockaddr_in6 *)&a)->sin6_port);
+}
+
+UNUSED static int listener(void) {
+    int l = MUST(socket(AF_INET, SOCK_STREAM, 0));
+    struct sockaddr_in a = v4(0);
+    MUST(bind(l, (void *)&a, sizeof a));
+    MUST(listen(l, 1024));
+    return l;
+}
+
+UNUSED static int dial(int port) {
+    int c = MUST(socket(AF_INET, SOCK_STREAM, 0));
+    struct sockaddr_in a = v4(port);
+    MUST(connect(c, (void *)&a, sizeof a));
+    return c;
+}
+
+// Time for a negotiation to end before the program goes on: the harness runs each program without and with it.
+UNUSED static void settle(void) {
+    const char *s = getenv("T_SETTLE");
+    if (s && atoi(s)) ms(atoi(s));
+}
+
+struct conn {
+    int l, c, s;
+};
+
+// A listener, a client and a server end; always three descriptors in this order.
+UNUSED static struct conn connection(void) {
+    struct conn x;
+    x.l = listener();
+    x.c = dial(port_of(x.l));
+    x.s = MUST(accept(x.l, NULL, NULL));
+    settle();
+    return x;
+}
+
+UNUSED static void hang_up(struct conn x) {
+    close(x.c);
+    close(x.s);
+    close(x.l);
+}
+
+// A port of TCP on which nobody listens.
+UNUSED static int dead_port(void) {
+    int l = listener(), p = port_of(l);
+    close(l);
+    return p;
+}
+
+UNUSED static int wait_for(int fd, short events, int limit_ms) {
+    struct pollfd p = {.fd = fd, .events = events};
+    int r;
+    do r = poll(&p, 1, limit_ms);
+    while (r < 0 && errno == EINTR);
+    return r > 0 ? p.revents : 0;
+}
+
+// Until the peer has acknowledged everything, so that what follows does not depend on timing.
+UNUSED static void acked(int fd) {
+    for (int i = 0, n = 1; i < 2000 && n; i++) {
+        MUST(ioctl(fd, SIOCOUTQ, &n));
+        if (n) ms(1);
+    }
+}
+
+// Until `want` bytes can be read.
+UNUSED static void arrived(int fd, int want) {
+    for (int i = 0, n = 0; i < 5000 && n < want; i++) {
+        MUST(ioctl(fd, FIONREAD, &n));
+        if (n < want) ms(1);
+    }
+}
+
+// ---- bytes that can be verified ----
+
+UNUSED static uint64_t t_word(uint64_t seed, uint64_t i) {
+    uint64_t z = seed * 0x9e3779b97f4a7c15ull + i * 0xbf58476d1ce4e5b9ull + 0x94d049bb133111ebull;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+    return z ^ (z >> 29);
+}
+
+// Bytes [off, off+n) of the endless stream `seed`.
+UNUSED static void fill(void *buf, uint64_t off, size_t n, uint64_t seed) {
+    unsigned char *b = buf;
+    size_t i = 0;
+    while (i < n) {
+        uint64_t w = t_word(seed, (off + i) / 8);
+        unsigned k = (off + i) % 8;
+        if (k == 0 && n - i >= 8) {
+            memcpy(b + i, &w, 8);
+            i += 8;
+        } else {
+            b[i++] = (unsigned char)(w >> (8 * k));
+        }
+    }
+}
+
+// Whether `buf` is [off, off+n) of the stream `seed`; says where it is not, once.
+UNUSED static int verify(const void *buf, uint64_t off, size_t n, uint64_t seed) {
+    static __thread unsigned char w[1 << 16];
+    const unsigned char *b = buf;
+    for (size_t i = 0; i < n;) {
+        size_t k = n - i < sizeof w ? n - i : sizeof w;
+        fill(w, off + i, k, seed);
+        if (memcmp(w, b + i, k)) {
+            size_t j = 0;
+            while (w[j] == b[i + j]) j++;
+            line("WRONG BYTE at %" PRIu64 " of stream %" PRIu64 ": %02x instead of %02x", off + i + j, seed, b[i + j], w[j]);
+            return 0;
+        }
+        i += k;
+    }
+    return 1;
+}
+
+UNUSED static void quote(const void *p, long n) {
+    char b[600];
+    const unsigned char *s = p;
+    int o = 0;
+    for (long i = 0; i < n && o < 560; i++)
+        o += s[i] >= 32 && s[i] < 127 ? sprintf(b + o, "%c", s[i]) : sprintf(b + o, "\\%02x", s[i]);
+    b[o] = 0;
+    line("  \"%s\"", b);
+}
+
+UNUSED static int full_send(int fd, const void *buf, size_t n) {
+    const char *b = buf;
+    while (n) {
+        ssize_t r = send(fd, b, n, MSG_NOSIGNAL);
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0) return -1;
+        b += r;
+        n -= r;
+    }
+    return 0;
+}
+
+// Reads n bytes or to the end; how many came, or -1.
+UNUSED static ssize_t full_recv(int fd, void *buf, size_t n) {
+    size_t got = 0;
+    while (got < n) {
+        ssize_t r = recv(fd, (char *)buf + got, n - got, 0);
+        if (r < 0 && errno == EINTR) continue;
+        if (r < 0) return -1;
+        if (!r) break;
+        got += r;
+    }
+    return got;
+}
+
+// One question and answer over a connection in this process: says that it works in both directions.
+UNUSED static void ping(int a, int b, const char *what) {
+    char m[4] = "", n[4] = "";
+    int ok = full_send(a, "ping", 4) == 0 && full_recv(b, m, 4) == 4 && !memcmp(m, "ping", 4) && full_send(b, "pong", 4) == 0 &&
+             full_recv(a, n, 4) == 4 && !memcmp(n, "pong", 4);
+    line("%s: %s", what, ok ? "ping, pong" : ename(errno));
+}
+
+// ---- two programs ----
+// With T_SYNC the harness runs the program twice, as "server" and as "client", and T_SYNC is a stream socket between the
+// two that has nothing to do with TCP.
+
+static int t_sync = -1;
+static char t_role = 's';
+
+UNUSED static void begin_pair(int argc, char **argv, unsigned limit_s) {
+    const char *s = getenv("T_SYNC");
+    begin(limit_s);
+    if (argc < 2 || !s) _exit(94);
+    t_role = argv[1][0];
+    t_sync = atoi(s);
+    fcntl(t_sync, F_SETFD, FD_CLOEXEC);
+}
+
+UNUSED static int is_server(void) { return t_role == 's'; }
+
+UNUSED static void tell(long v) {
+    if (write(t_sync, &v, sizeof v) != sizeof v) _exit(93);
+}
+
+UNUSED static long hear(void) {
+    long v;
+    size_t got = 0;
+    while (got < sizeof v) {
+        ssize_t r = read(t_sync, (char *)&v + got, sizeof v - got);
+        if (r < 0 && errno == EINTR) continue;
+        if (r <= 0) {
+            line("the other program is gone");
+            _exit(92);
+        }
+        got += r;
+    }
+    return v;
+}
+
+// Both programs have come this far.
+UNUSED static void meet(void) {
+    tell(1);
+    hear();
+}
+
+// A connection between the two programs; the listener stays open in *l of the server.
+UNUSED static int pair_up(int *l) {
+    int fd;
+    if (is_server()) {
+        if (*l < 0) *l = listener();
+        tell(port_of(*l));
+        fd = MUST(accept(*l, NULL, NULL));
+    } else {
+        fd = dial(hear());
+    }
+    meet();
+    settle();
+    meet();
+    return fd;
+}
+
+// ---- breaking connections ----
+
+// Destroys every TCP connection of this network namespace that is not only listening; how many. Needs CAP_NET_ADMIN.
+// The harness puts each such program into a namespace of its own.
+UNUSED static int break_connections(void) {
+    int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG), killed = 0;
+    if (fd < 0) return -1;
+    // Room for what the calls below leave unread, and answers one after another.
+    for (int fam = 0; fam < 2; fam++) {
+        struct {
+            struct nlmsghdr h;
+            struct inet_diag_req_v2 r;
+        } q = {.h = {sizeof q, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0},
+               .r = {.sdiag_family = fam ? AF_INET6 : AF_INET,
+                     .sdiag_protocol = IPPROTO_TCP,
+                     // Not LISTEN, TIME_WAIT, NEW_SYN_RECV, CLOSE.
+                     .idiag_states = 0xfff & ~(1u << 10 | 1u << 6 | 1u << 7 | 1u << 0)}};
+        if (send(fd, &q, sizeof q, 0) < 0) break;
+        static __thread struct inet_diag_sockid ids[8192];
+        int n = 0, done = 0;
+        while (!done) {
+            static __thread char b[1 << 16] __attribute__((aligned(8)));
+            ssize_t r = recv(fd, b, sizeof b, 0);
+            if (r <= 0) break;
+            for (struct nlmsghdr *h = (void *)b; NLMSG_OK(h, r); h = NLMSG_NEXT(h, r)) {
+                if (h->nlmsg_type == NLMSG_DONE || h->nlmsg_type == NLMSG_ERROR)
+                    done = 1;
+                else if (n < 8192)
+                    ids[n++] = ((struct inet_diag_msg *)NLMSG_DATA(h))->id;
+            }
+        }
+        for (int i = 0; i < n; i++) {
+            q.h.nlmsg_type = SOCK_DESTROY;
+            q.h.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK;
+            q.r.id = ids[i];
+            char b[4096];
+            if (send(fd, &q, sizeof q, 0) < 0) continue;
+            ssize_t r = recv(fd, b, sizeof b, 0);
+            struct nlmsghdr *h = (void *)b;
+            if (r > 0 && h->nlmsg_type == NLMSG_ERROR && ((struct nlmsgerr *)NLMSG_DATA(h))->error == 0) killed++;
+        }
+    }
+    close(fd);
+    return killed;
+}

@@ -1,0 +1,391 @@
+//! Runs the C programs beside these tests, bare and under the preload, and compares what they wrote down.
+
+#![allow(dead_code)] // every test binary uses its own part of this
+
+use std::fmt::Write as _;
+use std::io::Read;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long a program runs at most before it is killed; each has a shorter limit of its own.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// The library under test: `SLIM_PRELOAD`, or the one cargo built beside this test.
+pub fn preload() -> PathBuf {
+    if let Some(path) = std::env::var_os("SLIM_PRELOAD") {
+        return path.into();
+    }
+    let exe = std::env::current_exe().expect("a running test has a path");
+    let path = exe.with_file_name("libslim_preload.so");
+    assert!(
+        path.exists(),
+        "{} is missing: cargo builds it with this test",
+        path.display()
+    );
+    path
+}
+
+/// A fresh path below cargo's directory for test files.
+pub fn scratch(name: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.{}.{n}", std::process::id()))
+}
+
+/// Compiles `tests/c/<name>.c`; `-shared` among the flags makes a library.
+pub fn compile(name: &str, flags: &[&str]) -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/c")
+        .join(format!("{name}.c"));
+    let made = scratch(name);
+    let cc = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+    let out = Command::new(&cc)
+        .args([
+            "-O1",
+            "-g",
+            "-Wall",
+            "-Wextra",
+            "-Wno-nonnull",
+            "-Wno-stringop-overflow",
+            "-Wno-stringop-overread",
+            "-Wno-unused-result",
+            "-Werror",
+            "-pthread",
+        ])
+        .arg("-o")
+        .arg(&made)
+        .arg(&source)
+        .args(flags)
+        .output()
+        .unwrap_or_else(|e| panic!("cannot run {cc}: {e}"));
+    assert!(
+        out.status.success(),
+        "{}: {}",
+        source.display(),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    made
+}
+
+/// One program to run.
+pub struct Program {
+    command: Command,
+}
+
+/// What a program left behind.
+#[derive(Debug)]
+pub struct Outcome {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    pub took: Duration,
+}
+
+impl Outcome {
+    /// The whole of what two runs must agree on.
+    pub fn transcript(&self) -> String {
+        let mut t = self.stdout.clone();
+        if !self.stderr.is_empty() {
+            let _ = write!(t, "stderr: {}", self.stderr);
+        }
+        match self.status.signal() {
+            Some(signal) => t + &format!("killed by signal {signal}\n"),
+            None => t + &format!("exit {}\n", self.status.code().unwrap_or(-1)),
+        }
+    }
+
+    pub fn ok(&self) -> bool {
+        self.status.success()
+    }
+}
+
+impl Program {
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        let mut command = Command::new(path.as_ref());
+        command
+            .env_remove("LD_PRELOAD")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for (name, _) in std::env::vars_os() {
+            if name.as_encoded_bytes().starts_with(b"SLIM") {
+                command.env_remove(name);
+            }
+        }
+        Program { command }
+    }
+
+    pub fn arg(mut self, arg: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.arg(arg);
+        self
+    }
+
+    pub fn args<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(mut self, args: I) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    pub fn env(mut self, name: &str, value: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    pub fn dir(mut self, dir: &Path) -> Self {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Under the preload, or not.
+    pub fn preloaded(self, yes: bool) -> Self {
+        if yes {
+            self.env("LD_PRELOAD", preload())
+        } else {
+            self
+        }
+    }
+
+    /// Milliseconds that the program waits after it made a connection, so that the negotiation can end.
+    pub fn settle(self, ms: u32) -> Self {
+        self.env("T_SETTLE", ms.to_string())
+    }
+
+    /// Hands `fd` to the program under its own number, said in T_SYNC.
+    fn sync(mut self, fd: OwnedFd) -> Self {
+        let raw = fd.as_raw_fd();
+        // Far above what the programs open themselves, and the same in every run: numbers are part of the transcript.
+        const AT: i32 = 900;
+        self.command.env("T_SYNC", AT.to_string());
+        // SAFETY: dup2 is async-signal-safe; `fd` moves into the closure and lives as long as the command.
+        unsafe {
+            self.command.pre_exec(move || {
+                let _keep = &fd;
+                match libc::dup2(raw, AT) {
+                    AT => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            })
+        };
+        self
+    }
+
+    pub fn start(mut self) -> Running {
+        let began = Instant::now();
+        let mut child = self
+            .command
+            .spawn()
+            .unwrap_or_else(|e| panic!("cannot run {:?}: {e}", self.command.get_program()));
+        let out = drain(child.stdout.take());
+        let err = drain(child.stderr.take());
+        Running {
+            child,
+            out,
+            err,
+            began,
+        }
+    }
+
+    pub fn run(self) -> Outcome {
+        self.start().finish()
+    }
+}
+
+type Text = thread::JoinHandle<String>;
+
+fn drain(from: Option<impl Read + Send + 'static>) -> Option<Text> {
+    let mut from = from?;
+    Some(thread::spawn(move || {
+        let mut all = Vec::new();
+        let _ = from.read_to_end(&mut all);
+        String::from_utf8_lossy(&all).into_owned()
+    }))
+}
+
+/// A started program; killed if it is dropped before it has finished.
+pub struct Running {
+    child: Child,
+    out: Option<Text>,
+    err: Option<Text>,
+    began: Instant,
+}
+
+impl Running {
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: no memory is involved; the child is not reaped yet, so the number is still its own.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
+    pub fn finish(self) -> Outcome {
+        self.finish_within(LIMIT)
+    }
+
+    pub fn finish_within(mut self, limit: Duration) -> Outcome {
+        let status = loop {
+            match self.child.try_wait().expect("our own child") {
+                Some(status) => break status,
+                None if self.began.elapsed() > limit => {
+                    let _ = self.child.kill();
+                    break self.child.wait().expect("our own child");
+                }
+                None => thread::sleep(Duration::from_millis(3)),
+            }
+        };
+        let took = self.began.elapsed();
+        let text = |t: Option<Text>| t.and_then(|t| t.join().ok()).unwrap_or_default();
+        Outcome {
+            status,
+            took,
+            stdout: text(self.out.take()),
+            stderr: text(self.err.take()),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.alive() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Runs a program twice, as "server" and as "client", joined by a socket pair besides their TCP.
+pub fn pair(server: Program, client: Program) -> (Outcome, Outcome) {
+    let (a, b) = UnixStream::pair().expect("a socket pair");
+    let server = server.arg("server").sync(a.into());
+    let client = client.arg("client").sync(b.into());
+    let server = server.start();
+    let client = client.start();
+    (server.finish(), client.finish())
+}
+
+/// Shows where two transcripts part.
+fn difference(want: &str, got: &str) -> String {
+    let (want, got): (Vec<_>, Vec<_>) = (want.lines().collect(), got.lines().collect());
+    let same = want.iter().zip(&got).take_while(|(a, b)| a == b).count();
+    let from = same.saturating_sub(6);
+    let mut s = String::new();
+    for l in &want[from..same] {
+        let _ = writeln!(s, "    {l}");
+    }
+    for (sign, side) in [('-', &want), ('+', &got)] {
+        for l in side.iter().skip(same).take(8) {
+            let _ = writeln!(s, "  {sign} {l}");
+        }
+    }
+    s
+}
+
+/// Compares two transcripts; `None` when they are the same.
+pub fn compare(name: &str, want: &Outcome, got: &Outcome) -> Option<String> {
+    let (want, got) = (want.transcript(), got.transcript());
+    (want != got).then(|| {
+        format!(
+            "{name}: first difference (- bare, + this run):\n{}",
+            difference(&want, &got)
+        )
+    })
+}
+
+/// Milliseconds after which a negotiation on loopback has ended.
+pub const SETTLED: u32 = 120;
+
+/// One program with both ends in it: bare, under the preload while it still negotiates, and when it has.
+pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
+    let program = compile(name, flags);
+    let run = |preloaded, settle| {
+        Program::new(&program)
+            .args(args)
+            .preloaded(preloaded)
+            .settle(settle)
+            .run()
+    };
+    let bare = run(false, 0);
+    assert!(bare.ok(), "{name} fails bare:\n{}", bare.transcript());
+    let bad: Vec<_> = [
+        ("negotiating", run(true, 0)),
+        ("settled", run(true, SETTLED)),
+        (
+            "off",
+            Program::new(&program)
+                .args(args)
+                .preloaded(true)
+                .env("SLIM", "off")
+                .run(),
+        ),
+    ]
+    .iter()
+    .filter_map(|(mode, got)| compare(&format!("{name} {args:?}, {mode}"), &bare, got))
+    .collect();
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+}
+
+/// One program as server and client: bare, preloaded at both ends, and at either end only.
+pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
+    let program = compile(name, flags);
+    let run = |server, client, settle| {
+        let one = |preloaded| {
+            Program::new(&program)
+                .env("T_ARGS", args.join(" "))
+                .preloaded(preloaded)
+                .settle(settle)
+        };
+        pair(one(server), one(client))
+    };
+    let bare = run(false, false, 0);
+    assert!(
+        bare.0.ok() && bare.1.ok(),
+        "{name} fails bare:\n{}\n{}",
+        bare.0.transcript(),
+        bare.1.transcript()
+    );
+    let mut bad = Vec::new();
+    for (mode, got) in [
+        ("both negotiating", run(true, true, 0)),
+        ("both settled", run(true, true, SETTLED)),
+        ("server only", run(true, false, 0)),
+        ("client only", run(false, true, 0)),
+        ("server only, settled", run(true, false, SETTLED)),
+        ("client only, settled", run(false, true, SETTLED)),
+    ] {
+        bad.extend(compare(&format!("{name} server, {mode}"), &bare.0, &got.0));
+        bad.extend(compare(&format!("{name} client, {mode}"), &bare.1, &got.1));
+    }
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+}
+
+/// Moves the calling thread, and what it starts from now on, into a network namespace of its own with `lo` up.
+/// `false` with a line that says why when that needs more privilege than we have.
+pub fn own_network(test: &str) -> bool {
+    // SAFETY: unshare concerns the calling thread only; the ioctl gets a request it may write to.
+    unsafe {
+        if libc::unshare(libc::CLONE_NEWNET) != 0 {
+            let e = std::io::Error::last_os_error();
+            println!("skip: {test}: a network namespace needs CAP_SYS_ADMIN: {e}");
+            return false;
+        }
+        let s = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let mut request: libc::ifreq = std::mem::zeroed();
+        request.ifr_name[0] = b'l' as libc::c_char;
+        request.ifr_name[1] = b'o' as libc::c_char;
+        request.ifr_ifru.ifru_flags = (libc::IFF_UP | libc::IFF_RUNNING) as i16;
+        let up = libc::ioctl(s, libc::SIOCSIFFLAGS, &request);
+        libc::close(s);
+        assert_eq!(up, 0, "lo can be brought up in a fresh namespace");
+    }
+    true
+}
