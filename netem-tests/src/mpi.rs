@@ -114,7 +114,7 @@ impl Mpi {
         {
             return Ok(program);
         }
-        // Two tests may build it at the same time: each to a name of its own, then moved over.
+        // Two programs may build it at the same time: each to a name of its own, then moved over.
         let own = program.with_extension(format!("new{}", std::process::id()));
         let mut command = Command::new(&self.mpicc);
         command.args(["-O2", "-o"]).arg(&own).arg(source);
@@ -270,6 +270,10 @@ impl<'a> Job<'a> {
             .args(&self.args);
         command.envs(launch::environment(self.lab));
         command.env_remove("LD_PRELOAD");
+        // Switches of the tests, of no use to what they start.
+        command
+            .env_remove("SLIM_SOAK")
+            .env_remove(artifacts::PRELOAD_VAR);
         if let Some(library) = &self.preload {
             command.env("LD_PRELOAD", library);
         }

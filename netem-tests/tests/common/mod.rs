@@ -1,12 +1,20 @@
 //! What the tests on a lab share.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
+pub mod jobs;
+pub mod streams;
+
 use std::{
     net::{TcpListener, TcpStream},
     time::{Duration, Instant},
 };
 
 use netem_tests::{Lab, Netns, Node, skip::skip};
+
+/// Whether the long versions are wanted (`SLIM_SOAK=1`).
+pub fn soak() -> bool {
+    std::env::var("SLIM_SOAK").is_ok_and(|v| v == "1")
+}
 
 /// A lab for `test`, or a skip with its reason.
 pub fn lab(test: &str, nodes: usize, paths: usize) -> Option<Lab> {

@@ -1,0 +1,209 @@
+//! MPI jobs whose connections are killed: under SLIM they finish with every byte right, without
+//! it they do not.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    jobs::{Bench, Events, Kills, Slim, assert_finished},
+    soak,
+};
+use netem_tests::{
+    Rng,
+    faults::destroy::{Amount, Pick},
+    mpi::{Flavor, Verdict},
+};
+
+/// Seconds of work in a run, and how long the whole may take. The work goes on while connections are
+/// being killed, and some seconds after that.
+const WORK: u64 = 9;
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Runs that must all finish: a few, or fifty in the long version.
+fn runs(few: usize) -> usize {
+    if soak() { 50 } else { few }
+}
+
+fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills) {
+    let Some(bench) = Bench::new(test, flavor) else {
+        return;
+    };
+    for run in 0..runs(few) {
+        let seed = Rng::seed_from_env() + run as u64;
+        let lab = bench.lab(1);
+        let mut killed = 0;
+        let job = bench.job(&lab, Slim::Everywhere, ranks, WORK);
+        let outcome = bench.run(&lab, &job, LIMIT, |job| {
+            killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
+            format!("{ranks} ranks, SLIM_LAB_SEED={seed}, {killed} connections killed")
+        });
+        assert_finished(&bench.test, &lab, &outcome);
+        assert!(
+            killed >= kills.at_least,
+            "only {killed} connections were there to be killed"
+        );
+        let events = Events::read(&lab);
+        assert!(events.resumed > 0 && events.escalated == 0, "{events}");
+    }
+}
+
+fn one_by_one(flavor: Flavor, ranks: usize, few: usize) {
+    survives("one-by-one", flavor, ranks, few, &Kills::one_by_one());
+}
+
+#[test]
+fn open_mpi_4_two_ranks_one_by_one() {
+    one_by_one(Flavor::OpenMpi4, 2, 2);
+}
+
+#[test]
+fn open_mpi_4_four_ranks_one_by_one() {
+    one_by_one(Flavor::OpenMpi4, 4, 1);
+}
+
+#[test]
+fn open_mpi_5_two_ranks_one_by_one() {
+    one_by_one(Flavor::OpenMpi5, 2, 2);
+}
+
+#[test]
+fn open_mpi_5_four_ranks_one_by_one() {
+    one_by_one(Flavor::OpenMpi5, 4, 1);
+}
+
+/// All connections of the ranks at once, many times.
+fn all_at_once(flavor: Flavor, ranks: usize, few: usize) {
+    let ms = Duration::from_millis;
+    let kills = Kills {
+        amount: Amount::All,
+        gap: (ms(150), ms(300)),
+        ..Kills::one_by_one()
+    };
+    survives("all-at-once", flavor, ranks, few, &kills);
+}
+
+#[test]
+fn open_mpi_4_two_ranks_all_at_once() {
+    all_at_once(Flavor::OpenMpi4, 2, 1);
+}
+
+#[test]
+fn open_mpi_4_four_ranks_all_at_once() {
+    all_at_once(Flavor::OpenMpi4, 4, 2);
+}
+
+#[test]
+fn open_mpi_5_two_ranks_all_at_once() {
+    all_at_once(Flavor::OpenMpi5, 2, 1);
+}
+
+#[test]
+fn open_mpi_5_four_ranks_all_at_once() {
+    all_at_once(Flavor::OpenMpi5, 4, 2);
+}
+
+/// Killed again while the resume of the last kill is under way, from either end.
+fn while_resuming(flavor: Flavor, ranks: usize, few: usize) {
+    let ms = Duration::from_millis;
+    let kills = Kills {
+        amount: Amount::All,
+        again: 4,
+        gap: (ms(300), ms(500)),
+        at_least: 30,
+        ..Kills::one_by_one()
+    };
+    survives("while-resuming", flavor, ranks, few, &kills);
+}
+
+#[test]
+fn open_mpi_4_two_ranks_while_resuming() {
+    while_resuming(Flavor::OpenMpi4, 2, 1);
+}
+
+#[test]
+fn open_mpi_4_four_ranks_while_resuming() {
+    while_resuming(Flavor::OpenMpi4, 4, 2);
+}
+
+#[test]
+fn open_mpi_5_two_ranks_while_resuming() {
+    while_resuming(Flavor::OpenMpi5, 2, 1);
+}
+
+#[test]
+fn open_mpi_5_four_ranks_while_resuming() {
+    while_resuming(Flavor::OpenMpi5, 4, 2);
+}
+
+/// The launcher's own connections too: losing one ends a bare job of any MPI.
+fn everything(flavor: Flavor) {
+    let ms = Duration::from_millis;
+    let kills = Kills {
+        pick: Pick::between_hosts(),
+        amount: Amount::All,
+        gap: (ms(200), ms(400)),
+        ..Kills::one_by_one()
+    };
+    survives("daemons-too", flavor, 4, 1, &kills);
+}
+
+#[test]
+fn open_mpi_4_with_its_daemons() {
+    everything(Flavor::OpenMpi4);
+}
+
+#[test]
+fn open_mpi_5_with_its_daemons() {
+    everything(Flavor::OpenMpi5);
+}
+
+/// The counterpart, so that the tests above can fail: without SLIM such a run does not finish.
+fn bare_does_not(flavor: Flavor) {
+    let Some(bench) = Bench::new("bare", flavor) else {
+        return;
+    };
+    let runs = runs(2);
+    let mut finished = 0;
+    for run in 0..runs {
+        let seed = Rng::seed_from_env() + run as u64;
+        let lab = bench.lab(1);
+        let job = bench.job(&lab, Slim::Bare, 2, WORK);
+        // A hang is seen soon enough: the work is long done by then.
+        let outcome = bench.run(&lab, &job, Duration::from_secs(WORK + 6), |job| {
+            let killed = Kills::one_by_one().carry_out(&lab, job, &mut Rng::new(seed));
+            format!("without SLIM, SLIM_LAB_SEED={seed}, {killed} connections killed")
+        });
+        finished += usize::from(matches!(outcome.verdict(), Verdict::Finished(_)));
+    }
+    assert!(
+        finished * 2 < runs,
+        "{finished} of {runs} bare runs finished: the faults are not real"
+    );
+}
+
+#[test]
+fn open_mpi_4_without_slim_does_not_finish() {
+    bare_does_not(Flavor::OpenMpi4);
+}
+
+#[test]
+fn open_mpi_5_without_slim_does_not_finish() {
+    bare_does_not(Flavor::OpenMpi5);
+}
+
+/// And without faults it does: it is the faults that end it.
+#[test]
+fn a_bare_job_without_faults_finishes() {
+    for flavor in Flavor::ALL {
+        let Some(bench) = Bench::new("no-fault", flavor) else {
+            continue;
+        };
+        for ranks in [2, 4] {
+            let lab = bench.lab(1);
+            let job = bench.job(&lab, Slim::Bare, ranks, 2);
+            let outcome = bench.run(&lab, &job, LIMIT, |_| format!("{ranks} ranks, no fault"));
+            assert_finished(&bench.test, &lab, &outcome);
+        }
+    }
+}
