@@ -1,0 +1,276 @@
+//! Fuzzes the control message codec on stable Rust.
+//!
+//! Starts from one valid message or more of every kind, damages them, and checks that
+//! - nothing makes `parse` or `message_len` panic,
+//! - what parses is exactly as long as its header says, and encodes to the same bytes again,
+//! - `message_len` and `parse` agree on what a header is.
+//!
+//! `SLIM_FUZZ_SECONDS` says for how long (default 5), `SLIM_FUZZ_SEED` where to start. The seed is
+//! printed, so that a failure can be had again; so are the bytes that failed.
+
+use std::env;
+use std::net::{IpAddr, SocketAddr};
+use std::panic;
+use std::time::{Duration, Instant, SystemTime};
+
+use slim_core::wire::{
+    self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
+    HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Query, Refuse,
+    RefuseReason, Resume, ResumeOk, Status, Unknown, VERSION,
+};
+use slim_core::{EndpointId, FinHow, FlowId, Nonce};
+
+/// SplitMix64: small, seedable, good enough to break things with.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Less than `n`, which is not 0.
+    fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    fn byte(&mut self) -> u8 {
+        // The values that mean something turn up more often than by chance.
+        match self.below(4) {
+            0 => [0, 1, 4, 6, 7, 8, 9, 0x7f, 0x80, 0xff][self.below(10)],
+            _ => self.next() as u8,
+        }
+    }
+}
+
+fn corpus() -> Vec<Vec<u8>> {
+    let flow = FlowId([0x11; 16]);
+    let nonce = Nonce([0x22; 16]);
+    let endpoint = EndpointId {
+        host: [0x33; 16],
+        pid: 4711,
+        incarnation: 0x0123_4567_89ab_cdef,
+    };
+    let v4: SocketAddr = "192.0.2.1:1024".parse().expect("an address");
+    let v6: SocketAddr = "[2001:db8::1]:65535".parse().expect("an address");
+    let many: Vec<IpAddr> = (0..8)
+        .map(|i| if i % 2 == 0 { v4.ip() } else { v6.ip() })
+        .collect();
+    let mut messages = Vec::new();
+    for (a, b, addrs) in [(v4, v6, &many[..]), (v6, v4, &many[..1]), (v4, v4, &[])] {
+        let addrs = AddrList::new(addrs.iter().copied());
+        messages.push(Message::Hello(Hello {
+            flow,
+            connector: a,
+            acceptor: b,
+            endpoint,
+            random_c: [0x44; 32],
+            features: 1,
+            resume_port: 7000,
+            control_port: 7001,
+            addrs,
+        }));
+        messages.push(Message::HelloAck(HelloAck {
+            flow,
+            endpoint,
+            random_s: [0x55; 32],
+            features: u64::MAX,
+            resume_port: 7002,
+            control_port: 7003,
+            addrs,
+        }));
+    }
+    messages.push(Message::HelloWait(HelloWait { flow }));
+    for reason in [
+        NakReason::Version,
+        NakReason::Policy,
+        NakReason::Unauthorized,
+    ] {
+        messages.push(Message::HelloNak(HelloNak { flow, reason }));
+    }
+    for how in [FinHow::HalfClose, FinHow::Close, FinHow::Reset] {
+        messages.push(Message::Fin(Fin {
+            flow,
+            final_seq: 1 << 40,
+            how,
+        }));
+    }
+    messages.push(Message::Query(Query { flow, nonce }));
+    for state in [
+        FlowStatus::Open,
+        FlowStatus::HalfClosed(7),
+        FlowStatus::Closed(u64::MAX),
+        FlowStatus::Reset,
+        FlowStatus::Legacy,
+    ] {
+        messages.push(Message::Status(Status { flow, nonce, state }));
+    }
+    messages.push(Message::Unknown(Unknown {
+        flow,
+        nonce,
+        endpoint,
+    }));
+    messages.push(Message::Demote(Demote { flow }));
+    messages.push(Message::Challenge(Challenge {
+        endpoint,
+        nonce_r: nonce,
+    }));
+    messages.push(Message::Resume(Resume {
+        flow,
+        epoch: 3,
+        nonce_i: nonce,
+    }));
+    for final_seq in [None, Some(0), Some(99)] {
+        let (epoch, received, sent) = (3, 1 << 33, 99);
+        messages.push(Message::ResumeOk(ResumeOk {
+            flow,
+            epoch,
+            received,
+            sent,
+            final_seq,
+        }));
+        messages.push(Message::Confirm(Confirm {
+            received,
+            sent,
+            final_seq,
+        }));
+    }
+    for reason in [
+        RefuseReason::UnknownFlow,
+        RefuseReason::OldEpoch,
+        RefuseReason::Busy,
+        RefuseReason::Closed(5),
+        RefuseReason::Reset,
+        RefuseReason::Legacy,
+        RefuseReason::BadProof,
+    ] {
+        messages.push(Message::Refuse(Refuse {
+            flow,
+            nonce_i: nonce,
+            reason,
+        }));
+    }
+    for kind in Kind::ALL {
+        assert!(
+            messages.iter().any(|m| m.kind() == kind),
+            "no {} to begin with",
+            kind.name()
+        );
+    }
+    messages
+        .iter()
+        .map(|m| wire::encode(m, |_| [0x66; MAC_LEN]))
+        .collect()
+}
+
+fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
+    let at = random.below(bytes.len().max(1)).min(bytes.len());
+    match random.below(9) {
+        0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
+        1 if !bytes.is_empty() => bytes[at] = random.byte(),
+        2 => bytes.truncate(at),
+        3 => {
+            for _ in 0..random.below(40) {
+                bytes.push(random.byte());
+            }
+        }
+        // The start of one and the end of another.
+        4 => {
+            let other = &corpus[random.below(corpus.len())];
+            bytes.truncate(at);
+            bytes.extend(&other[random.below(other.len())..]);
+        }
+        5 => bytes.insert(at, random.byte()),
+        6 if !bytes.is_empty() => {
+            bytes.remove(at);
+        }
+        // A run of one value: empties a field, or fills it.
+        7 => {
+            let (value, end) = (random.byte(), bytes.len().min(at + random.below(24)));
+            bytes[at..end].fill(value);
+        }
+        // A header that is right for a kind, on whatever there is: gets past the first checks.
+        _ => {
+            let kind = Kind::ALL[random.below(Kind::ALL.len())];
+            if random.below(2) == 0 {
+                bytes.resize(kind.message_len(), 0);
+            }
+            let length = (kind.message_len() as u16).to_be_bytes();
+            let header = [&MAGIC[..], &[VERSION, kind as u8], &length].concat();
+            let n = header.len().min(bytes.len());
+            bytes[..n].copy_from_slice(&header[..n]);
+        }
+    }
+}
+
+/// Says whether it was a message.
+fn check(bytes: &[u8]) -> bool {
+    let announced = bytes.first_chunk::<HEADER_LEN>().map(wire::message_len);
+    match wire::parse(bytes) {
+        Ok(parsed) => {
+            assert_eq!(announced, Some(Ok(bytes.len())));
+            assert!(bytes.len() <= MAX_LEN);
+            assert_eq!(parsed.covered.len() + MAC_LEN, bytes.len());
+            let again = wire::encode(&parsed.message, |covered| {
+                assert_eq!(covered, parsed.covered);
+                parsed.mac
+            });
+            assert_eq!(again, bytes);
+            true
+        }
+        Err(error) => {
+            assert!(!error.to_string().is_empty());
+            if let Some(Ok(length)) = announced {
+                assert!((HEADER_LEN + MAC_LEN..=MAX_LEN).contains(&length));
+            }
+            false
+        }
+    }
+}
+
+fn from_env(name: &str) -> Option<u64> {
+    let value = env::var(name).ok()?;
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("{name}={value}: not a whole number")),
+    )
+}
+
+#[test]
+fn damaged_messages_never_panic_and_survivors_are_exact() {
+    let seed = from_env("SLIM_FUZZ_SEED").unwrap_or_else(|| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        now.expect("later than 1970").as_nanos() as u64
+    });
+    let seconds = from_env("SLIM_FUZZ_SECONDS").unwrap_or(5);
+    println!("SLIM_FUZZ_SEED={seed}");
+
+    let corpus = corpus();
+    assert!(corpus.iter().all(|bytes| check(bytes)));
+    let mut random = Random(seed);
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let (mut inputs, mut messages) = (0u64, 0u64);
+    while Instant::now() < end {
+        for _ in 0..1000 {
+            let mut bytes = corpus[random.below(corpus.len())].clone();
+            for _ in 0..=random.below(4) {
+                mutate(&mut bytes, &corpus, &mut random);
+            }
+            match panic::catch_unwind(|| check(&bytes)) {
+                Ok(is_message) => messages += u64::from(is_message),
+                Err(_) => panic!("SLIM_FUZZ_SEED={seed}, input {inputs}: {bytes:02x?}"),
+            }
+            inputs += 1;
+        }
+    }
+    println!("{inputs} inputs, {messages} of them messages");
+    // Otherwise it would test only how garbage is thrown away.
+    assert!(
+        messages > inputs / 100,
+        "{messages} of {inputs} inputs were messages"
+    );
+}
