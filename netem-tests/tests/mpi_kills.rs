@@ -170,8 +170,12 @@ fn bare_does_not(flavor: Flavor) {
         let lab = bench.lab(1);
         let job = bench.job(&lab, Slim::Bare, 2, WORK);
         // A hang is seen soon enough: the work is long done by then.
-        let outcome = bench.run(&lab, &job, Duration::from_secs(WORK + 6), |job| {
-            let killed = Kills::one_by_one().carry_out(&lab, job, &mut Rng::new(seed));
+        let outcome = bench.run(&lab, &job, Duration::from_secs(6), |job| {
+            let kills = Kills {
+                window: Duration::from_secs(WORK),
+                ..Kills::one_by_one()
+            };
+            let killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
             format!("without SLIM, SLIM_LAB_SEED={seed}, {killed} connections killed")
         });
         finished += usize::from(matches!(outcome.verdict(), Verdict::Finished(_)));

@@ -219,6 +219,8 @@ pub struct Kills {
     pub at_least: usize,
     /// Time between two kills.
     pub gap: (Duration, Duration),
+    /// For how long at most.
+    pub window: Duration,
     /// Further kills in quick succession after each: resumes under way are hit.
     pub again: usize,
 }
@@ -232,6 +234,7 @@ impl Kills {
             amount: Amount::One,
             at_least: 20,
             gap: (ms(100), ms(400)),
+            window: Duration::from_secs(40),
             again: 0,
         }
     }
@@ -240,9 +243,7 @@ impl Kills {
     /// killed connections.
     pub fn carry_out(&self, lab: &Lab, job: &mut Started<'_>, rng: &mut Rng) -> usize {
         let (mut killed, start) = (0, Instant::now());
-        while killed < self.at_least
-            && start.elapsed() < Duration::from_secs(60)
-            && job.running().is_running()
+        while killed < self.at_least && start.elapsed() < self.window && job.running().is_running()
         {
             thread::sleep(rng.between(self.gap.0, self.gap.1));
             for round in 0..=self.again {

@@ -1,0 +1,165 @@
+//! MPI jobs in which something is really dead: SLIM must not stand in the way of the news.
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::jobs::{Bench, PROGRAM, Slim, assert_finished};
+use netem_tests::{
+    Lab,
+    faults::nft,
+    mpi::{Flavor, Started, Verdict},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// Long enough not to end by itself.
+const WORK: u64 = 60;
+
+/// SIGKILLs a rank on the second node; gives the moment.
+fn kill_a_rank(lab: &Lab) -> Instant {
+    let ranks = lab
+        .node(1)
+        .processes()
+        .into_iter()
+        .filter(|p| p.name == PROGRAM);
+    let rank = ranks.last().expect("a rank runs on the second node");
+    kill(Pid::from_raw(rank.pid as i32), Signal::SIGKILL).expect("kill a rank");
+    Instant::now()
+}
+
+/// How mpirun ended, and how long after the kill.
+fn after_a_killed_rank(bench: &Bench, slim: Slim) -> (String, Duration) {
+    let lab = bench.lab(1);
+    let job = bench.job(&lab, slim, 2, WORK);
+    let mut took = Duration::MAX;
+    let outcome = bench.run(&lab, &job, Duration::from_secs(30), |job| {
+        let start = kill_a_rank(&lab);
+        job.running().wait(Duration::from_secs(30));
+        took = start.elapsed();
+        format!(
+            "{slim:?}: rank killed, mpirun ended {:.2} s later",
+            took.as_secs_f64()
+        )
+    });
+    let Verdict::Failed(how) = outcome.verdict() else {
+        panic!(
+            "{}: {}\n{}",
+            bench.test,
+            outcome.verdict(),
+            outcome.tail(20)
+        )
+    };
+    (how, took)
+}
+
+fn killed_rank(flavor: Flavor) {
+    let Some(bench) = Bench::new("killed-rank", flavor) else {
+        return;
+    };
+    // The best of three: the machine may be busy with something else.
+    let best = |slim| {
+        (0..3)
+            .map(|_| after_a_killed_rank(&bench, slim))
+            .min_by_key(|(_, took)| *took)
+            .unwrap()
+    };
+    let (bare, slim) = (best(Slim::Bare), best(Slim::Everywhere));
+    assert_eq!(bare.0, slim.0, "the same end");
+    assert!(
+        slim.1 <= bare.1 + Duration::from_millis(500),
+        "{:?}, bare {:?}",
+        slim.1,
+        bare.1
+    );
+}
+
+#[test]
+fn open_mpi_4_killed_rank() {
+    killed_rank(Flavor::OpenMpi4);
+}
+
+#[test]
+fn open_mpi_5_killed_rank() {
+    killed_rank(Flavor::OpenMpi5);
+}
+
+/// Connections reset, then silence for ever.
+fn host_gone(flavor: Flavor) {
+    let Some(bench) = Bench::new("host-gone", flavor) else {
+        return;
+    };
+    let lab = bench.lab(1);
+    let job = bench
+        .job(&lab, Slim::Everywhere, 2, WORK)
+        .env("SLIM_ATTEMPT_TIMEOUTS", "0.5,1,1.5");
+    let mut guards = Vec::new();
+    let mut took = None;
+    let outcome = bench.run(&lab, &job, Duration::from_secs(10), |job| {
+        let reset = nft::Rule::reset()
+            .apply_to(lab.nodes())
+            .expect("lay the rule");
+        std::thread::sleep(Duration::from_millis(300));
+        guards.push(
+            nft::Rule::drop()
+                .apply_to(lab.nodes())
+                .expect("lay the rule"),
+        );
+        drop(reset);
+        let start = Instant::now();
+        took = job
+            .running()
+            .wait(Duration::from_secs(30))
+            .map(|_| start.elapsed());
+        format!("host gone, mpirun ended after {took:?}")
+    });
+    assert!(
+        !matches!(
+            outcome.verdict(),
+            Verdict::Finished(_) | Verdict::Wrong(_) | Verdict::Hung
+        ),
+        "{}",
+        outcome.tail(20)
+    );
+    // Three windows of 3 s together, and what mpirun takes to clean up what it can still reach.
+    let took = took.expect("nothing hangs");
+    assert!(took < Duration::from_secs(12), "{took:?}");
+}
+
+#[test]
+fn open_mpi_4_host_gone() {
+    host_gone(Flavor::OpenMpi4);
+}
+
+#[test]
+fn open_mpi_5_host_gone() {
+    host_gone(Flavor::OpenMpi5);
+}
+
+/// SLIM on one node only: every connection is plain TCP, and the job as good as bare.
+fn one_side(flavor: Flavor) {
+    let Some(bench) = Bench::new("one-side", flavor) else {
+        return;
+    };
+    let lab = bench.lab(1);
+    let job = bench.job(&lab, Slim::FirstNode, 4, 3);
+    let outcome = bench.run(
+        &lab,
+        &job,
+        Duration::from_secs(60),
+        |_: &mut Started<'_>| "SLIM on one node".into(),
+    );
+    assert_finished(&bench.test, &lab, &outcome);
+}
+
+#[test]
+fn open_mpi_4_with_slim_on_one_node() {
+    one_side(Flavor::OpenMpi4);
+}
+
+#[test]
+fn open_mpi_5_with_slim_on_one_node() {
+    one_side(Flavor::OpenMpi5);
+}

@@ -1,0 +1,193 @@
+//! MPI jobs through trouble on the network: firewalls, links, addresses, forged segments. Under
+//! SLIM every one of them finishes with all data right.
+
+mod common;
+
+use std::{thread, time::Duration};
+
+use common::{
+    jobs::{Bench, Events, PROGRAM, Slim, assert_finished},
+    soak,
+};
+use netem_tests::{
+    Lab, Rng,
+    faults::{
+        destroy::{self, Pick},
+        inject::{self, Segment},
+        link, nft,
+    },
+    mpi::{Flavor, Started, Verdict},
+};
+
+const WORK: u64 = 9;
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// One kind of trouble: does it, waits until it is over, and says what it did.
+type Trouble = fn(&Lab, &mut Started<'_>) -> String;
+
+/// Longest that a job may stand still: the trouble itself, and what it takes to find a way out of it.
+fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
+    let Some(bench) = Bench::new(test, flavor) else {
+        return;
+    };
+    for run in 0..if soak() { 50 } else { 1 } {
+        let ranks = if run % 2 == 0 { 2 } else { 4 };
+        let lab = bench.lab(1);
+        let job = bench.job(&lab, Slim::Everywhere, ranks, WORK);
+        let outcome = bench.run(&lab, &job, LIMIT, |job| {
+            format!("{ranks} ranks, {}", trouble(&lab, job))
+        });
+        assert_finished(&bench.test, &lab, &outcome);
+        let events = Events::read(&lab);
+        assert_eq!(events.escalated, 0, "{events}");
+        let Verdict::Finished(progress) = outcome.verdict() else {
+            unreachable!("asserted above")
+        };
+        let stall = Duration::from_secs_f64(progress.max_stall);
+        assert!(
+            stall <= longest,
+            "the job stood still for {stall:?}, more than {longest:?}"
+        );
+    }
+}
+
+fn seconds(s: u64) -> Duration {
+    Duration::from_secs(s)
+}
+
+fn reset(lab: &Lab, _: &mut Started<'_>) -> String {
+    let guard = nft::Rule::reset()
+        .apply_to(lab.nodes())
+        .expect("lay the rule");
+    thread::sleep(seconds(1));
+    format!("reset for 1 s: {}", guard.lift().expect("lift the rule"))
+}
+
+#[test]
+fn open_mpi_4_reset_for_a_second() {
+    survives("reset", Flavor::OpenMpi4, seconds(6), reset);
+}
+
+#[test]
+fn open_mpi_5_reset_for_a_second() {
+    survives("reset", Flavor::OpenMpi5, seconds(6), reset);
+}
+
+fn dropped(lab: &Lab, _: &mut Started<'_>) -> String {
+    let guard = nft::Rule::drop()
+        .apply_to(lab.nodes())
+        .expect("lay the rule");
+    thread::sleep(seconds(5));
+    format!("dropped for 5 s: {}", guard.lift().expect("lift the rule"))
+}
+
+#[test]
+fn open_mpi_4_dropped_for_five_seconds() {
+    survives("drop", Flavor::OpenMpi4, seconds(15), dropped);
+}
+
+#[test]
+fn open_mpi_5_dropped_for_five_seconds() {
+    survives("drop", Flavor::OpenMpi5, seconds(15), dropped);
+}
+
+fn link_down(lab: &Lab, _: &mut Started<'_>) -> String {
+    let guard = link::down(lab.node(1), 0).expect("take the link down");
+    thread::sleep(seconds(3));
+    guard.lift().expect("bring the link up");
+    "link down for 3 s".into()
+}
+
+#[test]
+fn open_mpi_4_link_down_for_three_seconds() {
+    survives("link", Flavor::OpenMpi4, seconds(12), link_down);
+}
+
+#[test]
+fn open_mpi_5_link_down_for_three_seconds() {
+    survives("link", Flavor::OpenMpi5, seconds(12), link_down);
+}
+
+fn address_gone(lab: &Lab, _: &mut Started<'_>) -> String {
+    let guard = link::remove_address(lab.node(1), 0).expect("remove the address");
+    let text = format!("{guard} for 3 s");
+    thread::sleep(seconds(3));
+    guard.lift().expect("give the address back");
+    text
+}
+
+#[test]
+fn open_mpi_4_address_removed_and_given_back() {
+    survives("address", Flavor::OpenMpi4, seconds(12), address_gone);
+}
+
+#[test]
+fn open_mpi_5_address_removed_and_given_back() {
+    survives("address", Flavor::OpenMpi5, seconds(12), address_gone);
+}
+
+/// Forges segments into connections of the ranks on both nodes in turn, one every half second.
+fn forged(lab: &Lab, segment: Segment, times: usize) -> String {
+    let mut rng = Rng::new(Rng::seed_from_env());
+    let mut accepted = 0;
+    for n in 0..times {
+        let (victim, far) = (lab.node(n % 2), lab.node(1 - n % 2));
+        let pick = Pick::between_hosts().process(PROGRAM);
+        let connections = destroy::list(victim.net(), &pick).expect("list connections");
+        if !connections.is_empty() {
+            let connection = &connections[rng.below(connections.len())];
+            let report =
+                inject::inject(segment, victim, far, 0, connection, seconds(5)).expect("inject");
+            println!("{report}");
+            accepted += usize::from(report.accepted);
+        }
+        thread::sleep(Duration::from_millis(500));
+    }
+    assert!(accepted > 0, "not one forged segment was accepted");
+    format!("{accepted} forged {segment:?} accepted")
+}
+
+fn forged_rst(lab: &Lab, _: &mut Started<'_>) -> String {
+    forged(lab, Segment::Rst, 6)
+}
+
+#[test]
+fn open_mpi_4_forged_rst() {
+    survives("rst", Flavor::OpenMpi4, seconds(6), forged_rst);
+}
+
+#[test]
+fn open_mpi_5_forged_rst() {
+    survives("rst", Flavor::OpenMpi5, seconds(6), forged_rst);
+}
+
+fn forged_fin(lab: &Lab, _: &mut Started<'_>) -> String {
+    forged(lab, Segment::Fin, 6)
+}
+
+#[test]
+fn open_mpi_4_forged_fin() {
+    survives("fin", Flavor::OpenMpi4, seconds(6), forged_fin);
+}
+
+#[test]
+fn open_mpi_5_forged_fin() {
+    survives("fin", Flavor::OpenMpi5, seconds(6), forged_fin);
+}
+
+/// The counterpart: a bare job does not live through a firewall's reset.
+#[test]
+fn a_bare_job_does_not_survive_a_reset() {
+    for flavor in Flavor::ALL {
+        let Some(bench) = Bench::new("bare-reset", flavor) else {
+            continue;
+        };
+        let lab = bench.lab(1);
+        let job = bench.job(&lab, Slim::Bare, 2, WORK);
+        let outcome = bench.run(&lab, &job, seconds(WORK + 6), |job| reset(&lab, job));
+        assert!(
+            !matches!(outcome.verdict(), Verdict::Finished(_)),
+            "the reset is not real"
+        );
+    }
+}
