@@ -14,6 +14,9 @@ use std::sync::atomic::Ordering;
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
 const LARGE: usize = 64 << 10;
 
+/// Reads that take nothing from the stream.
+const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
+
 /// The application's buffers.
 #[derive(Clone, Copy)]
 pub struct Buffers {
@@ -112,7 +115,7 @@ impl Receive {
                 Way::In(flow) => {
                     let n = real();
                     if n > 0 && !self.has(libc::MSG_WAITALL) {
-                        if !self.has(libc::MSG_PEEK | libc::MSG_OOB) {
+                        if !self.has(ASIDE) {
                             flow.received.fetch_add(n as u64, Ordering::Relaxed);
                         }
                         flow.leave();

@@ -283,12 +283,14 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, None, || real(fd)),
         libc::F_GETFL | libc::F_SETFL => {
             // The always-ready stand-in is one file for many flows: its flags are nobody's.
-            let waiting = table::flow(fd)
-                .and_then(|f| f.ctl_of(fd))
-                .and_then(|c| match c.mode {
-                    Mode::Stashed { .. } => c.transport,
-                    _ => None,
-                });
+            let ctl = match table::entry(fd) {
+                Entry::Flow(flow) => flow.ctl_of(fd),
+                _ => None,
+            };
+            let waiting = ctl.and_then(|c| match c.mode {
+                Mode::Stashed { .. } => c.transport,
+                _ => None,
+            });
             real(waiting.unwrap_or(fd))
         }
         _ => real(fd),

@@ -33,10 +33,11 @@ impl Limit {
         Self::new(u64::try_from(ms).ok().map(Duration::from_millis))
     }
 
-    /// Begins to count; called when the first call has come back without a result that stands.
-    fn begun(&mut self, at: Instant) {
-        if self.until.is_none() {
-            self.until = self.whole.and_then(|w| at.checked_add(w));
+    /// Begins to count. A call that does not wait needs no clock.
+    #[inline]
+    fn begin(&mut self) {
+        if let Some(whole) = self.whole.filter(|w| !w.is_zero()) {
+            self.until = Instant::now().checked_add(whole);
         }
     }
 
@@ -84,11 +85,12 @@ impl Wait {
 /// gives what is left of it.
 #[inline]
 fn until_true(
-    limit: Limit,
+    mut limit: Limit,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
     sift: impl FnMut(c_int) -> c_int,
 ) -> c_int {
+    limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(Wait::AsGiven);
     if n <= 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
@@ -100,15 +102,12 @@ fn until_true(
 #[cold]
 #[inline(never)]
 fn again(
-    mut limit: Limit,
+    limit: Limit,
     mut n: c_int,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
     mut sift: impl FnMut(c_int) -> c_int,
 ) -> c_int {
-    // The first call's waiting time is not known; it is counted from here, so the whole may take longer than
-    // asked, by less than once more, and only when a transport broke meanwhile.
-    limit.begun(Instant::now());
     let errno = sys::errno();
     loop {
         let left = sift(n);
@@ -275,7 +274,7 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Wait) -> c_int) -> c_int {
 pub unsafe fn epoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
-    limit: Limit,
+    mut limit: Limit,
     real: impl Fn(Wait) -> c_int,
 ) -> c_int {
     let filled = |n: c_int| {
@@ -283,6 +282,7 @@ pub unsafe fn epoll_wait(
         unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
     };
     // A swap takes the registration with it, so no answer comes from what is no longer under a number.
+    limit.begin();
     let n = real(Wait::AsGiven);
     if n <= 0 || filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0) {
         return n;

@@ -257,7 +257,9 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Option<c_int> {
     if request != libc::FIONREAD && request != libc::TIOCOUTQ {
         return None;
     }
-    let flow = table::flow(fd)?;
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return None;
+    };
     let ctl = flow.ctl_of(fd)?;
     match (ctl.mode, request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,

@@ -1,0 +1,237 @@
+//! Every hooked call gives the same result, errno, flags, readiness and signals with and without the preload.
+//!
+//! Each C program in `c/` writes down all that it sees. It runs bare, under the preload before and after the negotiation
+//! has ended, with `SLIM=off`, and (programs in two parts) with the preload at one end only; every transcript must be the
+//! bare one.
+
+mod common;
+
+use common::{Program, SETTLED, compare, compile, preload, same_alone, same_pair};
+use std::fs;
+use std::process::Command;
+
+#[test]
+fn calls_that_move_bytes() {
+    same_alone("calls", &[], &[]);
+}
+
+#[test]
+fn wrong_calls() {
+    same_alone("wrong", &[], &[]);
+}
+
+#[test]
+fn beginnings() {
+    same_alone("connects", &[], &[]);
+}
+
+#[test]
+fn endings() {
+    same_pair("closing", &[], &[]);
+}
+
+#[test]
+fn readiness() {
+    same_alone("ready", &[], &[]);
+}
+
+#[test]
+fn epoll() {
+    same_alone("epolls", &[], &[]);
+}
+
+#[test]
+fn copies_and_numbers() {
+    same_alone("dups", &[], &[]);
+}
+
+#[test]
+fn options() {
+    same_alone("options", &[], &[]);
+}
+
+#[test]
+fn time_limits_and_signals() {
+    same_alone("timers", &[], &[]);
+}
+
+#[test]
+fn processes() {
+    same_alone("forks", &[], &[]);
+}
+
+#[test]
+fn threads() {
+    same_alone("threads", &[], &[]);
+}
+
+#[test]
+fn rare_calls() {
+    same_alone("rare", &[], &[]);
+}
+
+#[test]
+fn fortified_calls() {
+    let flags = ["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"];
+    let names = Command::new("nm")
+        .arg("-u")
+        .arg(compile("fortify", &flags))
+        .output()
+        .expect("nm");
+    let names = String::from_utf8_lossy(&names.stdout);
+    for name in ["read", "recv", "recvfrom", "poll", "ppoll"] {
+        assert!(
+            names.contains(&format!("__{name}_chk")),
+            "the program does not use __{name}_chk"
+        );
+    }
+    same_alone("fortify", &flags, &[]);
+}
+
+#[test]
+fn a_library_opened_later() {
+    let library = compile("dl_lib", &["-shared", "-fPIC"]);
+    same_alone(
+        "odd_times",
+        &[],
+        &[library.to_str().expect("a UTF-8 path")],
+    );
+}
+
+/// A library whose constructor and destructor use connections, loaded before and after ours.
+#[test]
+fn early_and_late_callers() {
+    let library = compile("dl_lib", &["-shared", "-fPIC"]);
+    let program = compile("odd_times", &[]);
+    let (ours, theirs) = (preload(), library.display().to_string());
+    let run = |order: String, settle| {
+        Program::new(&program)
+            .env("T_EARLY", "1")
+            .env("LD_PRELOAD", order)
+            .settle(settle)
+            .run()
+    };
+    let bare = run(theirs.clone(), 0);
+    assert!(bare.ok(), "{}", bare.transcript());
+    for settle in [0, SETTLED] {
+        for order in [
+            format!("{}:{theirs}", ours.display()),
+            format!("{theirs}:{}", ours.display()),
+        ] {
+            let got = run(order.clone(), settle);
+            if let Some(difference) = compare(&order, &bare, &got) {
+                panic!("{difference}");
+            }
+        }
+    }
+}
+
+/// What the program says must be as bare; standard error may have one line of ours that says why.
+fn scarce(args: &[&str], lines: usize) {
+    let program = compile("scarce", &[]);
+    let run = |preloaded, settle| {
+        Program::new(&program)
+            .args(args)
+            .preloaded(preloaded)
+            .settle(settle)
+            .run()
+    };
+    let bare = run(false, 0);
+    assert!(bare.ok(), "{}", bare.transcript());
+    for settle in [0, SETTLED] {
+        let mut got = run(true, settle);
+        let said = std::mem::take(&mut got.stderr);
+        if let Some(difference) = compare(&format!("{args:?}"), &bare, &got) {
+            panic!("{difference}  stderr: {said}");
+        }
+        assert_eq!(
+            said.lines().count(),
+            lines,
+            "{args:?}: lines on standard error:\n{said}"
+        );
+        assert!(
+            said.lines().all(|l| l.to_lowercase().contains("slim")),
+            "not said who speaks:\n{said}"
+        );
+    }
+}
+
+#[test]
+fn few_descriptors() {
+    scarce(&["nofile", "14"], 1);
+    scarce(&["nofile", "40"], 1);
+}
+
+#[test]
+fn no_threads() {
+    scarce(&["nproc"], 1);
+}
+
+#[test]
+fn little_memory() {
+    let program = compile("scarce", &[]);
+    let got = Program::new(&program).arg("memory").preloaded(true).run();
+    assert!(got.ok(), "{}", got.transcript());
+}
+
+#[test]
+fn the_udp_port_is_taken() {
+    scarce(&["udp-before"], 1);
+}
+
+/// A program may bind UDP on the port of its TCP listener; ours must give way.
+#[test]
+fn the_udp_port_is_wanted_later() {
+    scarce(&["udp-after"], 0);
+    scarce(&["udp-any-after"], 0);
+}
+
+#[test]
+fn a_program_without_tcp_gets_nothing_from_us() {
+    scarce(&["threads"], 0);
+}
+
+/// Bad settings are named, each once, and the program runs with the defaults.
+#[test]
+fn bad_settings_are_named_once() {
+    let program = compile("fortify", &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]);
+    let bare = Program::new(&program).run();
+    let mut got = Program::new(&program)
+        .preloaded(true)
+        .env("SLIM_ATTEMPTS", "a hundred")
+        .env("SLIM_NO_SUCH_THING", "1")
+        .run();
+    let said = std::mem::take(&mut got.stderr);
+    if let Some(difference) = compare("bad settings", &bare, &got) {
+        panic!("{difference}");
+    }
+    for name in ["SLIM_ATTEMPTS", "SLIM_NO_SUCH_THING"] {
+        assert_eq!(
+            said.lines().filter(|l| l.contains(name)).count(),
+            1,
+            "{name} in:\n{said}"
+        );
+    }
+}
+
+/// That the runs above test what they say: after the negotiation flows are live, and with SLIM=off there are none.
+#[test]
+fn settled_flows_are_live() {
+    let program = compile("calls", &[]);
+    for (slim, live) in [("preferred", true), ("off", false)] {
+        let events = common::scratch("events");
+        let got = Program::new(&program)
+            .preloaded(true)
+            .settle(SETTLED)
+            .env("SLIM", slim)
+            .env("SLIM_EVENTS", &events)
+            .run();
+        assert!(got.ok(), "{}", got.transcript());
+        let log = fs::read_to_string(&events).unwrap_or_default();
+        assert_eq!(
+            log.lines().any(|l| l.contains("live")),
+            live,
+            "SLIM={slim}:\n{log}"
+        );
+    }
+}
