@@ -273,7 +273,7 @@ int main(int argc, char **argv) {
         char b[1], c[CMSG_SPACE(sizeof(int))];
         struct iovec v = {b, 1};
         struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = c, .msg_controllen = sizeof c};
-        R(recvmsg(u[1], &m, MSG_CMSG_CLOEXEC));
+        MUST(recvmsg(u[1], &m, MSG_CMSG_CLOEXEC));
         int fd;
         memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&m)), sizeof fd);
         line("received %d, close on exec %d", fd, fcntl(fd, F_GETFD));
@@ -289,7 +289,7 @@ int main(int argc, char **argv) {
     struct iovec v = {"f", 1};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &cm, .msg_controllen = sizeof cm};
     R(sendmsg(u[0], &m, 0));
-    R(close(x.s));
+    MUST(close(x.s));
     ask(x.c, "passed on");
     ms(50);
     ask(x.c, "again");
