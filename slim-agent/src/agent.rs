@@ -1,0 +1,283 @@
+//! The handle that application threads hold.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use slim_core::config::Config;
+use slim_core::{Cause, FinHow, FlowToken, Role};
+
+use crate::FlowIo;
+use crate::command::{self, Command};
+use crate::control;
+use crate::fds;
+use crate::thread;
+
+thread_local! {
+    /// Constant and without destructor, so that reading it never allocates.
+    static IN_AGENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// How long [`Agent::release`] waits for the agent thread to close a socket.
+const RELEASE_LIMIT: Duration = Duration::from_millis(200);
+
+/// The process's agent. Cheap to clone; the thread runs until the process ends.
+///
+/// Methods without a result queue a command and return at once. They may be called from any
+/// thread, but not from signal handlers: queueing may allocate. After
+/// [`after_fork_child`](Self::after_fork_child) they do nothing.
+#[derive(Clone)]
+pub struct Agent {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    commands: command::Sender,
+    /// Listeners per address. An entry stays until the agent thread has closed the socket, so
+    /// that listening again in the meantime keeps it instead of failing to bind a second one.
+    listeners: Arc<Listeners>,
+    /// Of the process the thread was started in; see [`Agent::after_fork_child`].
+    generation: u64,
+}
+
+/// Counts forks along a line of processes: a handle from before a fork differs, and is dead.
+static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// How many of the application's listeners share the control socket of an address.
+pub(crate) type Listeners = Mutex<HashMap<SocketAddr, usize>>;
+
+impl Agent {
+    /// Creates the process-wide sockets and starts the thread, with all signals blocked in it.
+    ///
+    /// # Errors
+    /// The operating system's, with what was being done: no UDP or TCP socket to be had, no
+    /// descriptor, no thread.
+    pub fn start(config: Config) -> io::Result<Agent> {
+        as_agent(|| {
+            let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
+            let listeners = Arc::<Listeners>::default();
+            let config = with_job_key(config)?;
+            thread::start(config, receiver, listeners.clone())?;
+            Ok(Agent {
+                inner: Arc::new(Inner {
+                    commands,
+                    listeners,
+                    generation: GENERATION.load(Ordering::Acquire),
+                }),
+            })
+        })
+    }
+
+    /// Whether the calling thread is running the agent's own code, whose socket calls a front end
+    /// must let through untouched.
+    #[inline]
+    pub fn in_agent() -> bool {
+        IN_AGENT.get()
+    }
+
+    /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
+    /// and port, in the caller, so that it is there before the first connection.
+    ///
+    /// If that port is taken, connections accepted there stay plain TCP; the log says so.
+    pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
+        if self.is_dead() {
+            return;
+        }
+        as_agent(|| {
+            let mut listeners = self.listeners();
+            if let Some(count) = listeners.get_mut(&addr) {
+                *count += 1;
+                return;
+            }
+            match control::bind_for_listener(fd, addr) {
+                Ok(socket) => {
+                    if self.send(Command::Listen { addr, socket }) {
+                        listeners.insert(addr, 1);
+                    }
+                }
+                Err(error) => {
+                    self.send(Command::Warn(format!(
+                        "no control socket on {addr} ({error}): connections to it are plain TCP"
+                    )));
+                }
+            }
+        });
+    }
+
+    /// A listener on `addr` was closed.
+    pub fn unlisten(&self, addr: SocketAddr) {
+        self.unlisten_with(addr, None);
+    }
+
+    /// Gives the UDP port of a listener's address back, because the application wants it for
+    /// itself. Waits until the control socket is closed, at most 0.2 s. Flows that are already
+    /// negotiated are not affected.
+    pub fn release(&self, addr: SocketAddr) {
+        if self.is_dead() {
+            return;
+        }
+        let (done, closed) = mpsc::sync_channel(1);
+        if let Some(count) = self.listeners().get_mut(&addr) {
+            *count = 1;
+        }
+        if self.unlisten_with(addr, Some(done)) {
+            as_agent(|| closed.recv_timeout(RELEASE_LIMIT).ok());
+        }
+    }
+
+    /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
+    /// this side sees them; IPv4-mapped ones may be given as they are.
+    pub fn open(
+        &self,
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        role: Role,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) {
+        self.send(Command::Open {
+            token,
+            io,
+            role,
+            local: canonical(local),
+            remote: canonical(remote),
+        });
+    }
+
+    /// A data call found the transport dead; the front end has suspended the flow.
+    pub fn fault(&self, token: FlowToken, cause: Cause) {
+        self.send(Command::Fault { token, cause });
+    }
+
+    /// The application ended its direction after `final_seq` bytes. With [`FinHow::Close`] the agent
+    /// keeps the flow until [`FlowIo::lingering_delivered`] says that it may go.
+    pub fn finish(&self, token: FlowToken, final_seq: u64, how: FinHow) {
+        self.send(Command::Finish {
+            token,
+            final_seq,
+            how,
+        });
+    }
+
+    /// The flow has unacknowledged bytes: look at it about once a second, until it has none. Call
+    /// once, and again only after [`FlowIo::probe`] reported none.
+    pub fn dirty(&self, token: FlowToken) {
+        self.send(Command::Dirty { token });
+    }
+
+    /// The flow is plain TCP from now on (its descriptor went to another process); the peer is told.
+    pub fn demote(&self, token: FlowToken) {
+        self.send(Command::Demote { token });
+    }
+
+    /// The front end holds nothing of the flow any more.
+    pub fn gone(&self, token: FlowToken) {
+        self.send(Command::Gone { token });
+    }
+
+    /// Waits until everything asked for so far by this thread is done, at most `limit`. True if it
+    /// is. For use before `exec`, which ends the agent.
+    pub fn flush(&self, limit: Duration) -> bool {
+        let (done, is_done) = mpsc::sync_channel(1);
+        self.send(Command::Flush { done }) && as_agent(|| is_done.recv_timeout(limit).is_ok())
+    }
+
+    /// At process exit: sends what is announced, and waits at most `limit` for flows that the
+    /// application closed while they were suspended. What is live and closed the kernel delivers
+    /// by itself.
+    pub fn drain_exit(&self, limit: Duration) {
+        let (done, is_done) = mpsc::sync_channel(1);
+        if self.send(Command::DrainExit { limit, done }) {
+            // A little longer than the agent's own limit, which is the one that should fire.
+            let limit = limit + Duration::from_millis(50);
+            as_agent(|| is_done.recv_timeout(limit).ok());
+        }
+    }
+
+    /// In a forked child: closes the descriptors shared with the parent's agent and forgets the
+    /// thread, which does not exist here. Every handle from before the fork becomes inert; a new
+    /// agent can be started. Async-signal-safe.
+    ///
+    /// The last handle must be forgotten ([`std::mem::forget`]), not dropped: dropping it could
+    /// need a lock that the lost thread held, and would close numbers that are the child's own.
+    pub fn after_fork_child() {
+        GENERATION.fetch_add(1, Ordering::AcqRel);
+        fds::close_all_in_child();
+    }
+
+    fn unlisten_with(&self, addr: SocketAddr, done: Option<mpsc::SyncSender<()>>) -> bool {
+        if self.is_dead() {
+            return false;
+        }
+        let last = match self.listeners().get_mut(&addr) {
+            Some(count) => {
+                *count = count.saturating_sub(1);
+                *count == 0
+            }
+            None => false,
+        };
+        last && self.send(Command::Unlisten { addr, done })
+    }
+
+    fn listeners(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, usize>> {
+        self.inner
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_dead(&self) -> bool {
+        self.inner.generation != GENERATION.load(Ordering::Acquire)
+    }
+
+    fn send(&self, command: Command) -> bool {
+        !self.is_dead() && as_agent(|| self.inner.commands.send(command))
+    }
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent")
+            .field("dead", &self.is_dead())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs `f` as the agent's own code: [`Agent::in_agent`] is true meanwhile.
+pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IN_AGENT.set(self.0);
+        }
+    }
+    let _restore = Restore(IN_AGENT.replace(true));
+    f()
+}
+
+/// Reads the job key where the configuration says it is in a file.
+fn with_job_key(mut config: Config) -> io::Result<Config> {
+    if let Some(path) = config.job_key_file.clone() {
+        let contents = std::fs::read(path).map_err(|e| e.to_string());
+        config
+            .set_job_key(contents.as_deref().map_err(String::as_str))
+            .map_err(|problem| io::Error::other(problem.to_string()))?;
+    }
+    Ok(config)
+}
+
+/// An IPv4 address as such, also when it came from an IPv6 socket.
+pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// Adds what was being done to an error.
+pub(crate) fn during(what: &str) -> impl Fn(io::Error) -> io::Error + '_ {
+    move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+}

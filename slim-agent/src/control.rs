@@ -1,0 +1,244 @@
+//! UDP control sockets: one per address that the application listens on, and the process's own.
+//!
+//! Two things make them more than a bound socket. Datagrams leave from the address that the
+//! question was sent to (`IP_PKTINFO`), because the peer takes answers from nowhere else. And a
+//! refusal by ICMP is read from the error queue (`IP_RECVERR`), which names the destination; without
+//! it the error of one peer would hit the next send to another.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use slim_core::wire;
+use socket2::{Domain, Socket, Type};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+use tokio::task::{self, JoinHandle};
+
+use crate::agent::canonical;
+use crate::driver::Shared;
+use crate::events::Log;
+use crate::fds::{self, OwnFd};
+use crate::sys;
+
+/// Datagrams taken in a row before everybody else gets a turn.
+const BATCH: usize = 32;
+/// How often a port is drawn that must be free for both address families.
+const PORT_TRIES: u32 = 16;
+
+/// All control sockets of the process.
+pub(crate) struct Control {
+    /// For IPv4 and IPv6, the same port in both.
+    own: Vec<Rc<ControlSocket>>,
+    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, JoinHandle<()>)>,
+    log: Log,
+}
+
+/// One UDP socket.
+struct ControlSocket {
+    fd: AsyncFd<OwnFd>,
+    bound: SocketAddr,
+}
+
+/// The process's own control sockets before the runtime exists.
+pub(crate) struct OwnSockets {
+    sockets: Vec<(OwnFd, SocketAddr)>,
+    pub(crate) port: u16,
+}
+
+impl OwnSockets {
+    /// Binds to a free port, for IPv6 too if the host has it.
+    pub(crate) fn bind() -> io::Result<Self> {
+        let (sockets, port) = on_one_port(|addr| bind(addr, true))?;
+        Ok(OwnSockets { sockets, port })
+    }
+}
+
+/// Binds with `bind` to a port that is free in both families; in IPv4 alone if the host has no
+/// IPv6.
+pub(crate) fn on_one_port(
+    bind: impl Fn(SocketAddr) -> io::Result<OwnFd>,
+) -> io::Result<(Vec<(OwnFd, SocketAddr)>, u16)> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let v4 = bind((Ipv4Addr::UNSPECIFIED, 0).into())?;
+        let port = sys::local_addr(v4.raw())?.port();
+        let v4 = (v4, (Ipv4Addr::UNSPECIFIED, port).into());
+        let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+        match bind(v6) {
+            Ok(fd) => return Ok((vec![v4, (fd, v6)], port)),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse && tries < PORT_TRIES => {}
+            Err(_) => return Ok((vec![v4], port)),
+        }
+    }
+}
+
+/// The control socket that goes with the listener `fd` on `addr`.
+pub(crate) fn bind_for_listener(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<OwnFd> {
+    let only_v6 = addr.is_ipv4()
+        || sys::option(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY).unwrap_or(0) != 0;
+    bind(addr, only_v6)
+}
+
+fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
+    let kind = Type::DGRAM.nonblocking().cloexec();
+    let socket = Socket::new_raw(Domain::for_address(addr), kind, None)?;
+    let fd = socket.as_raw_fd();
+    if addr.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    } else {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    }
+    if addr.is_ipv4() || !only_v6 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+    }
+    socket.bind(&addr.into())?;
+    Ok(OwnFd::new(OwnedFd::from(socket)))
+}
+
+impl Control {
+    /// Must run inside the runtime. Nothing is received until [`serve_own`](Self::serve_own).
+    pub(crate) fn new(own: OwnSockets, log: Log) -> io::Result<Self> {
+        let own = own
+            .sockets
+            .into_iter()
+            .map(|(fd, bound)| ControlSocket::new(fd, bound).map(Rc::new))
+            .collect::<io::Result<_>>()?;
+        Ok(Control {
+            own,
+            listeners: HashMap::new(),
+            log,
+        })
+    }
+
+    /// Starts to receive on the process's own sockets.
+    pub(crate) fn serve_own(&self, shared: &Rc<Shared>) {
+        for socket in &self.own {
+            task::spawn_local(serve(socket.clone(), shared.clone()));
+        }
+    }
+
+    /// Takes over the control socket of a listener.
+    pub(crate) fn add(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
+        match ControlSocket::new(fd, addr) {
+            Ok(socket) => {
+                let socket = Rc::new(socket);
+                let task = task::spawn_local(serve(socket.clone(), shared.clone()));
+                self.listeners.insert(addr, (socket, task));
+            }
+            Err(e) => self.log.warn(|| format!("control socket on {addr}: {e}")),
+        }
+    }
+
+    /// Stops serving a listener's address. The socket is closed when its task has ended, which the
+    /// returned handle tells.
+    pub(crate) fn remove(&mut self, addr: SocketAddr) -> Option<JoinHandle<()>> {
+        let (_, task) = self.listeners.remove(&addr)?;
+        task.abort();
+        Some(task)
+    }
+
+    /// Sends a message, from the address and port `from` if given. What cannot be sent now is lost,
+    /// as any datagram may be.
+    pub(crate) fn send(&self, to: SocketAddr, from: Option<SocketAddr>, data: &[u8]) {
+        let listener = from.and_then(|from| self.listener(from));
+        let own = || self.own.iter().find(|s| s.bound.is_ipv4() == to.is_ipv4());
+        let Some(socket) = listener.or_else(own) else {
+            self.log
+                .debug(|| format!("no control socket that reaches {to}"));
+            return;
+        };
+        let source = from.map(|from| from.ip()).filter(|ip| !ip.is_unspecified());
+        if let Err(e) = socket.send(to, source, data) {
+            self.log.debug(|| format!("control message to {to}: {e}"));
+        }
+    }
+
+    /// The listener's socket that answers from `from`.
+    fn listener(&self, from: SocketAddr) -> Option<&Rc<ControlSocket>> {
+        let exact = self.listeners.get(&from);
+        let wildcard = || {
+            self.listeners.values().find(|(socket, _)| {
+                let bound = socket.bound;
+                let family = bound.is_ipv6() || from.is_ipv4();
+                let ip = bound.ip().is_unspecified() || canonical(bound) == from;
+                bound.port() == from.port() && ip && family
+            })
+        };
+        exact.or_else(wildcard).map(|(socket, _)| socket)
+    }
+}
+
+impl ControlSocket {
+    fn new(fd: OwnFd, bound: SocketAddr) -> io::Result<Self> {
+        let fd = fds::watch(fd, Interest::READABLE | Interest::ERROR)?;
+        Ok(ControlSocket { fd, bound })
+    }
+
+    fn send(&self, to: SocketAddr, source: Option<IpAddr>, data: &[u8]) -> io::Result<()> {
+        let v6 = self.bound.is_ipv6();
+        let to = if v6 {
+            SocketAddr::new(sys::mapped(to.ip()).into(), to.port())
+        } else {
+            to
+        };
+        let source = source.map(|ip| if v6 { sys::mapped(ip).into() } else { ip });
+        let fd = self.fd.get_ref().raw();
+        let first = sys::send_datagram(fd, data, to, source);
+        match first {
+            // An earlier datagram's refusal, reported here though it stays in the error queue.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                sys::send_datagram(fd, data, to, source)
+            }
+            other => other,
+        }
+    }
+}
+
+/// Receives until aborted.
+async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
+    // Longer than any message, so that one that is too long does not look right after truncation.
+    let mut buf = [0; wire::MAX_LEN + 1];
+    loop {
+        let Ok(mut guard) = socket.fd.ready(Interest::READABLE | Interest::ERROR).await else {
+            return;
+        };
+        let fd = socket.fd.get_ref().raw();
+        for _ in 0..BATCH {
+            match sys::recv_refusal(fd) {
+                Ok(Some(to)) => {
+                    shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to)));
+                }
+                Ok(None) => {}
+                Err(_) => {
+                    guard.clear_ready_matching(Ready::ERROR);
+                    break;
+                }
+            }
+        }
+        for _ in 0..BATCH {
+            match sys::recv_datagram(fd, &mut buf) {
+                Ok(datagram) => {
+                    let from = canonical(datagram.from);
+                    let to = datagram.to.unwrap_or(socket.bound.ip());
+                    let to = canonical(SocketAddr::new(to, socket.bound.port()));
+                    let data = buf.get(..datagram.len).unwrap_or_default();
+                    shared.with(|d, now| d.endpoint.handle_datagram(now, from, to, data));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    guard.clear_ready_matching(Ready::READABLE);
+                    break;
+                }
+                // A refusal reported once more; the error queue has it.
+                Err(_) => {}
+            }
+        }
+        drop(guard);
+        task::yield_now().await;
+    }
+}

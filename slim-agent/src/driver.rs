@@ -1,0 +1,500 @@
+//! The driver: whatever happens is told to the endpoint, and what follows from it is done, one
+//! thing after the other.
+//!
+//! Every task of the agent thread enters through [`Shared::with`] (or a sibling of it), which lets
+//! one closure at the driver, carries out all actions, writes down all events and sets the alarm.
+//! Nothing inside awaits, so the driver is never seen half-way through.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::mem;
+use std::net::{IpAddr, SocketAddr};
+use std::process;
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use slim_core::config::Config;
+use slim_core::endpoint::{Action, Endpoint, State};
+use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowToken, Time};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Notify, mpsc};
+use tokio::task;
+
+use crate::agent::Listeners;
+use crate::command::Command;
+use crate::control::{Control, OwnSockets};
+use crate::events::{EventLog, Log};
+use crate::fds::{self, OwnFd};
+use crate::netlink;
+use crate::resume_io::{self, Order};
+use crate::sys;
+use crate::watch::Watch;
+use crate::{Drained, FlowIo};
+
+/// A deadline that has passed already is looked at again after this long, should the endpoint not
+/// have moved it: a mistake there must not make the process spin.
+const LEAST_DELAY: Duration = Duration::from_micros(50);
+/// Resume connections at most, of those that we accepted, when descriptors are plenty.
+const MOST_INCOMING: usize = 4096;
+
+/// What every task of the agent thread holds.
+pub(crate) struct Shared {
+    driver: RefCell<Driver>,
+    alarm: AsyncFd<OwnFd>,
+    /// What the alarm is set to.
+    armed: Cell<Option<Time>>,
+    /// A resume connection has ended: descriptors are free again.
+    pub(crate) conn_ended: Notify,
+    /// For reading during a replay; one for all connections.
+    pub(crate) scratch: RefCell<Vec<u8>>,
+}
+
+/// One flow.
+pub(crate) struct Flow {
+    pub(crate) io: Arc<dyn FlowIo>,
+    pub(crate) addrs: (SocketAddr, SocketAddr),
+    /// Received when the transport was last drained.
+    pub(crate) received: u64,
+    /// The connection that has become the flow's transport and whose replay is not written yet.
+    pub(crate) carrier: Option<Carrier>,
+}
+
+/// See [`Flow::carrier`].
+pub(crate) struct Carrier {
+    pub(crate) conn: ConnId,
+    /// The replay is not to go on: it waits to be drained.
+    pub(crate) stopped: bool,
+    /// What is to be done once it is drained.
+    pub(crate) then: Option<Action>,
+}
+
+/// Something to tell the endpoint when it has no action left to be taken: an answer to one, or what
+/// was found out on the way.
+pub(crate) enum Notice {
+    Suspended(FlowToken),
+    Drained(FlowToken, Drained),
+    Flushed(ConnId),
+    Fault(FlowToken, Cause),
+    Finish(FlowToken, u64, FinHow),
+    Gone(FlowToken),
+}
+
+/// All that the agent thread knows.
+pub(crate) struct Driver {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) flows: HashMap<FlowToken, Flow>,
+    pub(crate) watch: Watch,
+    pub(crate) log: Log,
+    pub(crate) notices: VecDeque<Notice>,
+    pub(crate) control: Control,
+    conns: HashMap<ConnId, mpsc::UnboundedSender<Order>>,
+    /// Accepted connections on which no message has come yet, oldest first.
+    silent: BTreeSet<ConnId>,
+    accepted: u64,
+    most_incoming: usize,
+    /// Flows to forget when their last events are written.
+    departed: Vec<FlowToken>,
+    listeners: Arc<Listeners>,
+    addresses: Vec<IpAddr>,
+    events: EventLog,
+    origin: Instant,
+}
+
+impl Shared {
+    pub(crate) fn new(driver: RefCell<Driver>, alarm: AsyncFd<OwnFd>) -> Self {
+        Shared {
+            driver,
+            alarm,
+            armed: Cell::new(None),
+            conn_ended: Notify::new(),
+            scratch: RefCell::default(),
+        }
+    }
+
+    /// Lets `f` tell the endpoint something, and does what follows from it.
+    pub(crate) fn with<R>(self: &Rc<Self>, f: impl FnOnce(&mut Driver, Time) -> R) -> R {
+        self.with_self(|d, now, _| f(d, now))
+    }
+
+    /// As [`with`](Self::with), for closures that start tasks.
+    pub(crate) fn with_self<R>(
+        self: &Rc<Self>,
+        f: impl FnOnce(&mut Driver, Time, &Rc<Self>) -> R,
+    ) -> R {
+        // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
+        // called from inside (`Endpoint`, `FlowIo`) has this object.
+        let mut driver = self.driver.borrow_mut();
+        let now = driver.now();
+        let result = f(&mut driver, now, self);
+        driver.settle(self);
+        self.arm(&driver);
+        result
+    }
+
+    /// The control sockets, when there is nothing to follow.
+    pub(crate) fn with_control(&self, f: impl FnOnce(&Control)) {
+        f(&self.driver.borrow().control);
+    }
+
+    pub(crate) fn alarm(&self) -> &AsyncFd<OwnFd> {
+        &self.alarm
+    }
+
+    pub(crate) fn alarm_fired(&self) {
+        self.armed.set(None);
+    }
+
+    fn arm(&self, driver: &Driver) {
+        let next = [driver.endpoint.poll_timeout(), driver.watch.next()]
+            .into_iter()
+            .flatten()
+            .min();
+        if self.armed.replace(next) != next {
+            let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));
+            sys::timerfd_set(self.alarm.get_ref().raw(), delay);
+        }
+    }
+}
+
+impl Driver {
+    /// Must run inside the runtime.
+    pub(crate) fn new(
+        config: Config,
+        control: OwnSockets,
+        resume_port: u16,
+        listeners: Arc<Listeners>,
+        seed: &[u8; 40],
+    ) -> io::Result<Self> {
+        let log = Log::new(config.log);
+        let addresses = netlink::addresses(log);
+        let (for_core, incarnation) = split(seed);
+        let id = EndpointId {
+            host: host_id(),
+            pid: process::id(),
+            incarnation,
+        };
+        let events = EventLog::open(&config, log);
+        let stall = config.stall;
+        let control_port = control.port;
+        log.debug(|| format!("endpoint {id}: control port {control_port}, resume port {resume_port}, addresses {addresses:?}"));
+        Ok(Driver {
+            endpoint: Endpoint::new(
+                config,
+                id,
+                addresses.clone(),
+                resume_port,
+                control_port,
+                for_core,
+            ),
+            flows: HashMap::new(),
+            watch: Watch::new(stall),
+            log,
+            notices: VecDeque::new(),
+            control: Control::new(control, log)?,
+            conns: HashMap::new(),
+            silent: BTreeSet::new(),
+            accepted: 0,
+            most_incoming: (fds::room() / 2).clamp(16, MOST_INCOMING),
+            departed: Vec::new(),
+            listeners,
+            addresses,
+            events,
+            origin: Instant::now(),
+        })
+    }
+
+    /// Carries out what an application thread asked for.
+    pub(crate) fn command(&mut self, now: Time, command: Command, shared: &Rc<Shared>) {
+        match command {
+            Command::Open {
+                token,
+                io,
+                role,
+                local,
+                remote,
+            } => {
+                let flow = Flow {
+                    io,
+                    addrs: (local, remote),
+                    received: 0,
+                    carrier: None,
+                };
+                self.flows.insert(token, flow);
+                self.endpoint.open(now, token, role, local, remote);
+            }
+            Command::Fault { token, cause } => self.endpoint.fault(now, token, cause),
+            Command::Finish {
+                token,
+                final_seq,
+                how,
+            } => {
+                self.endpoint.finish(now, token, final_seq, how);
+                if how == FinHow::Close {
+                    self.linger(now, token);
+                }
+            }
+            Command::Dirty { token } => self.watch.dirty(now, token),
+            Command::Demote { token } => self.endpoint.demote(now, token),
+            Command::Gone { token } => self.gone(now, token),
+            Command::Listen { addr, socket } => self.control.add(addr, socket, shared),
+            Command::Unlisten { addr, done } => self.unlisten(addr, done),
+            Command::Warn(text) => self.log.warn(|| text),
+            // The waiting thread may have given up; nobody else wants to know.
+            Command::Flush { done } => drop(done.try_send(())),
+            Command::DrainExit { limit, done } => self.watch.exiting(now + limit, done),
+        }
+    }
+
+    /// A point in time for the endpoint.
+    pub(crate) fn now(&self) -> Time {
+        let micros = self.origin.elapsed().as_micros();
+        Time(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
+
+    /// What follows from whatever the endpoint was told: first all actions, then the notices
+    /// one by one, each followed by its own actions; last the events.
+    fn settle(&mut self, shared: &Rc<Shared>) {
+        loop {
+            while let Some(action) = self.endpoint.poll_action() {
+                self.act(action, shared);
+            }
+            let now = self.now();
+            match self.notices.pop_front() {
+                Some(Notice::Suspended(token)) => self.endpoint.handle_suspended(now, token),
+                Some(Notice::Drained(token, d)) => {
+                    self.endpoint.handle_drained(now, token, d.received, d.sent);
+                }
+                Some(Notice::Flushed(conn)) => self.endpoint.handle_flushed(now, conn),
+                Some(Notice::Fault(token, cause)) => self.endpoint.fault(now, token, cause),
+                Some(Notice::Finish(token, seq, how)) => {
+                    self.endpoint.finish(now, token, seq, how);
+                }
+                Some(Notice::Gone(token)) => self.gone(now, token),
+                None => break,
+            }
+        }
+        while let Some((token, id, event)) = self.endpoint.poll_event() {
+            if let Some(flow) = self.flows.get(&token) {
+                self.events.write(event, id, flow.addrs);
+            }
+        }
+        for token in mem::take(&mut self.departed) {
+            self.flows.remove(&token);
+        }
+        self.release_exiting();
+    }
+
+    fn act(&mut self, action: Action, shared: &Rc<Shared>) {
+        match action {
+            Action::Datagram { to, from, data } => self.control.send(to, from, &data),
+            Action::Connect {
+                conn,
+                local,
+                remote,
+            } => {
+                let orders = self.add_conn(conn);
+                let task = resume_io::outgoing(conn, local, remote, orders, shared.clone());
+                task::spawn_local(task);
+            }
+            Action::Send { conn, data } => drop(self.order(conn, Order::Send(data))),
+            Action::Flush { conn } => {
+                if !self.order(conn, Order::Flush) {
+                    self.notices.push_back(Notice::Flushed(conn));
+                }
+            }
+            // Its task ends when the orders that came before are carried out.
+            Action::Close { conn } => self.remove_conn(conn),
+            other => self.act_on_flow(other),
+        }
+    }
+
+    /// The actions that concern a flow; see `flows.rs`.
+    fn act_on_flow(&mut self, action: Action) {
+        match action {
+            Action::Live { token } => self.with_io(token, |io| io.live()),
+            Action::Legacy {
+                token,
+                required_refused,
+            } => {
+                self.drop_carrier(token);
+                self.with_io(token, |io| io.legacy(required_refused));
+            }
+            Action::Suspend { token } => self.suspend(token),
+            Action::Drain { token } => self.drain(token, action),
+            Action::Install {
+                token,
+                conn,
+                peer_received,
+                peer_sent,
+                peer_final,
+            } => {
+                if let Some(seq) = peer_final {
+                    self.with_io(token, |io| io.peer_final(seq));
+                }
+                self.install(token, conn, peer_received, peer_sent);
+            }
+            Action::Reinstate { token } => {
+                let legacy = self.endpoint.state(token) == Some(State::Legacy);
+                self.with_io(token, |io| io.reinstate(legacy));
+            }
+            Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
+            Action::Escalate { token, .. } => self.escalate(token, action),
+            // Those that concern no flow, which `act` has taken.
+            Action::Datagram { .. }
+            | Action::Connect { .. }
+            | Action::Send { .. }
+            | Action::Flush { .. }
+            | Action::Close { .. } => {}
+        }
+    }
+
+    /// Makes the connection known; what its task is to do comes out of the receiver.
+    fn add_conn(&mut self, conn: ConnId) -> mpsc::UnboundedReceiver<Order> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        self.conns.insert(conn, sender);
+        receiver
+    }
+
+    /// Forgets a connection. Its task closes it.
+    pub(crate) fn remove_conn(&mut self, conn: ConnId) {
+        self.conns.remove(&conn);
+        self.silent.remove(&conn);
+    }
+
+    /// Gives a connection's task something to do; false if there is no such connection.
+    pub(crate) fn order(&mut self, conn: ConnId, order: Order) -> bool {
+        self.conns
+            .get(&conn)
+            .is_some_and(|orders| orders.send(order).is_ok())
+    }
+
+    /// Whether the endpoint, or a flow, still has this connection.
+    pub(crate) fn has_conn(&self, conn: ConnId) -> bool {
+        self.conns.contains_key(&conn)
+    }
+
+    /// A connection was accepted: its name and its orders, or `None` if there are too many that may
+    /// still turn out to be somebody.
+    pub(crate) fn accept(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+    ) -> Option<(ConnId, mpsc::UnboundedReceiver<Order>)> {
+        let incoming = self.conns.keys().filter(|c| c.is_incoming()).count();
+        if incoming >= self.most_incoming {
+            // Those that say nothing make way, the oldest first.
+            let silent = self.silent.pop_first()?;
+            self.remove_conn(silent);
+            self.endpoint
+                .handle_conn_lost(now, silent, libc::ECONNABORTED);
+        }
+        self.accepted += 1;
+        let conn = ConnId::incoming(self.accepted);
+        let orders = self.add_conn(conn);
+        self.silent.insert(conn);
+        self.endpoint.handle_incoming(now, conn, from);
+        Some((conn, orders))
+    }
+
+    /// A whole message came on a connection.
+    pub(crate) fn message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
+        self.silent.remove(&conn);
+        if self.has_conn(conn) {
+            self.endpoint.handle_message(now, conn, data);
+        }
+    }
+
+    /// A connection broke, or could not be made.
+    pub(crate) fn conn_lost(&mut self, now: Time, conn: ConnId, errno: i32) {
+        if self.has_conn(conn) {
+            self.remove_conn(conn);
+            self.endpoint.handle_conn_lost(now, conn, errno);
+        }
+    }
+
+    /// These are our addresses now.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
+        if self.addresses != addresses {
+            self.log
+                .info(|| format!("own addresses are now {addresses:?}"));
+            self.addresses.clone_from(&addresses);
+            self.endpoint.set_addrs(addresses);
+        }
+    }
+
+    /// Forgets a flow, once what is to be said about its end is said.
+    pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
+        self.endpoint.gone(now, token);
+        self.drop_carrier(token);
+        self.watch.forget(token);
+        self.departed.push(token);
+    }
+
+    fn unlisten(&mut self, addr: SocketAddr, done: Option<std::sync::mpsc::SyncSender<()>>) {
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Somebody may have begun to listen again since.
+        if listeners.get(&addr) == Some(&0) {
+            listeners.remove(&addr);
+            let closed = self.control.remove(addr);
+            task::spawn_local(async move {
+                if let Some(closed) = closed {
+                    // An error is the cancellation that was asked for.
+                    let _ = closed.await;
+                }
+                if let Some(done) = done {
+                    let _ = done.try_send(());
+                }
+            });
+        }
+    }
+
+    fn with_io(&mut self, token: FlowToken, f: impl FnOnce(&dyn FlowIo)) {
+        if let Some(flow) = self.flows.get(&token) {
+            f(&*flow.io);
+        }
+    }
+}
+
+/// Tells hosts apart: also those that were cloned from one image, and network namespaces of one
+/// kernel, whose addresses are as different as those of two machines.
+fn host_id() -> [u8; 16] {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut id = [0; 16];
+    let digits = boot.bytes().filter_map(|b| char::from(b).to_digit(16));
+    for (i, digit) in digits.take(32).enumerate() {
+        if let Some(byte) = id.get_mut(i / 2) {
+            *byte = *byte << 4 | digit as u8;
+        }
+    }
+    let here = sys::network_namespace().to_be_bytes();
+    let name = sys::host_name();
+    // The last half is enough of the random boot id to mix the rest into.
+    let mut mix = u64::from_be_bytes(here);
+    for byte in name.bytes() {
+        mix = (mix ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    for (byte, other) in id.iter_mut().skip(8).zip(mix.to_be_bytes()) {
+        *byte ^= other;
+    }
+    id
+}
+
+/// Random bytes for the endpoint, and a number for this life of the process.
+fn split(seed: &[u8; 40]) -> ([u8; 32], u64) {
+    let mut for_core = [0; 32];
+    let mut incarnation = [0; 8];
+    for_core
+        .iter_mut()
+        .zip(seed)
+        .for_each(|(to, from)| *to = *from);
+    incarnation
+        .iter_mut()
+        .zip(seed.iter().skip(32))
+        .for_each(|(to, from)| *to = *from);
+    (for_core, u64::from_be_bytes(incarnation))
+}

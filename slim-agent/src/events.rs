@@ -1,0 +1,131 @@
+//! What people and programs get to read: the event log, and messages on standard error.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use slim_core::FlowId;
+use slim_core::config::{Config, LogLevel};
+use slim_core::event::{EscalateReason, Event};
+
+use crate::fds::OwnFd;
+use crate::sys;
+
+/// Messages for people: one line each on standard error, `slim[pid]: ` in front.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Log {
+    level: LogLevel,
+}
+
+impl Log {
+    pub(crate) fn new(level: LogLevel) -> Self {
+        Log { level }
+    }
+
+    pub(crate) fn error(self, text: impl FnOnce() -> String) {
+        self.say(LogLevel::Error, text);
+    }
+
+    pub(crate) fn warn(self, text: impl FnOnce() -> String) {
+        self.say(LogLevel::Warn, text);
+    }
+
+    pub(crate) fn info(self, text: impl FnOnce() -> String) {
+        self.say(LogLevel::Info, text);
+    }
+
+    pub(crate) fn debug(self, text: impl FnOnce() -> String) {
+        self.say(LogLevel::Debug, text);
+    }
+
+    /// One write per line, so that lines of several processes do not mix. What cannot be written is
+    /// lost: the application's standard error is not ours to wait for.
+    fn say(self, level: LogLevel, text: impl FnOnce() -> String) {
+        if level <= self.level {
+            let line = format!("slim[{}]: {}\n", process::id(), text());
+            let _ = sys::write_line(libc::STDERR_FILENO, line.as_bytes());
+        }
+    }
+}
+
+/// The event log: one JSON object per line, one write per line, so that processes can share a file.
+pub(crate) struct EventLog {
+    file: Option<OwnFd>,
+    host: String,
+    pid: u32,
+    log: Log,
+}
+
+impl EventLog {
+    /// Opens the file the configuration names, if any. If it cannot be opened, a message says so and
+    /// nothing is logged.
+    pub(crate) fn open(config: &Config, log: Log) -> Self {
+        let (host, pid) = (sys::host_name(), process::id());
+        let file = config.events_path(pid, &host).and_then(|path| {
+            let opened = OpenOptions::new()
+                .append(true)
+                .create(true)
+                // A pipe that nobody reads must not stop the agent.
+                .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY)
+                .open(&path);
+            opened
+                .map(|file| OwnFd::new(OwnedFd::from(file)))
+                .inspect_err(|e| log.warn(|| format!("no event log: {}: {e}", path.display())))
+                .ok()
+        });
+        EventLog {
+            file,
+            host,
+            pid,
+            log,
+        }
+    }
+
+    /// Writes down what happened to a flow.
+    pub(crate) fn write(&mut self, event: Event, flow: FlowId, addrs: (SocketAddr, SocketAddr)) {
+        self.tell(&event, flow, addrs.1);
+        let Some(file) = &self.file else { return };
+        let ts = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0.0, |d| d.as_secs_f64());
+        let record = event.record(ts, (&self.host, self.pid), flow, addrs);
+        let mut line = Vec::with_capacity(256);
+        if serde_json::to_writer(&mut line, &record).is_ok() && line.write_all(b"\n").is_ok() {
+            let written = sys::write_line(file.raw(), &line);
+            if written.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock) {
+                self.log
+                    .warn(|| "the event log cannot be written any more".to_owned());
+                self.file = None;
+            }
+        }
+    }
+
+    /// The same for people, by importance.
+    fn tell(&self, event: &Event, flow: FlowId, peer: SocketAddr) {
+        let text = || format!("flow {flow} to {peer}: {event:?}");
+        match event {
+            // That a peer process ended is no news to whoever runs the job.
+            Event::Escalate {
+                reason:
+                    EscalateReason::Attempts | EscalateReason::Deadline | EscalateReason::OutOfStep,
+                ..
+            } => self.log.warn(text),
+            Event::Escalate { .. }
+            | Event::Suspend { .. }
+            | Event::Resume { .. }
+            | Event::Reinstate
+            | Event::Demoted => {
+                self.log.info(text);
+            }
+            Event::Live
+            | Event::Legacy { .. }
+            | Event::Attempt { .. }
+            | Event::AttemptFailed { .. }
+            | Event::Closed { .. } => self.log.debug(text),
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The agent's own descriptors, out of the application's way.
+//!
+//! Programs count on descriptor numbers: shells on 0 to 2, others on getting the lowest free one,
+//! `select` on numbers below 1024. So every descriptor of ours is moved above a floor, and a
+//! registry tells the front end which numbers it must not let the application close.
+//!
+//! The registry is a static bitmap: looking a number up is one load, in signal handlers and in
+//! forked children too.
+
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+const WORDS: usize = 1024;
+/// Numbers from here on are not registered; the floor keeps ours far below.
+const LIMIT: usize = WORDS * 64;
+const HIGHEST_FLOOR: u64 = 4096;
+
+static INTERNAL: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
+/// Whether `fd` is one of the agent's own. Async-signal-safe.
+#[inline]
+pub fn is_internal(fd: RawFd) -> bool {
+    place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+/// Moves a descriptor above the floor, closes the original and registers the copy. When there is
+/// no room above the floor, the original is registered where it is.
+///
+/// Also for front ends whose hooks see the runtime create descriptors while
+/// [`Agent::in_agent`](crate::Agent::in_agent) is true. Balance with [`release`].
+pub fn adopt(fd: OwnedFd) -> OwnedFd {
+    let fd = raise(fd);
+    set(fd.as_raw_fd(), true);
+    fd
+}
+
+/// Takes a number out of the registry: its descriptor is about to be closed or to become the
+/// application's. Async-signal-safe.
+pub fn release(fd: RawFd) {
+    set(fd, false);
+}
+
+/// The lowest number our descriptors use: out of the way, with a quarter of the soft limit left
+/// for them.
+pub fn floor() -> RawFd {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: `limit` is valid for writes for the duration of the call.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0;
+    let soft = if failed { 1024 } else { limit.rlim_cur };
+    let floor = (soft - soft / 4).min(HIGHEST_FLOOR);
+    RawFd::try_from(floor).unwrap_or(HIGHEST_FLOOR as RawFd)
+}
+
+/// How many descriptors fit between the floor and the soft limit.
+pub(crate) fn room() -> usize {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: as in `floor`.
+    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0;
+    let soft = if failed { 1024 } else { limit.rlim_cur };
+    usize::try_from(soft)
+        .unwrap_or(usize::MAX)
+        .saturating_sub(floor() as usize)
+}
+
+/// A copy of `fd` above the floor, or `fd` itself when there is no room.
+fn raise(fd: OwnedFd) -> OwnedFd {
+    match duplicate(fd.as_raw_fd(), floor()) {
+        Some(high) => high,
+        None => fd,
+    }
+}
+
+fn duplicate(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
+    if fd >= floor {
+        return None;
+    }
+    // SAFETY: no memory is passed; the descriptor is open, its owner is borrowed by the caller.
+    let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
+    if high < 0 {
+        return None;
+    }
+    // SAFETY: `fcntl` has just created this descriptor; nobody else owns it.
+    Some(unsafe { OwnedFd::from_raw_fd(high) })
+}
+
+/// Closes every registered descriptor by the bare system call, for a forked child: it shares them
+/// with the parent's agent, which goes on. Async-signal-safe.
+pub(crate) fn close_all_in_child() {
+    for (index, word) in INTERNAL.iter().enumerate() {
+        let mut bits = word.swap(0, Ordering::Relaxed);
+        while bits != 0 {
+            let fd = index * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            // SAFETY: a bare close of a number that only the agent used; the agent's thread, which
+            // owned it, does not exist in this process.
+            unsafe { libc::syscall(libc::SYS_close, fd as libc::c_int) };
+        }
+    }
+}
+
+fn set(fd: RawFd, on: bool) {
+    if let Some((word, bit)) = place(fd) {
+        if on {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+#[inline]
+fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
+    let n = usize::try_from(fd).ok().filter(|n| *n < LIMIT)?;
+    Some((INTERNAL.get(n / 64)?, 1 << (n % 64)))
+}
+
+/// A descriptor of the agent: above the floor and registered for as long as it is owned.
+#[derive(Debug)]
+pub(crate) struct OwnFd(ManuallyDrop<OwnedFd>);
+
+impl OwnFd {
+    pub(crate) fn new(fd: impl Into<OwnedFd>) -> Self {
+        OwnFd(ManuallyDrop::new(adopt(fd.into())))
+    }
+
+    /// Gives the descriptor away: it is no longer the agent's.
+    pub(crate) fn into_owned(self) -> OwnedFd {
+        let mut this = ManuallyDrop::new(self);
+        release(this.raw());
+        // SAFETY: `this` is not used again, and its destructor does not run.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+
+    pub(crate) fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for OwnFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for OwnFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw()
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        // Before the close: a number that is free again may be the application's at once.
+        release(self.raw());
+        // SAFETY: dropped here and nowhere else; `into_owned` keeps this destructor from running.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
+/// Registers something that owns a descriptor with the runtime, inside which this must run.
+pub(crate) fn watch<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: `AsFd` ties the descriptor to `inner`, which both our types own for good: it is the
+    // same one, and open, until `inner` is dropped or taken out, and `AsyncFd` deregisters before.
+    Ok(unsafe { AsyncFd::register_with_interest(inner, interest) }?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn our_descriptors_are_above_the_floor_and_registered_while_owned() {
+        let own = OwnFd::new(File::open("/dev/null").unwrap());
+        let number = own.raw();
+        assert!(number >= floor(), "{number} is below {}", floor());
+        assert!(is_internal(number));
+        let given_away = own.into_owned();
+        assert_eq!(given_away.as_raw_fd(), number);
+        assert!(!is_internal(number));
+        let own = OwnFd::new(given_away);
+        let number = own.raw();
+        assert!(is_internal(number));
+        drop(own);
+        assert!(!is_internal(number));
+    }
+
+    #[test]
+    fn numbers_that_cannot_be_registered_are_nobodys() {
+        for fd in [-1, LIMIT as RawFd, RawFd::MAX] {
+            set(fd, true);
+            assert!(!is_internal(fd));
+        }
+    }
+}

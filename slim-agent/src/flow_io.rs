@@ -1,0 +1,111 @@
+//! What a front end does for the agent.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use slim_core::Verdict;
+
+/// What [`FlowIo::drain`] found. Both numbers are final for the transport that was drained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drained {
+    /// Bytes received since the flow began: given to the application, or stashed.
+    pub received: u64,
+    /// Bytes sent since the flow began, as the application counts them.
+    pub sent: u64,
+}
+
+/// What [`FlowIo::probe`] read from the kernel about a flow's transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Probe {
+    /// Bytes sent that the peer's kernel has not acknowledged.
+    pub unacked: u64,
+    /// Bytes that the peer's kernel has acknowledged since the flow began.
+    pub acked: u64,
+    /// How often the kernel has sent the oldest unacknowledged segment again (`tcpi_retransmits`).
+    pub retransmits: u32,
+    /// Whether the transport is still established.
+    pub established: bool,
+}
+
+/// One flow, as its front end sees it.
+///
+/// Every method is called on the agent thread and must not block for longer than a lock is held
+/// for a few instructions: all flows of the process wait meanwhile. None may call back into the
+/// agent and wait for the outcome; queueing a command with [`Agent`](crate::Agent) is fine.
+///
+/// ```text
+///            live()                suspend()            drain()
+/// counting ─────────► counting ───────────────► barred ─────────► barred, transport gone
+///     │ legacy()                  idle() until true                  │ prepare, trim, replay,
+///     ▼                                                              │ stash, install
+///  plain TCP                       live again ◄──────────────────────┤
+///                                  given up   ◄──────────────────────┘ escalate
+/// ```
+pub trait FlowIo: Send + Sync + 'static {
+    /// The peer has SLIM, and the flow will survive its transport.
+    fn live(&self);
+
+    /// The flow is plain TCP from now on: stop counting and buffering, free the memory. `refused`
+    /// says that policy does not allow this, so that the application must get an error.
+    fn legacy(&self, refused: bool);
+
+    /// Keeps new data calls out and puts the placeholder in place of the transport. True when no
+    /// call is inside any more; if not, [`idle`](Self::idle) is asked until it is.
+    fn suspend(&self) -> bool;
+
+    /// After [`suspend`](Self::suspend): whether no call is inside any more.
+    fn idle(&self) -> bool;
+
+    /// Reads the old transport dry into the stash and closes it. After that nothing received can
+    /// change any more, except by [`stash`](Self::stash).
+    ///
+    /// Called again for a flow whose new transport failed during the replay; there is no old
+    /// transport then, and only the counters are wanted.
+    fn drain(&self) -> Drained;
+
+    /// Bytes sent since the flow began. Does not move while the flow is barred.
+    fn sent(&self) -> u64;
+
+    /// Appends bytes that the agent read for the flow, and counts them as received.
+    fn stash(&self, data: &[u8]);
+
+    /// The peer holds everything before `peer_received`: forget it.
+    fn trim(&self, peer_received: u64);
+
+    /// Hands out the bytes kept from `from` on, in contiguous pieces, until `f` takes less than it
+    /// was offered or there are no more. Returns the position reached.
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64;
+
+    /// Makes a fresh connection like the one the application had: copies its socket options. The
+    /// connection must stay non-blocking until [`install`](Self::install).
+    fn prepare(&self, fd: BorrowedFd<'_>);
+
+    /// The replay is written: `fd` is the flow's transport. Swaps it in and wakes sleepers. If the
+    /// application has half-closed, the write side must be shut down here (the agent has done so
+    /// if it knew; doing it twice is harmless, and the application may do it at any moment).
+    fn install(&self, fd: OwnedFd);
+
+    /// Puts the old transport back, which was suspended but never drained; `legacy` as in
+    /// [`legacy`](Self::legacy), with nothing refused.
+    fn reinstate(&self, legacy: bool);
+
+    /// The peer has ended its direction after `seq` bytes: an end of stream there is orderly.
+    fn peer_final(&self, seq: u64);
+
+    /// The flow is given up. The application gets what is stashed, and then `verdict`.
+    fn escalate(&self, verdict: Verdict);
+
+    /// Asks the kernel how far the peer has acknowledged, and trims (unless the flow is barred).
+    ///
+    /// A front end that remembers having called [`Agent::dirty`](crate::Agent::dirty) must forget
+    /// it *before* it reads what it then reports as `unacked == 0`: the agent stops looking, and
+    /// the next bytes sent must call again.
+    fn probe(&self) -> Probe;
+
+    /// After how many bytes the application ended its direction, if it has.
+    fn local_final(&self) -> Option<u64>;
+
+    /// For a flow that the application has closed: true once nothing is owed to anybody, that is,
+    /// all bytes sent are acknowledged (or data came in after the close, or the flow was given
+    /// up) and the transport is closed. False while it is suspended.
+    fn lingering_delivered(&self) -> bool;
+}

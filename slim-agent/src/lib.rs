@@ -1,0 +1,67 @@
+//! The I/O half of SLIM: one background thread per process that carries out what
+//! [`slim_core::endpoint::Endpoint`] decides.
+//!
+//! The endpoint knows what a session has to do and does none of it; a front end (the preload
+//! library) holds the application's descriptors and knows nothing of sessions. This crate stands
+//! between them. It owns every socket that is not the application's own.
+//!
+//! ```text
+//!   application threads             slim-agent thread                        network
+//!  ┌───────────────────┐  commands ┌──────────────────────────┐
+//!  │ front end         ├──────────►│ driver ◄──► Endpoint     │
+//!  │  open, fault,     │  (queue + │   │    (decides)         │
+//!  │  finish, dirty …  │  eventfd) │   ├── control sockets    ├──► UDP: HELLO, FIN, QUERY …
+//!  │                   │           │   ├── resume listeners   │◄── TCP: CHALLENGE, RESUME,
+//!  │  FlowIo per flow  │◄──────────┤   ├── resume connections ├──►      OK, CONFIRM, then the
+//!  │  suspend, drain,  │   calls   │   ├── alarm (timerfd)    │         flow's own bytes
+//!  │  replay, install …│           │   └── address watch      │◄── rtnetlink
+//!  └───────────────────┘           └──────────────────────────┘
+//! ```
+//!
+//! # Map
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `agent`, `command` | the handle that application threads use, and the queue behind it |
+//! | `flow_io` | what a front end does for the agent |
+//! | `thread` | starting the thread: signals, runtime, sockets |
+//! | `driver` | one mutation of the endpoint after the other, and what follows from each |
+//! | `flows` | suspending, draining, new transports |
+//! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
+//! | `control` | UDP control sockets, ICMP refusals |
+//! | `resume_io`, `pump` | resume connections: messages, then the replay |
+//! | `netlink` | own addresses |
+//! | `events` | event log and messages for people |
+//! | [`fds`] | our descriptors, out of the application's way |
+//!
+//! # What it is not
+//!
+//! It is not in the data path. While a flow is live, its bytes go from the application to the
+//! kernel without a word to this thread; a process whose flows are all live, with nothing
+//! unacknowledged, is never woken.
+//!
+//! # Threads and locks
+//!
+//! [`Agent`]'s methods may be called from any thread, and from inside hooked socket calls: they
+//! put a command in a queue and return. Every [`FlowIo`] method is called on the agent thread.
+//! While the agent's own code runs, [`Agent::in_agent`] is true, so that a front end that
+//! interposes on socket calls can let them through.
+
+mod agent;
+mod command;
+mod control;
+mod driver;
+mod events;
+mod flow_io;
+mod flows;
+mod netlink;
+mod pump;
+mod resume_io;
+mod sys;
+mod thread;
+mod watch;
+
+pub mod fds;
+
+pub use agent::{Agent, as_agent};
+pub use flow_io::{Drained, FlowIo, Probe};

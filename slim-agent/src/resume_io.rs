@@ -1,0 +1,532 @@
+//! Resume connections: accepting and making them, and the messages on them.
+//!
+//! Each connection has a task, which owns the descriptor until it is closed or becomes a flow's
+//! transport. It reads exactly one message at a time and never a byte more: what follows the last
+//! message is the flow's own data.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use slim_core::wire::layout::header;
+use slim_core::wire::{self, HEADER_LEN, MAX_LEN};
+use slim_core::{ConnId, FlowToken};
+use socket2::{Domain, Socket, Type};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::select;
+use tokio::sync::mpsc;
+use tokio::task;
+
+use crate::FlowIo;
+use crate::agent::canonical;
+use crate::control::on_one_port;
+use crate::driver::Shared;
+use crate::fds::{self, OwnFd};
+use crate::pump;
+use crate::sys;
+
+/// As many as the kernel allows: all connections of a process may break at once.
+const BACKLOG: i32 = 4096;
+/// Connections accepted in a row before everybody else gets a turn.
+const BATCH: usize = 16;
+
+/// What the driver wants of a connection's task. Orders are carried out in turn.
+pub(crate) enum Order {
+    /// Write this message.
+    Send(Vec<u8>),
+    /// Hand in what is there to be read, then say so.
+    Flush,
+    /// Become the flow's transport.
+    Install(Install),
+    /// Stop the replay; keep what came.
+    Stop,
+    /// Read everything that is there for the flow, and close.
+    Drain,
+}
+
+/// What a connection needs to become a flow's transport.
+pub(crate) struct Install {
+    pub(crate) token: FlowToken,
+    pub(crate) io: Arc<dyn FlowIo>,
+    /// Where the replay begins.
+    pub(crate) peer_received: u64,
+    /// Bytes that the peer replays.
+    pub(crate) expected: u64,
+}
+
+/// The listeners for resumes before the runtime has them.
+pub(crate) struct ResumeListeners {
+    sockets: Vec<(OwnFd, SocketAddr)>,
+    pub(crate) port: u16,
+}
+
+impl ResumeListeners {
+    /// Listens on a free port of every address, for IPv6 too if the host has it.
+    pub(crate) fn bind() -> io::Result<Self> {
+        let (sockets, port) = on_one_port(listen)?;
+        Ok(ResumeListeners { sockets, port })
+    }
+}
+
+fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
+    let socket = stream(addr)?;
+    if addr.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&addr.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(OwnFd::new(OwnedFd::from(socket)))
+}
+
+fn stream(addr: SocketAddr) -> io::Result<Socket> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    Socket::new_raw(Domain::for_address(addr), kind, None)
+}
+
+/// Accepts on all listeners from now on.
+pub(crate) fn serve(listeners: ResumeListeners, shared: &Rc<Shared>) -> io::Result<()> {
+    for (fd, _) in listeners.sockets {
+        let fd = fds::watch(fd, Interest::READABLE)?;
+        task::spawn_local(accept_all(fd, shared.clone()));
+    }
+    Ok(())
+}
+
+async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
+    'ready: while let Ok(mut guard) = listener.readable().await {
+        for _ in 0..BATCH {
+            match sys::accept(listener.get_ref().raw()) {
+                Ok((fd, from)) => incoming(fd, canonical(from), &shared),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                    guard.clear_ready();
+                    continue 'ready;
+                }
+                Err(e) if is_shortage(&e) => {
+                    // The queue keeps them; those that give up waiting come again.
+                    guard.clear_ready();
+                    drop(guard);
+                    select! {
+                        _ = listener.readable() => {}
+                        () = shared.conn_ended.notified() => {
+                            while let Ok((fd, from)) = sys::accept(listener.get_ref().raw()) {
+                                incoming(fd, canonical(from), &shared);
+                            }
+                        }
+                    }
+                    continue 'ready;
+                }
+                // One connection that broke while it waited.
+                Err(_) => {}
+            }
+        }
+        drop(guard);
+        task::yield_now().await;
+    }
+}
+
+fn is_shortage(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+fn incoming(fd: OwnFd, from: SocketAddr, shared: &Rc<Shared>) {
+    let Ok(fd) = register(fd) else { return };
+    let accepted = shared.with_self(|d, now, shared| {
+        let (conn, orders) = d.accept(now, from)?;
+        let task = Link::new(conn, fd, orders, shared.clone());
+        Some(task::spawn_local(task.converse()))
+    });
+    if accepted.is_none() {
+        shared.with(|d, _| {
+            d.log
+                .debug(|| format!("too many connections: refused {from}"))
+        });
+    }
+}
+
+/// Connects, and then converses.
+pub(crate) async fn outgoing(
+    conn: ConnId,
+    local: Option<IpAddr>,
+    remote: SocketAddr,
+    orders: mpsc::UnboundedReceiver<Order>,
+    shared: Rc<Shared>,
+) {
+    let connected = match connect(local, remote) {
+        Ok(fd) => {
+            let mut link = Link::new(conn, fd, orders, shared.clone());
+            let outcome = link.established().await;
+            outcome.map(|still_wanted| still_wanted.then_some(link))
+        }
+        Err(e) => Err(e),
+    };
+    match connected {
+        Ok(Some(link)) => {
+            shared.with(|d, now| {
+                if d.has_conn(conn) {
+                    d.endpoint.handle_connected(now, conn);
+                }
+            });
+            link.converse().await;
+        }
+        Ok(None) => {}
+        Err(e) => {
+            let errno = errno_of(&e);
+            shared.with(|d, now| d.conn_lost(now, conn, errno));
+            shared.conn_ended.notify_waiters();
+        }
+    }
+}
+
+fn connect(local: Option<IpAddr>, remote: SocketAddr) -> io::Result<AsyncFd<OwnFd>> {
+    let socket = stream(remote)?;
+    if let Some(local) = local {
+        // The port is chosen at connect, so that one port can serve several destinations.
+        let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
+        sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, no_port, 1)?;
+        socket.bind(&SocketAddr::new(local, 0).into())?;
+    }
+    match socket.connect(&remote.into()) {
+        Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
+        _ => {}
+    }
+    register(OwnFd::new(OwnedFd::from(socket)))
+}
+
+/// Prepares a connection for messages.
+fn register(fd: OwnFd) -> io::Result<AsyncFd<OwnFd>> {
+    sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+    fds::watch(fd, Interest::READABLE | Interest::WRITABLE)
+}
+
+fn errno_of(e: &io::Error) -> i32 {
+    e.raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// A connection and its task's tools.
+pub(crate) struct Link {
+    pub(crate) conn: ConnId,
+    pub(crate) fd: AsyncFd<OwnFd>,
+    pub(crate) orders: mpsc::UnboundedReceiver<Order>,
+    pub(crate) shared: Rc<Shared>,
+    reader: Reader,
+    /// A `Flush` is to be answered.
+    flushing: bool,
+}
+
+/// What follows from an order.
+enum Next {
+    Go,
+    End,
+    Install(Install),
+}
+
+impl Link {
+    fn new(
+        conn: ConnId,
+        fd: AsyncFd<OwnFd>,
+        orders: mpsc::UnboundedReceiver<Order>,
+        shared: Rc<Shared>,
+    ) -> Self {
+        Link {
+            conn,
+            fd,
+            orders,
+            shared,
+            reader: Reader::new(),
+            flushing: false,
+        }
+    }
+
+    /// Waits until the connection is made; false if nobody wants it any more.
+    async fn established(&mut self) -> io::Result<bool> {
+        select! {
+            biased;
+            order = self.orders.recv() => match order {
+                // There can be no other order before it is made.
+                Some(_) => Err(io::ErrorKind::NotConnected.into()),
+                None => Ok(false),
+            },
+            ready = self.fd.writable() => {
+                ready?.retain_ready();
+                match sys::option(self.fd.get_ref().raw(), libc::SOL_SOCKET, libc::SO_ERROR)? {
+                    0 => Ok(true),
+                    errno => Err(io::Error::from_raw_os_error(errno)),
+                }
+            }
+        }
+    }
+
+    /// Exchanges messages until the connection is closed or becomes a transport.
+    async fn converse(mut self) {
+        let shared = self.shared.clone();
+        loop {
+            let next = match self.step() {
+                Next::Go => self.wait().await,
+                other => other,
+            };
+            match next {
+                Next::Go => {}
+                Next::End => break,
+                Next::Install(install) => {
+                    if self.flushing {
+                        self.flushed();
+                    }
+                    pump::carry(self, install).await;
+                    break;
+                }
+            }
+        }
+        shared.conn_ended.notify_waiters();
+    }
+
+    /// Everything that can be done now: orders before messages, since an order that follows from a
+    /// message says what the bytes after it are.
+    fn step(&mut self) -> Next {
+        loop {
+            match self.orders.try_recv() {
+                Ok(order) => match self.obey(order) {
+                    Next::Go => continue,
+                    other => return other,
+                },
+                Err(mpsc::error::TryRecvError::Disconnected) => return Next::End,
+                Err(mpsc::error::TryRecvError::Empty) => {}
+            }
+            match self.reader.step(self.fd.get_ref().raw()) {
+                Read::Message(message) => {
+                    let conn = self.conn;
+                    self.shared.with(|d, now| d.message(now, conn, &message));
+                }
+                Read::Nothing if self.flushing => self.flushed(),
+                Read::Nothing => {
+                    self.forget_ready(Interest::READABLE);
+                    return Next::Go;
+                }
+                Read::Lost(errno) => return self.lost(errno),
+            }
+        }
+    }
+
+    /// Sleeps until there is an order or something to read.
+    async fn wait(&mut self) -> Next {
+        let ready = select! {
+            biased;
+            order = self.orders.recv() => return match order {
+                Some(order) => self.obey(order),
+                None => Next::End,
+            },
+            ready = self.fd.readable() => ready,
+        };
+        match ready {
+            Ok(_) => Next::Go,
+            Err(e) => {
+                let errno = errno_of(&e);
+                self.lost(errno)
+            }
+        }
+    }
+
+    /// To be called right after the kernel said `EAGAIN`, so that waiting waits.
+    pub(crate) fn forget_ready(&self, interest: Interest) {
+        // The error is what does it; nothing is tried.
+        let _ = self
+            .fd
+            .try_io(interest, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+    }
+
+    fn obey(&mut self, order: Order) -> Next {
+        match order {
+            Order::Send(data) => {
+                let sent = sys::send(self.fd.get_ref().raw(), &data);
+                // Messages are so short, and so few, that one that does not go out whole is the
+                // sign of a connection beyond repair.
+                match sent {
+                    Ok(n) if n == data.len() => Next::Go,
+                    Ok(_) => self.broken(libc::ENOBUFS),
+                    Err(e) => self.broken(errno_of(&e)),
+                }
+            }
+            Order::Flush => {
+                self.flushing = true;
+                Next::Go
+            }
+            Order::Install(install) => Next::Install(install),
+            // For connections that carry a flow.
+            Order::Stop | Order::Drain => Next::Go,
+        }
+    }
+
+    /// Writing failed: what has come is handed in all the same, before the loss.
+    fn broken(&mut self, errno: i32) -> Next {
+        while let Read::Message(message) = self.reader.step(self.fd.get_ref().raw()) {
+            let conn = self.conn;
+            self.shared.with(|d, now| d.message(now, conn, &message));
+        }
+        self.lost(errno)
+    }
+
+    fn lost(&mut self, errno: i32) -> Next {
+        if self.flushing {
+            self.flushed();
+        }
+        // What followed from that, or from the last message, may be that this connection carries a
+        // flow now; then its loss is the flow's.
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Install(install) => return Next::Install(install),
+                Order::Flush => self.flushed(),
+                _ => {}
+            }
+        }
+        let conn = self.conn;
+        self.shared.with(|d, now| d.conn_lost(now, conn, errno));
+        Next::End
+    }
+
+    fn flushed(&mut self) {
+        self.flushing = false;
+        let conn = self.conn;
+        self.shared
+            .with(|d, now| d.endpoint.handle_flushed(now, conn));
+    }
+}
+
+/// Puts messages together.
+struct Reader {
+    buf: [u8; MAX_LEN],
+    have: usize,
+}
+
+enum Read {
+    Message(Vec<u8>),
+    Nothing,
+    /// The connection ended (0) or failed.
+    Lost(i32),
+}
+
+impl Reader {
+    fn new() -> Self {
+        Reader {
+            buf: [0; MAX_LEN],
+            have: 0,
+        }
+    }
+
+    /// One message, if it is there. Never reads beyond its end.
+    fn step(&mut self, fd: i32) -> Read {
+        loop {
+            let want = match self.wanted() {
+                Some(want) => want,
+                None => return Read::Lost(libc::EPROTO),
+            };
+            if want == self.have {
+                let message = self.buf.get(..self.have).unwrap_or_default().to_vec();
+                self.have = 0;
+                return Read::Message(message);
+            }
+            let Some(space) = self.buf.get_mut(self.have..want) else {
+                return Read::Lost(libc::EPROTO);
+            };
+            match sys::recv(fd, space) {
+                Ok(0) => return Read::Lost(0),
+                Ok(n) => self.have += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Read::Lost(errno_of(&e)),
+            }
+        }
+    }
+
+    /// Up to where to read: the header, then what it says. `None`: this is no message of ours.
+    fn wanted(&self) -> Option<usize> {
+        if self.have < HEADER_LEN {
+            return Some(HEADER_LEN);
+        }
+        if !self.buf.starts_with(&wire::MAGIC) {
+            return None;
+        }
+        let length = self.buf.get(header::LENGTH..header::LENGTH + 2)?;
+        let length = usize::from(u16::from_be_bytes(length.try_into().ok()?));
+        (HEADER_LEN < length && length <= MAX_LEN).then_some(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    fn message(body: &[u8]) -> Vec<u8> {
+        let mut m = wire::MAGIC.to_vec();
+        m.extend([wire::VERSION, 1]);
+        m.extend(((HEADER_LEN + body.len()) as u16).to_be_bytes());
+        m.extend(body);
+        m
+    }
+
+    /// Waits for the bytes to have arrived, since they are sent to another socket.
+    fn step(reader: &mut Reader, stream: &TcpStream) -> Read {
+        stream.peek(&mut [0]).unwrap();
+        reader.step(stream.as_raw_fd())
+    }
+
+    #[test]
+    fn bytes_after_a_message_stay_in_the_socket() {
+        let (mut near, far) = pair();
+        let mut all = message(b"hello");
+        all.extend(b"data of the flow");
+        near.write_all(&all).unwrap();
+        let mut reader = Reader::new();
+        let Read::Message(m) = step(&mut reader, &far) else {
+            panic!("no message")
+        };
+        assert_eq!(m, message(b"hello"));
+        let mut rest = [0; 16];
+        far.peek(&mut rest).unwrap();
+        assert_eq!(&rest, b"data of the flow");
+    }
+
+    #[test]
+    fn a_message_may_come_in_pieces() {
+        let (mut near, far) = pair();
+        let mut reader = Reader::new();
+        let whole = message(b"0123456789");
+        for piece in whole.chunks(3) {
+            assert!(matches!(reader.step(far.as_raw_fd()), Read::Nothing));
+            near.write_all(piece).unwrap();
+            far.peek(&mut [0]).unwrap();
+            if let Read::Message(m) = reader.step(far.as_raw_fd()) {
+                assert_eq!(m, whole);
+                return;
+            }
+        }
+        panic!("no message");
+    }
+
+    #[test]
+    fn what_is_no_message_ends_the_connection() {
+        for garbage in [
+            &b"GET / HTTP/1.0\r\n"[..],
+            b"SLIM\x01\x01\xff\xff",
+            b"SLIM\x01\x01\0\0",
+        ] {
+            let (mut near, far) = pair();
+            near.write_all(garbage).unwrap();
+            let mut reader = Reader::new();
+            assert!(matches!(step(&mut reader, &far), Read::Lost(libc::EPROTO)));
+        }
+    }
+}

@@ -1,0 +1,581 @@
+//! System calls that neither the standard library nor socket2 has, made safe.
+
+use std::io;
+use std::mem::{self, MaybeUninit};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use libc::{c_int, c_void, cmsghdr, msghdr};
+use socket2::SockAddr;
+
+use crate::fds::OwnFd;
+
+/// Room for the control data we ask for: destination address, or an error with its sender.
+const CONTROL_LEN: usize = 256;
+
+/// Aligned as `cmsghdr` wants it.
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_LEN]);
+
+/// A datagram that came in.
+pub(crate) struct Datagram {
+    pub(crate) len: usize,
+    pub(crate) from: SocketAddr,
+    /// Address of ours that it was sent to, if the kernel told.
+    pub(crate) to: Option<IpAddr>,
+}
+
+/// A non-blocking counter that readers can sleep on.
+pub(crate) fn eventfd() -> io::Result<OwnFd> {
+    // SAFETY: no memory is passed.
+    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+}
+
+/// Makes an eventfd readable.
+pub(crate) fn eventfd_wake(fd: RawFd) {
+    let one: u64 = 1;
+    // SAFETY: `one` is valid for reads of 8 bytes.
+    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+}
+
+/// Makes an eventfd or timerfd unreadable until the next time.
+pub(crate) fn eventfd_clear(fd: RawFd) {
+    let mut count: u64 = 0;
+    // SAFETY: `count` is valid for writes of 8 bytes.
+    unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+}
+
+/// A non-blocking alarm clock on `CLOCK_MONOTONIC`.
+pub(crate) fn timerfd() -> io::Result<OwnFd> {
+    // SAFETY: no memory is passed.
+    own(unsafe {
+        libc::timerfd_create(
+            libc::CLOCK_MONOTONIC,
+            libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+        )
+    })
+}
+
+/// Sets the alarm to go off after `delay`, or never.
+pub(crate) fn timerfd_set(fd: RawFd, delay: Option<Duration>) {
+    let value = match delay {
+        // All zero would mean never.
+        Some(d) => {
+            let d = d.max(Duration::from_nanos(1));
+            libc::timespec {
+                tv_sec: d.as_secs().min(i32::MAX as u64) as libc::time_t,
+                tv_nsec: d.subsec_nanos().into(),
+            }
+        }
+        None => libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+    };
+    let spec = libc::itimerspec {
+        it_interval: libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        },
+        it_value: value,
+    };
+    // SAFETY: `spec` is valid for reads; the old value is not wanted.
+    unsafe { libc::timerfd_settime(fd, 0, &spec, std::ptr::null_mut()) };
+}
+
+/// A socket that reports changes of links and addresses.
+pub(crate) fn rtnetlink_watch() -> io::Result<OwnFd> {
+    // SAFETY: no memory is passed.
+    let fd = own(unsafe {
+        libc::socket(
+            libc::AF_NETLINK,
+            libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            libc::NETLINK_ROUTE,
+        )
+    })?;
+    // SAFETY: all bytes zero is a valid `sockaddr_nl`.
+    let mut addr: libc::sockaddr_nl = unsafe { mem::zeroed() };
+    addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
+    addr.nl_groups =
+        (libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
+    // SAFETY: `addr` is a valid address of the length given.
+    let r = unsafe {
+        libc::bind(
+            fd.raw(),
+            (&raw const addr).cast(),
+            mem::size_of_val(&addr) as libc::socklen_t,
+        )
+    };
+    if r < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(fd)
+    }
+}
+
+/// Reads without blocking.
+pub(crate) fn recv(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: `buf` is valid for writes of its length.
+    let n = unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), buf.len(), libc::MSG_DONTWAIT) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Writes without blocking and without SIGPIPE.
+pub(crate) fn send(fd: RawFd, buf: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `buf` is valid for reads of its length.
+    let n = unsafe { libc::send(fd, buf.as_ptr().cast(), buf.len(), flags) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// One `write`, for files and terminals. A line that went out in part counts as written.
+pub(crate) fn write_line(fd: RawFd, line: &[u8]) -> io::Result<()> {
+    // SAFETY: `line` is valid for reads of its length.
+    let n = unsafe { libc::write(fd, line.as_ptr().cast(), line.len()) };
+    if n < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Accepts a connection, non-blocking and close-on-exec.
+pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
+    let mut new = -1;
+    // SAFETY: `storage` is valid for writes of `len` bytes.
+    let (_, from) = unsafe {
+        SockAddr::try_init(|storage, len| {
+            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+            new = libc::accept4(fd, storage.cast(), len, flags);
+            if new < 0 {
+                Err(io::Error::last_os_error())
+            } else {
+                Ok(())
+            }
+        })
+    }?;
+    let new = own(new)?;
+    let from = from.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+    Ok((new, from))
+}
+
+/// The address a socket is bound to.
+pub(crate) fn local_addr(fd: RawFd) -> io::Result<SocketAddr> {
+    // SAFETY: `storage` is valid for writes of `len` bytes.
+    let (_, addr) = unsafe {
+        SockAddr::try_init(|storage, len| {
+            if libc::getsockname(fd, storage.cast(), len) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        })
+    }?;
+    addr.as_socket().ok_or(io::ErrorKind::InvalidData.into())
+}
+
+/// Ends our direction of a connection.
+pub(crate) fn shutdown_write(fd: RawFd) {
+    // SAFETY: no memory is passed.
+    unsafe { libc::shutdown(fd, libc::SHUT_WR) };
+}
+
+/// Sets an integer option.
+pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: `value` is valid for reads of its size.
+    let r = unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            name,
+            (&raw const value).cast(),
+            mem::size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if r < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Reads an integer option.
+pub(crate) fn option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_int> {
+    let mut value: c_int = 0;
+    let mut len = mem::size_of::<c_int>() as libc::socklen_t;
+    // SAFETY: `value` is valid for writes of `len` bytes.
+    let r = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &mut len) };
+    if r < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(value)
+    }
+}
+
+/// Receives a datagram and the address it was sent to, without blocking.
+pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
+    let mut control = Control([0; CONTROL_LEN]);
+    let (len, from, header) = recvmsg(fd, buf, &mut control, 0)?;
+    let mut to = None;
+    // SAFETY: `header` and `control` were filled by the kernel just now.
+    unsafe {
+        each_cmsg(&header, |level, kind, data| match (level, kind) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                if let Some(info) = read::<libc::in_pktinfo>(data) {
+                    to = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                }
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                if let Some(info) = read::<libc::in6_pktinfo>(data) {
+                    to = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+                }
+            }
+            _ => {}
+        });
+    }
+    let from = from.ok_or(io::ErrorKind::InvalidData)?;
+    Ok(Datagram { len, from, to })
+}
+
+/// Takes one error off the socket's error queue: where the datagram that caused it was sent, if an
+/// ICMP message said that nobody listens there; `Ok(None)` for any other error.
+pub(crate) fn recv_refusal(fd: RawFd) -> io::Result<Option<SocketAddr>> {
+    let mut control = Control([0; CONTROL_LEN]);
+    // The datagram itself comes along; one byte of it is enough.
+    let mut buf = [0; 1];
+    let (_, to, header) = recvmsg(fd, &mut buf, &mut control, libc::MSG_ERRQUEUE)?;
+    let mut refused = false;
+    // SAFETY: as in `recv_datagram`.
+    unsafe {
+        each_cmsg(&header, |level, kind, data| {
+            let is_error = (level, kind) == (libc::IPPROTO_IP, libc::IP_RECVERR)
+                || (level, kind) == (libc::IPPROTO_IPV6, libc::IPV6_RECVERR);
+            if let Some(error) = is_error
+                .then(|| read::<libc::sock_extended_err>(data))
+                .flatten()
+            {
+                let icmp = matches!(
+                    error.ee_origin,
+                    libc::SO_EE_ORIGIN_ICMP | libc::SO_EE_ORIGIN_ICMP6
+                );
+                refused |= icmp && error.ee_errno == libc::ECONNREFUSED as u32;
+            }
+        });
+    }
+    Ok(to.filter(|_| refused))
+}
+
+/// Sends a datagram without blocking, from the address `source` if one is given. On an IPv6 socket,
+/// IPv4 addresses must be given mapped.
+pub(crate) fn send_datagram(
+    fd: RawFd,
+    data: &[u8],
+    to: SocketAddr,
+    source: Option<IpAddr>,
+) -> io::Result<()> {
+    let to = SockAddr::from(to);
+    let mut control = Control([0; CONTROL_LEN]);
+    let mut iov = libc::iovec {
+        iov_base: data.as_ptr().cast_mut().cast(),
+        iov_len: data.len(),
+    };
+    // SAFETY: all bytes zero is a valid `msghdr`.
+    let mut header: msghdr = unsafe { mem::zeroed() };
+    header.msg_name = to.as_ptr().cast_mut().cast();
+    header.msg_namelen = to.len();
+    header.msg_iov = &mut iov;
+    header.msg_iovlen = 1;
+    match source {
+        Some(IpAddr::V4(ip)) => {
+            let info = libc::in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: libc::in_addr {
+                    s_addr: u32::from_ne_bytes(ip.octets()),
+                },
+                ipi_addr: libc::in_addr { s_addr: 0 },
+            };
+            attach(
+                &mut header,
+                &mut control,
+                libc::IPPROTO_IP,
+                libc::IP_PKTINFO,
+                &info,
+            );
+        }
+        Some(IpAddr::V6(ip)) => {
+            let info = libc::in6_pktinfo {
+                ipi6_addr: libc::in6_addr {
+                    s6_addr: ip.octets(),
+                },
+                ipi6_ifindex: 0,
+            };
+            attach(
+                &mut header,
+                &mut control,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_PKTINFO,
+                &info,
+            );
+        }
+        None => {}
+    }
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: `header` points to an address, one buffer and control data that outlive the call.
+    let n = unsafe { libc::sendmsg(fd, &header, flags) };
+    if n < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// Addresses of this host that others can use to reach it: interfaces that are up, no loopback, no
+/// link-local ones (they mean nothing without an interface).
+pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
+    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // SAFETY: `list` is valid for writes.
+    if unsafe { libc::getifaddrs(&mut list) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut found = Vec::new();
+    let mut at = list;
+    while !at.is_null() {
+        // SAFETY: `getifaddrs` made a list of valid entries, freed only below.
+        let entry = unsafe { &*at };
+        at = entry.ifa_next;
+        if entry.ifa_addr.is_null() || entry.ifa_flags & libc::IFF_UP as u32 == 0 {
+            continue;
+        }
+        // SAFETY: the address is valid for its family.
+        let ip = unsafe { ip_of(entry.ifa_addr) };
+        if let Some(ip) = ip.filter(is_reachable)
+            && !found.contains(&ip)
+        {
+            found.push(ip);
+        }
+    }
+    // SAFETY: `list` came from `getifaddrs` and is not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(found)
+}
+
+/// Number of the network namespace, which makes hosts differ that share a kernel.
+pub(crate) fn network_namespace() -> u64 {
+    // SAFETY: all bytes zero is a valid `stat`.
+    let mut stat: libc::stat = unsafe { mem::zeroed() };
+    // SAFETY: a valid C string and a buffer for the answer.
+    let r = unsafe { libc::stat(c"/proc/self/ns/net".as_ptr(), &mut stat) };
+    if r < 0 { 0 } else { stat.st_ino }
+}
+
+/// The host's name.
+pub(crate) fn host_name() -> String {
+    let mut buf = [0u8; 256];
+    // SAFETY: `buf` is valid for writes of its length.
+    unsafe { libc::gethostname(buf.as_mut_ptr().cast(), buf.len()) };
+    let name = buf.split(|b| *b == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(name).into_owned()
+}
+
+/// Blocks every signal in the calling thread for the lifetime of the guard. A thread started
+/// meanwhile is born with them blocked.
+pub(crate) struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    pub(crate) fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are valid for writes; `sigfillset` and `sigemptyset` initialise them
+        // whatever `pthread_sigmask` does.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::sigemptyset(old.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+            SignalsBlocked(old.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled in by `pthread_sigmask`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}
+
+fn own(fd: c_int) -> io::Result<OwnFd> {
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the caller's system call has just created this descriptor.
+    Ok(OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+}
+
+fn recvmsg(
+    fd: RawFd,
+    buf: &mut [u8],
+    control: &mut Control,
+    flags: c_int,
+) -> io::Result<(usize, Option<SocketAddr>, msghdr)> {
+    let mut iov = libc::iovec {
+        iov_base: buf.as_mut_ptr().cast(),
+        iov_len: buf.len(),
+    };
+    // SAFETY: all bytes zero is a valid `msghdr`.
+    let mut header: msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &mut iov;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = CONTROL_LEN as _;
+    let mut n = -1;
+    // SAFETY: `storage` is valid for writes of `len` bytes, and the header points to it, to one
+    // buffer and to control space that outlive the call.
+    let (_, from) = unsafe {
+        SockAddr::try_init(|storage, len| {
+            header.msg_name = storage.cast();
+            header.msg_namelen = *len;
+            n = libc::recvmsg(fd, &mut header, flags | libc::MSG_DONTWAIT);
+            if n < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            *len = header.msg_namelen;
+            Ok(())
+        })
+    }?;
+    header.msg_name = std::ptr::null_mut();
+    header.msg_iov = std::ptr::null_mut();
+    Ok((usize::try_from(n).unwrap_or(0), from.as_socket(), header))
+}
+
+/// Calls `f` with level, type and data of each control message.
+///
+/// # Safety
+/// `header` must come from a successful `recvmsg`, and its control buffer must still be there.
+unsafe fn each_cmsg(header: &msghdr, mut f: impl FnMut(c_int, c_int, &[u8])) {
+    // SAFETY: the caller's promise; the macros stay within `msg_controllen`.
+    unsafe {
+        let mut at: *const cmsghdr = libc::CMSG_FIRSTHDR(header);
+        while !at.is_null() {
+            let cmsg = &*at;
+            let len = (cmsg.cmsg_len as usize).saturating_sub(libc::CMSG_LEN(0) as usize);
+            let data = std::slice::from_raw_parts(libc::CMSG_DATA(at), len);
+            f(cmsg.cmsg_level, cmsg.cmsg_type, data);
+            at = libc::CMSG_NXTHDR(header, at);
+        }
+    }
+}
+
+/// A plain C structure from the start of `data`, if it is all there.
+///
+/// # Safety
+/// Any bytes must be a valid `T`.
+unsafe fn read<T: Copy>(data: &[u8]) -> Option<T> {
+    (data.len() >= mem::size_of::<T>())
+        // SAFETY: enough bytes are there; unaligned is allowed; the caller promises validity.
+        .then(|| unsafe { data.as_ptr().cast::<T>().read_unaligned() })
+}
+
+/// Makes `info` the one control message of `header`.
+fn attach<T: Copy>(
+    header: &mut msghdr,
+    control: &mut Control,
+    level: c_int,
+    kind: c_int,
+    info: &T,
+) {
+    let size = mem::size_of::<T>();
+    // SAFETY: pure arithmetic.
+    let (len, space) = unsafe {
+        (
+            libc::CMSG_LEN(size as u32) as usize,
+            libc::CMSG_SPACE(size as u32) as usize,
+        )
+    };
+    debug_assert!(space <= CONTROL_LEN);
+    header.msg_control = control.0.as_mut_ptr().cast::<c_void>();
+    header.msg_controllen = space as _;
+    // SAFETY: the buffer is aligned and holds `space` bytes, so the first header and its data are
+    // inside it.
+    unsafe {
+        let cmsg = libc::CMSG_FIRSTHDR(header);
+        (*cmsg).cmsg_level = level;
+        (*cmsg).cmsg_type = kind;
+        (*cmsg).cmsg_len = len as _;
+        libc::CMSG_DATA(cmsg).cast::<T>().write_unaligned(*info);
+    }
+}
+
+/// The IP address in a socket address.
+///
+/// # Safety
+/// `addr` must be valid for its family.
+unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise, checked by family.
+    unsafe {
+        match c_int::from((*addr).sa_family) {
+            libc::AF_INET => {
+                let addr = addr.cast::<libc::sockaddr_in>().read_unaligned();
+                Some(IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes()))
+            }
+            libc::AF_INET6 => {
+                let addr = addr.cast::<libc::sockaddr_in6>().read_unaligned();
+                Some(IpAddr::from(addr.sin6_addr.s6_addr))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_reachable(ip: &IpAddr) -> bool {
+    let link_local = match ip {
+        IpAddr::V4(ip) => ip.is_link_local(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local(),
+    };
+    !(ip.is_loopback() || ip.is_unspecified() || link_local)
+}
+
+/// `addr` as an IPv6 socket wants it.
+pub(crate) fn mapped(ip: IpAddr) -> Ipv6Addr {
+    match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alarm_goes_off_once_and_can_be_stopped() {
+        let fd = timerfd().unwrap();
+        let mut poll = libc::pollfd {
+            fd: fd.raw(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one valid entry.
+        let mut ready = |ms| unsafe { libc::poll(&mut poll, 1, ms) };
+        assert_eq!(ready(0), 0);
+        timerfd_set(fd.raw(), Some(Duration::ZERO));
+        assert_eq!(ready(1000), 1);
+        eventfd_clear(fd.raw());
+        timerfd_set(fd.raw(), Some(Duration::from_millis(20)));
+        timerfd_set(fd.raw(), None);
+        assert_eq!(ready(50), 0);
+    }
+
+    #[test]
+    fn only_addresses_that_others_can_use_are_announced() {
+        for (ip, usable) in [
+            ("127.0.0.1", false),
+            ("169.254.1.1", false),
+            ("::1", false),
+            ("fe80::1", false),
+            ("10.0.0.1", true),
+            ("2001:db8::1", true),
+        ] {
+            assert_eq!(is_reachable(&ip.parse().unwrap()), usable, "{ip}");
+        }
+    }
+}

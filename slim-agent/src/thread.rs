@@ -1,0 +1,143 @@
+//! Starting the agent thread.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use slim_core::config::Config;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime;
+use tokio::task::{self, LocalSet};
+
+use crate::agent::{Listeners, as_agent, during};
+use crate::command::Receiver;
+use crate::control::OwnSockets;
+use crate::driver::{Driver, Shared};
+use crate::fds::{self, OwnFd};
+use crate::netlink;
+use crate::resume_io::{self, ResumeListeners};
+use crate::sys;
+
+/// Address space, not memory: pages are touched as they are needed.
+const STACK: usize = 512 * 1024;
+/// Tasks run between two looks at the sockets. Low, so that a flood on one does not delay the rest.
+const TASKS_PER_LOOK: u32 = 8;
+
+/// Everything that can fail for want of resources is created in the caller, or reported to it.
+struct Parts {
+    config: Config,
+    commands: Receiver,
+    listeners: Arc<Listeners>,
+    control: OwnSockets,
+    resume: ResumeListeners,
+    alarm: OwnFd,
+    seed: [u8; 40],
+}
+
+/// Creates the process-wide sockets and starts the thread; returns once it is at work.
+pub(crate) fn start(
+    config: Config,
+    commands: Receiver,
+    listeners: Arc<Listeners>,
+) -> io::Result<()> {
+    let mut seed = [0; 40];
+    getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
+    let parts = Parts {
+        config,
+        commands,
+        listeners,
+        control: OwnSockets::bind().map_err(during("bind a UDP control socket"))?,
+        resume: ResumeListeners::bind().map_err(during("listen for resumes"))?,
+        alarm: sys::timerfd().map_err(during("create a timer"))?,
+        seed,
+    };
+    let (report, outcome) = mpsc::sync_channel(1);
+    let blocked = sys::SignalsBlocked::new();
+    let spawned = thread::Builder::new()
+        .name("slim-agent".to_owned())
+        .stack_size(STACK)
+        .spawn(move || as_agent(|| run(parts, &report)));
+    drop(blocked);
+    spawned.map_err(during("start a thread"))?;
+    outcome
+        .recv()
+        .unwrap_or_else(|_| Err(io::Error::other("the agent thread ended while starting")))
+}
+
+fn run(parts: Parts, report: &mpsc::SyncSender<io::Result<()>>) {
+    let built = runtime::Builder::new_current_thread()
+        .enable_io()
+        .event_interval(TASKS_PER_LOOK)
+        .build();
+    let runtime = match built.map_err(during("start the event loop")) {
+        Ok(runtime) => runtime,
+        Err(e) => return answer(report, Err(e)),
+    };
+    LocalSet::new().block_on(&runtime, async {
+        match assemble(parts) {
+            Ok((shared, commands)) => {
+                answer(report, Ok(()));
+                obey(commands, shared).await;
+            }
+            Err(e) => answer(report, Err(e)),
+        }
+    });
+}
+
+/// The starting thread may have been cancelled; then nobody wants to know.
+fn answer(report: &mpsc::SyncSender<io::Result<()>>, outcome: io::Result<()>) {
+    let _ = report.send(outcome);
+}
+
+/// Registers all sockets with the runtime and starts their tasks.
+fn assemble(parts: Parts) -> io::Result<(Rc<Shared>, AsyncFd<Receiver>)> {
+    let register = during("watch a descriptor");
+    let commands = fds::watch(parts.commands, Interest::READABLE).map_err(&register)?;
+    let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
+    let driver = Driver::new(
+        parts.config,
+        parts.control,
+        parts.resume.port,
+        parts.listeners,
+        &parts.seed,
+    )
+    .map_err(&register)?;
+    let shared = Rc::new(Shared::new(RefCell::new(driver), alarm));
+    shared.with_control(|control| control.serve_own(&shared));
+    resume_io::serve(parts.resume, &shared).map_err(&register)?;
+    netlink::watch(&shared);
+    task::spawn_local(keep_time(shared.clone()));
+    Ok((shared, commands))
+}
+
+/// Carries out what application threads ask for, until the process ends.
+async fn obey(commands: AsyncFd<Receiver>, shared: Rc<Shared>) {
+    const BATCH: usize = 64;
+    while let Ok(mut guard) = commands.readable().await {
+        commands.get_ref().rearm();
+        guard.clear_ready();
+        drop(guard);
+        let mut taken = 0;
+        while let Some(command) = commands.get_ref().next() {
+            shared.with_self(|d, now, shared| d.command(now, command, shared));
+            taken += 1;
+            if taken % BATCH == 0 {
+                task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// Lets the driver know when the time that it waits for has come.
+async fn keep_time(shared: Rc<Shared>) {
+    while let Ok(mut guard) = shared.alarm().readable().await {
+        sys::eventfd_clear(shared.alarm().get_ref().raw());
+        guard.clear_ready();
+        drop(guard);
+        shared.alarm_fired();
+        shared.with(|d, now| d.on_time(now));
+    }
+}

@@ -1,0 +1,271 @@
+//! Flows to look at again, and when.
+//!
+//! * *dirty*: bytes are unacknowledged. About once a second all of them are probed, which also
+//!   trims their replay buffers; none is left, and nobody wakes the process any more.
+//! * *suspending*: a data call was still inside when the flow was suspended.
+//! * *lingering*: closed by the application, not yet delivered.
+//! * *exiting*: threads that wait for the above before the process ends.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::mpsc::SyncSender;
+use std::time::Duration;
+
+use slim_core::endpoint::State;
+use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
+
+use crate::driver::{Driver, Notice};
+
+const SWEEP: Duration = Duration::from_secs(1);
+/// Shortest time between two sweeps, however short a stall is to be noticed.
+const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
+const IDLE_POLL: Duration = Duration::from_micros(200);
+const IDLE_WARN: Duration = Duration::from_secs(2);
+const IDLE_GIVE_UP: Duration = Duration::from_secs(10);
+const LINGER_FIRST: Duration = Duration::from_millis(10);
+const LINGER_LAST: Duration = Duration::from_secs(1);
+/// A segment lost once is nothing: the kernel must have tried this often before it is a stall.
+const STALL_RETRANSMITS: u32 = 2;
+
+/// The table of them; see the module.
+pub(crate) struct Watch {
+    dirty: HashMap<FlowToken, Progress>,
+    suspending: HashMap<FlowToken, Suspending>,
+    lingering: HashMap<FlowToken, Duration>,
+    /// Looks at single flows. An entry whose flow has left its table means nothing.
+    agenda: BTreeSet<(Time, FlowToken)>,
+    sweep_at: Option<Time>,
+    exiting: Vec<(Time, SyncSender<()>)>,
+    stall: Duration,
+}
+
+/// How a dirty flow gets on.
+struct Progress {
+    acked: u64,
+    /// Since when `acked` has not moved; `None` before the first probe.
+    since: Option<Time>,
+}
+
+struct Suspending {
+    since: Time,
+    warned: bool,
+}
+
+impl Watch {
+    pub(crate) fn new(stall: Duration) -> Self {
+        Watch {
+            dirty: HashMap::new(),
+            suspending: HashMap::new(),
+            lingering: HashMap::new(),
+            agenda: BTreeSet::new(),
+            sweep_at: None,
+            exiting: Vec::new(),
+            stall,
+        }
+    }
+
+    /// When to call [`Driver::on_time`].
+    pub(crate) fn next(&self) -> Option<Time> {
+        let look = self.agenda.first().map(|(at, _)| *at);
+        let exit = self.exiting.iter().map(|(at, _)| *at).min();
+        [look, exit, self.sweep_at].into_iter().flatten().min()
+    }
+
+    pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
+        let fresh = Progress {
+            acked: 0,
+            since: None,
+        };
+        self.dirty.entry(token).or_insert(fresh);
+        self.sweep_at.get_or_insert(now + self.interval());
+    }
+
+    pub(crate) fn suspending(&mut self, now: Time, token: FlowToken) {
+        self.suspending.insert(
+            token,
+            Suspending {
+                since: now,
+                warned: false,
+            },
+        );
+        self.agenda.insert((now + IDLE_POLL, token));
+    }
+
+    pub(crate) fn stop_suspending(&mut self, token: FlowToken) {
+        self.suspending.remove(&token);
+    }
+
+    pub(crate) fn exiting(&mut self, until: Time, done: SyncSender<()>) {
+        self.exiting.push((until, done));
+    }
+
+    pub(crate) fn forget(&mut self, token: FlowToken) {
+        self.dirty.remove(&token);
+        self.suspending.remove(&token);
+        self.lingering.remove(&token);
+    }
+
+    fn interval(&self) -> Duration {
+        let stall = if self.stall.is_zero() {
+            SWEEP
+        } else {
+            self.stall
+        };
+        stall.clamp(SHORTEST_SWEEP, SWEEP)
+    }
+}
+
+impl Driver {
+    /// Something's time has come.
+    pub(crate) fn on_time(&mut self, now: Time) {
+        if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
+            self.endpoint.handle_timeout(now);
+        }
+        if self.watch.sweep_at.is_some_and(|at| at <= now) {
+            self.sweep(now);
+        }
+        while let Some(&(at, token)) = self.watch.agenda.first().filter(|(at, _)| *at <= now) {
+            self.watch.agenda.remove(&(at, token));
+            if self.watch.suspending.contains_key(&token) {
+                self.poll_idle(now, token);
+            } else if self.watch.lingering.contains_key(&token) {
+                self.poll_linger(now, token);
+            }
+        }
+    }
+
+    /// The application has closed the flow: it stays until what it sent is delivered.
+    pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
+        if self.flows.contains_key(&token) {
+            self.watch.lingering.insert(token, LINGER_FIRST);
+            self.poll_linger(now, token);
+        }
+    }
+
+    /// Something has happened to the flow: if it lingers, the end may be near.
+    pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
+        if let Some(wait) = self.watch.lingering.get_mut(&token) {
+            *wait = LINGER_FIRST;
+            self.watch.agenda.insert((now, token));
+        }
+    }
+
+    /// Answers the threads that wait to exit, if nothing holds them up any more.
+    pub(crate) fn release_exiting(&mut self) {
+        if self.watch.exiting.is_empty() {
+            return;
+        }
+        let now = self.now();
+        let undelivered = self.watch.lingering.keys().any(|token| {
+            matches!(
+                self.endpoint.state(*token),
+                Some(State::Suspended | State::Resuming)
+            )
+        });
+        self.watch.exiting.retain(|(until, done)| {
+            let wait = undelivered && now < *until;
+            if !wait {
+                // The thread may have given up by itself.
+                let _ = done.try_send(());
+            }
+            wait
+        });
+    }
+
+    fn poll_idle(&mut self, now: Time, token: FlowToken) {
+        let Some(flow) = self.flows.get(&token) else {
+            self.watch.stop_suspending(token);
+            self.notices.push_back(Notice::Suspended(token));
+            return;
+        };
+        if flow.io.idle() {
+            self.watch.stop_suspending(token);
+            self.notices.push_back(Notice::Suspended(token));
+            return;
+        }
+        let Some(wait) = self.watch.suspending.get_mut(&token) else {
+            return;
+        };
+        let waited = now.since(wait.since);
+        if waited >= IDLE_GIVE_UP {
+            // Its old transport cannot be drained, so nothing can be agreed with the peer.
+            self.log.error(|| {
+                format!(
+                    "flow to {}: a data call does not return; the flow is given up",
+                    flow.addrs.1
+                )
+            });
+            let (io, sent) = (flow.io.clone(), flow.io.sent());
+            self.watch.stop_suspending(token);
+            self.notices
+                .push_back(Notice::Finish(token, sent, FinHow::Reset));
+            io.escalate(Verdict::Errno(libc::ETIMEDOUT));
+            return;
+        }
+        if waited >= IDLE_WARN && !wait.warned {
+            wait.warned = true;
+            self.log.warn(|| {
+                format!(
+                    "flow to {}: waiting for a data call to return",
+                    flow.addrs.1
+                )
+            });
+        }
+        self.watch.agenda.insert((now + IDLE_POLL, token));
+    }
+
+    fn poll_linger(&mut self, now: Time, token: FlowToken) {
+        let Some(flow) = self.flows.get(&token) else {
+            self.watch.lingering.remove(&token);
+            return;
+        };
+        if flow.io.lingering_delivered() {
+            self.notices.push_back(Notice::Gone(token));
+        } else if let Some(wait) = self.watch.lingering.get_mut(&token) {
+            self.watch.agenda.insert((now + *wait, token));
+            *wait = (*wait * 2).min(LINGER_LAST);
+        }
+    }
+
+    /// Probes all dirty flows.
+    fn sweep(&mut self, now: Time) {
+        let stall = self.watch.stall;
+        let mut dirty = std::mem::take(&mut self.watch.dirty);
+        dirty.retain(|token, progress| {
+            let Some(flow) = self.flows.get(token) else {
+                return false;
+            };
+            match self.endpoint.state(*token) {
+                Some(State::Live | State::Negotiating) => {}
+                // Its buffers are not to be trimmed now; going live marks it again.
+                Some(State::Suspended | State::Resuming) => return true,
+                _ => return false,
+            }
+            if flow.carrier.is_some() || self.watch.suspending.contains_key(token) {
+                return true;
+            }
+            let probe = flow.io.probe();
+            if probe.unacked == 0 {
+                return false;
+            }
+            let moved = progress.acked != probe.acked;
+            let since = *progress.since.insert(match progress.since {
+                Some(since) if !moved => since,
+                _ => now,
+            });
+            progress.acked = probe.acked;
+            let stalled = !stall.is_zero()
+                && probe.established
+                && probe.retransmits >= STALL_RETRANSMITS
+                && now.since(since) >= stall;
+            if stalled {
+                // Told again after as long again, should it not have helped.
+                progress.since = Some(now);
+                self.notices.push_back(Notice::Fault(*token, Cause::Stall));
+            }
+            true
+        });
+        self.watch.dirty = dirty;
+        let again = !self.watch.dirty.is_empty();
+        self.watch.sweep_at = again.then(|| now + self.watch.interval());
+    }
+}
