@@ -4,12 +4,9 @@ use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
 
-use slim_core::config::{Config, TOOL_VARIABLES};
+use slim_core::config::{Config, LAB_PREFIX, TOOL_VARIABLES};
 
 use crate::failure::Failure;
-
-/// Variables of the lab, which its own tools read.
-const LAB_PREFIX: &str = "SLIM_LAB_";
 
 /// Checked `SLIM_` variables, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

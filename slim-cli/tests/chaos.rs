@@ -128,3 +128,16 @@ fn a_command_in_a_lab_loses_its_connection() {
     );
     assert!(faults.iter().all(|f| f["failed"] == false), "{out}");
 }
+
+/// The plans that we ship are plans.
+#[test]
+fn the_examples_are_read() {
+    let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/chaos");
+    let mut plans = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        slim_cli::chaos::plan::Plan::read(&path).unwrap_or_else(|e| panic!("{e}"));
+        plans += 1;
+    }
+    assert!(plans >= 6, "only {plans} examples");
+}

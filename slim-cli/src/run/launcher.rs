@@ -106,21 +106,24 @@ pub fn classify(program: &Path) -> Launcher {
 }
 
 fn by_version(text: &str) -> Launcher {
-    if let Some(rest) = text
-        .split("(Open MPI)")
-        .nth(1)
-        .or_else(|| text.split("Open MPI v").nth(1))
+    // Open MPI 4 calls itself OpenRTE when it is not started by the name of mpirun.
+    if let Some(version) = ["(Open MPI)", "(OpenRTE)"]
+        .iter()
+        .find_map(|mark| text.split(mark).nth(1))
     {
-        let version = rest.trim_start();
-        return match version
+        let major = version
+            .trim_start()
             .split('.')
             .next()
-            .and_then(|major| major.parse::<u32>().ok())
-        {
+            .and_then(|m| m.parse::<u32>().ok());
+        return match major {
             Some(4) => Launcher::OpenMpi(OpenMpi::V4),
             Some(5) => Launcher::OpenMpi(OpenMpi::V5),
             _ => Launcher::NotYet(Foreign::OtherOpenMpi),
         };
+    }
+    if text.contains("(PRRTE)") {
+        return Launcher::OpenMpi(OpenMpi::V5);
     }
     Launcher::NotYet(if text.contains("Intel(R) MPI") {
         Foreign::Intel
@@ -171,6 +174,11 @@ mod tests {
             v("mpirun (Open MPI) 4.1.4\n\nReport bugs"),
             Launcher::OpenMpi(OpenMpi::V4)
         );
+        assert_eq!(
+            v("mpirun.openmpi (OpenRTE) 4.1.4"),
+            Launcher::OpenMpi(OpenMpi::V4)
+        );
+        assert_eq!(v("prterun (PRRTE) 3.0.8"), Launcher::OpenMpi(OpenMpi::V5));
         assert_eq!(
             v("mpirun (Open MPI) 5.0.11\n"),
             Launcher::OpenMpi(OpenMpi::V5)
