@@ -1,26 +1,171 @@
 //! All flows of one process: the session state machine.
+//!
+//! [`Endpoint`] decides; a *driver* does. The driver tells it what happened ([`open`],
+//! [`fault`], `handle_*`) and carries out what it asks for ([`poll_action`]). The bytes of a flow
+//! never pass through here: the *front end* has them, and tells how many there are.
+//!
+//! # Driving contract
+//!
+//! After every call of a command or a `handle_*` method, take actions from [`poll_action`] until
+//! there are none and carry them out in order; then take events from [`poll_event`]; then arm one
+//! timer for [`poll_timeout`] and call [`handle_timeout`] when it fires (early is harmless). An
+//! action may be answered while others are still waiting to be taken.
+//!
+//! For each flow:
+//!
+//! * `Suspend` is answered by exactly one [`handle_suspended`], `Drain` by exactly one
+//!   [`handle_drained`], also when a fault came in between. `Install` is answered by
+//!   [`handle_installed`], unless a fault, a `Suspend` or a `Drain` came before the replay was
+//!   written.
+//! * Before [`fault`] with an error or an end of stream the front end has suspended the flow by
+//!   itself: no data call is under way and nothing is trimmed. With a stall it has not.
+//! * A fault is reported for the transport in use only. While the replay after `Install` is being
+//!   written, that is the new connection.
+//! * From `Suspend` or `fault` until the flow is live again, the replay buffer is trimmed by
+//!   `Install` alone, never because the kernel says that something was acknowledged.
+//! * `Drain` reads the newest transport dry (the one `Install` brought, if its replay is not
+//!   finished yet) and closes it. After a `Flush`, `Install` may be followed by `Drain` at once:
+//!   then there is nothing to replay.
+//!
+//! For each connection:
+//!
+//! * Read one whole message at a time and hand it in, and not more than two from any connection:
+//!   stream bytes may follow. Stop reading at `Install`, `Close`, and the second message.
+//! * Report a loss only after all that could be read was handed in.
+//! * `Flush` is answered by exactly one [`handle_flushed`], after the message, if there is one,
+//!   that is wholly there.
+//! * After `Install` or `Close` the endpoint has forgotten the connection, and ignores whatever is
+//!   reported about it.
+//!
+//! # Example
+//!
+//! Two processes find out about each other:
+//!
+//! ```
+//! use slim_core::config::Config;
+//! use slim_core::endpoint::{Action, Endpoint, State};
+//! use slim_core::{EndpointId, FlowToken, Role, Time};
+//!
+//! let endpoint = |n: u8| {
+//!     let id = EndpointId { host: [n; 16], pid: 1, incarnation: 7 };
+//!     Endpoint::new(Config::default(), id, vec![[10, 0, 0, n].into()], 700, 701, [n; 32])
+//! };
+//! let (mut a, mut b) = (endpoint(1), endpoint(2));
+//! let (a_addr, b_addr) = ("10.0.0.1:5000".parse()?, "10.0.0.2:80".parse()?);
+//! let a_control = "10.0.0.1:701".parse()?;
+//!
+//! // A connection was made, and accepted.
+//! a.open(Time(0), FlowToken(1), Role::Connector, a_addr, b_addr);
+//! b.open(Time(0), FlowToken(9), Role::Acceptor, b_addr, a_addr);
+//!
+//! // HELLO goes to the address that was connected, and its answer back.
+//! let Some(Action::Datagram { to, data, .. }) = a.poll_action() else { panic!() };
+//! assert_eq!(to, b_addr);
+//! b.handle_datagram(Time(100), a_control, to, &data);
+//! let Some(Action::Datagram { to, data, .. }) = b.poll_action() else { panic!() };
+//! a.handle_datagram(Time(200), b_addr, to, &data);
+//!
+//! assert_eq!(a.poll_action(), Some(Action::Live { token: FlowToken(1) }));
+//! assert_eq!(b.poll_action(), Some(Action::Live { token: FlowToken(9) }));
+//! assert_eq!(a.state(FlowToken(1)), Some(State::Live));
+//! # Ok::<(), std::net::AddrParseError>(())
+//! ```
+//!
+//! [`open`]: Endpoint::open
+//! [`fault`]: Endpoint::fault
+//! [`poll_action`]: Endpoint::poll_action
+//! [`poll_event`]: Endpoint::poll_event
+//! [`poll_timeout`]: Endpoint::poll_timeout
+//! [`handle_timeout`]: Endpoint::handle_timeout
+//! [`handle_suspended`]: Endpoint::handle_suspended
+//! [`handle_drained`]: Endpoint::handle_drained
+//! [`handle_installed`]: Endpoint::handle_installed
+//! [`handle_flushed`]: Endpoint::handle_flushed
 
 mod action;
+mod attempts;
+mod close;
 mod flow;
+mod initiate;
+mod negotiate;
+mod record;
+mod respond;
+mod resume;
+mod rng;
+#[cfg(test)]
+mod tests;
+mod timer;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::config::Config;
 use crate::event::Event;
-use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Role, Time};
+use crate::ids::{Cause, ConnId, EndpointId, FlowId, FlowToken, Role, Time};
+use crate::wire::{self, Message};
 
 pub use action::Action;
 pub use flow::State;
 
-/// All flows of one process.
+use close::Tombs;
+use negotiate::{Pending, plain};
+use record::{Bar, Drained, Flow, Leaving, Outage};
+use resume::Conn;
+use rng::Rng;
+use timer::{Owner, Timer, Timers};
+
+/// All flows of one process. The [module](self) says how to drive it.
 pub struct Endpoint {
+    config: Config,
+    id: EndpointId,
+    addrs: Vec<IpAddr>,
+    resume_port: u16,
+    control_port: u16,
+    rng: Rng,
+    /// In the order of their tokens, so that a run can be repeated.
+    flows: BTreeMap<FlowToken, Flow>,
+    by_id: HashMap<(FlowId, Role), FlowToken>,
+    /// Accepted flows, by (our end, their end).
+    by_tuple: HashMap<(SocketAddr, SocketAddr), FlowToken>,
+    pending: Pending,
+    tombs: Tombs,
+    conns: HashMap<ConnId, Conn>,
+    /// Connections that have not said for which flow they are, oldest first.
+    fresh: VecDeque<ConnId>,
+    /// `Flush`es under way.
+    flushes: HashMap<ConnId, FlowToken>,
+    next_conn: u64,
+    timers: Timers,
+    out: Out,
+    dropped: u64,
+}
+
+/// What is waiting to be taken.
+#[derive(Default)]
+struct Out {
     actions: VecDeque<Action>,
     events: VecDeque<(FlowToken, FlowId, Event)>,
 }
 
+impl Out {
+    fn push(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
+    fn event(&mut self, token: FlowToken, flow: FlowId, event: Event) {
+        self.events.push_back((token, flow, event));
+    }
+
+    fn datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>, data: Vec<u8>) {
+        self.push(Action::Datagram { to, from, data });
+    }
+}
+
+/// Getters.
 impl Endpoint {
-    /// An endpoint without flows.
+    /// An endpoint without flows. It can be reached at `addrs`, its resume listener at TCP port
+    /// `resume_port`, and its control socket at UDP port `control_port`. Everything random comes
+    /// out of `seed`, so that must be unpredictable.
     pub fn new(
         config: Config,
         id: EndpointId,
@@ -29,13 +174,60 @@ impl Endpoint {
         control_port: u16,
         seed: [u8; 32],
     ) -> Self {
-        let _ = (config, id, addrs, resume_port, control_port, seed);
         Endpoint {
-            actions: VecDeque::new(),
-            events: VecDeque::new(),
+            config,
+            id,
+            addrs,
+            resume_port,
+            control_port,
+            rng: Rng::new(seed),
+            flows: BTreeMap::new(),
+            by_id: HashMap::new(),
+            by_tuple: HashMap::new(),
+            pending: Pending::default(),
+            tombs: Tombs::default(),
+            conns: HashMap::new(),
+            fresh: VecDeque::new(),
+            flushes: HashMap::new(),
+            next_conn: 0,
+            timers: Timers::default(),
+            out: Out::default(),
+            dropped: 0,
         }
     }
-    /// Open.
+
+    /// Where a flow stands; `None` if there is no flow of that token.
+    pub fn state(&self, token: FlowToken) -> Option<State> {
+        self.flows.get(&token).map(Flow::state)
+    }
+
+    /// Messages and connections thrown away so far because they were garbage, not genuine, of no
+    /// flow, or too many.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    fn flow(&mut self, token: FlowToken) -> &mut Flow {
+        self.flows
+            .get_mut(&token)
+            .expect("whoever calls this has looked the flow up")
+    }
+
+    fn drop_one(&mut self) {
+        self.dropped += 1;
+    }
+
+    fn emit(&mut self, token: FlowToken, event: Event) {
+        if let Some(flow) = self.flows.get(&token) {
+            self.out.event(token, flow.name(), event);
+        }
+    }
+}
+
+/// Commands.
+impl Endpoint {
+    /// A connection of the application stands. `token` must not be in use. The peer is asked for
+    /// SLIM, or asks; nothing has to wait for the outcome, which is `Live` or `Legacy`.
     pub fn open(
         &mut self,
         now: Time,
@@ -44,87 +236,161 @@ impl Endpoint {
         local: SocketAddr,
         remote: SocketAddr,
     ) {
-        let _ = (now, token, role, local, remote);
+        let (local, remote) = (plain(local), plain(remote));
+        if self.flows.contains_key(&token) {
+            debug_assert!(false, "{token:?} is in use");
+            return;
+        }
+        self.flows
+            .insert(token, Flow::new(token, role, local, remote));
+        if role == Role::Acceptor {
+            self.by_tuple.insert((local, remote), token);
+        }
+        self.start_negotiation(now, token);
     }
-    /// Fault.
+
+    /// The flow's transport has failed, has ended, or is suspected. See the driving contract for
+    /// what must have been done before.
     pub fn fault(&mut self, now: Time, token: FlowToken, cause: Cause) {
-        let _ = (now, token, cause);
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        match flow.state() {
+            State::Negotiating => self.fault_negotiating(now, token, cause),
+            State::Legacy => match cause {
+                Cause::Errno(errno) => self.escalate_quietly(now, token, errno),
+                Cause::Eof { .. } => self.out.push(Action::Reinstate { token }),
+                Cause::Stall | Cause::PeerAsked => {}
+            },
+            State::Live => self.fault_live(now, token, cause),
+            State::Suspended | State::Resuming => self.fault_suspended(now, token, cause),
+            State::Escalated | State::Closed => {}
+        }
     }
-    /// Finish.
-    pub fn finish(&mut self, now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
-        let _ = (now, token, final_seq, how);
+
+    fn fault_live(&mut self, now: Time, token: FlowToken, cause: Cause) {
+        let known = self.flow(token).outage.is_some();
+        match (known, cause) {
+            // Is being looked into.
+            (true, Cause::Stall | Cause::PeerAsked) | (false, Cause::PeerAsked) => {}
+            (true, Cause::Errno(_) | Cause::Eof { .. }) => {
+                // The stall was the beginning of it. What was found out about paths meanwhile is
+                // worth little: the flow has all its attempts now.
+                self.drop_outgoing(token);
+                self.drop_query(token);
+                self.timers.clear_flow(token);
+                self.begin_outage(now, token, Outage::new(now, cause));
+            }
+            (false, _) => self.begin_outage(now, token, Outage::new(now, cause)),
+        }
     }
-    /// Gone.
-    pub fn gone(&mut self, now: Time, token: FlowToken) {
-        let _ = (now, token);
+
+    fn fault_suspended(&mut self, now: Time, token: FlowToken, cause: Cause) {
+        let flow = self.flow(token);
+        if let (Cause::Errno(errno), Some(outage)) = (cause, &mut flow.outage) {
+            outage.errno.get_or_insert(errno);
+        }
+        if flow.pump.is_none() || cause == Cause::Stall {
+            return;
+        }
+        // The new transport has failed before it was of any use. The peer may already be using it.
+        flow.pump = None;
+        flow.bar = Bar::Shut;
+        flow.drained = Drained::No;
+        self.settle(token);
+        self.start_attempts(now, token);
     }
-    /// Demote.
+
+    /// The front end cannot keep its side of a session any longer, because another process uses
+    /// the descriptor from here on. The peer is told. A flow without a transport is left as soon
+    /// as it has one.
     pub fn demote(&mut self, now: Time, token: FlowToken) {
-        let _ = (now, token);
+        if self.flows.contains_key(&token) {
+            self.leave(now, token, Leaving::Ours);
+        }
     }
-    /// New addresses.
+
+    /// This host's addresses have changed. Peers learn of it with new flows.
     pub fn set_addrs(&mut self, addrs: Vec<IpAddr>) {
-        let _ = addrs;
+        self.addrs = addrs;
     }
-    /// A datagram came.
+}
+
+/// What happened.
+impl Endpoint {
+    /// A datagram came from `from` to the socket bound to `local`.
     pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        let _ = (now, from, local, data);
+        let Ok(parsed) = wire::parse(data) else {
+            return self.drop_one();
+        };
+        match &parsed.message {
+            Message::Hello(hello) => self.on_hello(now, from, local, &parsed, hello),
+            Message::HelloWait(wait) => self.on_hello_wait(now, &parsed, wait),
+            Message::HelloAck(ack) => self.on_hello_ack(now, &parsed, ack),
+            Message::HelloNak(nak) => self.on_hello_nak(now, nak),
+            Message::Fin(fin) => self.on_fin(now, &parsed, fin),
+            Message::Query(query) => self.on_query(now, from, local, &parsed, query),
+            Message::Status(status) => self.on_status(now, &parsed, status),
+            Message::Unknown(unknown) => self.on_unknown(now, &parsed, unknown),
+            Message::Demote(demote) => self.on_demote(now, &parsed, demote),
+            Message::Challenge(_)
+            | Message::Resume(_)
+            | Message::ResumeOk(_)
+            | Message::Confirm(_)
+            | Message::Refuse(_) => self.drop_one(),
+        }
     }
-    /// ICMP port unreachable.
+
+    /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable).
     pub fn handle_refused(&mut self, now: Time, to: SocketAddr) {
-        let _ = (now, to);
+        let to = plain(to);
+        self.hello_refused(now, to);
+        self.query_refused(now, to);
     }
-    /// Answer to `Suspend`.
-    pub fn handle_suspended(&mut self, now: Time, token: FlowToken) {
-        let _ = (now, token);
-    }
-    /// Answer to `Drain`.
-    pub fn handle_drained(&mut self, now: Time, token: FlowToken, received: u64, sent: u64) {
-        let _ = (now, token, received, sent);
-    }
-    /// Accepted on the resume listener.
-    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: SocketAddr) {
-        let _ = (now, conn, from);
-    }
-    /// Connected.
-    pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
-        let _ = (now, conn);
-    }
-    /// One whole message.
-    pub fn handle_message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
-        let _ = (now, conn, data);
-    }
-    /// Connection lost; errno 0 is an end of stream.
-    pub fn handle_conn_lost(&mut self, now: Time, conn: ConnId, errno: i32) {
-        let _ = (now, conn, errno);
-    }
-    /// Answer to `Flush`.
-    pub fn handle_flushed(&mut self, now: Time, conn: ConnId) {
-        let _ = (now, conn);
-    }
-    /// Replay written.
-    pub fn handle_installed(&mut self, now: Time, token: FlowToken, replayed: u64) {
-        let _ = (now, token, replayed);
-    }
-    /// Time has come.
+
+    /// The time that [`poll_timeout`](Endpoint::poll_timeout) told has come.
     pub fn handle_timeout(&mut self, now: Time) {
-        let _ = now;
+        while let Some(owner) = self.timers.pop(now) {
+            match owner {
+                Owner::Conn(conn) => self.on_conn_timer(conn),
+                Owner::Flow(token, timer) => self.on_timer(now, token, timer),
+            }
+        }
     }
-    /// Next action.
+
+    fn on_timer(&mut self, now: Time, token: FlowToken, timer: Timer) {
+        if !self.flows.contains_key(&token) {
+            return;
+        }
+        match timer {
+            Timer::Hello => self.send_hello(now, token),
+            Timer::HelloDeadline => {
+                self.become_legacy(now, token, crate::event::LegacyReason::NoAnswer);
+            }
+            Timer::Window => self.on_window(now, token),
+            Timer::Stuck => self.on_stuck(now, token),
+            Timer::Backoff => self.on_backoff(now, token),
+            Timer::PeerSilent => self.on_peer_silent(now, token),
+            Timer::Query => self.on_query_timer(now, token),
+            Timer::Deadline => self.on_deadline(now, token),
+        }
+    }
+}
+
+/// What to do now.
+impl Endpoint {
+    /// The next thing to be done.
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.actions.pop_front()
+        self.out.actions.pop_front()
     }
-    /// When to call `handle_timeout`.
-    pub fn poll_timeout(&self) -> Option<Time> {
-        None
-    }
-    /// Next event.
+
+    /// The next thing worth telling people. A flow without a name yet has one of zeros.
     pub fn poll_event(&mut self) -> Option<(FlowToken, FlowId, Event)> {
-        self.events.pop_front()
+        self.out.events.pop_front()
     }
-    /// State of a flow.
-    pub fn state(&self, token: FlowToken) -> Option<State> {
-        let _ = token;
-        None
+
+    /// When to call [`handle_timeout`](Endpoint::handle_timeout), unless something happens before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        self.timers.next()
     }
 }

@@ -1,0 +1,417 @@
+//! How a new transport is looked for: `docs/PROTOCOL.md`, section "Attempts".
+//!
+//! An attempt is a window of time, by default 3, 12 and 45 seconds. Inside it connections are made
+//! one after the other: one that fails at once is followed, after a random pause that grows, by the
+//! next, and one that hangs is replaced, because its packets may have been lost just before the
+//! network healed and the kernel would wait long before it sends them again.
+//!
+//! Each attempt starts on another path. Every second connection goes to the address that the
+//! application itself had connected, though: an endpoint announces all addresses it has, among them
+//! some that lead nowhere from here, and a window must not be spent on one of those alone.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::flow::State;
+use super::record::{Bar, ECONNREFUSED, Flow, Outage, Why};
+use super::resume::{Conn, Stage};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::event::{EscalateReason, Event, Failure};
+use crate::ids::{Cause, ConnId, FlowToken, Time, Verdict};
+
+const BACKOFF: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// A connection that has not got on for this long is replaced, in the first window; twice as long
+/// in the second, and so on.
+const STUCK: Duration = Duration::from_secs(1);
+const STUCK_DOUBLINGS: u32 = 2;
+/// A peer that began to resume and said nothing more for this long is not waited for.
+pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
+/// A flow whose own connection has not failed is not given up before the kernel would give up a
+/// connection that does not move (`tcp_retries2` with its default value).
+const PATIENCE: Duration = Duration::from_secs(924);
+
+/// Where we are in looking for a new transport.
+pub(super) struct Attempts {
+    /// Window, counted from 0.
+    n: u32,
+    /// Attempts begun so far, which is more than `n` if the last window is repeated.
+    pub(super) begun: u32,
+    /// Connections made in this window.
+    turn: u32,
+    /// Failures in a row in this window.
+    failures: u32,
+    /// What the window still had when it was stopped, because a transport was being installed.
+    left: Option<Duration>,
+    last: Failure,
+}
+
+/// Every (local, remote) pair to try, the one the application used first.
+pub(super) fn paths(flow: &Flow, own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketAddr)> {
+    let Some(peer) = &flow.peer else {
+        return Vec::new();
+    };
+    let first = flow.remote.ip();
+    let loopback = first.is_loopback();
+    let usable = |ip: &IpAddr| {
+        !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback
+    };
+    let mut paths = vec![(None, first)];
+    for ip in peer.addrs.iter().copied().filter(usable) {
+        if !paths.iter().any(|(_, known)| *known == ip) {
+            paths.push((None, ip));
+        }
+    }
+    // The kernel chooses the local address by its routes; another one may lead out of another port.
+    if !loopback {
+        let others = own.iter().copied().filter(usable).filter(|ip| {
+            *ip != flow.local.ip() && ip.is_ipv4() == first.is_ipv4()
+        });
+        paths.extend(others.map(|ip| (Some(ip), first)));
+    }
+    paths
+        .into_iter()
+        .map(|(local, ip)| (local, SocketAddr::new(ip, peer.resume_port)))
+        .collect()
+}
+
+/// Which path connection `turn` of window `n` takes.
+fn choose(n: u32, turn: u32, paths: usize) -> usize {
+    if turn % 2 == 1 {
+        return 0;
+    }
+    (n as usize + turn as usize / 2) % paths.max(1)
+}
+
+impl Endpoint {
+    /// The flow's transport is suspect or gone: find out what to do about it.
+    pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, outage: Outage) {
+        let cause = outage.cause;
+        self.emit(token, Event::Suspend { cause: cause.into() });
+        let flow = self.flow(token);
+        let reset = flow.peer_fin.is_some_and(|(_, how)| how == crate::ids::FinHow::Reset);
+        flow.outage = Some(outage);
+        match cause {
+            // Make before break: the old transport stays in use until the peer has answered.
+            Cause::Stall => return self.start_attempts(now, token),
+            Cause::Errno(_) | Cause::Eof { .. } => flow.bar = Bar::Shut,
+            Cause::PeerAsked => {}
+        }
+        self.suspend(now, token);
+        if matches!(cause, Cause::Errno(_)) && reset {
+            let reason = EscalateReason::PeerReset;
+            return self.escalate_with_cause(now, token, reason);
+        }
+        match cause {
+            Cause::Eof { received } => self.check_eof(now, token, received),
+            Cause::PeerAsked => {}
+            Cause::Errno(_) | Cause::Stall => self.start_attempts(now, token),
+        }
+    }
+
+    /// Moves to `Suspended`, and asks the front end for it if it has not done so by itself.
+    pub(super) fn suspend(&mut self, now: Time, token: FlowToken) {
+        let deadline = self.config.deadline;
+        let flow = self.flow(token);
+        if flow.state() == State::Live {
+            flow.go(State::Suspended);
+            if let Some(outage) = &mut flow.outage
+                && outage.cause == Cause::Stall
+            {
+                // It was suspected long before; the flow stands still from now on.
+                outage.since = now;
+            }
+        }
+        flow.pump = None;
+        if flow.bar == Bar::Open {
+            flow.bar = Bar::Asked;
+            self.out.push(Action::Suspend { token });
+        }
+        let owner = Owner::Flow(token, Timer::Deadline);
+        if let Some(deadline) = deadline
+            && self.timers.get(owner).is_none()
+        {
+            self.timers.set(owner, now + deadline);
+        }
+    }
+
+    /// Begins to look for a transport, or goes on with it.
+    pub(super) fn start_attempts(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let Some(outage) = &mut flow.outage else {
+            return;
+        };
+        let Some(attempts) = &mut outage.attempts else {
+            outage.attempts = Some(Attempts {
+                n: 0,
+                begun: 0,
+                turn: 0,
+                failures: 0,
+                left: None,
+                last: Failure::TimedOut,
+            });
+            return self.begin_window(now, token, 0);
+        };
+        if let Some(left) = attempts.left.take() {
+            self.timers
+                .set(Owner::Flow(token, Timer::Window), now + left);
+        }
+        self.connect(now, token);
+    }
+
+    fn begin_window(&mut self, now: Time, token: FlowToken, n: u32) {
+        let ends = now + self.config.attempt_timeout(n);
+        let flow = self.flow(token);
+        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
+            return;
+        };
+        attempts.n = n;
+        attempts.begun += 1;
+        attempts.turn = 0;
+        attempts.failures = 0;
+        attempts.last = Failure::TimedOut;
+        let begun = attempts.begun;
+        let paths = paths(&self.flows[&token], &self.addrs);
+        let Some(&(local, remote)) = paths.get(choose(n, 0, paths.len())) else {
+            return;
+        };
+        self.emit(
+            token,
+            Event::Attempt {
+                n: begun,
+                local,
+                remote,
+            },
+        );
+        self.timers.set(Owner::Flow(token, Timer::Window), ends);
+        self.connect(now, token);
+    }
+
+    /// Asks for a connection, unless one is under way in either direction.
+    fn connect(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        if flow.outgoing.is_some() || flow.accepted.is_some() || flow.pump.is_some() {
+            return;
+        }
+        let paths = paths(flow, &self.addrs);
+        let flow = self.flow(token);
+        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
+            return;
+        };
+        let Some(&(local, remote)) = paths.get(choose(attempts.n, attempts.turn, paths.len()))
+        else {
+            return;
+        };
+        attempts.turn += 1;
+        let stuck = STUCK * (1 << attempts.n.min(STUCK_DOUBLINGS));
+        self.next_conn += 1;
+        let conn = ConnId(self.next_conn);
+        self.flow(token).outgoing = Some(conn);
+        self.conns.insert(
+            conn,
+            Conn::Out {
+                token,
+                stage: Stage::Connecting,
+            },
+        );
+        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        self.out.push(Action::Connect {
+            conn,
+            local,
+            remote,
+        });
+    }
+
+    /// The connection under way got a step further.
+    pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
+            Some(attempts) => attempts.n,
+            None => 0,
+        };
+        let stuck = STUCK * (1 << n.min(STUCK_DOUBLINGS));
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+    }
+
+    /// The connection under way came to nothing. The driver has closed it, or was told to.
+    pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
+        let flow = self.flow(token);
+        flow.outgoing = None;
+        let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
+            Some(attempts) => {
+                attempts.last = why;
+                attempts.failures += 1;
+                attempts.failures
+            }
+            None => 0,
+        };
+        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.settle(token);
+        if failures == 0 {
+            return;
+        }
+        let most = BACKOFF_MAX.min(BACKOFF * (1 << failures.saturating_sub(1).min(8)));
+        // From next to nothing to all of it: those who failed together do not come back together.
+        let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
+        self.timers
+            .set(Owner::Flow(token, Timer::Backoff), now + pause);
+        if why == Failure::Errno(ECONNREFUSED) {
+            // Perhaps the process is gone; perhaps a firewall is in a bad mood.
+            self.ask(now, token, Why::Death);
+        }
+    }
+
+    /// Closes the connection under way, if there is one, without counting it as failed.
+    pub(super) fn drop_outgoing(&mut self, token: FlowToken) {
+        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        if let Some(conn) = self.flow(token).outgoing.take() {
+            self.close_conn(conn);
+        }
+    }
+
+    /// Stops the clock while the replay runs: what comes of it decides.
+    pub(super) fn pause_attempts(&mut self, now: Time, token: FlowToken) {
+        let window = Owner::Flow(token, Timer::Window);
+        let ends = self.timers.get(window);
+        for timer in [
+            Timer::Window,
+            Timer::Stuck,
+            Timer::Backoff,
+            Timer::PeerSilent,
+            Timer::Query,
+        ] {
+            self.timers.clear(Owner::Flow(token, timer));
+        }
+        let flow = self.flow(token);
+        flow.query = None;
+        if let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
+            attempts.left = ends.map(|ends| ends.since(now));
+        }
+    }
+
+    pub(super) fn on_stuck(&mut self, now: Time, token: FlowToken) {
+        let Some(conn) = self.flow(token).outgoing else {
+            return;
+        };
+        self.close_conn(conn);
+        self.flow(token).outgoing = None;
+        if let Some(attempts) = self.attempts(token) {
+            attempts.last = Failure::TimedOut;
+        }
+        self.settle(token);
+        self.connect(now, token);
+    }
+
+    pub(super) fn on_backoff(&mut self, now: Time, token: FlowToken) {
+        self.connect(now, token);
+    }
+
+    /// The peer began to resume, and then nothing came.
+    pub(super) fn on_peer_silent(&mut self, now: Time, token: FlowToken) {
+        // Nothing was answered on it, so the peer has put nothing into it. `awaiting` stays: it
+        // may hold stream bytes that the peer has forgotten.
+        if let Some(conn) = self.flow(token).accepted.take() {
+            self.close_conn(conn);
+        }
+        self.settle(token);
+        if self.timers.get(Owner::Flow(token, Timer::Backoff)).is_none() {
+            self.start_attempts(now, token);
+        }
+    }
+
+    pub(super) fn on_window(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        let agreed = flow
+            .outgoing
+            .and_then(|conn| self.conns.get(&conn))
+            .is_some_and(|conn| matches!(conn, Conn::Out { stage: Stage::Agreed { .. }, .. }));
+        let heard = self
+            .timers
+            .get(Owner::Flow(token, Timer::PeerSilent))
+            .is_some();
+        if agreed || heard {
+            // Both sides are at it this very moment.
+            let more = now + Duration::from_secs(1);
+            return self
+                .timers
+                .set(Owner::Flow(token, Timer::Window), more);
+        }
+        self.drop_outgoing(token);
+        self.settle(token);
+        let Some(attempts) = self.attempts(token) else {
+            return;
+        };
+        let (n, begun, last) = (attempts.n, attempts.begun, attempts.last);
+        self.emit(
+            token,
+            Event::AttemptFailed {
+                n: begun,
+                reason: last,
+            },
+        );
+        if n + 1 < self.config.attempts {
+            return self.begin_window(now, token, n + 1);
+        }
+        self.attempts_used_up(now, token, n);
+    }
+
+    fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
+        let flow = self.flow(token);
+        if flow.state() == State::Live {
+            // Only a stall that was looked into: the old transport is still in use.
+            flow.outage = None;
+            flow.query = None;
+            return self.timers.clear_flow(token);
+        }
+        let patient = flow
+            .outage
+            .as_ref()
+            .is_some_and(|outage| outage.patient() && now.since(outage.since) < PATIENCE);
+        if patient {
+            return self.begin_window(now, token, n);
+        }
+        self.escalate_with_cause(now, token, EscalateReason::Attempts);
+    }
+
+    pub(super) fn on_deadline(&mut self, now: Time, token: FlowToken) {
+        self.escalate_with_cause(now, token, EscalateReason::Deadline);
+    }
+
+    /// Gives the flow up with the error that the kernel had reported.
+    pub(super) fn escalate_with_cause(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        reason: EscalateReason,
+    ) {
+        let errno = match &self.flow(token).outage {
+            Some(outage) => outage.verdict(),
+            None => super::record::ECONNRESET,
+        };
+        self.escalate(now, token, reason, Verdict::Errno(errno));
+    }
+
+    fn attempts(&mut self, token: FlowToken) -> Option<&mut Attempts> {
+        self.flow(token).outage.as_mut()?.attempts.as_mut()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_window_starts_elsewhere_and_comes_back_to_the_first_path() {
+        let order = |n| (0..6).map(|turn| choose(n, turn, 3)).collect::<Vec<_>>();
+        assert_eq!(order(0), [0, 0, 1, 0, 2, 0]);
+        assert_eq!(order(1), [1, 0, 2, 0, 0, 0]);
+        assert_eq!(order(2), [2, 0, 0, 0, 1, 0]);
+        assert_eq!(choose(5, 4, 1), 0);
+        assert_eq!(choose(5, 4, 0), 0, "no path is no reason to divide by it");
+    }
+}

@@ -1,0 +1,590 @@
+//! How flows end, and how to find out that they have: `docs/PROTOCOL.md`, section "End of a flow,
+//! and questions about it".
+//!
+//! FIN announces; it may get lost, and nothing depends on it. What counts is the answer to a
+//! question: QUERY when a stream ended that nobody had announced, RESUME when a transport failed.
+//! For these, a flow that is over leaves a tombstone.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::flow::State;
+use super::record::{Asked, Bar, Drained, Leaving, Peer, Why};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::auth::{Fresh, seal_with_job, verify_with_job};
+use crate::event::{EscalateReason, Event, LegacyReason};
+use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict};
+use crate::wire::{
+    Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown,
+};
+
+/// Flows remembered after their end.
+const TOMBS: usize = 4096;
+/// How long.
+const TOMB_AGE: Duration = Duration::from_secs(120);
+/// First wait for the answer to a QUERY; doubles each time.
+const RETRY: Duration = Duration::from_millis(50);
+/// QUERYs without any answer before something else is tried.
+const QUERIES: u32 = 5;
+/// A host that refused a QUERY is asked once more after this, because a firewall that is just
+/// being changed may have refused it.
+const CONFIRM_DEATH: Duration = Duration::from_millis(150);
+
+/// A flow that is over.
+pub(super) struct Tomb {
+    pub(super) peer: Peer,
+    pub(super) status: FlowStatus,
+    since: Time,
+}
+
+/// Flows that are over, oldest first in `order`.
+#[derive(Default)]
+pub(super) struct Tombs {
+    by_id: HashMap<(FlowId, Role), Tomb>,
+    order: VecDeque<(FlowId, Role)>,
+}
+
+impl Tombs {
+    fn put(&mut self, now: Time, role: Role, peer: Peer, status: FlowStatus) {
+        while let Some(oldest) = self.order.front() {
+            let full = self.order.len() >= TOMBS;
+            let old = |tomb: &Tomb| now.since(tomb.since) >= TOMB_AGE;
+            if !full && !self.by_id.get(oldest).is_none_or(old) {
+                break;
+            }
+            self.by_id.remove(oldest);
+            self.order.pop_front();
+        }
+        let name = (peer.inputs.flow, role);
+        let tomb = Tomb {
+            peer,
+            status,
+            since: now,
+        };
+        if self.by_id.insert(name, tomb).is_none() {
+            self.order.push_back(name);
+        }
+    }
+
+    pub(super) fn get(&self, now: Time, flow: FlowId, role: Role) -> Option<&Tomb> {
+        self.by_id
+            .get(&(flow, role))
+            .filter(|tomb| now.since(tomb.since) < TOMB_AGE)
+    }
+
+    /// The flow that this HELLO, come late or twice, had started.
+    pub(super) fn acceptor(&self, now: Time, flow: FlowId, random_c: &[u8; 32]) -> Option<Peer> {
+        let tomb = self.get(now, flow, Role::Acceptor)?;
+        (tomb.peer.inputs.random_c == *random_c).then(|| tomb.peer.clone())
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        debug_assert_eq!(self.by_id.len(), self.order.len());
+        self.order.len()
+    }
+}
+
+impl Endpoint {
+    /// The application has finished with a flow after sending `final_seq` bytes: half-closed it
+    /// (it can still be resumed, in both directions), closed it (it can still be resumed, until
+    /// [`gone`](Endpoint::gone)), or reset it (nothing more happens to it). The peer is told.
+    pub fn finish(&mut self, _now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        flow.fin = Some((final_seq, how));
+        self.announce_fin(token);
+        if how == FinHow::Reset {
+            self.abandon_connections(token);
+            self.timers.clear_flow(token);
+            let flow = self.flow(token);
+            flow.query = None;
+            flow.outage = None;
+            flow.pump = None;
+            flow.go(State::Closed);
+        }
+    }
+
+    /// The driver holds nothing of this flow any more. Its token may be used again.
+    pub fn gone(&mut self, now: Time, token: FlowToken) {
+        if !self.flows.contains_key(&token) {
+            return;
+        }
+        self.abandon_connections(token);
+        self.timers.clear_flow(token);
+        let Some(mut flow) = self.flows.remove(&token) else {
+            return;
+        };
+        if let Some((sent, how)) = flow.fin
+            && flow.peer.is_some()
+            && !matches!(flow.state(), State::Legacy | State::Escalated)
+        {
+            let event = Event::Closed { how, sent };
+            self.out.event(token, flow.name(), event);
+        }
+        if let Some(id) = flow.id {
+            self.by_id.remove(&(id, flow.role));
+        }
+        let tuple = (flow.local, flow.remote);
+        if flow.role == Role::Acceptor && self.by_tuple.get(&tuple) == Some(&token) {
+            self.by_tuple.remove(&tuple);
+        }
+        if let Some(peer) = flow.peer.take() {
+            let status = match (flow.status(), flow.fin) {
+                // A driver that has forgotten a flow can neither send nor take anything for it.
+                (FlowStatus::Open, _) => FlowStatus::Reset,
+                (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
+                (status, _) => status,
+            };
+            self.tombs.put(now, flow.role, peer, status);
+        }
+    }
+
+    /// Tells the peer that our application has finished, if it has.
+    pub(super) fn announce_fin(&mut self, token: FlowToken) {
+        let flow = &self.flows[&token];
+        if let Some((final_seq, how)) = flow.fin {
+            self.tell_fin(token, final_seq, how);
+        }
+    }
+
+    fn tell_fin(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
+        let flow = &self.flows[&token];
+        if flow.state() == State::Legacy {
+            return;
+        }
+        let message = Message::Fin(Fin {
+            flow: flow.name(),
+            final_seq,
+            how,
+        });
+        self.tell(token, &message);
+    }
+
+    pub(super) fn announce_demote(&mut self, token: FlowToken) {
+        let flow = self.flows[&token].name();
+        self.tell(token, &Message::Demote(Demote { flow }));
+    }
+
+    /// Sends the peer a message under the flow's key, if there is one.
+    fn tell(&mut self, token: FlowToken, message: &Message) {
+        if let Some(to) = self.flows[&token].control() {
+            let data = self.seal(token, Fresh::None, message);
+            self.out.datagram(to, None, data);
+        }
+    }
+
+    pub(super) fn on_fin(&mut self, now: Time, parsed: &Parsed<'_>, fin: &Fin) {
+        let Some(token) = self.genuine(fin.flow, parsed) else {
+            return self.drop_one();
+        };
+        self.peer_finished(now, token, fin.final_seq, fin.how);
+    }
+
+    /// The peer's application has finished, as a FIN or a STATUS says.
+    fn peer_finished(&mut self, now: Time, token: FlowToken, end: u64, how: FinHow) {
+        let flow = self.flow(token);
+        if !flow.state().carries() {
+            return;
+        }
+        if how == FinHow::Reset {
+            flow.peer_fin = Some((end, how));
+            // A live connection will say so itself, after what was sent before.
+            if flow.state() != State::Live {
+                self.escalate_with_cause(now, token, EscalateReason::PeerReset);
+            }
+            return;
+        }
+        self.learn_final(token, end, how);
+        self.eof_explained(now, token, end);
+    }
+
+    /// The front end has to know where an end of stream is genuine.
+    pub(super) fn learn_final(&mut self, token: FlowToken, end: u64, how: FinHow) {
+        let flow = self.flow(token);
+        let known = flow.peer_fin.replace((end, how));
+        if known.is_none_or(|(known, _)| known != end) {
+            self.out.push(Action::PeerFinal { token, seq: end });
+        }
+    }
+
+    /// The peer sent `end` bytes in all: is that what we had when the stream ended?
+    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64) {
+        let flow = self.flow(token);
+        let Some(at) = flow.outage.as_ref().and_then(|outage| outage.eof) else {
+            return;
+        };
+        match at.cmp(&end) {
+            std::cmp::Ordering::Equal if flow.intact() => self.put_back(now, token),
+            std::cmp::Ordering::Equal => {}
+            // Somebody ended the stream early.
+            std::cmp::Ordering::Less => self.eof_is_fault(now, token),
+            std::cmp::Ordering::Greater => {
+                self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
+            }
+        }
+    }
+
+    /// The old transport goes back to use: its end of stream was genuine.
+    pub(super) fn put_back(&mut self, now: Time, token: FlowToken) {
+        self.abandon_connections(token);
+        self.settle(token);
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        flow.query = None;
+        flow.outage = None;
+        flow.bar = Bar::Open;
+        flow.go(State::Live);
+        let leaving = flow.leaving.take();
+        self.out.push(Action::Reinstate { token });
+        self.emit(token, Event::Reinstate);
+        if let Some(leaving) = leaving {
+            self.leave(now, token, leaving);
+        }
+    }
+
+    /// The flow's transport came to an end that nobody had announced.
+    pub(super) fn check_eof(&mut self, now: Time, token: FlowToken, received: u64) {
+        match self.flow(token).peer_fin {
+            Some((_, FinHow::Reset)) => {
+                self.escalate_with_cause(now, token, EscalateReason::PeerReset);
+            }
+            Some((end, _)) if end == received => self.put_back(now, token),
+            Some(_) => self.eof_is_fault(now, token),
+            None => self.ask(now, token, Why::Eof),
+        }
+    }
+
+    fn eof_is_fault(&mut self, now: Time, token: FlowToken) {
+        self.drop_query(token);
+        let flow = self.flow(token);
+        let Some(outage) = &mut flow.outage else {
+            return;
+        };
+        outage.eof = None;
+        if outage.attempts.is_none() {
+            self.start_attempts(now, token);
+        }
+    }
+
+    /// Asks the peer how the flow stands. A question under way is not disturbed.
+    pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
+        let flow = &self.flows[&token];
+        let (None, Some(to)) = (&flow.query, flow.control()) else {
+            return;
+        };
+        let nonce = self.rng.nonce();
+        self.flow(token).query = Some(Asked {
+            why,
+            nonce,
+            sent: 0,
+            to,
+            refused: None,
+        });
+        self.send_query(now, token);
+    }
+
+    fn send_query(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let name = flow.name();
+        let Some(query) = &mut flow.query else {
+            return;
+        };
+        let wait = RETRY * (1 << query.sent.min(8));
+        query.sent += 1;
+        let (to, nonce) = (query.to, query.nonce);
+        let message = Message::Query(Query { flow: name, nonce });
+        let data = self.seal(token, Fresh::None, &message);
+        self.out.datagram(to, None, data);
+        self.timers
+            .set(Owner::Flow(token, Timer::Query), now + wait);
+    }
+
+    pub(super) fn on_query_timer(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let remote = flow.remote.ip();
+        let Some(query) = &mut flow.query else {
+            return;
+        };
+        if query.sent < QUERIES {
+            if query.refused.is_none()
+                && let Some(peer) = &flow.peer
+            {
+                // Silence: perhaps another address of the peer can be reached.
+                let mut ips = vec![remote];
+                ips.extend(peer.addrs.iter().filter(|ip| **ip != remote));
+                let ip = ips[query.sent as usize % ips.len()];
+                query.to = SocketAddr::new(ip, peer.control_port);
+            }
+            return self.send_query(now, token);
+        }
+        let why = query.why;
+        self.drop_query(token);
+        if why == Why::Eof {
+            // Nobody answers: the network may be to blame for the end of stream, too. It is not
+            // forgotten, for the peer may still say that it was genuine.
+            self.start_attempts(now, token);
+        }
+    }
+
+    pub(super) fn drop_query(&mut self, token: FlowToken) {
+        self.flow(token).query = None;
+        self.timers.clear(Owner::Flow(token, Timer::Query));
+    }
+
+    /// The host at `to` says that nobody listens there.
+    pub(super) fn query_refused(&mut self, now: Time, to: SocketAddr) {
+        let asked: Vec<FlowToken> = self
+            .flows
+            .values()
+            .filter(|flow| flow.query.as_ref().is_some_and(|query| query.to == to))
+            .map(|flow| flow.token)
+            .collect();
+        for token in asked {
+            let Some(query) = &mut self.flow(token).query else {
+                continue;
+            };
+            match query.refused {
+                None => {
+                    query.refused = Some(now);
+                    query.sent = query.sent.min(QUERIES - 2);
+                    self.timers
+                        .set(Owner::Flow(token, Timer::Query), now + CONFIRM_DEATH);
+                }
+                Some(first) if now.since(first) >= CONFIRM_DEATH => {
+                    self.peer_gone(now, token, EscalateReason::PeerGone);
+                }
+                // The refusal of a copy.
+                Some(_) => {}
+            }
+        }
+    }
+
+    pub(super) fn on_query(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        local: SocketAddr,
+        parsed: &Parsed<'_>,
+        query: &Query,
+    ) {
+        let answer = |state| {
+            Message::Status(Status {
+                flow: query.flow,
+                nonce: query.nonce,
+                state,
+            })
+        };
+        let mut known = false;
+        for role in [Role::Connector, Role::Acceptor] {
+            if let Some(&token) = self.by_id.get(&(query.flow, role)) {
+                let flow = &self.flows[&token];
+                match &flow.peer {
+                    Some(peer) if peer.key.verify(role.other(), Fresh::None, parsed) => {
+                        let data = self.seal(token, Fresh::None, &answer(flow.status()));
+                        return self.out.datagram(from, Some(local), data);
+                    }
+                    // Without a key nothing can be said yet; a negotiation that is over, though,
+                    // has left nothing to be asked about.
+                    Some(_) => known = true,
+                    None => known |= flow.state() == State::Negotiating,
+                }
+            }
+            if let Some(tomb) = self.tombs.get(now, query.flow, role) {
+                if tomb.peer.key.verify(role.other(), Fresh::None, parsed) {
+                    let message = answer(tomb.status);
+                    let data = tomb.peer.key.seal(role, Fresh::None, &message);
+                    return self.out.datagram(from, Some(local), data);
+                }
+                known = true;
+            }
+        }
+        if known {
+            return self.drop_one();
+        }
+        let message = Message::Unknown(Unknown {
+            flow: query.flow,
+            nonce: query.nonce,
+            endpoint: self.id,
+        });
+        let data = seal_with_job(self.config.job_key.as_ref(), &message);
+        self.out.datagram(from, Some(local), data);
+    }
+
+    pub(super) fn on_status(&mut self, now: Time, parsed: &Parsed<'_>, status: &Status) {
+        let Some(token) = self.genuine(status.flow, parsed) else {
+            return self.drop_one();
+        };
+        let why = match &self.flow(token).query {
+            Some(query) if query.nonce == status.nonce => query.why,
+            _ => return self.drop_one(),
+        };
+        self.drop_query(token);
+        match status.state {
+            FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
+            FlowStatus::Open => {}
+            FlowStatus::HalfClosed(end) => {
+                self.peer_finished(now, token, end, FinHow::HalfClose);
+            }
+            FlowStatus::Closed(end) => self.peer_finished(now, token, end, FinHow::Close),
+            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset),
+            FlowStatus::Legacy => self.fall_back(now, token, LegacyReason::PeerDemoted),
+        }
+    }
+
+    pub(super) fn on_unknown(&mut self, now: Time, parsed: &Parsed<'_>, unknown: &Unknown) {
+        if !verify_with_job(self.config.job_key.as_ref(), parsed) {
+            return self.drop_one();
+        }
+        for role in [Role::Connector, Role::Acceptor] {
+            let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
+                continue;
+            };
+            let flow = &self.flows[&token];
+            let (Some(query), Some(peer)) = (&flow.query, &flow.peer) else {
+                continue;
+            };
+            if query.nonce != unknown.nonce {
+                continue;
+            }
+            let reason = if unknown.endpoint == peer.id {
+                EscalateReason::PeerForgot
+            } else if unknown.endpoint.host == peer.id.host {
+                EscalateReason::PeerGone
+            } else {
+                // Another host has the address now. That says nothing about the one we mean.
+                return self.drop_one();
+            };
+            return self.peer_gone(now, token, reason);
+        }
+        self.drop_one();
+    }
+
+    pub(super) fn on_demote(&mut self, now: Time, parsed: &Parsed<'_>, demote: &Demote) {
+        match self.genuine(demote.flow, parsed) {
+            Some(token) => self.leave(now, token, Leaving::Theirs),
+            None => self.drop_one(),
+        }
+    }
+
+    /// The flow that a control message is about, if the peer of that flow wrote it.
+    fn genuine(&self, id: FlowId, parsed: &Parsed<'_>) -> Option<FlowToken> {
+        [Role::Connector, Role::Acceptor].into_iter().find_map(|role| {
+            let token = *self.by_id.get(&(id, role))?;
+            let peer = self.flows.get(&token)?.peer.as_ref()?;
+            peer.key
+                .verify(role.other(), Fresh::None, parsed)
+                .then_some(token)
+        })
+    }
+
+    /// The peer process, or its memory of the flow, does not exist any more.
+    pub(super) fn peer_gone(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+        if self.flow(token).state() == State::Live {
+            // A stall was looked into. What the old transport makes of it, it will say itself.
+            self.abandon_connections(token);
+            let flow = self.flow(token);
+            flow.outage = None;
+            flow.query = None;
+            return self.timers.clear_flow(token);
+        }
+        if self.ended_intact(token) {
+            return self.fall_back(now, token, LegacyReason::PeerForgot);
+        }
+        self.escalate_with_cause(now, token, reason);
+    }
+
+    /// An end of stream is being looked into, and the old transport still stands.
+    fn ended_intact(&self, token: FlowToken) -> bool {
+        let flow = &self.flows[&token];
+        flow.drained == Drained::No
+            && flow.awaiting.is_none()
+            && flow.pump.is_none()
+            && flow
+                .outage
+                .as_ref()
+                .is_some_and(|outage| outage.eof.is_some() && outage.errno.is_none())
+    }
+
+    /// The peer keeps no session for this flow. If the old transport is intact, it says the truth
+    /// about the flow from now on, as plain TCP; if not, the flow is lost.
+    pub(super) fn fall_back(&mut self, now: Time, token: FlowToken, reason: LegacyReason) {
+        let flow = self.flow(token);
+        if !matches!(flow.state(), State::Suspended | State::Resuming) {
+            return self.leave(now, token, Leaving::Theirs);
+        }
+        if !flow.intact() && !self.ended_intact(token) {
+            return self.escalate_with_cause(now, token, EscalateReason::PeerForgot);
+        }
+        self.abandon_connections(token);
+        self.settle(token);
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        flow.query = None;
+        flow.outage = None;
+        flow.bar = Bar::Open;
+        flow.go(State::Legacy);
+        self.emit(token, Event::Legacy { reason });
+        self.reinstate_legacy(token);
+    }
+
+    /// Gives a flow up.
+    pub(super) fn escalate(
+        &mut self,
+        _now: Time,
+        token: FlowToken,
+        reason: EscalateReason,
+        verdict: Verdict,
+    ) {
+        self.abandon_connections(token);
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        flow.query = None;
+        flow.pump = None;
+        let cause = flow.outage.take().map(|outage| outage.trouble());
+        flow.go(State::Escalated);
+        let final_seq = flow.fin.map_or(0, |(end, _)| end);
+        let errno = match verdict {
+            Verdict::Errno(errno) => errno,
+            Verdict::Eof => 0,
+        };
+        self.out.push(Action::Escalate { token, verdict });
+        if let Some(cause) = cause {
+            self.emit(
+                token,
+                Event::Escalate {
+                    cause,
+                    reason,
+                    errno,
+                },
+            );
+        }
+        let peer_waits = matches!(
+            reason,
+            EscalateReason::Attempts | EscalateReason::Deadline | EscalateReason::OutOfStep
+        );
+        if peer_waits {
+            self.tell_fin(token, final_seq, FinHow::Reset);
+        }
+    }
+
+    /// Gives up a flow that never had a session: the error goes up as if SLIM were not there.
+    pub(super) fn escalate_quietly(&mut self, _now: Time, token: FlowToken, errno: i32) {
+        self.timers.clear_flow(token);
+        self.flow(token).go(State::Escalated);
+        self.out.push(Action::Escalate {
+            token,
+            verdict: Verdict::Errno(errno),
+        });
+    }
+}
+
+impl State {
+    /// The flow has a session that is not over.
+    fn carries(self) -> bool {
+        matches!(self, State::Live | State::Suspended | State::Resuming)
+    }
+}

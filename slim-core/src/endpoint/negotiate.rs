@@ -1,0 +1,478 @@
+//! Does the peer have SLIM? `docs/PROTOCOL.md`, section "Negotiation".
+//!
+//! The connector asks until it has an answer, the host says that nobody is there, or time is up.
+//! The acceptor waits for the question as long. Meanwhile the application sends and receives as it
+//! likes; nothing it does waits for the outcome.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::flow::State;
+use super::record::{Asking, Bar, Leaving, Outage, Peer};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::auth::{Fresh, FlowKey, KeyInputs, seal_with_job, verify_with_job};
+use crate::config::Policy;
+use crate::event::{Event, LegacyReason};
+use crate::ids::{Cause, FlowId, FlowToken, Role, Time};
+use crate::wire::{AddrList, Hello, HelloAck, HelloNak, HelloWait, Message, NakReason, Parsed};
+
+/// First wait before HELLO is sent again; doubles each time.
+const RETRY: Duration = Duration::from_millis(50);
+/// Longest wait before HELLO is sent again.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// HELLOs kept for connections that the application has not accepted yet.
+const PENDING: usize = 4096;
+/// How long such a HELLO is kept; a connector that still waits asks every second.
+const PENDING_AGE: Duration = Duration::from_secs(60);
+
+/// HELLOs that came before the application accepted their connection, by (our end, their end).
+#[derive(Default)]
+pub(super) struct Pending {
+    by_tuple: HashMap<(SocketAddr, SocketAddr), Waiting>,
+    /// Oldest first; an entry whose time does not match was replaced by a newer HELLO.
+    order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
+}
+
+struct Waiting {
+    hello: Hello,
+    from: SocketAddr,
+    local: SocketAddr,
+    at: Time,
+}
+
+impl Pending {
+    fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
+        self.expire(now);
+        if let Some(known) = self.by_tuple.get_mut(&tuple) {
+            // Its place in the order stays: what is asked again all the time would else fill it.
+            let at = known.at;
+            *known = Waiting { at, ..waiting };
+            return;
+        }
+        while self.by_tuple.len() >= PENDING {
+            let Some((_, oldest)) = self.order.pop_front() else {
+                break;
+            };
+            self.by_tuple.remove(&oldest);
+        }
+        self.by_tuple.insert(tuple, waiting);
+        self.order.push_back((now, tuple));
+    }
+
+    fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
+        self.expire(now);
+        let waiting = self.by_tuple.remove(&tuple)?;
+        self.order.retain(|(_, other)| *other != tuple);
+        Some(waiting)
+    }
+
+    fn expire(&mut self, now: Time) {
+        while let Some((at, tuple)) = self.order.front().copied() {
+            if now.since(at) < PENDING_AGE {
+                break;
+            }
+            self.order.pop_front();
+            self.by_tuple.remove(&tuple);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        debug_assert_eq!(self.by_tuple.len(), self.order.len());
+        self.by_tuple.len()
+    }
+}
+
+/// IPv4 addresses have one spelling here, or the two ends would not find each other.
+pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
+    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+impl Endpoint {
+    pub(super) fn start_negotiation(&mut self, now: Time, token: FlowToken) {
+        if self.config.policy == Policy::Off {
+            return self.become_legacy(now, token, LegacyReason::Policy);
+        }
+        let Some(flow) = self.flows.get(&token) else {
+            return;
+        };
+        let (role, local, remote) = (flow.role, flow.local, flow.remote);
+        let limit = now + self.config.hello_timeout;
+        self.timers
+            .set(Owner::Flow(token, Timer::HelloDeadline), limit);
+        match role {
+            Role::Connector => {
+                let id = FlowId(self.rng.half());
+                let hello = Hello {
+                    flow: id,
+                    connector: local,
+                    acceptor: remote,
+                    endpoint: self.id,
+                    random_c: self.rng.block(),
+                    features: 0,
+                    resume_port: self.resume_port,
+                    control_port: self.control_port,
+                    addrs: AddrList::new(self.addrs.iter().copied()),
+                };
+                let flow = self.flow(token);
+                flow.id = Some(id);
+                flow.hello = Some(Asking {
+                    hello,
+                    sent: 0,
+                    waiting: false,
+                });
+                self.by_id.insert((id, Role::Connector), token);
+                self.send_hello(now, token);
+            }
+            Role::Acceptor => {
+                if let Some(waiting) = self.pending.take(now, (local, remote)) {
+                    self.accept_hello(now, token, &waiting.hello, waiting.from, waiting.local);
+                }
+            }
+        }
+    }
+
+    pub(super) fn send_hello(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let to = flow.remote;
+        let Some(asking) = &mut flow.hello else {
+            return;
+        };
+        let wait = if asking.waiting {
+            RETRY_MAX
+        } else {
+            RETRY_MAX.min(RETRY * (1 << asking.sent.min(8)))
+        };
+        asking.sent += 1;
+        let message = Message::Hello(asking.hello);
+        let data = seal_with_job(self.config.job_key.as_ref(), &message);
+        self.out.datagram(to, None, data);
+        self.timers
+            .set(Owner::Flow(token, Timer::Hello), now + wait);
+    }
+
+    /// Acceptor: the peer's HELLO and our flow have met.
+    fn accept_hello(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        hello: &Hello,
+        from: SocketAddr,
+        local: SocketAddr,
+    ) {
+        let inputs = KeyInputs {
+            flow: hello.flow,
+            random_c: hello.random_c,
+            random_s: self.rng.block(),
+            connector: hello.endpoint,
+            acceptor: self.id,
+        };
+        let peer = Peer {
+            id: hello.endpoint,
+            key: FlowKey::derive(self.config.job_key.as_ref(), &inputs),
+            inputs,
+            addrs: hello.addrs.to_vec(),
+            resume_port: hello.resume_port,
+            control_port: hello.control_port,
+        };
+        let flow = self.flow(token);
+        flow.id = Some(hello.flow);
+        flow.peer = Some(peer.clone());
+        self.by_id.insert((hello.flow, Role::Acceptor), token);
+        self.send_ack(&peer, from, local);
+        self.become_live(now, token);
+    }
+
+    fn send_ack(&mut self, peer: &Peer, to: SocketAddr, from: SocketAddr) {
+        let ack = Message::HelloAck(HelloAck {
+            flow: peer.inputs.flow,
+            endpoint: self.id,
+            random_s: peer.inputs.random_s,
+            features: 0,
+            resume_port: self.resume_port,
+            control_port: self.control_port,
+            addrs: AddrList::new(self.addrs.iter().copied()),
+        });
+        let data = peer.key.seal(Role::Acceptor, Fresh::None, &ack);
+        self.out.datagram(to, Some(from), data);
+    }
+
+    pub(super) fn on_hello(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        local: SocketAddr,
+        parsed: &Parsed<'_>,
+        hello: &Hello,
+    ) {
+        // Nobody may name a connection of another host.
+        if plain(from).ip() != hello.connector.ip() {
+            return self.drop_one();
+        }
+        let nak = |reason| {
+            Message::HelloNak(HelloNak {
+                flow: hello.flow,
+                reason,
+            })
+        };
+        let job = self.config.job_key.clone();
+        if !verify_with_job(job.as_ref(), parsed) {
+            let data = seal_with_job(job.as_ref(), &nak(NakReason::Unauthorized));
+            return self.out.datagram(from, Some(local), data);
+        }
+        if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {
+            let flow = self.flow(token);
+            let same = flow.peer.as_ref().filter(|peer| {
+                peer.inputs.random_c == hello.random_c && flow.remote == hello.connector
+            });
+            return match same.cloned() {
+                Some(peer) => {
+                    self.send_ack(&peer, from, local);
+                    // Sent before the peer could read it, perhaps.
+                    self.announce_fin(token);
+                }
+                None => self.drop_one(),
+            };
+        }
+        if let Some(peer) = self.tombs.acceptor(now, hello.flow, &hello.random_c) {
+            return self.send_ack(&peer, from, local);
+        }
+        let tuple = (hello.acceptor, hello.connector);
+        let Some(&token) = self.by_tuple.get(&tuple) else {
+            let waiting = Waiting {
+                hello: *hello,
+                from,
+                local,
+                at: now,
+            };
+            self.pending.put(now, tuple, waiting);
+            let wait = Message::HelloWait(HelloWait { flow: hello.flow });
+            let data = seal_with_job(job.as_ref(), &wait);
+            return self.out.datagram(from, Some(local), data);
+        };
+        match self.flow(token).state() {
+            State::Negotiating => self.accept_hello(now, token, hello, from, local),
+            // Too late: bytes are not counted any more.
+            State::Legacy => {
+                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                self.out.datagram(from, Some(local), data);
+            }
+            // The connection has a name already.
+            _ => self.drop_one(),
+        }
+    }
+
+    pub(super) fn on_hello_wait(&mut self, now: Time, parsed: &Parsed<'_>, wait: &HelloWait) {
+        if !verify_with_job(self.config.job_key.as_ref(), parsed) {
+            return self.drop_one();
+        }
+        let Some(token) = self.negotiating(wait.flow) else {
+            return self.drop_one();
+        };
+        let flow = self.flow(token);
+        let faulted = flow.outage.is_some();
+        let Some(asking) = &mut flow.hello else {
+            return;
+        };
+        asking.waiting = true;
+        // The application at the other end accepts when it likes. A flow that has lost its
+        // connection cannot wait for ever, though.
+        if !faulted {
+            self.timers
+                .clear(Owner::Flow(token, Timer::HelloDeadline));
+        }
+        self.timers
+            .set(Owner::Flow(token, Timer::Hello), now + RETRY_MAX);
+    }
+
+    pub(super) fn on_hello_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
+        let Some(&token) = self.by_id.get(&(ack.flow, Role::Connector)) else {
+            return self.drop_one();
+        };
+        let job = self.config.job_key.clone();
+        let flow = self.flow(token);
+        let Some(asking) = flow.hello.as_ref().filter(|_| flow.peer.is_none()) else {
+            return; // a second copy
+        };
+        let inputs = KeyInputs {
+            flow: ack.flow,
+            random_c: asking.hello.random_c,
+            random_s: ack.random_s,
+            connector: asking.hello.endpoint,
+            acceptor: ack.endpoint,
+        };
+        let key = FlowKey::derive(job.as_ref(), &inputs);
+        if !key.verify(Role::Acceptor, Fresh::None, parsed) {
+            return self.drop_one();
+        }
+        flow.peer = Some(Peer {
+            id: ack.endpoint,
+            key,
+            inputs,
+            addrs: ack.addrs.to_vec(),
+            resume_port: ack.resume_port,
+            control_port: ack.control_port,
+        });
+        match flow.state() {
+            State::Negotiating => self.become_live(now, token),
+            // We had stopped waiting: the peer must not rely on us.
+            State::Legacy => self.announce_demote(token),
+            _ => self.announce_fin(token),
+        }
+    }
+
+    pub(super) fn on_hello_nak(&mut self, now: Time, nak: &HelloNak) {
+        // Its code proves nothing if the job keys differ, so the name of the flow, which nobody
+        // but the asked can know, has to do. Who can read it can also keep HELLO from arriving.
+        let Some(token) = self.negotiating(nak.flow) else {
+            return self.drop_one();
+        };
+        let reason = match nak.reason {
+            NakReason::Version => LegacyReason::Version,
+            NakReason::Policy => LegacyReason::Policy,
+            NakReason::Unauthorized => LegacyReason::Unauthorized,
+        };
+        self.become_legacy(now, token, reason);
+    }
+
+    /// The host at `to` says that nobody listens there.
+    pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr) {
+        let asked: Vec<FlowToken> = self
+            .flows
+            .values()
+            .filter(|flow| {
+                flow.state() == State::Negotiating && flow.hello.is_some() && flow.remote == to
+            })
+            .map(|flow| flow.token)
+            .collect();
+        for token in asked {
+            self.become_legacy(now, token, LegacyReason::NoControlSocket);
+        }
+    }
+
+    /// A flow lost its transport before anybody knew whether it can be resumed.
+    pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
+        match cause {
+            Cause::Errno(_) => {
+                let limit = now + self.config.hello_timeout;
+                let flow = self.flow(token);
+                if flow.outage.is_some() {
+                    return;
+                }
+                flow.bar = Bar::Shut;
+                flow.outage = Some(Outage::new(now, cause));
+                let deadline = Owner::Flow(token, Timer::HelloDeadline);
+                if self.timers.get(deadline).is_none() {
+                    self.timers.set(deadline, limit);
+                }
+            }
+            // Nobody can be asked whether it is genuine, and to withhold it until somebody can
+            // would delay every short connection to a peer without SLIM.
+            Cause::Eof { .. } => {
+                let reason = LegacyReason::NoAnswer;
+                self.timers.clear_flow(token);
+                self.flow(token).go(State::Legacy);
+                self.emit(token, Event::Legacy { reason });
+                self.reinstate_legacy(token);
+            }
+            Cause::Stall | Cause::PeerAsked => {}
+        }
+    }
+
+    fn become_live(&mut self, now: Time, token: FlowToken) {
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        flow.hello = None;
+        flow.go(State::Live);
+        let outage = flow.outage.take();
+        self.out.push(Action::Live { token });
+        self.emit(token, Event::Live);
+        self.announce_fin(token);
+        if let Some(outage) = outage {
+            self.begin_outage(now, token, outage);
+        }
+    }
+
+    /// Ends negotiation without a session. The application of a flow that has already lost its
+    /// transport gets its error.
+    pub(super) fn become_legacy(&mut self, now: Time, token: FlowToken, reason: LegacyReason) {
+        let required = self.config.policy == Policy::Required;
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        let fault = flow.outage.take();
+        flow.go(State::Legacy);
+        self.emit(token, Event::Legacy { reason });
+        match fault {
+            Some(outage) => self.escalate_quietly(now, token, outage.verdict()),
+            None => self.out.push(Action::Legacy {
+                token,
+                required_refused: required,
+            }),
+        }
+    }
+
+    /// Our front end cannot keep its side of a session any longer.
+    pub(super) fn leave(&mut self, now: Time, token: FlowToken, leaving: Leaving) {
+        let flow = self.flow(token);
+        match flow.state() {
+            State::Negotiating | State::Live => {
+                self.abandon_connections(token);
+                self.timers.clear_flow(token);
+                let flow = self.flow(token);
+                let fault = flow.outage.take().filter(|_| flow.bar == Bar::Shut);
+                flow.query = None;
+                flow.go(State::Legacy);
+                self.emit_leaving(token, leaving);
+                match fault {
+                    Some(outage) => self.escalate_quietly(now, token, outage.verdict()),
+                    None => self.push_legacy(token, leaving),
+                }
+            }
+            // The peer had a transport when it left, and we have not.
+            State::Suspended if leaving == Leaving::Theirs => {
+                self.fall_back(now, token, LegacyReason::PeerDemoted);
+            }
+            State::Suspended | State::Resuming => flow.leaving = Some(leaving),
+            State::Legacy | State::Escalated | State::Closed => {}
+        }
+    }
+
+    /// Puts the old transport back as plain TCP. The flow is `Legacy` already.
+    pub(super) fn reinstate_legacy(&mut self, token: FlowToken) {
+        self.out.push(Action::Reinstate { token });
+        if self.config.policy == Policy::Required {
+            self.out.push(Action::Legacy {
+                token,
+                required_refused: true,
+            });
+        }
+    }
+
+    fn emit_leaving(&mut self, token: FlowToken, leaving: Leaving) {
+        match leaving {
+            Leaving::Ours => {
+                self.announce_demote(token);
+                self.emit(token, Event::Demoted);
+            }
+            Leaving::Theirs => {
+                let reason = LegacyReason::PeerDemoted;
+                self.emit(token, Event::Legacy { reason });
+            }
+        }
+    }
+
+    fn push_legacy(&mut self, token: FlowToken, leaving: Leaving) {
+        self.out.push(Action::Legacy {
+            token,
+            required_refused: leaving == Leaving::Theirs
+                && self.config.policy == Policy::Required,
+        });
+    }
+
+    fn negotiating(&self, id: FlowId) -> Option<FlowToken> {
+        let token = *self.by_id.get(&(id, Role::Connector))?;
+        (self.flows.get(&token)?.state() == State::Negotiating).then_some(token)
+    }
+}

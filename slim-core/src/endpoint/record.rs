@@ -1,0 +1,283 @@
+//! What the endpoint knows of one flow.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::flow::{Lifecycle, State};
+use crate::auth::{FlowKey, KeyInputs};
+use crate::event::Trouble;
+use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::wire::{FlowStatus, Hello};
+
+use super::attempts::Attempts;
+
+/// Error numbers of Linux. This crate has no libc to ask.
+pub(super) const ECONNRESET: i32 = 104;
+pub(super) const ECONNREFUSED: i32 = 111;
+
+pub(super) struct Flow {
+    pub(super) token: FlowToken,
+    pub(super) role: Role,
+    pub(super) local: SocketAddr,
+    pub(super) remote: SocketAddr,
+    pub(super) life: Lifecycle,
+    /// Our name for it if we connected, the peer's once it has said HELLO.
+    pub(super) id: Option<FlowId>,
+    /// Connector: what we ask, kept because an answer may come late.
+    pub(super) hello: Option<Asking>,
+    /// The other side, once there is a key.
+    pub(super) peer: Option<Peer>,
+    pub(super) bar: Bar,
+    pub(super) drained: Drained,
+    /// Our application has finished.
+    pub(super) fin: Option<(u64, FinHow)>,
+    /// The peer's application has finished.
+    pub(super) peer_fin: Option<(u64, FinHow)>,
+    pub(super) epochs: Epochs,
+    /// Connection we asked for.
+    pub(super) outgoing: Option<ConnId>,
+    /// Connection with a genuine RESUME that has no answer yet.
+    pub(super) accepted: Option<ConnId>,
+    /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.
+    pub(super) awaiting: Option<ConnId>,
+    /// `Flush` under way.
+    pub(super) flushing: Option<ConnId>,
+    pub(super) outage: Option<Outage>,
+    pub(super) query: Option<Asked>,
+    pub(super) pump: Option<Pump>,
+    /// Becomes plain TCP as soon as a transport stands.
+    pub(super) leaving: Option<Leaving>,
+}
+
+/// HELLO under way.
+pub(super) struct Asking {
+    pub(super) hello: Hello,
+    pub(super) sent: u32,
+    /// HELLO_WAIT came: the peer has SLIM.
+    pub(super) waiting: bool,
+}
+
+/// The other side of a flow.
+#[derive(Clone)]
+pub(super) struct Peer {
+    pub(super) id: EndpointId,
+    pub(super) key: FlowKey,
+    pub(super) inputs: KeyInputs,
+    pub(super) addrs: Vec<IpAddr>,
+    pub(super) resume_port: u16,
+    pub(super) control_port: u16,
+}
+
+/// Is the application kept out?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bar {
+    Open,
+    /// `Suspend` is under way.
+    Asked,
+    Shut,
+}
+
+/// Is the old transport read dry and closed?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Drained {
+    No,
+    /// `Drain` is under way.
+    Asked,
+    Done {
+        received: u64,
+        sent: u64,
+    },
+}
+
+/// The numbers of the transports: `docs/PROTOCOL.md`, section "The resume handshake and why it is
+/// correct".
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Epochs {
+    /// Highest that anybody ever named.
+    pub(super) seen: u64,
+    /// Highest that we sent a RESUME for.
+    pub(super) sent: u64,
+    /// Highest that we took a RESUME for.
+    pub(super) answered: u64,
+    /// Of the newest transport that was ours.
+    pub(super) committed: u64,
+    /// Refusals as too old in a row: the next number jumps.
+    pub(super) behind: u32,
+}
+
+impl Epochs {
+    /// A number for our next RESUME. Grows faster each time it was too low, because a refusal
+    /// does not tell how far we are behind.
+    pub(super) fn next(&mut self) -> u64 {
+        let step = 1 << self.behind.min(16);
+        self.seen = self.seen.saturating_add(step);
+        self.sent = self.seen;
+        self.seen
+    }
+}
+
+/// From the first suspicion until the flow is live again.
+pub(super) struct Outage {
+    pub(super) cause: Cause,
+    /// What the kernel said, if it said anything.
+    pub(super) errno: Option<i32>,
+    pub(super) since: Time,
+    /// A RESUME of ours may have reached the peer: it may act on our not trimming any more, so the
+    /// old transport can never be used again.
+    pub(super) exposed: bool,
+    /// Bytes received when the stream ended unannounced. The old transport is intact.
+    pub(super) eof: Option<u64>,
+    /// The peer has closed and forgotten the flow after sending this many bytes.
+    pub(super) peer_done: Option<u64>,
+    pub(super) attempts: Option<Attempts>,
+}
+
+impl Outage {
+    pub(super) fn new(now: Time, cause: Cause) -> Self {
+        let (errno, eof) = match cause {
+            Cause::Errno(errno) => (Some(errno), None),
+            Cause::Eof { received } => (None, Some(received)),
+            Cause::Stall | Cause::PeerAsked => (None, None),
+        };
+        Outage {
+            cause,
+            errno,
+            since: now,
+            exposed: false,
+            eof,
+            peer_done: None,
+            attempts: None,
+        }
+    }
+
+    /// The error that the application gets if it must get one.
+    pub(super) fn verdict(&self) -> i32 {
+        self.errno.unwrap_or(ECONNRESET)
+    }
+
+    /// Nothing of ours has failed as far as the kernel knows: it would wait, and so do we.
+    pub(super) fn patient(&self) -> bool {
+        self.errno.is_none() && matches!(self.cause, Cause::Stall | Cause::PeerAsked)
+    }
+
+    pub(super) fn trouble(&self) -> Trouble {
+        self.cause.into()
+    }
+}
+
+/// QUERY under way.
+pub(super) struct Asked {
+    pub(super) why: Why,
+    pub(super) nonce: Nonce,
+    pub(super) sent: u32,
+    pub(super) to: SocketAddr,
+    /// When the host refused it first.
+    pub(super) refused: Option<Time>,
+}
+
+/// What a QUERY is to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Why {
+    /// Was that end of stream genuine?
+    Eof,
+    /// Does the process still exist?
+    Death,
+}
+
+/// The replay is being written to a new transport.
+pub(super) struct Pump {
+    pub(super) epoch: u64,
+    /// Bytes the peer has to send again.
+    pub(super) owed: u64,
+}
+
+/// Why a flow shall become plain TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Leaving {
+    /// Our front end wants it.
+    Ours,
+    /// The peer did it.
+    Theirs,
+}
+
+impl Flow {
+    pub(super) fn new(
+        token: FlowToken,
+        role: Role,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Self {
+        Flow {
+            token,
+            role,
+            local,
+            remote,
+            life: Lifecycle::new(),
+            id: None,
+            hello: None,
+            peer: None,
+            bar: Bar::Open,
+            drained: Drained::No,
+            fin: None,
+            peer_fin: None,
+            epochs: Epochs::default(),
+            outgoing: None,
+            accepted: None,
+            awaiting: None,
+            flushing: None,
+            outage: None,
+            query: None,
+            pump: None,
+            leaving: None,
+        }
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.life.state()
+    }
+
+    /// The move must be in the table: a caller that breaks this is a bug here, never a peer's
+    /// doing, so a release build carries on with the state as it was.
+    pub(super) fn go(&mut self, next: State) {
+        if let Err(illegal) = self.life.go(next) {
+            debug_assert!(false, "flow {:?}: {illegal}", self.token);
+        }
+    }
+
+    /// Zeros while it has none.
+    pub(super) fn name(&self) -> FlowId {
+        self.id.unwrap_or(FlowId([0; 16]))
+    }
+
+    /// Where control messages for the peer go.
+    pub(super) fn control(&self) -> Option<SocketAddr> {
+        let peer = self.peer.as_ref()?;
+        Some(SocketAddr::new(self.remote.ip(), peer.control_port))
+    }
+
+    /// The old transport can be put back to use: nothing was done to it, and the peer has not been
+    /// given reason to do anything to its end.
+    pub(super) fn intact(&self) -> bool {
+        self.bar == Bar::Shut
+            && self.drained == Drained::No
+            && self.accepted.is_none()
+            && self.awaiting.is_none()
+            && self.pump.is_none()
+            && self
+                .outage
+                .as_ref()
+                .is_some_and(|outage| outage.errno.is_none() && !outage.exposed)
+    }
+
+    /// The answer to a QUERY.
+    pub(super) fn status(&self) -> FlowStatus {
+        match (self.state(), self.fin) {
+            (State::Legacy, _) => FlowStatus::Legacy,
+            (State::Escalated | State::Closed, _) | (_, Some((_, FinHow::Reset))) => {
+                FlowStatus::Reset
+            }
+            (_, Some((seq, FinHow::HalfClose))) => FlowStatus::HalfClosed(seq),
+            (_, Some((seq, FinHow::Close))) => FlowStatus::Closed(seq),
+            (_, None) => FlowStatus::Open,
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The responder's side of the resume handshake.
+//!
+//! Until a proof has verified, a connection costs one table entry for a few seconds and can do
+//! nothing to any flow.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::attempts::PEER_SILENT;
+use super::flow::State;
+use super::record::{Drained, Flow, Outage};
+use super::resume::{Bound, Conn, Stage};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::auth::{Fresh, seal_with_job};
+use crate::event::Event;
+use crate::ids::{Cause, ConnId, FlowToken, Nonce, Role, Time};
+use crate::wire::{
+    Challenge, Confirm, FlowStatus, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk,
+};
+
+/// Connections that have not said for which flow they are.
+const FRESH: usize = 1024;
+/// How long they may take to say it.
+const FRESH_AGE: Duration = Duration::from_secs(5);
+/// When all places are taken, one that is older than this gives way: an honest initiator answers
+/// within a round trip.
+const FRESH_GRACE: Duration = Duration::from_millis(250);
+/// After the peer's connection broke, it is given this long to make the next one before we do.
+pub(super) const PEER_RETRY: Duration = Duration::from_millis(100);
+
+/// What is to be said to a RESUME.
+enum Answer {
+    Accept(FlowToken),
+    /// Under the key of this flow.
+    Refuse(FlowToken, RefuseReason),
+    /// Under the key of a flow that is over.
+    RefuseTomb(Role, RefuseReason),
+    /// There is no key.
+    RefuseStranger(RefuseReason),
+}
+
+impl Endpoint {
+    /// The driver has accepted a connection on the resume listener.
+    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, _from: SocketAddr) {
+        if self.fresh.len() >= FRESH && !self.evict(now) {
+            self.drop_one();
+            return self.out.push(Action::Close { conn });
+        }
+        let nonce_r = self.rng.nonce();
+        self.conns.insert(
+            conn,
+            Conn::Fresh {
+                nonce_r,
+                since: now,
+            },
+        );
+        self.fresh.push_back(conn);
+        self.timers.set(Owner::Conn(conn), now + FRESH_AGE);
+        let message = Message::Challenge(Challenge {
+            endpoint: self.id,
+            nonce_r,
+        });
+        let data = seal_with_job(self.config.job_key.as_ref(), &message);
+        self.out.push(Action::Send { conn, data });
+    }
+
+    fn evict(&mut self, now: Time) -> bool {
+        let Some(&oldest) = self.fresh.front() else {
+            return false;
+        };
+        let old = match self.conns.get(&oldest) {
+            Some(Conn::Fresh { since, .. }) => now.since(*since) >= FRESH_GRACE,
+            _ => true,
+        };
+        if old {
+            self.fresh.pop_front();
+            self.close_conn(oldest);
+        }
+        old
+    }
+
+    /// Time is up for a connection that has not said anything.
+    pub(super) fn on_conn_timer(&mut self, conn: ConnId) {
+        self.fresh.retain(|fresh| *fresh != conn);
+        self.drop_one();
+        self.close_conn(conn);
+    }
+
+    pub(super) fn on_resume(
+        &mut self,
+        now: Time,
+        conn: ConnId,
+        nonce_r: Nonce,
+        parsed: &Parsed<'_>,
+        resume: &Resume,
+    ) {
+        self.timers.clear(Owner::Conn(conn));
+        self.fresh.retain(|fresh| *fresh != conn);
+        let bound = Bound {
+            nonce_r,
+            nonce_i: resume.nonce_i,
+        };
+        let refusal = |reason| {
+            Message::Refuse(Refuse {
+                flow: resume.flow,
+                nonce_i: resume.nonce_i,
+                reason,
+            })
+        };
+        let data = match self.judge(now, nonce_r, parsed, resume) {
+            Answer::Accept(token) => return self.accept(now, token, conn, resume.epoch, bound),
+            Answer::Refuse(token, reason) => self.seal(token, bound.into(), &refusal(reason)),
+            Answer::RefuseTomb(role, reason) => {
+                match self.tombs.get(now, resume.flow, role) {
+                    Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
+                    None => return self.close_conn(conn),
+                }
+            }
+            Answer::RefuseStranger(reason) => {
+                seal_with_job(self.config.job_key.as_ref(), &refusal(reason))
+            }
+        };
+        self.out.push(Action::Send { conn, data });
+        self.close_conn(conn);
+    }
+
+    fn judge(
+        &mut self,
+        now: Time,
+        nonce_r: Nonce,
+        parsed: &Parsed<'_>,
+        resume: &Resume,
+    ) -> Answer {
+        let fresh = Fresh::Responder(nonce_r);
+        let mut stranger = RefuseReason::UnknownFlow;
+        // Both ends of a flow may live in this process. Which one is meant, the proof tells.
+        for role in [Role::Connector, Role::Acceptor] {
+            if let Some(&token) = self.by_id.get(&(resume.flow, role)) {
+                let flow = &self.flows[&token];
+                match &flow.peer {
+                    Some(peer) if peer.key.verify(role.other(), fresh, parsed) => {
+                        return answer_for(flow, self.own_request(flow), resume.epoch);
+                    }
+                    Some(_) => stranger = RefuseReason::BadProof,
+                    // The answer to our HELLO is still on its way.
+                    None if flow.state() == State::Negotiating => stranger = RefuseReason::Busy,
+                    None => stranger = RefuseReason::Legacy,
+                }
+            }
+            if let Some(tomb) = self.tombs.get(now, resume.flow, role) {
+                if tomb.peer.key.verify(role.other(), fresh, parsed) {
+                    let reason = match tomb.status {
+                        FlowStatus::Closed(end) | FlowStatus::HalfClosed(end) => {
+                            RefuseReason::Closed(end)
+                        }
+                        FlowStatus::Legacy => RefuseReason::Legacy,
+                        FlowStatus::Open | FlowStatus::Reset => RefuseReason::Reset,
+                    };
+                    return Answer::RefuseTomb(role, reason);
+                }
+                stranger = RefuseReason::BadProof;
+            }
+        }
+        if stranger == RefuseReason::BadProof {
+            self.drop_one();
+        }
+        Answer::RefuseStranger(stranger)
+    }
+
+    /// The number of the RESUME of ours that the peer may be answering right now.
+    fn own_request(&self, flow: &Flow) -> Option<u64> {
+        match self.conns.get(&flow.outgoing?)? {
+            Conn::Out {
+                stage: Stage::Requested { epoch, .. } | Stage::Agreed { epoch, .. },
+                ..
+            } => Some(*epoch),
+            _ => None,
+        }
+    }
+
+    /// The proof has verified: the peer has suspended the flow and goes on from here, not with any
+    /// older connection.
+    fn accept(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        conn: ConnId,
+        epoch: u64,
+        bound: Bound,
+    ) {
+        let flow = self.flow(token);
+        flow.epochs.seen = flow.epochs.seen.max(epoch);
+        flow.epochs.answered = epoch;
+        // No answer was given on it, so there is nothing in it.
+        let older = flow.accepted.replace(conn);
+        self.conns.insert(
+            conn,
+            Conn::In {
+                token,
+                epoch,
+                bound,
+                confirm: None,
+            },
+        );
+        if let Some(older) = older {
+            self.close_conn(older);
+        }
+        self.drop_outgoing(token);
+        self.drop_query(token);
+        if self.flow(token).outage.is_none() {
+            self.begin_outage(now, token, Outage::new(now, Cause::PeerAsked));
+        } else {
+            // A stall that was looked into while the flow was live, a replay under way, or an
+            // outage that the peer noticed, too.
+            self.suspend(now, token);
+        }
+        if let Some(outage) = &mut self.flow(token).outage {
+            outage.eof = None;
+        }
+        self.timers.set(
+            Owner::Flow(token, Timer::PeerSilent),
+            now + PEER_SILENT,
+        );
+        self.settle(token);
+        self.advance(now, token);
+    }
+
+    /// Everything old is read dry: say how far we got.
+    pub(super) fn send_ok(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        conn: ConnId,
+        received: u64,
+        sent: u64,
+    ) {
+        let Some(Conn::In { epoch, bound, .. }) = self.conns.get(&conn) else {
+            return;
+        };
+        let (epoch, bound) = (*epoch, *bound);
+        let flow = self.flow(token);
+        let message = Message::ResumeOk(ResumeOk {
+            flow: flow.name(),
+            epoch,
+            received,
+            sent,
+            final_seq: flow.fin.map(|(end, _)| end),
+        });
+        flow.accepted = None;
+        flow.awaiting = Some(conn);
+        let data = self.seal(token, bound.into(), &message);
+        self.out.push(Action::Send { conn, data });
+        self.timers.set(
+            Owner::Flow(token, Timer::PeerSilent),
+            now + PEER_SILENT,
+        );
+    }
+
+    pub(super) fn on_confirm(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        conn: ConnId,
+        parsed: &Parsed<'_>,
+        confirm: &Confirm,
+    ) {
+        let Some(Conn::In { epoch, bound, .. }) = self.conns.get(&conn) else {
+            return;
+        };
+        let (epoch, bound) = (*epoch, *bound);
+        let flow = &self.flows[&token];
+        if flow.awaiting != Some(conn) {
+            return self.bad_message(now, conn);
+        }
+        let genuine = flow
+            .peer
+            .as_ref()
+            .is_some_and(|peer| peer.key.verify(flow.role.other(), bound.into(), parsed));
+        if !genuine {
+            return self.bad_message(now, conn);
+        }
+        // What we said in RESUME_OK still holds: nothing can have come in since.
+        let Drained::Done { received, sent } = flow.drained else {
+            return;
+        };
+        let said = (confirm.received, confirm.sent, confirm.final_seq);
+        if !self.in_step(now, token, (received, sent), said) {
+            return;
+        }
+        let flow = self.flow(token);
+        // The peer may be acting on a later RESUME of ours, which says that no older connection
+        // is used any more; or it has sent a later one itself. Then this one is only to be read.
+        if flow.epochs.sent > epoch || flow.accepted.is_some() || flow.flushing == Some(conn) {
+            if let Some(Conn::In { confirm: kept, .. }) = self.conns.get_mut(&conn) {
+                *kept = Some(*confirm);
+            }
+            return;
+        }
+        flow.awaiting = None;
+        self.drop_outgoing(token);
+        self.install(now, token, conn, epoch, received, *confirm);
+    }
+
+    /// The new transport carries the flow: `replayed` bytes were sent again.
+    pub fn handle_installed(&mut self, now: Time, token: FlowToken, replayed: u64) {
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        let Some(pump) = flow.pump.take() else {
+            return;
+        };
+        flow.go(State::Live);
+        let outage = flow.outage.take();
+        let leaving = flow.leaving.take();
+        self.timers.clear_flow(token);
+        if let Some(outage) = outage {
+            let lost = now.since(outage.since);
+            let event = Event::Resume {
+                epoch: pump.epoch,
+                replayed,
+                received: pump.owed,
+                lost_ms: lost.as_micros().div_ceil(1000) as u64,
+                attempts: outage.attempts.map_or(0, |attempts| attempts.begun),
+            };
+            self.emit(token, event);
+        }
+        if let Some(leaving) = leaving {
+            self.leave(now, token, leaving);
+        }
+    }
+
+    /// One whole message, read from a connection. Not more than two are to be read from any: after
+    /// CHALLENGE and the answer to RESUME, or after RESUME and CONFIRM, stream bytes may follow.
+    pub fn handle_message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
+        let Some(known) = self.conns.get(&conn) else {
+            return;
+        };
+        let Ok(parsed) = crate::wire::parse(data) else {
+            return self.bad_message(now, conn);
+        };
+        match (known, &parsed.message) {
+            (Conn::Fresh { nonce_r, .. }, Message::Resume(resume)) => {
+                let nonce_r = *nonce_r;
+                self.on_resume(now, conn, nonce_r, &parsed, resume);
+            }
+            (Conn::In { token, .. }, Message::Confirm(confirm)) => {
+                let token = *token;
+                self.on_confirm(now, token, conn, &parsed, confirm);
+            }
+            (
+                Conn::Out {
+                    token,
+                    stage: Stage::Connecting | Stage::Connected,
+                },
+                Message::Challenge(challenge),
+            ) => {
+                let token = *token;
+                self.on_challenge(now, token, conn, &parsed, challenge);
+            }
+            (Conn::Out { token, .. }, Message::ResumeOk(ok)) => {
+                let token = *token;
+                self.on_ok(now, token, conn, &parsed, ok);
+            }
+            (Conn::Out { token, .. }, Message::Refuse(refuse)) => {
+                let token = *token;
+                self.on_refuse(now, token, conn, &parsed, refuse);
+            }
+            _ => self.bad_message(now, conn),
+        }
+    }
+}
+
+/// What a flow says to a genuine RESUME. `own`: number of the RESUME of ours that is out.
+fn answer_for(flow: &Flow, own: Option<u64>, epoch: u64) -> Answer {
+    let token = flow.token;
+    let refuse = |reason| Answer::Refuse(token, reason);
+    match flow.state() {
+        State::Live | State::Suspended | State::Resuming => {}
+        State::Negotiating => return refuse(RefuseReason::Busy),
+        State::Legacy => return refuse(RefuseReason::Legacy),
+        State::Escalated | State::Closed => return refuse(RefuseReason::Reset),
+    }
+    let epochs = &flow.epochs;
+    if epoch <= epochs.answered || epoch <= epochs.committed {
+        return refuse(RefuseReason::OldEpoch);
+    }
+    // A RESUME of ours, even one we gave up, may still be read by the peer, who then takes it that
+    // nothing older is used here. So nothing older may be agreed on. If both have chosen the same
+    // number, the one who connected first of all goes first.
+    let beaten = match flow.role {
+        Role::Connector => epoch <= epochs.sent,
+        Role::Acceptor => epoch < epochs.sent,
+    };
+    match (beaten, own) {
+        (false, _) => Answer::Accept(token),
+        (true, Some(_)) => refuse(RefuseReason::Busy),
+        (true, None) => refuse(RefuseReason::OldEpoch),
+    }
+}

@@ -1,0 +1,345 @@
+//! The resume handshake: `docs/PROTOCOL.md`, section "The resume handshake and why it is correct".
+//!
+//! This file has what both sides share: the connections, and [`Endpoint::advance`], the one place
+//! that decides what a suspended flow does next. The initiator's messages are handled in
+//! `initiate.rs`, the responder's in `respond.rs`.
+//!
+//! What makes it lose nothing, in three rules:
+//!
+//! 1. Who sends RESUME or RESUME_OK for epoch `e` has suspended the flow, which stops trimming,
+//!    and never again uses a transport with a lower number.
+//! 2. A side reads its old transport dry only when it knows that the other side has done so, for
+//!    only then nothing that arrives between the last read and the closing can be forgotten there.
+//! 3. A connection on which RESUME_OK was sent may hold CONFIRM and stream bytes, so it counts as
+//!    an old transport, too.
+
+use super::flow::State;
+use super::record::{Bar, Drained, Pump};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::auth::Fresh;
+use crate::event::EscalateReason;
+use crate::ids::{ConnId, FinHow, FlowToken, Nonce, Time, Verdict};
+use crate::wire::{Confirm, Message, ResumeOk};
+
+/// A connection that is not a transport (yet).
+pub(super) enum Conn {
+    /// We asked for it.
+    Out { token: FlowToken, stage: Stage },
+    /// The peer made it and has not said for which flow.
+    Fresh { nonce_r: Nonce, since: Time },
+    /// The peer made it and has proved that it may resume this flow.
+    In {
+        token: FlowToken,
+        epoch: u64,
+        bound: Bound,
+        /// What CONFIRM said, if it came while the connection could not be used any more.
+        confirm: Option<Confirm>,
+    },
+}
+
+/// How far a connection of ours has got.
+pub(super) enum Stage {
+    Connecting,
+    Connected,
+    /// The peer is there. RESUME goes out once the flow is suspended.
+    Challenged {
+        nonce_r: Nonce,
+    },
+    /// RESUME is out.
+    Requested {
+        epoch: u64,
+        bound: Bound,
+    },
+    /// RESUME_OK has come. CONFIRM goes out once our end is read dry.
+    Agreed {
+        epoch: u64,
+        bound: Bound,
+        ok: ResumeOk,
+    },
+}
+
+/// Both nonces of a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Bound {
+    pub(super) nonce_r: Nonce,
+    pub(super) nonce_i: Nonce,
+}
+
+impl From<Bound> for Fresh {
+    fn from(bound: Bound) -> Self {
+        Fresh::Both {
+            nonce_r: bound.nonce_r,
+            nonce_i: bound.nonce_i,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Does whatever can be done next for a suspended flow. Called whenever one of the things it
+    /// waits for has happened; doing it once too often is harmless.
+    pub(super) fn advance(&mut self, now: Time, token: FlowToken) {
+        let Some(flow) = self.flows.get(&token) else {
+            return;
+        };
+        if flow.bar != Bar::Shut || !matches!(flow.state(), State::Suspended | State::Resuming) {
+            return;
+        }
+        if let Some(conn) = flow.outgoing
+            && let Some(Conn::Out { stage, .. }) = self.conns.get(&conn)
+            && let Stage::Challenged { nonce_r } = *stage
+        {
+            return self.send_resume(now, token, conn, nonce_r);
+        }
+        let flow = &self.flows[&token];
+        let agreed = flow.outgoing.filter(|conn| {
+            let conn = self.conns.get(conn);
+            matches!(conn, Some(Conn::Out { stage: Stage::Agreed { .. }, .. }))
+        });
+        let done = flow.outage.as_ref().and_then(|outage| outage.peer_done);
+        if flow.accepted.is_none() && agreed.is_none() && done.is_none() {
+            return;
+        }
+        let Some((received, sent)) = self.read_dry(token) else {
+            return;
+        };
+        let flow = &self.flows[&token];
+        if let Some(end) = done {
+            self.end_at(now, token, received, end);
+        } else if let Some(conn) = flow.accepted {
+            self.send_ok(now, token, conn, received, sent);
+        } else if let Some(conn) = agreed {
+            self.commit(now, token, conn, received, sent);
+        }
+    }
+
+    /// What we have received and sent, once every old transport is read dry. The peer has
+    /// suspended the flow, so what it sent into them is all there is.
+    fn read_dry(&mut self, token: FlowToken) -> Option<(u64, u64)> {
+        let flow = self.flow(token);
+        if flow.flushing.is_some() {
+            return None;
+        }
+        if let Some(conn) = flow.awaiting {
+            if let Some(Conn::In { confirm: Some(_), .. }) = self.conns.get(&conn) {
+                self.install_to_drain(token, conn);
+            } else {
+                self.flow(token).flushing = Some(conn);
+                self.flushes.insert(conn, token);
+                self.out.push(Action::Flush { conn });
+                return None;
+            }
+        }
+        let flow = self.flow(token);
+        match flow.drained {
+            Drained::Done { received, sent } => Some((received, sent)),
+            Drained::Asked => None,
+            Drained::No => {
+                flow.drained = Drained::Asked;
+                self.out.push(Action::Drain { token });
+                None
+            }
+        }
+    }
+
+    /// The peer confirmed this connection before it suspended the flow again: it was a transport
+    /// for a moment, and may hold bytes that the peer has forgotten.
+    fn install_to_drain(&mut self, token: FlowToken, conn: ConnId) {
+        let Some(Conn::In {
+            epoch,
+            confirm: Some(confirm),
+            ..
+        }) = self.conns.remove(&conn)
+        else {
+            return;
+        };
+        let flow = self.flow(token);
+        flow.awaiting = None;
+        flow.drained = Drained::No;
+        flow.epochs.committed = epoch;
+        self.out.push(Action::Install {
+            token,
+            conn,
+            peer_received: confirm.received,
+            peer_sent: confirm.sent,
+            peer_final: confirm.final_seq,
+        });
+    }
+
+    /// See [`Action::Flush`].
+    pub fn handle_flushed(&mut self, now: Time, conn: ConnId) {
+        let Some(token) = self.flushes.remove(&conn) else {
+            return;
+        };
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        if flow.flushing != Some(conn) {
+            return;
+        }
+        flow.flushing = None;
+        if flow.awaiting == Some(conn) {
+            match self.conns.get(&conn) {
+                Some(Conn::In { confirm: Some(_), .. }) => self.install_to_drain(token, conn),
+                _ => {
+                    self.flow(token).awaiting = None;
+                    self.close_conn(conn);
+                }
+            }
+        }
+        self.settle(token);
+        self.advance(now, token);
+    }
+
+    /// See [`Action::Suspend`].
+    pub fn handle_suspended(&mut self, now: Time, token: FlowToken) {
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        if flow.bar == Bar::Asked {
+            flow.bar = Bar::Shut;
+            self.advance(now, token);
+        }
+    }
+
+    /// See [`Action::Drain`]. `received`: bytes of the flow that we hold in all, given to the
+    /// application or stashed; `sent`: bytes of the flow that the application has sent in all.
+    pub fn handle_drained(&mut self, now: Time, token: FlowToken, received: u64, sent: u64) {
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        if flow.drained == Drained::Asked {
+            flow.drained = Drained::Done { received, sent };
+            self.advance(now, token);
+        }
+    }
+
+    /// Whether what the peer says can be true. If not, to go on would corrupt the stream.
+    pub(super) fn in_step(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        (received, sent): (u64, u64),
+        (peer_received, peer_sent, peer_final): (u64, u64, Option<u64>),
+    ) -> bool {
+        let good = peer_received <= sent
+            && peer_sent >= received
+            && peer_final.is_none_or(|end| end == peer_sent);
+        if !good {
+            self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
+        }
+        good
+    }
+
+    /// The connection is the flow's transport from now on.
+    pub(super) fn install(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        conn: ConnId,
+        epoch: u64,
+        received: u64,
+        confirm: Confirm,
+    ) {
+        self.pause_attempts(now, token);
+        self.conns.remove(&conn);
+        let flow = self.flow(token);
+        flow.go(State::Resuming);
+        flow.bar = Bar::Open;
+        flow.drained = Drained::No;
+        flow.epochs.committed = epoch;
+        flow.epochs.behind = 0;
+        flow.pump = Some(Pump {
+            epoch,
+            owed: confirm.sent.saturating_sub(received),
+        });
+        if let Some(outage) = &mut flow.outage {
+            outage.exposed = false;
+            outage.eof = None;
+        }
+        if let Some(end) = confirm.final_seq {
+            flow.peer_fin.get_or_insert((end, FinHow::HalfClose));
+        }
+        self.out.push(Action::Install {
+            token,
+            conn,
+            peer_received: confirm.received,
+            peer_sent: confirm.sent,
+            peer_final: confirm.final_seq,
+        });
+    }
+
+    /// The peer has closed and forgotten the flow after sending `end` bytes; `received` is what
+    /// we hold.
+    fn end_at(&mut self, now: Time, token: FlowToken, received: u64, end: u64) {
+        if received == end {
+            let reason = EscalateReason::PeerClosed;
+            self.escalate(now, token, reason, Verdict::Eof);
+        } else {
+            self.escalate_with_cause(now, token, EscalateReason::PeerClosed);
+        }
+    }
+
+    /// Brings the state in line with what is under way.
+    pub(super) fn settle(&mut self, token: FlowToken) {
+        let Some(flow) = self.flows.get(&token) else {
+            return;
+        };
+        if !matches!(flow.state(), State::Suspended | State::Resuming) {
+            return;
+        }
+        let asking = flow.outgoing.and_then(|conn| self.conns.get(&conn));
+        let resuming = flow.accepted.is_some()
+            || flow.awaiting.is_some()
+            || flow.pump.is_some()
+            || matches!(
+                asking,
+                Some(Conn::Out {
+                    stage: Stage::Requested { .. } | Stage::Agreed { .. },
+                    ..
+                })
+            );
+        self.flow(token).go(if resuming {
+            State::Resuming
+        } else {
+            State::Suspended
+        });
+    }
+
+    /// Forgets a connection and has it closed.
+    pub(super) fn close_conn(&mut self, conn: ConnId) {
+        self.timers.clear(Owner::Conn(conn));
+        if self.conns.remove(&conn).is_some() {
+            self.out.push(Action::Close { conn });
+        }
+    }
+
+    /// Closes everything that was to become the flow's transport.
+    pub(super) fn abandon_connections(&mut self, token: FlowToken) {
+        let flow = self.flow(token);
+        let conns = [
+            flow.outgoing.take(),
+            flow.accepted.take(),
+            flow.awaiting.take(),
+        ];
+        if let Some(conn) = flow.flushing.take() {
+            self.flushes.remove(&conn);
+        }
+        for conn in conns.into_iter().flatten() {
+            self.close_conn(conn);
+        }
+        for timer in [Timer::Stuck, Timer::Backoff, Timer::PeerSilent] {
+            self.timers.clear(Owner::Flow(token, timer));
+        }
+    }
+
+    /// Writes a message of ours under the flow's key.
+    pub(super) fn seal(&self, token: FlowToken, fresh: Fresh, message: &Message) -> Vec<u8> {
+        let flow = &self.flows[&token];
+        let peer = flow
+            .peer
+            .as_ref()
+            .expect("only flows whose peer is known resume");
+        peer.key.seal(flow.role, fresh, message)
+    }
+}
