@@ -118,6 +118,11 @@ impl Receiver {
         self.queue.try_recv().ok()
     }
 
+    /// Makes the agent thread look again.
+    pub(crate) fn wake(&self) {
+        sys::eventfd_wake(self.shared.wake.raw());
+    }
+
     /// Must come before the commands are taken out: one sent after the last [`next`](Self::next)
     /// then wakes us again.
     pub(crate) fn rearm(&self) {

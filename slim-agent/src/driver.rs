@@ -23,7 +23,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task;
 
 use crate::agent::Listeners;
-use crate::command::Command;
+use crate::command::{Command, Receiver};
 use crate::control::{Control, OwnSockets};
 use crate::events::{EventLog, Log};
 use crate::fds::{self, OwnFd};
@@ -36,12 +36,15 @@ use crate::{Drained, FlowIo};
 /// A deadline that has passed already is looked at again after this long, should the endpoint not
 /// have moved it: a mistake there must not make the process spin.
 const LEAST_DELAY: Duration = Duration::from_micros(50);
+/// Commands taken in a row before everybody else gets a turn.
+const MOST_COMMANDS: usize = 4096;
 /// Resume connections at most, of those that we accepted, when descriptors are plenty.
 const MOST_INCOMING: usize = 4096;
 
 /// What every task of the agent thread holds.
 pub(crate) struct Shared {
     driver: RefCell<Driver>,
+    commands: AsyncFd<Receiver>,
     alarm: AsyncFd<OwnFd>,
     /// What the alarm is set to.
     armed: Cell<Option<Time>>,
@@ -103,9 +106,10 @@ pub(crate) struct Driver {
 }
 
 impl Shared {
-    pub(crate) fn new(driver: RefCell<Driver>, alarm: AsyncFd<OwnFd>) -> Self {
+    pub(crate) fn new(driver: Driver, commands: AsyncFd<Receiver>, alarm: AsyncFd<OwnFd>) -> Self {
         Shared {
-            driver,
+            driver: RefCell::new(driver),
+            commands,
             alarm,
             armed: Cell::new(None),
             conn_ended: Notify::new(),
@@ -126,6 +130,7 @@ impl Shared {
         // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
         // called from inside (`Endpoint`, `FlowIo`) has this object.
         let mut driver = self.driver.borrow_mut();
+        self.take_commands(&mut driver);
         let now = driver.now();
         let result = f(&mut driver, now, self);
         driver.settle(self);
@@ -133,9 +138,30 @@ impl Shared {
         result
     }
 
+    /// Carries out what application threads have asked for, before anything else happens. A front
+    /// end that reports a fault under the same lock that its `FlowIo` takes can thus be sure that
+    /// the fault is not taken for one of a later transport.
+    fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
+        let mut taken = 0;
+        while let Some(command) = self.commands.get_ref().next() {
+            driver.command(driver.now(), command, self);
+            driver.settle(self);
+            taken += 1;
+            if taken == MOST_COMMANDS {
+                // The rest has its turn right after everybody else's.
+                self.commands.get_ref().wake();
+                break;
+            }
+        }
+    }
+
     /// The control sockets, when there is nothing to follow.
     pub(crate) fn with_control(&self, f: impl FnOnce(&Control)) {
         f(&self.driver.borrow().control);
+    }
+
+    pub(crate) fn commands(&self) -> &AsyncFd<Receiver> {
+        &self.commands
     }
 
     pub(crate) fn alarm(&self) -> &AsyncFd<OwnFd> {

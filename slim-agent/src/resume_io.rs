@@ -30,6 +30,8 @@ use crate::sys;
 
 /// As many as the kernel allows: all connections of a process may break at once.
 const BACKLOG: i32 = 4096;
+/// Messages that one side sends on a connection at most; what comes then is data.
+const MESSAGES: u8 = 2;
 /// Connections accepted in a row before everybody else gets a turn.
 const BATCH: usize = 16;
 
@@ -320,7 +322,7 @@ impl Link {
                 Some(order) => self.obey(order),
                 None => Next::End,
             },
-            ready = self.fd.readable() => ready,
+            ready = self.fd.readable(), if !self.reader.is_done() => ready,
         };
         match ready {
             Ok(_) => Next::Go,
@@ -400,6 +402,8 @@ impl Link {
 struct Reader {
     buf: [u8; MAX_LEN],
     have: usize,
+    /// Whole messages read so far.
+    messages: u8,
 }
 
 enum Read {
@@ -414,11 +418,20 @@ impl Reader {
         Reader {
             buf: [0; MAX_LEN],
             have: 0,
+            messages: 0,
         }
+    }
+
+    /// Whether no more messages may be read.
+    fn is_done(&self) -> bool {
+        self.messages == MESSAGES
     }
 
     /// One message, if it is there. Never reads beyond its end.
     fn step(&mut self, fd: i32) -> Read {
+        if self.is_done() {
+            return Read::Nothing;
+        }
         loop {
             let want = match self.wanted() {
                 Some(want) => want,
@@ -427,6 +440,7 @@ impl Reader {
             if want == self.have {
                 let message = self.buf.get(..self.have).unwrap_or_default().to_vec();
                 self.have = 0;
+                self.messages += 1;
                 return Read::Message(message);
             }
             let Some(space) = self.buf.get_mut(self.have..want) else {
@@ -497,6 +511,25 @@ mod tests {
         let mut rest = [0; 16];
         far.peek(&mut rest).unwrap();
         assert_eq!(&rest, b"data of the flow");
+    }
+
+    #[test]
+    fn the_second_message_is_the_last() {
+        let (mut near, far) = pair();
+        for n in [b"1", b"2", b"3"] {
+            near.write_all(&message(n)).unwrap();
+        }
+        let mut reader = Reader::new();
+        for n in [b"1", b"2"] {
+            let Read::Message(m) = step(&mut reader, &far) else {
+                panic!("no message")
+            };
+            assert_eq!(m, message(n));
+        }
+        assert!(matches!(step(&mut reader, &far), Read::Nothing));
+        let mut rest = [0; 9];
+        far.peek(&mut rest).unwrap();
+        assert_eq!(&rest[..], message(b"3"));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Starting the agent thread.
 
-use std::cell::RefCell;
 use std::io;
 use std::rc::Rc;
 use std::sync::{Arc, mpsc};
@@ -8,7 +7,6 @@ use std::thread;
 
 use slim_core::config::Config;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
@@ -78,9 +76,9 @@ fn run(parts: Parts, report: &mpsc::SyncSender<io::Result<()>>) {
     };
     LocalSet::new().block_on(&runtime, async {
         match assemble(parts) {
-            Ok((shared, commands)) => {
+            Ok(shared) => {
                 answer(report, Ok(()));
-                obey(commands, shared).await;
+                obey(shared).await;
             }
             Err(e) => answer(report, Err(e)),
         }
@@ -93,7 +91,7 @@ fn answer(report: &mpsc::SyncSender<io::Result<()>>, outcome: io::Result<()>) {
 }
 
 /// Registers all sockets with the runtime and starts their tasks.
-fn assemble(parts: Parts) -> io::Result<(Rc<Shared>, AsyncFd<Receiver>)> {
+fn assemble(parts: Parts) -> io::Result<Rc<Shared>> {
     let register = during("watch a descriptor");
     let commands = fds::watch(parts.commands, Interest::READABLE).map_err(&register)?;
     let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
@@ -105,29 +103,22 @@ fn assemble(parts: Parts) -> io::Result<(Rc<Shared>, AsyncFd<Receiver>)> {
         &parts.seed,
     )
     .map_err(&register)?;
-    let shared = Rc::new(Shared::new(RefCell::new(driver), alarm));
+    let shared = Rc::new(Shared::new(driver, commands, alarm));
     shared.with_control(|control| control.serve_own(&shared));
     resume_io::serve(parts.resume, &shared).map_err(&register)?;
     netlink::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
-    Ok((shared, commands))
+    Ok(shared)
 }
 
-/// Carries out what application threads ask for, until the process ends.
-async fn obey(commands: AsyncFd<Receiver>, shared: Rc<Shared>) {
-    const BATCH: usize = 64;
-    while let Ok(mut guard) = commands.readable().await {
-        commands.get_ref().rearm();
+/// Wakes the driver for what application threads ask, until the process ends.
+async fn obey(shared: Rc<Shared>) {
+    while let Ok(mut guard) = shared.commands().readable().await {
+        shared.commands().get_ref().rearm();
         guard.clear_ready();
         drop(guard);
-        let mut taken = 0;
-        while let Some(command) = commands.get_ref().next() {
-            shared.with_self(|d, now, shared| d.command(now, command, shared));
-            taken += 1;
-            if taken % BATCH == 0 {
-                task::yield_now().await;
-            }
-        }
+        shared.with(|_, _| ());
+        task::yield_now().await;
     }
 }
 
