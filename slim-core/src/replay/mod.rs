@@ -23,7 +23,7 @@ use std::fmt;
 
 pub use pool::{CHUNK, POOL_CHUNKS};
 
-use pool::Chunk;
+use pool::{Chunk, POOL};
 
 /// The replay buffer of one direction of one flow. See the [module](self).
 #[derive(Default)]
@@ -99,7 +99,7 @@ impl Replay {
         while !bytes.is_empty() {
             let at = self.offset(self.end);
             if at == self.chunks.len() * CHUNK {
-                self.chunks.push_back(pool::take());
+                self.chunks.push_back(POOL.take());
             }
             let last = self
                 .chunks
@@ -175,14 +175,14 @@ impl Replay {
     fn release(&mut self, count: usize) {
         if count > 0 {
             self.base += (count * CHUNK) as u64;
-            pool::give(self.chunks.drain(..count));
+            POOL.give(self.chunks.drain(..count));
         }
     }
 }
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        pool::give(self.chunks.drain(..));
+        POOL.give(self.chunks.drain(..));
     }
 }
 
