@@ -127,7 +127,7 @@ pub struct Start {
 impl Start {
     /// For a transport from which nobody reads just now.
     pub fn of(flow: &Flow, fd: c_int) -> Self {
-        let arrived = || sys::tcp_info_long(fd).map_or(0, |i| i.bytes_received);
+        let arrived = || sys::counters(fd).map_or(0, |c| c.received);
         let mut before = arrived();
         loop {
             let unread = sys::readable(fd);
@@ -335,7 +335,7 @@ impl Flow {
             // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
             let stood = self.received.load(Ordering::Relaxed) > 0
                 || self.send.with(|s| s.replay.end()) > 0
-                || sys::tcp_info_long(fd).is_some_and(|i| i.bytes_acked > 0);
+                || sys::counters(fd).is_some_and(|c| c.acked > 0);
             self.established.store(stood, Ordering::Relaxed);
         }
         self.established.load(Ordering::Relaxed)

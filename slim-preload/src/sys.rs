@@ -166,22 +166,26 @@ pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
     option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
-/// Fields of struct tcp_info (linux/tcp.h) behind those that the libc crate names.
-#[repr(C)]
+/// The kernel's byte counters of a connection.
 #[derive(Clone, Copy)]
-pub struct TcpInfo {
-    /// The part every version of the structure has.
-    pub base: libc::tcp_info,
-    _rates: [u64; 2],
+pub struct Counters {
     /// Bytes of ours that the peer acknowledged, the connector's SYN included.
-    pub bytes_acked: u64,
+    pub acked: u64,
     /// Bytes received in order, the peer's FIN included.
-    pub bytes_received: u64,
+    pub received: u64,
 }
 
-/// The longer form, from Linux 4.1 on.
-pub fn tcp_info_long(fd: c_int) -> Option<TcpInfo> {
-    option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
+/// The counters, from Linux 4.1 on. Read at their offsets in struct tcp_info (linux/tcp.h), which only ever
+/// grows at its end; libc's definition of it differs between releases in how far it goes.
+pub fn counters(fd: c_int) -> Option<Counters> {
+    const ACKED: usize = 120;
+    const RECEIVED: usize = 128;
+    let mut raw = [0u8; RECEIVED + 8];
+    let mut len = raw.len() as libc::socklen_t;
+    call!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, raw.as_mut_ptr(), &raw mut len).ok()?;
+    let at = |offset: usize| Some(u64::from_ne_bytes(raw.get(offset..offset + 8)?.try_into().ok()?));
+    (len as usize == raw.len()).then_some(())?;
+    Some(Counters { acked: at(ACKED)?, received: at(RECEIVED)? })
 }
 
 /// `TCP_CLOSE` of linux/tcp_states.h: the kernel has given the connection up.

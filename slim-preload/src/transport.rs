@@ -160,7 +160,7 @@ pub fn drain(flow: &'static Flow) {
     }
     let counted = flow.received.load(Ordering::SeqCst) - ctl.start.counted;
     if let Some(kernel) =
-        sys::tcp_info_long(old).map(|i| i.bytes_received.saturating_sub(ctl.start.kernel))
+        sys::counters(old).map(|c| c.received.saturating_sub(ctl.start.kernel))
     {
         // A FIN counts as a byte. Anything else means that somebody read or skipped bytes behind our back
         // (io_uring, a raw system call): an error then, never wrong bytes.
