@@ -25,7 +25,9 @@ fn kill_a_rank(lab: &Lab) -> Instant {
         .processes()
         .into_iter()
         .filter(|p| p.name == PROGRAM);
-    let rank = ranks.last().expect("a rank runs on the second node");
+    let rank = ranks
+        .min_by_key(|p| p.pid)
+        .expect("a rank runs on the second node");
     kill(Pid::from_raw(rank.pid as i32), Signal::SIGKILL).expect("kill a rank");
     Instant::now()
 }
@@ -44,35 +46,34 @@ fn after_a_killed_rank(bench: &Bench, slim: Slim) -> (String, Duration) {
             took.as_secs_f64()
         )
     });
-    let Verdict::Failed(how) = outcome.verdict() else {
-        panic!(
-            "{}: {}\n{}",
-            bench.test,
-            outcome.verdict(),
-            outcome.tail(20)
-        )
-    };
-    (how, took)
+    match outcome.verdict() {
+        Verdict::Failed(how) => (how, took),
+        other => panic!("{}: {other}\n{}", bench.test, outcome.tail(20)),
+    }
 }
 
 fn killed_rank(flavor: Flavor) {
     let Some(bench) = Bench::new("killed-rank", flavor) else {
         return;
     };
-    // The best of three: the machine may be busy with something else.
-    let best = |slim| {
+    let three = |slim| {
         (0..3)
             .map(|_| after_a_killed_rank(&bench, slim))
-            .min_by_key(|(_, took)| *took)
-            .unwrap()
+            .collect::<Vec<_>>()
     };
-    let (bare, slim) = (best(Slim::Bare), best(Slim::Everywhere));
-    assert_eq!(bare.0, slim.0, "the same end");
+    let (bare, slim) = (three(Slim::Bare), three(Slim::Everywhere));
+    // mpirun gives the status of whichever it hears of first: the killed rank, or the peer that
+    // stops (with status 14 in Open MPI 5) because of it.
+    for (how, _) in &slim {
+        let known =
+            bare.iter().any(|b| b.0 == *how) || how.ends_with(" 137") || how.ends_with(" 14");
+        assert!(known, "{how}, bare {bare:?}");
+    }
+    // The best of three: the machine may be busy with something else.
+    let best = |ends: &[(String, Duration)]| ends.iter().map(|(_, took)| *took).min().unwrap();
     assert!(
-        slim.1 <= bare.1 + Duration::from_millis(500),
-        "{:?}, bare {:?}",
-        slim.1,
-        bare.1
+        best(&slim) <= best(&bare) + Duration::from_millis(500),
+        "{slim:?}, bare {bare:?}"
     );
 }
 
@@ -125,6 +126,10 @@ fn host_gone(flavor: Flavor) {
     );
     // Three windows of 3 s together, and what mpirun takes to clean up what it can still reach.
     let took = took.expect("nothing hangs");
+    assert!(
+        took > Duration::from_secs(2),
+        "{took:?}: before the attempts were made"
+    );
     assert!(took < Duration::from_secs(12), "{took:?}");
 }
 

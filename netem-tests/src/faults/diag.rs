@@ -100,6 +100,17 @@ pub fn connections(net: &Netns) -> Result<Vec<Connection>> {
     Ok(found)
 }
 
+/// Ports of `net` on which somebody listens.
+pub fn listening(net: &Netns) -> Result<Vec<u16>> {
+    let sockets = net
+        .run(|| dump(&StateFlags::LISTEN))?
+        .map_err(Error::io("list TCP sockets"))?;
+    Ok(sockets
+        .iter()
+        .map(|s| s.header.socket_id.source_port)
+        .collect())
+}
+
 /// State of the socket of `net` with these two ends; `None` if there is none (any more).
 pub fn state(net: &Netns, local: SocketAddr, remote: SocketAddr) -> Result<Option<u8>> {
     let sockets = net
