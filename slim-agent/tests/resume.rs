@@ -1,0 +1,225 @@
+//! Flows between two agents whose connections are broken: every byte arrives, once.
+
+mod common;
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Kill, LIMIT, Pattern, Server, config, kills, read_pattern, write_pattern};
+use slim_agent::Agent;
+use slim_core::config::Config;
+use slim_core::event::{Event, Record};
+
+fn agents(config: Config) -> (Agent, Server) {
+    let client = Agent::start(config.clone()).expect("the agent starts");
+    (client, Server::start(config))
+}
+
+#[test]
+fn two_agents_find_each_other() {
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    let (a, b) = (near.wait_live(), far.wait_live());
+    assert!(a + b < Duration::from_millis(500), "took {a:?} and {b:?}");
+    near.write(b"hello").unwrap();
+    let mut buf = [0; 5];
+    far.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"hello");
+}
+
+#[test]
+fn a_broken_connection_is_replaced() {
+    for kill in kills() {
+        let (client, server) = agents(Config::default());
+        let (near, far) = server.pair(&client);
+        near.wait_live();
+        far.wait_live();
+        near.write(b"before").unwrap();
+        let begun = Instant::now();
+        near.kill(kill);
+        let mut buf = [0; 6];
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"before");
+        // One side after the other, so that neither's data hides that the other is stuck.
+        far.write(b"answer").unwrap();
+        near.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"answer");
+        near.write(b"after!").unwrap();
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"after!");
+        let took = begun.elapsed();
+        assert!(took < Duration::from_secs(1), "{kill:?}: took {took:?}");
+        assert!(near.state().resumed >= 1, "{kill:?}: was it broken at all?");
+    }
+}
+
+#[test]
+fn both_directions_stay_byte_exact_while_connections_are_killed() {
+    const TOTAL: usize = 24 << 20;
+    const PIECE: usize = 50_000;
+    let kills = kills();
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    let mut killed = 0;
+    thread::scope(|scope| {
+        let jobs = [
+            scope.spawn(|| write_pattern(&near, 1, TOTAL, PIECE)),
+            scope.spawn(|| read_pattern(&far, 1, TOTAL, PIECE)),
+            scope.spawn(|| write_pattern(&far, 2, TOTAL, PIECE)),
+            scope.spawn(|| read_pattern(&near, 2, TOTAL, PIECE)),
+        ];
+        let mut random = Pattern::new(3);
+        while !jobs.iter().all(|j| j.is_finished()) {
+            // Often enough to hit a resume that is under way now and then.
+            thread::sleep(Duration::from_millis(random.next() % 30));
+            let end = if random.next() % 2 == 0 { &near } else { &far };
+            if killed < 40 {
+                end.kill(kills[random.next() as usize % kills.len()]);
+                killed += 1;
+            }
+        }
+        for job in jobs {
+            job.join().expect("no wrong bytes").expect("no error");
+        }
+    });
+    let resumed = near.state().resumed;
+    println!("{killed} kills, {resumed} resumes");
+    assert!(resumed >= 5, "{killed} kills made only {resumed} resumes");
+}
+
+#[test]
+fn many_flows_broken_at_once_all_resume() {
+    const FLOWS: usize = 60;
+    let kills = kills();
+    let (client, server) = agents(Config::default());
+    let pairs: Vec<_> = (0..FLOWS).map(|_| server.pair(&client)).collect();
+    for (near, far) in &pairs {
+        near.wait_live();
+        far.wait_live();
+    }
+    for (n, (near, _)) in pairs.iter().enumerate() {
+        near.write(&(n as u64).to_be_bytes()).unwrap();
+        near.kill(kills[0]);
+    }
+    thread::scope(|scope| {
+        for (n, (near, far)) in pairs.iter().enumerate() {
+            scope.spawn(move || {
+                let mut buf = [0; 8];
+                far.read_exact(&mut buf).unwrap();
+                assert_eq!(u64::from_be_bytes(buf), n as u64);
+                far.write(&buf).unwrap();
+                near.read_exact(&mut buf).unwrap();
+                assert_eq!(u64::from_be_bytes(buf), n as u64);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_data_call_that_takes_its_time_delays_the_resume_only() {
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    // The far end learns of it by the peer's request, and is asked 50 times whether it is idle.
+    far.state().busy = 50;
+    near.kill(Kill::Fin);
+    near.write(b"x").unwrap();
+    far.wait("resumed", LIMIT, |s| s.resumed > 0 && s.busy == 0);
+    let mut buf = [0; 1];
+    far.read_exact(&mut buf).unwrap();
+}
+
+#[test]
+fn a_half_close_survives() {
+    for kill in kills() {
+        let (client, server) = agents(Config::default());
+        let (near, far) = server.pair(&client);
+        near.wait_live();
+        far.wait_live();
+        near.write(b"last words").unwrap();
+        near.finish();
+        far.wait("told of the end", LIMIT, |s| s.peer_final == Some(10));
+        near.kill(kill);
+        let mut buf = [0; 10];
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"last words");
+        assert_eq!(far.read(&mut buf).unwrap(), 0, "{kill:?}");
+        far.write(b"0123456789").unwrap();
+        near.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"0123456789");
+    }
+}
+
+#[test]
+fn a_closed_flow_stays_until_it_is_delivered() {
+    const TOTAL: usize = 3 << 20;
+    for kill in kills() {
+        let (client, server) = agents(Config::default());
+        let (near, far) = server.pair(&client);
+        near.wait_live();
+        far.wait_live();
+        thread::scope(|scope| {
+            // Nobody reads yet, so most of it is in the buffers of both kernels when it breaks.
+            let writer = scope.spawn(|| write_pattern(&near, 7, TOTAL, 4096));
+            thread::sleep(Duration::from_millis(100));
+            far.kill(kill);
+            read_pattern(&far, 7, TOTAL, 4096).unwrap();
+            writer.join().unwrap().unwrap();
+        });
+        near.write(b"and this").unwrap();
+        near.kill(kill);
+        near.close();
+        client.drain_exit(Duration::from_secs(5));
+        let mut buf = [0; 8];
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"and this", "{kill:?}");
+        assert_eq!(far.read(&mut buf).unwrap(), 0);
+    }
+}
+
+#[test]
+fn what_happened_is_in_the_event_log() {
+    let path = std::env::temp_dir().join(format!("slim-events-{}.json", std::process::id()));
+    let (client, server) = agents(config(&[("SLIM_EVENTS", path.to_str().unwrap())]));
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    near.kill(Kill::Fin);
+    near.write(b"x").unwrap();
+    far.read_exact(&mut [0]).unwrap();
+    assert!(client.flush(LIMIT) && server.agent.flush(LIMIT));
+    let text = fs::read_to_string(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    let records: Vec<Record> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+    let count = |f: fn(&Event) -> bool| records.iter().filter(|r| f(&r.event)).count();
+    assert_eq!(count(|e| matches!(e, Event::Live)), 2, "{text}");
+    assert_eq!(
+        count(|e| matches!(e, Event::Resume { epoch: 1.., .. })),
+        2,
+        "{text}"
+    );
+    assert!(count(|e| matches!(e, Event::Suspend { .. })) >= 2, "{text}");
+    // The same flow has the same name at both ends.
+    assert!(records.iter().all(|r| r.flow == records[0].flow));
+}
+
+#[test]
+fn a_reset_by_the_application_is_no_fault() {
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    near.reset();
+    let begun = Instant::now();
+    let error = far.read(&mut [0]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(500), "took {took:?}");
+}
