@@ -3,6 +3,7 @@
 //! Two nodes in a lab on this machine, an MPI program that checks every byte, and
 //! its connections killed at random moments: some runs bare, some under `slim run`.
 
+mod events;
 mod one_run;
 mod summary;
 
@@ -19,6 +20,7 @@ use netem_tests::{Lab, Rng};
 
 use crate::failure::{FAILED, Failure};
 use crate::run::preload;
+use events::Told;
 use one_run::{Mode, Setting};
 use summary::Summary;
 
@@ -98,6 +100,7 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
     }
     println!("\n{}", summary::table(&summaries));
     println!("event log of the runs under SLIM: {}", events.display());
+    println!("it tells of {}", Told::read(&events));
     let perfect = summaries
         .iter()
         .filter(|s| s.mode() == Mode::Slim)

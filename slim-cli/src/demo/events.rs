@@ -1,0 +1,108 @@
+//! What the event log tells of a demonstration, in one line.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+use slim_core::event::{Event, Record};
+
+/// Sums over all event logs of a directory.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Resumes; both ends tell of each, it counts once.
+    resumes: HashSet<(String, u64)>,
+    /// Bytes that one end sent again, all together.
+    replayed: u64,
+    /// Longest time from a suspension to the flow being live again, in milliseconds.
+    longest_ms: u64,
+    /// Flows given up.
+    escalations: usize,
+}
+
+impl Told {
+    /// Reads every `*.jsonl` in `dir`. A line that is no event (one that was cut off when its
+    /// process was killed) is passed over.
+    pub fn read(dir: &Path) -> Self {
+        let mut told = Self::default();
+        let files = fs::read_dir(dir).into_iter().flatten().flatten();
+        for path in files
+            .map(|f| f.path())
+            .filter(|p| p.extension().is_some_and(|e| e == "jsonl"))
+        {
+            for line in fs::read_to_string(path).unwrap_or_default().lines() {
+                if let Ok(record) = serde_json::from_str(line) {
+                    told.add(record);
+                }
+            }
+        }
+        told
+    }
+
+    fn add(&mut self, record: Record) {
+        match record.event {
+            Event::Resume {
+                epoch,
+                replayed,
+                lost_ms,
+                ..
+            } => {
+                self.resumes.insert((record.flow, epoch));
+                self.replayed += replayed;
+                self.longest_ms = self.longest_ms.max(lost_ms);
+            }
+            Event::Escalate { .. } => self.escalations += 1,
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Display for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} resumes, {:.1} MiB sent again, longest interruption {} ms, {} given up",
+            self.resumes.len(),
+            self.replayed as f64 / f64::from(1 << 20),
+            self.longest_ms,
+            self.escalations
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use slim_core::FlowId;
+
+    #[test]
+    fn a_resume_told_by_both_ends_counts_once() {
+        let dir = std::env::temp_dir().join(format!("slim-told-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let addr = "10.0.0.1:5".parse().unwrap();
+        let resume = |host: &str, epoch, replayed, lost_ms| {
+            let event = Event::Resume {
+                epoch,
+                replayed,
+                received: 0,
+                lost_ms,
+                attempts: 1,
+            };
+            let record = event.record(1.0, (host, 7), FlowId([3; 16]), (addr, addr));
+            serde_json::to_string(&record).unwrap() + "\n"
+        };
+        fs::write(dir.join("a.jsonl"), resume("a", 1, 1 << 20, 4) + "{\"ts\":").unwrap();
+        fs::write(
+            dir.join("b.jsonl"),
+            resume("b", 1, 0, 9) + &resume("b", 2, 1 << 19, 3),
+        )
+        .unwrap();
+        fs::write(dir.join("b.out"), resume("x", 9, 5, 99)).unwrap();
+        let told = Told::read(&dir).to_string();
+        assert_eq!(
+            told,
+            "2 resumes, 1.5 MiB sent again, longest interruption 9 ms, 0 given up"
+        );
+        fs::remove_dir_all(&dir).unwrap();
+    }
+}
