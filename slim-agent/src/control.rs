@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
@@ -21,12 +21,11 @@ use crate::agent::canonical;
 use crate::driver::Shared;
 use crate::events::Log;
 use crate::fds::{self, OwnFd};
+use crate::ports::{on_one_port, quiet_ports};
 use crate::sys;
 
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
-/// How often a port is drawn that must be free for both address families.
-const PORT_TRIES: u32 = 16;
 
 /// All control sockets of the process.
 pub(crate) struct Control {
@@ -51,28 +50,8 @@ pub(crate) struct OwnSockets {
 impl OwnSockets {
     /// Binds to a free port, for IPv6 too if the host has it.
     pub(crate) fn bind() -> io::Result<Self> {
-        let (sockets, port) = on_one_port(|addr| bind(addr, true))?;
+        let (sockets, port) = on_one_port(quiet_ports(), |addr| bind(addr, true))?;
         Ok(OwnSockets { sockets, port })
-    }
-}
-
-/// Binds with `bind` to a port that is free in both families; in IPv4 alone if the host has no
-/// IPv6.
-pub(crate) fn on_one_port(
-    bind: impl Fn(SocketAddr) -> io::Result<OwnFd>,
-) -> io::Result<(Vec<(OwnFd, SocketAddr)>, u16)> {
-    let mut tries = 0;
-    loop {
-        tries += 1;
-        let v4 = bind((Ipv4Addr::UNSPECIFIED, 0).into())?;
-        let port = sys::local_addr(v4.raw())?.port();
-        let v4 = (v4, (Ipv4Addr::UNSPECIFIED, port).into());
-        let v6 = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-        match bind(v6) {
-            Ok(fd) => return Ok((vec![v4, (fd, v6)], port)),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse && tries < PORT_TRIES => {}
-            Err(_) => return Ok((vec![v4], port)),
-        }
     }
 }
 

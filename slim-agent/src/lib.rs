@@ -30,7 +30,7 @@
 //! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
 //! | `control` | UDP control sockets, ICMP refusals |
 //! | `resume_io`, `pump` | resume connections: messages, then the replay |
-//! | `netlink` | own addresses |
+//! | `netlink`, `ports` | own addresses, and which ports we take |
 //! | `events` | event log and messages for people |
 //! | [`fds`] | our descriptors, out of the application's way |
 //!
@@ -55,6 +55,7 @@ mod events;
 mod flow_io;
 mod flows;
 mod netlink;
+mod ports;
 mod pump;
 mod resume_io;
 mod sys;

@@ -5,6 +5,7 @@
 //! message is the flow's own data.
 
 use std::io;
+use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
@@ -22,9 +23,9 @@ use tokio::task;
 
 use crate::FlowIo;
 use crate::agent::canonical;
-use crate::control::on_one_port;
 use crate::driver::Shared;
 use crate::fds::{self, OwnFd};
+use crate::ports::on_one_port;
 use crate::pump;
 use crate::sys;
 
@@ -68,7 +69,7 @@ pub(crate) struct ResumeListeners {
 impl ResumeListeners {
     /// Listens on a free port of every address, for IPv6 too if the host has it.
     pub(crate) fn bind() -> io::Result<Self> {
-        let (sockets, port) = on_one_port(listen)?;
+        let (sockets, port) = on_one_port(iter::empty(), listen)?;
         Ok(ResumeListeners { sockets, port })
     }
 }

@@ -1,0 +1,226 @@
+//! Peers without SLIM, and peers that die: told apart fast.
+
+mod common;
+
+use std::env;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Server, Stream, config};
+use slim_agent::Agent;
+use slim_core::config::Config;
+use slim_core::{Role, Verdict};
+
+const ROLE: &str = "AGENT_TEST_PEER";
+
+#[test]
+fn a_peer_without_slim_is_recognised_at_once() {
+    let agent = Agent::start(Config::default()).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let near = Stream::new(&agent, Role::Connector, near);
+    let took = near.wait("legacy", Duration::from_secs(2), |s| s.legacy.is_some());
+    assert!(took < Duration::from_millis(200), "took {took:?}");
+    assert_eq!(near.state().legacy, Some(false));
+    // Plain TCP from here on.
+    let mut far = listener.accept().unwrap().0;
+    near.write(b"hello").unwrap();
+    let mut buf = [0; 5];
+    far.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"hello");
+}
+
+#[test]
+fn a_policy_that_needs_slim_refuses_a_peer_without() {
+    let agent = Agent::start(config(&[("SLIM", "required")])).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let near = Stream::new(&agent, Role::Connector, near);
+    near.wait("refused", Duration::from_secs(2), |s| {
+        s.legacy == Some(true)
+    });
+}
+
+#[test]
+fn one_refusal_does_not_hit_other_peers() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    for _ in 0..50 {
+        let other = TcpStream::connect(plain.local_addr().unwrap()).unwrap();
+        let other = Stream::new(&client, Role::Connector, other);
+        let (near, far) = server.pair(&client);
+        near.wait_live();
+        far.wait_live();
+        other.wait("legacy", Duration::from_secs(2), |s| {
+            s.legacy == Some(false)
+        });
+    }
+}
+
+#[test]
+fn silence_means_a_peer_without_slim_in_the_end() {
+    let agent = Agent::start(config(&[("SLIM_HELLO_TIMEOUT", "0.5")])).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    // Something else has the UDP port.
+    let _silent = UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let near = Stream::new(&agent, Role::Connector, near);
+    let took = near.wait("legacy", Duration::from_secs(3), |s| s.legacy.is_some());
+    let range = Duration::from_millis(400)..Duration::from_millis(900);
+    assert!(range.contains(&took), "took {took:?}");
+}
+
+#[test]
+fn a_listeners_udp_port_can_be_had_back() {
+    let server = Server::start(Config::default());
+    assert!(UdpSocket::bind(server.addr()).is_err(), "the agent has it");
+    server.agent.release(server.addr());
+    UdpSocket::bind(server.addr()).expect("given back");
+}
+
+#[test]
+fn listening_twice_shares_the_control_socket() {
+    use std::os::fd::AsFd;
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    // A second listener on the address, as with SO_REUSEPORT; then the first one goes.
+    server.agent.listen(server.listener.as_fd(), server.addr());
+    server.agent.unlisten(server.addr());
+    assert!(server.agent.flush(common::LIMIT));
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    // Closed and opened again without a pause.
+    server.agent.unlisten(server.addr());
+    server.agent.listen(server.listener.as_fd(), server.addr());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+}
+
+/// A process with one flow, which can be killed.
+struct Peer {
+    process: Child,
+    stream: std::sync::Arc<Stream>,
+}
+
+impl Peer {
+    fn start(agent: &Agent) -> Peer {
+        let mut process = Command::new(env::current_exe().unwrap())
+            .args(["--exact", "the_peer_process", "--nocapture", "--ignored"])
+            .env(ROLE, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let addr: SocketAddr = lines
+            .find_map(|l| Some(l.unwrap().split_once("listening on ")?.1.parse().unwrap()))
+            .expect("the peer tells its address");
+        let stream = TcpStream::connect(addr).unwrap();
+        let stream = Stream::new(agent, Role::Connector, stream);
+        stream.wait_live();
+        Peer { process, stream }
+    }
+
+    fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// No test of its own: what runs in the other process.
+#[test]
+#[ignore = "runs in a process of its own, started by other tests"]
+fn the_peer_process() {
+    if env::var_os(ROLE).is_none() {
+        return;
+    }
+    let server = Server::start(Config::default());
+    println!("\nlistening on {}", server.addr());
+    std::io::stdout().flush().unwrap();
+    let far = Stream::new(
+        &server.agent,
+        Role::Acceptor,
+        server.listener.accept().unwrap().0,
+    );
+    far.wait_live();
+    thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn the_end_of_a_killed_peer_is_passed_on_fast() {
+    let agent = Agent::start(Config::default()).unwrap();
+    for unread in [false, true] {
+        let mut peer = Peer::start(&agent);
+        if unread {
+            // The kernel then resets the connection instead of ending it.
+            peer.stream.write(b"never read").unwrap();
+            thread::sleep(Duration::from_millis(50));
+        }
+        peer.kill();
+        let begun = Instant::now();
+        let outcome = peer.stream.read(&mut [0]);
+        let took = begun.elapsed();
+        assert!(
+            took < Duration::from_millis(500),
+            "unread {unread}: took {took:?}"
+        );
+        match unread {
+            false => assert_eq!(outcome.unwrap(), 0),
+            true => assert_eq!(outcome.unwrap_err().raw_os_error(), Some(libc::ECONNRESET)),
+        }
+    }
+}
+
+#[test]
+fn a_peer_killed_while_a_flow_is_suspended_costs_no_attempts() {
+    let agent = Agent::start(Config::default()).unwrap();
+    let mut peer = Peer::start(&agent);
+    peer.kill();
+    // Only now is the connection found dead, by a write that the peer's host answers with a reset.
+    thread::sleep(Duration::from_millis(20));
+    let begun = Instant::now();
+    let error = loop {
+        if let Err(e) = peer.stream.write(b"x") {
+            break e;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(5), "never told");
+        thread::sleep(Duration::from_millis(5));
+    };
+    let took = begun.elapsed();
+    assert!(took < Duration::from_millis(500), "took {took:?}: {error}");
+    let verdict = peer.stream.state().verdict;
+    assert!(matches!(verdict, Some(Verdict::Errno(_))), "{verdict:?}");
+}
+
+#[test]
+fn a_stopped_peer_gets_its_attempts_and_then_the_error_is_the_kernels() {
+    // A peer that does not answer at all: as a host that is gone for good.
+    let agent = Agent::start(config(&[("SLIM_ATTEMPT_TIMEOUTS", "0.2,0.3,0.4")])).unwrap();
+    let peer = Peer::start(&agent);
+    // SAFETY: a signal to our own child.
+    unsafe { libc::kill(peer.process.id() as i32, libc::SIGSTOP) };
+    peer.stream.kill(common::Kill::Fin);
+    let begun = Instant::now();
+    let outcome = loop {
+        match peer.stream.write(b"x") {
+            Ok(()) => thread::sleep(Duration::from_millis(5)),
+            Err(e) => break e,
+        }
+    };
+    let took = begun.elapsed();
+    let range = Duration::from_millis(850)..Duration::from_millis(2500);
+    assert!(range.contains(&took), "took {took:?}: {outcome}");
+    assert_eq!(outcome.raw_os_error(), Some(libc::EPIPE));
+}
