@@ -1,0 +1,93 @@
+//! A simulation of two processes, byte for byte, with everything going wrong that can.
+//!
+//! Each seed is one schedule: applications that write, read, half-close and close at random; a
+//! network that loses, doubles and delays datagrams and cuts paths; connections that are killed at
+//! either end, or ended by somebody in the middle, also while a resume is under way; processes that
+//! crash. The real `Endpoint`, `Replay` and `Stash` run in it.
+//!
+//! What must hold, in every schedule:
+//!
+//! * what an application has read is a prefix of what the other one wrote;
+//! * an end of stream comes where the other one ended, nowhere else;
+//! * nothing hangs once the network is well again, and without a crash nothing is given up.
+//!
+//! `SLIM_SIM_SEEDS` says how many seeds are run, `SLIM_SIM_SEED` runs one of them and
+//! tells what happens.
+
+#[path = "sim/dice.rs"]
+mod dice;
+#[path = "sim/front.rs"]
+mod front;
+#[path = "sim/node.rs"]
+mod node;
+#[path = "sim/tcp.rs"]
+mod tcp;
+#[path = "sim/world.rs"]
+mod world;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use world::{Mutation, Stats, World};
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+}
+
+fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {
+    let mut stats = Stats::default();
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let mut world = World::new(seed, mutation);
+        world.trace = mutation.is_none() && number("SLIM_SIM_SEED").is_some();
+        let outcome = world.run();
+        stats = world.stats;
+        outcome
+    }));
+    let outcome = outcome.unwrap_or_else(|_| Err("panic".to_owned()));
+    (stats, outcome)
+}
+
+#[test]
+fn every_schedule_is_byte_exact_and_ends() {
+    if let Some(seed) = number("SLIM_SIM_SEED") {
+        let (stats, outcome) = run(seed, None);
+        println!("seed {seed}: {outcome:?}, {stats:?}");
+        return outcome.unwrap();
+    }
+    let seeds = number("SLIM_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 2_000 } else { 20_000 });
+    let mut total = Stats::default();
+    for seed in 0..seeds {
+        let (stats, outcome) = run(seed, None);
+        total.add(&stats);
+        if let Err(problem) = outcome {
+            panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
+        }
+    }
+    println!("{seeds} seeds: {total:?}");
+    // A simulator in which nothing happens finds nothing.
+    assert!(total.resumes > seeds / 4 && total.ended > seeds / 2, "{total:?}");
+}
+
+fn is_found(mutation: Mutation) {
+    let found = (0..200_000).find_map(|seed| {
+        let problem = run(seed, Some(mutation)).1.err()?;
+        Some((seed, problem))
+    });
+    let (seed, problem) = found.unwrap_or_else(|| panic!("{mutation:?} was not noticed"));
+    println!("{mutation:?}: seed {seed}: {problem}");
+}
+
+#[test]
+fn draining_before_the_peer_has_is_noticed() {
+    is_found(Mutation::DrainEarly);
+}
+
+#[test]
+fn trimming_while_suspended_is_noticed() {
+    is_found(Mutation::TrimSuspended);
+}
+
+#[test]
+fn dropping_a_connection_that_may_hold_confirm_is_noticed() {
+    is_found(Mutation::DropAwaiting);
+}

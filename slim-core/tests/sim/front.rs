@@ -1,0 +1,102 @@
+//! One flow of one process: what a front end keeps, and the application behind it.
+
+use slim_core::replay::Replay;
+use slim_core::stash::Stash;
+use slim_core::{FinHow, Verdict};
+
+use crate::dice::mix;
+
+/// The byte that the application of `side` writes at `at`.
+pub fn pattern(seed: u64, side: usize, at: u64) -> u8 {
+    (mix(seed ^ ((side as u64) << 63) ^ at.wrapping_mul(0x9e37)) >> 24) as u8
+}
+
+/// How the application ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Half-closes when all is written, closes at the peer's end of stream.
+    Orderly,
+    /// Closes when all is written, whatever the peer still has to say.
+    Rude,
+    /// Never ends.
+    Idle,
+}
+
+pub struct Pump {
+    pub at: u64,
+    pub owed: u64,
+}
+
+pub struct Front {
+    /// Connection and side of it.
+    pub tcp: Option<(usize, usize)>,
+    /// Position in the stream, and in what was written to the connection, where this transport
+    /// begins.
+    pub base: (u64, u64),
+    pub replay: Replay,
+    pub stash: Stash,
+    pub received: u64,
+    pub sent: u64,
+    pub barred: bool,
+    pub legacy: bool,
+    pub verdict: Option<Verdict>,
+    pub peer_final: Option<u64>,
+    pub pump: Option<Pump>,
+    pub fin: Option<FinHow>,
+
+    // The application.
+    pub plan: Plan,
+    pub to_write: u64,
+    pub delivered: u64,
+    pub end_seen: bool,
+    /// Closed, or has seen an error.
+    pub over: bool,
+    /// The driver holds nothing any more.
+    pub gone: bool,
+}
+
+impl Front {
+    pub fn new(tcp: (usize, usize), plan: Plan, to_write: u64) -> Self {
+        Front {
+            tcp: Some(tcp),
+            base: (0, 0),
+            replay: Replay::new(),
+            stash: Stash::new(),
+            received: 0,
+            sent: 0,
+            barred: false,
+            legacy: false,
+            verdict: None,
+            peer_final: None,
+            pump: None,
+            fin: None,
+            plan,
+            to_write,
+            delivered: 0,
+            end_seen: false,
+            over: false,
+            gone: false,
+        }
+    }
+
+    /// Bytes of the stream known to be held by the peer's kernel, from what the kernel says about
+    /// this transport.
+    pub fn acked(&self, acked: usize) -> u64 {
+        self.base.0 + (acked as u64).saturating_sub(self.base.1)
+    }
+
+    /// The application takes `data`.
+    pub fn deliver(&mut self, seed: u64, side: usize, data: &[u8]) -> Result<(), String> {
+        for byte in data {
+            let right = pattern(seed, 1 - side, self.delivered);
+            if *byte != right {
+                return Err(format!(
+                    "side {side}: byte {} is {byte:#x}, not {right:#x}",
+                    self.delivered
+                ));
+            }
+            self.delivered += 1;
+        }
+        Ok(())
+    }
+}

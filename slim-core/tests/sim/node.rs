@@ -1,0 +1,584 @@
+//! One process: an endpoint and its driver.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use slim_core::config::Config;
+use slim_core::endpoint::{Action, Endpoint, State};
+use slim_core::event::Event;
+use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowToken, Time, Verdict, wire};
+
+use crate::front::{Front, Plan, Pump, pattern};
+use crate::tcp::Read;
+use crate::world::{CONTROL, Ev, MS, Mutation, RESUME, World};
+
+/// Whose a side of a TCP connection is.
+#[derive(Clone, Copy, Debug)]
+pub enum Owner {
+    Nobody,
+    Conn(ConnId),
+    Flow(FlowToken),
+}
+
+/// A connection that is not a transport.
+#[derive(Default)]
+struct Link {
+    tcp: Option<(usize, usize)>,
+    buffer: Vec<u8>,
+    messages: u32,
+}
+
+pub struct Node {
+    pub alive: bool,
+    pub endpoint: Endpoint,
+    pub fronts: BTreeMap<FlowToken, Front>,
+    links: BTreeMap<ConnId, Link>,
+    accepted: u64,
+    pub armed: Option<u64>,
+}
+
+impl Node {
+    pub fn new(config: Config, id: EndpointId, addrs: Vec<IpAddr>, seed: [u8; 32]) -> Node {
+        Node {
+            alive: true,
+            endpoint: Endpoint::new(config, id, addrs, RESUME, CONTROL, seed),
+            fronts: BTreeMap::new(),
+            links: BTreeMap::new(),
+            accepted: 0,
+            armed: None,
+        }
+    }
+
+    pub fn accept(&mut self, tcp: usize, side: usize) -> ConnId {
+        self.accepted += 1;
+        let conn = ConnId::incoming(self.accepted);
+        self.links.entry(conn).or_default().tcp = Some((tcp, side));
+        conn
+    }
+
+    /// Whether a connection that was asked for is still wanted.
+    pub fn wants(&self, conn: ConnId) -> bool {
+        self.links.get(&conn).is_some_and(|link| link.tcp.is_none())
+    }
+
+    pub fn connected(&mut self, conn: ConnId, tcp: usize, side: usize) {
+        self.links.entry(conn).or_default().tcp = Some((tcp, side));
+    }
+
+    pub fn forget(&mut self, conn: ConnId) {
+        self.links.remove(&conn);
+    }
+}
+
+impl World {
+    /// Carries out what the endpoint of a process asks for, until it asks for nothing more.
+    pub fn drive(&mut self, node: usize) -> Result<(), String> {
+        if !self.nodes[node].alive {
+            return Ok(());
+        }
+        while let Some(action) = self.nodes[node].endpoint.poll_action() {
+            if self.trace {
+                self.tell_action(node, &action);
+            }
+            self.act(node, action)?;
+        }
+        while let Some((token, _, event)) = self.nodes[node].endpoint.poll_event() {
+            if self.trace {
+                println!("{:>10} {node}    {event:?}", self.now);
+            }
+            match event {
+                Event::Resume { .. } => self.stats.resumes += 1,
+                Event::Escalate { .. } => self.stats.escalations += 1,
+                Event::Reinstate => self.stats.reinstated += 1,
+                Event::Legacy { .. } => {
+                    self.stats.legacy += 1;
+                    self.front(node, token).legacy = true;
+                }
+                _ => {}
+            }
+        }
+        let next = self.nodes[node].endpoint.poll_timeout();
+        if let Some(Time(at)) = next
+            && self.nodes[node].armed.is_none_or(|armed| at < armed)
+        {
+            self.nodes[node].armed = Some(at);
+            self.at(at, Ev::Timer { node });
+        }
+        Ok(())
+    }
+
+    fn tell_action(&self, node: usize, action: &Action) {
+        let now = self.now;
+        match action {
+            Action::Send { conn, data } => {
+                let kind = wire::parse(data).map(|parsed| parsed.message.kind());
+                println!("{now:>10} {node} -> {conn:?} {kind:?}");
+            }
+            Action::Datagram { data, .. } => {
+                let kind = wire::parse(data).map(|parsed| parsed.message.kind());
+                println!("{now:>10} {node} -> {kind:?}");
+            }
+            other => println!("{now:>10} {node} -> {other:?}"),
+        }
+    }
+
+    fn act(&mut self, node: usize, action: Action) -> Result<(), String> {
+        let now = Time(self.now);
+        match action {
+            Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
+            Action::Connect { conn, remote, .. } => {
+                self.nodes[node].links.insert(conn, Link::default());
+                self.send_syn(node, conn, remote);
+            }
+            Action::Send { conn, data } => self.send(node, conn, &data),
+            Action::Flush { conn } => {
+                if self.mutation != Some(Mutation::DropAwaiting) {
+                    self.read_message(node, conn);
+                }
+                self.nodes[node].endpoint.handle_flushed(now, conn);
+            }
+            Action::Close { conn } => {
+                let link = self.nodes[node].links.remove(&conn);
+                if let Some((tcp, side)) = link.and_then(|link| link.tcp) {
+                    self.close_tcp(tcp, side);
+                }
+            }
+            Action::Live { .. } => {}
+            Action::Legacy { token, .. } => self.front(node, token).legacy = true,
+            Action::Suspend { token } => {
+                let front = self.front(node, token);
+                front.barred = true;
+                front.pump = None;
+                self.later(0, 3 * MS, Ev::Suspended { node, token });
+            }
+            Action::Drain { token } => {
+                self.front(node, token).pump = None;
+                self.later(0, 2 * MS, Ev::Drain { node, token });
+            }
+            Action::Install { token, conn, peer_received, peer_sent, peer_final } => {
+                self.install(node, token, conn, (peer_received, peer_sent, peer_final))?;
+            }
+            Action::Reinstate { token } => {
+                let legacy = self.nodes[node].endpoint.state(token) == Some(State::Legacy);
+                let front = self.front(node, token);
+                front.barred = false;
+                front.legacy = legacy;
+                if front.tcp.is_none() {
+                    return Err(format!("side {node}: {token:?} reinstated, but it was drained"));
+                }
+            }
+            Action::PeerFinal { token, seq } => self.front(node, token).peer_final = Some(seq),
+            Action::Escalate { token, verdict } => {
+                // What the old transport still holds is for the application, too.
+                self.read_dry(node, token);
+                let front = self.front(node, token);
+                front.verdict = Some(verdict);
+                front.barred = false;
+                front.pump = None;
+                if let Some((tcp, side)) = front.tcp.take() {
+                    self.close_tcp(tcp, side);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn front(&mut self, node: usize, token: FlowToken) -> &mut Front {
+        self.nodes[node].fronts.get_mut(&token).expect("both sides know every flow")
+    }
+
+    fn send(&mut self, node: usize, conn: ConnId, data: &[u8]) {
+        let Some((tcp, side)) = self.nodes[node].links.get(&conn).and_then(|link| link.tcp) else {
+            return;
+        };
+        // A control message always fits into a fresh connection; a dead one is noticed by reading.
+        let _ = self.tcps[tcp].write(side, data);
+        self.transmit(tcp, side);
+    }
+
+    /// A process looks at one of its connections.
+    pub fn look(&mut self, conn: usize, side: usize) -> Result<(), String> {
+        if !self.nodes[side].alive {
+            return Ok(());
+        }
+        match self.owners[conn][side] {
+            Owner::Nobody => {}
+            Owner::Conn(name) => self.read_message(side, name),
+            Owner::Flow(token) => self.pump(side, token)?,
+        }
+        Ok(())
+    }
+
+    /// Reads one message, if it is wholly there.
+    fn read_message(&mut self, node: usize, conn: ConnId) {
+        let now = Time(self.now);
+        let Some(link) = self.nodes[node].links.get_mut(&conn) else {
+            return;
+        };
+        let Some((tcp, side)) = link.tcp.filter(|_| link.messages < 2) else {
+            return;
+        };
+        loop {
+            let whole = match link.buffer.first_chunk() {
+                None => wire::HEADER_LEN,
+                Some(header) => wire::message_len(header).expect("nobody injects garbage here"),
+            };
+            if link.buffer.len() == whole && whole > wire::HEADER_LEN {
+                link.messages += 1;
+                let message = std::mem::take(&mut link.buffer);
+                self.nodes[node].endpoint.handle_message(now, conn, &message);
+                return self.poke(tcp, side);
+            }
+            let errno = match self.tcps[tcp].read(side, whole - link.buffer.len()) {
+                Read::Bytes(bytes) => {
+                    link.buffer.extend_from_slice(&bytes);
+                    continue;
+                }
+                Read::Nothing => return,
+                Read::End => 0,
+                Read::Error(errno) => errno,
+            };
+            self.nodes[node].links.remove(&conn);
+            self.close_tcp(tcp, side);
+            return self.nodes[node].endpoint.handle_conn_lost(now, conn, errno);
+        }
+    }
+
+    pub fn suspended(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        if !self.nodes[node].alive {
+            return Ok(());
+        }
+        // A call that was inside when the flow was suspended comes to its end first.
+        if self.dice.chance(50) && !self.front(node, token).over {
+            self.read(node, token)?;
+        }
+        self.drain_early(node, token);
+        self.nodes[node].endpoint.handle_suspended(Time(self.now), token);
+        Ok(())
+    }
+
+    /// See [`Mutation::DrainEarly`].
+    fn drain_early(&mut self, node: usize, token: FlowToken) {
+        if self.mutation == Some(Mutation::DrainEarly) {
+            self.read_dry(node, token);
+            let tcp = self.front(node, token).tcp.take();
+            self.later(0, 300, Ev::Drained { node, token, tcp });
+        }
+    }
+
+    fn read_dry(&mut self, node: usize, token: FlowToken) {
+        let front = self.nodes[node].fronts.get_mut(&token).expect("known");
+        let Some((tcp, side)) = front.tcp else {
+            return;
+        };
+        while let Read::Bytes(bytes) = self.tcps[tcp].read(side, usize::MAX) {
+            front.received += bytes.len() as u64;
+            front.stash.push(bytes);
+        }
+    }
+
+    pub fn drain(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        if !self.nodes[node].alive {
+            return Ok(());
+        }
+        self.read_dry(node, token);
+        let tcp = self.front(node, token).tcp.take();
+        // Between the last read and the closing something may still arrive.
+        self.later(0, 500, Ev::Drained { node, token, tcp });
+        Ok(())
+    }
+
+    pub fn drained(&mut self, node: usize, token: FlowToken, tcp: Option<(usize, usize)>) {
+        if !self.nodes[node].alive {
+            return;
+        }
+        if let Some((tcp, side)) = tcp {
+            self.close_tcp(tcp, side);
+        }
+        let front = self.front(node, token);
+        let (received, sent) = (front.received, front.sent);
+        self.nodes[node].endpoint.handle_drained(Time(self.now), token, received, sent);
+    }
+
+    fn install(
+        &mut self,
+        node: usize,
+        token: FlowToken,
+        conn: ConnId,
+        (peer_received, peer_sent, peer_final): (u64, u64, Option<u64>),
+    ) -> Result<(), String> {
+        let link = self.nodes[node].links.remove(&conn);
+        let Some(place) = link.and_then(|link| link.tcp) else {
+            // It broke after CONFIRM had been read from it.
+            return Err(format!("side {node}: {conn:?} is installed but gone"));
+        };
+        self.owners[place.0][place.1] = Owner::Flow(token);
+        let written = self.tcps[place.0].written(place.1) as u64;
+        let front = self.front(node, token);
+        if front.tcp.is_some() {
+            return Err(format!("side {node}: {token:?} has a transport that was not drained"));
+        }
+        if peer_received < front.replay.start() {
+            return Err(format!(
+                "side {node}: the peer has {peer_received}, but everything before {} is forgotten",
+                front.replay.start()
+            ));
+        }
+        if peer_received > front.sent || peer_sent < front.received {
+            return Err(format!("side {node}: out of step"));
+        }
+        front.replay.trim(peer_received);
+        front.tcp = Some(place);
+        front.base = (peer_received, written);
+        front.peer_final = peer_final.or(front.peer_final);
+        front.pump = Some(Pump { at: peer_received, owed: peer_sent - front.received });
+        self.poke(place.0, place.1);
+        Ok(())
+    }
+
+    /// Goes on writing the replay, if there is one to be written.
+    fn pump(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let now = Time(self.now);
+        let front = self.nodes[node].fronts.get_mut(&token).expect("known");
+        let (Some(pump), Some((tcp, side))) = (&mut front.pump, front.tcp) else {
+            return Ok(());
+        };
+        let mut failed = None;
+        while pump.owed > 0 && failed.is_none() {
+            match self.tcps[tcp].read(side, pump.owed as usize) {
+                Read::Bytes(bytes) => {
+                    pump.owed -= bytes.len() as u64;
+                    front.received += bytes.len() as u64;
+                    front.stash.push(bytes);
+                }
+                Read::Nothing => break,
+                Read::End => failed = Some(Cause::Eof { received: front.received }),
+                Read::Error(errno) => failed = Some(Cause::Errno(errno)),
+            }
+        }
+        while failed.is_none() {
+            let chunk = front.replay.chunk_at(pump.at).map_err(|e| format!("{e:?}"))?;
+            let Some(chunk) = chunk else { break };
+            match self.tcps[tcp].write(side, chunk) {
+                Ok(0) => break,
+                Ok(n) => pump.at += n as u64,
+                Err(errno) => failed = Some(Cause::Errno(errno)),
+            }
+        }
+        let (done, replayed) = (pump.at == front.sent, pump.at - front.base.0);
+        if let Some(cause) = failed {
+            front.pump = None;
+            self.nodes[node].endpoint.fault(now, token, cause);
+            return Ok(());
+        }
+        self.transmit(tcp, side);
+        if done {
+            let front = self.front(node, token);
+            front.pump = None;
+            front.barred = false;
+            if front.fin.is_some() {
+                self.tcps[tcp].shutdown(side);
+                self.transmit(tcp, side);
+            }
+            self.nodes[node].endpoint.handle_installed(now, token, replayed);
+        }
+        Ok(())
+    }
+
+    // The application.
+
+    pub fn tick(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        if !self.nodes[node].alive || self.front(node, token).gone {
+            return Ok(());
+        }
+        match self.dice.pick(0, 9) {
+            0..=3 => self.write(node, token)?,
+            4..=7 => self.read(node, token)?,
+            _ => self.sweep(node, token),
+        }
+        self.end(node, token)?;
+        let late = if self.now > 20_000 * MS { 500 * MS } else { 30 * MS };
+        let wait = self.dice.spread(200, late);
+        self.later(wait, wait, Ev::Tick { node, token });
+        Ok(())
+    }
+
+    fn write(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let most = self.dice.spread(1, 500).min(self.front(node, token).to_write);
+        let seed = self.seed ^ token.0;
+        let front = self.front(node, token);
+        if front.barred || front.over || front.verdict.is_some() || front.fin.is_some() || most == 0
+        {
+            return Ok(());
+        }
+        let Some((tcp, side)) = front.tcp else {
+            return Err(format!("side {node}: {token:?} is open without a transport"));
+        };
+        let data: Vec<u8> = (0..most).map(|i| pattern(seed, node, front.sent + i)).collect();
+        match self.tcps[tcp].write(side, &data) {
+            Ok(n) => {
+                let front = self.front(node, token);
+                front.replay.push(&data[..n]);
+                front.sent += n as u64;
+                front.to_write -= n as u64;
+                self.transmit(tcp, side);
+            }
+            Err(errno) => self.fault(node, token, Cause::Errno(errno)),
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let most = self.dice.spread(1, 700) as usize;
+        let seed = self.seed ^ token.0;
+        let front = self.front(node, token);
+        if front.over || front.end_seen {
+            return Ok(());
+        }
+        if !front.stash.is_empty() {
+            let mut out = vec![0; most];
+            let n = front.stash.read(&mut out);
+            return front.deliver(seed, node, &out[..n]);
+        }
+        if let Some(verdict) = front.verdict {
+            front.over = true;
+            if verdict == Verdict::Eof {
+                self.end_of_stream(node, token)?;
+            }
+            return Ok(());
+        }
+        // While it is suspended, only a call that was inside already still reads.
+        let Some((tcp, side)) = front.tcp.filter(|_| front.pump.is_none()) else {
+            return Ok(());
+        };
+        let barred = front.barred;
+        match self.tcps[tcp].read(side, most) {
+            Read::Bytes(bytes) if barred && bytes.is_empty() => Ok(()),
+            Read::Bytes(bytes) => {
+                let front = self.front(node, token);
+                front.received += bytes.len() as u64;
+                if barred {
+                    front.stash.push(bytes);
+                    return Ok(());
+                }
+                front.deliver(seed, node, &bytes)
+            }
+            Read::Nothing => Ok(()),
+            _ if barred => Ok(()),
+            Read::Error(errno) => {
+                self.fault(node, token, Cause::Errno(errno));
+                Ok(())
+            }
+            Read::End => {
+                let front = self.front(node, token);
+                let received = front.received;
+                if front.legacy {
+                    front.end_seen = true;
+                    return Ok(());
+                }
+                if front.peer_final == Some(received) {
+                    return self.end_of_stream(node, token);
+                }
+                self.fault(node, token, Cause::Eof { received });
+                Ok(())
+            }
+        }
+    }
+
+    /// The application gets an end of stream that is said to be genuine.
+    fn end_of_stream(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        self.stats.ended += 1;
+        let front = self.front(node, token);
+        front.end_seen = true;
+        let delivered = front.delivered;
+        let other = &self.nodes[1 - node].fronts[&token];
+        if other.fin.is_none() || other.sent != delivered {
+            return Err(format!(
+                "side {node}: {token:?} ends at {delivered}, the peer has sent {} and {:?}",
+                other.sent, other.fin
+            ));
+        }
+        Ok(())
+    }
+
+    fn fault(&mut self, node: usize, token: FlowToken, cause: Cause) {
+        if self.trace {
+            println!("{:>10} {node} fault {cause:?}", self.now);
+        }
+        let front = self.front(node, token);
+        if front.legacy {
+            front.over = true;
+            return;
+        }
+        front.barred = true;
+        self.nodes[node].endpoint.fault(Time(self.now), token, cause);
+    }
+
+    /// Trims, and lets go of a flow that the application has closed when all is delivered.
+    fn sweep(&mut self, node: usize, token: FlowToken) {
+        let front = &self.nodes[node].fronts[&token];
+        let Some((tcp, side)) = front.tcp else {
+            return;
+        };
+        let acked = front.acked(self.tcps[tcp].acked(side));
+        let trims = !front.barred || self.mutation == Some(Mutation::TrimSuspended);
+        if trims && front.pump.is_none() {
+            let front = self.front(node, token);
+            front.replay.trim(acked);
+        }
+    }
+
+    fn end(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let now = Time(self.now);
+        let front = self.front(node, token);
+        if front.plan == Plan::Idle && front.end_seen {
+            front.plan = Plan::Orderly;
+        }
+        let (plan, sent) = (front.plan, front.sent);
+        // An error ends an application, too.
+        if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
+            front.fin = Some(FinHow::Close);
+            self.nodes[node].endpoint.finish(now, token, sent, FinHow::Close);
+        }
+        let front = self.front(node, token);
+        let finished = front.to_write == 0 || front.over;
+        if finished && front.fin.is_none() && plan != Plan::Idle {
+            let how = if plan == Plan::Rude { FinHow::Close } else { FinHow::HalfClose };
+            front.fin = Some(how);
+            front.over |= plan == Plan::Rude;
+            let tcp = front.tcp.filter(|_| !front.barred);
+            self.nodes[node].endpoint.finish(now, token, sent, how);
+            if let Some((tcp, side)) = tcp {
+                self.tcps[tcp].shutdown(side);
+                self.transmit(tcp, side);
+            }
+        }
+        let front = self.front(node, token);
+        if front.end_seen && front.fin == Some(FinHow::HalfClose) {
+            front.fin = Some(FinHow::Close);
+            front.over = true;
+            self.nodes[node].endpoint.finish(now, token, sent, FinHow::Close);
+        }
+        self.linger(node, token);
+        Ok(())
+    }
+
+    fn linger(&mut self, node: usize, token: FlowToken) {
+        let front = &self.nodes[node].fronts[&token];
+        if !front.over || front.barred || front.gone {
+            return;
+        }
+        let delivered = match front.tcp {
+            Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
+            None => true,
+        };
+        if delivered || front.verdict.is_some() || front.legacy {
+            let front = self.front(node, token);
+            front.gone = true;
+            if let Some((tcp, side)) = front.tcp.take() {
+                self.close_tcp(tcp, side);
+            }
+            self.nodes[node].endpoint.gone(Time(self.now), token);
+        }
+    }
+}

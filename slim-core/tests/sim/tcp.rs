@@ -1,0 +1,177 @@
+//! A TCP connection as two kernels see it, byte for byte.
+//!
+//! Per direction: what was written, how much of it the receiver's kernel holds, how much of that
+//! the sender's kernel knows to be held, how much was read. A side can die at any moment; what its
+//! kernel held stays readable, and what it knew to be acknowledged stays known, as on Linux.
+
+pub const ECONNABORTED: i32 = 103;
+pub const ECONNRESET: i32 = 104;
+pub const ETIMEDOUT: i32 = 110;
+pub const ECONNREFUSED: i32 = 111;
+
+#[derive(Default)]
+pub struct Dir {
+    data: Vec<u8>,
+    arrived: usize,
+    acked: usize,
+    read: usize,
+    /// The sender has ended it.
+    fin: bool,
+    /// The receiver's kernel has seen an end, genuine or injected.
+    ended: bool,
+    /// A transmission is on its way to happen.
+    pub armed: bool,
+    /// When the network began to swallow everything.
+    pub silent_since: Option<u64>,
+}
+
+#[derive(Default)]
+pub struct Side {
+    pub dead: Option<i32>,
+    pub closed: bool,
+}
+
+pub struct Tcp {
+    pub path: usize,
+    pub sides: [Side; 2],
+    pub dirs: [Dir; 2],
+    send_room: usize,
+    receive_room: usize,
+}
+
+pub enum Read {
+    Bytes(Vec<u8>),
+    Nothing,
+    End,
+    Error(i32),
+}
+
+/// What came of a transmission.
+pub enum Arrival {
+    /// The receiver's kernel acknowledges this many bytes.
+    Ack(usize),
+    /// Nobody takes it.
+    Reset,
+    Nothing,
+}
+
+impl Tcp {
+    pub fn new(path: usize, send_room: usize, receive_room: usize) -> Self {
+        Tcp {
+            path,
+            sides: Default::default(),
+            dirs: Default::default(),
+            send_room,
+            receive_room,
+        }
+    }
+
+    /// Bytes that `side` may read now.
+    pub fn readable(&self, side: usize) -> usize {
+        let dir = &self.dirs[1 - side];
+        dir.arrived - dir.read
+    }
+
+    pub fn read(&mut self, side: usize, most: usize) -> Read {
+        assert!(!self.sides[side].closed, "read from a closed socket");
+        let dir = &mut self.dirs[1 - side];
+        let n = most.min(dir.arrived - dir.read);
+        if n > 0 {
+            dir.read += n;
+            return Read::Bytes(dir.data[dir.read - n..dir.read].to_vec());
+        }
+        match self.sides[side].dead {
+            Some(errno) => Read::Error(errno),
+            None if dir.ended => Read::End,
+            None => Read::Nothing,
+        }
+    }
+
+    pub fn write(&mut self, side: usize, data: &[u8]) -> Result<usize, i32> {
+        assert!(!self.sides[side].closed, "write to a closed socket");
+        if let Some(errno) = self.sides[side].dead {
+            return Err(errno);
+        }
+        let dir = &mut self.dirs[side];
+        assert!(!dir.fin, "write after shutdown");
+        let room = self.send_room - (dir.data.len() - dir.acked).min(self.send_room);
+        let n = room.min(data.len());
+        dir.data.extend_from_slice(&data[..n]);
+        Ok(n)
+    }
+
+    /// Bytes written so far.
+    pub fn written(&self, side: usize) -> usize {
+        self.dirs[side].data.len()
+    }
+
+    /// Bytes that the peer's kernel is known to hold: readable also after death.
+    pub fn acked(&self, side: usize) -> usize {
+        self.dirs[side].acked
+    }
+
+    pub fn shutdown(&mut self, side: usize) {
+        self.dirs[side].fin = true;
+    }
+
+    /// Closes the descriptor. True if the kernel answers with a reset, because something was there
+    /// that nobody has read.
+    pub fn close(&mut self, side: usize) -> bool {
+        let unread = self.readable(side) > 0;
+        self.sides[side].closed = true;
+        self.dirs[side].fin = true;
+        if unread && self.sides[side].dead.is_none() {
+            self.sides[side].dead = Some(ECONNRESET);
+            return true;
+        }
+        false
+    }
+
+    /// There is something in direction `side` that the sender's kernel would transmit.
+    pub fn pending(&self, side: usize) -> bool {
+        let dir = &self.dirs[side];
+        self.sides[side].dead.is_none()
+            && (dir.acked < dir.data.len() || (dir.fin && !dir.ended && dir.acked == dir.data.len()))
+    }
+
+    /// A segment of at most `most` bytes arrives at the other side.
+    pub fn arrive(&mut self, side: usize, most: usize) -> Arrival {
+        let receiver = &self.sides[1 - side];
+        if receiver.dead.is_some() {
+            return Arrival::Reset;
+        }
+        let closed = receiver.closed;
+        let dir = &mut self.dirs[side];
+        let room = self.receive_room - (dir.arrived - dir.read).min(self.receive_room);
+        let n = most.min(dir.data.len() - dir.arrived).min(room);
+        if n > 0 && dir.ended {
+            // Behind the end of the stream, as far as the receiver knows.
+            return Arrival::Nothing;
+        }
+        if n > 0 && closed {
+            self.sides[1 - side].dead = Some(ECONNRESET);
+            return Arrival::Reset;
+        }
+        dir.arrived += n;
+        if dir.fin && dir.arrived == dir.data.len() {
+            dir.ended = true;
+        }
+        Arrival::Ack(dir.arrived)
+    }
+
+    pub fn acknowledge(&mut self, side: usize, upto: usize) {
+        if self.sides[side].dead.is_none() {
+            let dir = &mut self.dirs[side];
+            dir.acked = dir.acked.max(upto);
+        }
+    }
+
+    /// Somebody else ends the stream towards `side`.
+    pub fn inject_end(&mut self, side: usize) {
+        self.dirs[1 - side].ended = true;
+    }
+
+    pub fn die(&mut self, side: usize, errno: i32) {
+        self.sides[side].dead.get_or_insert(errno);
+    }
+}

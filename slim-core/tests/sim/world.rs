@@ -1,0 +1,587 @@
+//! The world: two processes, the networks between them, and everything that can go wrong.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use slim_core::config::Config;
+use slim_core::endpoint::State;
+use slim_core::{Cause, ConnId, EndpointId, FlowToken, Role, Time};
+
+use crate::dice::{Dice, mix};
+use crate::front::{Front, Plan};
+use crate::node::{Node, Owner};
+use crate::tcp::{self, Arrival, Tcp};
+
+pub const MS: u64 = 1000;
+pub const SECOND: u64 = 1_000_000;
+
+/// A driver that breaks one of the rules, to see that the simulator would notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutation {
+    /// Reads the old transport dry and closes it when the flow is suspended, not when told to.
+    DrainEarly,
+    /// Goes on trimming while the flow is suspended.
+    TrimSuspended,
+    /// Answers `Flush` without having looked.
+    DropAwaiting,
+}
+
+#[derive(Debug)]
+pub enum Ev {
+    /// TCP: something of direction `side` is transmitted.
+    Segment { conn: usize, side: usize },
+    /// TCP: an acknowledgement reaches `side`.
+    Ack { conn: usize, side: usize, upto: usize },
+    /// TCP: a reset reaches `side`.
+    Reset { conn: usize, side: usize },
+    /// TCP: a connection request from the process `node` reaches the other host.
+    Syn { node: usize, conn: ConnId, path: usize },
+    /// TCP: it is answered.
+    SynAnswer { node: usize, conn: ConnId, tcp: Option<usize> },
+    /// A process looks at a connection.
+    Poke { conn: usize, side: usize },
+    Datagram { node: usize, from: SocketAddr, to: SocketAddr, data: Vec<u8> },
+    Refused { node: usize, to: SocketAddr },
+    Timer { node: usize },
+    Suspended { node: usize, token: FlowToken },
+    Drain { node: usize, token: FlowToken },
+    Drained { node: usize, token: FlowToken, tcp: Option<(usize, usize)> },
+    /// An application accepts its connection.
+    Accept { flow: usize },
+    /// The application does something.
+    Tick { node: usize, token: FlowToken },
+    Fault(Harm),
+}
+
+#[derive(Clone, Debug)]
+pub enum Harm {
+    /// A connection is killed at one end, as by `SOCK_DESTROY`.
+    Kill { newest: u64, side: usize, reset: bool },
+    /// Somebody injects an end of stream.
+    End { newest: u64, side: usize },
+    /// Nothing passes on a path, in one direction or both, until then.
+    Cut { path: usize, ways: usize, until: u64 },
+    /// The driver of `node` suspects that a flow does not move.
+    Stall { node: usize, flow: usize },
+    /// A process is killed.
+    Crash { node: usize },
+}
+
+pub struct World {
+    pub now: u64,
+    pub seed: u64,
+    pub dice: Dice,
+    pub mutation: Option<Mutation>,
+    queue: BinaryHeap<Reverse<(u64, u64)>>,
+    events: BTreeMap<u64, Ev>,
+    count: u64,
+    pub tcps: Vec<Tcp>,
+    pub owners: Vec<[Owner; 2]>,
+    pub nodes: [Node; 2],
+    /// Until when nothing passes, per path and direction.
+    cut: [[u64; 2]; 2],
+    latency: u64,
+    udp_loss: u64,
+    udp_twice: u64,
+    user_timeout: u64,
+    mss: u64,
+    pub flows: usize,
+    /// When the last harm is over.
+    healthy: u64,
+    pub stats: Stats,
+    /// Tell everything on standard output.
+    pub trace: bool,
+}
+
+/// What a run contained, to see that the simulator gets around.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Stats {
+    pub events: u64,
+    pub resumes: u64,
+    pub escalations: u64,
+    pub reinstated: u64,
+    pub legacy: u64,
+    pub ended: u64,
+    pub confirms_flushed: u64,
+    pub crashes: u64,
+}
+
+impl Stats {
+    pub fn add(&mut self, other: &Stats) {
+        self.events += other.events;
+        self.resumes += other.resumes;
+        self.escalations += other.escalations;
+        self.reinstated += other.reinstated;
+        self.legacy += other.legacy;
+        self.ended += other.ended;
+        self.confirms_flushed += other.confirms_flushed;
+        self.crashes += other.crashes;
+    }
+}
+
+/// Address of a host on a path.
+pub fn addr(node: usize, path: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, path as u8, 0, 1 + node as u8))
+}
+
+/// Host and path of an address.
+pub fn host_of(addr: &SocketAddr) -> Option<(usize, usize)> {
+    let IpAddr::V4(v4) = addr.ip() else {
+        return None;
+    };
+    let [_, path, _, host] = v4.octets();
+    (path < 2 && (1..=2).contains(&host)).then(|| (host as usize - 1, path as usize))
+}
+
+pub const CONTROL: u16 = 701;
+pub const RESUME: u16 = 700;
+
+impl World {
+    pub fn new(seed: u64, mutation: Option<Mutation>) -> World {
+        let mut dice = Dice::new(mix(seed ^ 0x51_1a));
+        let config = Config {
+            hello_timeout: Duration::from_millis(dice.pick(300, 3000)),
+            ..Config::default()
+        };
+        let nodes = [0, 1].map(|n: usize| {
+            let id = EndpointId {
+                host: [n as u8 + 1; 16],
+                pid: 100 + n as u32,
+                incarnation: mix(seed + n as u64),
+            };
+            let mut bytes = [0; 32];
+            bytes[..8].copy_from_slice(&mix(seed * 2 + n as u64).to_be_bytes());
+            let addrs = vec![addr(n, 0), addr(n, 1)];
+            Node::new(config.clone(), id, addrs, bytes)
+        });
+        let mut world = World {
+            now: 0,
+            seed,
+            mutation,
+            queue: BinaryHeap::new(),
+            events: BTreeMap::new(),
+            count: 0,
+            tcps: Vec::new(),
+            owners: Vec::new(),
+            nodes,
+            cut: [[0; 2]; 2],
+            latency: dice.spread(20, 20 * MS),
+            udp_loss: if dice.chance(50) { 0 } else { dice.pick(1, 40) },
+            udp_twice: dice.pick(0, 20),
+            user_timeout: dice.spread(300 * MS, 6 * SECOND),
+            mss: dice.spread(1, 400),
+            flows: 1 + usize::from(dice.chance(15)),
+            healthy: 0,
+            stats: Stats::default(),
+            trace: false,
+            dice,
+        };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        for flow in 0..self.flows {
+            let conn = self.new_tcp(0);
+            let token = FlowToken(flow as u64 + 1);
+            let size = self.dice.spread(1, 3000);
+            for (node, role) in [(0, Role::Connector), (1, Role::Acceptor)] {
+                let plan = match self.dice.pick(0, 9) {
+                    0 => Plan::Rude,
+                    1 => Plan::Idle,
+                    _ => Plan::Orderly,
+                };
+                let to_write = if self.dice.chance(15) { 0 } else { self.dice.spread(1, size) };
+                let front = Front::new((conn, node), plan, to_write);
+                self.nodes[node].fronts.insert(token, front);
+                self.owners[conn][node] = Owner::Flow(token);
+                if role == Role::Connector {
+                    let (local, remote) = self.names(flow);
+                    let now = Time(self.now);
+                    self.nodes[node].endpoint.open(now, token, role, local, remote);
+                    self.later(0, 5 * MS, Ev::Tick { node, token });
+                } else {
+                    let wait = if self.dice.chance(80) { 5 * MS } else { 500 * MS };
+                    self.later(0, wait, Ev::Accept { flow });
+                }
+            }
+        }
+        // Harm, most of it while there is something to be harmed.
+        for _ in 0..self.dice.pick(0, 8) {
+            let at = self.dice.spread(100, 4 * SECOND);
+            let harm = self.some_harm(at);
+            self.healthy = self.healthy.max(at);
+            self.at(at, Ev::Fault(harm));
+        }
+    }
+
+    fn some_harm(&mut self, at: u64) -> Harm {
+        let side = self.dice.pick(0, 1) as usize;
+        let newest = if self.dice.chance(80) { 0 } else { self.dice.pick(1, 2) };
+        match self.dice.pick(0, 99) {
+            0..=54 => Harm::Kill { newest, side, reset: self.dice.chance(70) },
+            55..=64 => Harm::End { newest, side },
+            65..=79 => {
+                let until = at + self.dice.spread(MS, 2 * SECOND);
+                self.healthy = self.healthy.max(until);
+                let path = usize::from(self.dice.chance(30));
+                Harm::Cut { path, ways: self.dice.pick(1, 3) as usize, until }
+            }
+            80..=95 => Harm::Stall { node: side, flow: self.dice.next() as usize },
+            _ => Harm::Crash { node: side },
+        }
+    }
+
+    /// The connection of a flow as its connector names it: (its end, the other end).
+    pub fn names(&self, flow: usize) -> (SocketAddr, SocketAddr) {
+        let local = SocketAddr::new(addr(0, 0), 5000 + flow as u16);
+        (local, SocketAddr::new(addr(1, 0), 80))
+    }
+
+    // Events.
+
+    pub fn at(&mut self, at: u64, event: Ev) {
+        self.count += 1;
+        self.queue.push(Reverse((at, self.count)));
+        self.events.insert(self.count, event);
+    }
+
+    /// After a pause between `low` and `high`.
+    pub fn later(&mut self, low: u64, high: u64, event: Ev) {
+        let at = self.now + self.dice.pick(low, high);
+        self.at(at, event);
+    }
+
+    /// Runs to the end.
+    pub fn run(&mut self) -> Result<(), String> {
+        while let Some(Reverse((at, number))) = self.queue.pop() {
+            let Some(event) = self.events.remove(&number) else {
+                continue;
+            };
+            self.now = self.now.max(at);
+            self.stats.events += 1;
+            if self.now > self.healthy + 200 * SECOND || self.all_over() {
+                break;
+            }
+            if self.trace {
+                self.tell(&event);
+            }
+            self.handle(event)?;
+            for node in 0..2 {
+                self.drive(node)?;
+            }
+        }
+        self.check_end()
+    }
+
+    fn tell(&self, event: &Ev) {
+        let now = self.now;
+        match event {
+            Ev::Tick { .. } | Ev::Segment { .. } | Ev::Ack { .. } | Ev::Poke { .. } => {}
+            Ev::Timer { .. } => {}
+            Ev::Datagram { node, data, .. } => {
+                let kind = slim_core::wire::parse(data).map(|parsed| parsed.message.kind());
+                println!("{now:>10} {node} <- {kind:?}");
+            }
+            other => println!("{now:>10} {other:?}"),
+        }
+    }
+
+    fn all_over(&self) -> bool {
+        self.now > self.healthy
+            && self.nodes.iter().all(|node| {
+                !node.alive || node.fronts.values().all(|f| f.gone || self.content(f))
+            })
+    }
+
+    /// A flow that never ends has all there is.
+    fn content(&self, front: &Front) -> bool {
+        front.plan == Plan::Idle && !front.barred && front.to_write == 0 && {
+            self.nodes.iter().all(|node| {
+                node.fronts.values().all(|f| f.plan == Plan::Idle && f.to_write == 0)
+            }) && {
+                let delivered: u64 = self.total(|f| f.delivered);
+                delivered == self.total(|f| f.sent)
+            }
+        }
+    }
+
+    fn total(&self, of: impl Fn(&Front) -> u64) -> u64 {
+        self.nodes.iter().flat_map(|node| node.fronts.values()).map(of).sum()
+    }
+
+    fn check_end(&self) -> Result<(), String> {
+        let crashed = self.nodes.iter().any(|node| !node.alive);
+        for (n, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
+            for (token, front) in &node.fronts {
+                let state = node.endpoint.state(*token);
+                let stuck = matches!(
+                    state,
+                    Some(State::Negotiating | State::Suspended | State::Resuming)
+                );
+                if stuck && !front.gone {
+                    return Err(format!("side {n}: {token:?} hangs, {state:?}"));
+                }
+                let other = &self.nodes[1 - n].fronts[token];
+                if crashed || front.legacy || other.legacy {
+                    continue;
+                }
+                let idle = front.plan == Plan::Idle && other.plan == Plan::Idle;
+                if !front.gone && !idle {
+                    return Err(format!("side {n}: {token:?} does not end, {state:?}"));
+                }
+                let polite = front.plan != Plan::Rude && other.plan != Plan::Rude;
+                if polite && front.verdict.is_some_and(|v| matches!(v, slim_core::Verdict::Errno(_)))
+                {
+                    return Err(format!("side {n}: {token:?} was given up: {:?}", front.verdict));
+                }
+                if polite && front.delivered != other.sent {
+                    return Err(format!(
+                        "side {n}: {token:?} got {} of {} bytes",
+                        front.delivered, other.sent
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, event: Ev) -> Result<(), String> {
+        match event {
+            Ev::Segment { conn, side } => self.segment(conn, side),
+            Ev::Ack { conn, side, upto } => {
+                self.tcps[conn].acknowledge(side, upto);
+                self.transmit(conn, side);
+                self.poke(conn, side);
+            }
+            Ev::Reset { conn, side } => {
+                self.tcps[conn].die(side, tcp::ECONNRESET);
+                self.poke(conn, side);
+            }
+            Ev::Syn { node, conn, path } => self.syn(node, conn, path),
+            Ev::SynAnswer { node, conn, tcp } => self.connected(node, conn, tcp),
+            Ev::Poke { conn, side } => self.look(conn, side)?,
+            Ev::Datagram { node, from, to, data } if self.nodes[node].alive => {
+                let now = Time(self.now);
+                self.nodes[node].endpoint.handle_datagram(now, from, to, &data);
+            }
+            Ev::Datagram { node, from, to, .. } => {
+                // Nobody there: the host says so.
+                if let Some((asker, path)) = host_of(&from)
+                    && self.passes(path, node)
+                {
+                    self.later(self.latency, self.latency * 2, Ev::Refused { node: asker, to });
+                }
+            }
+            Ev::Refused { node, to } => {
+                let now = Time(self.now);
+                self.nodes[node].endpoint.handle_refused(now, to);
+            }
+            Ev::Timer { node } => {
+                self.nodes[node].armed = None;
+                self.nodes[node].endpoint.handle_timeout(Time(self.now));
+            }
+            Ev::Suspended { node, token } => self.suspended(node, token)?,
+            Ev::Drain { node, token } => self.drain(node, token)?,
+            Ev::Drained { node, token, tcp } => self.drained(node, token, tcp),
+            Ev::Accept { flow } => {
+                let token = FlowToken(flow as u64 + 1);
+                let (remote, local) = self.names(flow);
+                let now = Time(self.now);
+                if self.nodes[1].alive {
+                    self.nodes[1].endpoint.open(now, token, Role::Acceptor, local, remote);
+                    self.later(0, 5 * MS, Ev::Tick { node: 1, token });
+                }
+            }
+            Ev::Tick { node, token } => self.tick(node, token)?,
+            Ev::Fault(harm) => self.harm(harm),
+        }
+        Ok(())
+    }
+
+    fn harm(&mut self, harm: Harm) {
+        match harm {
+            Harm::Kill { newest, side, reset } => {
+                let Some(conn) = self.recent(newest) else { return };
+                self.tcps[conn].die(side, tcp::ECONNABORTED);
+                if reset {
+                    self.reset(conn, 1 - side);
+                }
+                self.poke(conn, side);
+            }
+            Harm::End { newest, side } => {
+                let Some(conn) = self.recent(newest) else { return };
+                self.tcps[conn].inject_end(side);
+                self.poke(conn, side);
+            }
+            Harm::Cut { path, ways, until } => {
+                for way in 0..2 {
+                    if ways & (1 << way) != 0 {
+                        self.cut[path][way] = self.cut[path][way].max(until);
+                    }
+                }
+            }
+            Harm::Stall { node, flow } => {
+                let token = FlowToken((flow % self.flows) as u64 + 1);
+                let live = self.nodes[node].endpoint.state(token) == Some(State::Live);
+                if self.nodes[node].alive && live && !self.nodes[node].fronts[&token].barred {
+                    let now = Time(self.now);
+                    self.nodes[node].endpoint.fault(now, token, Cause::Stall);
+                }
+            }
+            Harm::Crash { node } => {
+                self.stats.crashes += 1;
+                self.nodes[node].alive = false;
+                for conn in 0..self.tcps.len() {
+                    if !self.tcps[conn].sides[node].closed {
+                        self.close_tcp(conn, node);
+                    }
+                }
+            }
+        }
+    }
+
+    fn recent(&self, newest: u64) -> Option<usize> {
+        self.tcps.len().checked_sub(1 + newest as usize)
+    }
+
+    // Networks.
+
+    pub fn passes(&self, path: usize, from: usize) -> bool {
+        self.cut[path][from] <= self.now
+    }
+
+    pub fn send_datagram(&mut self, node: usize, from: Option<SocketAddr>, to: SocketAddr, data: Vec<u8>) {
+        let Some((other, path)) = host_of(&to) else { return };
+        let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
+        let copies = 1 + u64::from(self.dice.chance(self.udp_twice));
+        for _ in 0..copies {
+            if !self.passes(path, node) || self.dice.chance(self.udp_loss) {
+                continue;
+            }
+            let event = Ev::Datagram { node: other, from, to, data: data.clone() };
+            let late = if self.dice.chance(5) { 50 * MS } else { self.latency };
+            self.later(self.latency, self.latency + late, event);
+        }
+    }
+
+    pub fn send_syn(&mut self, node: usize, conn: ConnId, to: SocketAddr) {
+        let Some((_, path)) = host_of(&to) else { return };
+        self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
+    }
+
+    fn syn(&mut self, node: usize, conn: ConnId, path: usize) {
+        if !self.nodes[node].wants(conn) {
+            return;
+        }
+        if !self.passes(path, node) || !self.passes(path, 1 - node) {
+            // The kernel tries again.
+            return self.later(SECOND, SECOND, Ev::Syn { node, conn, path });
+        }
+        let tcp = self.nodes[1 - node].alive.then(|| self.new_tcp(path));
+        if let Some(tcp) = tcp {
+            let other = 1 - node;
+            let accepted = self.nodes[other].accept(tcp, other);
+            self.owners[tcp][other] = Owner::Conn(accepted);
+            let from = SocketAddr::new(addr(node, path), 40_000);
+            let now = Time(self.now);
+            self.nodes[other].endpoint.handle_incoming(now, accepted, from);
+        }
+        self.later(self.latency, self.latency * 2, Ev::SynAnswer { node, conn, tcp });
+    }
+
+    fn connected(&mut self, node: usize, conn: ConnId, tcp: Option<usize>) {
+        let now = Time(self.now);
+        let wanted = self.nodes[node].alive && self.nodes[node].wants(conn);
+        match tcp {
+            Some(tcp) if wanted => {
+                self.owners[tcp][node] = Owner::Conn(conn);
+                self.nodes[node].connected(conn, tcp, node);
+                self.nodes[node].endpoint.handle_connected(now, conn);
+                self.poke(tcp, node);
+            }
+            Some(tcp) => {
+                self.close_tcp(tcp, node);
+            }
+            None if wanted => {
+                self.nodes[node].forget(conn);
+                let errno = tcp::ECONNREFUSED;
+                self.nodes[node].endpoint.handle_conn_lost(now, conn, errno);
+            }
+            None => {}
+        }
+    }
+
+    fn new_tcp(&mut self, path: usize) -> usize {
+        let (send, receive) = (self.dice.spread(600, 4000), self.dice.spread(600, 4000));
+        self.tcps.push(Tcp::new(path, send as usize, receive as usize));
+        self.owners.push([Owner::Nobody, Owner::Nobody]);
+        self.tcps.len() - 1
+    }
+
+    /// Something may be there to be sent.
+    pub fn transmit(&mut self, conn: usize, side: usize) {
+        if self.tcps[conn].pending(side) && !self.tcps[conn].dirs[side].armed {
+            self.tcps[conn].dirs[side].armed = true;
+            self.later(self.latency, self.latency * 3 / 2, Ev::Segment { conn, side });
+        }
+    }
+
+    fn segment(&mut self, conn: usize, side: usize) {
+        self.tcps[conn].dirs[side].armed = false;
+        if !self.tcps[conn].pending(side) {
+            return;
+        }
+        let path = self.tcps[conn].path;
+        if !self.passes(path, side) {
+            let since = *self.tcps[conn].dirs[side].silent_since.get_or_insert(self.now);
+            if self.now - since > self.user_timeout {
+                self.tcps[conn].die(side, tcp::ETIMEDOUT);
+                return self.poke(conn, side);
+            }
+            self.tcps[conn].dirs[side].armed = true;
+            return self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
+        }
+        let most = self.dice.pick(1, self.mss) as usize;
+        match self.tcps[conn].arrive(side, most) {
+            Arrival::Ack(upto) => {
+                if self.passes(path, 1 - side) {
+                    self.tcps[conn].dirs[side].silent_since = None;
+                    self.later(self.latency, self.latency * 3 / 2, Ev::Ack { conn, side, upto });
+                }
+                self.poke(conn, 1 - side);
+            }
+            Arrival::Reset => self.reset(conn, side),
+            Arrival::Nothing => {}
+        }
+        if self.tcps[conn].pending(side) {
+            self.tcps[conn].dirs[side].armed = true;
+            let pause = if self.dice.chance(80) { self.latency.max(200) } else { 50 * MS };
+            self.later(pause, pause * 2, Ev::Segment { conn, side });
+        }
+    }
+
+    /// A reset is on its way to `side`.
+    pub fn reset(&mut self, conn: usize, side: usize) {
+        if self.passes(self.tcps[conn].path, 1 - side) {
+            self.later(self.latency, self.latency * 2, Ev::Reset { conn, side });
+        }
+    }
+
+    pub fn close_tcp(&mut self, conn: usize, side: usize) {
+        self.owners[conn][side] = Owner::Nobody;
+        if self.tcps[conn].close(side) {
+            self.reset(conn, 1 - side);
+        }
+        self.transmit(conn, side);
+    }
+
+    /// The process at `side` will soon notice that something happened to a connection.
+    pub fn poke(&mut self, conn: usize, side: usize) {
+        if self.nodes[side].alive && !matches!(self.owners[conn][side], Owner::Nobody) {
+            self.later(0, 400, Ev::Poke { conn, side });
+        }
+    }
+}
