@@ -141,3 +141,45 @@ fn the_examples_are_read() {
     }
     assert!(plans >= 6, "only {plans} examples");
 }
+
+/// A process on this host loses a connection of its own, and nobody else does.
+#[test]
+fn a_running_process_loses_its_connection() {
+    let test = "a_running_process_loses_its_connection";
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    let scratch = Scratch::new("pid");
+    let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\nstart = 0\n");
+    let program = "import socket,sys\ns=socket.create_server(('127.0.0.1',0))\n\
+                   c=socket.create_connection(s.getsockname()); a,_=s.accept()\n\
+                   print('ready',flush=True)\ntry: c.recv(1)\nexcept OSError: sys.exit(9)\nsys.exit(9)\n";
+    let start = || {
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", program])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = child.stdout.take().unwrap();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        child
+    };
+    let (mut victim, mut other) = (start(), start());
+    let mut command = slim();
+    command
+        .arg("chaos")
+        .arg(&plan)
+        .args(["--json", "--pid", &victim.id().to_string()]);
+    let (status, out, err) = output(&mut command);
+    let victims_end = victim.wait().unwrap();
+    let spared = other.try_wait().unwrap().is_none();
+    other.kill().unwrap();
+    other.wait().unwrap();
+    assert_eq!((status, err.as_str()), (0, ""));
+    let report: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["faults"][0]["hit"], 1, "{out}");
+    assert_eq!(victims_end.code(), Some(9));
+    assert!(spared, "a process that was not meant has ended");
+}
