@@ -1,0 +1,303 @@
+//! What somebody without the flow's key can do: nothing.
+
+mod common;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Kill, Pattern, Server, Stream, config};
+use slim_agent::Agent;
+use slim_core::config::Config;
+use slim_core::event::Record;
+use slim_core::wire::{self, Demote, Fin, MAC_LEN, MAX_LEN, Message, RefuseReason, Resume};
+use slim_core::{FinHow, FlowId, Nonce};
+
+/// Sends numbers there and back until told to stop; how often it went.
+fn ping_pong(near: &Stream, far: &Stream, stop: &AtomicBool) -> u64 {
+    let mut count: u64 = 0;
+    let mut buf = [0; 8];
+    while !stop.load(Ordering::Relaxed) {
+        near.write(&count.to_be_bytes()).unwrap();
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!(u64::from_be_bytes(buf), count);
+        far.write(&buf).unwrap();
+        near.read_exact(&mut buf).unwrap();
+        assert_eq!(u64::from_be_bytes(buf), count);
+        count += 1;
+    }
+    count
+}
+
+/// A message that parses, with fields of its own choice and a code that is none.
+fn plausible(pattern: &mut Pattern) -> Vec<u8> {
+    let mut data = vec![0; MAX_LEN];
+    pattern.fill(&mut data);
+    let kind = (pattern.next() % 16) as u8;
+    data[..4].copy_from_slice(&wire::MAGIC);
+    data[4] = wire::VERSION;
+    data[5] = kind;
+    // The length is right for some kinds now and then; most are thrown away by it.
+    let len = 24 + (pattern.next() % 300) as usize;
+    data[6..8].copy_from_slice(&(len as u16).to_be_bytes());
+    data.truncate(len);
+    data
+}
+
+fn resident_kib() -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// TCP listeners of this process on every address: our resume listeners.
+fn resume_listeners() -> Vec<u16> {
+    let ours: Vec<u64> = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| Some(fs::metadata(entry.ok()?.path()).ok()?.ino()))
+        .collect();
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (ip, port) = fields[1].split_once(':')?;
+            let mine = ours.contains(&fields[9].parse().ok()?);
+            (mine && fields[3] == "0A" && ip == "00000000")
+                .then(|| u16::from_str_radix(port, 16).unwrap())
+        })
+        .collect()
+}
+
+fn live_pair(client: &Agent, server: &Server) -> (Arc<Stream>, Arc<Stream>) {
+    let (near, far) = server.pair(client);
+    near.wait_live();
+    far.wait_live();
+    (near, far)
+}
+
+#[test]
+fn a_flood_of_datagrams_does_no_harm() {
+    const DATAGRAMS: usize = 100_000;
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let (near, far) = live_pair(&client, &server);
+    let target = server.addr();
+    let before = resident_kib();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let pings = scope.spawn(|| ping_pong(&near, &far, &stop));
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut pattern = Pattern::new(11);
+        let mut noise = [0; 1400];
+        for n in 0..DATAGRAMS {
+            if n % 2 == 0 {
+                socket.send_to(&plausible(&mut pattern), target).unwrap();
+            } else {
+                let len = pattern.next() as usize % noise.len();
+                pattern.fill(&mut noise[..len]);
+                socket.send_to(&noise[..len], target).unwrap();
+            }
+            // In the middle of it, a connection breaks and another is made.
+            if n == DATAGRAMS / 2 {
+                near.kill(Kill::Fin);
+            }
+        }
+        let resumed = near.wait("resumed", common::LIMIT, |s| s.resumed > 0);
+        stop.store(true, Ordering::Relaxed);
+        let count = pings.join().expect("no wrong bytes");
+        println!("{count} round trips meanwhile, resumed {resumed:?} after the flood");
+        assert!(count > 100);
+    });
+    let (more_near, more_far) = live_pair(&client, &server);
+    more_near.write(b"x").unwrap();
+    more_far.read_exact(&mut [0]).unwrap();
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 16 << 10, "{grown} KiB more than before");
+}
+
+#[test]
+fn connections_that_say_nothing_or_nonsense_do_no_harm() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let (near, far) = live_pair(&client, &server);
+    let ports = resume_listeners();
+    assert!(ports.len() >= 2, "{ports:?}");
+    let before = resident_kib();
+    let mut silent = Vec::new();
+    let mut pattern = Pattern::new(5);
+    for n in 0..600 {
+        for port in &ports {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap();
+            if n % 2 == 0 {
+                // It may have been closed already.
+                let _ = stream.write_all(&plausible(&mut pattern));
+            } else if n % 20 == 1 {
+                silent.push(stream);
+            }
+        }
+    }
+    let begun = Instant::now();
+    near.kill(Kill::Fin);
+    near.write(b"still there?").unwrap();
+    let mut buf = [0; 12];
+    far.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"still there?");
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "took {took:?}");
+    let grown = resident_kib().saturating_sub(before);
+    assert!(grown < 32 << 10, "{grown} KiB more than before");
+    // They are not kept for ever either.
+    let mut last = silent.pop().unwrap();
+    last.set_read_timeout(Some(Duration::from_secs(15)))
+        .unwrap();
+    let mut rest = Vec::new();
+    // The challenge, and then the end, orderly or not.
+    let ended = match last.read_to_end(&mut rest) {
+        Ok(_) => true,
+        Err(e) => e.raw_os_error() == Some(libc::ECONNRESET),
+    };
+    assert!(ended, "left open");
+}
+
+/// Two agents, a live flow between them, and its name, which is in the event log.
+struct Known {
+    client: Agent,
+    server: Server,
+    near: Arc<Stream>,
+    far: Arc<Stream>,
+    flow: FlowId,
+}
+
+impl Known {
+    fn new(name: &str) -> Known {
+        let file = format!("slim-attack-{name}-{}.json", std::process::id());
+        let path = std::env::temp_dir().join(file);
+        let config = config(&[("SLIM_EVENTS", path.to_str().unwrap())]);
+        let client = Agent::start(config.clone()).unwrap();
+        let server = Server::start(config);
+        let (near, far) = live_pair(&client, &server);
+        assert!(client.flush(common::LIMIT) && server.agent.flush(common::LIMIT));
+        let text = fs::read_to_string(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        let record: Record = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        let mut id = [0; 16];
+        for (n, byte) in id.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&record.flow[2 * n..2 * n + 2], 16).unwrap();
+        }
+        Known {
+            client,
+            server,
+            near,
+            far,
+            flow: FlowId(id),
+        }
+    }
+
+    /// The flow works, and nobody has resumed it.
+    fn assert_unharmed(&self) {
+        self.near.write(b"ping").unwrap();
+        let mut buf = [0; 4];
+        self.far.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"ping");
+        self.far.write(b"pong").unwrap();
+        self.near.read_exact(&mut buf).unwrap();
+        assert_eq!(&buf, b"pong");
+        for end in [&self.near, &self.far] {
+            let s = end.state();
+            assert_eq!((s.resumed, s.legacy, s.peer_final), (0, None, None));
+        }
+    }
+}
+
+#[test]
+fn a_forged_resume_is_refused_and_changes_nothing() {
+    let known = Known::new("resume");
+    let mut refused = 0;
+    for port in resume_listeners() {
+        for epoch in [0, 1, 7, u64::MAX] {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+            stream
+                .set_read_timeout(Some(Duration::from_secs(2)))
+                .unwrap();
+            let challenge = read_message(&mut stream).expect("a challenge");
+            assert!(matches!(challenge, Message::Challenge(_)));
+            let resume = Message::Resume(Resume {
+                flow: known.flow,
+                epoch,
+                nonce_i: Nonce([3; 16]),
+            });
+            let mut pattern = Pattern::new(epoch);
+            let forged = wire::encode(&resume, |_| {
+                let mut mac = [0; MAC_LEN];
+                pattern.fill(&mut mac);
+                mac
+            });
+            stream.write_all(&forged).unwrap();
+            match read_message(&mut stream) {
+                // The agent of another test has no such flow.
+                Some(Message::Refuse(r)) if r.reason == RefuseReason::UnknownFlow => {}
+                Some(Message::Refuse(r)) => {
+                    assert_eq!(r.reason, RefuseReason::BadProof);
+                    refused += 1;
+                }
+                other => panic!("{other:?} instead of a refusal"),
+            }
+            known.assert_unharmed();
+        }
+    }
+    // Both ends of the flow were tried.
+    assert_eq!(refused, 8);
+    // And it can still be resumed by those who may.
+    known.near.kill(Kill::Fin);
+    known.near.write(b"x").unwrap();
+    known.far.read_exact(&mut [0]).unwrap();
+    drop(known.client);
+}
+
+#[test]
+fn forged_announcements_are_not_believed() {
+    let known = Known::new("announcement");
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let target: SocketAddr = known.server.addr();
+    let fin = |how| {
+        Message::Fin(Fin {
+            flow: known.flow,
+            final_seq: 0,
+            how,
+        })
+    };
+    let messages = [
+        fin(FinHow::HalfClose),
+        fin(FinHow::Close),
+        fin(FinHow::Reset),
+        Message::Demote(Demote { flow: known.flow }),
+    ];
+    for message in &messages {
+        for mac in [[0; MAC_LEN], [0xff; MAC_LEN]] {
+            socket
+                .send_to(&wire::encode(message, |_| mac), target)
+                .unwrap();
+        }
+    }
+    thread::sleep(Duration::from_millis(100));
+    known.assert_unharmed();
+    known.near.kill(Kill::Fin);
+    known.near.write(b"x").unwrap();
+    known.far.read_exact(&mut [0]).unwrap();
+}
+
+fn read_message(stream: &mut TcpStream) -> Option<Message> {
+    let mut data = vec![0; wire::HEADER_LEN];
+    stream.read_exact(&mut data).ok()?;
+    let len = usize::from(u16::from_be_bytes([data[6], data[7]]));
+    data.resize(len, 0);
+    stream.read_exact(&mut data[wire::HEADER_LEN..]).ok()?;
+    Some(wire::parse(&data).expect("a message").message)
+}
