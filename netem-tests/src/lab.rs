@@ -13,13 +13,16 @@ use std::{
 use crate::{
     Error, Netns, Node, Result,
     netns::privileged,
-    node::{hold, ready},
+    node::{hold, ready, release},
 };
 
 /// Most nodes in one lab: their names run from `nodeA` to `nodeZ`.
 pub const MAX_NODES: usize = 26;
 /// Most paths between nodes.
 pub const MAX_PATHS: usize = 8;
+
+/// If this variable is set, the directory of a lab that ends in a panic is kept.
+pub const KEEP_VAR: &str = "SLIM_LAB_KEEP";
 
 /// How long a link may take to come up. The kernel reports it up to a second late.
 const LINK_UP: Duration = Duration::from_secs(10);
@@ -282,8 +285,7 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        drop(self.holder.stdin.take());
-        let _ = self.holder.wait();
+        release(&mut self.holder);
     }
 }
 
@@ -310,6 +312,11 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
+        // For looking at what a failed test left: event logs, configurations.
+        if thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
+            eprintln!("kept: {}", self.0.display());
+            return;
+        }
         let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsStr,
     fs,
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Read, Write},
     net::Ipv4Addr,
     os::{
         fd::{AsFd, OwnedFd},
@@ -24,8 +24,9 @@ use nix::{
 use crate::{Error, Netns, Process, Result, netns::checked};
 
 /// What the holder of a node runs: it furnishes its namespaces, says so, and waits for the end of
-/// its standard input. That end comes when the lab is dropped, and also when the lab's process
-/// dies: then the holder kills what still runs in the node and removes the lab's files. (The parent-death signal would not do:
+/// its standard input. That end comes when the lab is dropped (after the word that it is over), and
+/// also when the lab's process dies: then the holder kills what still runs in the node and removes
+/// the lab's files. (The parent-death signal would not do:
 /// it is sent when the *thread* that started the child ends.)
 const HOLDER: &str = r#"
 set -e
@@ -46,7 +47,7 @@ for round in 1 2 3; do
     [ "$pid" != $$ ] && [ "$(readlink "$dir/ns/net" 2>/dev/null)" = "$me" ] && kill -9 "$pid" 2>/dev/null
   done
 done
-rm -rf "${2%/*}"
+[ "$end" = over ] || rm -rf "${2%/*}"
 "#;
 
 /// The namespaces that make a node, opened once.
@@ -125,8 +126,7 @@ impl Node {
                 addresses,
             }),
             Err(error) => {
-                drop(holder.stdin.take());
-                let _ = holder.wait();
+                release(&mut holder);
                 Err(error)
             }
         }
@@ -207,10 +207,17 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.kill_all();
-        // The end of its input ends the holder, and with it the namespaces.
-        drop(self.holder.stdin.take());
-        let _ = self.holder.wait();
+        release(&mut self.holder);
     }
+}
+
+/// Ends a holder in order, and with it its namespaces.
+pub(crate) fn release(holder: &mut Child) {
+    if let Some(mut stdin) = holder.stdin.take() {
+        // It may be dead already; then the namespaces are gone as well.
+        let _ = stdin.write_all(b"over\n");
+    }
+    let _ = holder.wait();
 }
 
 /// Starts a holder in new namespaces.

@@ -117,36 +117,21 @@ impl Bench {
 /// Asserts that the job finished with all data right; shows what there is to see otherwise.
 pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
     if !matches!(outcome.verdict(), Verdict::Finished(_)) {
-        let kept = keep_events(test, lab);
+        let events = Events::read(lab);
         panic!(
-            "{test}: {}\n{}  events: {}",
+            "{test}: {}
+{}  {events}",
             outcome.verdict(),
-            outcome.tail(40),
-            kept.display()
+            outcome.tail(40)
         );
     }
 }
 
-fn events_dir(lab: &Lab) -> PathBuf {
+/// Where the processes of a lab write their event logs.
+pub fn events_dir(lab: &Lab) -> PathBuf {
     let dir = lab.dir().join("events");
     fs::create_dir_all(&dir).expect("a directory for the event logs");
     dir
-}
-
-/// Keeps the event logs of a failed run beyond the lab's end.
-fn keep_events(test: &str, lab: &Lab) -> PathBuf {
-    let kept = artifacts::scratch("failed")
-        .expect("a directory")
-        .join(format!("{test}-{}", std::process::id()));
-    let _ = fs::create_dir_all(&kept);
-    for entry in fs::read_dir(events_dir(lab))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
-        let _ = fs::copy(entry.path(), kept.join(entry.file_name()));
-    }
-    kept
 }
 
 /// What the event logs of a lab's processes say, counted.

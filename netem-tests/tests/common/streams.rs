@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
+use super::jobs::events_dir;
 use netem_tests::{Lab, Node, artifacts, output::Running};
 
 /// What a pair of programs is to do.
@@ -57,14 +58,14 @@ impl Streams {
     /// connections are there.
     pub fn start(&self, lab: &Lab) -> Pair {
         let address = format!("{}:7000", lab.node(1).address(0));
-        let server = Running::start(self.command(lab.node(1), "server", &address))
+        let server = Running::start(self.command(lab, lab.node(1), "server", &address))
             .expect("start the server");
         assert!(
             server.wait_line(Duration::from_secs(20), |l| l == "READY"),
             "{:?}",
             server.lines()
         );
-        let client = Running::start(self.command(lab.node(0), "client", &address))
+        let client = Running::start(self.command(lab, lab.node(0), "client", &address))
             .expect("start the client");
         let pair = Pair { server, client };
         for program in [&pair.server, &pair.client] {
@@ -79,7 +80,7 @@ impl Streams {
         pair
     }
 
-    fn command(&self, node: &Node, role: &str, address: &str) -> Command {
+    fn command(&self, lab: &Lab, node: &Node, role: &str, address: &str) -> Command {
         let mut command = node.command(env!("CARGO_BIN_EXE_slim-lab-stream"));
         command.args([role, address]);
         command.args([
@@ -90,6 +91,7 @@ impl Streams {
         let preload = &self.preload[usize::from(role == "client")];
         if let Some(library) = preload {
             command.env("LD_PRELOAD", library);
+            command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
         }
         command.envs(self.env.iter().map(|(n, v)| (n, v)));
         command
