@@ -8,6 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
 use slim_core::FlowId;
 use slim_core::config::{Config, LogLevel};
 use slim_core::event::{EscalateReason, Event};
@@ -106,7 +107,7 @@ impl EventLog {
 
     /// The same for people, by importance.
     fn tell(&self, event: &Event, flow: FlowId, peer: SocketAddr) {
-        let text = || format!("flow {flow} to {peer}: {event:?}");
+        let text = || format!("flow {flow} to {peer}: {}", phrase(event));
         match event {
             // That a peer process ended is no news to whoever runs the job.
             Event::Escalate {
@@ -127,5 +128,42 @@ impl EventLog {
             | Event::AttemptFailed { .. }
             | Event::Closed { .. } => self.log.debug(text),
         }
+    }
+}
+
+/// An event in words: its kind, then its particulars.
+fn phrase(event: &Event) -> String {
+    let Ok(Value::Object(fields)) = serde_json::to_value(event) else {
+        return format!("{event:?}");
+    };
+    let mut phrase = fields.get("kind").map_or_else(String::new, plain);
+    for (name, value) in fields.iter().filter(|(name, _)| *name != "kind") {
+        phrase.push_str(&format!(" {name}={}", plain(value)));
+    }
+    phrase
+}
+
+fn plain(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use slim_core::event::Trouble;
+
+    use super::*;
+
+    #[test]
+    fn people_get_the_words_of_the_event_log() {
+        let escalate = Event::Escalate {
+            cause: Trouble::Errno(libc::ECONNRESET),
+            reason: EscalateReason::Attempts,
+            errno: libc::ECONNRESET,
+        };
+        let text = phrase(&escalate);
+        assert_eq!(text, "escalate cause=ECONNRESET errno=104 reason=attempts");
+        assert_eq!(phrase(&Event::Live), "live");
     }
 }

@@ -5,13 +5,12 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Kill, Pattern, Server, Stream, config};
+use common::{Kill, Pattern, Server, Stream, config, resume_listeners};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::event::Record;
@@ -53,26 +52,6 @@ fn resident_kib() -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-/// TCP listeners of this process on every address: our resume listeners.
-fn resume_listeners() -> Vec<u16> {
-    let ours: Vec<u64> = fs::read_dir("/proc/self/fd")
-        .unwrap()
-        .filter_map(|entry| Some(fs::metadata(entry.ok()?.path()).ok()?.ino()))
-        .collect();
-    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
-    table
-        .lines()
-        .skip(1)
-        .filter_map(|line| {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let (ip, port) = fields[1].split_once(':')?;
-            let mine = ours.contains(&fields[9].parse().ok()?);
-            (mine && fields[3] == "0A" && ip == "00000000")
-                .then(|| u16::from_str_radix(port, 16).unwrap())
-        })
-        .collect()
 }
 
 fn live_pair(client: &Agent, server: &Server) -> (Arc<Stream>, Arc<Stream>) {

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, LIMIT, Pattern, Server, config, kills, read_pattern, write_pattern};
-use slim_agent::Agent;
+use slim_agent::{Agent, Probe};
 use slim_core::config::Config;
 use slim_core::event::{Event, Record};
 
@@ -88,6 +88,28 @@ fn both_directions_stay_byte_exact_while_connections_are_killed() {
     let resumed = near.state().resumed;
     println!("{killed} kills, {resumed} resumes");
     assert!(resumed >= 5, "{killed} kills made only {resumed} resumes");
+}
+
+#[test]
+fn a_stall_is_left_behind_without_a_gap() {
+    let (client, server) = agents(config(&[("SLIM_STALL", "0.2")]));
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    near.state().pretended = Some(Probe {
+        unacked: 5,
+        acked: 0,
+        retransmits: 3,
+        established: true,
+    });
+    near.write(b"hello").unwrap();
+    let took = near.wait("resumed", Duration::from_secs(3), |s| s.resumed > 0);
+    near.state().pretended = None;
+    assert!(took >= Duration::from_millis(200), "too early: {took:?}");
+    let mut buf = [0; 10];
+    near.write(b"again").unwrap();
+    far.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"helloagain");
 }
 
 #[test]

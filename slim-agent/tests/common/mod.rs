@@ -5,9 +5,11 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -39,6 +41,8 @@ pub struct State {
     /// How often `idle` is to say no after the next suspension, and how often it was asked.
     pub busy: u32,
     pub asked: u32,
+    /// What `probe` is to say instead of the truth.
+    pub pretended: Option<Probe>,
     pub live: bool,
     pub legacy: Option<bool>,
     pub verdict: Option<Verdict>,
@@ -68,6 +72,7 @@ impl Stream {
                 dirty: false,
                 busy: 0,
                 asked: 0,
+                pretended: None,
                 live: false,
                 legacy: None,
                 verdict: None,
@@ -396,6 +401,9 @@ impl FlowIo for Stream {
     fn probe(&self) -> Probe {
         let mut s = self.state();
         assert!(!s.barred, "probed while suspended");
+        if let Some(probe) = s.pretended {
+            return probe;
+        }
         s.dirty = false;
         let unacked = s.trim();
         s.dirty = unacked > 0;
@@ -549,6 +557,37 @@ pub fn can_destroy() -> bool {
     );
     let done = Command::new("ss").args(["-KHtn", &filter]).output();
     done.is_ok() && near.take_error().is_ok_and(|e| e.is_some())
+}
+
+/// TCP listeners of this process on every address: our resume listeners.
+pub fn resume_listeners() -> Vec<u16> {
+    let ours: Vec<u64> = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| Some(fs::metadata(entry.ok()?.path()).ok()?.ino()))
+        .collect();
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let (ip, port) = fields[1].split_once(':')?;
+            let mine = ours.contains(&fields[9].parse().ok()?);
+            (mine && fields[3] == "0A" && ip == "00000000")
+                .then(|| u16::from_str_radix(port, 16).unwrap())
+        })
+        .collect()
+}
+
+/// Destroys every connection to one of these ports.
+pub fn destroy_all_to(ports: &[u16]) {
+    let filters: Vec<_> = ports.iter().map(|p| format!("dport = :{p}")).collect();
+    let filter = format!("( {} )", filters.join(" or "));
+    let done = Command::new("ss").args(["-KHtn", &filter]).output();
+    assert!(
+        done.is_ok_and(|o| o.status.success()),
+        "ss -K does not work"
+    );
 }
 
 /// The kinds of faults that can be made here.

@@ -1,0 +1,51 @@
+//! Resumes that are themselves broken. A program of its own: it destroys every connection to a resume
+//! listener of the process.
+
+mod common;
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{
+    Kill, Pattern, Server, can_destroy, destroy_all_to, read_pattern, resume_listeners,
+    write_pattern,
+};
+use slim_agent::Agent;
+use slim_core::config::Config;
+
+#[test]
+fn a_resume_that_breaks_is_begun_again() {
+    const TOTAL: usize = 48 << 20;
+    if !can_destroy() {
+        eprintln!("skipped: ss -K needs root, and a kernel that can destroy connections");
+        return;
+    }
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    let ports = resume_listeners();
+    thread::scope(|scope| {
+        let jobs = [
+            scope.spawn(|| write_pattern(&near, 1, TOTAL, 1 << 20)),
+            scope.spawn(|| read_pattern(&far, 1, TOTAL, 1 << 20)),
+            scope.spawn(|| write_pattern(&far, 2, TOTAL, 1 << 20)),
+            scope.spawn(|| read_pattern(&near, 2, TOTAL, 1 << 20)),
+        ];
+        let mut random = Pattern::new(17);
+        let begun = Instant::now();
+        near.kill(Kill::Fin);
+        while begun.elapsed() < Duration::from_secs(3) {
+            // Whatever stage it is in: handshake, replay, or live.
+            destroy_all_to(&ports);
+            thread::sleep(Duration::from_millis(random.next() % 8));
+        }
+        for job in jobs {
+            job.join().expect("no wrong bytes").expect("no error");
+        }
+    });
+    let resumed = near.state().resumed;
+    println!("{resumed} resumes");
+    assert!(resumed >= 5);
+}
