@@ -70,6 +70,12 @@ fn rare_calls() {
     same_alone("rare", &[], &[]);
 }
 
+/// Thread-local storage is taken from the stack that a thread asks for.
+#[test]
+fn much_thread_local_storage() {
+    same_alone("big_tls", &[], &[]);
+}
+
 #[test]
 fn fortified_calls() {
     let flags = ["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"];

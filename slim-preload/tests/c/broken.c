@@ -1,0 +1,464 @@
+// What a program sees of a connection that breaks at a bad moment: nothing. Two programs; the case is in T_ARGS,
+// whether the connection breaks at all in T_BREAKS.
+#include "t.h"
+
+static char buf[1 << 20];
+static int l = -1, fd;
+static const char *kase;
+
+static int is(const char *k) { return !strcmp(kase, k); }
+
+static void break_now(void) {
+    const char *b = getenv("T_BREAKS");
+    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+}
+
+// At one place of both programs, by one of them.
+static void both_break(void) {
+    meet();
+    if (is_server()) break_now();
+    meet();
+}
+
+static void talk(const char *what) {
+    char b[8] = "";
+    int ok = is_server() ? full_recv(fd, b, 4) == 4 && !memcmp(b, "ping", 4) && !full_send(fd, "pong", 4)
+                         : !full_send(fd, "ping", 4) && full_recv(fd, b, 4) == 4 && !memcmp(b, "pong", 4);
+    line("%s: %s", what, ok ? "ping, pong" : ename(errno));
+}
+
+static void send_stream(uint64_t n, uint64_t seed) {
+    for (uint64_t off = 0; off < n; off += sizeof buf) {
+        size_t k = n - off < sizeof buf ? n - off : sizeof buf;
+        fill(buf, off, k, seed);
+        if (full_send(fd, buf, k)) {
+            line("send at %" PRIu64 ": %s", off, ename(errno));
+            return;
+        }
+    }
+}
+
+static void recv_stream(uint64_t n, uint64_t seed) {
+    uint64_t off = 0;
+    while (off < n) {
+        ssize_t r = recv(fd, buf, sizeof buf, 0);
+        if (r <= 0) {
+            line("recv at %" PRIu64 ": %zd %s", off, r, r ? ename(errno) : "");
+            return;
+        }
+        if (!verify(buf, off, r, seed)) return;
+        off += r;
+    }
+    line("stream %" PRIu64 " whole", seed);
+}
+
+static void idle(void) {
+    for (int i = 0; i < 6; i++) {
+        both_break();
+        if (i % 2) ms(20);
+        talk("after a break");
+    }
+    for (int i = 0; i < 8; i++) {
+        // The other direction first.
+        both_break();
+        if (is_server())
+            MUST(full_send(fd, "server first", 12));
+        else
+            R(full_recv(fd, buf, 12));
+    }
+    both_break();
+}
+
+static void half_close(void) {
+    if (is_server()) {
+        both_break();
+        recv_stream(3 << 20, 1);
+        R(recv(fd, buf, 1, 0));
+        both_break();
+        R(recv(fd, buf, 1, 0));
+        send_stream(2 << 20, 2);
+        R(shutdown(fd, SHUT_WR));
+        both_break();
+    } else {
+        pthread_t t;
+        pthread_create(&t, NULL, (void *(*)(void *))(void *)both_break, NULL);
+        send_stream(3 << 20, 1);
+        R(shutdown(fd, SHUT_WR));
+        pthread_join(t, NULL);
+        both_break();
+        R(send(fd, "x", 1, MSG_NOSIGNAL));
+        pthread_create(&t, NULL, (void *(*)(void *))(void *)both_break, NULL);
+        recv_stream(2 << 20, 2);
+        R(recv(fd, buf, 1, 0));
+        pthread_join(t, NULL);
+        R(recv(fd, buf, 1, 0));
+    }
+}
+
+// Closed with bytes on the way, and then broken: they come, and then the end.
+static void linger(int then_exit) {
+    if (is_server()) {
+        uint64_t n = hear(), off = 0;
+        break_now();
+        tell(1);
+        ssize_t r;
+        while ((r = recv(fd, buf, sizeof buf, 0)) > 0) {
+            if (!verify(buf, off, r, 3)) return;
+            off += r;
+        }
+        line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+        if (!then_exit) meet();
+    } else {
+        uint64_t off = 0;
+        fcntl(fd, F_SETFL, O_NONBLOCK);
+        for (int quiet = 0; quiet < 3; quiet++) {
+            ssize_t r;
+            while (fill(buf, off, sizeof buf, 3), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
+            ms(20);
+        }
+        line("more than a little %d", off > 100000);
+        R(close(fd));
+        tell(off);
+        hear();
+        if (then_exit) exit(0);
+        meet();
+    }
+}
+
+static void *breaks(void *n) {
+    for (long i = 0; i < (long)n; i++) {
+        ms(15);
+        break_now();
+    }
+    return NULL;
+}
+
+static void big_send(void) {
+    enum { BIG = 64 << 20 };
+    if (is_server()) {
+        pthread_t t;
+        pthread_create(&t, NULL, breaks, (void *)8);
+        uint64_t off = 0;
+        while (off < BIG) {
+            ssize_t r = recv(fd, buf, 200000, 0);
+            if (r <= 0) {
+                line("recv at %" PRIu64 ": %zd %s", off, r, r ? ename(errno) : "");
+                break;
+            }
+            if (!verify(buf, off, r, 4)) break;
+            off += r;
+            if (off % 7 == 0) usleep(1500);
+        }
+        line("%" PRIu64, off);
+        pthread_join(t, NULL);
+    } else {
+        char *big = malloc(BIG);
+        fill(big, 0, BIG, 4);
+        R(send(fd, big, BIG, 0));
+    }
+}
+
+// Waits of every kind that the break must not end.
+static void waits(void) {
+    int e = epoll_create1(0), o = epoll_create1(0);
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = 5};
+    MUST(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
+    ev.events = EPOLLOUT | EPOLLONESHOT;
+    MUST(epoll_ctl(o, EPOLL_CTL_ADD, fd, &ev));
+    R(epoll_wait(o, &ev, 1, 1000));
+    for (int kind = 0; kind < 9; kind++) {
+        meet();
+        if (is_server()) {
+            ms(60);
+            break_now();
+            ms(60);
+            break_now();
+            ms(60);
+            MUST(full_send(fd, "now", 3));
+        } else {
+            double t0 = now_s();
+            struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
+            struct timespec ts = {5, 0};
+            fd_set r;
+            FD_ZERO(&r);
+            FD_SET(fd, &r);
+            line("kind %d", kind);
+            if (kind == 0) R(recv(fd, buf, 1, 0));
+            if (kind == 1) R(recv(fd, buf, 3, MSG_WAITALL | MSG_PEEK));
+            if (kind == 2) R(poll(&p, 1, 5000));
+            if (kind == 3) R(ppoll(&p, 1, &ts, NULL));
+            if (kind == 4) R(select(fd + 1, &r, NULL, NULL, NULL));
+            if (kind == 5) R(pselect(fd + 1, &r, NULL, NULL, &ts, NULL));
+            if (kind == 6) R(epoll_wait(e, &ev, 1, 5000));
+            if (kind == 7) R(epoll_pwait2(e, &ev, 1, &ts, NULL));
+            if (kind == 8) R(readv(fd, &(struct iovec){buf, 1}, 1));
+            line("%s %s %d", took(t0, 180), bits(p.revents), FD_ISSET(fd, &r));
+            if (kind == 6 || kind == 7) line("%s %d", bits(ev.events), (int)ev.data.u64);
+            R(full_recv(fd, buf, kind == 0 || kind == 8 ? 2 : 3));
+            quote(buf, 2);
+            // A shot that was fired before the break stays fired.
+            R(epoll_wait(o, &ev, 1, 0));
+            // And a wait that nobody ends lasts as long as it should.
+        }
+        meet();
+        if (is_server()) {
+            break_now();
+        } else {
+            double t0 = now_s();
+            struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
+            R(poll(&p, 1, 120));
+            line("%s %s", took(t0, 120), bits(p.revents));
+        }
+        meet();
+        talk("after it");
+    }
+}
+
+// Right after connect and accept, with no time to negotiate.
+static void hello(void) {
+    for (int i = 0; i < 40; i++) {
+        if (is_server()) {
+            if (l < 0) l = listener();
+            tell(port_of(l));
+            fd = MUST(accept(l, NULL, NULL));
+            if (i % 4 == 0) usleep(t_word(3, i) % 1500);
+            break_now();
+        } else {
+            fd = dial(hear());
+        }
+        talk("broken at once");
+        meet();
+        close(fd);
+        meet();
+    }
+}
+
+// As fast as it can be broken, also in the middle of connect: an error is allowed then, a wrong byte is not.
+static void connecting(void) {
+    pthread_t t;
+    if (is_server()) {
+        l = listener();
+        fcntl(l, F_SETFL, O_NONBLOCK);
+        tell(port_of(l));
+        pthread_create(&t, NULL, breaks, (void *)60);
+        for (;;) {
+            struct pollfd p[2] = {{l, POLLIN, 0}, {t_sync, POLLIN, 0}};
+            poll(p, 2, 100);
+            int s = accept(l, NULL, NULL);
+            if (s >= 0) {
+                fcntl(s, F_SETFL, 0);
+                struct timeval tv = {3, 0};
+                setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
+                ssize_t n = full_recv(s, buf, 3000);
+                if (n > 0 && verify(buf, 0, n, 6)) full_send(s, buf, n);
+                close(s);
+            }
+            if (p[1].revents) break;
+        }
+        pthread_join(t, NULL);
+        hear();
+    } else {
+        int port = hear(), good = 0;
+        double until = now_s() + 1.2;
+        struct sockaddr_in a = v4(port);
+        while (now_s() < until) {
+            int c = socket(AF_INET, SOCK_STREAM, 0);
+            struct timeval tv = {3, 0};
+            setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
+            if (connect(c, (void *)&a, sizeof a) == 0) {
+                fill(buf, 0, 3000, 6);
+                if (!full_send(c, buf, 3000)) {
+                    ssize_t n = full_recv(c, buf, 3000);
+                    if (n > 0 && verify(buf, 0, n, 6) && n == 3000) good++;
+                }
+            }
+            close(c);
+        }
+        line("some came through: %d", good > 5);
+        tell(1);
+    }
+}
+
+static void many(void) {
+    enum { MANY = 1000 };
+    static int fds[MANY];
+    if (is_server()) l = listener(), tell(port_of(l));
+    int port = is_server() ? 0 : hear(), good = 0;
+    for (int i = 0; i < MANY; i++) {
+        fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
+        if (!is_server()) MUST(full_send(fds[i], &i, sizeof i));
+    }
+    meet();
+    ms(500);
+    for (int round = 0; round < 2; round++) {
+        both_break();
+        for (int i = 0; i < MANY; i++) {
+            int v[20];
+            if (!is_server()) {
+                for (int k = 0; k < 20; k++) v[k] = i * 20 + k;
+                if (full_send(fds[i], v, sizeof v)) line("send: %s", ename(errno));
+            } else {
+                if (!round && full_recv(fds[i], v, 4) != 4) line("recv: %s", ename(errno));
+                if (!round && v[0] != i) line("connection %d says %d", i, v[0]);
+                if (full_recv(fds[i], v, sizeof v) != sizeof v) line("recv: %s", ename(errno));
+                int ok = 1;
+                for (int k = 0; k < 20; k++) ok &= v[k] == i * 20 + k;
+                good += ok;
+            }
+        }
+        meet();
+    }
+    line("good %d", good);
+    meet();
+    for (int i = 0; i < MANY; i++) close(fds[i]);
+}
+
+// The peer dies, with the connection whole or broken at the same moment: the end, quickly.
+static void death(int how) {
+    if (is_server()) {
+        if (how == 2) MUST(send(fd, "unread", 6, 0));
+        meet();
+        double t0 = now_s();
+        struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
+        if (how == 1) R(poll(&p, 1, 10000));
+        if (how == 1) line("%s", bits(p.revents));
+        if (how == 3) {
+            ssize_t r;
+            do r = send(fd, buf, sizeof buf, MSG_NOSIGNAL);
+            while (r > 0);
+            line("%s", ename(errno));
+        } else {
+            R(recv(fd, buf, 9, 0));
+        }
+        line("quickly: %d", now_s() - t0 < 1.0);
+        R(recv(fd, buf, 9, 0));
+        R(send(fd, "x", 1, MSG_NOSIGNAL));
+        R(close(fd));
+    } else {
+        meet();
+        if (how == 2) arrived(fd, 6);
+        ms(how == 3 ? 200 : 100);
+        kill(getpid(), SIGKILL);
+    }
+}
+
+static void death_broken(void) {
+    if (is_server()) {
+        meet();
+        double t0 = now_s();
+        ssize_t r = recv(fd, buf, 9, 0);
+        line("an end %d, quickly %d", r <= 0, now_s() - t0 < 1.5);
+    } else {
+        meet();
+        ms(50);
+        break_connections();
+        kill(getpid(), SIGKILL);
+    }
+}
+
+static void copies(void) {
+    int d = MUST(dup(fd)), f = MUST(fcntl(fd, F_DUPFD_CLOEXEC, 40));
+    int e = epoll_create1(0);
+    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = 1};
+    MUST(epoll_ctl(e, EPOLL_CTL_ADD, d, &ev));
+    ev.data.u64 = 2;
+    MUST(epoll_ctl(e, EPOLL_CTL_ADD, f, &ev));
+    both_break();
+    talk("first number");
+    fd = d;
+    talk("second");
+    both_break();
+    fd = f;
+    talk("third");
+    line("%d %d %x", fcntl(d, F_GETFD), fcntl(f, F_GETFD), fcntl(f, F_GETFL));
+    MUST(fcntl(d, F_SETFL, O_NONBLOCK));
+    both_break();
+    // Not blocking now: the moment of the break may say EAGAIN.
+    while (send(d, "1", 1, MSG_NOSIGNAL) != 1 && errno == EAGAIN) wait_for(d, POLLOUT, 3000);
+    line("%s", bits(wait_for(f, POLLIN, 3000)));
+    struct epoll_event evs[4];
+    line("both numbers %d", epoll_wait(e, evs, 4, 1000));
+    R(recv(d, buf, 1, 0));
+    line("flags %x %x", fcntl(f, F_GETFL), fcntl(d, F_GETFL));
+    MUST(fcntl(d, F_SETFL, 0));
+    close(d);
+    both_break();
+    fd = f;
+    talk("the third alone");
+    close(f);
+    fd = 4;
+    both_break();
+}
+
+// Calls in the moment after a break, before anybody else has noticed.
+static void at_once(void) {
+    int v = -1, one = 1;
+    socklen_t n = sizeof v;
+    struct sockaddr_in a;
+    meet();
+    int mine = port_of(fd), theirs = peer_port_of(fd);
+    for (int i = 0; i < 5; i++) {
+        meet();
+        break_now();
+        if (i == 0) R(getsockopt(fd, SOL_SOCKET, SO_ERROR, &v, &n)), line("SO_ERROR %d", v);
+        if (i == 1) R(getpeername(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == theirs);
+        if (i == 2) R(getsockname(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == mine);
+        if (i == 3) R(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
+        if (i == 4) R(ioctl(fd, FIONREAD, &v)), line("%d", v);
+        talk("after that");
+    }
+    n = sizeof v;
+    R(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &v, &n));
+    line("TCP_NODELAY %d", v);
+    meet();
+    // Unread bytes stay, are counted, and can be looked at.
+    MUST(full_send(fd, "0123456789", 10));
+    arrived(fd, 10);
+    both_break();
+    ms(30);
+    R(ioctl(fd, FIONREAD, &v));
+    line("%d", v);
+    R(recv(fd, buf, 5, MSG_PEEK));
+    R(recv(fd, buf, 3, 0));
+    both_break();
+    R(recv(fd, buf, 20, MSG_PEEK));
+    R(recv(fd, NULL, 2, MSG_TRUNC));
+    line("%s", bits(wait_for(fd, POLLIN, 1000)));
+    R(recv(fd, buf, 20, MSG_DONTWAIT));
+    quote(buf, 5);
+    R(recv(fd, buf, 20, MSG_DONTWAIT));
+    both_break();
+    if (is_server()) {
+        break_now();
+        R(shutdown(fd, SHUT_WR));
+        R(recv(fd, buf, 1, 0));
+    } else {
+        R(recv(fd, buf, 1, 0));
+        R(close(fd));
+    }
+    meet();
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 60);
+    kase = getenv("T_ARGS");
+    if (!is("hello") && !is("connecting") && !is("many")) fd = pair_up(&l);
+    if (is("idle")) idle();
+    if (is("half-close")) half_close();
+    if (is("linger")) linger(0);
+    if (is("linger-exit")) linger(1);
+    if (is("big-send")) big_send();
+    if (is("waits")) waits();
+    if (is("hello")) hello();
+    if (is("connecting")) connecting();
+    if (is("many")) many();
+    if (is("death")) death(0);
+    if (is("death-poll")) death(1);
+    if (is("death-unread")) death(2);
+    if (is("death-send")) death(3);
+    if (is("death-broken")) death_broken();
+    if (is("copies")) copies();
+    if (is("at-once")) at_once();
+    line("SIGPIPE %d", pipes());
+    return 0;
+}
