@@ -100,3 +100,23 @@ impl Front {
         Ok(())
     }
 }
+
+impl Front {
+    pub fn tell(&self) -> String {
+        format!(
+            "{:?}, sent {} of {} more, received {}, delivered {}, stash {}, barred {}, fin {:?}, \
+             verdict {:?}, over {}, end seen {}",
+            self.plan,
+            self.sent,
+            self.to_write,
+            self.received,
+            self.delivered,
+            self.stash.len(),
+            self.barred,
+            self.fin,
+            self.verdict,
+            self.over,
+            self.end_seen
+        )
+    }
+}

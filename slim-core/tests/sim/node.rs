@@ -391,6 +391,9 @@ impl World {
         if !self.nodes[node].alive || self.front(node, token).gone {
             return Ok(());
         }
+        if let Some((tcp, side)) = self.front(node, token).tcp {
+            self.keepalive(tcp, side);
+        }
         match self.dice.pick(0, 9) {
             0..=3 => self.write(node, token)?,
             4..=7 => self.read(node, token)?,
@@ -407,8 +410,12 @@ impl World {
         let most = self.dice.spread(1, 500).min(self.front(node, token).to_write);
         let seed = self.seed ^ token.0;
         let front = self.front(node, token);
-        if front.barred || front.over || front.verdict.is_some() || front.fin.is_some() || most == 0
-        {
+        if front.barred || front.over || front.fin.is_some() || most == 0 {
+            return Ok(());
+        }
+        if front.verdict.is_some() {
+            // EPIPE, or the error; but what is stashed is read first.
+            front.over = front.stash.is_empty();
             return Ok(());
         }
         let Some((tcp, side)) = front.tcp else {
@@ -572,6 +579,16 @@ impl World {
             Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
             None => true,
         };
+        // Nobody calls for a closed flow any more: the sweep finds that its transport has failed.
+        if !delivered
+            && front.verdict.is_none()
+            && front.pump.is_none()
+            && let Some((tcp, side)) = front.tcp
+            && let Some(errno) = self.tcps[tcp].sides[side].dead
+        {
+            return self.fault(node, token, Cause::Errno(errno));
+        }
+        let front = &self.nodes[node].fronts[&token];
         if delivered || front.verdict.is_some() || front.legacy {
             let front = self.front(node, token);
             front.gone = true;

@@ -144,7 +144,7 @@ impl Tcp {
         let dir = &mut self.dirs[side];
         let room = self.receive_room - (dir.arrived - dir.read).min(self.receive_room);
         let n = most.min(dir.data.len() - dir.arrived).min(room);
-        if n > 0 && dir.ended {
+        if n > 0 && dir.ended && !closed {
             // Behind the end of the stream, as far as the receiver knows.
             return Arrival::Nothing;
         }

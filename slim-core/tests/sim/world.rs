@@ -171,7 +171,7 @@ impl World {
             udp_loss: if dice.chance(50) { 0 } else { dice.pick(1, 40) },
             udp_twice: dice.pick(0, 20),
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
-            mss: dice.spread(1, 400),
+            mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
             healthy: 0,
             stats: Stats::default(),
@@ -292,7 +292,15 @@ impl World {
     fn all_over(&self) -> bool {
         self.now > self.healthy
             && self.nodes.iter().all(|node| {
-                !node.alive || node.fronts.values().all(|f| f.gone || self.content(f))
+                let settled = |token| {
+                    let state = node.endpoint.state(token);
+                    !matches!(
+                        state,
+                        Some(State::Negotiating | State::Suspended | State::Resuming)
+                    )
+                };
+                let mut fronts = node.fronts.iter();
+                !node.alive || fronts.all(|(t, f)| f.gone || settled(*t) && self.content(f))
             })
     }
 
@@ -330,7 +338,7 @@ impl World {
                 }
                 let idle = front.plan == Plan::Idle && other.plan == Plan::Idle;
                 if !front.gone && !idle {
-                    return Err(format!("side {n}: {token:?} does not end, {state:?}"));
+                    return Err(format!("side {n}: {token:?} does not end, {state:?}: {}", front.tell()));
                 }
                 let polite = front.plan != Plan::Rude && other.plan != Plan::Rude;
                 if polite && front.verdict.is_some_and(|v| matches!(v, slim_core::Verdict::Errno(_)))
@@ -536,13 +544,7 @@ impl World {
         }
         let path = self.tcps[conn].path;
         if !self.passes(path, side) {
-            let since = *self.tcps[conn].dirs[side].silent_since.get_or_insert(self.now);
-            if self.now - since > self.user_timeout {
-                self.tcps[conn].die(side, tcp::ETIMEDOUT);
-                return self.poke(conn, side);
-            }
-            self.tcps[conn].dirs[side].armed = true;
-            return self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
+            return self.unanswered(conn, side);
         }
         let most = self.dice.pick(1, self.mss) as usize;
         match self.tcps[conn].arrive(side, most) {
@@ -554,13 +556,33 @@ impl World {
                 self.poke(conn, 1 - side);
             }
             Arrival::Reset => self.reset(conn, side),
-            Arrival::Nothing => {}
+            Arrival::Nothing => return self.unanswered(conn, side),
         }
         if self.tcps[conn].pending(side) {
             self.tcps[conn].dirs[side].armed = true;
-            let pause = if self.dice.chance(80) { self.latency.max(200) } else { 50 * MS };
+            let pause = if self.dice.chance(90) { self.latency.clamp(50, 400) } else { 10 * MS };
             self.later(pause, pause * 2, Ev::Segment { conn, side });
         }
+    }
+
+    /// The kernel finds out in the end that the other one knows nothing of a connection any more.
+    pub fn keepalive(&mut self, conn: usize, side: usize) {
+        let path = self.tcps[conn].path;
+        let both = self.passes(path, side) && self.passes(path, 1 - side);
+        if both && self.now > self.healthy && self.tcps[conn].sides[1 - side].dead.is_some() {
+            self.tcps[conn].die(side, tcp::ETIMEDOUT);
+        }
+    }
+
+    /// The kernel waits and tries again, for a while.
+    fn unanswered(&mut self, conn: usize, side: usize) {
+        let since = *self.tcps[conn].dirs[side].silent_since.get_or_insert(self.now);
+        if self.now - since > self.user_timeout {
+            self.tcps[conn].die(side, tcp::ETIMEDOUT);
+            return self.poke(conn, side);
+        }
+        self.tcps[conn].dirs[side].armed = true;
+        self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
     }
 
     /// A reset is on its way to `side`.
