@@ -97,11 +97,7 @@ fn fortified_calls() {
 #[test]
 fn a_library_opened_later() {
     let library = compile("dl_lib", &["-shared", "-fPIC"]);
-    same_alone(
-        "odd_times",
-        &[],
-        &[library.to_str().expect("a UTF-8 path")],
-    );
+    same_alone("odd_times", &[], &[library.to_str().expect("a UTF-8 path")]);
 }
 
 /// A library whose constructor and destructor use connections, loaded before and after ours.
@@ -200,7 +196,10 @@ fn a_program_without_tcp_gets_nothing_from_us() {
 /// Bad settings are named, each once, and the program runs with the defaults.
 #[test]
 fn bad_settings_are_named_once() {
-    let program = compile("fortify", &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"]);
+    let program = compile(
+        "fortify",
+        &["-O2", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"],
+    );
     let bare = Program::new(&program).run();
     let mut got = Program::new(&program)
         .preloaded(true)

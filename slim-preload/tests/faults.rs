@@ -9,7 +9,13 @@ use common::{Outcome, Program, SETTLED, compare, compile, own_network, pair, scr
 use std::fs;
 use std::path::Path;
 
-fn run(program: &Path, args: &str, breaks: u32, preloaded: bool, settle: u32) -> (Outcome, Outcome) {
+fn run(
+    program: &Path,
+    args: &str,
+    breaks: u32,
+    preloaded: bool,
+    settle: u32,
+) -> (Outcome, Outcome) {
     let one = || {
         Program::new(program)
             .env("T_ARGS", args)
@@ -175,7 +181,13 @@ fn calls_right_after_a_break() {
 fn a_peer_that_dies() {
     unnoticed(
         "broken",
-        &["death", "death-poll", "death-unread", "death-send", "death-broken"],
+        &[
+            "death",
+            "death-poll",
+            "death-unread",
+            "death-send",
+            "death-broken",
+        ],
         0,
     );
 }
