@@ -95,18 +95,26 @@ impl FlowIo for Handle {
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        self.flow.send.with(|s| {
-            let mut at = from;
-            // Bytes that are no longer there would be a gap: nothing is handed out, and the agent sees no progress.
-            while let Ok(Some(piece)) = s.replay.chunk_at(at) {
-                let took = f(piece);
-                at += took as u64;
-                if took < piece.len() {
-                    break;
+        let mut at = from;
+        let lost = self.flow.send.with(|s| {
+            loop {
+                match s.replay.chunk_at(at) {
+                    Ok(Some(piece)) => {
+                        let took = f(piece);
+                        at += took as u64;
+                        if took < piece.len() {
+                            return false;
+                        }
+                    }
+                    Ok(None) => return false,
+                    Err(_) => return true,
                 }
             }
-            at
-        })
+        });
+        if lost {
+            transport::give_up(self.flow, "the peer lacks bytes that are no longer here");
+        }
+        at
     }
 
     fn install(&self, fd: OwnedFd) {

@@ -6,8 +6,11 @@
 
 use crate::lock::Lock;
 use crate::sys;
+use libc::c_int;
 use slim_agent::Agent;
 use slim_core::config::{Config, Policy};
+use std::io;
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 const UNINIT: u8 = 0;
@@ -27,6 +30,15 @@ pub fn quietly<R>(f: impl FnOnce() -> R) -> R {
 /// Whether calls on this thread are our own.
 pub fn is_our_call() -> bool {
     Agent::in_agent()
+}
+
+/// A descriptor that was just made: moved up, and hidden from the application, if one of our own calls made it.
+pub fn out_of_the_way(fd: c_int) -> c_int {
+    if fd < 0 || !is_our_call() {
+        return fd;
+    }
+    // SAFETY: the kernel has just given it out; the caller gets the number that takes its place.
+    sys::keep_errno(|| slim_agent::fds::adopt(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd())
 }
 
 /// Whether sockets of this process may become flows some time.
@@ -76,7 +88,9 @@ fn start_agent() -> Option<Agent> {
         say(&p.to_string());
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    let agent = crate::process::prepare().and_then(|()| quietly(|| Agent::start(config)));
+    let agent = enough_descriptors()
+        .and_then(|()| crate::process::prepare())
+        .and_then(|()| quietly(|| Agent::start(config)));
     agent
         .inspect_err(|why| {
             say(&format!(
@@ -84,6 +98,25 @@ fn start_agent() -> Option<Agent> {
             ))
         })
         .ok()
+}
+
+/// SLIM must not take the last descriptors of a program that has few.
+fn enough_descriptors() -> io::Result<()> {
+    const NEEDED: u64 = 64;
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: fills the structure it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known && limit.rlim_cur < NEEDED {
+        let text = format!(
+            "the limit on open files is {}; SLIM needs {NEEDED} (ulimit -n)",
+            limit.rlim_cur
+        );
+        return Err(io::Error::other(text));
+    }
+    Ok(())
 }
 
 /// Calls `f` with the agent, if there is one.

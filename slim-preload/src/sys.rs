@@ -161,6 +161,11 @@ pub fn is_tcp(fd: c_int) -> bool {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
+/// Whether the descriptor is a UDP socket.
+pub fn is_udp(fd: c_int) -> bool {
+    option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP)
+}
+
 /// What the kernel knows of a TCP connection.
 pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
     option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
@@ -182,10 +187,25 @@ pub fn counters(fd: c_int) -> Option<Counters> {
     const RECEIVED: usize = 128;
     let mut raw = [0u8; RECEIVED + 8];
     let mut len = raw.len() as libc::socklen_t;
-    call!(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, raw.as_mut_ptr(), &raw mut len).ok()?;
-    let at = |offset: usize| Some(u64::from_ne_bytes(raw.get(offset..offset + 8)?.try_into().ok()?));
+    call!(
+        libc::SYS_getsockopt,
+        fd,
+        libc::IPPROTO_TCP,
+        libc::TCP_INFO,
+        raw.as_mut_ptr(),
+        &raw mut len
+    )
+    .ok()?;
+    let at = |offset: usize| {
+        Some(u64::from_ne_bytes(
+            raw.get(offset..offset + 8)?.try_into().ok()?,
+        ))
+    };
     (len as usize == raw.len()).then_some(())?;
-    Some(Counters { acked: at(ACKED)?, received: at(RECEIVED)? })
+    Some(Counters {
+        acked: at(ACKED)?,
+        received: at(RECEIVED)?,
+    })
 }
 
 /// `TCP_CLOSE` of linux/tcp_states.h: the kernel has given the connection up.
@@ -351,12 +371,23 @@ pub struct RawAddr {
 }
 
 impl RawAddr {
-    fn asked(nr: c_long, fd: c_int) -> Option<Self> {
+    /// Room for any address.
+    pub fn room() -> Self {
         // SAFETY: sockaddr_storage is plain data for which all zeroes is valid.
-        let mut a = RawAddr {
-            storage: unsafe { std::mem::zeroed() },
+        let storage = unsafe { std::mem::zeroed() };
+        RawAddr {
+            storage,
             len: size_of::<libc::sockaddr_storage>() as _,
-        };
+        }
+    }
+
+    /// The address, for the kernel to fill.
+    pub fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
+        (&raw mut self.storage).cast()
+    }
+
+    fn asked(nr: c_long, fd: c_int) -> Option<Self> {
+        let mut a = Self::room();
         call!(nr, fd, &raw mut a.storage, &raw mut a.len).ok()?;
         Some(a)
     }
@@ -401,19 +432,13 @@ impl RawAddr {
     /// # Safety
     /// `len` bytes can be read at `addr`.
     pub unsafe fn copy(addr: *const libc::sockaddr, len: libc::socklen_t) -> Self {
-        // SAFETY: plain data, as in `asked`; at most as many bytes are copied as both have.
+        let mut a = Self::room();
+        a.len = a.len.min(len);
+        // SAFETY: the caller's contract; at most as many bytes are copied as both have.
         unsafe {
-            let mut a = RawAddr {
-                storage: std::mem::zeroed(),
-                len: len.min(size_of::<libc::sockaddr_storage>() as _),
-            };
-            std::ptr::copy_nonoverlapping(
-                addr.cast::<u8>(),
-                (&raw mut a.storage).cast(),
-                a.len as usize,
-            );
-            a
-        }
+            std::ptr::copy_nonoverlapping(addr.cast::<u8>(), a.as_mut_ptr().cast(), a.len as usize)
+        };
+        a
     }
 
     /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the

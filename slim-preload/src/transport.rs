@@ -159,22 +159,30 @@ pub fn drain(flow: &'static Flow) {
         }
     }
     let counted = flow.received.load(Ordering::SeqCst) - ctl.start.counted;
-    if let Some(kernel) =
-        sys::counters(old).map(|c| c.received.saturating_sub(ctl.start.kernel))
-    {
+    if let Some(kernel) = sys::counters(old).map(|c| c.received.saturating_sub(ctl.start.kernel)) {
         // A FIN counts as a byte. Anything else means that somebody read or skipped bytes behind our back
         // (io_uring, a raw system call): an error then, never wrong bytes.
         if kernel != counted && kernel != counted + 1 {
-            runtime::say(&format!(
-                "flow {:?}: {counted} bytes counted, {kernel} received by the kernel: something reads the \
-                 descriptor past SLIM; the connection is given up",
-                flow.token()
-            ));
-            let token = flow.token();
-            die(flow, ctl, libc::ECONNRESET);
-            runtime::with_agent(|a| a.demote(token));
+            drop(ctl);
+            let why = format!(
+                "{counted} bytes counted, {kernel} received by the kernel: something reads the descriptor past SLIM"
+            );
+            give_up(flow, &why);
         }
     }
+}
+
+/// An invariant does not hold: the flow ends in an error rather than with wrong bytes.
+pub fn give_up(flow: &'static Flow, why: &str) {
+    let token = flow.token();
+    runtime::say(&format!(
+        "flow {token:?}: {why}; the connection is given up"
+    ));
+    let ctl = flow.ctl();
+    if ctl.mode != Mode::Lingering {
+        die(flow, ctl, libc::ECONNRESET);
+    }
+    runtime::with_agent(|a| a.demote(token));
 }
 
 /// A replayed transport becomes the flow's.

@@ -66,12 +66,11 @@ hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t 
 }}
 hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t => slim_recvmsg {
     if table::flow(fd).is_none() || message.is_null() { return real!(recvmsg)(fd, message, flags); }
-    let m = &mut *message;
-    let buffers = Buffers::new(m.msg_iov, m.msg_iovlen);
+    let buffers = Buffers::message(message);
     let asked = std::cell::Cell::new(false);
     let n = Receive { fd, buffers, flags }.run(|| { asked.set(true); real!(recvmsg)(fd, message, flags) });
     if n >= 0 && !asked.get() {
-        (m.msg_namelen, m.msg_controllen, m.msg_flags) = (0, 0, 0);
+        ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
     }
     n
 }}
@@ -143,13 +142,12 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
     })
 }}
 hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
-    if message.is_null() { return real!(sendmsg)(fd, message, flags); }
     if table::flow(fd).is_none() {
-        if (*message).msg_controllen > 0 && !(*message).msg_control.is_null() { sockets::passing(message); }
-        return real!(sendmsg)(fd, message, flags);
+        let n = real!(sendmsg)(fd, message, flags);
+        if n >= 0 { sockets::passed(message); }
+        return n;
     }
-    let buffers = Buffers::new((*message).msg_iov, (*message).msg_iovlen);
-    Transmit { fd, source: buffers, flags }.run(
+    Transmit { fd, source: Buffers::message(message), flags }.run(
         || real!(sendmsg)(fd, message, flags),
         |fd, flags| real!(sendmsg)(fd, message, flags),
     )

@@ -2,6 +2,8 @@
 
 use crate::ops::descriptors as ops;
 use crate::process;
+use crate::runtime;
+use crate::sys::keep_errno;
 use libc::{c_char, c_int, c_uint, c_void};
 use redhook::{hook, real};
 
@@ -13,11 +15,11 @@ hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
     // Anything but plain closing (CLOSE_RANGE_CLOEXEC, _UNSHARE) ends no session.
-    if flags == 0 && first <= last && ops::close_each(first, last, |fd| { slim_close(fd); }) { return 0; }
+    if flags == 0 && first <= last && keep_errno(|| ops::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
     real!(close_range)(first, last, flags)
 }}
 hook! { unsafe fn closefrom(first: c_int) => slim_closefrom {
-    if !ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); }) { real!(closefrom)(first) }
+    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { real!(closefrom)(first) }
 }}
 hook! { unsafe fn dup(fd: c_int) -> c_int => slim_dup {
     ops::duplicate(fd, None, || real!(dup)(fd))
@@ -30,6 +32,14 @@ hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
     ops::duplicate(from, Some(to), || real!(dup3)(from, to, flags))
+}}
+// The agent's runtime makes descriptors of its own: they must not take the numbers that the application expects
+// next.
+hook! { unsafe fn epoll_create1(flags: c_int) -> c_int => slim_epoll_create1 {
+    runtime::out_of_the_way(real!(epoll_create1)(flags))
+}}
+hook! { unsafe fn eventfd(count: c_uint, flags: c_int) -> c_int => slim_eventfd {
+    runtime::out_of_the_way(real!(eventfd)(count, flags))
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl {

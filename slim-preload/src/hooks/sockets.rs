@@ -1,7 +1,7 @@
 //! Connections and their options.
 
 use crate::ops::sockets::{self, End};
-use crate::sys::keep_errno;
+use crate::sys::{errno, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::{hook, real};
 
@@ -12,9 +12,10 @@ hook! { unsafe fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) ->
     sockets::connect(fd, addr, len, || real!(__connect)(fd, addr, len))
 }}
 hook! { unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_bind {
+    let before = errno();
     let r = real!(bind)(fd, addr, len);
     if r == 0 { return r; }
-    sockets::give_way(fd, addr, len, || real!(bind)(fd, addr, len))
+    sockets::give_way(fd, addr, len, before, || real!(bind)(fd, addr, len))
 }}
 hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
     let r = real!(listen)(fd, backlog);
@@ -22,14 +23,10 @@ hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
     r
 }}
 hook! { unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_accept {
-    let r = real!(accept)(fd, addr, len);
-    if r >= 0 { keep_errno(|| sockets::accepted(fd, r)); }
-    r
+    sockets::accept(fd, addr, len, |addr, len| real!(accept)(fd, addr, len))
 }}
 hook! { unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int => slim_accept4 {
-    let r = real!(accept4)(fd, addr, len, flags);
-    if r >= 0 { keep_errno(|| sockets::accepted(fd, r)); }
-    r
+    sockets::accept(fd, addr, len, |addr, len| real!(accept4)(fd, addr, len, flags))
 }}
 hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
     sockets::shutdown(fd, how, || real!(shutdown)(fd, how))

@@ -4,10 +4,10 @@
 //! uncontended lock, a copy. No allocation, no system call, no log.
 
 use super::{Next, Way, enter, fail};
-use crate::flow::{Flow, Mode, TRIM_FLOOR, UNKNOWN};
+use crate::flow::{Flow, Mode, SendHalf, TRIM_FLOOR, UNKNOWN};
 use crate::sys;
 use crate::transport::{self, Fault};
-use libc::{c_int, iovec};
+use libc::{c_int, iovec, msghdr};
 use slim_core::Cause;
 use std::sync::atomic::Ordering;
 
@@ -17,37 +17,49 @@ const LARGE: usize = 64 << 10;
 /// Reads that take nothing from the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
-/// The application's buffers.
+/// The application's buffers. Nothing of them is looked at before the kernel has found them good, for a bad
+/// pointer is an `EFAULT`, not a crash.
 #[derive(Clone, Copy)]
-pub struct Buffers {
-    list: *const iovec,
-    count: usize,
+pub enum Buffers {
+    /// As `readv(2)` has them.
+    List(*const iovec, usize),
+    /// As `recvmsg(2)` has them.
+    Message(*const msghdr),
 }
 
 impl Buffers {
     /// # Safety
-    /// `list` points to `count` iovecs, as `readv(2)` asks; their memory may be bad, for only what the kernel
-    /// has read or written successfully is ever touched.
+    /// `list` points to `count` iovecs, as `readv(2)` asks; the pointer and the memory that they name may be bad
+    /// as long as the kernel then refuses the call.
     pub unsafe fn new(list: *const iovec, count: usize) -> Self {
-        Self {
-            list,
-            count: if list.is_null() { 0 } else { count },
-        }
+        Self::List(list, count)
+    }
+
+    /// # Safety
+    /// Likewise, as `recvmsg(2)` asks.
+    pub unsafe fn message(message: *const msghdr) -> Self {
+        Self::Message(message)
     }
 
     /// # Safety
     /// `one` stays where it is for as long as the buffers are used.
     pub unsafe fn one(one: &iovec) -> Self {
-        Self {
-            list: one,
-            count: 1,
-        }
+        Self::List(one, 1)
     }
 
-    fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+    fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> + use<> {
+        let (list, count) = match *self {
+            Self::List(list, count) => (list, count),
+            // SAFETY: the contract of `message`, and the kernel has accepted it.
+            Self::Message(m) if !m.is_null() => unsafe {
+                ((*m).msg_iov.cast_const(), (*m).msg_iovlen)
+            },
+            Self::Message(_) => (std::ptr::null(), 0),
+        };
+        let count = if list.is_null() { 0 } else { count };
         // SAFETY: the contract of `new`.
-        (0..self.count)
-            .map(|i| unsafe { &*self.list.add(i) })
+        (0..count)
+            .map(move |i| unsafe { &*list.add(i) })
             .map(|v| (v.iov_base.cast(), v.iov_len))
     }
 
@@ -141,7 +153,7 @@ impl Receive {
                 flow.received.fetch_add(n as u64, Ordering::Relaxed);
             }
             flow.leave();
-            return Next::Return(self.complete(n as usize));
+            return Next::Return(sys::keep_errno(|| self.complete(n as usize)));
         }
         let cause = if n == 0 {
             let at = flow.received.load(Ordering::SeqCst);
@@ -250,7 +262,7 @@ impl Receive {
             transport::after_stash(flow, ctl);
             sys::set_errno(errno);
             if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK) {
-                return Next::Return(self.complete(n));
+                return Next::Return(sys::keep_errno(|| self.complete(n)));
             }
             return Next::Return(n as isize);
         }
@@ -383,19 +395,19 @@ impl<S: Source> Transmit<S> {
         // SAFETY: the send lock is held, see `run`.
         let half = unsafe { flow.send.get() };
         if n >= LARGE {
-            return self.account_large(half, fd, n);
+            return self.account_large(flow, half, fd, n);
         }
         let whole = self.source.copy(0, n, &mut |bytes| half.replay.push(bytes));
         if half.replay.len() > half.trim_at {
-            trim(half, fd);
+            trim(flow, half, fd);
         }
         whole
     }
 
     #[cold]
     #[inline(never)]
-    fn account_large(&self, half: &mut crate::flow::SendHalf, fd: c_int, n: usize) -> bool {
-        let unacked = sys::keep_errno(|| sys::unacked(fd)).unwrap_or(u64::MAX);
+    fn account_large(&self, flow: &'static Flow, half: &mut SendHalf, fd: c_int, n: usize) -> bool {
+        let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
         let tail = (n as u64).min(unacked) as usize;
         if tail < n {
             half.replay.skip_to(half.replay.end() + (n - tail) as u64);
@@ -589,9 +601,17 @@ impl<S: Source> Transmit<S> {
 /// Forgets what the peer's kernel has, and sets when to ask next. The send lock is held.
 #[cold]
 #[inline(never)]
-fn trim(half: &mut crate::flow::SendHalf, fd: c_int) {
-    if let Ok(unacked) = sys::keep_errno(|| sys::unacked(fd)) {
+fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
+    if let Some(unacked) = unacked(flow, fd) {
         half.replay.trim(half.replay.end().saturating_sub(unacked));
     }
     half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+}
+
+/// Bytes of the flow that the peer's kernel may not have; `None` when that cannot be told. The number may have
+/// got a placeholder since our bytes were sent, of which the kernel would say that nothing is unacknowledged;
+/// but the gate is barred before that.
+fn unacked(flow: &'static Flow, fd: c_int) -> Option<u64> {
+    let answer = sys::keep_errno(|| sys::unacked(fd)).ok();
+    answer.filter(|_| !flow.gate.is_barred())
 }

@@ -280,6 +280,9 @@ fn open_numbers() -> Vec<c_int> {
 /// `fcntl`; `real(fd)` asks the kernel.
 pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
     match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC if runtime::is_our_call() => {
+            runtime::out_of_the_way(real(fd))
+        }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, None, || real(fd)),
         libc::F_GETFL | libc::F_SETFL => {
             // The always-ready stand-in is one file for many flows: its flags are nobody's.

@@ -38,10 +38,10 @@ pub unsafe fn sendfile(
     if table::flow(out).is_none() {
         return real();
     }
-    // SAFETY: the caller's contract.
     let start = if offset.is_null() {
         sys::file_offset(file)
     } else {
+        // SAFETY: the caller's contract.
         Ok(unsafe { *offset })
     };
     let Ok(start) = start else { return real() };

@@ -178,10 +178,10 @@ pub unsafe fn poll(
     real: impl Fn(Wait) -> c_int,
 ) -> c_int {
     let entries = || {
-        // SAFETY: the caller's contract; asked for only after the kernel has filled them.
         if count == 0 {
             &mut [][..]
         } else {
+            // SAFETY: the caller's contract; asked for only after the kernel has filled them.
             unsafe { std::slice::from_raw_parts_mut(fds, count) }
         }
     };

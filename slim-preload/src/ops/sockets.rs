@@ -1,7 +1,7 @@
 //! Sockets: connect, listen, accept, shutdown, names and options.
 
 use super::descriptors;
-use crate::flow::{Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
 use crate::front::Handle;
 use crate::sys::{self, RawAddr};
 use crate::table::{self, Entry};
@@ -44,31 +44,23 @@ pub unsafe fn connect(
     len: socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    let short = (len as usize) < size_of::<libc::sa_family_t>() || addr.is_null();
-    // SAFETY: the caller says that `len` bytes are there. A bad pointer is only ever seen by the kernel for
-    // other families and types: programs that pass one die here as they would in any libc wrapper.
-    if short
-        || !matches!(
-            i32::from(unsafe { (*addr).sa_family }),
-            libc::AF_INET | libc::AF_INET6
-        )
+    if let Entry::Flow(flow) = table::entry(fd)
+        && flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open)
     {
-        return real();
+        return super::fail(libc::EISCONN) as c_int;
     }
-    if let Entry::Flow(flow) = table::entry(fd) {
-        if flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open) {
-            return super::fail(libc::EISCONN) as c_int;
-        }
-        return real();
-    }
-    let tcp = sys::keep_errno(|| sys::is_tcp(fd));
+    let known = matches!(table::entry(fd), Entry::Flow(_));
     let r = real();
     let errno = sys::errno();
     // An interrupted connect goes on by itself (connect(2), EINTR).
-    if tcp && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
-        // SAFETY: the kernel has accepted the address.
-        let peer = unsafe { RawAddr::copy(addr, len) };
-        sys::keep_errno(|| manage(fd, Role::Connector, r == 0, Some(peer)));
+    if !known && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
+        sys::keep_errno(|| {
+            if sys::is_tcp(fd) {
+                // SAFETY: the kernel has accepted the address.
+                let peer = unsafe { RawAddr::copy(addr, len) };
+                manage(fd, Role::Connector, r == 0, Some(peer));
+            }
+        });
     }
     r
 }
@@ -86,12 +78,39 @@ pub fn listening(fd: c_int) {
     }
 }
 
-/// After a successful `accept` on `listener`.
-pub fn accepted(listener: c_int, fd: c_int) {
-    let tcp = matches!(table::entry(listener), Entry::Listener) || sys::is_tcp(fd);
-    if tcp {
-        manage(fd, Role::Acceptor, true, None);
+/// `accept` and `accept4`. The peer's address is always asked for: a connection that is broken already when it
+/// is accepted does not tell it any more.
+///
+/// # Safety
+/// `addr` and `len` as `accept(2)` asks.
+pub unsafe fn accept(
+    listener: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    real: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
+) -> c_int {
+    let mut own = RawAddr::room();
+    let (at, room) = if addr.is_null() {
+        (own.as_mut_ptr(), &raw mut own.len)
+    } else {
+        (addr, len)
+    };
+    let fd = real(at, room);
+    if fd >= 0 {
+        sys::keep_errno(|| {
+            if matches!(table::entry(listener), Entry::Listener) || sys::is_tcp(fd) {
+                let whole = |a: &RawAddr| a.internet().is_some();
+                // SAFETY: the kernel has just written an address there, cut to the room that it was given.
+                let peer = if addr.is_null() {
+                    own
+                } else {
+                    unsafe { RawAddr::copy(addr, *len) }
+                };
+                manage(fd, Role::Acceptor, true, Some(peer).filter(whole));
+            }
+        });
     }
+    fd
 }
 
 /// `shutdown`.
@@ -109,18 +128,36 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if how != libc::SHUT_WR {
         flow.read_shut.store(true, Ordering::Relaxed);
     }
-    let mut announce = None;
-    if how != libc::SHUT_RD {
-        let sent = flow.send.with(|s| s.replay.end());
-        let first =
-            flow.local_final
-                .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
-        announce = first.is_ok().then_some(sent);
+    if how == libc::SHUT_RD {
+        return shut_transport(&ctl, how, real);
     }
-    if let Some(sent) = announce {
+    // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
+    let (r, sent) = if flow.send.try_lock() {
+        // SAFETY: locked one line above, unlocked below.
+        let sent = unsafe { flow.send.get() }.replay.end();
+        flow.send.unlock();
+        announce(flow, sent);
+        (shut_transport(&ctl, how, real), sent)
+    } else {
+        let r = shut_transport(&ctl, how, real);
+        (r, sys::keep_errno(|| flow.send.with(|s| s.replay.end())))
+    };
+    announce(flow, sent);
+    r
+}
+
+/// Tells the peer, once, where our stream ends.
+fn announce(flow: &'static Flow, sent: u64) {
+    let first =
+        flow.local_final
+            .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
+    if first.is_ok() {
         let token = flow.token();
         sys::keep_errno(|| runtime::with_agent(|a| a.finish(token, sent, FinHow::HalfClose)));
     }
+}
+
+fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
     match ctl.mode {
         Mode::Open => real(),
         // The agent shuts the new transport when all is replayed.
@@ -272,13 +309,14 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Option<c_int> {
     }
 }
 
-/// Before a message with control data is sent on a unix socket: descriptors passed in it may be flows, whose
+/// After a message was sent on something that is no flow: descriptors passed in it may be flows, whose
 /// connections then belong to another process too.
 ///
 /// # Safety
 /// `message` as `sendmsg(2)` asks.
-pub unsafe fn passing(message: *const libc::msghdr) {
-    if !runtime::in_own_process() {
+pub unsafe fn passed(message: *const libc::msghdr) {
+    // SAFETY: the caller's contract; the kernel has accepted the message.
+    if unsafe { (*message).msg_controllen } == 0 || !runtime::in_own_process() {
         return;
     }
     // SAFETY: the caller's contract, and the CMSG_ macros keep within the control buffer it describes.
@@ -301,7 +339,7 @@ pub unsafe fn passing(message: *const libc::msghdr) {
 }
 
 /// After a failed `bind`: a UDP port may be taken by the control socket of a TCP listener of this very
-/// process, which gives way.
+/// process, which gives way. `before` is errno from before the first try.
 ///
 /// # Safety
 /// `addr` and `len` as `bind(2)` asks.
@@ -309,19 +347,23 @@ pub unsafe fn give_way(
     fd: c_int,
     addr: *const sockaddr,
     len: socklen_t,
+    before: c_int,
     real: impl Fn() -> c_int,
 ) -> c_int {
-    let errno = sys::errno();
-    let udp =
-        || sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP);
-    if errno == libc::EADDRINUSE && !runtime::is_our_call() && sys::keep_errno(udp) {
-        // SAFETY: the kernel has read the address.
-        if let Some(at) = unsafe { RawAddr::copy(addr, len) }.internet()
-            && sys::keep_errno(|| runtime::with_agent(|a| a.release(at))).is_some()
-        {
-            return real();
+    let refused = sys::errno();
+    let ours = || {
+        if refused != libc::EADDRINUSE || runtime::is_our_call() || !sys::is_udp(fd) {
+            return false;
         }
+        // SAFETY: the kernel has read the address.
+        let at = unsafe { RawAddr::copy(addr, len) }.internet();
+        at.and_then(|at| runtime::with_agent(|a| a.release(at)))
+            .is_some()
+    };
+    if ours() {
+        sys::set_errno(before);
+        return real();
     }
-    sys::set_errno(errno);
+    sys::set_errno(refused);
     -1
 }
