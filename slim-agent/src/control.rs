@@ -141,16 +141,23 @@ impl Control {
     /// The listener's socket that answers from `from`.
     fn listener(&self, from: SocketAddr) -> Option<&Rc<ControlSocket>> {
         let exact = self.listeners.get(&from);
-        let wildcard = || {
-            self.listeners.values().find(|(socket, _)| {
-                let bound = socket.bound;
-                let family = bound.is_ipv6() || from.is_ipv4();
-                let ip = bound.ip().is_unspecified() || canonical(bound) == from;
-                bound.port() == from.port() && ip && family
-            })
+        let other = || {
+            let bound = answering(self.listeners.keys().copied(), from)?;
+            self.listeners.get(&bound)
         };
-        exact.or_else(wildcard).map(|(socket, _)| socket)
+        exact.or_else(other).map(|(socket, _)| socket)
     }
+}
+
+/// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
+/// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
+fn answering(bound: impl Iterator<Item = SocketAddr>, from: SocketAddr) -> Option<SocketAddr> {
+    let fitting = bound.filter(|bound| {
+        let family = bound.is_ipv6() || from.is_ipv4();
+        let ip = bound.ip().is_unspecified() || canonical(*bound) == from;
+        bound.port() == from.port() && ip && family
+    });
+    fitting.min_by_key(|bound| bound.is_ipv4() != from.is_ipv4())
 }
 
 impl ControlSocket {
@@ -219,5 +226,26 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
         }
         drop(guard);
         task::yield_now().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_family_answers_from_its_own_socket() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (v4, v6, one) = (addr("0.0.0.0:7"), addr("[::]:7"), addr("10.0.0.1:7"));
+        let choose = |bound: &[SocketAddr], from| answering(bound.iter().copied(), addr(from));
+        // In whichever order the sockets come.
+        for both in [[v4, v6], [v6, v4]] {
+            assert_eq!(choose(&both, "10.0.0.1:7"), Some(v4));
+            assert_eq!(choose(&both, "[fd00::1]:7"), Some(v6));
+        }
+        assert_eq!(choose(&[v6], "10.0.0.1:7"), Some(v6));
+        assert_eq!(choose(&[v4], "[fd00::1]:7"), None);
+        assert_eq!(choose(&[one], "10.0.0.2:7"), None);
+        assert_eq!(choose(&[v4], "10.0.0.1:8"), None);
     }
 }
