@@ -94,7 +94,11 @@ pub trait FlowIo: Send + Sync + 'static {
     /// The flow is given up. The application gets what is stashed, and then `verdict`.
     fn escalate(&self, verdict: Verdict);
 
-    /// Asks the kernel how far the peer has acknowledged, and trims (unless the flow is barred).
+    /// Asks the kernel how far the peer has acknowledged, and trims.
+    ///
+    /// The front end may have suspended the flow by itself a moment ago, with the fault still on
+    /// its way to the agent. Then nothing may be trimmed, and the answer must be that something is
+    /// unacknowledged.
     ///
     /// A front end that remembers having called [`Agent::dirty`](crate::Agent::dirty) must forget
     /// it *before* it reads what it then reports as `unacked == 0`: the agent stops looking, and

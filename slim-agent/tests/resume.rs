@@ -75,7 +75,11 @@ fn both_directions_stay_byte_exact_while_connections_are_killed() {
         while !jobs.iter().all(|j| j.is_finished()) {
             // Often enough to hit a resume that is under way now and then.
             thread::sleep(Duration::from_millis(random.next() % 30));
-            let end = if random.next() % 2 == 0 { &near } else { &far };
+            let end = if random.next().is_multiple_of(2) {
+                &near
+            } else {
+                &far
+            };
             if killed < 40 {
                 end.kill(kills[random.next() as usize % kills.len()]);
                 killed += 1;

@@ -400,9 +400,15 @@ impl FlowIo for Stream {
 
     fn probe(&self) -> Probe {
         let mut s = self.state();
-        assert!(!s.barred, "probed while suspended");
         if let Some(probe) = s.pretended {
             return probe;
+        }
+        if s.barred {
+            // The fault that tells is still in the queue. Nothing may be trimmed any more.
+            return Probe {
+                unacked: 1,
+                ..Probe::default()
+            };
         }
         s.dirty = false;
         let unacked = s.trim();
