@@ -151,6 +151,10 @@ impl Agent {
     }
 
     /// A data call found the transport dead; the front end has suspended the flow.
+    ///
+    /// To be called while still holding the lock under which it was suspended, the one that
+    /// [`FlowIo::suspend`] needs. Otherwise the peer may resume the flow in between, and this fault
+    /// would be taken for one of the new transport.
     pub fn fault(&self, token: FlowToken, cause: Cause) {
         self.send(Command::Fault { token, cause });
     }

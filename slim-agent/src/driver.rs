@@ -96,6 +96,8 @@ pub(crate) struct Driver {
     /// Accepted connections on which no message has come yet, oldest first.
     silent: BTreeSet<ConnId>,
     accepted: u64,
+    /// Those of `conns` that were accepted.
+    incoming: usize,
     most_incoming: usize,
     /// Flows to forget when their last events are written.
     departed: Vec<FlowToken>,
@@ -222,6 +224,7 @@ impl Driver {
             conns: HashMap::new(),
             silent: BTreeSet::new(),
             accepted: 0,
+            incoming: 0,
             most_incoming: (fds::room() / 2).clamp(16, MOST_INCOMING),
             departed: Vec::new(),
             listeners,
@@ -380,12 +383,14 @@ impl Driver {
     fn add_conn(&mut self, conn: ConnId) -> mpsc::UnboundedReceiver<Order> {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.conns.insert(conn, sender);
+        self.incoming += usize::from(conn.is_incoming());
         receiver
     }
 
     /// Forgets a connection. Its task closes it.
     pub(crate) fn remove_conn(&mut self, conn: ConnId) {
-        self.conns.remove(&conn);
+        let known = self.conns.remove(&conn).is_some();
+        self.incoming -= usize::from(known && conn.is_incoming());
         self.silent.remove(&conn);
     }
 
@@ -408,8 +413,7 @@ impl Driver {
         now: Time,
         from: SocketAddr,
     ) -> Option<(ConnId, mpsc::UnboundedReceiver<Order>)> {
-        let incoming = self.conns.keys().filter(|c| c.is_incoming()).count();
-        if incoming >= self.most_incoming {
+        if self.incoming >= self.most_incoming {
             // Those that say nothing make way, the oldest first.
             let silent = self.silent.pop_first()?;
             self.remove_conn(silent);

@@ -234,7 +234,8 @@ impl Driver {
             let Some(flow) = self.flows.get(token) else {
                 return false;
             };
-            match self.endpoint.state(*token) {
+            let state = self.endpoint.state(*token);
+            match state {
                 Some(State::Live | State::Negotiating) => {}
                 // Its buffers are not to be trimmed now; going live marks it again.
                 Some(State::Suspended | State::Resuming) => return true,
@@ -254,6 +255,7 @@ impl Driver {
             });
             progress.acked = probe.acked;
             let stalled = !stall.is_zero()
+                && state == Some(State::Live)
                 && probe.established
                 && probe.retransmits >= STALL_RETRANSMITS
                 && now.since(since) >= stall;

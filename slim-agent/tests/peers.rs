@@ -134,6 +134,21 @@ impl Peer {
         Peer { process, stream }
     }
 
+    /// Returns when every thread of it stands still.
+    fn stop(&self) {
+        let pid = self.process.id();
+        // SAFETY: a signal to our own child.
+        unsafe { libc::kill(pid as i32, libc::SIGSTOP) };
+        let is_stopped = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('T')
+        };
+        let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        while !tasks().all(|task| is_stopped(task.unwrap())) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
@@ -217,8 +232,7 @@ fn a_stopped_peer_gets_its_attempts_and_then_the_error_is_the_kernels() {
     // A peer that does not answer at all: as a host that is gone for good.
     let agent = Agent::start(config(&[("SLIM_ATTEMPT_TIMEOUTS", "0.2,0.3,0.4")])).unwrap();
     let peer = Peer::start(&agent);
-    // SAFETY: a signal to our own child.
-    unsafe { libc::kill(peer.process.id() as i32, libc::SIGSTOP) };
+    peer.stop();
     peer.stream.kill(common::Kill::Fin);
     let begun = Instant::now();
     let outcome = loop {

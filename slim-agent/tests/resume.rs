@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -49,8 +50,42 @@ fn a_broken_connection_is_replaced() {
         far.read_exact(&mut buf).unwrap();
         assert_eq!(&buf, b"after!");
         let took = begun.elapsed();
+        println!("{kill:?}: there and back after {took:?}");
         assert!(took < Duration::from_secs(1), "{kill:?}: took {took:?}");
         assert!(near.state().resumed >= 1, "{kill:?}: was it broken at all?");
+    }
+}
+
+#[test]
+fn every_kind_of_address_can_be_resumed() {
+    let has_v6 = TcpListener::bind("[::1]:0").is_ok();
+    for (listen, connect) in [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.1"),
+        // The answer must come from where the question went.
+        ("0.0.0.0:0", "127.0.0.2"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+        // One socket for both families.
+        ("[::]:0", "127.0.0.1"),
+        ("[::]:0", "127.0.0.3"),
+    ] {
+        if listen.starts_with('[') && !has_v6 {
+            eprintln!("skipped: no IPv6 here to listen on {listen}");
+            continue;
+        }
+        let client = Agent::start(Config::default()).unwrap();
+        let server = Server::start_on(Config::default(), listen.parse().unwrap());
+        let addr = SocketAddr::new(connect.parse().unwrap(), server.addr().port());
+        let (near, far) = server.pair_by(&client, addr);
+        near.wait_live();
+        far.wait_live();
+        near.kill(Kill::Fin);
+        near.write(b"x").unwrap();
+        far.read_exact(&mut [0]).unwrap();
+        far.write(b"y").unwrap();
+        near.read_exact(&mut [0]).unwrap();
+        assert_eq!(near.state().resumed, 1, "{connect} at {listen}");
     }
 }
 

@@ -462,8 +462,12 @@ pub struct Server {
 
 impl Server {
     pub fn start(config: Config) -> Server {
+        Server::start_on(config, (Ipv4Addr::LOCALHOST, 0).into())
+    }
+
+    pub fn start_on(config: Config, addr: SocketAddr) -> Server {
         let agent = Agent::start(config).expect("the agent starts");
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let listener = TcpListener::bind(addr).unwrap();
         agent.listen(listener.as_fd(), listener.local_addr().unwrap());
         Server { agent, listener }
     }
@@ -474,7 +478,12 @@ impl Server {
 
     /// Two ends of a new flow: of `client`'s and of this agent.
     pub fn pair(&self, client: &Agent) -> (Arc<Stream>, Arc<Stream>) {
-        let near = TcpStream::connect(self.addr()).unwrap();
+        self.pair_by(client, self.addr())
+    }
+
+    /// The same by another of the listener's addresses.
+    pub fn pair_by(&self, client: &Agent, addr: SocketAddr) -> (Arc<Stream>, Arc<Stream>) {
+        let near = TcpStream::connect(addr).unwrap();
         let near = Stream::new(client, Role::Connector, near);
         let far = self.listener.accept().unwrap().0;
         (near, Stream::new(&self.agent, Role::Acceptor, far))
