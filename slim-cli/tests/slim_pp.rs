@@ -1,0 +1,95 @@
+//! The verified MPI program itself: right data passes, one wrong byte does not.
+
+mod common;
+
+use common::{Scratch, output};
+use netem_tests::mpi::{Flavor, Mpi};
+use netem_tests::{Lab, skip::skip};
+
+/// Changes one bit in the middle of every long read from a socket, where Open MPI has data and no
+/// header of its own.
+const CORRUPTING: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/uio.h>
+ssize_t readv(int fd, const struct iovec *v, int n)
+{
+    static ssize_t (*real)(int, const struct iovec *, int);
+    if (!real)
+        real = (ssize_t (*)(int, const struct iovec *, int))dlsym(RTLD_NEXT, "readv");
+    ssize_t got = real(fd, v, n);
+    if (n > 0 && v[0].iov_len >= 30000 && got >= 30000)
+        ((char *)v[0].iov_base)[15000] ^= 1;
+    return got;
+}
+"#;
+
+/// Runs two ranks on one node for a second; gives status and output.
+fn run(test: &str, corrupting: bool) -> Option<(i32, String)> {
+    let mpi = match Lab::check().and_then(|()| Mpi::find(Flavor::OpenMpi4)) {
+        Ok(mpi) => mpi,
+        Err(reason) => {
+            skip(test, reason);
+            return None;
+        }
+    };
+    let scratch = Scratch::new(test);
+    let program = mpi.build_program("slim_pp.c").unwrap();
+    let lab = Lab::builder().nodes(1).name("cli-pp").build().unwrap();
+    let mut command = lab.node(0).command(mpi.mpirun());
+    command.args([
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "-np",
+        "2",
+        "--bind-to",
+        "none",
+    ]);
+    command.args([
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        "tcp,self",
+        "--mca",
+        "btl_tcp_if_include",
+        "lo",
+    ]);
+    if corrupting {
+        let source = scratch.write("corrupting.c", CORRUPTING);
+        let library = scratch.path("corrupting.so");
+        let mut gcc = std::process::Command::new("gcc");
+        gcc.args(["-shared", "-fPIC", "-o"])
+            .args([&library, &source])
+            .arg("-ldl");
+        assert!(gcc.status().unwrap().success());
+        command
+            .arg("-x")
+            .arg(format!("LD_PRELOAD={}", library.display()));
+    }
+    let (status, out, err) = output(command.arg(program).arg("1"));
+    Some((status, out + &err))
+}
+
+#[test]
+fn right_data_ends_with_status_0() {
+    let Some((status, out)) = run("right_data_ends_with_status_0", false) else {
+        return;
+    };
+    assert_eq!(status, 0, "{out}");
+    assert!(
+        out.lines()
+            .any(|l| l.starts_with("DONE ") && l.contains(" errs=0 ")),
+        "{out}"
+    );
+}
+
+#[test]
+fn a_changed_bit_ends_with_status_3() {
+    let Some((status, out)) = run("a_changed_bit_ends_with_status_3", true) else {
+        return;
+    };
+    assert_eq!(status, 3, "{out}");
+    assert!(out.contains("wrong data in "), "{out}");
+}
