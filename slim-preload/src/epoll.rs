@@ -68,7 +68,7 @@ pub fn control(
     epfd: c_int,
     op: c_int,
     fd: c_int,
-    event: Option<epoll_event>,
+    event: *const epoll_event,
     real: impl Fn() -> c_int,
 ) -> c_int {
     if !runtime::possible() || runtime::is_our_call() || !runtime::in_own_process() {
@@ -121,7 +121,7 @@ impl Instance {
         &self,
         op: c_int,
         fd: c_int,
-        event: Option<epoll_event>,
+        event: *const epoll_event,
         present: bool,
         real: impl Fn() -> c_int,
     ) -> c_int {
@@ -137,7 +137,7 @@ impl Instance {
             }
             libc::EPOLL_CTL_ADD if known => Some(libc::EEXIST),
             libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !known => Some(libc::ENOENT),
-            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_none() => Some(libc::EFAULT),
+            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => Some(libc::EFAULT),
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => None,
             _ => Some(libc::EINVAL),
         };
@@ -145,7 +145,13 @@ impl Instance {
             sys::set_errno(errno);
             return -1;
         }
-        match event.filter(|_| op != libc::EPOLL_CTL_DEL) {
+        let event = if op == libc::EPOLL_CTL_DEL {
+            None
+        } else {
+            // SAFETY: the kernel has just read it; or, while it is not asked, the application says it is there.
+            unsafe { event.as_ref() }.copied()
+        };
+        match event {
             Some(e) => {
                 let r = Registration {
                     events: e.events,

@@ -1,19 +1,26 @@
 //! A lock without a guard.
 //!
 //! The send lock is held over the application's own (cancellable) system call. `pthread_cancel` unwinds
-//! through our frames without running destructors, so there must be none; hence lock and unlock by hand.
+//! through our frames without running destructors, so there must be none; hence lock and unlock by hand. A
+//! thread that was cancelled while it waited in the kernel has left the lock behind; whoever waits for it finds
+//! that out ([`Lock::may_die`]).
 
 use crate::sys;
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
+/// How often a waiter looks whether the holder still lives.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A value under a futex lock.
 pub struct Lock<T> {
     word: AtomicU32,
+    /// The thread that holds the lock in a call in which it may be cancelled, or 0.
+    mortal: AtomicI32,
     value: UnsafeCell<T>,
 }
 
@@ -25,6 +32,7 @@ impl<T> Lock<T> {
     pub const fn new(value: T) -> Self {
         Self {
             word: AtomicU32::new(FREE),
+            mortal: AtomicI32::new(0),
             value: UnsafeCell::new(value),
         }
     }
@@ -49,8 +57,25 @@ impl<T> Lock<T> {
     #[inline(never)]
     fn wait(&self) {
         while self.word.swap(CONTENDED, Ordering::Acquire) != FREE {
-            let _ = sys::futex_wait(&self.word, CONTENDED, None);
+            let waited = sys::futex_wait(&self.word, CONTENDED, Some(LOOK));
+            let holder = self.mortal.load(Ordering::Acquire);
+            let gone = || !sys::thread_lives(holder);
+            if waited == Err(libc::ETIMEDOUT) && holder != 0 && gone() {
+                // One waiter becomes the dead thread's heir and frees the lock in its place.
+                let heir =
+                    self.mortal
+                        .compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+                if heir.is_ok() {
+                    self.unlock();
+                }
+            }
         }
+    }
+
+    /// The holder says that it is about to wait in a call that may be its last, or has come back.
+    pub fn may_die(&self, may: bool) {
+        self.mortal
+            .store(if may { sys::tid() } else { 0 }, Ordering::Release);
     }
 
     /// Frees the lock.
@@ -104,5 +129,17 @@ mod tests {
         assert!(LOCK.try_lock());
         assert!(!LOCK.try_lock());
         LOCK.unlock();
+    }
+
+    #[test]
+    fn a_dead_holder_leaves_no_lock_behind() {
+        static LOCK: Lock<u64> = Lock::new(0);
+        let holder = std::thread::spawn(|| {
+            LOCK.lock();
+            LOCK.may_die(true);
+        });
+        holder.join().unwrap();
+        LOCK.with(|v| *v += 1);
+        assert!(LOCK.try_lock());
     }
 }

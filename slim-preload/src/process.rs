@@ -138,11 +138,9 @@ extern "C" fn at_exit() {
     if !runtime::in_own_process() {
         return;
     }
-    let mut waiting = false;
     table::for_each_flow(|fd, f| {
         let suspended = f.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
         if suspended && f.live.load(Ordering::Acquire) {
-            waiting = true;
             let sent = f.send.with(|s| s.replay.end());
             let _ = f.local_final.compare_exchange(
                 flow::UNKNOWN,
@@ -153,6 +151,6 @@ extern "C" fn at_exit() {
             runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
         }
     });
-    let limit = if waiting { EXIT_LIMIT } else { Duration::ZERO };
-    runtime::with_agent(|a| a.drain_exit(limit));
+    // Returns at once when the agent has nothing to wait for.
+    runtime::with_agent(|a| a.drain_exit(EXIT_LIMIT));
 }

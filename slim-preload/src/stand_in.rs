@@ -42,7 +42,7 @@ pub fn ready() -> Result<c_int, Errno> {
 /// Descriptors of this module that a forked child must not keep are close-on-exec; the number is told so
 /// that `close` from the application leaves it alone.
 pub fn is_ours(fd: c_int) -> bool {
-    READY.load(Ordering::Relaxed) == fd
+    fd >= 0 && READY.load(Ordering::Relaxed) == fd
 }
 
 /// A connection that was reset by its peer: `ECONNRESET` once, then as the kernel does.

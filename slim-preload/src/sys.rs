@@ -349,6 +349,16 @@ pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
     );
 }
 
+/// The calling thread.
+pub fn tid() -> c_int {
+    call!(libc::SYS_gettid).unwrap_or(0) as c_int
+}
+
+/// Whether a thread of this process still exists.
+pub fn thread_lives(tid: c_int) -> bool {
+    call!(libc::SYS_tgkill, c_long::from(pid()), c_long::from(tid), 0) != Err(libc::ESRCH)
+}
+
 /// Sends the calling thread the SIGPIPE that the kernel would have sent it.
 pub fn raise_sigpipe() {
     if let Ok(tid) = call!(libc::SYS_gettid) {

@@ -60,7 +60,9 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) -> Result<(), Errno> {
         ctl.set_transport(Some(old));
     }
     flow.gate.bar();
-    sys::set_status(placeholder, sys::status(first));
+    // While the stash is shown, the flags are the waiting transport's.
+    let flags = sys::status(ctl.transport.unwrap_or(first));
+    sys::set_status(placeholder, flags);
     let swapped = swap_in(ctl, placeholder, false);
     sys::close(placeholder);
     ctl.mode = Mode::Suspended;

@@ -81,7 +81,7 @@ hook! { unsafe fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, e
 }}
 
 hook! { unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int => slim_epoll_ctl {
-    epoll::control(epfd, op, fd, event.as_ref().copied(), || real!(epoll_ctl)(epfd, op, fd, event))
+    epoll::control(epfd, op, fd, event, || real!(epoll_ctl)(epfd, op, fd, event))
 }}
 hook! { unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int => slim_epoll_wait {
     ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_wait)(epfd, events, max, w.millis(timeout)))

@@ -1,6 +1,6 @@
 //! Connections and their options.
 
-use crate::ops::sockets::{self, End};
+use crate::ops::sockets::{self, End, Ioctl};
 use crate::sys::{errno, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::{hook, real};
@@ -46,7 +46,8 @@ hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {
     match sockets::ioctl(fd, request) {
-        Some(answer) if !arg.is_null() => { arg.cast::<c_int>().write_unaligned(answer); 0 }
-        _ => real!(ioctl)(fd, request, arg),
+        Ioctl::Answer(answer) if !arg.is_null() => { arg.cast::<c_int>().write_unaligned(answer); 0 }
+        Ioctl::Answer(_) => real!(ioctl)(fd, request, arg),
+        Ioctl::Ask(fd) => real!(ioctl)(fd, request, arg),
     }
 }}

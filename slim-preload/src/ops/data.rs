@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering;
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
 const LARGE: usize = 64 << 10;
 
+/// Looks whether there is anything, without waiting and without taking it.
+const PROBE: c_int = libc::MSG_PEEK | libc::MSG_DONTWAIT;
 /// Reads that take nothing from the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
 
@@ -102,6 +104,15 @@ impl Buffers {
     }
 }
 
+/// [`enter`], with `None` for what is no flow's.
+#[inline]
+fn entered(fd: c_int) -> Option<Way> {
+    match enter(fd) {
+        Way::Plain => None,
+        way => Some(way),
+    }
+}
+
 /// How a call reads.
 #[derive(Clone, Copy)]
 pub struct Receive {
@@ -121,8 +132,13 @@ impl Receive {
     /// Runs the call: `real` asks the kernel for the whole of it.
     #[inline]
     pub fn run(self, real: impl Fn() -> isize) -> isize {
+        let Some(first) = entered(self.fd) else {
+            return real();
+        };
+        let errno = sys::errno();
+        let mut way = first;
         loop {
-            let next = match enter(self.fd) {
+            let next = match way {
                 Way::Plain => return real(),
                 Way::In(flow) => {
                     let n = real();
@@ -138,8 +154,12 @@ impl Receive {
                 Way::Barred(flow) => self.barred(flow),
             };
             if let Next::Return(n) = next {
+                if n >= 0 {
+                    sys::set_errno(errno);
+                }
                 return n;
             }
+            way = enter(self.fd);
         }
     }
 
@@ -153,7 +173,7 @@ impl Receive {
                 flow.received.fetch_add(n as u64, Ordering::Relaxed);
             }
             flow.leave();
-            return Next::Return(sys::keep_errno(|| self.complete(n as usize)));
+            return Next::Return(self.complete(n as usize, false));
         }
         let cause = if n == 0 {
             let at = flow.received.load(Ordering::SeqCst);
@@ -184,61 +204,87 @@ impl Receive {
         }
     }
 
-    /// MSG_WAITALL over a broken transport: goes on where the kernel stopped.
-    fn complete(self, mut have: usize) -> isize {
+    /// MSG_WAITALL goes on where the kernel stopped, if it stopped for a broken transport (`broke`: it is known
+    /// to have been broken, and nothing has been asked of the kernel since).
+    fn complete(self, mut have: usize, mut broke: bool) -> isize {
         let want = self.buffers.len();
-        while have < want && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-            let mut chunk = [0u8; 1];
-            let next = match enter(self.fd) {
-                Way::Plain => break,
+        let short = |have: usize| have as isize;
+        if self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            return short(have);
+        }
+        while have < want {
+            match enter(self.fd) {
+                Way::Plain => return short(have),
                 Way::In(flow) => {
-                    // Why did the kernel stop? A signal, or the end of the transport.
-                    let probe = sys::recv(self.fd, &mut chunk, libc::MSG_PEEK | libc::MSG_DONTWAIT);
+                    if sys::is_nonblocking(self.fd) {
+                        flow.leave();
+                        return short(have);
+                    }
+                    let mut stopped = None;
+                    if broke {
+                        let got = self.buffers.fill(have, |piece| {
+                            match sys::recv(self.fd, piece, libc::MSG_WAITALL) {
+                                Ok(n) => n,
+                                Err(e) => {
+                                    stopped = Some(e);
+                                    0
+                                }
+                            }
+                        });
+                        flow.received.fetch_add(got as u64, Ordering::Relaxed);
+                        have += got;
+                    }
+                    // Why did the kernel stop? A signal, a time limit, or the end of the transport.
                     let at = flow.received.load(Ordering::SeqCst);
-                    let cause = match probe {
-                        Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
-                            Some(Cause::Eof { received: at })
-                        }
-                        Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
-                        _ => None,
-                    };
+                    let cause =
+                        match stopped.map_or_else(|| sys::recv(self.fd, &mut [0], PROBE), Err) {
+                            _ if have >= want => None,
+                            Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
+                                Some(Cause::Eof { received: at })
+                            }
+                            Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
+                            _ => None,
+                        };
+                    let barred = flow.gate.is_barred();
                     flow.leave();
                     match cause {
-                        Some(cause) => match transport::fault(flow, self.fd, cause) {
-                            Fault::Suspended => continue,
-                            Fault::Plain => break,
-                        },
-                        None => break,
+                        _ if barred => {}
+                        None => return short(have),
+                        Some(cause) => {
+                            if let Fault::Plain = transport::fault(flow, self.fd, cause) {
+                                return short(have);
+                            }
+                        }
                     }
+                    broke = true;
                 }
                 Way::Barred(flow) => {
+                    broke = true;
                     let Some(mut ctl) = flow.ctl_of(self.fd) else {
-                        break;
+                        return short(have);
                     };
                     let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
                     have += got;
                     if got > 0 {
                         transport::after_stash(flow, ctl);
-                        Next::Again
-                    } else if matches!(ctl.mode, Mode::Suspended) {
-                        super::wait(flow, ctl, self.fd, false, libc::SO_RCVTIMEO)
-                    } else {
-                        break;
+                    } else if ctl.mode != Mode::Suspended
+                        || matches!(
+                            super::wait(flow, ctl, self.fd, false, libc::SO_RCVTIMEO),
+                            Next::Return(_)
+                        )
+                    {
+                        return short(have);
                     }
                 }
-            };
-            if matches!(next, Next::Return(_)) {
-                break;
             }
         }
-        have as isize
+        short(have)
     }
 
     /// The transport is away: from the stash, or later.
     #[cold]
     #[inline(never)]
     fn barred(self, flow: &'static Flow) -> Next {
-        let errno = sys::errno();
         let Some(mut ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
         };
@@ -246,7 +292,12 @@ impl Receive {
             return Next::Again;
         }
         if !ctl.stash.is_empty() && !self.has(libc::MSG_OOB) {
-            let n = if self.has(libc::MSG_PEEK) {
+            let n = if self.has(libc::MSG_TRUNC) && !self.has(libc::MSG_PEEK) {
+                // TCP throws the bytes away and touches no buffer (tcp(7)).
+                let n = self.buffers.len().min(ctl.stash.len());
+                ctl.stash.consume(n);
+                n
+            } else if self.has(libc::MSG_PEEK) {
                 let mut copy = vec![0; self.buffers.len().min(ctl.stash.len())];
                 let n = ctl.stash.peek(&mut copy);
                 let mut at = 0;
@@ -260,9 +311,8 @@ impl Receive {
                 self.buffers.fill(0, |piece| ctl.stash.read(piece))
             };
             transport::after_stash(flow, ctl);
-            sys::set_errno(errno);
             if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK) {
-                return Next::Return(sys::keep_errno(|| self.complete(n)));
+                return Next::Return(self.complete(n, true));
             }
             return Next::Return(n as isize);
         }
@@ -338,15 +388,27 @@ impl<S: Source> Transmit<S> {
     /// the application's own call, for a descriptor that is no flow's.
     #[inline]
     pub fn run(self, plain: impl Fn() -> isize, real: impl Fn(c_int, c_int) -> isize) -> isize {
+        let Some(first) = entered(self.fd) else {
+            return plain();
+        };
+        let errno = sys::errno();
+        let mut way = first;
         loop {
-            let next = match enter(self.fd) {
+            let next = match way {
                 Way::Plain => return plain(),
                 Way::In(flow) => {
                     if !self.take_turn(flow) {
                         flow.leave();
                         return fail(libc::EAGAIN);
                     }
-                    let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+                    // Without waiting first: most sends need not, and one that waits may be cancelled.
+                    let mut n = real(
+                        self.fd,
+                        self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                    );
+                    if n < 0 {
+                        n = self.wait_for_room(flow, &real);
+                    }
                     if n > 0 {
                         let whole = self.account(flow, self.fd, n as usize);
                         flow.send.unlock();
@@ -356,7 +418,9 @@ impl<S: Source> Transmit<S> {
                             self.lost(flow);
                         }
                         if (n as usize) < self.source.total() {
-                            return self.rest(n as usize);
+                            let n = self.rest(n as usize);
+                            sys::set_errno(errno);
+                            return n;
                         }
                         return n;
                     }
@@ -366,8 +430,12 @@ impl<S: Source> Transmit<S> {
                 Way::Barred(flow) => self.barred(flow, &real),
             };
             if let Next::Return(n) = next {
+                if n >= 0 {
+                    sys::set_errno(errno);
+                }
                 return n;
             }
+            way = enter(self.fd);
         }
     }
 
@@ -387,6 +455,24 @@ impl<S: Source> Transmit<S> {
         }
         sys::keep_errno(|| flow.send.lock());
         true
+    }
+
+    /// After the kernel took nothing without waiting: a blocking call waits now, with the lock held, so that
+    /// threads write in turn.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
+        let full = sys::errno() == libc::EAGAIN;
+        if !full
+            || self.flags & libc::MSG_DONTWAIT != 0
+            || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return -1;
+        }
+        flow.send.may_die(true);
+        let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+        flow.send.may_die(false);
+        n
     }
 
     /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
@@ -422,8 +508,8 @@ impl<S: Source> Transmit<S> {
         whole
     }
 
-    /// A blocking call that the kernel ended early because the transport broke goes on; every other short
-    /// count is the application's to see.
+    /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
+    /// transport.
     #[cold]
     #[inline(never)]
     fn rest(&self, mut have: usize) -> isize {
@@ -508,9 +594,10 @@ impl<S: Source> Transmit<S> {
         if barred {
             return Next::Again;
         }
-        let shut = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
-        if !shut
-            && broken(self.fd, errno)
+        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+            return Next::Return(self.refuse(libc::EPIPE));
+        }
+        if broken(self.fd, errno)
             && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno))
         {
             return Next::Again;

@@ -100,10 +100,10 @@ pub unsafe fn accept(
         sys::keep_errno(|| {
             if matches!(table::entry(listener), Entry::Listener) || sys::is_tcp(fd) {
                 let whole = |a: &RawAddr| a.internet().is_some();
-                // SAFETY: the kernel has just written an address there, cut to the room that it was given.
                 let peer = if addr.is_null() {
                     own
                 } else {
+                    // SAFETY: the kernel has just written an address there, cut to the room it was given.
                     unsafe { RawAddr::copy(addr, *len) }
                 };
                 manage(fd, Role::Acceptor, true, Some(peer).filter(whole));
@@ -289,23 +289,41 @@ pub fn set_option(fd: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
     }
 }
 
-/// `ioctl` requests that ask about a flow's bytes while its transport is away; `None` for all others.
-pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Option<c_int> {
-    if request != libc::FIONREAD && request != libc::TIOCOUTQ {
+/// What an `ioctl` comes to.
+pub enum Ioctl {
+    /// The kernel is asked, on this descriptor.
+    Ask(c_int),
+    /// This is the answer.
+    Answer(c_int),
+}
+
+/// `ioctl`: requests that ask about a flow's bytes while its transport is away are answered here; those that set
+/// its mode while it has a stash go to the transport, for the stand-in is shared by all flows.
+pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Ioctl {
+    asked(fd, request).unwrap_or(Ioctl::Ask(fd))
+}
+
+fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
+    let known = [
+        libc::FIONREAD,
+        libc::TIOCOUTQ,
+        libc::FIONBIO,
+        libc::FIOASYNC,
+    ];
+    if !known.contains(&request) {
         return None;
     }
     let Entry::Flow(flow) = table::entry(fd) else {
         return None;
     };
     let ctl = flow.ctl_of(fd)?;
+    let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode, request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
-        (_, libc::FIONREAD) => Some(ctl.stash.len().min(c_int::MAX as usize) as c_int),
-        (Mode::Stashed { .. }, _) => ctl
-            .transport
-            .and_then(|t| sys::unacked(t).ok())
-            .map(|n| n as c_int),
-        _ => Some(flow.send.with(|s| s.replay.len()).min(c_int::MAX as usize) as c_int),
+        (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => None,
+        (_, libc::FIONREAD) => number(ctl.stash.len()),
+        (Mode::Suspended, _) => number(flow.send.with(|s| s.replay.len())),
+        (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
     }
 }
 
