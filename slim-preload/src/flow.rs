@@ -114,32 +114,52 @@ pub struct Ctl {
     pub epoch: u32,
 }
 
-/// Bytes received when a transport became the flow's: as we count them, and as the kernel counts those that
-/// were read from this transport. From then on both must grow alike.
-#[derive(Clone, Copy)]
+/// Bytes of both directions, as we count them and as the kernel counts those of one transport. From the moment
+/// a transport becomes the flow's, both must grow alike.
+#[derive(Clone, Copy, Default)]
 pub struct Start {
-    /// Of the flow.
-    pub counted: u64,
-    /// Of the transport; the handshake's messages are among them.
-    pub kernel: u64,
+    received: u64,
+    sent: u64,
+    /// What was read from the transport; the handshake's messages are among it.
+    kernel_received: u64,
+    kernel_sent: u64,
 }
 
 impl Start {
-    /// For a transport from which nobody reads just now.
-    pub fn of(flow: &Flow, fd: c_int) -> Self {
-        let arrived = || sys::counters(fd).map_or(0, |c| c.received);
-        let mut before = arrived();
+    /// For a transport that nobody reads from or writes to just now.
+    pub fn of(flow: &Flow, fd: c_int) -> Option<Self> {
+        let mut before = sys::counters(fd)?;
         loop {
-            let unread = sys::readable(fd);
-            let after = arrived();
+            let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
+            let after = sys::counters(fd)?;
             if before == after {
-                return Self {
-                    counted: flow.received.load(Ordering::SeqCst),
-                    kernel: before.saturating_sub(unread),
-                };
+                return Some(Self {
+                    received: flow.received.load(Ordering::SeqCst),
+                    sent: flow.send.with(|s| s.replay.end()),
+                    kernel_received: after.received.saturating_sub(unread),
+                    kernel_sent: after.acked + unacked,
+                });
             }
             before = after;
         }
+    }
+
+    /// Whether the two counts have grown apart between `self` and `now`: somebody reads or writes the descriptor
+    /// past us (io_uring, stdio, a raw system call). SYN and FIN count as bytes with the kernel.
+    pub fn contradiction(self, now: Self) -> Option<String> {
+        let differ = |what, ours: u64, kernel: u64, extra: u64| {
+            (kernel < ours || kernel > ours + extra).then(|| {
+                format!("{ours} bytes {what} here, {kernel} by the kernel: something uses the descriptor past SLIM")
+            })
+        };
+        let received = differ(
+            "received",
+            now.received - self.received,
+            now.kernel_received.saturating_sub(self.kernel_received),
+            1,
+        );
+        let sent = now.kernel_sent.saturating_sub(self.kernel_sent);
+        received.or_else(|| differ("sent", now.sent - self.sent, sent, 2))
     }
 }
 
@@ -155,8 +175,10 @@ impl Ctl {
             local: None,
             peer: None,
             start: Start {
-                counted: 0,
-                kernel: 0,
+                received: 0,
+                sent: 0,
+                kernel_received: 0,
+                kernel_sent: 0,
             },
             epoch: 0,
         }
@@ -265,6 +287,13 @@ impl Flow {
     /// The control part. Never held over a call that may block.
     pub fn ctl(&self) -> MutexGuard<'_, Ctl> {
         self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In a forked child, where another thread's lock may never be opened: whether the transport is away.
+    pub fn is_away(&self) -> bool {
+        self.ctl
+            .try_lock()
+            .is_ok_and(|ctl| ctl.mode == Mode::Suspended)
     }
 
     /// The control part, if the flow is still the one behind `fd`.

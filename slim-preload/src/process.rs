@@ -103,6 +103,15 @@ extern "C" fn after_fork_child() {
         MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),
         Ordering::Relaxed,
     );
+    // A placeholder means nothing without the parent's agent: the child finds a broken connection instead.
+    table::for_each_flow(|fd, f| {
+        if f.is_away()
+            && let Ok(dead) = crate::stand_in::dead()
+        {
+            let _ = sys::replace(dead, fd);
+            sys::close(dead);
+        }
+    });
     table::inherit(|f| f.slot.load(Ordering::Relaxed));
     flow::after_fork(true);
     runtime::after_fork_child();
@@ -151,6 +160,10 @@ extern "C" fn at_exit() {
             runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
         }
     });
-    // Returns at once when the agent has nothing to wait for.
-    runtime::with_agent(|a| a.drain_exit(EXIT_LIMIT));
+    // The first look makes the agent find out which closed flows have lost their transport; the second waits for
+    // those, and returns at once when there are none.
+    runtime::with_agent(|a| {
+        a.drain_exit(Duration::ZERO);
+        a.drain_exit(EXIT_LIMIT);
+    });
 }

@@ -172,7 +172,7 @@ pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
 }
 
 /// The kernel's byte counters of a connection.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes of ours that the peer acknowledged, the connector's SYN included.
     pub acked: u64,

@@ -160,17 +160,10 @@ pub fn drain(flow: &'static Flow) {
             Err(_) => break,
         }
     }
-    let counted = flow.received.load(Ordering::SeqCst) - ctl.start.counted;
-    if let Some(kernel) = sys::counters(old).map(|c| c.received.saturating_sub(ctl.start.kernel)) {
-        // A FIN counts as a byte. Anything else means that somebody read or skipped bytes behind our back
-        // (io_uring, a raw system call): an error then, never wrong bytes.
-        if kernel != counted && kernel != counted + 1 {
-            drop(ctl);
-            let why = format!(
-                "{counted} bytes counted, {kernel} received by the kernel: something reads the descriptor past SLIM"
-            );
-            give_up(flow, &why);
-        }
+    let start = ctl.start;
+    drop(ctl);
+    if let Some(why) = Start::of(flow, old).and_then(|now| start.contradiction(now)) {
+        give_up(flow, &why);
     }
 }
 
@@ -198,7 +191,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
             sys::set_status(new, sys::status(fd));
             ctl.epoch += 1;
             ctl.drained = false;
-            ctl.start = Start::of(flow, new);
+            ctl.start = Start::of(flow, new).unwrap_or_default();
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -208,7 +201,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         }
         (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
             ctl.drained = false;
-            ctl.start = Start::of(flow, new);
+            ctl.start = Start::of(flow, new).unwrap_or_default();
             ctl.transport = Some(new);
             flow.gate.open();
         }
@@ -289,6 +282,8 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
 
 /// Gives the flow up with an errno, or with an orderly end; after the stash.
 pub fn escalate(flow: &'static Flow, then: Then) {
+    // What the kernel has received is the application's, whatever becomes of the connection.
+    drain_if_suspended(flow);
     let mut ctl = flow.ctl();
     let stashable = matches!(ctl.mode, Mode::Suspended) && !ctl.stash.is_empty();
     if ctl.mode == Mode::Lingering {
@@ -311,6 +306,16 @@ pub fn escalate(flow: &'static Flow, then: Then) {
     }
 }
 
+fn drain_if_suspended(flow: &'static Flow) {
+    let undrained = {
+        let ctl = flow.ctl();
+        ctl.mode == Mode::Suspended && !ctl.drained
+    };
+    if undrained {
+        drain(flow);
+    }
+}
+
 /// A dead descriptor comes under the numbers. `ECONNRESET` is then the kernel's own to report; any other
 /// errno is owed once by us.
 fn die(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
@@ -327,12 +332,7 @@ fn die(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
 
 /// The stream has ended orderly and nothing more can be sent.
 fn end(flow: &'static Flow, mut ctl: CtlGuard) {
-    let file = stand_in::ended();
-    if let Ok(fd) = file
-        && flow.local_final.load(Ordering::Acquire) != UNKNOWN
-    {
-        sys::shutdown(fd, libc::SHUT_WR);
-    }
+    let file = stand_in::ended().inspect(|fd| sys::shutdown(*fd, libc::SHUT_WR));
     bury(&mut ctl, file);
     unmanage(flow, ctl);
 }

@@ -4,7 +4,7 @@ use crate::ops::descriptors as ops;
 use crate::process;
 use crate::runtime;
 use crate::sys::keep_errno;
-use libc::{c_char, c_int, c_uint, c_void};
+use libc::{FILE, c_char, c_int, c_uint, c_void};
 use redhook::{hook, real};
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
@@ -32,6 +32,10 @@ hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
     ops::duplicate(from, Some(to), || real!(dup3)(from, to, flags))
+}}
+hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fdopen {
+    ops::for_stdio(fd);
+    real!(fdopen)(fd, mode)
 }}
 // The agent's runtime makes descriptors of its own: they must not take the numbers that the application expects
 // next.

@@ -317,6 +317,8 @@ impl Receive {
             return Next::Return(n as isize);
         }
         match ctl.mode {
+            // The peer had ended its stream before it refused ours.
+            Mode::Dead(libc::EPIPE) => Next::Return(0),
             Mode::Dead(_) => super::paid(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e))),
             Mode::Stashed { .. } => {
                 transport::after_stash(flow, ctl);

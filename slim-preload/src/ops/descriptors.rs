@@ -163,6 +163,13 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
     runtime::with_agent(|a| a.demote(token));
 }
 
+/// Before libc's stdio takes a descriptor: it reads and writes where no hook sees it.
+pub fn for_stdio(fd: c_int) {
+    if let Entry::Flow(flow) = table::entry(fd) {
+        sys::keep_errno(|| demote(flow, fd));
+    }
+}
+
 /// Before `dup2`/`dup3` takes the number `to` over: gives what [`finish`] needs afterwards.
 pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
     match table::entry(to) {
@@ -210,6 +217,10 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     // From a bad descriptor: the target is left alone.
     if !sys::is_open(from) {
         return real();
+    }
+    if let (Entry::Flow(flow), Some(0..=2)) = (&source, to) {
+        // Standard input and output are read and written inside libc, where no hook sees it.
+        sys::keep_errno(|| demote(flow, from));
     }
     let mut guard = match source {
         Entry::Flow(flow) => flow.ctl_of(from).map(|ctl| (flow, ctl)),

@@ -44,10 +44,19 @@ pub unsafe fn connect(
     len: socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    if let Entry::Flow(flow) = table::entry(fd)
-        && flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open)
-    {
-        return super::fail(libc::EISCONN) as c_int;
+    if let Entry::Flow(flow) = table::entry(fd) {
+        let family = if addr.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's contract.
+            Some(i32::from(unsafe { (*addr).sa_family }))
+        };
+        if family == Some(libc::AF_UNSPEC) {
+            // The association is dissolved (connect(2)); the socket may be connected anew.
+            sys::keep_errno(|| descriptors::demote(flow, fd));
+        } else if flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open) {
+            return super::fail(libc::EISCONN) as c_int;
+        }
     }
     let known = matches!(table::entry(fd), Entry::Flow(_));
     let r = real();
