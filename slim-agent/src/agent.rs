@@ -122,12 +122,19 @@ impl Agent {
         if self.is_dead() {
             return;
         }
-        let (done, closed) = mpsc::sync_channel(1);
-        if let Some(count) = self.listeners().get_mut(&addr) {
-            *count = 1;
-        }
-        if self.unlisten_with(addr, Some(done)) {
-            as_agent(|| closed.recv_timeout(RELEASE_LIMIT).ok());
+        // A wildcard address is in the way of every address with its port.
+        let wanted = |other: &SocketAddr| {
+            *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
+        };
+        let in_the_way: Vec<SocketAddr> = self.listeners().keys().copied().filter(wanted).collect();
+        for addr in in_the_way {
+            let (done, closed) = mpsc::sync_channel(1);
+            if let Some(count) = self.listeners().get_mut(&addr) {
+                *count = 1;
+            }
+            if self.unlisten_with(addr, Some(done)) {
+                as_agent(|| closed.recv_timeout(RELEASE_LIMIT).ok());
+            }
         }
     }
 

@@ -19,6 +19,7 @@ use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowToken, Time};
 use tokio::io::unix::AsyncFd;
+use tokio::select;
 use tokio::sync::{Notify, mpsc};
 use tokio::task;
 
@@ -48,8 +49,10 @@ pub(crate) struct Shared {
     alarm: AsyncFd<OwnFd>,
     /// What the alarm is set to.
     armed: Cell<Option<Time>>,
-    /// A resume connection has ended: descriptors are free again.
-    pub(crate) conn_ended: Notify,
+    /// Listeners that have no descriptor for a connection that waits.
+    starved: Cell<u32>,
+    /// Tells them that one may be free.
+    maybe_free: Notify,
     /// For reading during a replay; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
@@ -114,7 +117,8 @@ impl Shared {
             commands,
             alarm,
             armed: Cell::new(None),
-            conn_ended: Notify::new(),
+            starved: Cell::new(0),
+            maybe_free: Notify::new(),
             scratch: RefCell::default(),
         }
     }
@@ -137,7 +141,33 @@ impl Shared {
         let result = f(&mut driver, now, self);
         driver.settle(self);
         self.arm(&driver);
+        // The application's old transports are closed in there.
+        self.descriptor_freed();
         result
+    }
+
+    /// Whether connections wait to be accepted for want of descriptors. Then none may be spent on
+    /// connecting.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.get() > 0
+    }
+
+    /// Waits until a descriptor may be free, because something has happened, or until `new` is
+    /// ready.
+    pub(crate) async fn starve(&self, new: impl Future) {
+        self.starved.set(self.starved.get() + 1);
+        select! {
+            () = self.maybe_free.notified() => {}
+            _ = new => {}
+        }
+        self.starved.set(self.starved.get() - 1);
+    }
+
+    /// A descriptor was closed.
+    pub(crate) fn descriptor_freed(&self) {
+        if self.is_starved() {
+            self.maybe_free.notify_waiters();
+        }
     }
 
     /// Carries out what application threads have asked for, before anything else happens. A front
@@ -272,7 +302,10 @@ impl Driver {
             Command::Warn(text) => self.log.warn(|| text),
             // The waiting thread may have given up; nobody else wants to know.
             Command::Flush { done } => drop(done.try_send(())),
-            Command::DrainExit { limit, done } => self.watch.exiting(now + limit, done),
+            Command::DrainExit { limit, done } => {
+                self.look_at_lingering(now);
+                self.watch.exiting(now + limit, done);
+            }
         }
     }
 

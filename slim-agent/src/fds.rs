@@ -73,25 +73,32 @@ pub(crate) fn room() -> usize {
         .saturating_sub(floor() as usize)
 }
 
-/// A copy of `fd` above the floor, or `fd` itself when there is no room.
-fn raise(fd: OwnedFd) -> OwnedFd {
-    match duplicate(fd.as_raw_fd(), floor()) {
-        Some(high) => high,
-        None => fd,
-    }
+/// Whether `count` more descriptors could be had right now. Tried out with copies of `fd`.
+pub(crate) fn are_left(fd: impl AsFd, count: usize) -> bool {
+    let fd = fd.as_fd().as_raw_fd();
+    let copies: Vec<_> = (0..count)
+        .map_while(|_| copy_above(fd, floor()).or_else(|| copy_above(fd, 0)))
+        .collect();
+    copies.len() == count
 }
 
-fn duplicate(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
-    if fd >= floor {
-        return None;
+/// A copy of `fd` above the floor, or `fd` itself when there is no room.
+fn raise(fd: OwnedFd) -> OwnedFd {
+    let floor = floor();
+    if fd.as_raw_fd() >= floor {
+        return fd;
     }
-    // SAFETY: no memory is passed; the descriptor is open, its owner is borrowed by the caller.
-    let high = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
-    if high < 0 {
+    copy_above(fd.as_raw_fd(), floor).unwrap_or(fd)
+}
+
+fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
+    // SAFETY: no memory is passed; the caller has borrowed the descriptor's owner.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
+    if copy < 0 {
         return None;
     }
     // SAFETY: `fcntl` has just created this descriptor; nobody else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(high) })
+    Some(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
 /// Closes every registered descriptor by the bare system call, for a forked child: it shares them
@@ -173,6 +180,12 @@ pub(crate) fn watch<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Resu
     // SAFETY: `AsFd` ties the descriptor to `inner`, which both our types own for good: it is the
     // same one, and open, until `inner` is dropped or taken out, and `AsyncFd` deregisters before.
     Ok(unsafe { AsyncFd::register_with_interest(inner, interest) }?)
+}
+
+/// To be called right after the kernel said `EAGAIN`, so that waiting waits.
+pub(crate) fn forget_ready<T: AsRawFd>(fd: &AsyncFd<T>, interest: Interest) {
+    // The error is what does it; nothing is tried.
+    let _ = fd.try_io(interest, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
 #[cfg(test)]

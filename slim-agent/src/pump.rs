@@ -20,6 +20,7 @@ use tokio::task;
 
 use crate::FlowIo;
 use crate::driver::Shared;
+use crate::fds;
 use crate::resume_io::{Install, Link, Order};
 use crate::sys;
 
@@ -145,7 +146,7 @@ fn write_some(link: &Link, install: &Install, progress: &mut Progress) -> io::Re
     });
     match outcome {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            link.forget_ready(Interest::WRITABLE);
+            fds::forget_ready(&link.fd, Interest::WRITABLE);
         }
         Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
         _ => {}
@@ -165,7 +166,7 @@ fn read_some(link: &Link, install: &Install, progress: &mut Progress) -> io::Res
                 progress.left -= n as u64;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                link.forget_ready(Interest::READABLE);
+                fds::forget_ready(&link.fd, Interest::READABLE);
                 break;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

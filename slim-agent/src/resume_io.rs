@@ -33,6 +33,9 @@ use crate::sys;
 const BACKLOG: i32 = 4096;
 /// Messages that one side sends on a connection at most; what comes then is data.
 const MESSAGES: u8 = 2;
+/// Descriptors that connecting leaves for accepting. The peer may be as short of them as we are;
+/// were all spent on connecting, both would wait to be accepted for ever.
+const FOR_ACCEPTING: usize = 8;
 /// Connections accepted in a row before everybody else gets a turn.
 const BATCH: usize = 16;
 
@@ -98,36 +101,44 @@ pub(crate) fn serve(listeners: ResumeListeners, shared: &Rc<Shared>) -> io::Resu
     Ok(())
 }
 
+/// Why a listener stops accepting for now.
+enum Pause {
+    Empty,
+    OthersTurn,
+    /// No descriptor. The listener's queue keeps who waits.
+    Shortage,
+}
+
 async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
-    'ready: while let Ok(mut guard) = listener.readable().await {
-        for _ in 0..BATCH {
-            match sys::accept(listener.get_ref().raw()) {
-                Ok((fd, from)) => incoming(fd, canonical(from), &shared),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    guard.clear_ready();
-                    continue 'ready;
+    loop {
+        match accept_some(&listener, &shared) {
+            Pause::Empty => {
+                if listener.readable().await.is_err() {
+                    return;
                 }
-                Err(e) if is_shortage(&e) => {
-                    // The queue keeps them; those that give up waiting come again.
-                    guard.clear_ready();
-                    drop(guard);
-                    select! {
-                        _ = listener.readable() => {}
-                        () = shared.conn_ended.notified() => {
-                            while let Ok((fd, from)) = sys::accept(listener.get_ref().raw()) {
-                                incoming(fd, canonical(from), &shared);
-                            }
-                        }
-                    }
-                    continue 'ready;
-                }
-                // One connection that broke while it waited.
-                Err(_) => {}
             }
+            Pause::OthersTurn => task::yield_now().await,
+            Pause::Shortage => shared.starve(listener.readable()).await,
         }
-        drop(guard);
-        task::yield_now().await;
     }
+}
+
+fn accept_some(listener: &AsyncFd<OwnFd>, shared: &Rc<Shared>) -> Pause {
+    for _ in 0..BATCH {
+        let pause = match sys::accept(listener.get_ref().raw()) {
+            Ok((fd, from)) => {
+                incoming(fd, canonical(from), shared);
+                continue;
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Pause::Empty,
+            Err(e) if is_shortage(&e) => Pause::Shortage,
+            // One connection that broke while it waited.
+            Err(_) => continue,
+        };
+        fds::forget_ready(listener, Interest::READABLE);
+        return pause;
+    }
+    Pause::OthersTurn
 }
 
 fn is_shortage(e: &io::Error) -> bool {
@@ -160,7 +171,7 @@ pub(crate) async fn outgoing(
     orders: mpsc::UnboundedReceiver<Order>,
     shared: Rc<Shared>,
 ) {
-    let connected = match connect(local, remote) {
+    let connected = match connect(local, remote, &shared) {
         Ok(fd) => {
             let mut link = Link::new(conn, fd, orders, shared.clone());
             let outcome = link.established().await;
@@ -181,13 +192,19 @@ pub(crate) async fn outgoing(
         Err(e) => {
             let errno = errno_of(&e);
             shared.with(|d, now| d.conn_lost(now, conn, errno));
-            shared.conn_ended.notify_waiters();
         }
     }
 }
 
-fn connect(local: Option<IpAddr>, remote: SocketAddr) -> io::Result<AsyncFd<OwnFd>> {
+fn connect(
+    local: Option<IpAddr>,
+    remote: SocketAddr,
+    shared: &Shared,
+) -> io::Result<AsyncFd<OwnFd>> {
     let socket = stream(remote)?;
+    if shared.is_starved() || !fds::are_left(&socket, FOR_ACCEPTING) {
+        return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
     if let Some(local) = local {
         // The port is chosen at connect, so that one port can serve several destinations.
         let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
@@ -215,11 +232,22 @@ fn errno_of(e: &io::Error) -> i32 {
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
     pub(crate) fd: AsyncFd<OwnFd>,
+    /// After `fd`: fields are dropped in order.
+    _freed: Freed,
     pub(crate) orders: mpsc::UnboundedReceiver<Order>,
     pub(crate) shared: Rc<Shared>,
     reader: Reader,
     /// A `Flush` is to be answered.
     flushing: bool,
+}
+
+/// Lets those know who wait for a descriptor.
+struct Freed(Rc<Shared>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.0.descriptor_freed();
+    }
 }
 
 /// What follows from an order.
@@ -239,6 +267,7 @@ impl Link {
         Link {
             conn,
             fd,
+            _freed: Freed(shared.clone()),
             orders,
             shared,
             reader: Reader::new(),
@@ -267,7 +296,6 @@ impl Link {
 
     /// Exchanges messages until the connection is closed or becomes a transport.
     async fn converse(mut self) {
-        let shared = self.shared.clone();
         loop {
             let next = match self.step() {
                 Next::Go => self.wait().await,
@@ -285,7 +313,6 @@ impl Link {
                 }
             }
         }
-        shared.conn_ended.notify_waiters();
     }
 
     /// Everything that can be done now: orders before messages, since an order that follows from a
@@ -307,7 +334,7 @@ impl Link {
                 }
                 Read::Nothing if self.flushing => self.flushed(),
                 Read::Nothing => {
-                    self.forget_ready(Interest::READABLE);
+                    fds::forget_ready(&self.fd, Interest::READABLE);
                     return Next::Go;
                 }
                 Read::Lost(errno) => return self.lost(errno),
@@ -332,14 +359,6 @@ impl Link {
                 self.lost(errno)
             }
         }
-    }
-
-    /// To be called right after the kernel said `EAGAIN`, so that waiting waits.
-    pub(crate) fn forget_ready(&self, interest: Interest) {
-        // The error is what does it; nothing is tried.
-        let _ = self
-            .fd
-            .try_io(interest, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
     }
 
     fn obey(&mut self, order: Order) -> Next {

@@ -149,6 +149,15 @@ impl Driver {
         }
     }
 
+    /// The process is about to end: a flow whose last bytes are held up by a transport that died unnoticed must be
+    /// found now.
+    pub(crate) fn look_at_lingering(&mut self, now: Time) {
+        let all: Vec<FlowToken> = self.watch.lingering.keys().copied().collect();
+        for token in all {
+            self.poll_linger(now, token);
+        }
+    }
+
     /// Answers the threads that wait to exit, if nothing holds them up any more.
     pub(crate) fn release_exiting(&mut self) {
         if self.watch.exiting.is_empty() {
