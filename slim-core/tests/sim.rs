@@ -31,7 +31,10 @@ use world::{Mutation, Stats, World};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+    )
 }
 
 fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {
@@ -54,7 +57,11 @@ fn every_schedule_is_byte_exact_and_ends() {
         println!("seed {seed}: {outcome:?}, {stats:?}");
         return outcome.unwrap();
     }
-    let seeds = number("SLIM_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) { 2_000 } else { 20_000 });
+    let seeds = number("SLIM_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) {
+        2_000
+    } else {
+        20_000
+    });
     let mut total = Stats::default();
     for seed in 0..seeds {
         let (stats, outcome) = run(seed, None);
@@ -65,13 +72,23 @@ fn every_schedule_is_byte_exact_and_ends() {
     }
     println!("{seeds} seeds: {total:?}");
     // A simulator in which nothing happens finds nothing.
-    assert!(total.resumes > seeds / 4 && total.ended > seeds / 2, "{total:?}");
+    assert!(
+        total.resumes > seeds / 4 && total.ended > seeds / 2,
+        "{total:?}"
+    );
+}
+
+/// Bytes are lost or wrong, as opposed to a flow that only does not get on.
+fn is_loss(problem: &str) -> bool {
+    ["is forgotten", "ends at", "byte"]
+        .iter()
+        .any(|sign| problem.contains(sign))
 }
 
 fn is_found(mutation: Mutation) {
     let found = (0..200_000).find_map(|seed| {
         let problem = run(seed, Some(mutation)).1.err()?;
-        Some((seed, problem))
+        is_loss(&problem).then_some((seed, problem))
     });
     let (seed, problem) = found.unwrap_or_else(|| panic!("{mutation:?} was not noticed"));
     println!("{mutation:?}: seed {seed}: {problem}");

@@ -13,12 +13,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::flow::State;
-use super::record::{Bar, ECONNREFUSED, Flow, Outage, Why};
+use super::record::{Bar, ECONNREFUSED, ECONNRESET, Flow, Outage, Why};
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::event::{EscalateReason, Event, Failure};
-use crate::ids::{Cause, ConnId, FlowToken, Time, Verdict};
+use crate::ids::{Cause, ConnId, FinHow, FlowToken, Time, Verdict};
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -54,9 +54,8 @@ pub(super) fn paths(flow: &Flow, own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketA
     };
     let first = flow.remote.ip();
     let loopback = first.is_loopback();
-    let usable = |ip: &IpAddr| {
-        !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback
-    };
+    let usable =
+        |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback;
     let mut paths = vec![(None, first)];
     for ip in peer.addrs.iter().copied().filter(usable) {
         if !paths.iter().any(|(_, known)| *known == ip) {
@@ -65,9 +64,11 @@ pub(super) fn paths(flow: &Flow, own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketA
     }
     // The kernel chooses the local address by its routes; another one may lead out of another port.
     if !loopback {
-        let others = own.iter().copied().filter(usable).filter(|ip| {
-            *ip != flow.local.ip() && ip.is_ipv4() == first.is_ipv4()
-        });
+        let others = own
+            .iter()
+            .copied()
+            .filter(usable)
+            .filter(|ip| *ip != flow.local.ip() && ip.is_ipv4() == first.is_ipv4());
         paths.extend(others.map(|ip| (Some(ip), first)));
     }
     paths
@@ -88,9 +89,14 @@ impl Endpoint {
     /// The flow's transport is suspect or gone: find out what to do about it.
     pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, outage: Outage) {
         let cause = outage.cause;
-        self.emit(token, Event::Suspend { cause: cause.into() });
+        self.emit(
+            token,
+            Event::Suspend {
+                cause: cause.into(),
+            },
+        );
         let flow = self.flow(token);
-        let reset = flow.peer_fin.is_some_and(|(_, how)| how == crate::ids::FinHow::Reset);
+        let reset = matches!(flow.peer_fin, Some((_, FinHow::Reset)));
         flow.outage = Some(outage);
         match cause {
             // Make before break: the old transport stays in use until the peer has answered.
@@ -104,7 +110,7 @@ impl Endpoint {
             return self.escalate_with_cause(now, token, reason);
         }
         match cause {
-            Cause::Eof { received } => self.check_eof(now, token, received),
+            Cause::Eof { .. } => self.check_eof(now, token),
             Cause::PeerAsked => {}
             Cause::Errno(_) | Cause::Stall => self.start_attempts(now, token),
         }
@@ -319,7 +325,11 @@ impl Endpoint {
             self.close_conn(conn);
         }
         self.settle(token);
-        if self.timers.get(Owner::Flow(token, Timer::Backoff)).is_none() {
+        if self
+            .timers
+            .get(Owner::Flow(token, Timer::Backoff))
+            .is_none()
+        {
             self.start_attempts(now, token);
         }
     }
@@ -329,7 +339,15 @@ impl Endpoint {
         let agreed = flow
             .outgoing
             .and_then(|conn| self.conns.get(&conn))
-            .is_some_and(|conn| matches!(conn, Conn::Out { stage: Stage::Agreed { .. }, .. }));
+            .is_some_and(|conn| {
+                matches!(
+                    conn,
+                    Conn::Out {
+                        stage: Stage::Agreed { .. },
+                        ..
+                    }
+                )
+            });
         let heard = self
             .timers
             .get(Owner::Flow(token, Timer::PeerSilent))
@@ -337,9 +355,7 @@ impl Endpoint {
         if agreed || heard {
             // Both sides are at it this very moment.
             let more = now + Duration::from_secs(1);
-            return self
-                .timers
-                .set(Owner::Flow(token, Timer::Window), more);
+            return self.timers.set(Owner::Flow(token, Timer::Window), more);
         }
         self.drop_outgoing(token);
         self.settle(token);
@@ -391,7 +407,7 @@ impl Endpoint {
     ) {
         let errno = match &self.flow(token).outage {
             Some(outage) => outage.verdict(),
-            None => super::record::ECONNRESET,
+            None => ECONNRESET,
         };
         self.escalate(now, token, reason, Verdict::Errno(errno));
     }

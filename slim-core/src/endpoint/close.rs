@@ -10,28 +10,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
-use super::record::{Asked, Bar, Drained, Leaving, Peer, Why};
-use super::timer::{Owner, Timer};
+use super::record::{Bar, Drained, Leaving, Peer, Why};
 use super::{Action, Endpoint};
-use crate::auth::{Fresh, seal_with_job, verify_with_job};
+use crate::auth::{Fresh, seal_with_job};
 use crate::event::{EscalateReason, Event, LegacyReason};
 use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict};
-use crate::wire::{
-    Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown,
-};
+use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
 /// Flows remembered after their end.
 const TOMBS: usize = 4096;
 /// How long.
 const TOMB_AGE: Duration = Duration::from_secs(120);
-/// First wait for the answer to a QUERY; doubles each time.
-const RETRY: Duration = Duration::from_millis(50);
-/// QUERYs without any answer before something else is tried.
-const QUERIES: u32 = 5;
-/// A host that refused a QUERY is asked once more after this, because a firewall that is just
-/// being changed may have refused it.
-const CONFIRM_DEATH: Duration = Duration::from_millis(150);
-
 /// A flow that is over.
 pub(super) struct Tomb {
     pub(super) peer: Peer,
@@ -185,7 +174,7 @@ impl Endpoint {
     }
 
     /// The peer's application has finished, as a FIN or a STATUS says.
-    fn peer_finished(&mut self, now: Time, token: FlowToken, end: u64, how: FinHow) {
+    pub(super) fn peer_finished(&mut self, now: Time, token: FlowToken, end: u64, how: FinHow) {
         let flow = self.flow(token);
         if !flow.state().carries() {
             return;
@@ -247,18 +236,17 @@ impl Endpoint {
     }
 
     /// The flow's transport came to an end that nobody had announced.
-    pub(super) fn check_eof(&mut self, now: Time, token: FlowToken, received: u64) {
+    pub(super) fn check_eof(&mut self, now: Time, token: FlowToken) {
         match self.flow(token).peer_fin {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
-            Some((end, _)) if end == received => self.put_back(now, token),
-            Some(_) => self.eof_is_fault(now, token),
+            Some((end, _)) => self.eof_explained(now, token, end),
             None => self.ask(now, token, Why::Eof),
         }
     }
 
-    fn eof_is_fault(&mut self, now: Time, token: FlowToken) {
+    pub(super) fn eof_is_fault(&mut self, now: Time, token: FlowToken) {
         self.drop_query(token);
         let flow = self.flow(token);
         let Some(outage) = &mut flow.outage else {
@@ -267,99 +255,6 @@ impl Endpoint {
         outage.eof = None;
         if outage.attempts.is_none() {
             self.start_attempts(now, token);
-        }
-    }
-
-    /// Asks the peer how the flow stands. A question under way is not disturbed.
-    pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
-        let flow = &self.flows[&token];
-        let (None, Some(to)) = (&flow.query, flow.control()) else {
-            return;
-        };
-        let nonce = self.rng.nonce();
-        self.flow(token).query = Some(Asked {
-            why,
-            nonce,
-            sent: 0,
-            to,
-            refused: None,
-        });
-        self.send_query(now, token);
-    }
-
-    fn send_query(&mut self, now: Time, token: FlowToken) {
-        let flow = self.flow(token);
-        let name = flow.name();
-        let Some(query) = &mut flow.query else {
-            return;
-        };
-        let wait = RETRY * (1 << query.sent.min(8));
-        query.sent += 1;
-        let (to, nonce) = (query.to, query.nonce);
-        let message = Message::Query(Query { flow: name, nonce });
-        let data = self.seal(token, Fresh::None, &message);
-        self.out.datagram(to, None, data);
-        self.timers
-            .set(Owner::Flow(token, Timer::Query), now + wait);
-    }
-
-    pub(super) fn on_query_timer(&mut self, now: Time, token: FlowToken) {
-        let flow = self.flow(token);
-        let remote = flow.remote.ip();
-        let Some(query) = &mut flow.query else {
-            return;
-        };
-        if query.sent < QUERIES {
-            if query.refused.is_none()
-                && let Some(peer) = &flow.peer
-            {
-                // Silence: perhaps another address of the peer can be reached.
-                let mut ips = vec![remote];
-                ips.extend(peer.addrs.iter().filter(|ip| **ip != remote));
-                let ip = ips[query.sent as usize % ips.len()];
-                query.to = SocketAddr::new(ip, peer.control_port);
-            }
-            return self.send_query(now, token);
-        }
-        let why = query.why;
-        self.drop_query(token);
-        if why == Why::Eof {
-            // Nobody answers: the network may be to blame for the end of stream, too. It is not
-            // forgotten, for the peer may still say that it was genuine.
-            self.start_attempts(now, token);
-        }
-    }
-
-    pub(super) fn drop_query(&mut self, token: FlowToken) {
-        self.flow(token).query = None;
-        self.timers.clear(Owner::Flow(token, Timer::Query));
-    }
-
-    /// The host at `to` says that nobody listens there.
-    pub(super) fn query_refused(&mut self, now: Time, to: SocketAddr) {
-        let asked: Vec<FlowToken> = self
-            .flows
-            .values()
-            .filter(|flow| flow.query.as_ref().is_some_and(|query| query.to == to))
-            .map(|flow| flow.token)
-            .collect();
-        for token in asked {
-            let Some(query) = &mut self.flow(token).query else {
-                continue;
-            };
-            match query.refused {
-                None => {
-                    query.refused = Some(now);
-                    query.sent = query.sent.min(QUERIES - 2);
-                    self.timers
-                        .set(Owner::Flow(token, Timer::Query), now + CONFIRM_DEATH);
-                }
-                Some(first) if now.since(first) >= CONFIRM_DEATH => {
-                    self.peer_gone(now, token, EscalateReason::PeerGone);
-                }
-                // The refusal of a copy.
-                Some(_) => {}
-            }
         }
     }
 
@@ -414,55 +309,6 @@ impl Endpoint {
         self.out.datagram(from, Some(local), data);
     }
 
-    pub(super) fn on_status(&mut self, now: Time, parsed: &Parsed<'_>, status: &Status) {
-        let Some(token) = self.genuine(status.flow, parsed) else {
-            return self.drop_one();
-        };
-        let why = match &self.flow(token).query {
-            Some(query) if query.nonce == status.nonce => query.why,
-            _ => return self.drop_one(),
-        };
-        self.drop_query(token);
-        match status.state {
-            FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
-            FlowStatus::Open => {}
-            FlowStatus::HalfClosed(end) => {
-                self.peer_finished(now, token, end, FinHow::HalfClose);
-            }
-            FlowStatus::Closed(end) => self.peer_finished(now, token, end, FinHow::Close),
-            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset),
-            FlowStatus::Legacy => self.fall_back(now, token, LegacyReason::PeerDemoted),
-        }
-    }
-
-    pub(super) fn on_unknown(&mut self, now: Time, parsed: &Parsed<'_>, unknown: &Unknown) {
-        if !verify_with_job(self.config.job_key.as_ref(), parsed) {
-            return self.drop_one();
-        }
-        for role in [Role::Connector, Role::Acceptor] {
-            let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
-                continue;
-            };
-            let flow = &self.flows[&token];
-            let (Some(query), Some(peer)) = (&flow.query, &flow.peer) else {
-                continue;
-            };
-            if query.nonce != unknown.nonce {
-                continue;
-            }
-            let reason = if unknown.endpoint == peer.id {
-                EscalateReason::PeerForgot
-            } else if unknown.endpoint.host == peer.id.host {
-                EscalateReason::PeerGone
-            } else {
-                // Another host has the address now. That says nothing about the one we mean.
-                return self.drop_one();
-            };
-            return self.peer_gone(now, token, reason);
-        }
-        self.drop_one();
-    }
-
     pub(super) fn on_demote(&mut self, now: Time, parsed: &Parsed<'_>, demote: &Demote) {
         match self.genuine(demote.flow, parsed) {
             Some(token) => self.leave(now, token, Leaving::Theirs),
@@ -471,14 +317,16 @@ impl Endpoint {
     }
 
     /// The flow that a control message is about, if the peer of that flow wrote it.
-    fn genuine(&self, id: FlowId, parsed: &Parsed<'_>) -> Option<FlowToken> {
-        [Role::Connector, Role::Acceptor].into_iter().find_map(|role| {
-            let token = *self.by_id.get(&(id, role))?;
-            let peer = self.flows.get(&token)?.peer.as_ref()?;
-            peer.key
-                .verify(role.other(), Fresh::None, parsed)
-                .then_some(token)
-        })
+    pub(super) fn genuine(&self, id: FlowId, parsed: &Parsed<'_>) -> Option<FlowToken> {
+        [Role::Connector, Role::Acceptor]
+            .into_iter()
+            .find_map(|role| {
+                let token = *self.by_id.get(&(id, role))?;
+                let peer = self.flows.get(&token)?.peer.as_ref()?;
+                peer.key
+                    .verify(role.other(), Fresh::None, parsed)
+                    .then_some(token)
+            })
     }
 
     /// The peer process, or its memory of the flow, does not exist any more.

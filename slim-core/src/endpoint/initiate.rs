@@ -1,16 +1,15 @@
 //! The initiator's side of the resume handshake.
 
 use super::flow::State;
-use super::record::Drained;
+use super::record::{Drained, ECONNREFUSED};
+use super::respond::PEER_RETRY;
 use super::resume::{Bound, Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, verify_with_job};
 use crate::event::{EscalateReason, Failure};
 use crate::ids::{ConnId, FinHow, FlowToken, Nonce, Time};
-use crate::wire::{
-    Challenge, Confirm, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk,
-};
+use crate::wire::{Challenge, Confirm, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk};
 
 impl Endpoint {
     /// A connection that [`Action::Connect`] asked for stands.
@@ -41,10 +40,11 @@ impl Endpoint {
         if challenge.endpoint != peer.id {
             // Another process has the port. If the host is the same, ours has gone; if not, the
             // path leads to a host of that address that we did not mean.
-            let gone = challenge.endpoint.host == peer.id.host && challenge.endpoint != self.id;
+            let id = peer.id;
+            let gone = challenge.endpoint.host == id.host && challenge.endpoint != self.id;
             self.close_conn(conn);
             return if gone {
-                self.peer_gone(now, token, EscalateReason::PeerGone)
+                self.process_gone(now, id)
             } else {
                 self.conn_failed(now, token, Failure::Garbage)
             };
@@ -114,9 +114,10 @@ impl Endpoint {
         let flow = &self.flows[&token];
         let genuine = ok.flow == flow.name()
             && ok.epoch == epoch
-            && flow.peer.as_ref().is_some_and(|peer| {
-                peer.key.verify(flow.role.other(), bound.into(), parsed)
-            });
+            && flow
+                .peer
+                .as_ref()
+                .is_some_and(|peer| peer.key.verify(flow.role.other(), bound.into(), parsed));
         if !genuine {
             self.drop_one();
             self.close_conn(conn);
@@ -199,9 +200,8 @@ impl Endpoint {
             refuse.reason,
             RefuseReason::UnknownFlow | RefuseReason::Busy | RefuseReason::Legacy
         ) && verify_with_job(self.config.job_key.as_ref(), parsed);
-        let genuine = refuse.flow == flow.name()
-            && refuse.nonce_i == bound.nonce_i
-            && (keyed || keyless);
+        let genuine =
+            refuse.flow == flow.name() && refuse.nonce_i == bound.nonce_i && (keyed || keyless);
         self.close_conn(conn);
         if !genuine {
             self.drop_one();
@@ -252,9 +252,7 @@ impl Endpoint {
         }
         self.advance(now, token);
     }
-}
 
-impl Endpoint {
     /// What came on a connection is no message, or not the one whose turn it is.
     pub(super) fn bad_message(&mut self, now: Time, conn: ConnId) {
         self.drop_one();
@@ -295,7 +293,7 @@ impl Endpoint {
                 self.conns.remove(&conn);
                 // Refused means refused by the host only before the connection stood.
                 let why = match why {
-                    Failure::Errno(super::record::ECONNREFUSED) if !connecting => Failure::Eof,
+                    Failure::Errno(ECONNREFUSED) if !connecting => Failure::Eof,
                     why => why,
                 };
                 self.conn_failed(now, token, why);
@@ -328,10 +326,8 @@ impl Endpoint {
             flow.awaiting = None;
         }
         self.settle(token);
-        self.timers.set(
-            Owner::Flow(token, Timer::PeerSilent),
-            now + super::respond::PEER_RETRY,
-        );
+        self.timers
+            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_RETRY);
     }
 }
 

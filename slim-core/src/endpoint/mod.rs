@@ -87,8 +87,10 @@ mod attempts;
 mod close;
 mod flow;
 mod initiate;
+mod inquiry;
 mod negotiate;
 mod record;
+mod refusals;
 mod respond;
 mod resume;
 mod rng;
@@ -108,8 +110,10 @@ pub use action::Action;
 pub use flow::State;
 
 use close::Tombs;
+use inquiry::Inquiries;
 use negotiate::{Pending, plain};
 use record::{Bar, Drained, Flow, Leaving, Outage};
+use refusals::Refusals;
 use resume::Conn;
 use rng::Rng;
 use timer::{Owner, Timer, Timers};
@@ -129,6 +133,8 @@ pub struct Endpoint {
     by_tuple: HashMap<(SocketAddr, SocketAddr), FlowToken>,
     pending: Pending,
     tombs: Tombs,
+    inquiries: Inquiries,
+    refusals: Refusals,
     conns: HashMap<ConnId, Conn>,
     /// Connections that have not said for which flow they are, oldest first.
     fresh: VecDeque<ConnId>,
@@ -186,6 +192,8 @@ impl Endpoint {
             by_tuple: HashMap::new(),
             pending: Pending::default(),
             tombs: Tombs::default(),
+            inquiries: Inquiries::default(),
+            refusals: Refusals::default(),
             conns: HashMap::new(),
             fresh: VecDeque::new(),
             flushes: HashMap::new(),
@@ -353,6 +361,7 @@ impl Endpoint {
         while let Some(owner) = self.timers.pop(now) {
             match owner {
                 Owner::Conn(conn) => self.on_conn_timer(conn),
+                Owner::Peer(peer) => self.on_peer_timer(now, peer),
                 Owner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }

@@ -12,7 +12,7 @@ use super::flow::State;
 use super::record::{Asking, Bar, Leaving, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
-use crate::auth::{Fresh, FlowKey, KeyInputs, seal_with_job, verify_with_job};
+use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
 use crate::config::Policy;
 use crate::event::{Event, LegacyReason};
 use crate::ids::{Cause, FlowId, FlowToken, Role, Time};
@@ -22,6 +22,11 @@ use crate::wire::{AddrList, Hello, HelloAck, HelloNak, HelloWait, Message, NakRe
 const RETRY: Duration = Duration::from_millis(50);
 /// Longest wait before HELLO is sent again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
+/// How long a HELLO may come behind the error that ended its connection: a peer with SLIM sends it
+/// before the first byte. Without one the application has the error as soon as without SLIM.
+const LATE_HELLO: Duration = Duration::from_millis(20);
+/// How long the answer to HELLO is waited for once the connection has failed.
+const LATE_ANSWER: Duration = Duration::from_secs(1);
 /// HELLOs kept for connections that the application has not accepted yet.
 const PENDING: usize = 4096;
 /// How long such a HELLO is kept; a connector that still waits asks every second.
@@ -99,6 +104,9 @@ impl Endpoint {
             return;
         };
         let (role, local, remote) = (flow.role, flow.local, flow.remote);
+        if role == Role::Connector && self.refusals.refuses(now, remote) {
+            return self.become_legacy(now, token, LegacyReason::NoControlSocket);
+        }
         let limit = now + self.config.hello_timeout;
         self.timers
             .set(Owner::Flow(token, Timer::HelloDeadline), limit);
@@ -280,8 +288,7 @@ impl Endpoint {
         // The application at the other end accepts when it likes. A flow that has lost its
         // connection cannot wait for ever, though.
         if !faulted {
-            self.timers
-                .clear(Owner::Flow(token, Timer::HelloDeadline));
+            self.timers.clear(Owner::Flow(token, Timer::HelloDeadline));
         }
         self.timers
             .set(Owner::Flow(token, Timer::Hello), now + RETRY_MAX);
@@ -315,7 +322,9 @@ impl Endpoint {
             resume_port: ack.resume_port,
             control_port: ack.control_port,
         });
-        match flow.state() {
+        let remote = flow.remote;
+        self.refusals.forget(remote);
+        match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),
             // We had stopped waiting: the peer must not rely on us.
             State::Legacy => self.announce_demote(token),
@@ -347,6 +356,9 @@ impl Endpoint {
             })
             .map(|flow| flow.token)
             .collect();
+        if !asked.is_empty() {
+            self.refusals.note(now, to);
+        }
         for token in asked {
             self.become_legacy(now, token, LegacyReason::NoControlSocket);
         }
@@ -356,15 +368,21 @@ impl Endpoint {
     pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
         match cause {
             Cause::Errno(_) => {
-                let limit = now + self.config.hello_timeout;
+                let most = self.config.hello_timeout;
                 let flow = self.flow(token);
                 if flow.outage.is_some() {
                     return;
                 }
                 flow.bar = Bar::Shut;
                 flow.outage = Some(Outage::new(now, cause));
+                let wait = match &flow.hello {
+                    None => most.min(LATE_HELLO),
+                    Some(asking) if !asking.waiting => most.min(LATE_ANSWER),
+                    Some(_) => most,
+                };
                 let deadline = Owner::Flow(token, Timer::HelloDeadline);
-                if self.timers.get(deadline).is_none() {
+                let limit = now + wait;
+                if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }
             }
@@ -466,8 +484,7 @@ impl Endpoint {
     fn push_legacy(&mut self, token: FlowToken, leaving: Leaving) {
         self.out.push(Action::Legacy {
             token,
-            required_refused: leaving == Leaving::Theirs
-                && self.config.policy == Policy::Required,
+            required_refused: leaving == Leaving::Theirs && self.config.policy == Policy::Required,
         });
     }
 

@@ -168,10 +168,9 @@ impl Outage {
 pub(super) struct Asked {
     pub(super) why: Why,
     pub(super) nonce: Nonce,
+    /// 0 while the answer to a question about another flow is waited for.
     pub(super) sent: u32,
     pub(super) to: SocketAddr,
-    /// When the host refused it first.
-    pub(super) refused: Option<Time>,
 }
 
 /// What a QUERY is to find out.
@@ -200,12 +199,7 @@ pub(super) enum Leaving {
 }
 
 impl Flow {
-    pub(super) fn new(
-        token: FlowToken,
-        role: Role,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Self {
+    pub(super) fn new(token: FlowToken, role: Role, local: SocketAddr, remote: SocketAddr) -> Self {
         Flow {
             token,
             role,

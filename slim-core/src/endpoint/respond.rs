@@ -111,12 +111,10 @@ impl Endpoint {
         let data = match self.judge(now, nonce_r, parsed, resume) {
             Answer::Accept(token) => return self.accept(now, token, conn, resume.epoch, bound),
             Answer::Refuse(token, reason) => self.seal(token, bound.into(), &refusal(reason)),
-            Answer::RefuseTomb(role, reason) => {
-                match self.tombs.get(now, resume.flow, role) {
-                    Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
-                    None => return self.close_conn(conn),
-                }
-            }
+            Answer::RefuseTomb(role, reason) => match self.tombs.get(now, resume.flow, role) {
+                Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
+                None => return self.close_conn(conn),
+            },
             Answer::RefuseStranger(reason) => {
                 seal_with_job(self.config.job_key.as_ref(), &refusal(reason))
             }
@@ -125,13 +123,7 @@ impl Endpoint {
         self.close_conn(conn);
     }
 
-    fn judge(
-        &mut self,
-        now: Time,
-        nonce_r: Nonce,
-        parsed: &Parsed<'_>,
-        resume: &Resume,
-    ) -> Answer {
+    fn judge(&mut self, now: Time, nonce_r: Nonce, parsed: &Parsed<'_>, resume: &Resume) -> Answer {
         let fresh = Fresh::Responder(nonce_r);
         let mut stranger = RefuseReason::UnknownFlow;
         // Both ends of a flow may live in this process. Which one is meant, the proof tells.
@@ -181,14 +173,7 @@ impl Endpoint {
 
     /// The proof has verified: the peer has suspended the flow and goes on from here, not with any
     /// older connection.
-    fn accept(
-        &mut self,
-        now: Time,
-        token: FlowToken,
-        conn: ConnId,
-        epoch: u64,
-        bound: Bound,
-    ) {
+    fn accept(&mut self, now: Time, token: FlowToken, conn: ConnId, epoch: u64, bound: Bound) {
         let flow = self.flow(token);
         flow.epochs.seen = flow.epochs.seen.max(epoch);
         flow.epochs.answered = epoch;
@@ -218,10 +203,8 @@ impl Endpoint {
         if let Some(outage) = &mut self.flow(token).outage {
             outage.eof = None;
         }
-        self.timers.set(
-            Owner::Flow(token, Timer::PeerSilent),
-            now + PEER_SILENT,
-        );
+        self.timers
+            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_SILENT);
         self.settle(token);
         self.advance(now, token);
     }
@@ -251,10 +234,8 @@ impl Endpoint {
         flow.awaiting = Some(conn);
         let data = self.seal(token, bound.into(), &message);
         self.out.push(Action::Send { conn, data });
-        self.timers.set(
-            Owner::Flow(token, Timer::PeerSilent),
-            now + PEER_SILENT,
-        );
+        self.timers
+            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_SILENT);
     }
 
     pub(super) fn on_confirm(

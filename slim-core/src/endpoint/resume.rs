@@ -94,7 +94,13 @@ impl Endpoint {
         let flow = &self.flows[&token];
         let agreed = flow.outgoing.filter(|conn| {
             let conn = self.conns.get(conn);
-            matches!(conn, Some(Conn::Out { stage: Stage::Agreed { .. }, .. }))
+            matches!(
+                conn,
+                Some(Conn::Out {
+                    stage: Stage::Agreed { .. },
+                    ..
+                })
+            )
         });
         let done = flow.outage.as_ref().and_then(|outage| outage.peer_done);
         if flow.accepted.is_none() && agreed.is_none() && done.is_none() {
@@ -121,7 +127,10 @@ impl Endpoint {
             return None;
         }
         if let Some(conn) = flow.awaiting {
-            if let Some(Conn::In { confirm: Some(_), .. }) = self.conns.get(&conn) {
+            if let Some(Conn::In {
+                confirm: Some(_), ..
+            }) = self.conns.get(&conn)
+            {
                 self.install_to_drain(token, conn);
             } else {
                 self.flow(token).flushing = Some(conn);
@@ -180,7 +189,9 @@ impl Endpoint {
         flow.flushing = None;
         if flow.awaiting == Some(conn) {
             match self.conns.get(&conn) {
-                Some(Conn::In { confirm: Some(_), .. }) => self.install_to_drain(token, conn),
+                Some(Conn::In {
+                    confirm: Some(_), ..
+                }) => self.install_to_drain(token, conn),
                 _ => {
                     self.flow(token).awaiting = None;
                     self.close_conn(conn);

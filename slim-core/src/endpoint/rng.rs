@@ -31,7 +31,10 @@ impl Rng {
 
     /// 16 fresh bytes.
     pub(super) fn half(&mut self) -> [u8; 16] {
-        *self.block().first_chunk().expect("32 bytes have a first half")
+        *self
+            .block()
+            .first_chunk()
+            .expect("32 bytes have a first half")
     }
 
     pub(super) fn nonce(&mut self) -> Nonce {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::ids::{ConnId, FlowToken, Time};
+use crate::ids::{ConnId, EndpointId, FlowToken, Time};
 
 /// What a flow can be waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +44,8 @@ pub(super) enum Owner {
     Flow(FlowToken, Timer),
     /// A connection that has to say who it is.
     Conn(ConnId),
+    /// A process that has to say whether it exists.
+    Peer(EndpointId),
 }
 
 #[derive(Default)]

@@ -133,7 +133,10 @@ impl World {
             Action::Send { conn, data } => self.send(node, conn, &data),
             Action::Flush { conn } => {
                 if self.mutation != Some(Mutation::DropAwaiting) {
+                    let before = self.nodes[node].links.get(&conn).map(|link| link.messages);
                     self.read_message(node, conn);
+                    let after = self.nodes[node].links.get(&conn).map(|link| link.messages);
+                    self.stats.confirms_flushed += u64::from(before != after && after.is_some());
                 }
                 self.nodes[node].endpoint.handle_flushed(now, conn);
             }
@@ -155,7 +158,13 @@ impl World {
                 self.front(node, token).pump = None;
                 self.later(0, 2 * MS, Ev::Drain { node, token });
             }
-            Action::Install { token, conn, peer_received, peer_sent, peer_final } => {
+            Action::Install {
+                token,
+                conn,
+                peer_received,
+                peer_sent,
+                peer_final,
+            } => {
                 self.install(node, token, conn, (peer_received, peer_sent, peer_final))?;
             }
             Action::Reinstate { token } => {
@@ -164,7 +173,9 @@ impl World {
                 front.barred = false;
                 front.legacy = legacy;
                 if front.tcp.is_none() {
-                    return Err(format!("side {node}: {token:?} reinstated, but it was drained"));
+                    return Err(format!(
+                        "side {node}: {token:?} reinstated, but it was drained"
+                    ));
                 }
             }
             Action::PeerFinal { token, seq } => self.front(node, token).peer_final = Some(seq),
@@ -184,7 +195,10 @@ impl World {
     }
 
     pub fn front(&mut self, node: usize, token: FlowToken) -> &mut Front {
-        self.nodes[node].fronts.get_mut(&token).expect("both sides know every flow")
+        self.nodes[node]
+            .fronts
+            .get_mut(&token)
+            .expect("both sides know every flow")
     }
 
     fn send(&mut self, node: usize, conn: ConnId, data: &[u8]) {
@@ -194,6 +208,7 @@ impl World {
         // A control message always fits into a fresh connection; a dead one is noticed by reading.
         let _ = self.tcps[tcp].write(side, data);
         self.transmit(tcp, side);
+        self.snipe(tcp);
     }
 
     /// A process looks at one of its connections.
@@ -204,7 +219,15 @@ impl World {
         match self.owners[conn][side] {
             Owner::Nobody => {}
             Owner::Conn(name) => self.read_message(side, name),
-            Owner::Flow(token) => self.pump(side, token)?,
+            Owner::Flow(token) => {
+                self.pump(side, token)?;
+                // A call that sleeps in the kernel is woken by an error.
+                let open = self.nodes[side].endpoint.state(token).is_some();
+                let barred = self.front(side, token).barred;
+                if open && !barred && self.tcps[conn].sides[side].dead.is_some() {
+                    self.read(side, token)?;
+                }
+            }
         }
         Ok(())
     }
@@ -226,7 +249,9 @@ impl World {
             if link.buffer.len() == whole && whole > wire::HEADER_LEN {
                 link.messages += 1;
                 let message = std::mem::take(&mut link.buffer);
-                self.nodes[node].endpoint.handle_message(now, conn, &message);
+                self.nodes[node]
+                    .endpoint
+                    .handle_message(now, conn, &message);
                 return self.poke(tcp, side);
             }
             let errno = match self.tcps[tcp].read(side, whole - link.buffer.len()) {
@@ -253,7 +278,9 @@ impl World {
             self.read(node, token)?;
         }
         self.drain_early(node, token);
-        self.nodes[node].endpoint.handle_suspended(Time(self.now), token);
+        self.nodes[node]
+            .endpoint
+            .handle_suspended(Time(self.now), token);
         Ok(())
     }
 
@@ -297,7 +324,9 @@ impl World {
         }
         let front = self.front(node, token);
         let (received, sent) = (front.received, front.sent);
-        self.nodes[node].endpoint.handle_drained(Time(self.now), token, received, sent);
+        self.nodes[node]
+            .endpoint
+            .handle_drained(Time(self.now), token, received, sent);
     }
 
     fn install(
@@ -316,7 +345,9 @@ impl World {
         let written = self.tcps[place.0].written(place.1) as u64;
         let front = self.front(node, token);
         if front.tcp.is_some() {
-            return Err(format!("side {node}: {token:?} has a transport that was not drained"));
+            return Err(format!(
+                "side {node}: {token:?} has a transport that was not drained"
+            ));
         }
         if peer_received < front.replay.start() {
             return Err(format!(
@@ -331,7 +362,10 @@ impl World {
         front.tcp = Some(place);
         front.base = (peer_received, written);
         front.peer_final = peer_final.or(front.peer_final);
-        front.pump = Some(Pump { at: peer_received, owed: peer_sent - front.received });
+        front.pump = Some(Pump {
+            at: peer_received,
+            owed: peer_sent - front.received,
+        });
         self.poke(place.0, place.1);
         Ok(())
     }
@@ -352,12 +386,19 @@ impl World {
                     front.stash.push(bytes);
                 }
                 Read::Nothing => break,
-                Read::End => failed = Some(Cause::Eof { received: front.received }),
+                Read::End => {
+                    failed = Some(Cause::Eof {
+                        received: front.received,
+                    })
+                }
                 Read::Error(errno) => failed = Some(Cause::Errno(errno)),
             }
         }
         while failed.is_none() {
-            let chunk = front.replay.chunk_at(pump.at).map_err(|e| format!("{e:?}"))?;
+            let chunk = front
+                .replay
+                .chunk_at(pump.at)
+                .map_err(|e| format!("{e:?}"))?;
             let Some(chunk) = chunk else { break };
             match self.tcps[tcp].write(side, chunk) {
                 Ok(0) => break,
@@ -380,7 +421,9 @@ impl World {
                 self.tcps[tcp].shutdown(side);
                 self.transmit(tcp, side);
             }
-            self.nodes[node].endpoint.handle_installed(now, token, replayed);
+            self.nodes[node]
+                .endpoint
+                .handle_installed(now, token, replayed);
         }
         Ok(())
     }
@@ -400,14 +443,21 @@ impl World {
             _ => self.sweep(node, token),
         }
         self.end(node, token)?;
-        let late = if self.now > 20_000 * MS { 500 * MS } else { 30 * MS };
+        let late = if self.now > 20_000 * MS {
+            500 * MS
+        } else {
+            30 * MS
+        };
         let wait = self.dice.spread(200, late);
         self.later(wait, wait, Ev::Tick { node, token });
         Ok(())
     }
 
     fn write(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let most = self.dice.spread(1, 500).min(self.front(node, token).to_write);
+        let most = self
+            .dice
+            .spread(1, 500)
+            .min(self.front(node, token).to_write);
         let seed = self.seed ^ token.0;
         let front = self.front(node, token);
         if front.barred || front.over || front.fin.is_some() || most == 0 {
@@ -419,9 +469,13 @@ impl World {
             return Ok(());
         }
         let Some((tcp, side)) = front.tcp else {
-            return Err(format!("side {node}: {token:?} is open without a transport"));
+            return Err(format!(
+                "side {node}: {token:?} is open without a transport"
+            ));
         };
-        let data: Vec<u8> = (0..most).map(|i| pattern(seed, node, front.sent + i)).collect();
+        let data: Vec<u8> = (0..most)
+            .map(|i| pattern(seed, node, front.sent + i))
+            .collect();
         match self.tcps[tcp].write(side, &data) {
             Ok(n) => {
                 let front = self.front(node, token);
@@ -518,7 +572,9 @@ impl World {
             return;
         }
         front.barred = true;
-        self.nodes[node].endpoint.fault(Time(self.now), token, cause);
+        self.nodes[node]
+            .endpoint
+            .fault(Time(self.now), token, cause);
     }
 
     /// Trims, and lets go of a flow that the application has closed when all is delivered.
@@ -545,12 +601,18 @@ impl World {
         // An error ends an application, too.
         if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
             front.fin = Some(FinHow::Close);
-            self.nodes[node].endpoint.finish(now, token, sent, FinHow::Close);
+            self.nodes[node]
+                .endpoint
+                .finish(now, token, sent, FinHow::Close);
         }
         let front = self.front(node, token);
         let finished = front.to_write == 0 || front.over;
         if finished && front.fin.is_none() && plan != Plan::Idle {
-            let how = if plan == Plan::Rude { FinHow::Close } else { FinHow::HalfClose };
+            let how = if plan == Plan::Rude {
+                FinHow::Close
+            } else {
+                FinHow::HalfClose
+            };
             front.fin = Some(how);
             front.over |= plan == Plan::Rude;
             let tcp = front.tcp.filter(|_| !front.barred);
@@ -564,7 +626,9 @@ impl World {
         if front.end_seen && front.fin == Some(FinHow::HalfClose) {
             front.fin = Some(FinHow::Close);
             front.over = true;
-            self.nodes[node].endpoint.finish(now, token, sent, FinHow::Close);
+            self.nodes[node]
+                .endpoint
+                .finish(now, token, sent, FinHow::Close);
         }
         self.linger(node, token);
         Ok(())

@@ -131,7 +131,8 @@ impl Tcp {
     pub fn pending(&self, side: usize) -> bool {
         let dir = &self.dirs[side];
         self.sides[side].dead.is_none()
-            && (dir.acked < dir.data.len() || (dir.fin && !dir.ended && dir.acked == dir.data.len()))
+            && (dir.acked < dir.data.len()
+                || (dir.fin && !dir.ended && dir.acked == dir.data.len()))
     }
 
     /// A segment of at most `most` bytes arrives at the other side.

@@ -31,38 +31,98 @@ pub enum Mutation {
 #[derive(Debug)]
 pub enum Ev {
     /// TCP: something of direction `side` is transmitted.
-    Segment { conn: usize, side: usize },
+    Segment {
+        conn: usize,
+        side: usize,
+    },
     /// TCP: an acknowledgement reaches `side`.
-    Ack { conn: usize, side: usize, upto: usize },
+    Ack {
+        conn: usize,
+        side: usize,
+        upto: usize,
+    },
     /// TCP: a reset reaches `side`.
-    Reset { conn: usize, side: usize },
+    Reset {
+        conn: usize,
+        side: usize,
+    },
     /// TCP: a connection request from the process `node` reaches the other host.
-    Syn { node: usize, conn: ConnId, path: usize },
+    Syn {
+        node: usize,
+        conn: ConnId,
+        path: usize,
+    },
     /// TCP: it is answered.
-    SynAnswer { node: usize, conn: ConnId, tcp: Option<usize> },
+    SynAnswer {
+        node: usize,
+        conn: ConnId,
+        tcp: Option<usize>,
+    },
     /// A process looks at a connection.
-    Poke { conn: usize, side: usize },
-    Datagram { node: usize, from: SocketAddr, to: SocketAddr, data: Vec<u8> },
-    Refused { node: usize, to: SocketAddr },
-    Timer { node: usize },
-    Suspended { node: usize, token: FlowToken },
-    Drain { node: usize, token: FlowToken },
-    Drained { node: usize, token: FlowToken, tcp: Option<(usize, usize)> },
+    Poke {
+        conn: usize,
+        side: usize,
+    },
+    Datagram {
+        node: usize,
+        from: SocketAddr,
+        to: SocketAddr,
+        data: Vec<u8>,
+    },
+    Refused {
+        node: usize,
+        to: SocketAddr,
+    },
+    Timer {
+        node: usize,
+    },
+    Suspended {
+        node: usize,
+        token: FlowToken,
+    },
+    Drain {
+        node: usize,
+        token: FlowToken,
+    },
+    Drained {
+        node: usize,
+        token: FlowToken,
+        tcp: Option<(usize, usize)>,
+    },
     /// An application accepts its connection.
-    Accept { flow: usize },
+    Accept {
+        flow: usize,
+    },
     /// The application does something.
-    Tick { node: usize, token: FlowToken },
+    Tick {
+        node: usize,
+        token: FlowToken,
+    },
     Fault(Harm),
 }
 
 #[derive(Clone, Debug)]
 pub enum Harm {
     /// A connection is killed at one end, as by `SOCK_DESTROY`.
-    Kill { newest: u64, side: usize, reset: bool },
+    Kill {
+        newest: u64,
+        side: usize,
+        reset: bool,
+    },
+    /// The same, aimed at a connection on which a resume is under way.
+    Snipe {
+        conn: usize,
+        side: usize,
+        reset: bool,
+    },
     /// Somebody injects an end of stream.
     End { newest: u64, side: usize },
     /// Nothing passes on a path, in one direction or both, until then.
-    Cut { path: usize, ways: usize, until: u64 },
+    Cut {
+        path: usize,
+        ways: usize,
+        until: u64,
+    },
     /// The driver of `node` suspects that a flow does not move.
     Stall { node: usize, flow: usize },
     /// A process is killed.
@@ -79,6 +139,8 @@ pub struct World {
     count: u64,
     pub tcps: Vec<Tcp>,
     pub owners: Vec<[Owner; 2]>,
+    /// How long a process may take to look at a connection.
+    lazy: Vec<[u64; 2]>,
     pub nodes: [Node; 2],
     /// Until when nothing passes, per path and direction.
     cut: [[u64; 2]; 2],
@@ -88,6 +150,8 @@ pub struct World {
     user_timeout: u64,
     mss: u64,
     pub flows: usize,
+    /// Connections that may still be broken during a resume.
+    snipes: u64,
     /// When the last harm is over.
     healthy: u64,
     pub stats: Stats,
@@ -165,6 +229,7 @@ impl World {
             count: 0,
             tcps: Vec::new(),
             owners: Vec::new(),
+            lazy: Vec::new(),
             nodes,
             cut: [[0; 2]; 2],
             latency: dice.spread(20, 20 * MS),
@@ -173,6 +238,7 @@ impl World {
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
+            snipes: dice.pick(0, 6),
             healthy: 0,
             stats: Stats::default(),
             trace: false,
@@ -193,24 +259,34 @@ impl World {
                     1 => Plan::Idle,
                     _ => Plan::Orderly,
                 };
-                let to_write = if self.dice.chance(15) { 0 } else { self.dice.spread(1, size) };
+                let to_write = if self.dice.chance(15) {
+                    0
+                } else {
+                    self.dice.spread(1, size)
+                };
                 let front = Front::new((conn, node), plan, to_write);
                 self.nodes[node].fronts.insert(token, front);
                 self.owners[conn][node] = Owner::Flow(token);
                 if role == Role::Connector {
                     let (local, remote) = self.names(flow);
                     let now = Time(self.now);
-                    self.nodes[node].endpoint.open(now, token, role, local, remote);
+                    self.nodes[node]
+                        .endpoint
+                        .open(now, token, role, local, remote);
                     self.later(0, 5 * MS, Ev::Tick { node, token });
                 } else {
-                    let wait = if self.dice.chance(80) { 5 * MS } else { 500 * MS };
+                    let wait = if self.dice.chance(80) {
+                        5 * MS
+                    } else {
+                        500 * MS
+                    };
                     self.later(0, wait, Ev::Accept { flow });
                 }
             }
         }
         // Harm, most of it while there is something to be harmed.
-        for _ in 0..self.dice.pick(0, 8) {
-            let at = self.dice.spread(100, 4 * SECOND);
+        for _ in 0..self.dice.pick(0, 10) {
+            let at = self.dice.spread(MS, 4 * SECOND);
             let harm = self.some_harm(at);
             self.healthy = self.healthy.max(at);
             self.at(at, Ev::Fault(harm));
@@ -219,17 +295,32 @@ impl World {
 
     fn some_harm(&mut self, at: u64) -> Harm {
         let side = self.dice.pick(0, 1) as usize;
-        let newest = if self.dice.chance(80) { 0 } else { self.dice.pick(1, 2) };
+        let newest = if self.dice.chance(80) {
+            0
+        } else {
+            self.dice.pick(1, 2)
+        };
         match self.dice.pick(0, 99) {
-            0..=54 => Harm::Kill { newest, side, reset: self.dice.chance(70) },
-            55..=64 => Harm::End { newest, side },
-            65..=79 => {
+            0..=49 => Harm::Kill {
+                newest,
+                side,
+                reset: self.dice.chance(70),
+            },
+            50..=57 => Harm::End { newest, side },
+            58..=69 => {
                 let until = at + self.dice.spread(MS, 2 * SECOND);
                 self.healthy = self.healthy.max(until);
                 let path = usize::from(self.dice.chance(30));
-                Harm::Cut { path, ways: self.dice.pick(1, 3) as usize, until }
+                Harm::Cut {
+                    path,
+                    ways: self.dice.pick(1, 3) as usize,
+                    until,
+                }
             }
-            80..=95 => Harm::Stall { node: side, flow: self.dice.next() as usize },
+            70..=95 => Harm::Stall {
+                node: side,
+                flow: self.dice.next() as usize,
+            },
             _ => Harm::Crash { node: side },
         }
     }
@@ -308,7 +399,9 @@ impl World {
     fn content(&self, front: &Front) -> bool {
         front.plan == Plan::Idle && !front.barred && front.to_write == 0 && {
             self.nodes.iter().all(|node| {
-                node.fronts.values().all(|f| f.plan == Plan::Idle && f.to_write == 0)
+                node.fronts
+                    .values()
+                    .all(|f| f.plan == Plan::Idle && f.to_write == 0)
             }) && {
                 let delivered: u64 = self.total(|f| f.delivered);
                 delivered == self.total(|f| f.sent)
@@ -317,7 +410,11 @@ impl World {
     }
 
     fn total(&self, of: impl Fn(&Front) -> u64) -> u64 {
-        self.nodes.iter().flat_map(|node| node.fronts.values()).map(of).sum()
+        self.nodes
+            .iter()
+            .flat_map(|node| node.fronts.values())
+            .map(of)
+            .sum()
     }
 
     fn check_end(&self) -> Result<(), String> {
@@ -338,12 +435,21 @@ impl World {
                 }
                 let idle = front.plan == Plan::Idle && other.plan == Plan::Idle;
                 if !front.gone && !idle {
-                    return Err(format!("side {n}: {token:?} does not end, {state:?}: {}", front.tell()));
+                    return Err(format!(
+                        "side {n}: {token:?} does not end, {state:?}: {}",
+                        front.tell()
+                    ));
                 }
                 let polite = front.plan != Plan::Rude && other.plan != Plan::Rude;
-                if polite && front.verdict.is_some_and(|v| matches!(v, slim_core::Verdict::Errno(_)))
+                if polite
+                    && front
+                        .verdict
+                        .is_some_and(|v| matches!(v, slim_core::Verdict::Errno(_)))
                 {
-                    return Err(format!("side {n}: {token:?} was given up: {:?}", front.verdict));
+                    return Err(format!(
+                        "side {n}: {token:?} was given up: {:?}",
+                        front.verdict
+                    ));
                 }
                 if polite && front.delivered != other.sent {
                     return Err(format!(
@@ -371,16 +477,27 @@ impl World {
             Ev::Syn { node, conn, path } => self.syn(node, conn, path),
             Ev::SynAnswer { node, conn, tcp } => self.connected(node, conn, tcp),
             Ev::Poke { conn, side } => self.look(conn, side)?,
-            Ev::Datagram { node, from, to, data } if self.nodes[node].alive => {
+            Ev::Datagram {
+                node,
+                from,
+                to,
+                data,
+            } if self.nodes[node].alive => {
                 let now = Time(self.now);
-                self.nodes[node].endpoint.handle_datagram(now, from, to, &data);
+                self.nodes[node]
+                    .endpoint
+                    .handle_datagram(now, from, to, &data);
             }
             Ev::Datagram { node, from, to, .. } => {
                 // Nobody there: the host says so.
                 if let Some((asker, path)) = host_of(&from)
                     && self.passes(path, node)
                 {
-                    self.later(self.latency, self.latency * 2, Ev::Refused { node: asker, to });
+                    self.later(
+                        self.latency,
+                        self.latency * 2,
+                        Ev::Refused { node: asker, to },
+                    );
                 }
             }
             Ev::Refused { node, to } => {
@@ -399,7 +516,9 @@ impl World {
                 let (remote, local) = self.names(flow);
                 let now = Time(self.now);
                 if self.nodes[1].alive {
-                    self.nodes[1].endpoint.open(now, token, Role::Acceptor, local, remote);
+                    self.nodes[1]
+                        .endpoint
+                        .open(now, token, Role::Acceptor, local, remote);
                     self.later(0, 5 * MS, Ev::Tick { node: 1, token });
                 }
             }
@@ -411,8 +530,21 @@ impl World {
 
     fn harm(&mut self, harm: Harm) {
         match harm {
-            Harm::Kill { newest, side, reset } => {
-                let Some(conn) = self.recent(newest) else { return };
+            Harm::Kill {
+                newest,
+                side,
+                reset,
+            } => {
+                let Some(conn) = self.recent(newest) else {
+                    return;
+                };
+                self.tcps[conn].die(side, tcp::ECONNABORTED);
+                if reset {
+                    self.reset(conn, 1 - side);
+                }
+                self.poke(conn, side);
+            }
+            Harm::Snipe { conn, side, reset } => {
                 self.tcps[conn].die(side, tcp::ECONNABORTED);
                 if reset {
                     self.reset(conn, 1 - side);
@@ -420,7 +552,9 @@ impl World {
                 self.poke(conn, side);
             }
             Harm::End { newest, side } => {
-                let Some(conn) = self.recent(newest) else { return };
+                let Some(conn) = self.recent(newest) else {
+                    return;
+                };
                 self.tcps[conn].inject_end(side);
                 self.poke(conn, side);
             }
@@ -451,6 +585,23 @@ impl World {
         }
     }
 
+    /// Something was said on a connection that is to become a transport: perhaps it breaks now.
+    pub fn snipe(&mut self, conn: usize) {
+        if self.snipes == 0 || !self.dice.chance(25) {
+            return;
+        }
+        self.snipes -= 1;
+        let side = self.dice.pick(0, 1) as usize;
+        if self.dice.chance(60) {
+            // And the other one is busy with other things.
+            self.lazy[conn][1 - side] = self.dice.spread(20 * MS, 2 * SECOND);
+        }
+        let at = self.now + self.dice.spread(20, 60 * MS);
+        self.healthy = self.healthy.max(at);
+        let reset = self.dice.chance(70);
+        self.at(at, Ev::Fault(Harm::Snipe { conn, side, reset }));
+    }
+
     fn recent(&self, newest: u64) -> Option<usize> {
         self.tcps.len().checked_sub(1 + newest as usize)
     }
@@ -461,22 +612,41 @@ impl World {
         self.cut[path][from] <= self.now
     }
 
-    pub fn send_datagram(&mut self, node: usize, from: Option<SocketAddr>, to: SocketAddr, data: Vec<u8>) {
-        let Some((other, path)) = host_of(&to) else { return };
+    pub fn send_datagram(
+        &mut self,
+        node: usize,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        data: Vec<u8>,
+    ) {
+        let Some((other, path)) = host_of(&to) else {
+            return;
+        };
         let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
         let copies = 1 + u64::from(self.dice.chance(self.udp_twice));
         for _ in 0..copies {
             if !self.passes(path, node) || self.dice.chance(self.udp_loss) {
                 continue;
             }
-            let event = Ev::Datagram { node: other, from, to, data: data.clone() };
-            let late = if self.dice.chance(5) { 50 * MS } else { self.latency };
+            let event = Ev::Datagram {
+                node: other,
+                from,
+                to,
+                data: data.clone(),
+            };
+            let late = if self.dice.chance(5) {
+                50 * MS
+            } else {
+                self.latency
+            };
             self.later(self.latency, self.latency + late, event);
         }
     }
 
     pub fn send_syn(&mut self, node: usize, conn: ConnId, to: SocketAddr) {
-        let Some((_, path)) = host_of(&to) else { return };
+        let Some((_, path)) = host_of(&to) else {
+            return;
+        };
         self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
     }
 
@@ -495,9 +665,15 @@ impl World {
             self.owners[tcp][other] = Owner::Conn(accepted);
             let from = SocketAddr::new(addr(node, path), 40_000);
             let now = Time(self.now);
-            self.nodes[other].endpoint.handle_incoming(now, accepted, from);
+            self.nodes[other]
+                .endpoint
+                .handle_incoming(now, accepted, from);
         }
-        self.later(self.latency, self.latency * 2, Ev::SynAnswer { node, conn, tcp });
+        self.later(
+            self.latency,
+            self.latency * 2,
+            Ev::SynAnswer { node, conn, tcp },
+        );
     }
 
     fn connected(&mut self, node: usize, conn: ConnId, tcp: Option<usize>) {
@@ -524,8 +700,14 @@ impl World {
 
     fn new_tcp(&mut self, path: usize) -> usize {
         let (send, receive) = (self.dice.spread(600, 4000), self.dice.spread(600, 4000));
-        self.tcps.push(Tcp::new(path, send as usize, receive as usize));
+        self.tcps
+            .push(Tcp::new(path, send as usize, receive as usize));
         self.owners.push([Owner::Nobody, Owner::Nobody]);
+        let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {
+            0..=1 => self.dice.spread(400, 3 * SECOND),
+            _ => 400,
+        });
+        self.lazy.push(lazy);
         self.tcps.len() - 1
     }
 
@@ -533,7 +715,11 @@ impl World {
     pub fn transmit(&mut self, conn: usize, side: usize) {
         if self.tcps[conn].pending(side) && !self.tcps[conn].dirs[side].armed {
             self.tcps[conn].dirs[side].armed = true;
-            self.later(self.latency, self.latency * 3 / 2, Ev::Segment { conn, side });
+            self.later(
+                self.latency,
+                self.latency * 3 / 2,
+                Ev::Segment { conn, side },
+            );
         }
     }
 
@@ -551,7 +737,11 @@ impl World {
             Arrival::Ack(upto) => {
                 if self.passes(path, 1 - side) {
                     self.tcps[conn].dirs[side].silent_since = None;
-                    self.later(self.latency, self.latency * 3 / 2, Ev::Ack { conn, side, upto });
+                    self.later(
+                        self.latency,
+                        self.latency * 3 / 2,
+                        Ev::Ack { conn, side, upto },
+                    );
                 }
                 self.poke(conn, 1 - side);
             }
@@ -560,7 +750,11 @@ impl World {
         }
         if self.tcps[conn].pending(side) {
             self.tcps[conn].dirs[side].armed = true;
-            let pause = if self.dice.chance(90) { self.latency.clamp(50, 400) } else { 10 * MS };
+            let pause = if self.dice.chance(90) {
+                self.latency.clamp(50, 400)
+            } else {
+                10 * MS
+            };
             self.later(pause, pause * 2, Ev::Segment { conn, side });
         }
     }
@@ -576,7 +770,9 @@ impl World {
 
     /// The kernel waits and tries again, for a while.
     fn unanswered(&mut self, conn: usize, side: usize) {
-        let since = *self.tcps[conn].dirs[side].silent_since.get_or_insert(self.now);
+        let since = *self.tcps[conn].dirs[side]
+            .silent_since
+            .get_or_insert(self.now);
         if self.now - since > self.user_timeout {
             self.tcps[conn].die(side, tcp::ETIMEDOUT);
             return self.poke(conn, side);
@@ -603,7 +799,8 @@ impl World {
     /// The process at `side` will soon notice that something happened to a connection.
     pub fn poke(&mut self, conn: usize, side: usize) {
         if self.nodes[side].alive && !matches!(self.owners[conn][side], Owner::Nobody) {
-            self.later(0, 400, Ev::Poke { conn, side });
+            let lazy = self.lazy[conn][side];
+            self.later(lazy / 2, lazy, Ev::Poke { conn, side });
         }
     }
 }

@@ -1,0 +1,239 @@
+//! How flows end: FIN, QUERY, unannounced ends, tombstones.
+
+use super::pair::*;
+use crate::endpoint::{Action, State};
+use crate::event::{EscalateReason, Event, LegacyReason};
+use crate::ids::{Cause, FinHow, Verdict};
+use crate::wire::{Kind, Message, RefuseReason};
+
+const REINSTATE: Action = Action::Reinstate { token: FLOW };
+
+fn final_at(seq: u64) -> Action {
+    Action::PeerFinal { token: FLOW, seq }
+}
+
+fn eof(pair: &mut Pair, n: usize, received: u64) {
+    pair.ends[n].fault(pair.now, FLOW, Cause::Eof { received });
+    pair.run();
+}
+
+#[test]
+fn an_end_is_announced() {
+    let mut pair = Pair::live();
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
+    pair.run();
+    assert_eq!(pair.done[B], [final_at(42)]);
+    // A second announcement of the same end is no news.
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.done[B], [final_at(42)]);
+}
+
+#[test]
+fn an_end_that_was_not_announced_is_asked_about() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    eof(&mut pair, B, 42);
+    assert_eq!(pair.kinds(A), [Kind::Query]);
+    assert_eq!(pair.kinds(B), [Kind::Status]);
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(pair.done[B][1..], [final_at(42), REINSTATE]);
+    assert_eq!(pair.events[B].last(), Some(&Event::Reinstate));
+}
+
+#[test]
+fn the_announcement_may_come_after_the_end() {
+    let mut pair = Pair::live();
+    pair.udp[A] = Net::Silent;
+    eof(&mut pair, B, 42);
+    assert_eq!(pair.state(B), Some(State::Suspended));
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.state(B), Some(State::Live));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+    pair.wait(ms(10_000));
+    assert!(pair.connects(B).is_empty());
+}
+
+#[test]
+fn an_end_nobody_ordered_is_a_fault() {
+    for announced in [false, true] {
+        let mut pair = Pair::live();
+        pair.counts = [
+            Counts {
+                received: 0,
+                sent: 42,
+            },
+            Counts {
+                received: 40,
+                sent: 0,
+            },
+        ];
+        if announced {
+            // The end is genuine, but two bytes are missing in front of it.
+            pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
+            pair.run();
+        }
+        eof(&mut pair, B, 40);
+        assert_eq!(pair.states(), [State::Live; 2]);
+        assert_eq!(pair.count(B, |a| *a == REINSTATE), 0);
+        let resumed = |e: &Event| matches!(e, Event::Resume { received: 2, .. });
+        assert!(pair.events[B].iter().any(resumed), "{:?}", pair.events[B]);
+    }
+}
+
+#[test]
+fn the_end_of_a_process_that_died_is_delivered() {
+    let mut pair = Pair::live();
+    pair.udp[A] = Net::Refuses;
+    eof(&mut pair, B, 3);
+    pair.wait(ms(400));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+    let reason = LegacyReason::PeerForgot;
+    assert_eq!(pair.events[B].last(), Some(&Event::Legacy { reason }));
+}
+
+#[test]
+fn the_end_of_a_flow_that_the_peer_never_knew_is_delivered() {
+    let mut pair = Pair::live();
+    let addr = vec![addrs()[A].ip()];
+    let config = crate::config::Config::default();
+    pair.ends[A] = crate::endpoint::Endpoint::new(config, id(A), addr, 700, 701, [9; 32]);
+    eof(&mut pair, B, 3);
+    assert_eq!(pair.kinds(B), [Kind::Unknown]);
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+}
+
+#[test]
+fn a_question_without_answer_becomes_a_fault() {
+    let mut pair = Pair::live();
+    pair.udp = [Net::Silent; 2];
+    eof(&mut pair, B, 0);
+    pair.wait(ms(1000));
+    assert!(pair.connects(B).is_empty());
+    pair.wait(ms(600));
+    assert_eq!(pair.connects(B).len(), 1);
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn a_closed_flow_can_be_resumed_until_it_is_gone() {
+    let mut pair = Pair::live();
+    pair.counts = [
+        Counts {
+            received: 0,
+            sent: 9,
+        },
+        Counts {
+            received: 5,
+            sent: 0,
+        },
+    ];
+    pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
+    pair.run();
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let with_final = |a: &Action| {
+        matches!(
+            a,
+            Action::Install {
+                peer_final: Some(9),
+                peer_sent: 9,
+                ..
+            }
+        )
+    };
+    assert_eq!(pair.count(B, with_final), 1);
+}
+
+#[test]
+fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
+    for (received, verdict) in [(9, Verdict::Eof), (8, Verdict::Errno(RESET))] {
+        let mut pair = Pair::live();
+        pair.udp[B] = Net::Silent;
+        pair.counts[B] = Counts { received, sent: 0 };
+        pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
+        pair.ends[A].gone(pair.now, FLOW);
+        pair.run();
+        assert_eq!(pair.state(A), None);
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.run();
+        assert_eq!(pair.verdict(B), Some(verdict));
+        let refused = pair.messages(B).into_iter().any(
+            |message| matches!(message, Message::Refuse(r) if r.reason == RefuseReason::Closed(9)),
+        );
+        assert!(refused);
+        let events = &pair.events[B];
+        let reason = EscalateReason::PeerClosed;
+        assert!(matches!(events.last(), Some(Event::Escalate { reason: r, .. }) if *r == reason));
+    }
+}
+
+#[test]
+fn a_closed_flow_answers_questions_from_its_grave() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
+    pair.ends[A].gone(pair.now, FLOW);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    eof(&mut pair, B, 9);
+    assert_eq!(pair.state(B), Some(State::Live));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+}
+
+#[test]
+fn a_grave_is_not_kept_for_ever() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
+    pair.ends[A].gone(pair.now, FLOW);
+    pair.wait(ms(121_000));
+    pair.udp[B] = Net::Works;
+    eof(&mut pair, B, 9);
+    assert_eq!(pair.kinds(B), [Kind::Unknown]);
+}
+
+#[test]
+fn a_reset_is_not_resumed() {
+    // Announced: the error goes up at once.
+    let mut pair = Pair::live();
+    pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Reset);
+    pair.run();
+    assert_eq!(pair.states(), [State::Closed, State::Live]);
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
+    assert!(pair.connects(B).is_empty());
+
+    // Not announced: the peer says so when asked to resume.
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Reset);
+    pair.run();
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(32));
+    pair.run();
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(32)));
+}
+
+#[test]
+fn who_gives_up_tells_the_other() {
+    let mut pair = Pair::live_with(crate::config::Config {
+        deadline: Some(ms(500)),
+        ..Default::default()
+    });
+    pair.tcp = [Net::Silent; 2];
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(600));
+    assert_eq!(pair.state(A), Some(State::Escalated));
+    // B's transport has not failed yet; when it does, nobody need be asked.
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.run();
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(110)));
+}

@@ -1,0 +1,8 @@
+//! The rules of the protocol, one by one. What they add up to is tested in `tests/sim.rs` and
+//! `tests/model.rs`.
+
+mod ends;
+mod hostile;
+mod negotiation;
+mod pair;
+mod resuming;

@@ -1,0 +1,321 @@
+//! Negotiation.
+
+use super::pair::*;
+use crate::auth::JobKey;
+use crate::config::{Config, Policy};
+use crate::endpoint::{Action, State};
+use crate::event::{Event, LegacyReason};
+use crate::ids::{Cause, FlowToken, Role, Verdict};
+use crate::wire::{Kind, Message};
+
+const LEGACY: Action = Action::Legacy {
+    token: FLOW,
+    required_refused: false,
+};
+
+fn because(reason: LegacyReason) -> Event {
+    Event::Legacy { reason }
+}
+
+#[test]
+fn both_sides_are_live_after_one_round_trip() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(pair.kinds(B), [Kind::Hello]);
+    assert_eq!(pair.kinds(A), [Kind::HelloAck]);
+    pair.wait(ms(10_000));
+    assert_eq!(pair.kinds(B).len(), 1, "nothing more is said");
+}
+
+#[test]
+fn hello_is_sent_again_until_time_is_up() {
+    let mut pair = Pair::new();
+    pair.udp = [Net::Silent; 2];
+    pair.open(A);
+    pair.open(B);
+    pair.wait(ms(2900));
+    assert_eq!(pair.states(), [State::Negotiating; 2]);
+    // 0, 50, 150, 350, 750, 1550, 2550 ms.
+    assert_eq!(pair.done[A].len(), 7);
+    pair.wait(ms(200));
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    for n in [A, B] {
+        assert_eq!(pair.done[n].last(), Some(&LEGACY));
+        assert_eq!(pair.events[n], [because(LegacyReason::NoAnswer)]);
+    }
+}
+
+#[test]
+fn a_host_that_says_nobody_listens_makes_it_plain_at_once() {
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Refuses;
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.state(A), Some(State::Legacy));
+    assert_eq!(pair.events[A], [because(LegacyReason::NoControlSocket)]);
+}
+
+#[test]
+fn a_connection_that_is_accepted_late_becomes_live_then() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.wait(ms(20_000));
+    assert_eq!(
+        pair.state(A),
+        Some(State::Negotiating),
+        "it waits as long as it takes"
+    );
+    assert!(pair.kinds(A).iter().all(|kind| *kind == Kind::HelloWait));
+    assert!(pair.kinds(A).len() <= 21);
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn a_lost_answer_is_given_again_and_is_the_same() {
+    let mut pair = Pair::new();
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.states(), [State::Negotiating, State::Live]);
+    pair.udp[A] = Net::Works;
+    pair.wait(ms(60));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let sent: Vec<_> = pair.done[B]
+        .iter()
+        .filter(|action| matches!(action, Action::Datagram { .. }))
+        .collect();
+    assert_eq!(sent.len(), 2);
+    assert_eq!(sent[0], sent[1]);
+}
+
+#[test]
+fn who_gave_up_waiting_says_so_to_who_did_not() {
+    let mut pair = Pair::new();
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.open(B);
+    pair.wait(ms(3100));
+    assert_eq!(pair.states(), [State::Legacy, State::Live]);
+    // The last answer was only late.
+    let ack = pair.done[B].iter().rev().find_map(|action| match action {
+        Action::Datagram { data, .. } => Some(data.clone()),
+        _ => None,
+    });
+    pair.ends[A].handle_datagram(pair.now, control(B), control(A), &ack.unwrap());
+    pair.run();
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    assert_eq!(pair.kinds(B).last(), Some(&Kind::Demote));
+}
+
+#[test]
+fn policies() {
+    let config = |policy| Config {
+        policy,
+        ..Config::default()
+    };
+    let mut pair = Pair::with([config(Policy::Off), config(Policy::Required)]);
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.done[A], [LEGACY], "off asks nobody");
+    pair.wait(ms(3100));
+    assert_eq!(
+        pair.done[B],
+        [Action::Legacy {
+            token: FLOW,
+            required_refused: true
+        }]
+    );
+}
+
+#[test]
+fn job_keys_must_be_the_same() {
+    let config = |key: &str| Config {
+        job_key: JobKey::new(key.as_bytes()),
+        ..Config::default()
+    };
+    for (ours, theirs) in [("x", "y"), ("x", ""), ("", "y")] {
+        let mut pair = Pair::with([config(ours), config(theirs)]);
+        pair.open(A);
+        pair.open(B);
+        pair.run();
+        assert_eq!(pair.state(A), Some(State::Legacy));
+        assert_eq!(pair.events[A], [because(LegacyReason::Unauthorized)]);
+        assert_eq!(pair.state(B), Some(State::Negotiating));
+    }
+    let pair = Pair::live_with(config("same"));
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn who_counts_no_more_refuses_a_late_hello() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.wait(ms(3100));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloNak]);
+    assert_eq!(pair.events[A], [because(LegacyReason::Policy)]);
+}
+
+#[test]
+fn an_error_during_negotiation_waits_for_its_outcome() {
+    // Live: it is resumed.
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    assert_eq!(pair.state(A), Some(State::Negotiating));
+    pair.open(B);
+    pair.run();
+    pair.wait(ms(10));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert!(
+        pair.events[A]
+            .iter()
+            .any(|e| matches!(e, Event::Resume { epoch: 1, .. }))
+    );
+
+    // Plain TCP: it goes up as it is, at the latest when HELLO's time is up.
+    for waiting in [false, true] {
+        let mut pair = Pair::new();
+        if !waiting {
+            pair.udp[B] = Net::Silent;
+        }
+        pair.open(A);
+        pair.run();
+        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+        pair.wait(ms(3100));
+        assert_eq!(
+            pair.verdict(A),
+            Some(Verdict::Errno(110)),
+            "waiting {waiting}"
+        );
+        assert_eq!(pair.count(A, |a| *a == LEGACY), 0);
+    }
+}
+
+#[test]
+fn an_end_during_negotiation_is_taken_as_it_is() {
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Silent;
+    pair.open(A);
+    pair.ends[A].fault(pair.now, FLOW, Cause::Eof { received: 5 });
+    pair.run();
+    assert_eq!(pair.state(A), Some(State::Legacy));
+    assert_eq!(
+        pair.done[A].last(),
+        Some(&Action::Reinstate { token: FLOW })
+    );
+}
+
+#[test]
+fn plain_flows_get_their_errors_at_once() {
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Refuses;
+    pair.open(A);
+    pair.run();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(32));
+    pair.run();
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(32)));
+    assert_eq!(pair.state(A), Some(State::Escalated));
+}
+
+#[test]
+fn nobody_names_a_connection_of_another_host() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    let Some(Action::Datagram { data, .. }) = pair.ends[A].poll_action() else {
+        panic!("HELLO goes out at once");
+    };
+    pair.open(B);
+    let stranger = "10.0.0.66:701".parse().unwrap();
+    pair.ends[B].handle_datagram(pair.now, stranger, addrs()[B], &data);
+    pair.run();
+    assert_eq!(pair.state(B), Some(State::Negotiating));
+    assert_eq!(pair.ends[B].dropped(), 1);
+    assert!(pair.done[B].is_empty());
+}
+
+#[test]
+fn a_named_connection_takes_no_other_name() {
+    let mut pair = Pair::live();
+    // The same connection, asked for by another flow of A's host.
+    let mut other = endpoint(A, Config::default());
+    other.open(
+        pair.now,
+        FlowToken(0),
+        Role::Connector,
+        addrs()[A],
+        addrs()[A],
+    );
+    while other.poll_action().is_some() {}
+    other.open(
+        pair.now,
+        FlowToken(1),
+        Role::Connector,
+        addrs()[A],
+        addrs()[B],
+    );
+    let Some(Action::Datagram { data, .. }) = other.poll_action() else {
+        panic!("HELLO goes out at once");
+    };
+    pair.ends[B].handle_datagram(pair.now, control(A), addrs()[B], &data);
+    pair.run();
+    assert!(pair.done[B].is_empty());
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn a_late_hello_of_a_closed_flow_is_answered() {
+    let mut pair = Pair::new();
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    pair.ends[B].gone(pair.now, FLOW);
+    pair.udp[A] = Net::Works;
+    pair.wait(ms(60));
+    assert_eq!(pair.kinds(A), [Kind::HelloAck]);
+    assert_eq!(pair.state(A), Some(State::Live));
+}
+
+#[test]
+fn demoted_flows_are_plain_at_both_ends() {
+    let mut pair = Pair::live();
+    pair.ends[A].demote(pair.now, FLOW);
+    pair.run();
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    assert_eq!(pair.events[A], [Event::Demoted]);
+    assert_eq!(pair.events[B], [because(LegacyReason::PeerDemoted)]);
+    assert!(matches!(pair.messages(B)[..], [Message::Demote(_)]));
+    for n in [A, B] {
+        assert_eq!(pair.count(n, |a| *a == LEGACY), 1);
+    }
+}
+
+#[test]
+fn a_flow_without_transport_is_demoted_when_it_has_one() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    pair.ends[A].demote(pair.now, FLOW);
+    pair.run();
+    assert_eq!(pair.state(A), Some(State::Suspended));
+    pair.tcp[B] = Net::Works;
+    pair.wait(ms(1500));
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    assert!(
+        pair.events[A]
+            .iter()
+            .any(|e| matches!(e, Event::Resume { .. }))
+    );
+}

@@ -1,0 +1,266 @@
+//! Two endpoints and a virtual clock. The network does what a test tells it to.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::config::Config;
+use crate::endpoint::{Action, Endpoint, State};
+use crate::event::Event;
+use crate::ids::{ConnId, EndpointId, FlowToken, Role, Time, Verdict};
+use crate::wire::{self, Kind, Message};
+
+/// The connector is 0, the acceptor 1.
+pub(super) const A: usize = 0;
+pub(super) const B: usize = 1;
+pub(super) const FLOW: FlowToken = FlowToken(7);
+pub(super) const RESET: i32 = 104;
+pub(super) const REFUSED: i32 = 111;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Net {
+    Works,
+    /// Everything is swallowed.
+    Silent,
+    /// Nobody is there, and the host says so.
+    Refuses,
+}
+
+/// How a front end stands that has sent and received this much.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counts {
+    pub(super) received: u64,
+    pub(super) sent: u64,
+}
+
+pub(super) struct Pair {
+    pub(super) now: Time,
+    pub(super) ends: [Endpoint; 2],
+    /// Towards whom.
+    pub(super) udp: [Net; 2],
+    pub(super) tcp: [Net; 2],
+    /// Whether front ends and drivers answer by themselves.
+    pub(super) answers: bool,
+    pub(super) counts: [Counts; 2],
+    pub(super) done: [Vec<Action>; 2],
+    pub(super) events: [Vec<Event>; 2],
+    /// Messages that reached each side.
+    pub(super) heard: [Vec<Vec<u8>>; 2],
+    /// Per connection of one side, the same at the other.
+    pub(super) twin: BTreeMap<(usize, ConnId), ConnId>,
+    accepted: u64,
+}
+
+pub(super) fn id(n: usize) -> EndpointId {
+    EndpointId {
+        host: [n as u8 + 1; 16],
+        pid: 1,
+        incarnation: 10 + n as u64,
+    }
+}
+
+/// Connector's and acceptor's end of the connection.
+pub(super) fn addrs() -> [SocketAddr; 2] {
+    ["10.0.0.1:5000", "10.0.0.2:80"].map(|addr| addr.parse().unwrap())
+}
+
+pub(super) fn control(n: usize) -> SocketAddr {
+    SocketAddr::new(addrs()[n].ip(), 701)
+}
+
+pub(super) fn endpoint(n: usize, config: Config) -> Endpoint {
+    Endpoint::new(
+        config,
+        id(n),
+        vec![addrs()[n].ip()],
+        700,
+        701,
+        [n as u8; 32],
+    )
+}
+
+impl Pair {
+    pub(super) fn with(configs: [Config; 2]) -> Pair {
+        let [a, b] = configs;
+        Pair {
+            now: Time(1_000_000),
+            ends: [endpoint(A, a), endpoint(B, b)],
+            udp: [Net::Works; 2],
+            tcp: [Net::Works; 2],
+            answers: true,
+            counts: [Counts::default(); 2],
+            done: Default::default(),
+            events: Default::default(),
+            heard: Default::default(),
+            twin: BTreeMap::new(),
+            accepted: 0,
+        }
+    }
+
+    pub(super) fn new() -> Pair {
+        Pair::with([Config::default(), Config::default()])
+    }
+
+    /// A pair with a flow that is live at both ends, nothing done or heard.
+    pub(super) fn live() -> Pair {
+        Pair::live_with(Config::default())
+    }
+
+    pub(super) fn live_with(config: Config) -> Pair {
+        let mut pair = Pair::with([config.clone(), config]);
+        pair.open(A);
+        pair.open(B);
+        pair.run();
+        assert_eq!(pair.states(), [State::Live; 2]);
+        pair.forget();
+        pair
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.done = Default::default();
+        self.events = Default::default();
+        self.heard = Default::default();
+    }
+
+    pub(super) fn open(&mut self, n: usize) {
+        let role = [Role::Connector, Role::Acceptor][n];
+        let (local, remote) = (addrs()[n], addrs()[1 - n]);
+        self.ends[n].open(self.now, FLOW, role, local, remote);
+    }
+
+    pub(super) fn state(&self, n: usize) -> Option<State> {
+        self.ends[n].state(FLOW)
+    }
+
+    pub(super) fn states(&self) -> [State; 2] {
+        [0, 1].map(|n| self.state(n).unwrap())
+    }
+
+    /// Does everything that is to be done now.
+    pub(super) fn run(&mut self) {
+        loop {
+            let mut idle = true;
+            for n in 0..2 {
+                while let Some(action) = self.ends[n].poll_action() {
+                    idle = false;
+                    self.done[n].push(action.clone());
+                    self.act(n, action);
+                }
+                while let Some((_, _, event)) = self.ends[n].poll_event() {
+                    self.events[n].push(event);
+                }
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    /// Lets time pass, and does what is to be done meanwhile.
+    pub(super) fn wait(&mut self, time: Duration) {
+        let end = self.now + time;
+        self.run();
+        loop {
+            let next = self.ends.iter().filter_map(Endpoint::poll_timeout).min();
+            let Some(next) = next.filter(|next| *next <= end) else {
+                break;
+            };
+            self.now = self.now.max(next);
+            for end in &mut self.ends {
+                end.handle_timeout(self.now);
+            }
+            self.run();
+        }
+        self.now = end;
+    }
+
+    fn act(&mut self, n: usize, action: Action) {
+        let (now, other) = (self.now, 1 - n);
+        match action {
+            Action::Datagram { to, from, data } => match self.udp[other] {
+                Net::Works => {
+                    self.heard[other].push(data.clone());
+                    let from = from.unwrap_or(control(n));
+                    self.ends[other].handle_datagram(now, from, to, &data);
+                }
+                Net::Silent => {}
+                Net::Refuses => self.ends[n].handle_refused(now, to),
+            },
+            Action::Connect { conn, .. } => match self.tcp[other] {
+                Net::Works => {
+                    self.accepted += 1;
+                    let twin = ConnId::incoming(self.accepted);
+                    self.twin.insert((n, conn), twin);
+                    self.twin.insert((other, twin), conn);
+                    self.ends[other].handle_incoming(now, twin, addrs()[n]);
+                    self.ends[n].handle_connected(now, conn);
+                }
+                Net::Silent => {}
+                Net::Refuses => self.ends[n].handle_conn_lost(now, conn, REFUSED),
+            },
+            Action::Send { conn, data } => {
+                if let Some(&twin) = self.twin.get(&(n, conn))
+                    && self.tcp[other] != Net::Silent
+                {
+                    self.heard[other].push(data.clone());
+                    self.ends[other].handle_message(now, twin, &data);
+                }
+            }
+            Action::Close { conn } => {
+                if let Some(twin) = self.twin.remove(&(n, conn)) {
+                    self.twin.remove(&(other, twin));
+                    self.ends[other].handle_conn_lost(now, twin, 0);
+                }
+            }
+            Action::Flush { conn } if self.answers => self.ends[n].handle_flushed(now, conn),
+            Action::Suspend { token } if self.answers => self.ends[n].handle_suspended(now, token),
+            Action::Drain { token } if self.answers => {
+                let Counts { received, sent } = self.counts[n];
+                self.ends[n].handle_drained(now, token, received, sent);
+            }
+            Action::Install {
+                token,
+                peer_received,
+                ..
+            } if self.answers => {
+                let replayed = self.counts[n].sent - peer_received;
+                self.ends[n].handle_installed(now, token, replayed);
+            }
+            _ => {}
+        }
+    }
+
+    /// Kinds of the messages that reached a side.
+    pub(super) fn kinds(&self, n: usize) -> Vec<Kind> {
+        let kind = |data: &Vec<u8>| wire::parse(data).unwrap().message.kind();
+        self.heard[n].iter().map(kind).collect()
+    }
+
+    pub(super) fn messages(&self, n: usize) -> Vec<Message> {
+        let message = |data: &Vec<u8>| wire::parse(data).unwrap().message;
+        self.heard[n].iter().map(message).collect()
+    }
+
+    pub(super) fn count(&self, n: usize, of: impl Fn(&Action) -> bool) -> usize {
+        self.done[n].iter().filter(|action| of(action)).count()
+    }
+
+    pub(super) fn verdict(&self, n: usize) -> Option<Verdict> {
+        self.done[n].iter().find_map(|action| match action {
+            Action::Escalate { verdict, .. } => Some(*verdict),
+            _ => None,
+        })
+    }
+
+    pub(super) fn connects(&self, n: usize) -> Vec<SocketAddr> {
+        let remote = |action: &Action| match action {
+            Action::Connect { remote, .. } => Some(*remote),
+            _ => None,
+        };
+        self.done[n].iter().filter_map(remote).collect()
+    }
+}
+
+pub(super) fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}

@@ -1,0 +1,450 @@
+//! Resume: the handshake, who goes first, attempts, and who is dead.
+
+use super::pair::*;
+use crate::config::Config;
+use crate::endpoint::{Action, State};
+use crate::event::{EscalateReason, Event, Failure, Trouble};
+use crate::ids::{Cause, FlowToken, Role, Verdict};
+use crate::wire::{Kind, Message, RefuseReason};
+
+fn fault(pair: &mut Pair, n: usize) {
+    pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+}
+
+fn is_suspend(action: &Action) -> bool {
+    matches!(action, Action::Suspend { .. })
+}
+
+#[test]
+fn four_messages_and_the_counts_are_exchanged() {
+    let mut pair = Pair::live();
+    pair.counts = [
+        Counts {
+            received: 10,
+            sent: 100,
+        },
+        Counts {
+            received: 90,
+            sent: 12,
+        },
+    ];
+    fault(&mut pair, A);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(pair.kinds(A), [Kind::Challenge, Kind::ResumeOk]);
+    assert_eq!(pair.kinds(B), [Kind::Resume, Kind::Confirm]);
+    let install = |n: usize| {
+        pair.done[n].iter().find_map(|action| match *action {
+            Action::Install {
+                peer_received,
+                peer_sent,
+                ..
+            } => Some((peer_received, peer_sent)),
+            _ => None,
+        })
+    };
+    assert_eq!(install(A), Some((90, 12)));
+    assert_eq!(install(B), Some((10, 100)));
+    // The one that noticed had suspended itself; the other one had to be told.
+    assert_eq!(pair.count(A, is_suspend), 0);
+    assert_eq!(pair.count(B, is_suspend), 1);
+    let resume = |replayed, received, attempts| Event::Resume {
+        epoch: 1,
+        replayed,
+        received,
+        lost_ms: 0,
+        attempts,
+    };
+    assert_eq!(pair.events[A].last(), Some(&resume(10, 2, 1)));
+    assert_eq!(pair.events[B].last(), Some(&resume(2, 10, 0)));
+    assert_eq!(
+        pair.events[B].first(),
+        Some(&Event::Suspend {
+            cause: Trouble::PeerAsked
+        })
+    );
+}
+
+#[test]
+fn nothing_is_drained_before_the_peer_has() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    fault(&mut pair, A);
+    pair.run();
+    let drains = |pair: &Pair, n| pair.count(n, |a| matches!(a, Action::Drain { .. }));
+    assert_eq!(pair.kinds(B), [Kind::Resume]);
+    assert_eq!((drains(&pair, A), drains(&pair, B)), (0, 0));
+    pair.ends[B].handle_suspended(pair.now, FLOW);
+    pair.run();
+    assert_eq!((drains(&pair, A), drains(&pair, B)), (0, 1));
+    assert!(!pair.kinds(A).contains(&Kind::ResumeOk));
+    pair.ends[B].handle_drained(pair.now, FLOW, 0, 0);
+    pair.run();
+    assert_eq!((drains(&pair, A), drains(&pair, B)), (1, 1));
+    assert!(!pair.kinds(B).contains(&Kind::Confirm));
+    pair.ends[A].handle_drained(pair.now, FLOW, 0, 0);
+    pair.run();
+    assert_eq!(pair.kinds(B), [Kind::Resume, Kind::Confirm]);
+    // Live only when the replay is written.
+    assert_eq!(pair.states(), [State::Resuming; 2]);
+}
+
+#[test]
+fn both_at_once_makes_one_transport() {
+    for second_first in [false, true] {
+        let mut pair = Pair::live();
+        let (one, two) = if second_first { (B, A) } else { (A, B) };
+        fault(&mut pair, one);
+        fault(&mut pair, two);
+        pair.run();
+        pair.wait(ms(2000));
+        assert_eq!(pair.states(), [State::Live; 2]);
+        for n in [A, B] {
+            let installs = pair.count(n, |a| matches!(a, Action::Install { .. }));
+            assert_eq!(installs, 1, "side {n}");
+            assert!(pair.count(n, is_suspend) == 0);
+        }
+    }
+}
+
+#[test]
+fn of_two_with_the_same_number_the_connector_goes_first() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    // Both have been challenged before either has sent RESUME: a stall that both look into.
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Stall);
+    }
+    pair.run();
+    assert_eq!(
+        (pair.kinds(A), pair.kinds(B)),
+        (vec![Kind::Challenge], vec![Kind::Challenge])
+    );
+    assert_eq!(pair.count(A, is_suspend) + pair.count(B, is_suspend), 2);
+    // A's RESUME is out, but has not arrived; then B's goes out, too.
+    pair.ends[A].handle_suspended(pair.now, FLOW);
+    let Some(Action::Send { conn, data }) = pair.ends[A].poll_action() else {
+        panic!("RESUME");
+    };
+    pair.ends[B].handle_suspended(pair.now, FLOW);
+    pair.run();
+    // A refuses B's, and B, when it hears A's, drops its own.
+    let refused = pair
+        .messages(B)
+        .into_iter()
+        .find_map(|message| match message {
+            Message::Refuse(refuse) => Some(refuse.reason),
+            _ => None,
+        });
+    assert_eq!(refused, Some(RefuseReason::Busy));
+    let twin = pair.twin[&(A, conn)];
+    pair.ends[B].handle_message(pair.now, twin, &data);
+    pair.answers = true;
+    pair.ends[B].poll_timeout();
+    pair.run();
+    pair.ends[B].handle_drained(pair.now, FLOW, 0, 0);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn a_stall_breaks_nothing_before_the_new_connection_stands() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.wait(ms(120_000));
+    assert_eq!(pair.state(A), Some(State::Live));
+    assert_eq!(pair.count(A, is_suspend), 0);
+    assert_eq!(pair.verdict(A), None);
+    assert_eq!(
+        pair.ends[A].poll_timeout(),
+        None,
+        "it is left alone until it is suspected again"
+    );
+    // And with a network it moves over.
+    pair.tcp[B] = Net::Works;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(pair.count(A, is_suspend), 1);
+    assert!(
+        pair.events[A]
+            .iter()
+            .any(|e| matches!(e, Event::Resume { .. }))
+    );
+}
+
+#[test]
+fn a_suspended_stall_is_as_patient_as_the_kernel() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.run();
+    pair.tcp = [Net::Silent; 2];
+    pair.ends[A].handle_suspended(pair.now, FLOW);
+    pair.wait(ms(900_000));
+    assert_eq!(pair.verdict(A), None);
+    pair.wait(ms(100_000));
+    assert_eq!(
+        pair.verdict(A),
+        Some(Verdict::Errno(RESET)),
+        "but not for ever"
+    );
+}
+
+#[test]
+fn three_windows_and_then_the_error_of_the_kernel() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Silent;
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(59_900));
+    assert_eq!(pair.state(A), Some(State::Suspended));
+    assert_eq!(pair.verdict(A), None);
+    pair.wait(ms(200));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(110)));
+    assert_eq!(pair.state(A), Some(State::Escalated));
+    let failed: Vec<_> = pair.events[A]
+        .iter()
+        .filter_map(|event| match event {
+            Event::AttemptFailed { n, reason } => Some((*n, *reason)),
+            _ => None,
+        })
+        .collect();
+    let timed_out = Failure::TimedOut;
+    assert_eq!(failed, [(1, timed_out), (2, timed_out), (3, timed_out)]);
+    assert_eq!(
+        pair.events[A].last(),
+        Some(&Event::Escalate {
+            cause: Trouble::Errno(110),
+            reason: EscalateReason::Attempts,
+            errno: 110
+        })
+    );
+    // A connection that hangs is replaced: every second, every two, every four.
+    let connects = pair.connects(A).len();
+    assert!((20..=24).contains(&connects), "{connects}");
+    assert_eq!(pair.ends[A].poll_timeout(), None);
+}
+
+#[test]
+fn the_deadline_counts_for_all_attempts_together() {
+    let mut pair = Pair::live_with(Config {
+        deadline: Some(ms(5000)),
+        ..Config::default()
+    });
+    pair.tcp[B] = Net::Silent;
+    fault(&mut pair, A);
+    pair.wait(ms(4900));
+    assert_eq!(pair.verdict(A), None);
+    pair.wait(ms(200));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
+#[test]
+fn connections_that_fail_at_once_are_repeated_with_pauses() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Refuses;
+    fault(&mut pair, A);
+    // The control channel answers that the process lives: no verdict, however often refused.
+    pair.wait(ms(2900));
+    let connects = pair.connects(A).len();
+    assert!((5..=40).contains(&connects), "{connects}");
+    assert_eq!(pair.verdict(A), None);
+    pair.tcp[B] = Net::Works;
+    pair.wait(ms(1100));
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn a_killed_peer_is_known_within_half_a_second() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Refuses;
+    pair.udp[B] = Net::Refuses;
+    fault(&mut pair, A);
+    pair.wait(ms(140));
+    assert_eq!(
+        pair.verdict(A),
+        None,
+        "one refusal is none: it must be confirmed"
+    );
+    pair.wait(ms(260));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+    assert!(matches!(
+        pair.events[A].last(),
+        Some(Event::Escalate {
+            reason: EscalateReason::PeerGone,
+            ..
+        })
+    ));
+}
+
+#[test]
+fn a_refusal_that_passes_is_survived() {
+    let mut pair = Pair::live();
+    pair.tcp[B] = Net::Refuses;
+    pair.udp[B] = Net::Refuses;
+    fault(&mut pair, A);
+    pair.wait(ms(100));
+    pair.tcp[B] = Net::Works;
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(1200));
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn another_process_in_the_peers_place_means_it_is_gone() {
+    for same_host in [true, false] {
+        let mut pair = Pair::live();
+        let mut stranger = id(B);
+        stranger.incarnation += 1;
+        if !same_host {
+            stranger.host = [99; 16];
+        }
+        let addr = vec![addrs()[B].ip()];
+        pair.ends[B] =
+            crate::endpoint::Endpoint::new(Config::default(), stranger, addr, 700, 701, [9; 32]);
+        fault(&mut pair, A);
+        pair.run();
+        // Another host with that address is only a wrong path.
+        let gone = pair.verdict(A) == Some(Verdict::Errno(RESET));
+        assert_eq!(gone, same_host);
+    }
+}
+
+#[test]
+fn a_peer_that_forgot_the_flow_ends_it() {
+    let mut pair = Pair::live();
+    let addr = vec![addrs()[B].ip()];
+    pair.ends[B] =
+        crate::endpoint::Endpoint::new(Config::default(), id(B), addr, 700, 701, [9; 32]);
+    fault(&mut pair, A);
+    pair.run();
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
+#[test]
+fn a_failed_replay_is_resumed_again() {
+    let mut pair = Pair::live();
+    pair.counts = [
+        Counts {
+            received: 0,
+            sent: 50,
+        },
+        Counts {
+            received: 20,
+            sent: 0,
+        },
+    ];
+    pair.answers = false;
+    fault(&mut pair, A);
+    pair.run();
+    pair.ends[B].handle_suspended(pair.now, FLOW);
+    pair.run();
+    pair.ends[B].handle_drained(pair.now, FLOW, 20, 0);
+    pair.run();
+    pair.ends[A].handle_drained(pair.now, FLOW, 0, 50);
+    pair.run();
+    assert_eq!(pair.states(), [State::Resuming; 2]);
+    // The new connection breaks before the replay is written.
+    pair.answers = true;
+    fault(&mut pair, A);
+    pair.run();
+    pair.wait(ms(10));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let last = |n: usize| pair.events[n].last().cloned();
+    assert!(
+        matches!(last(A), Some(Event::Resume { epoch: 2, .. })),
+        "{:?}",
+        last(A)
+    );
+    assert_eq!(
+        pair.count(B, is_suspend),
+        2,
+        "the replay there had to be stopped"
+    );
+}
+
+#[test]
+fn suspend_is_asked_for_once() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.run();
+    assert_eq!(pair.count(A, is_suspend), 1);
+    // Meanwhile the peer asks, too, and an error turns up.
+    fault(&mut pair, B);
+    pair.run();
+    fault(&mut pair, A);
+    pair.run();
+    assert_eq!(pair.count(A, is_suspend), 1);
+    assert_eq!(pair.count(A, |a| matches!(a, Action::Drain { .. })), 0);
+    pair.ends[A].handle_suspended(pair.now, FLOW);
+    pair.run();
+    assert_eq!(pair.count(A, |a| matches!(a, Action::Drain { .. })), 1);
+}
+
+#[test]
+fn a_peer_that_asked_and_fell_silent_is_not_waited_for() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    fault(&mut pair, A);
+    pair.run();
+    // A's RESUME has arrived; then nothing of A's does any more.
+    pair.tcp[B] = Net::Silent;
+    pair.ends[B].handle_suspended(pair.now, FLOW);
+    pair.run();
+    pair.ends[B].handle_drained(pair.now, FLOW, 0, 0);
+    pair.wait(ms(1900));
+    assert!(pair.connects(B).is_empty());
+    pair.wait(ms(300));
+    assert!(!pair.connects(B).is_empty());
+}
+
+#[test]
+fn both_ends_may_live_in_one_process() {
+    let mut pair = Pair::new();
+    let (a, b) = (addrs()[A], addrs()[B]);
+    let (one, two) = (FlowToken(1), FlowToken(2));
+    let end = &mut pair.ends[A];
+    end.open(pair.now, one, Role::Connector, a, b);
+    end.open(pair.now, two, Role::Acceptor, b, a);
+    let mut faulted = false;
+    for _ in 0..200 {
+        let Some(action) = end.poll_action() else {
+            if faulted {
+                break;
+            }
+            faulted = true;
+            assert_eq!(end.state(one), Some(State::Live));
+            assert_eq!(end.state(two), Some(State::Live));
+            end.fault(pair.now, one, Cause::Errno(RESET));
+            continue;
+        };
+        let now = pair.now;
+        let incoming = crate::ids::ConnId::incoming;
+        match action {
+            Action::Datagram { to, data, .. } => end.handle_datagram(now, control(A), to, &data),
+            Action::Connect { conn, .. } => {
+                end.handle_incoming(now, incoming(conn.0), a);
+                end.handle_connected(now, conn);
+            }
+            Action::Send { conn, data } => {
+                let twin = crate::ids::ConnId(conn.0 ^ incoming(0).0);
+                end.handle_message(now, twin, &data);
+            }
+            Action::Suspend { token } => end.handle_suspended(now, token),
+            Action::Drain { token } => end.handle_drained(now, token, 0, 0),
+            Action::Install { token, .. } => end.handle_installed(now, token, 0),
+            _ => {}
+        }
+    }
+    assert_eq!(end.state(one), Some(State::Live));
+    assert_eq!(end.state(two), Some(State::Live));
+    let mut resumed = 0;
+    while let Some((_, _, event)) = end.poll_event() {
+        resumed += usize::from(matches!(event, Event::Resume { .. }));
+    }
+    assert_eq!(resumed, 2);
+}
