@@ -18,11 +18,12 @@ use tokio::io::{Interest, Ready};
 use tokio::task::{self, JoinHandle};
 
 use crate::agent::canonical;
-use crate::driver::Shared;
 use crate::events::Log;
 use crate::fds::{self, OwnFd};
 use crate::ports::{on_one_port, quiet_ports};
+use crate::shared::Shared;
 use crate::sys;
+use crate::udp;
 
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
@@ -169,17 +170,17 @@ impl ControlSocket {
     fn send(&self, to: SocketAddr, source: Option<IpAddr>, data: &[u8]) -> io::Result<()> {
         let v6 = self.bound.is_ipv6();
         let to = if v6 {
-            SocketAddr::new(sys::mapped(to.ip()).into(), to.port())
+            SocketAddr::new(udp::mapped(to.ip()).into(), to.port())
         } else {
             to
         };
-        let source = source.map(|ip| if v6 { sys::mapped(ip).into() } else { ip });
+        let source = source.map(|ip| if v6 { udp::mapped(ip).into() } else { ip });
         let fd = self.fd.get_ref().raw();
-        let first = sys::send_datagram(fd, data, to, source);
+        let first = udp::send_datagram(fd, data, to, source);
         match first {
             // An earlier datagram's refusal, reported here though it stays in the error queue.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                sys::send_datagram(fd, data, to, source)
+                udp::send_datagram(fd, data, to, source)
             }
             other => other,
         }
@@ -196,7 +197,7 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
         };
         let fd = socket.fd.get_ref().raw();
         for _ in 0..BATCH {
-            match sys::recv_refusal(fd) {
+            match udp::recv_refusal(fd) {
                 Ok(Some(to)) => {
                     shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to)));
                 }
@@ -208,7 +209,7 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
             }
         }
         for _ in 0..BATCH {
-            match sys::recv_datagram(fd, &mut buf) {
+            match udp::recv_datagram(fd, &mut buf) {
                 Ok(datagram) => {
                     let from = canonical(datagram.from);
                     let to = datagram.to.unwrap_or(socket.bound.ip());

@@ -1,61 +1,34 @@
 //! The driver: whatever happens is told to the endpoint, and what follows from it is done, one
 //! thing after the other.
-//!
-//! Every task of the agent thread enters through [`Shared::with`] (or a sibling of it), which lets
-//! one closure at the driver, carries out all actions, writes down all events and sets the alarm.
-//! Nothing inside awaits, so the driver is never seen half-way through.
 
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::process;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
-use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowToken, Time};
-use tokio::io::unix::AsyncFd;
-use tokio::select;
-use tokio::sync::{Notify, mpsc};
+use slim_core::{Cause, ConnId, FinHow, FlowToken, Time};
+use tokio::sync::mpsc;
 use tokio::task;
 
 use crate::agent::Listeners;
-use crate::command::{Command, Receiver};
+use crate::command::Command;
 use crate::control::{Control, OwnSockets};
 use crate::events::{EventLog, Log};
-use crate::fds::{self, OwnFd};
+use crate::fds;
+use crate::identity;
 use crate::netlink;
 use crate::resume_io::{self, Order};
-use crate::sys;
+use crate::shared::Shared;
 use crate::watch::Watch;
 use crate::{Drained, FlowIo};
 
-/// A deadline that has passed already is looked at again after this long, should the endpoint not
-/// have moved it: a mistake there must not make the process spin.
-const LEAST_DELAY: Duration = Duration::from_micros(50);
-/// Commands taken in a row before everybody else gets a turn.
-const MOST_COMMANDS: usize = 4096;
 /// Resume connections at most, of those that we accepted, when descriptors are plenty.
 const MOST_INCOMING: usize = 4096;
-
-/// What every task of the agent thread holds.
-pub(crate) struct Shared {
-    driver: RefCell<Driver>,
-    commands: AsyncFd<Receiver>,
-    alarm: AsyncFd<OwnFd>,
-    /// What the alarm is set to.
-    armed: Cell<Option<Time>>,
-    /// Listeners that have no descriptor for a connection that waits.
-    starved: Cell<u32>,
-    /// Tells them that one may be free.
-    maybe_free: Notify,
-    /// For reading during a replay; one for all connections.
-    pub(crate) scratch: RefCell<Vec<u8>>,
-}
 
 /// One flow.
 pub(crate) struct Flow {
@@ -110,112 +83,6 @@ pub(crate) struct Driver {
     origin: Instant,
 }
 
-impl Shared {
-    pub(crate) fn new(driver: Driver, commands: AsyncFd<Receiver>, alarm: AsyncFd<OwnFd>) -> Self {
-        Shared {
-            driver: RefCell::new(driver),
-            commands,
-            alarm,
-            armed: Cell::new(None),
-            starved: Cell::new(0),
-            maybe_free: Notify::new(),
-            scratch: RefCell::default(),
-        }
-    }
-
-    /// Lets `f` tell the endpoint something, and does what follows from it.
-    pub(crate) fn with<R>(self: &Rc<Self>, f: impl FnOnce(&mut Driver, Time) -> R) -> R {
-        self.with_self(|d, now, _| f(d, now))
-    }
-
-    /// As [`with`](Self::with), for closures that start tasks.
-    pub(crate) fn with_self<R>(
-        self: &Rc<Self>,
-        f: impl FnOnce(&mut Driver, Time, &Rc<Self>) -> R,
-    ) -> R {
-        // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
-        // called from inside (`Endpoint`, `FlowIo`) has this object.
-        let mut driver = self.driver.borrow_mut();
-        self.take_commands(&mut driver);
-        let now = driver.now();
-        let result = f(&mut driver, now, self);
-        driver.settle(self);
-        self.arm(&driver);
-        // The application's old transports are closed in there.
-        self.descriptor_freed();
-        result
-    }
-
-    /// Whether connections wait to be accepted for want of descriptors. Then none may be spent on
-    /// connecting.
-    pub(crate) fn is_starved(&self) -> bool {
-        self.starved.get() > 0
-    }
-
-    /// Waits until a descriptor may be free, because something has happened, or until `new` is
-    /// ready.
-    pub(crate) async fn starve(&self, new: impl Future) {
-        self.starved.set(self.starved.get() + 1);
-        select! {
-            () = self.maybe_free.notified() => {}
-            _ = new => {}
-        }
-        self.starved.set(self.starved.get() - 1);
-    }
-
-    /// A descriptor was closed.
-    pub(crate) fn descriptor_freed(&self) {
-        if self.is_starved() {
-            self.maybe_free.notify_waiters();
-        }
-    }
-
-    /// Carries out what application threads have asked for, before anything else happens. A front
-    /// end that reports a fault under the same lock that its `FlowIo` takes can thus be sure that
-    /// the fault is not taken for one of a later transport.
-    fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
-        let mut taken = 0;
-        while let Some(command) = self.commands.get_ref().next() {
-            driver.command(driver.now(), command, self);
-            driver.settle(self);
-            taken += 1;
-            if taken == MOST_COMMANDS {
-                // The rest has its turn right after everybody else's.
-                self.commands.get_ref().wake();
-                break;
-            }
-        }
-    }
-
-    /// The control sockets, when there is nothing to follow.
-    pub(crate) fn with_control(&self, f: impl FnOnce(&Control)) {
-        f(&self.driver.borrow().control);
-    }
-
-    pub(crate) fn commands(&self) -> &AsyncFd<Receiver> {
-        &self.commands
-    }
-
-    pub(crate) fn alarm(&self) -> &AsyncFd<OwnFd> {
-        &self.alarm
-    }
-
-    pub(crate) fn alarm_fired(&self) {
-        self.armed.set(None);
-    }
-
-    fn arm(&self, driver: &Driver) {
-        let next = [driver.endpoint.poll_timeout(), driver.watch.next()]
-            .into_iter()
-            .flatten()
-            .min();
-        if self.armed.replace(next) != next {
-            let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));
-            sys::timerfd_set(self.alarm.get_ref().raw(), delay);
-        }
-    }
-}
-
 impl Driver {
     /// Must run inside the runtime.
     pub(crate) fn new(
@@ -228,11 +95,7 @@ impl Driver {
         let log = Log::new(config.log);
         let addresses = netlink::addresses(log);
         let (for_core, incarnation) = split(seed);
-        let id = EndpointId {
-            host: host_id(),
-            pid: process::id(),
-            incarnation,
-        };
+        let id = identity::endpoint(incarnation);
         let events = EventLog::open(&config, log);
         let stall = config.stall;
         let control_port = control.port;
@@ -317,7 +180,7 @@ impl Driver {
 
     /// What follows from whatever the endpoint was told: first all actions, then the notices
     /// one by one, each followed by its own actions; last the events.
-    fn settle(&mut self, shared: &Rc<Shared>) {
+    pub(crate) fn settle(&mut self, shared: &Rc<Shared>) {
         loop {
             while let Some(action) = self.endpoint.poll_action() {
                 self.act(action, shared);
@@ -521,30 +384,6 @@ impl Driver {
             f(&*flow.io);
         }
     }
-}
-
-/// Tells hosts apart: also those that were cloned from one image, and network namespaces of one
-/// kernel, whose addresses are as different as those of two machines.
-fn host_id() -> [u8; 16] {
-    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let mut id = [0; 16];
-    let digits = boot.bytes().filter_map(|b| char::from(b).to_digit(16));
-    for (i, digit) in digits.take(32).enumerate() {
-        if let Some(byte) = id.get_mut(i / 2) {
-            *byte = *byte << 4 | digit as u8;
-        }
-    }
-    let here = sys::network_namespace().to_be_bytes();
-    let name = sys::host_name();
-    // The last half is enough of the random boot id to mix the rest into.
-    let mut mix = u64::from_be_bytes(here);
-    for byte in name.bytes() {
-        mix = (mix ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    for (byte, other) in id.iter_mut().skip(8).zip(mix.to_be_bytes()) {
-        *byte ^= other;
-    }
-    id
 }
 
 /// Random bytes for the endpoint, and a number for this life of the process.

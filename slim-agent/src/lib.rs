@@ -25,12 +25,12 @@
 //! | `agent`, `command` | the handle that application threads use, and the queue behind it |
 //! | `flow_io` | what a front end does for the agent |
 //! | `thread` | starting the thread: signals, runtime, sockets |
-//! | `driver` | one mutation of the endpoint after the other, and what follows from each |
+//! | `shared`, `driver` | one mutation of the endpoint after the other, and what follows from each |
 //! | `flows` | suspending, draining, new transports |
 //! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
-//! | `control` | UDP control sockets, ICMP refusals |
-//! | `resume_io`, `pump` | resume connections: messages, then the replay |
-//! | `netlink`, `ports` | own addresses, and which ports we take |
+//! | `control`, `udp` | UDP control sockets, ICMP refusals |
+//! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
+//! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
 //! | `events` | event log and messages for people |
 //! | [`fds`] | our descriptors, out of the application's way |
 //!
@@ -54,12 +54,16 @@ mod driver;
 mod events;
 mod flow_io;
 mod flows;
+mod identity;
 mod netlink;
 mod ports;
 mod pump;
+mod reader;
 mod resume_io;
+mod shared;
 mod sys;
 mod thread;
+mod udp;
 mod watch;
 
 pub mod fds;

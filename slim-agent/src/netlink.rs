@@ -7,9 +7,9 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task;
 
-use crate::driver::Shared;
 use crate::events::Log;
 use crate::fds::{self, OwnFd};
+use crate::shared::Shared;
 use crate::sys;
 
 /// The addresses others can reach this host under now; none if the kernel does not tell.

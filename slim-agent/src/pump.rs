@@ -19,9 +19,9 @@ use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task;
 
 use crate::FlowIo;
-use crate::driver::Shared;
 use crate::fds;
 use crate::resume_io::{Install, Link, Order};
+use crate::shared::Shared;
 use crate::sys;
 
 const SCRATCH: usize = 64 * 1024;

@@ -13,10 +13,11 @@ use tokio::task::{self, LocalSet};
 use crate::agent::{Listeners, as_agent, during};
 use crate::command::Receiver;
 use crate::control::OwnSockets;
-use crate::driver::{Driver, Shared};
+use crate::driver::Driver;
 use crate::fds::{self, OwnFd};
 use crate::netlink;
 use crate::resume_io::{self, ResumeListeners};
+use crate::shared::Shared;
 use crate::sys;
 
 /// Address space, not memory: pages are touched as they are needed.

@@ -1,0 +1,147 @@
+//! How tasks get at the driver.
+//!
+//! Every task of the agent thread enters through [`Shared::with`] (or a sibling of it), which lets
+//! one closure at the driver, carries out all actions, writes down all events and sets the alarm.
+//! Nothing inside awaits, so the driver is never seen half-way through.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use slim_core::Time;
+use tokio::io::unix::AsyncFd;
+use tokio::select;
+use tokio::sync::Notify;
+
+use crate::command::Receiver;
+use crate::control::Control;
+use crate::driver::Driver;
+use crate::fds::OwnFd;
+use crate::sys;
+
+/// A deadline that has passed already is looked at again after this long, should the endpoint not
+/// have moved it: a mistake there must not make the process spin.
+const LEAST_DELAY: Duration = Duration::from_micros(50);
+/// Commands taken in a row before everybody else gets a turn.
+const MOST_COMMANDS: usize = 4096;
+
+/// What every task of the agent thread holds.
+pub(crate) struct Shared {
+    driver: RefCell<Driver>,
+    commands: AsyncFd<Receiver>,
+    alarm: AsyncFd<OwnFd>,
+    /// What the alarm is set to.
+    armed: Cell<Option<Time>>,
+    /// Listeners that have no descriptor for a connection that waits.
+    starved: Cell<u32>,
+    /// Tells them that one may be free.
+    maybe_free: Notify,
+    /// For reading during a replay; one for all connections.
+    pub(crate) scratch: RefCell<Vec<u8>>,
+}
+
+impl Shared {
+    pub(crate) fn new(driver: Driver, commands: AsyncFd<Receiver>, alarm: AsyncFd<OwnFd>) -> Self {
+        Shared {
+            driver: RefCell::new(driver),
+            commands,
+            alarm,
+            armed: Cell::new(None),
+            starved: Cell::new(0),
+            maybe_free: Notify::new(),
+            scratch: RefCell::default(),
+        }
+    }
+
+    /// Lets `f` tell the endpoint something, and does what follows from it.
+    pub(crate) fn with<R>(self: &Rc<Self>, f: impl FnOnce(&mut Driver, Time) -> R) -> R {
+        self.with_self(|d, now, _| f(d, now))
+    }
+
+    /// As [`with`](Self::with), for closures that start tasks.
+    pub(crate) fn with_self<R>(
+        self: &Rc<Self>,
+        f: impl FnOnce(&mut Driver, Time, &Rc<Self>) -> R,
+    ) -> R {
+        // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
+        // called from inside (`Endpoint`, `FlowIo`) has this object.
+        let mut driver = self.driver.borrow_mut();
+        self.take_commands(&mut driver);
+        let now = driver.now();
+        let result = f(&mut driver, now, self);
+        driver.settle(self);
+        self.arm(&driver);
+        // The application's old transports are closed in there.
+        self.descriptor_freed();
+        result
+    }
+
+    /// Whether connections wait to be accepted for want of descriptors. Then none may be spent on
+    /// connecting.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.starved.get() > 0
+    }
+
+    /// Waits until a descriptor may be free, because something has happened, or until `new` is
+    /// ready.
+    pub(crate) async fn starve(&self, new: impl Future) {
+        self.starved.set(self.starved.get() + 1);
+        select! {
+            () = self.maybe_free.notified() => {}
+            _ = new => {}
+        }
+        self.starved.set(self.starved.get() - 1);
+    }
+
+    /// A descriptor was closed.
+    pub(crate) fn descriptor_freed(&self) {
+        if self.is_starved() {
+            self.maybe_free.notify_waiters();
+        }
+    }
+
+    /// Carries out what application threads have asked for, before anything else happens. A front
+    /// end that reports a fault under the same lock that its `FlowIo` takes can thus be sure that
+    /// the fault is not taken for one of a later transport.
+    fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
+        let mut taken = 0;
+        while let Some(command) = self.commands.get_ref().next() {
+            driver.command(driver.now(), command, self);
+            driver.settle(self);
+            taken += 1;
+            if taken == MOST_COMMANDS {
+                // The rest has its turn right after everybody else's.
+                self.commands.get_ref().wake();
+                break;
+            }
+        }
+    }
+
+    /// The control sockets, when there is nothing to follow.
+    pub(crate) fn with_control(&self, f: impl FnOnce(&Control)) {
+        f(&self.driver.borrow().control);
+    }
+
+    pub(crate) fn commands(&self) -> &AsyncFd<Receiver> {
+        &self.commands
+    }
+
+    pub(crate) fn alarm(&self) -> &AsyncFd<OwnFd> {
+        &self.alarm
+    }
+
+    pub(crate) fn alarm_fired(&self) {
+        self.armed.set(None);
+    }
+
+    fn arm(&self, driver: &Driver) {
+        let next = [driver.endpoint.poll_timeout(), driver.watch.next()]
+            .into_iter()
+            .flatten()
+            .min();
+        if self.armed.replace(next) != next {
+            let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));
+            sys::timerfd_set(self.alarm.get_ref().raw(), delay);
+        }
+    }
+}
