@@ -168,10 +168,10 @@ impl Instance {
         0
     }
 
-    /// An event of `fd` is kept from the application.
-    pub fn keep_armed(&self, fd: c_int) {
+    /// Whether an event of `fd` is being kept from the application.
+    pub fn keep_armed(&self, fd: c_int, keep: bool) {
         if let Some(r) = self.lock().get_mut(&fd) {
-            r.keep_armed = true;
+            r.keep_armed = keep;
         }
     }
 

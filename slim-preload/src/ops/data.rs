@@ -185,12 +185,15 @@ impl Receive {
             }
             Cause::Eof { received: at }
         } else {
+            // Asked before the gate, and that before leaving it: only so is it the transport of this call that
+            // was looked at.
+            let dead = broken(self.fd, errno);
             if flow.gate.is_barred() {
                 // The transport was shut under the call, or it met a placeholder.
                 flow.leave();
                 return Next::Again;
             }
-            if !broken(self.fd, errno) {
+            if !dead {
                 flow.leave();
                 return Next::Return(fail(errno));
             }
@@ -540,17 +543,16 @@ impl<S: Source> Transmit<S> {
                     }
                     flow.send.unlock();
                     flow.mark_dirty();
+                    let dead = sent.is_err_and(|e| broken(self.fd, e));
                     let barred = flow.gate.is_barred();
                     flow.leave();
                     match sent {
                         Ok(_) => {}
                         Err(_) if barred => {}
-                        Err(e) if broken(self.fd, e) => {
-                            match transport::fault(flow, self.fd, Cause::Errno(e)) {
-                                Fault::Suspended => {}
-                                Fault::Plain => return short(have),
-                            }
-                        }
+                        Err(e) if dead => match transport::fault(flow, self.fd, Cause::Errno(e)) {
+                            Fault::Suspended => {}
+                            Fault::Plain => return short(have),
+                        },
                         Err(_) => return short(have),
                     }
                 }
@@ -588,6 +590,8 @@ impl<S: Source> Transmit<S> {
     #[inline(never)]
     fn unusual(&self, flow: &'static Flow, n: isize) -> Next {
         let errno = sys::errno();
+        // In this order, see `Receive::unusual`.
+        let dead = n < 0 && broken(self.fd, errno);
         let barred = flow.gate.is_barred();
         flow.leave();
         if n == 0 {
@@ -599,9 +603,7 @@ impl<S: Source> Transmit<S> {
         if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
             return Next::Return(self.refuse(libc::EPIPE));
         }
-        if broken(self.fd, errno)
-            && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno))
-        {
+        if dead && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno)) {
             return Next::Again;
         }
         Next::Return(self.refuse(errno))

@@ -88,7 +88,7 @@ fn until_true(
     mut limit: Limit,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
-    sift: impl FnMut(c_int) -> c_int,
+    sift: impl FnMut(c_int, u64) -> c_int,
 ) -> c_int {
     limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
@@ -96,7 +96,7 @@ fn until_true(
     if n <= 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
         return n;
     }
-    again(limit, n, real, clean, sift)
+    again(limit, n, real, clean, swaps, sift)
 }
 
 #[cold]
@@ -106,17 +106,18 @@ fn again(
     mut n: c_int,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
-    mut sift: impl FnMut(c_int) -> c_int,
+    mut swaps: u64,
+    mut sift: impl FnMut(c_int, u64) -> c_int,
 ) -> c_int {
     let errno = sys::errno();
     loop {
-        let left = sift(n);
+        let left = sift(n, swaps);
         if left > 0 {
             sys::set_errno(errno);
             return left;
         }
         let wait = limit.left();
-        let swaps = SWAPS.load(Ordering::Acquire);
+        swaps = SWAPS.load(Ordering::Acquire);
         n = real(Wait::For(wait));
         let expired = n == 0 && wait == Some(Duration::ZERO);
         if n < 0 || expired || (n == 0 && limit.left() == Some(Duration::ZERO)) {
@@ -132,8 +133,15 @@ fn again(
 }
 
 /// Whether what the kernel says of a flow's number is to be kept from the application, because the
-/// transport, not the flow, is broken or away. Suspends the flow if need be.
-fn hidden(flow: &'static Flow, fd: c_int) -> bool {
+/// transport, not the flow, is broken or away. Suspends the flow if need be. `swaps` is from before the kernel was
+/// asked.
+fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
+    // What is now under the number may be fine, and not be what the kernel spoke of.
+    is_broken(flow, fd)
+        || (flow.live.load(Ordering::Acquire) && SWAPS.load(Ordering::Acquire) != swaps)
+}
+
+fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let Some(ctl) = flow.ctl_of(fd) else {
         return false;
     };
@@ -186,13 +194,13 @@ pub unsafe fn poll(
         }
     };
     let clean = |_| entries().iter().all(|p| p.revents & SUSPICIOUS == 0);
-    until_true(limit, real, clean, |_| {
+    until_true(limit, real, clean, |_, swaps| {
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
             let away = |flow: &'static Flow| flow.gate.is_barred();
             if let Some(flow) = table::flow(p.fd)
                 && (p.revents & SUSPICIOUS != 0 || away(flow))
-                && sys::keep_errno(|| hidden(flow, p.fd))
+                && sys::keep_errno(|| hidden(flow, p.fd, swaps))
             {
                 p.revents = 0;
                 continue;
@@ -251,18 +259,14 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Wait) -> c_int) -> c_int {
         }
         real(wait)
     };
-    let swaps = std::cell::Cell::new(SWAPS.load(Ordering::Acquire));
     until_true(
         limit,
         ask,
         |_| true,
-        |n| {
+        |_, _| {
             // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
             sets.restore(&saved);
-            let now = real(Wait::For(Some(Duration::ZERO)));
-            let moved = swaps.replace(SWAPS.load(Ordering::Acquire));
-            let _ = (n, moved);
-            now.max(0)
+            real(Wait::For(Some(Duration::ZERO))).max(0)
         },
     )
 }
@@ -281,35 +285,40 @@ pub unsafe fn epoll_wait(
         // SAFETY: the kernel has just filled `n` events.
         unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
     };
-    // A swap takes the registration with it, so no answer comes from what is no longer under a number.
     limit.begin();
+    let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(Wait::AsGiven);
-    if n <= 0 || filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0) {
+    // A swap takes the registration with it, so the numbers of clean events need no second look.
+    let clean = |n: c_int| filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0);
+    if n <= 0 || clean(n) {
         return n;
     }
     let Entry::Epoll(instance) = table::entry(epfd) else {
         return n;
     };
-    let clean = |n: c_int| filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0);
-    again(limit, n, real, clean, |n| {
+    let kept_back = |data: u64, swaps: u64| {
+        instance.by_data(data).into_iter().any(|fd| {
+            let Some(flow) = table::flow(fd) else {
+                return false;
+            };
+            instance.keep_armed(fd, true);
+            let hidden = hidden(flow, fd, swaps);
+            if !hidden {
+                instance.keep_armed(fd, false);
+            }
+            hidden
+        })
+    };
+    again(limit, n, real, clean, swaps, |n, swaps| {
         let events = filled(n);
         let mut kept = 0;
         for i in 0..events.len() {
             let event = events[i];
-            if event.events & SUSPICIOUS_EPOLL != 0
-                && sys::keep_errno(|| instance.by_data(event.u64))
-                    .into_iter()
-                    .any(|fd| {
-                        table::flow(fd).is_some_and(|flow| {
-                            instance.keep_armed(fd);
-                            sys::keep_errno(|| hidden(flow, fd))
-                        })
-                    })
-            {
-                continue;
+            let suspicious = event.events & SUSPICIOUS_EPOLL != 0;
+            if !suspicious || !sys::keep_errno(|| kept_back(event.u64, swaps)) {
+                events[kept] = event;
+                kept += 1;
             }
-            events[kept] = event;
-            kept += 1;
         }
         kept as c_int
     })

@@ -258,24 +258,24 @@ pub unsafe fn option(
     };
     let open = ctl.mode == Mode::Open;
     drop(ctl);
+    let swaps = transport::SWAPS.load(Ordering::Acquire);
     let r = real(on);
     if !error || r != 0 || value.is_null() {
         return r;
     }
     // SAFETY: the kernel has just written an int there.
     let errno = unsafe { value.cast::<c_int>().read_unaligned() };
-    if errno == 0 {
+    if errno == 0 || !flow.was_established(fd) {
         return r;
     }
-    let hidden = !open || {
-        let established = flow.was_established(fd);
-        established
-            && super::data::broken(fd, errno)
+    // Of a transport that is away, or has been replaced meanwhile, or is dead.
+    let hidden = !open
+        || (super::data::broken(fd, errno)
             && matches!(
                 transport::fault(flow, fd, Cause::Errno(errno)),
                 Fault::Suspended
-            )
-    };
+            ))
+        || transport::SWAPS.load(Ordering::Acquire) != swaps;
     if hidden {
         // SAFETY: as above.
         unsafe { value.cast::<c_int>().write_unaligned(0) };
