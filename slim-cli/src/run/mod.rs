@@ -22,7 +22,9 @@ use launcher::Launcher;
 /// Run a command, for instance mpirun, under SLIM.
 ///
 /// The command replaces this program: its exit status is what you get. Status 2
-/// means that something was wrong before it was started.
+/// means that something was wrong before it was started. For an MPI job give
+/// mpirun itself, not a script that calls it: daemons on other hosts are reached
+/// through its options.
 #[derive(Args, Debug, Default)]
 pub struct Options {
     /// The preload library (default: next to this program, or ../lib; or SLIM_PRELOAD).
