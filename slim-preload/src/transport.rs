@@ -107,9 +107,9 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         runtime::with_agent(|a| a.demote(token));
         return Fault::Plain;
     }
-    let token = flow.token();
-    drop(ctl);
-    runtime::with_agent(|a| a.fault(token, cause));
+    // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
+    // thread does with the flow, and before it can resume it for the peer.
+    runtime::with_agent(|a| a.fault(flow.token(), cause));
     Fault::Suspended
 }
 

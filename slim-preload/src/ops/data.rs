@@ -680,9 +680,7 @@ impl<S: Source> Transmit<S> {
         if broken(fd, errno) {
             let mut ctl = ctl;
             let _ = transport::suspend(flow, &mut ctl);
-            drop(ctl);
-            let token = flow.token();
-            crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(errno)));
+            crate::runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
             return Next::Again;
         }
         Next::Return(self.refuse(errno))

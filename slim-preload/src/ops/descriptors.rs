@@ -62,8 +62,8 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
 pub enum Left {
     /// Nothing: other numbers remain, or the flow was plain already.
     Nothing,
-    /// The last number: the session ends this way, at this byte.
-    Last(FinHow, u64),
+    /// The last number: the session ends this way.
+    Last(FinHow),
     /// The last number, but the connection may live on in another process.
     Shared,
 }
@@ -98,6 +98,10 @@ pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -
     let _ = flow
         .local_final
         .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
+    let end = flow.local_final.load(Ordering::SeqCst);
+    // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
+    // told that the flow is open.
+    runtime::with_agent(|a| a.finish(flow.token(), end, how));
     ctl.stash = Stash::new();
     match ctl.mode {
         _ if how == FinHow::Reset => ctl.set_transport(None),
@@ -122,22 +126,19 @@ pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -
         flow.gate.open();
     }
     ctl.mode = Mode::Lingering;
-    Left::Last(how, flow.local_final.load(Ordering::SeqCst))
+    Left::Last(how)
 }
 
 /// After the real close.
 pub fn finish(flow: &'static Flow, left: Left) {
     match left {
         Left::Nothing => {}
-        Left::Last(how, at) => {
+        Left::Last(how) => {
             let token = flow.token();
             flow.wake();
-            runtime::with_agent(|a| {
-                a.finish(token, at, how);
-                if how == FinHow::Reset {
-                    a.gone(token);
-                }
-            });
+            if how == FinHow::Reset {
+                runtime::with_agent(|a| a.gone(token));
+            }
             flow.drop_ref();
         }
         Left::Shared => {
