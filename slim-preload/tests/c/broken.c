@@ -404,7 +404,7 @@ static void at_once(void) {
         if (i == 1) R(getpeername(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == theirs);
         if (i == 2) R(getsockname(fd, (void *)&a, (n = sizeof a, &n))), line("%d", ntohs(a.sin_port) == mine);
         if (i == 3) R(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
-        if (i == 4) R(ioctl(fd, FIONREAD, &v)), line("%d", v);
+        if (i == 4) R(ioctl(fd, FIONREAD, &v));
         talk("after that");
     }
     n = sizeof v;
@@ -439,6 +439,19 @@ static void at_once(void) {
     meet();
 }
 
+// Talks for seconds, while somebody else does what he can to disturb; then one true break.
+static void steady(void) {
+    for (int i = 0; i < 3000; i++) {
+        char b[8] = "";
+        if (is_server() ? full_recv(fd, b, 4) != 4 || full_send(fd, b, 4) : full_send(fd, "talk", 4) || full_recv(fd, b, 4) != 4)
+            line("disturbed at %d: %s", i, ename(errno));
+        if (memcmp(b, "talk", 4)) line("wrong bytes at %d", i);
+        if (!is_server()) usleep(800);
+    }
+    both_break();
+    talk("after a break");
+}
+
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 60);
     kase = getenv("T_ARGS");
@@ -459,6 +472,7 @@ int main(int argc, char **argv) {
     if (is("death-broken")) death_broken();
     if (is("copies")) copies();
     if (is("at-once")) at_once();
+    if (is("steady")) steady();
     line("SIGPIPE %d", pipes());
     return 0;
 }

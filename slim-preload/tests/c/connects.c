@@ -171,7 +171,7 @@ int main(void) {
     close(s);
     R(send(c, "x", 1, MSG_NOSIGNAL));
     R(connect(c, (void *)&at, sizeof at));
-    s = R(accept(l, NULL, NULL));
+    s = MUST(accept(l, NULL, NULL));
     settle();
     ping(c, s, "second");
     close(c);

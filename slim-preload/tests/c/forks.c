@@ -218,7 +218,7 @@ int main(int argc, char **argv) {
             close(other);
             exec_self(mine, "heir");
         }
-        R(close(mine));
+        MUST(close(mine));
         MUST(send(other, "legacy", 6, 0));
         // Nothing is written down while the heir does.
         MUST(full_recv(other, buf, 9));
@@ -288,7 +288,7 @@ int main(int argc, char **argv) {
     memcpy(CMSG_DATA(&cm.h), &x.s, sizeof x.s);
     struct iovec v = {"f", 1};
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1, .msg_control = &cm, .msg_controllen = sizeof cm};
-    R(sendmsg(u[0], &m, 0));
+    MUST(sendmsg(u[0], &m, 0));
     MUST(close(x.s));
     ask(x.c, "passed on");
     ms(50);

@@ -265,12 +265,16 @@ impl Drop for Running {
 
 /// Runs a program twice, as "server" and as "client", joined by a socket pair besides their TCP.
 pub fn pair(server: Program, client: Program) -> (Outcome, Outcome) {
+    let (server, client) = pair_started(server, client);
+    (server.finish(), client.finish())
+}
+
+/// Starts such a pair.
+pub fn pair_started(server: Program, client: Program) -> (Running, Running) {
     let (a, b) = UnixStream::pair().expect("a socket pair");
     let server = server.arg("server").sync(a.into());
     let client = client.arg("client").sync(b.into());
-    let server = server.start();
-    let client = client.start();
-    (server.finish(), client.finish())
+    (server.start(), client.start())
 }
 
 /// Shows where two transcripts part.
