@@ -5,6 +5,7 @@
 //! byte in a page that both share, and the parent goes on with that connection as plain TCP.
 
 use crate::flow::{Flow, Mode};
+use crate::ops::sleep;
 use crate::{flow, runtime, sys, table};
 use libc::c_int;
 use slim_core::FinHow;
@@ -90,10 +91,12 @@ pub fn tell_parent(slot: usize) {
 extern "C" fn before_fork() {
     runtime::before_fork();
     flow::before_fork();
+    sleep::before_fork();
     table::for_each_flow(|_, f| f.forked.store(true, Ordering::Relaxed));
 }
 
 extern "C" fn after_fork_parent() {
+    sleep::after_fork(false);
     flow::after_fork(false);
     runtime::after_fork_parent();
 }
@@ -113,6 +116,7 @@ extern "C" fn after_fork_child() {
         }
     });
     table::inherit(|f| f.slot.load(Ordering::Relaxed));
+    sleep::after_fork(true);
     flow::after_fork(true);
     runtime::after_fork_child();
 }

@@ -299,6 +299,28 @@ pub fn seek(fd: c_int, to: i64) {
     let _ = call!(libc::SYS_lseek, fd, to, libc::SEEK_SET);
 }
 
+/// A new event counter of our own, never blocking.
+pub fn eventfd() -> Result<c_int, Errno> {
+    call!(
+        libc::SYS_eventfd2,
+        0,
+        libc::EFD_CLOEXEC | libc::EFD_NONBLOCK
+    )
+    .map(|fd| own(fd as c_int))
+}
+
+/// Makes an event counter readable.
+pub fn signal_eventfd(fd: c_int) {
+    let one = 1u64;
+    let _ = call!(libc::SYS_write, fd, &raw const one, size_of::<u64>());
+}
+
+/// Makes an event counter unreadable.
+pub fn reset_eventfd(fd: c_int) {
+    let mut count = 0u64;
+    let _ = call!(libc::SYS_read, fd, &raw mut count, size_of::<u64>());
+}
+
 /// `epoll_ctl`.
 pub fn epoll_ctl(
     epfd: c_int,

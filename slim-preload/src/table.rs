@@ -58,6 +58,13 @@ pub fn flow(fd: c_int) -> Option<&'static Flow> {
     Some(unsafe { &*(w as *const Flow) })
 }
 
+/// Whether a number is a flow's, without more.
+#[inline]
+pub fn is_flow(fd: c_int) -> bool {
+    let w = word(fd);
+    w != 0 && w & TAG == 0
+}
+
 #[cold]
 #[inline(never)]
 fn inherited_used(fd: c_int, w: usize) -> Option<&'static Flow> {

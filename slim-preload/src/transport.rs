@@ -26,10 +26,6 @@ type CtlGuard = MutexGuard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
 fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
-    // Who sleeps on a placeholder holds the file, not the number: it is woken by shutting the file down.
-    let leaving = (ctl.mode == Mode::Suspended)
-        .then(|| ctl.fds.first().map(|fd| sys::dup_high(*fd)))
-        .flatten();
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
@@ -40,10 +36,7 @@ fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
         }
     }
-    if let Some(Ok(placeholder)) = leaving {
-        sys::shutdown(placeholder, libc::SHUT_RDWR);
-        sys::close(placeholder);
-    }
+    crate::ops::sleep::wake_all();
     swapped
 }
 

@@ -28,19 +28,21 @@ fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const ti
 }
 
 hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim_poll {
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(poll)(fds, count, w.millis(timeout)))
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
 hook! { unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim___poll {
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(__poll)(fds, count, w.millis(timeout)))
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(__poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
 hook! { unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int => slim___poll_chk {
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |w| real!(__poll_chk)(fds, count, w.millis(timeout), room))
+    if count as usize > room / size_of::<pollfd>() { return real!(__poll_chk)(fds, count, timeout, room); }
+    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
 hook! { unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_ppoll {
-    ops::poll(fds, count as usize, limit(timeout), |w| with_timespec(w, timeout, |t| real!(ppoll)(fds, count, t, mask)))
+    ops::poll(fds, count as usize, limit(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
 }}
 hook! { unsafe fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int => slim___ppoll_chk {
-    ops::poll(fds, count as usize, limit(timeout), |w| with_timespec(w, timeout, |t| real!(__ppoll_chk)(fds, count, t, mask, room)))
+    if count as usize > room / size_of::<pollfd>() { return real!(__ppoll_chk)(fds, count, timeout, mask, room); }
+    ops::poll(fds, count as usize, limit(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
 }}
 
 /// `select` counts the application's own timeval down, as the kernel does.
@@ -48,7 +50,7 @@ unsafe fn select_with(
     count: c_int,
     sets: [*mut fd_set; 3],
     timeout: *mut timeval,
-    real: impl Fn(*mut timeval) -> c_int,
+    real: impl Fn(Sets, *mut timeval) -> c_int,
 ) -> c_int {
     let whole = timeout.as_ref().map(|t| {
         Duration::new(
@@ -56,28 +58,28 @@ unsafe fn select_with(
             (t.tv_usec.max(0) as u32).saturating_mul(1000),
         )
     });
-    ops::select(Sets { count, sets }, Limit::new(whole), |w| match w {
-        Wait::AsGiven => real(timeout),
-        Wait::For(None) => real(std::ptr::null_mut()),
+    ops::select(Sets { count, sets }, Limit::new(whole), |sets, w| match w {
+        Wait::AsGiven => real(sets, timeout),
+        Wait::For(None) => real(sets, std::ptr::null_mut()),
         Wait::For(Some(d)) => {
             let mut left = timeval {
                 tv_sec: d.as_secs() as i64,
                 tv_usec: d.subsec_micros().into(),
             };
-            real(&raw mut left)
+            real(sets, &raw mut left)
         }
     })
 }
 
 hook! { unsafe fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int => slim_select {
-    select_with(count, [read, write, except], timeout, |t| real!(select)(count, read, write, except, t))
+    select_with(count, [read, write, except], timeout, |s, t| real!(select)(s.count, s.sets[0], s.sets[1], s.sets[2], t))
 }}
 hook! { unsafe fn __select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int => slim___select {
-    select_with(count, [read, write, except], timeout, |t| real!(__select)(count, read, write, except, t))
+    select_with(count, [read, write, except], timeout, |s, t| real!(__select)(s.count, s.sets[0], s.sets[1], s.sets[2], t))
 }}
 hook! { unsafe fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_pselect {
     let sets = Sets { count, sets: [read, write, except] };
-    ops::select(sets, limit(timeout), |w| with_timespec(w, timeout, |t| real!(pselect)(count, read, write, except, t, mask)))
+    ops::select(sets, limit(timeout), |s, w| with_timespec(w, timeout, |t| real!(pselect)(s.count, s.sets[0], s.sets[1], s.sets[2], t, mask)))
 }}
 
 hook! { unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int => slim_epoll_ctl {

@@ -4,6 +4,7 @@ pub mod data;
 pub mod descriptors;
 pub mod files;
 pub mod poll;
+pub mod sleep;
 pub mod sockets;
 
 use crate::flow::{Ctl, Flow, Mode};

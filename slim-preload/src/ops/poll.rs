@@ -4,6 +4,7 @@
 //! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
 //! suspended, and the call goes on waiting.
 
+use super::sleep::with_alarm;
 use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -31,6 +32,12 @@ impl Limit {
     /// From milliseconds, negative ones for ever.
     pub fn from_millis(ms: c_int) -> Self {
         Self::new(u64::try_from(ms).ok().map(Duration::from_millis))
+    }
+
+    /// Whether the call may sleep.
+    #[inline]
+    fn sleeps(&self) -> bool {
+        self.whole != Some(Duration::ZERO)
     }
 
     /// Begins to count. A call that does not wait needs no clock.
@@ -93,7 +100,8 @@ fn until_true(
     limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(Wait::AsGiven);
-    if n <= 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
+    // An alarm ends the call as a time limit does: with nothing ready.
+    if n < 0 || ((n == 0 || clean(n)) && SWAPS.load(Ordering::Acquire) == swaps) {
         return n;
     }
     again(limit, n, real, clean, swaps, sift)
@@ -111,7 +119,7 @@ fn again(
 ) -> c_int {
     let errno = sys::errno();
     loop {
-        let left = sift(n, swaps);
+        let left = if n > 0 { sift(n, swaps) } else { 0 };
         if left > 0 {
             sys::set_errno(errno);
             return left;
@@ -119,15 +127,9 @@ fn again(
         let wait = limit.left();
         swaps = SWAPS.load(Ordering::Acquire);
         n = real(Wait::For(wait));
-        let expired = n == 0 && wait == Some(Duration::ZERO);
-        if n < 0 || expired || (n == 0 && limit.left() == Some(Duration::ZERO)) {
+        let settled = SWAPS.load(Ordering::Acquire) == swaps;
+        if n < 0 || (n > 0 && clean(n) && settled) || (n == 0 && wait == Some(Duration::ZERO)) {
             return n;
-        }
-        if n > 0 && clean(n) && SWAPS.load(Ordering::Acquire) == swaps {
-            return n;
-        }
-        if n == 0 && wait == Some(Duration::ZERO) {
-            return 0;
         }
     }
 }
@@ -175,7 +177,7 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     matches!(transport::fault(flow, fd, cause), Fault::Suspended)
 }
 
-/// `poll` and `ppoll`.
+/// `poll` and `ppoll`; `real` asks the kernel about the entries it is given.
 ///
 /// # Safety
 /// `fds` points to `count` entries, as `poll(2)` asks.
@@ -183,23 +185,22 @@ pub unsafe fn poll(
     fds: *mut pollfd,
     count: usize,
     limit: Limit,
-    real: impl Fn(Wait) -> c_int,
+    real: impl Fn(*mut pollfd, usize, Wait) -> c_int,
 ) -> c_int {
     let entries = || {
-        if count == 0 {
+        if count == 0 || fds.is_null() {
             &mut [][..]
         } else {
-            // SAFETY: the caller's contract; asked for only after the kernel has filled them.
+            // SAFETY: the caller's contract. A bad pointer faults here and not as EFAULT, if the call may sleep.
             unsafe { std::slice::from_raw_parts_mut(fds, count) }
         }
     };
     let clean = |_| entries().iter().all(|p| p.revents & SUSPICIOUS == 0);
-    until_true(limit, real, clean, |_, swaps| {
+    let sift = |_, swaps| {
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
-            let away = |flow: &'static Flow| flow.gate.is_barred();
             if let Some(flow) = table::flow(p.fd)
-                && (p.revents & SUSPICIOUS != 0 || away(flow))
+                && (p.revents & SUSPICIOUS != 0 || flow.gate.is_barred())
                 && sys::keep_errno(|| hidden(flow, p.fd, swaps))
             {
                 p.revents = 0;
@@ -208,7 +209,35 @@ pub unsafe fn poll(
             n += 1;
         }
         n
-    })
+    };
+    if limit.sleeps() && entries().iter().any(|p| table::is_flow(p.fd)) {
+        let asleep =
+            |wait| with_alarm(|alarm| poll_with(entries(), alarm, |fds, n| real(fds, n, wait)));
+        return until_true(limit, asleep, clean, sift);
+    }
+    until_true(limit, |wait| real(fds, count, wait), clean, sift)
+}
+
+/// Polls the entries and the alarm, which is not counted.
+fn poll_with(
+    entries: &mut [pollfd],
+    alarm: Option<c_int>,
+    real: impl FnOnce(*mut pollfd, usize) -> c_int,
+) -> c_int {
+    let Some(alarm) = alarm else {
+        return real(entries.as_mut_ptr(), entries.len());
+    };
+    let mut all = Vec::with_capacity(entries.len() + 1);
+    all.extend_from_slice(entries);
+    all.push(pollfd {
+        fd: alarm,
+        events: libc::POLLIN,
+        revents: 0,
+    });
+    let n = real(all.as_mut_ptr(), all.len());
+    entries.copy_from_slice(&all[..entries.len()]);
+    let rang = n > 0 && all.last().is_some_and(|a| a.revents != 0);
+    n - c_int::from(rang)
 }
 
 /// The three sets of a `select`.
@@ -236,6 +265,50 @@ impl Sets {
         })
     }
 
+    /// Whether `is` holds for any number in the saved sets.
+    fn any(&self, saved: &[Vec<u8>; 3], is: impl Fn(c_int) -> bool) -> bool {
+        (0..self.count).any(|fd| {
+            let set = |bytes: &Vec<u8>| {
+                bytes
+                    .get(fd as usize / 8)
+                    .is_some_and(|b| b >> (fd % 8) & 1 == 1)
+            };
+            saved.iter().any(set) && is(fd)
+        })
+    }
+
+    /// Runs `f` on copies that have `alarm` to be read as well, and takes the answer over without it.
+    fn with(&self, alarm: c_int, f: impl FnOnce(Sets) -> c_int) -> c_int {
+        let count = self.count.max(alarm + 1);
+        let bytes = (count as usize).div_ceil(64) * 8;
+        let mut copies = self.save().map(|mut set| {
+            set.resize(bytes, 0);
+            set
+        });
+        let (byte, bit) = (alarm as usize / 8, 1 << (alarm % 8));
+        copies[0][byte] |= bit;
+        let mut at = |i: usize| copies[i].as_mut_ptr().cast::<fd_set>();
+        let absent = |i: usize| i > 0 && self.sets[i].is_null();
+        let sets = [0, 1, 2].map(|i| {
+            if absent(i) {
+                std::ptr::null_mut()
+            } else {
+                at(i)
+            }
+        });
+        let n = f(Sets { count, sets });
+        let rang = n > 0 && copies[0][byte] & bit != 0;
+        copies[0][byte] &= !bit;
+        if n >= 0 {
+            let own = self.bytes();
+            self.restore(&copies.map(|mut set| {
+                set.truncate(own);
+                set
+            }));
+        }
+        n - c_int::from(rang)
+    }
+
     fn restore(&self, saved: &[Vec<u8>; 3]) {
         for (s, bytes) in self.sets.iter().zip(saved) {
             if !s.is_null() {
@@ -248,16 +321,23 @@ impl Sets {
     }
 }
 
-/// `select` and `pselect`. A set has no bit for errors, so a dead transport is found by the read or write that
-/// follows; only answers that came about by a swap are asked for again.
-pub fn select(sets: Sets, limit: Limit, real: impl Fn(Wait) -> c_int) -> c_int {
+/// `select` and `pselect`; `real` asks the kernel about the sets it is given. A set has no bit for errors, so a dead
+/// transport is found by the read or write that follows; only answers that came about by a swap are asked for again.
+pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c_int {
     let saved = sets.save();
     let first = std::cell::Cell::new(true);
+    let sleeps = limit.sleeps() && sets.any(&saved, table::is_flow);
     let ask = |wait| {
         if !first.replace(false) {
             sets.restore(&saved);
         }
-        real(wait)
+        if !sleeps {
+            return real(sets, wait);
+        }
+        with_alarm(|alarm| match alarm {
+            Some(alarm) => sets.with(alarm, |sets| real(sets, wait)),
+            None => real(sets, wait),
+        })
     };
     until_true(
         limit,
@@ -266,7 +346,7 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Wait) -> c_int) -> c_int {
         |_, _| {
             // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
             sets.restore(&saved);
-            real(Wait::For(Some(Duration::ZERO))).max(0)
+            real(sets, Wait::For(Some(Duration::ZERO))).max(0)
         },
     )
 }
