@@ -114,8 +114,8 @@ fn curl(curl: &Path, dir: &Path, port: u16, args: &[&str], preloaded: bool) -> S
         (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3)
     });
     format!(
-        "{}{} bytes, sum {sum:x}\n",
-        outcome.transcript(),
+        "{said} exit {:?}, {} bytes, sum {sum:x}\n",
+        outcome.status.code(),
         body.len()
     )
     .replace(&port.to_string(), "PORT")
@@ -201,7 +201,7 @@ fn curl_and_nginx() {
         (all, end.transcript().replace(&port.to_string(), "PORT"))
     };
     let bare = said(false, false);
-    assert!(bare.0[0].contains("exit 0"), "{bare:?}");
+    assert!(bare.0[0].contains("exit Some(0)"), "{bare:?}");
     for (server, client) in [(true, true), (true, false), (false, true)] {
         assert_eq!(
             said(server, client),
@@ -239,7 +239,7 @@ fn curl_and_python_http_server() {
             .collect::<Vec<_>>()
     };
     let bare = said(false, false);
-    assert!(bare[0].contains("exit 0"), "{bare:?}");
+    assert!(bare[0].contains("exit Some(0)"), "{bare:?}");
     for (server, client) in [(true, true), (true, false), (false, true)] {
         assert_eq!(
             said(server, client),
