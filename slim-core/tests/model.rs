@@ -82,12 +82,9 @@ fn is_done(world: &World, bounds: Bounds) -> bool {
     a.live == b.live && a.live.is_some_and(|c| c > 0) && all(0) && all(1)
 }
 
-fn check(bytes: [u8; 2], conns: u8) {
+fn check(bytes: [u8; 2], conns: u8, mutation: Option<Mutation>) {
     let bounds = Bounds { bytes, conns };
-    let found = search(&Rules {
-        bounds,
-        mutation: None,
-    });
+    let found = search(&Rules { bounds, mutation });
     println!(
         "{} bytes one way, {} the other, {conns} connections: {} states, {} of them done",
         bytes[0], bytes[1], found.states, found.done
@@ -103,32 +100,39 @@ fn check(bytes: [u8; 2], conns: u8) {
 
 #[test]
 fn nothing_is_lost_doubled_or_forgotten() {
-    check([1, 1], 3);
+    check([1, 1], 3, None);
     if !cfg!(debug_assertions) {
-        check([2, 2], 3);
-        check([3, 2], 3);
-        check([1, 1], 4);
+        check([2, 2], 3, None);
+        check([3, 2], 3, None);
+        check([1, 1], 4, None);
     }
+}
+
+/// Much memory and some minutes: run it by name, in release.
+#[test]
+#[ignore = "takes minutes"]
+fn nothing_is_lost_with_larger_bounds() {
+    check([2, 2], 4, None);
+}
+
+/// Who of two goes first is a matter of getting on. What is lost or not does not depend on it.
+#[test]
+fn precedence_is_not_needed_for_safety() {
+    check([1, 1], 3, Some(Mutation::AcceptBelowOwn));
 }
 
 fn is_found(mutation: Mutation) {
     let mut total = 0;
-    for (bytes, conns) in [
-        ([1, 1], 2),
-        ([1, 1], 3),
-        ([1, 0], 4),
-        ([0, 1], 4),
-        ([1, 1], 4),
-    ] {
+    for conns in [2, 3] {
+        let bounds = Bounds {
+            bytes: [1, 1],
+            conns,
+        };
         let found = search(&Rules {
-            bounds: Bounds { bytes, conns },
+            bounds,
             mutation: Some(mutation),
         });
         total += found.states;
-        println!(
-            "{mutation:?}, {bytes:?} bytes, {conns} connections: {} states",
-            found.states
-        );
         if let Some(problem) = found.problem {
             let line = problem.lines().next().unwrap_or_default();
             println!("{mutation:?}: {line} ({total} states)");
@@ -151,11 +155,6 @@ fn trimming_while_suspended_is_noticed() {
 #[test]
 fn dropping_a_connection_that_may_hold_confirm_is_noticed() {
     is_found(Mutation::DropAwaiting);
-}
-
-#[test]
-fn accepting_below_an_own_resume_is_noticed() {
-    is_found(Mutation::AcceptBelowOwn);
 }
 
 #[test]
