@@ -300,7 +300,17 @@ impl World {
         } else {
             self.dice.pick(1, 2)
         };
-        match self.dice.pick(0, 99) {
+        // What is broken on purpose shows where live connections are given up: a search for it
+        // need not go through everything else.
+        let stalls = matches!(
+            self.mutation,
+            Some(Mutation::DrainEarly | Mutation::TrimSuspended)
+        );
+        let kind = match self.dice.pick(0, 99) {
+            kind if stalls && kind % 5 > 0 => 70,
+            kind => kind,
+        };
+        match kind {
             0..=49 => Harm::Kill {
                 newest,
                 side,
@@ -587,7 +597,11 @@ impl World {
 
     /// Something was said on a connection that is to become a transport: perhaps it breaks now.
     pub fn snipe(&mut self, conn: usize) {
-        if self.snipes == 0 || !self.dice.chance(25) {
+        let likely = match self.mutation {
+            Some(Mutation::DropAwaiting) => 60,
+            _ => 25,
+        };
+        if self.snipes == 0 || !self.dice.chance(likely) {
             return;
         }
         self.snipes -= 1;
