@@ -158,6 +158,11 @@ fn dropping_a_connection_that_may_hold_confirm_is_noticed() {
 }
 
 #[test]
+fn putting_the_old_connection_back_is_noticed() {
+    is_found(Mutation::PutBack);
+}
+
+#[test]
 fn using_a_superseded_connection_is_noticed() {
     is_found(Mutation::UseSuperseded);
 }

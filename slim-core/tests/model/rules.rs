@@ -20,6 +20,8 @@ pub enum Mutation {
     TrimSuspended,
     /// The connection on which CONFIRM may lie is closed unread.
     DropAwaiting,
+    /// The old connection is put back into use after a RESUME was given up.
+    PutBack,
     /// A RESUME is accepted although a RESUME of ours with that number or a higher one is out.
     AcceptBelowOwn,
     /// A connection is used although a RESUME of ours with a higher number is out.
@@ -69,6 +71,12 @@ impl Rules {
 
     fn application(&self, world: &World, s: usize, steps: &mut Vec<Step>) {
         let side = &world.sides[s];
+        let free = side.outgoing.is_none() && side.accepted.is_none() && side.closing.is_none();
+        if self.broken(Mutation::PutBack) && free && side.old.is_some() {
+            let mut next = *world;
+            next.sides[s].live = next.sides[s].old.take();
+            steps.push(Ok(next));
+        }
         if let Some(c) = side.live {
             let c = usize::from(c);
             if side.sent < self.bounds.bytes[s] {
