@@ -14,10 +14,16 @@
 //! `SLIM_SIM_SEEDS` says how many seeds are run, `SLIM_SIM_SEED` runs one of them and
 //! tells what happens.
 
+#[path = "sim/app.rs"]
+mod app;
 #[path = "sim/dice.rs"]
 mod dice;
 #[path = "sim/front.rs"]
 mod front;
+#[path = "sim/harm.rs"]
+mod harm;
+#[path = "sim/net.rs"]
+mod net;
 #[path = "sim/node.rs"]
 mod node;
 #[path = "sim/tcp.rs"]

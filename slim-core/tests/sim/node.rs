@@ -6,9 +6,9 @@ use std::net::IpAddr;
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::event::Event;
-use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowToken, Time, Verdict, wire};
+use slim_core::{Cause, ConnId, EndpointId, FlowToken, Time, wire};
 
-use crate::front::{Front, Plan, Pump, pattern};
+use crate::front::{Front, Pump};
 use crate::tcp::Read;
 use crate::world::{CONTROL, Ev, MS, Mutation, RESUME, World};
 
@@ -233,7 +233,7 @@ impl World {
     }
 
     /// Reads one message, if it is wholly there.
-    fn read_message(&mut self, node: usize, conn: ConnId) {
+    pub fn read_message(&mut self, node: usize, conn: ConnId) {
         let now = Time(self.now);
         let Some(link) = self.nodes[node].links.get_mut(&conn) else {
             return;
@@ -293,7 +293,7 @@ impl World {
         }
     }
 
-    fn read_dry(&mut self, node: usize, token: FlowToken) {
+    pub fn read_dry(&mut self, node: usize, token: FlowToken) {
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
         let Some((tcp, side)) = front.tcp else {
             return;
@@ -371,7 +371,7 @@ impl World {
     }
 
     /// Goes on writing the replay, if there is one to be written.
-    fn pump(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+    pub fn pump(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
         let now = Time(self.now);
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
         let (Some(pump), Some((tcp, side))) = (&mut front.pump, front.tcp) else {
@@ -426,240 +426,5 @@ impl World {
                 .handle_installed(now, token, replayed);
         }
         Ok(())
-    }
-
-    // The application.
-
-    pub fn tick(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        if !self.nodes[node].alive || self.front(node, token).gone {
-            return Ok(());
-        }
-        if let Some((tcp, side)) = self.front(node, token).tcp {
-            self.keepalive(tcp, side);
-        }
-        match self.dice.pick(0, 9) {
-            0..=3 => self.write(node, token)?,
-            4..=7 => self.read(node, token)?,
-            _ => self.sweep(node, token),
-        }
-        self.end(node, token)?;
-        let late = if self.now > 20_000 * MS {
-            500 * MS
-        } else {
-            30 * MS
-        };
-        let wait = self.dice.spread(200, late);
-        self.later(wait, wait, Ev::Tick { node, token });
-        Ok(())
-    }
-
-    fn write(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let most = self
-            .dice
-            .spread(1, 500)
-            .min(self.front(node, token).to_write);
-        let seed = self.seed ^ token.0;
-        let front = self.front(node, token);
-        if front.barred || front.over || front.fin.is_some() || most == 0 {
-            return Ok(());
-        }
-        if front.verdict.is_some() {
-            // EPIPE, or the error; but what is stashed is read first.
-            front.over = front.stash.is_empty();
-            return Ok(());
-        }
-        let Some((tcp, side)) = front.tcp else {
-            return Err(format!(
-                "side {node}: {token:?} is open without a transport"
-            ));
-        };
-        let data: Vec<u8> = (0..most)
-            .map(|i| pattern(seed, node, front.sent + i))
-            .collect();
-        match self.tcps[tcp].write(side, &data) {
-            Ok(n) => {
-                let front = self.front(node, token);
-                front.replay.push(&data[..n]);
-                front.sent += n as u64;
-                front.to_write -= n as u64;
-                self.transmit(tcp, side);
-            }
-            Err(errno) => self.fault(node, token, Cause::Errno(errno)),
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let most = self.dice.spread(1, 700) as usize;
-        let seed = self.seed ^ token.0;
-        let front = self.front(node, token);
-        if front.over || front.end_seen {
-            return Ok(());
-        }
-        if !front.stash.is_empty() {
-            let mut out = vec![0; most];
-            let n = front.stash.read(&mut out);
-            return front.deliver(seed, node, &out[..n]);
-        }
-        if let Some(verdict) = front.verdict {
-            front.over = true;
-            if verdict == Verdict::Eof {
-                self.end_of_stream(node, token)?;
-            }
-            return Ok(());
-        }
-        // While it is suspended, only a call that was inside already still reads.
-        let Some((tcp, side)) = front.tcp.filter(|_| front.pump.is_none()) else {
-            return Ok(());
-        };
-        let barred = front.barred;
-        match self.tcps[tcp].read(side, most) {
-            Read::Bytes(bytes) if barred && bytes.is_empty() => Ok(()),
-            Read::Bytes(bytes) => {
-                let front = self.front(node, token);
-                front.received += bytes.len() as u64;
-                if barred {
-                    front.stash.push(bytes);
-                    return Ok(());
-                }
-                front.deliver(seed, node, &bytes)
-            }
-            Read::Nothing => Ok(()),
-            _ if barred => Ok(()),
-            Read::Error(errno) => {
-                self.fault(node, token, Cause::Errno(errno));
-                Ok(())
-            }
-            Read::End => {
-                let front = self.front(node, token);
-                let received = front.received;
-                if front.legacy {
-                    front.end_seen = true;
-                    return Ok(());
-                }
-                if front.peer_final == Some(received) {
-                    return self.end_of_stream(node, token);
-                }
-                self.fault(node, token, Cause::Eof { received });
-                Ok(())
-            }
-        }
-    }
-
-    /// The application gets an end of stream that is said to be genuine.
-    fn end_of_stream(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        self.stats.ended += 1;
-        let front = self.front(node, token);
-        front.end_seen = true;
-        let delivered = front.delivered;
-        let other = &self.nodes[1 - node].fronts[&token];
-        if other.fin.is_none() || other.sent != delivered {
-            return Err(format!(
-                "side {node}: {token:?} ends at {delivered}, the peer has sent {} and {:?}",
-                other.sent, other.fin
-            ));
-        }
-        Ok(())
-    }
-
-    fn fault(&mut self, node: usize, token: FlowToken, cause: Cause) {
-        if self.trace {
-            println!("{:>10} {node} fault {cause:?}", self.now);
-        }
-        let front = self.front(node, token);
-        if front.legacy {
-            front.over = true;
-            return;
-        }
-        front.barred = true;
-        self.nodes[node]
-            .endpoint
-            .fault(Time(self.now), token, cause);
-    }
-
-    /// Trims, and lets go of a flow that the application has closed when all is delivered.
-    fn sweep(&mut self, node: usize, token: FlowToken) {
-        let front = &self.nodes[node].fronts[&token];
-        let Some((tcp, side)) = front.tcp else {
-            return;
-        };
-        let acked = front.acked(self.tcps[tcp].acked(side));
-        let trims = !front.barred || self.mutation == Some(Mutation::TrimSuspended);
-        if trims && front.pump.is_none() {
-            let front = self.front(node, token);
-            front.replay.trim(acked);
-        }
-    }
-
-    fn end(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let now = Time(self.now);
-        let front = self.front(node, token);
-        if front.plan == Plan::Idle && front.end_seen {
-            front.plan = Plan::Orderly;
-        }
-        let (plan, sent) = (front.plan, front.sent);
-        // An error ends an application, too.
-        if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
-            front.fin = Some(FinHow::Close);
-            self.nodes[node]
-                .endpoint
-                .finish(now, token, sent, FinHow::Close);
-        }
-        let front = self.front(node, token);
-        let finished = front.to_write == 0 || front.over;
-        if finished && front.fin.is_none() && plan != Plan::Idle {
-            let how = if plan == Plan::Rude {
-                FinHow::Close
-            } else {
-                FinHow::HalfClose
-            };
-            front.fin = Some(how);
-            front.over |= plan == Plan::Rude;
-            let tcp = front.tcp.filter(|_| !front.barred);
-            self.nodes[node].endpoint.finish(now, token, sent, how);
-            if let Some((tcp, side)) = tcp {
-                self.tcps[tcp].shutdown(side);
-                self.transmit(tcp, side);
-            }
-        }
-        let front = self.front(node, token);
-        if front.end_seen && front.fin == Some(FinHow::HalfClose) {
-            front.fin = Some(FinHow::Close);
-            front.over = true;
-            self.nodes[node]
-                .endpoint
-                .finish(now, token, sent, FinHow::Close);
-        }
-        self.linger(node, token);
-        Ok(())
-    }
-
-    fn linger(&mut self, node: usize, token: FlowToken) {
-        let front = &self.nodes[node].fronts[&token];
-        if !front.over || front.barred || front.gone {
-            return;
-        }
-        let delivered = match front.tcp {
-            Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
-            None => true,
-        };
-        // Nobody calls for a closed flow any more: the sweep finds that its transport has failed.
-        if !delivered
-            && front.verdict.is_none()
-            && front.pump.is_none()
-            && let Some((tcp, side)) = front.tcp
-            && let Some(errno) = self.tcps[tcp].sides[side].dead
-        {
-            return self.fault(node, token, Cause::Errno(errno));
-        }
-        let front = &self.nodes[node].fronts[&token];
-        if delivered || front.verdict.is_some() || front.legacy {
-            let front = self.front(node, token);
-            front.gone = true;
-            if let Some((tcp, side)) = front.tcp.take() {
-                self.close_tcp(tcp, side);
-            }
-            self.nodes[node].endpoint.gone(Time(self.now), token);
-        }
     }
 }

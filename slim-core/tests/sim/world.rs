@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::State;
-use slim_core::{Cause, ConnId, EndpointId, FlowToken, Role, Time};
+use slim_core::{ConnId, EndpointId, FlowToken, Role, Time};
 
 use crate::dice::{Dice, mix};
 use crate::front::{Front, Plan};
 use crate::node::{Node, Owner};
-use crate::tcp::{self, Arrival, Tcp};
+use crate::tcp::{self, Tcp};
 
 pub const MS: u64 = 1000;
 pub const SECOND: u64 = 1_000_000;
@@ -134,26 +134,26 @@ pub struct World {
     pub seed: u64,
     pub dice: Dice,
     pub mutation: Option<Mutation>,
-    queue: BinaryHeap<Reverse<(u64, u64)>>,
-    events: BTreeMap<u64, Ev>,
-    count: u64,
+    pub queue: BinaryHeap<Reverse<(u64, u64)>>,
+    pub events: BTreeMap<u64, Ev>,
+    pub count: u64,
     pub tcps: Vec<Tcp>,
     pub owners: Vec<[Owner; 2]>,
     /// How long a process may take to look at a connection.
-    lazy: Vec<[u64; 2]>,
+    pub lazy: Vec<[u64; 2]>,
     pub nodes: [Node; 2],
     /// Until when nothing passes, per path and direction.
-    cut: [[u64; 2]; 2],
-    latency: u64,
-    udp_loss: u64,
-    udp_twice: u64,
-    user_timeout: u64,
-    mss: u64,
+    pub cut: [[u64; 2]; 2],
+    pub latency: u64,
+    pub udp_loss: u64,
+    pub udp_twice: u64,
+    pub user_timeout: u64,
+    pub mss: u64,
     pub flows: usize,
     /// Connections that may still be broken during a resume.
-    snipes: u64,
+    pub snipes: u64,
     /// When the last harm is over.
-    healthy: u64,
+    pub healthy: u64,
     pub stats: Stats,
     /// Tell everything on standard output.
     pub trace: bool,
@@ -290,48 +290,6 @@ impl World {
             let harm = self.some_harm(at);
             self.healthy = self.healthy.max(at);
             self.at(at, Ev::Fault(harm));
-        }
-    }
-
-    fn some_harm(&mut self, at: u64) -> Harm {
-        let side = self.dice.pick(0, 1) as usize;
-        let newest = if self.dice.chance(80) {
-            0
-        } else {
-            self.dice.pick(1, 2)
-        };
-        // What is broken on purpose shows where live connections are given up: a search for it
-        // need not go through everything else.
-        let stalls = matches!(
-            self.mutation,
-            Some(Mutation::DrainEarly | Mutation::TrimSuspended)
-        );
-        let kind = match self.dice.pick(0, 99) {
-            kind if stalls && kind % 5 > 0 => 70,
-            kind => kind,
-        };
-        match kind {
-            0..=49 => Harm::Kill {
-                newest,
-                side,
-                reset: self.dice.chance(70),
-            },
-            50..=57 => Harm::End { newest, side },
-            58..=69 => {
-                let until = at + self.dice.spread(MS, 2 * SECOND);
-                self.healthy = self.healthy.max(until);
-                let path = usize::from(self.dice.chance(30));
-                Harm::Cut {
-                    path,
-                    ways: self.dice.pick(1, 3) as usize,
-                    until,
-                }
-            }
-            70..=95 => Harm::Stall {
-                node: side,
-                flow: self.dice.next() as usize,
-            },
-            _ => Harm::Crash { node: side },
         }
     }
 
@@ -536,285 +494,5 @@ impl World {
             Ev::Fault(harm) => self.harm(harm),
         }
         Ok(())
-    }
-
-    fn harm(&mut self, harm: Harm) {
-        match harm {
-            Harm::Kill {
-                newest,
-                side,
-                reset,
-            } => {
-                let Some(conn) = self.recent(newest) else {
-                    return;
-                };
-                self.tcps[conn].die(side, tcp::ECONNABORTED);
-                if reset {
-                    self.reset(conn, 1 - side);
-                }
-                self.poke(conn, side);
-            }
-            Harm::Snipe { conn, side, reset } => {
-                self.tcps[conn].die(side, tcp::ECONNABORTED);
-                if reset {
-                    self.reset(conn, 1 - side);
-                }
-                self.poke(conn, side);
-            }
-            Harm::End { newest, side } => {
-                let Some(conn) = self.recent(newest) else {
-                    return;
-                };
-                self.tcps[conn].inject_end(side);
-                self.poke(conn, side);
-            }
-            Harm::Cut { path, ways, until } => {
-                for way in 0..2 {
-                    if ways & (1 << way) != 0 {
-                        self.cut[path][way] = self.cut[path][way].max(until);
-                    }
-                }
-            }
-            Harm::Stall { node, flow } => {
-                let token = FlowToken((flow % self.flows) as u64 + 1);
-                let live = self.nodes[node].endpoint.state(token) == Some(State::Live);
-                if self.nodes[node].alive && live && !self.nodes[node].fronts[&token].barred {
-                    let now = Time(self.now);
-                    self.nodes[node].endpoint.fault(now, token, Cause::Stall);
-                }
-            }
-            Harm::Crash { node } => {
-                self.stats.crashes += 1;
-                self.nodes[node].alive = false;
-                for conn in 0..self.tcps.len() {
-                    if !self.tcps[conn].sides[node].closed {
-                        self.close_tcp(conn, node);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Something was said on a connection that is to become a transport: perhaps it breaks now.
-    pub fn snipe(&mut self, conn: usize) {
-        let likely = match self.mutation {
-            Some(Mutation::DropAwaiting) => 60,
-            _ => 25,
-        };
-        if self.snipes == 0 || !self.dice.chance(likely) {
-            return;
-        }
-        self.snipes -= 1;
-        let side = self.dice.pick(0, 1) as usize;
-        if self.dice.chance(60) {
-            // And the other one is busy with other things.
-            self.lazy[conn][1 - side] = self.dice.spread(20 * MS, 2 * SECOND);
-        }
-        let at = self.now + self.dice.spread(20, 60 * MS);
-        self.healthy = self.healthy.max(at);
-        let reset = self.dice.chance(70);
-        self.at(at, Ev::Fault(Harm::Snipe { conn, side, reset }));
-    }
-
-    fn recent(&self, newest: u64) -> Option<usize> {
-        self.tcps.len().checked_sub(1 + newest as usize)
-    }
-
-    // Networks.
-
-    pub fn passes(&self, path: usize, from: usize) -> bool {
-        self.cut[path][from] <= self.now
-    }
-
-    pub fn send_datagram(
-        &mut self,
-        node: usize,
-        from: Option<SocketAddr>,
-        to: SocketAddr,
-        data: Vec<u8>,
-    ) {
-        let Some((other, path)) = host_of(&to) else {
-            return;
-        };
-        let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
-        let copies = 1 + u64::from(self.dice.chance(self.udp_twice));
-        for _ in 0..copies {
-            if !self.passes(path, node) || self.dice.chance(self.udp_loss) {
-                continue;
-            }
-            let event = Ev::Datagram {
-                node: other,
-                from,
-                to,
-                data: data.clone(),
-            };
-            let late = if self.dice.chance(5) {
-                50 * MS
-            } else {
-                self.latency
-            };
-            self.later(self.latency, self.latency + late, event);
-        }
-    }
-
-    pub fn send_syn(&mut self, node: usize, conn: ConnId, to: SocketAddr) {
-        let Some((_, path)) = host_of(&to) else {
-            return;
-        };
-        self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
-    }
-
-    fn syn(&mut self, node: usize, conn: ConnId, path: usize) {
-        if !self.nodes[node].wants(conn) {
-            return;
-        }
-        if !self.passes(path, node) || !self.passes(path, 1 - node) {
-            // The kernel tries again.
-            return self.later(SECOND, SECOND, Ev::Syn { node, conn, path });
-        }
-        let tcp = self.nodes[1 - node].alive.then(|| self.new_tcp(path));
-        if let Some(tcp) = tcp {
-            let other = 1 - node;
-            let accepted = self.nodes[other].accept(tcp, other);
-            self.owners[tcp][other] = Owner::Conn(accepted);
-            let from = SocketAddr::new(addr(node, path), 40_000);
-            let now = Time(self.now);
-            self.nodes[other]
-                .endpoint
-                .handle_incoming(now, accepted, from);
-        }
-        self.later(
-            self.latency,
-            self.latency * 2,
-            Ev::SynAnswer { node, conn, tcp },
-        );
-    }
-
-    fn connected(&mut self, node: usize, conn: ConnId, tcp: Option<usize>) {
-        let now = Time(self.now);
-        let wanted = self.nodes[node].alive && self.nodes[node].wants(conn);
-        match tcp {
-            Some(tcp) if wanted => {
-                self.owners[tcp][node] = Owner::Conn(conn);
-                self.nodes[node].connected(conn, tcp, node);
-                self.nodes[node].endpoint.handle_connected(now, conn);
-                self.poke(tcp, node);
-            }
-            Some(tcp) => {
-                self.close_tcp(tcp, node);
-            }
-            None if wanted => {
-                self.nodes[node].forget(conn);
-                let errno = tcp::ECONNREFUSED;
-                self.nodes[node].endpoint.handle_conn_lost(now, conn, errno);
-            }
-            None => {}
-        }
-    }
-
-    fn new_tcp(&mut self, path: usize) -> usize {
-        let (send, receive) = (self.dice.spread(600, 4000), self.dice.spread(600, 4000));
-        self.tcps
-            .push(Tcp::new(path, send as usize, receive as usize));
-        self.owners.push([Owner::Nobody, Owner::Nobody]);
-        let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {
-            0..=1 => self.dice.spread(400, 3 * SECOND),
-            _ => 400,
-        });
-        self.lazy.push(lazy);
-        self.tcps.len() - 1
-    }
-
-    /// Something may be there to be sent.
-    pub fn transmit(&mut self, conn: usize, side: usize) {
-        if self.tcps[conn].pending(side) && !self.tcps[conn].dirs[side].armed {
-            self.tcps[conn].dirs[side].armed = true;
-            self.later(
-                self.latency,
-                self.latency * 3 / 2,
-                Ev::Segment { conn, side },
-            );
-        }
-    }
-
-    fn segment(&mut self, conn: usize, side: usize) {
-        self.tcps[conn].dirs[side].armed = false;
-        if !self.tcps[conn].pending(side) {
-            return;
-        }
-        let path = self.tcps[conn].path;
-        if !self.passes(path, side) {
-            return self.unanswered(conn, side);
-        }
-        let most = self.dice.pick(1, self.mss) as usize;
-        match self.tcps[conn].arrive(side, most) {
-            Arrival::Ack(upto) => {
-                if self.passes(path, 1 - side) {
-                    self.tcps[conn].dirs[side].silent_since = None;
-                    self.later(
-                        self.latency,
-                        self.latency * 3 / 2,
-                        Ev::Ack { conn, side, upto },
-                    );
-                }
-                self.poke(conn, 1 - side);
-            }
-            Arrival::Reset => self.reset(conn, side),
-            Arrival::Nothing => return self.unanswered(conn, side),
-        }
-        if self.tcps[conn].pending(side) {
-            self.tcps[conn].dirs[side].armed = true;
-            let pause = if self.dice.chance(90) {
-                self.latency.clamp(50, 400)
-            } else {
-                10 * MS
-            };
-            self.later(pause, pause * 2, Ev::Segment { conn, side });
-        }
-    }
-
-    /// The kernel finds out in the end that the other one knows nothing of a connection any more.
-    pub fn keepalive(&mut self, conn: usize, side: usize) {
-        let path = self.tcps[conn].path;
-        let both = self.passes(path, side) && self.passes(path, 1 - side);
-        if both && self.now > self.healthy && self.tcps[conn].sides[1 - side].dead.is_some() {
-            self.tcps[conn].die(side, tcp::ETIMEDOUT);
-        }
-    }
-
-    /// The kernel waits and tries again, for a while.
-    fn unanswered(&mut self, conn: usize, side: usize) {
-        let since = *self.tcps[conn].dirs[side]
-            .silent_since
-            .get_or_insert(self.now);
-        if self.now - since > self.user_timeout {
-            self.tcps[conn].die(side, tcp::ETIMEDOUT);
-            return self.poke(conn, side);
-        }
-        self.tcps[conn].dirs[side].armed = true;
-        self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
-    }
-
-    /// A reset is on its way to `side`.
-    pub fn reset(&mut self, conn: usize, side: usize) {
-        if self.passes(self.tcps[conn].path, 1 - side) {
-            self.later(self.latency, self.latency * 2, Ev::Reset { conn, side });
-        }
-    }
-
-    pub fn close_tcp(&mut self, conn: usize, side: usize) {
-        self.owners[conn][side] = Owner::Nobody;
-        if self.tcps[conn].close(side) {
-            self.reset(conn, 1 - side);
-        }
-        self.transmit(conn, side);
-    }
-
-    /// The process at `side` will soon notice that something happened to a connection.
-    pub fn poke(&mut self, conn: usize, side: usize) {
-        if self.nodes[side].alive && !matches!(self.owners[conn][side], Owner::Nobody) {
-            let lazy = self.lazy[conn][side];
-            self.later(lazy / 2, lazy, Ev::Poke { conn, side });
-        }
     }
 }

@@ -1,0 +1,242 @@
+//! The applications, and the calls they make.
+
+use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
+
+use crate::front::{Plan, pattern};
+use crate::tcp::Read;
+use crate::world::{Ev, MS, Mutation, World};
+
+impl World {
+    pub fn tick(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        if !self.nodes[node].alive || self.front(node, token).gone {
+            return Ok(());
+        }
+        if let Some((tcp, side)) = self.front(node, token).tcp {
+            self.keepalive(tcp, side);
+        }
+        match self.dice.pick(0, 9) {
+            0..=3 => self.write(node, token)?,
+            4..=7 => self.read(node, token)?,
+            _ => self.sweep(node, token),
+        }
+        self.end(node, token)?;
+        let late = if self.now > 20_000 * MS {
+            500 * MS
+        } else {
+            30 * MS
+        };
+        let wait = self.dice.spread(200, late);
+        self.later(wait, wait, Ev::Tick { node, token });
+        Ok(())
+    }
+
+    pub fn write(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let most = self
+            .dice
+            .spread(1, 500)
+            .min(self.front(node, token).to_write);
+        let seed = self.seed ^ token.0;
+        let front = self.front(node, token);
+        if front.barred || front.over || front.fin.is_some() || most == 0 {
+            return Ok(());
+        }
+        if front.verdict.is_some() {
+            // EPIPE, or the error; but what is stashed is read first.
+            front.over = front.stash.is_empty();
+            return Ok(());
+        }
+        let Some((tcp, side)) = front.tcp else {
+            return Err(format!(
+                "side {node}: {token:?} is open without a transport"
+            ));
+        };
+        let data: Vec<u8> = (0..most)
+            .map(|i| pattern(seed, node, front.sent + i))
+            .collect();
+        match self.tcps[tcp].write(side, &data) {
+            Ok(n) => {
+                let front = self.front(node, token);
+                front.replay.push(&data[..n]);
+                front.sent += n as u64;
+                front.to_write -= n as u64;
+                self.transmit(tcp, side);
+            }
+            Err(errno) => self.fault(node, token, Cause::Errno(errno)),
+        }
+        Ok(())
+    }
+
+    pub fn read(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let most = self.dice.spread(1, 700) as usize;
+        let seed = self.seed ^ token.0;
+        let front = self.front(node, token);
+        if front.over || front.end_seen {
+            return Ok(());
+        }
+        if !front.stash.is_empty() {
+            let mut out = vec![0; most];
+            let n = front.stash.read(&mut out);
+            return front.deliver(seed, node, &out[..n]);
+        }
+        if let Some(verdict) = front.verdict {
+            front.over = true;
+            if verdict == Verdict::Eof {
+                self.end_of_stream(node, token)?;
+            }
+            return Ok(());
+        }
+        // While it is suspended, only a call that was inside already still reads.
+        let Some((tcp, side)) = front.tcp.filter(|_| front.pump.is_none()) else {
+            return Ok(());
+        };
+        let barred = front.barred;
+        match self.tcps[tcp].read(side, most) {
+            Read::Bytes(bytes) if barred && bytes.is_empty() => Ok(()),
+            Read::Bytes(bytes) => {
+                let front = self.front(node, token);
+                front.received += bytes.len() as u64;
+                if barred {
+                    front.stash.push(bytes);
+                    return Ok(());
+                }
+                front.deliver(seed, node, &bytes)
+            }
+            Read::Nothing => Ok(()),
+            _ if barred => Ok(()),
+            Read::Error(errno) => {
+                self.fault(node, token, Cause::Errno(errno));
+                Ok(())
+            }
+            Read::End => {
+                let front = self.front(node, token);
+                let received = front.received;
+                if front.legacy {
+                    front.end_seen = true;
+                    return Ok(());
+                }
+                if front.peer_final == Some(received) {
+                    return self.end_of_stream(node, token);
+                }
+                self.fault(node, token, Cause::Eof { received });
+                Ok(())
+            }
+        }
+    }
+
+    /// The application gets an end of stream that is said to be genuine.
+    pub fn end_of_stream(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        self.stats.ended += 1;
+        let front = self.front(node, token);
+        front.end_seen = true;
+        let delivered = front.delivered;
+        let other = &self.nodes[1 - node].fronts[&token];
+        if other.fin.is_none() || other.sent != delivered {
+            return Err(format!(
+                "side {node}: {token:?} ends at {delivered}, the peer has sent {} and {:?}",
+                other.sent, other.fin
+            ));
+        }
+        Ok(())
+    }
+
+    pub fn fault(&mut self, node: usize, token: FlowToken, cause: Cause) {
+        if self.trace {
+            println!("{:>10} {node} fault {cause:?}", self.now);
+        }
+        let front = self.front(node, token);
+        if front.legacy {
+            front.over = true;
+            return;
+        }
+        front.barred = true;
+        self.nodes[node]
+            .endpoint
+            .fault(Time(self.now), token, cause);
+    }
+
+    /// Trims, and lets go of a flow that the application has closed when all is delivered.
+    pub fn sweep(&mut self, node: usize, token: FlowToken) {
+        let front = &self.nodes[node].fronts[&token];
+        let Some((tcp, side)) = front.tcp else {
+            return;
+        };
+        let acked = front.acked(self.tcps[tcp].acked(side));
+        let trims = !front.barred || self.mutation == Some(Mutation::TrimSuspended);
+        if trims && front.pump.is_none() {
+            let front = self.front(node, token);
+            front.replay.trim(acked);
+        }
+    }
+
+    pub fn end(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        let now = Time(self.now);
+        let front = self.front(node, token);
+        if front.plan == Plan::Idle && front.end_seen {
+            front.plan = Plan::Orderly;
+        }
+        let (plan, sent) = (front.plan, front.sent);
+        // An error ends an application, too.
+        if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
+            front.fin = Some(FinHow::Close);
+            self.nodes[node]
+                .endpoint
+                .finish(now, token, sent, FinHow::Close);
+        }
+        let front = self.front(node, token);
+        let finished = front.to_write == 0 || front.over;
+        if finished && front.fin.is_none() && plan != Plan::Idle {
+            let how = if plan == Plan::Rude {
+                FinHow::Close
+            } else {
+                FinHow::HalfClose
+            };
+            front.fin = Some(how);
+            front.over |= plan == Plan::Rude;
+            let tcp = front.tcp.filter(|_| !front.barred);
+            self.nodes[node].endpoint.finish(now, token, sent, how);
+            if let Some((tcp, side)) = tcp {
+                self.tcps[tcp].shutdown(side);
+                self.transmit(tcp, side);
+            }
+        }
+        let front = self.front(node, token);
+        if front.end_seen && front.fin == Some(FinHow::HalfClose) {
+            front.fin = Some(FinHow::Close);
+            front.over = true;
+            self.nodes[node]
+                .endpoint
+                .finish(now, token, sent, FinHow::Close);
+        }
+        self.linger(node, token);
+        Ok(())
+    }
+
+    pub fn linger(&mut self, node: usize, token: FlowToken) {
+        let front = &self.nodes[node].fronts[&token];
+        if !front.over || front.barred || front.gone {
+            return;
+        }
+        let delivered = match front.tcp {
+            Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
+            None => true,
+        };
+        // Nobody calls for a closed flow any more: the sweep finds that its transport has failed.
+        if !delivered
+            && front.verdict.is_none()
+            && front.pump.is_none()
+            && let Some((tcp, side)) = front.tcp
+            && let Some(errno) = self.tcps[tcp].sides[side].dead
+        {
+            return self.fault(node, token, Cause::Errno(errno));
+        }
+        let front = &self.nodes[node].fronts[&token];
+        if delivered || front.verdict.is_some() || front.legacy {
+            let front = self.front(node, token);
+            front.gone = true;
+            if let Some((tcp, side)) = front.tcp.take() {
+                self.close_tcp(tcp, side);
+            }
+            self.nodes[node].endpoint.gone(Time(self.now), token);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What goes wrong, and when.
+
+use slim_core::endpoint::State;
+use slim_core::{Cause, FlowToken, Time};
+
+use crate::tcp;
+use crate::world::{Ev, Harm, MS, Mutation, SECOND, World};
+
+impl World {
+    pub fn some_harm(&mut self, at: u64) -> Harm {
+        let side = self.dice.pick(0, 1) as usize;
+        let newest = if self.dice.chance(80) {
+            0
+        } else {
+            self.dice.pick(1, 2)
+        };
+        // What is broken on purpose shows where live connections are given up: a search for it
+        // need not go through everything else.
+        let stalls = matches!(
+            self.mutation,
+            Some(Mutation::DrainEarly | Mutation::TrimSuspended)
+        );
+        let kind = match self.dice.pick(0, 99) {
+            kind if stalls && kind % 5 > 0 => 70,
+            kind => kind,
+        };
+        match kind {
+            0..=49 => Harm::Kill {
+                newest,
+                side,
+                reset: self.dice.chance(70),
+            },
+            50..=57 => Harm::End { newest, side },
+            58..=69 => {
+                let until = at + self.dice.spread(MS, 2 * SECOND);
+                self.healthy = self.healthy.max(until);
+                let path = usize::from(self.dice.chance(30));
+                Harm::Cut {
+                    path,
+                    ways: self.dice.pick(1, 3) as usize,
+                    until,
+                }
+            }
+            70..=95 => Harm::Stall {
+                node: side,
+                flow: self.dice.next() as usize,
+            },
+            _ => Harm::Crash { node: side },
+        }
+    }
+
+    pub fn harm(&mut self, harm: Harm) {
+        match harm {
+            Harm::Kill {
+                newest,
+                side,
+                reset,
+            } => {
+                let Some(conn) = self.recent(newest) else {
+                    return;
+                };
+                self.tcps[conn].die(side, tcp::ECONNABORTED);
+                if reset {
+                    self.reset(conn, 1 - side);
+                }
+                self.poke(conn, side);
+            }
+            Harm::Snipe { conn, side, reset } => {
+                self.tcps[conn].die(side, tcp::ECONNABORTED);
+                if reset {
+                    self.reset(conn, 1 - side);
+                }
+                self.poke(conn, side);
+            }
+            Harm::End { newest, side } => {
+                let Some(conn) = self.recent(newest) else {
+                    return;
+                };
+                self.tcps[conn].inject_end(side);
+                self.poke(conn, side);
+            }
+            Harm::Cut { path, ways, until } => {
+                for way in 0..2 {
+                    if ways & (1 << way) != 0 {
+                        self.cut[path][way] = self.cut[path][way].max(until);
+                    }
+                }
+            }
+            Harm::Stall { node, flow } => {
+                let token = FlowToken((flow % self.flows) as u64 + 1);
+                let live = self.nodes[node].endpoint.state(token) == Some(State::Live);
+                if self.nodes[node].alive && live && !self.nodes[node].fronts[&token].barred {
+                    let now = Time(self.now);
+                    self.nodes[node].endpoint.fault(now, token, Cause::Stall);
+                }
+            }
+            Harm::Crash { node } => {
+                self.stats.crashes += 1;
+                self.nodes[node].alive = false;
+                for conn in 0..self.tcps.len() {
+                    if !self.tcps[conn].sides[node].closed {
+                        self.close_tcp(conn, node);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Something was said on a connection that is to become a transport: perhaps it breaks now.
+    pub fn snipe(&mut self, conn: usize) {
+        let likely = match self.mutation {
+            Some(Mutation::DropAwaiting) => 60,
+            _ => 25,
+        };
+        if self.snipes == 0 || !self.dice.chance(likely) {
+            return;
+        }
+        self.snipes -= 1;
+        let side = self.dice.pick(0, 1) as usize;
+        if self.dice.chance(60) {
+            // And the other one is busy with other things.
+            self.lazy[conn][1 - side] = self.dice.spread(20 * MS, 2 * SECOND);
+        }
+        let at = self.now + self.dice.spread(20, 60 * MS);
+        self.healthy = self.healthy.max(at);
+        let reset = self.dice.chance(70);
+        self.at(at, Ev::Fault(Harm::Snipe { conn, side, reset }));
+    }
+
+    pub fn recent(&self, newest: u64) -> Option<usize> {
+        self.tcps.len().checked_sub(1 + newest as usize)
+    }
+}

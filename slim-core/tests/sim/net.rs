@@ -1,0 +1,207 @@
+//! Datagrams and segments on their way.
+
+use std::net::SocketAddr;
+
+use slim_core::{ConnId, Time};
+
+use crate::node::Owner;
+use crate::tcp::{self, Arrival, Tcp};
+use crate::world::{CONTROL, Ev, MS, SECOND, World, addr, host_of};
+
+impl World {
+    pub fn passes(&self, path: usize, from: usize) -> bool {
+        self.cut[path][from] <= self.now
+    }
+
+    pub fn send_datagram(
+        &mut self,
+        node: usize,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        data: Vec<u8>,
+    ) {
+        let Some((other, path)) = host_of(&to) else {
+            return;
+        };
+        let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
+        let copies = 1 + u64::from(self.dice.chance(self.udp_twice));
+        for _ in 0..copies {
+            if !self.passes(path, node) || self.dice.chance(self.udp_loss) {
+                continue;
+            }
+            let event = Ev::Datagram {
+                node: other,
+                from,
+                to,
+                data: data.clone(),
+            };
+            let late = if self.dice.chance(5) {
+                50 * MS
+            } else {
+                self.latency
+            };
+            self.later(self.latency, self.latency + late, event);
+        }
+    }
+
+    pub fn send_syn(&mut self, node: usize, conn: ConnId, to: SocketAddr) {
+        let Some((_, path)) = host_of(&to) else {
+            return;
+        };
+        self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
+    }
+
+    pub fn syn(&mut self, node: usize, conn: ConnId, path: usize) {
+        if !self.nodes[node].wants(conn) {
+            return;
+        }
+        if !self.passes(path, node) || !self.passes(path, 1 - node) {
+            // The kernel tries again.
+            return self.later(SECOND, SECOND, Ev::Syn { node, conn, path });
+        }
+        let tcp = self.nodes[1 - node].alive.then(|| self.new_tcp(path));
+        if let Some(tcp) = tcp {
+            let other = 1 - node;
+            let accepted = self.nodes[other].accept(tcp, other);
+            self.owners[tcp][other] = Owner::Conn(accepted);
+            let from = SocketAddr::new(addr(node, path), 40_000);
+            let now = Time(self.now);
+            self.nodes[other]
+                .endpoint
+                .handle_incoming(now, accepted, from);
+        }
+        self.later(
+            self.latency,
+            self.latency * 2,
+            Ev::SynAnswer { node, conn, tcp },
+        );
+    }
+
+    pub fn connected(&mut self, node: usize, conn: ConnId, tcp: Option<usize>) {
+        let now = Time(self.now);
+        let wanted = self.nodes[node].alive && self.nodes[node].wants(conn);
+        match tcp {
+            Some(tcp) if wanted => {
+                self.owners[tcp][node] = Owner::Conn(conn);
+                self.nodes[node].connected(conn, tcp, node);
+                self.nodes[node].endpoint.handle_connected(now, conn);
+                self.poke(tcp, node);
+            }
+            Some(tcp) => {
+                self.close_tcp(tcp, node);
+            }
+            None if wanted => {
+                self.nodes[node].forget(conn);
+                let errno = tcp::ECONNREFUSED;
+                self.nodes[node].endpoint.handle_conn_lost(now, conn, errno);
+            }
+            None => {}
+        }
+    }
+
+    pub fn new_tcp(&mut self, path: usize) -> usize {
+        let (send, receive) = (self.dice.spread(600, 4000), self.dice.spread(600, 4000));
+        self.tcps
+            .push(Tcp::new(path, send as usize, receive as usize));
+        self.owners.push([Owner::Nobody, Owner::Nobody]);
+        let lazy = [0, 1].map(|_| match self.dice.pick(0, 9) {
+            0..=1 => self.dice.spread(400, 3 * SECOND),
+            _ => 400,
+        });
+        self.lazy.push(lazy);
+        self.tcps.len() - 1
+    }
+
+    /// Something may be there to be sent.
+    pub fn transmit(&mut self, conn: usize, side: usize) {
+        if self.tcps[conn].pending(side) && !self.tcps[conn].dirs[side].armed {
+            self.tcps[conn].dirs[side].armed = true;
+            self.later(
+                self.latency,
+                self.latency * 3 / 2,
+                Ev::Segment { conn, side },
+            );
+        }
+    }
+
+    pub fn segment(&mut self, conn: usize, side: usize) {
+        self.tcps[conn].dirs[side].armed = false;
+        if !self.tcps[conn].pending(side) {
+            return;
+        }
+        let path = self.tcps[conn].path;
+        if !self.passes(path, side) {
+            return self.unanswered(conn, side);
+        }
+        let most = self.dice.pick(1, self.mss) as usize;
+        match self.tcps[conn].arrive(side, most) {
+            Arrival::Ack(upto) => {
+                if self.passes(path, 1 - side) {
+                    self.tcps[conn].dirs[side].silent_since = None;
+                    self.later(
+                        self.latency,
+                        self.latency * 3 / 2,
+                        Ev::Ack { conn, side, upto },
+                    );
+                }
+                self.poke(conn, 1 - side);
+            }
+            Arrival::Reset => self.reset(conn, side),
+            Arrival::Nothing => return self.unanswered(conn, side),
+        }
+        if self.tcps[conn].pending(side) {
+            self.tcps[conn].dirs[side].armed = true;
+            let pause = if self.dice.chance(90) {
+                self.latency.clamp(50, 400)
+            } else {
+                10 * MS
+            };
+            self.later(pause, pause * 2, Ev::Segment { conn, side });
+        }
+    }
+
+    /// The kernel finds out in the end that the other one knows nothing of a connection any more.
+    pub fn keepalive(&mut self, conn: usize, side: usize) {
+        let path = self.tcps[conn].path;
+        let both = self.passes(path, side) && self.passes(path, 1 - side);
+        if both && self.now > self.healthy && self.tcps[conn].sides[1 - side].dead.is_some() {
+            self.tcps[conn].die(side, tcp::ETIMEDOUT);
+        }
+    }
+
+    /// The kernel waits and tries again, for a while.
+    pub fn unanswered(&mut self, conn: usize, side: usize) {
+        let since = *self.tcps[conn].dirs[side]
+            .silent_since
+            .get_or_insert(self.now);
+        if self.now - since > self.user_timeout {
+            self.tcps[conn].die(side, tcp::ETIMEDOUT);
+            return self.poke(conn, side);
+        }
+        self.tcps[conn].dirs[side].armed = true;
+        self.later(100 * MS, 300 * MS, Ev::Segment { conn, side });
+    }
+
+    /// A reset is on its way to `side`.
+    pub fn reset(&mut self, conn: usize, side: usize) {
+        if self.passes(self.tcps[conn].path, 1 - side) {
+            self.later(self.latency, self.latency * 2, Ev::Reset { conn, side });
+        }
+    }
+
+    pub fn close_tcp(&mut self, conn: usize, side: usize) {
+        self.owners[conn][side] = Owner::Nobody;
+        if self.tcps[conn].close(side) {
+            self.reset(conn, 1 - side);
+        }
+        self.transmit(conn, side);
+    }
+
+    /// The process at `side` will soon notice that something happened to a connection.
+    pub fn poke(&mut self, conn: usize, side: usize) {
+        if self.nodes[side].alive && !matches!(self.owners[conn][side], Owner::Nobody) {
+            let lazy = self.lazy[conn][side];
+            self.later(lazy / 2, lazy, Ev::Poke { conn, side });
+        }
+    }
+}
