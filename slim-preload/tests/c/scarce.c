@@ -49,17 +49,24 @@ int main(int argc, char **argv) {
         hang_up(x);
     } else if (!strcmp(what, "udp-before")) {
         // Another socket of the program has the UDP port already.
-        int u = socket(AF_INET, SOCK_DGRAM, 0);
-        struct sockaddr_in a = v4(0);
-        MUST(bind(u, (void *)&a, sizeof a));
-        a = v4(port_of(u));
-        int l = socket(AF_INET, SOCK_STREAM, 0);
-        R(bind(l, (void *)&a, sizeof a));
+        int u, l;
+        struct sockaddr_in a;
+        // The TCP port of the same number may be somebody else's.
+        for (;;) {
+            u = socket(AF_INET, SOCK_DGRAM, 0);
+            a = v4(0);
+            MUST(bind(u, (void *)&a, sizeof a));
+            a = v4(port_of(u));
+            l = socket(AF_INET, SOCK_STREAM, 0);
+            if (bind(l, (void *)&a, sizeof a) == 0) break;
+            close(l);
+            close(u);
+        }
         R(listen(l, 5));
         int c = dial(port_of(l)), s = R(accept(l, NULL, NULL));
         settle();
         ping(c, s, "UDP taken");
-        // Nothing strange comes to the program's own socket that it could not tell from its own datagrams.
+        // A peer may ask that port whether SLIM is there; the program still gets its own datagrams.
         int w = dial(port_of(l));
         s = R(accept(l, NULL, NULL));
         ping(w, s, "again");
