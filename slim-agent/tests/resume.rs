@@ -91,7 +91,7 @@ fn every_kind_of_address_can_be_resumed() {
 
 #[test]
 fn both_directions_stay_byte_exact_while_connections_are_killed() {
-    const TOTAL: usize = 24 << 20;
+    const TOTAL: usize = 160 << 20;
     const PIECE: usize = 50_000;
     let kills = kills();
     let (client, server) = agents(Config::default());
