@@ -8,15 +8,16 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
+use crate::claims::{self, Found};
 use crate::command::{self, Command};
 use crate::control;
-use crate::fds;
+use crate::fds::{self, OwnFd};
 use crate::thread;
 
 thread_local! {
@@ -26,6 +27,11 @@ thread_local! {
 
 /// How long [`Agent::release`] waits for the agent thread to close a socket.
 const RELEASE_LIMIT: Duration = Duration::from_millis(200);
+
+/// When a control socket that nobody has, and that cannot be bound, is looked for again.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// The application wants the port for itself.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
@@ -42,12 +48,17 @@ struct Inner {
     /// Listeners per address. An entry stays until the agent thread has closed the socket, so
     /// that listening again in the meantime keeps it instead of failing to bind a second one.
     listeners: Arc<Listeners>,
+    elsewhere: Arc<Elsewhere>,
     /// Of the process the thread was started in; see [`Agent::after_fork_child`].
     generation: u64,
 }
 
 /// Counts forks along a line of processes: a handle from before a fork differs, and is dead.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
+
+/// Addresses of listeners whose control socket is not ours: another process's if there is no time,
+/// nobody's until that time otherwise.
+pub(crate) type Elsewhere = Mutex<HashMap<SocketAddr, Option<Instant>>>;
 
 /// How many of the application's listeners share the control socket of an address.
 pub(crate) type Listeners = Mutex<HashMap<SocketAddr, usize>>;
@@ -63,11 +74,14 @@ impl Agent {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
             let listeners = Arc::<Listeners>::default();
             let config = with_job_key(config)?;
-            thread::start(config, receiver, listeners.clone())?;
+            let elsewhere = Arc::<Elsewhere>::default();
+            claims::draw_lineage()?;
+            thread::start(config, receiver, listeners.clone(), elsewhere.clone())?;
             Ok(Agent {
                 inner: Arc::new(Inner {
                     commands,
                     listeners,
+                    elsewhere,
                     generation: GENERATION.load(Ordering::Acquire),
                 }),
             })
@@ -95,13 +109,18 @@ impl Agent {
                 *count += 1;
                 return;
             }
-            match control::bind_for_listener(fd, addr) {
-                Ok(socket) => {
-                    if self.send(Command::Listen { addr, socket }) {
-                        listeners.insert(addr, 1);
-                    }
+            let bind = || control::bind_for_listener(fd, addr);
+            match claims::settle(addr, bind) {
+                Found::Ours(socket, claims) => {
+                    self.elsewhere().remove(&addr);
+                    self.own(addr, socket, claims, &mut listeners);
                 }
-                Err(error) => {
+                // Several processes listen there, each with a listener of its own.
+                Found::Elsewhere(owner) => {
+                    self.elsewhere().insert(addr, None);
+                    self.send(Command::Elsewhere { addr, owner });
+                }
+                Found::Nobody(error) => {
                     self.send(Command::Warn(format!(
                         "no control socket on {addr} ({error}): connections to it are plain TCP"
                     )));
@@ -129,6 +148,9 @@ impl Agent {
         let in_the_way: Vec<SocketAddr> = self.listeners().keys().copied().filter(wanted).collect();
         for addr in in_the_way {
             let (done, closed) = mpsc::sync_channel(1);
+            // Not to be bound again when the next connection is accepted.
+            let until = Instant::now().checked_add(NEVER);
+            self.elsewhere().insert(addr, until);
             if let Some(count) = self.listeners().get_mut(&addr) {
                 *count = 1;
             }
@@ -148,12 +170,16 @@ impl Agent {
         local: SocketAddr,
         remote: SocketAddr,
     ) {
+        let (local, remote) = (canonical(local), canonical(remote));
+        if role == Role::Acceptor {
+            self.find_control_socket(local);
+        }
         self.send(Command::Open {
             token,
             io,
             role,
-            local: canonical(local),
-            remote: canonical(remote),
+            local,
+            remote,
         });
     }
 
@@ -234,6 +260,62 @@ impl Agent {
             None => false,
         };
         last && self.send(Command::Unlisten { addr, done })
+    }
+
+    /// Sees to it that HELLO for connections to `local` reaches us: by a control socket of ours, by
+    /// another process that has it, or by one that we bind because nobody has it (any more).
+    fn find_control_socket(&self, local: SocketAddr) {
+        if self.is_dead() {
+            return;
+        }
+        let mut listeners = self.listeners();
+        if control::answering(listeners.keys().copied(), local).is_some() {
+            return;
+        }
+        let mut elsewhere = self.elsewhere();
+        let known = control::answering(elsewhere.keys().copied(), local);
+        if let Some(until) = known.and_then(|known| elsewhere.get(&known))
+            && until.is_none_or(|until| Instant::now() < until)
+        {
+            return;
+        }
+        as_agent(|| match claims::reach_or_settle(local) {
+            Found::Ours(socket, claims) => {
+                elsewhere.remove(&local);
+                self.own(local, socket, claims, &mut listeners);
+            }
+            Found::Elsewhere(owner) => {
+                elsewhere.insert(local, None);
+                self.send(Command::Elsewhere { addr: local, owner });
+            }
+            // Somebody without SLIM has the port.
+            Found::Nobody(_) => {
+                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
+            }
+        });
+    }
+
+    fn own(
+        &self,
+        addr: SocketAddr,
+        socket: OwnFd,
+        claims: Option<OwnFd>,
+        listeners: &mut HashMap<SocketAddr, usize>,
+    ) {
+        if self.send(Command::Listen {
+            addr,
+            socket,
+            claims,
+        }) {
+            listeners.insert(addr, 1);
+        }
+    }
+
+    fn elsewhere(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, Option<Instant>>> {
+        self.inner
+            .elsewhere
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn listeners(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, usize>> {

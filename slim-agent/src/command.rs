@@ -43,6 +43,13 @@ pub(crate) enum Command {
     Listen {
         addr: SocketAddr,
         socket: OwnFd,
+        /// Where other processes can claim connections to it.
+        claims: Option<OwnFd>,
+    },
+    /// Another process has the control socket of `addr`.
+    Elsewhere {
+        addr: SocketAddr,
+        owner: OwnFd,
     },
     /// Somebody stopped listening on `addr`; the control socket goes if nobody else does.
     Unlisten {

@@ -63,6 +63,11 @@ pub(crate) fn bind_for_listener(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Res
     bind(addr, only_v6)
 }
 
+/// A control socket on the address of a connection whose listener is another's, or inherited.
+pub(crate) fn bind_alone(addr: SocketAddr) -> io::Result<OwnFd> {
+    bind(addr, true)
+}
+
 fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
     let kind = Type::DGRAM.nonblocking().cloexec();
     let socket = Socket::new_raw(Domain::for_address(addr), kind, None)?;
@@ -139,6 +144,11 @@ impl Control {
         }
     }
 
+    /// Whether datagrams to `local` come to a listener's socket of ours.
+    pub(crate) fn owns(&self, local: SocketAddr) -> bool {
+        self.listener(local).is_some()
+    }
+
     /// The listener's socket that answers from `from`.
     fn listener(&self, from: SocketAddr) -> Option<&Rc<ControlSocket>> {
         let exact = self.listeners.get(&from);
@@ -152,7 +162,7 @@ impl Control {
 
 /// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
 /// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
-fn answering(bound: impl Iterator<Item = SocketAddr>, from: SocketAddr) -> Option<SocketAddr> {
+pub(crate) fn answering(bound: impl Iterator<Item = SocketAddr>, from: SocketAddr) -> Option<SocketAddr> {
     let fitting = bound.filter(|bound| {
         let family = bound.is_ipv6() || from.is_ipv4();
         let ip = bound.ip().is_unspecified() || canonical(*bound) == from;
@@ -215,7 +225,7 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
                     let to = datagram.to.unwrap_or(socket.bound.ip());
                     let to = canonical(SocketAddr::new(to, socket.bound.port()));
                     let data = buf.get(..datagram.len).unwrap_or_default();
-                    shared.with(|d, now| d.endpoint.handle_datagram(now, from, to, data));
+                    shared.with(|d, now| d.datagram(now, from, to, data));
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     guard.clear_ready_matching(Ready::READABLE);

@@ -11,13 +11,14 @@ use std::time::Instant;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
-use slim_core::{Cause, ConnId, FinHow, FlowToken, Time};
+use slim_core::{Cause, ConnId, FinHow, FlowToken, Role, Time};
 use tokio::sync::mpsc;
 use tokio::task;
 
-use crate::agent::Listeners;
+use crate::agent::{Elsewhere, LOOK_AGAIN, Listeners};
+use crate::claims::{self, Claims, Found, Link};
 use crate::command::Command;
-use crate::control::{Control, OwnSockets};
+use crate::control::{self, Control, OwnSockets};
 use crate::events::{EventLog, Log};
 use crate::fds;
 use crate::identity;
@@ -68,6 +69,7 @@ pub(crate) struct Driver {
     pub(crate) log: Log,
     pub(crate) notices: VecDeque<Notice>,
     pub(crate) control: Control,
+    pub(crate) claims: Claims,
     conns: HashMap<ConnId, mpsc::UnboundedSender<Order>>,
     /// Accepted connections on which no message has come yet, oldest first.
     silent: BTreeSet<ConnId>,
@@ -78,6 +80,7 @@ pub(crate) struct Driver {
     /// Flows to forget when their last events are written.
     departed: Vec<FlowToken>,
     listeners: Arc<Listeners>,
+    elsewhere: Arc<Elsewhere>,
     addresses: Vec<IpAddr>,
     events: EventLog,
     origin: Instant,
@@ -89,7 +92,7 @@ impl Driver {
         config: Config,
         control: OwnSockets,
         resume_port: u16,
-        listeners: Arc<Listeners>,
+        (listeners, elsewhere): (Arc<Listeners>, Arc<Elsewhere>),
         seed: &[u8; 40],
     ) -> io::Result<Self> {
         let log = Log::new(config.log);
@@ -114,6 +117,7 @@ impl Driver {
             log,
             notices: VecDeque::new(),
             control: Control::new(control, log)?,
+            claims: Claims::default(),
             conns: HashMap::new(),
             silent: BTreeSet::new(),
             accepted: 0,
@@ -121,6 +125,7 @@ impl Driver {
             most_incoming: (fds::room() / 2).clamp(16, MOST_INCOMING),
             departed: Vec::new(),
             listeners,
+            elsewhere,
             addresses,
             events,
             origin: Instant::now(),
@@ -145,6 +150,9 @@ impl Driver {
                 };
                 self.flows.insert(token, flow);
                 self.endpoint.open(now, token, role, local, remote);
+                if role == Role::Acceptor {
+                    self.claim(token, (local, remote), shared);
+                }
             }
             Command::Fault { token, cause } => self.endpoint.fault(now, token, cause),
             Command::Finish {
@@ -160,7 +168,17 @@ impl Driver {
             Command::Dirty { token } => self.watch.dirty(now, token),
             Command::Demote { token } => self.endpoint.demote(now, token),
             Command::Gone { token } => self.gone(now, token),
-            Command::Listen { addr, socket } => self.control.add(addr, socket, shared),
+            Command::Listen {
+                addr,
+                socket,
+                claims,
+            } => {
+                self.control.add(addr, socket, shared);
+                if let Some(claims) = claims {
+                    self.claims.open(addr, claims, shared);
+                }
+            }
+            Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
             Command::Unlisten { addr, done } => self.unlisten(addr, done),
             Command::Warn(text) => self.log.warn(|| text),
             // The waiting thread may have given up; nobody else wants to know.
@@ -340,6 +358,73 @@ impl Driver {
         }
     }
 
+    /// A datagram came from `from` to our control socket at `local`.
+    pub(crate) fn datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        if !self.claims.forward(now, from, local, data) {
+            self.endpoint.handle_datagram(now, from, local, data);
+        }
+    }
+
+    /// The process that had the control socket of `addr` has it no more. The next connection that
+    /// is accepted finds another one, and so do those that still wait for HELLO.
+    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Link>, shared: &Rc<Shared>) {
+        if !self.claims.owner_lost(addr, link) {
+            return;
+        }
+        self.elsewhere
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&addr);
+        for (token, tuple) in self.claims.orphans() {
+            if self.endpoint.state(token) == Some(State::Negotiating) {
+                self.claim(token, tuple, shared);
+            }
+        }
+    }
+
+    /// Sees to it that HELLO for a connection comes to us. The application thread that accepted it
+    /// has done most of it, but the owner that it counted on may have gone since.
+    fn claim(&mut self, token: FlowToken, tuple: (SocketAddr, SocketAddr), shared: &Rc<Shared>) {
+        self.find_owner(tuple.0, shared);
+        let owned = self.control.owns(tuple.0);
+        self.claims.accepted(token, tuple, owned);
+    }
+
+    fn find_owner(&mut self, local: SocketAddr, shared: &Rc<Shared>) {
+        if self.control.owns(local) || self.claims.knows_owner(local) {
+            return;
+        }
+        let (listeners, elsewhere) = (self.listeners.clone(), self.elsewhere.clone());
+        let mut listeners = listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        if control::answering(listeners.keys().copied(), local).is_some() {
+            // An application thread was faster; its command is on the way.
+            return;
+        }
+        let mut elsewhere = elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = control::answering(elsewhere.keys().copied(), local);
+        if let Some(Some(until)) = known.and_then(|known| elsewhere.get(&known))
+            && Instant::now() < *until
+        {
+            return;
+        }
+        match claims::reach_or_settle(local) {
+            Found::Ours(socket, claims) => {
+                listeners.insert(local, 1);
+                self.control.add(local, socket, shared);
+                if let Some(claims) = claims {
+                    self.claims.open(local, claims, shared);
+                }
+            }
+            Found::Elsewhere(owner) => {
+                elsewhere.insert(local, None);
+                self.claims.found(local, owner, shared);
+            }
+            Found::Nobody(_) => {
+                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
+            }
+        }
+    }
+
     /// These are our addresses now.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
         if self.addresses != addresses {
@@ -354,6 +439,7 @@ impl Driver {
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
+        self.claims.gone(token);
         self.watch.forget(token);
         self.departed.push(token);
     }
@@ -367,6 +453,7 @@ impl Driver {
         if listeners.get(&addr) == Some(&0) {
             listeners.remove(&addr);
             let closed = self.control.remove(addr);
+            self.claims.close(addr);
             task::spawn_local(async move {
                 if let Some(closed) = closed {
                     // An error is the cancellation that was asked for.

@@ -28,6 +28,7 @@
 //! | `shared`, `driver` | one mutation of the endpoint after the other, and what follows from each |
 //! | `flows` | suspending, draining, new transports |
 //! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
+//! | `claims` | listeners that several processes accept from |
 //! | `control`, `udp` | UDP control sockets, ICMP refusals |
 //! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
 //! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
@@ -48,6 +49,7 @@
 //! interposes on socket calls can let them through.
 
 mod agent;
+mod claims;
 mod command;
 mod control;
 mod driver;

@@ -227,6 +227,52 @@ pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
     Ok(found)
 }
 
+/// Our effective user.
+pub(crate) fn user() -> libc::uid_t {
+    // SAFETY: always succeeds.
+    unsafe { libc::geteuid() }
+}
+
+/// The user of the process at the other end of a local connection, when it was made.
+pub(crate) fn peer_user(fd: RawFd) -> Option<libc::uid_t> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = mem::size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: `peer` is valid for writes of `len` bytes.
+    let r = unsafe {
+        libc::getsockopt(
+            fd,
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut len,
+        )
+    };
+    (r == 0).then_some(peer.uid)
+}
+
+/// A stack with `room` for us. The C library takes the program's thread-local storage out of the
+/// stack of each thread, and that may be megabytes.
+pub(crate) fn stack_size(room: usize) -> usize {
+    /// Used if the C library does not tell: address space, not memory.
+    const PLENTY: usize = 4 << 20;
+    // SAFETY: a C string.
+    let found =
+        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    if found.is_null() {
+        return room + PLENTY;
+    }
+    // SAFETY: the function of that name has this type wherever it exists (glibc).
+    let least: extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t =
+        unsafe { mem::transmute(found) };
+    // SAFETY: all bytes zero is as good as any: the function does not look at it.
+    let attr: libc::pthread_attr_t = unsafe { mem::zeroed() };
+    room + least(&attr)
+}
+
 /// Number of the network namespace, which makes hosts differ that share a kernel.
 pub(crate) fn network_namespace() -> u64 {
     // SAFETY: all bytes zero is a valid `stat`.

@@ -10,7 +10,7 @@ use tokio::io::Interest;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
-use crate::agent::{Listeners, as_agent, during};
+use crate::agent::{Elsewhere, Listeners, as_agent, during};
 use crate::command::Receiver;
 use crate::control::OwnSockets;
 use crate::driver::Driver;
@@ -20,7 +20,7 @@ use crate::resume_io::{self, ResumeListeners};
 use crate::shared::Shared;
 use crate::sys;
 
-/// Address space, not memory: pages are touched as they are needed.
+/// Besides what the C library needs. Address space, not memory: pages are touched as needed.
 const STACK: usize = 512 * 1024;
 /// Tasks run between two looks at the sockets. Low, so that a flood on one does not delay the rest.
 const TASKS_PER_LOOK: u32 = 8;
@@ -30,6 +30,7 @@ struct Parts {
     config: Config,
     commands: Receiver,
     listeners: Arc<Listeners>,
+    elsewhere: Arc<Elsewhere>,
     control: OwnSockets,
     resume: ResumeListeners,
     alarm: OwnFd,
@@ -41,6 +42,7 @@ pub(crate) fn start(
     config: Config,
     commands: Receiver,
     listeners: Arc<Listeners>,
+    elsewhere: Arc<Elsewhere>,
 ) -> io::Result<()> {
     let mut seed = [0; 40];
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
@@ -48,6 +50,7 @@ pub(crate) fn start(
         config,
         commands,
         listeners,
+        elsewhere,
         control: OwnSockets::bind().map_err(during("bind a UDP control socket"))?,
         resume: ResumeListeners::bind().map_err(during("listen for resumes"))?,
         alarm: sys::timerfd().map_err(during("create a timer"))?,
@@ -57,7 +60,7 @@ pub(crate) fn start(
     let blocked = sys::SignalsBlocked::new();
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
-        .stack_size(STACK)
+        .stack_size(sys::stack_size(STACK))
         .spawn(move || as_agent(|| run(parts, &report)));
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
@@ -100,7 +103,7 @@ fn assemble(parts: Parts) -> io::Result<Rc<Shared>> {
         parts.config,
         parts.control,
         parts.resume.port,
-        parts.listeners,
+        (parts.listeners, parts.elsewhere),
         &parts.seed,
     )
     .map_err(&register)?;

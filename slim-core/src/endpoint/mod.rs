@@ -108,6 +108,7 @@ use crate::wire::{self, Message};
 
 pub use action::Action;
 pub use flow::State;
+pub use negotiate::PendingHello;
 
 use close::Tombs;
 use inquiry::Inquiries;

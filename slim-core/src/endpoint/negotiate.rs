@@ -90,6 +90,17 @@ impl Pending {
     }
 }
 
+/// A HELLO that came before its connection was accepted. See [`Endpoint::take_pending`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingHello {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub local: SocketAddr,
+    /// The message.
+    pub data: Vec<u8>,
+}
+
 /// IPv4 addresses have one spelling here, or the two ends would not find each other.
 pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
@@ -140,6 +151,23 @@ impl Endpoint {
                 }
             }
         }
+    }
+
+    /// Takes the HELLO that waits for the connection from `remote` to `local` to be accepted. For
+    /// drivers of processes that share a listener: another one has accepted it.
+    pub fn take_pending(
+        &mut self,
+        now: Time,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<PendingHello> {
+        let waiting = self.pending.take(now, (plain(local), plain(remote)))?;
+        let message = Message::Hello(waiting.hello);
+        Some(PendingHello {
+            from: waiting.from,
+            local: waiting.local,
+            data: seal_with_job(self.config.job_key.as_ref(), &message),
+        })
     }
 
     pub(super) fn send_hello(&mut self, now: Time, token: FlowToken) {

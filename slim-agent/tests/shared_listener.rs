@@ -1,0 +1,141 @@
+//! A listener that several processes accept from: their flows are as good as those of one.
+//!
+//! One test, because the process forks.
+
+mod common;
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Server, Stream};
+use slim_agent::Agent;
+use slim_core::Role;
+use slim_core::config::Config;
+
+/// Connections that a worker serves at a time.
+const CONNECTIONS: usize = 64;
+
+/// What a worker does: sends back what it gets.
+fn echo(stream: &Stream) {
+    let mut buf = [0; 64];
+    while let Ok(n @ 1..) = stream.read(&mut buf) {
+        if stream.write(&buf[..n]).is_err() {
+            break;
+        }
+    }
+    stream.close();
+}
+
+/// A worker process, which serves for as long as it is let.
+fn worker(server: &Server, give_up_rights: bool) -> libc::pid_t {
+    // SAFETY: the child calls what works with a heap that the C library keeps usable after a fork;
+    // it is killed in the end.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0);
+    if pid > 0 {
+        return pid;
+    }
+    Agent::after_fork_child();
+    if give_up_rights {
+        // SAFETY: no memory is passed.
+        let done = unsafe { libc::setgid(65534) == 0 && libc::setuid(65534) == 0 };
+        assert!(done);
+    }
+    // SAFETY: no memory is passed. It must not outlive a test that fails.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    let agent = Agent::start(Config::default()).unwrap();
+    for _ in 0..CONNECTIONS {
+        let sock = server.listener.accept().unwrap().0;
+        let stream = Stream::new(&agent, Role::Acceptor, sock);
+        thread::spawn(move || echo(&stream));
+    }
+    loop {
+        thread::sleep(Duration::from_secs(60));
+    }
+}
+
+fn connect(client: &Agent, server: &Server) -> Arc<Stream> {
+    let sock = TcpStream::connect(server.addr()).unwrap();
+    Stream::new(client, Role::Connector, sock)
+}
+
+fn is_served(stream: &Stream, text: &[u8; 5]) {
+    stream.write(text).unwrap();
+    let mut back = [0; 5];
+    stream.read_exact(&mut back).unwrap();
+    assert_eq!(&back, text);
+}
+
+fn survives_kills(stream: &Stream) {
+    is_served(stream, b"hello");
+    for kind in common::kills() {
+        stream.kill(kind);
+        is_served(stream, b"again");
+    }
+    assert!(stream.state().resumed > 0);
+}
+
+fn end(pid: libc::pid_t) {
+    // SAFETY: our own child; the status is not wanted.
+    unsafe {
+        libc::kill(pid, libc::SIGKILL);
+        libc::waitpid(pid, std::ptr::null_mut(), 0);
+    }
+}
+
+#[test]
+fn workers_share_a_listener() {
+    let client = Agent::start(Config::default()).unwrap();
+    workers_share(&client, false);
+    // SAFETY: always succeeds.
+    if unsafe { libc::geteuid() } == 0 {
+        workers_share(&client, true);
+    }
+}
+
+fn workers_share(client: &Agent, give_up_rights: bool) {
+    let server = Server::start(Config::default());
+    // HELLO is there before anybody accepts, and must not wait for its next repetition.
+    let early: Vec<_> = (0..4).map(|_| connect(client, &server)).collect();
+    thread::sleep(Duration::from_millis(300));
+    let workers = [(); 2].map(|()| worker(&server, give_up_rights));
+    for stream in &early {
+        let took = stream.wait_live();
+        assert!(took < Duration::from_millis(800), "took {took:?}");
+    }
+    early.iter().for_each(|stream| survives_kills(stream));
+
+    // Accepted right away.
+    for _ in 0..10 {
+        let stream = connect(client, &server);
+        stream.wait_live();
+        survives_kills(&stream);
+        stream.close();
+    }
+
+    // The owner stops listening; the workers do not. One of them becomes the owner.
+    server.agent.release(server.addr());
+    let begun = Instant::now();
+    loop {
+        let stream = connect(client, &server);
+        is_served(&stream, b"first");
+        stream.wait("decided", common::LIMIT, |s| s.live || s.legacy.is_some());
+        if stream.state().live {
+            survives_kills(&stream);
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(10), "nobody owns it");
+        // What has refused is not asked for a while.
+        thread::sleep(Duration::from_millis(200));
+    }
+    for _ in 0..10 {
+        let stream = connect(client, &server);
+        stream.wait_live();
+        survives_kills(&stream);
+    }
+    // Flows that the old owner had passed on are not affected.
+    early.iter().for_each(|stream| survives_kills(stream));
+    workers.into_iter().for_each(end);
+}
