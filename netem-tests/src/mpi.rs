@@ -4,6 +4,7 @@
 //! mpirun's exit status is not to be trusted alone (some versions give 0 for a job that fell
 //! apart): [`Outcome::verdict`] also asks for the program's own closing line.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{
     env,
     ffi::OsString,
@@ -114,8 +115,10 @@ impl Mpi {
         {
             return Ok(program);
         }
-        // Two programs may build it at the same time: each to a name of its own, then moved over.
-        let own = program.with_extension(format!("new{}", std::process::id()));
+        // Several may build it at the same time: each to a name of its own, then moved over.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let own = program.with_extension(format!("new{}.{n}", std::process::id()));
         let mut command = Command::new(&self.mpicc);
         command.args(["-O2", "-o"]).arg(&own).arg(source);
         let line = format!("{} -O2 {}", self.mpicc.display(), source.display());

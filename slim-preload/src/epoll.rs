@@ -175,6 +175,15 @@ impl Instance {
         }
     }
 
+    /// An event of `fd` was kept back from the application, though the transport that it spoke of may be the present
+    /// one: an edge or a one-shot registration that fired must fire again.
+    pub fn rearm(&self, fd: c_int) {
+        let mirror = self.lock();
+        if let Some(r) = mirror.get(&fd).filter(|r| r.attached) {
+            let _ = self.ctl(libc::EPOLL_CTL_MOD, fd, *r);
+        }
+    }
+
     /// Before the file under `fd` is swapped away: takes the registration out of the kernel.
     pub fn detach(&self, fd: c_int) {
         let mut mirror = self.lock();

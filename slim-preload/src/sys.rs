@@ -4,6 +4,7 @@
 //! vforked child and in signal context; so they are raw system calls, no cancellation points, and give
 //! `Err(errno)` instead of touching the caller's `errno` for good (see [`keep_errno`]).
 
+use crate::lock::Lock;
 use libc::{c_int, c_long, c_void};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -57,12 +58,63 @@ pub fn shutdown(fd: c_int, how: c_int) {
     let _ = call!(libc::SYS_shutdown, fd, how);
 }
 
-/// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next,
-/// and not the application's to close.
+/// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next, if
+/// possible above its limit, so that it costs the application none; and not the application's to close.
 pub fn dup_high(fd: c_int) -> Result<c_int, Errno> {
     let dup =
         |floor: c_int| call!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor).map(|n| n as c_int);
-    dup(slim_agent::fds::floor()).or_else(|_| dup(3)).map(own)
+    let beyond = above_limit(dup).unwrap_or(Err(libc::EMFILE));
+    beyond
+        .or_else(|_| dup(slim_agent::fds::floor()))
+        .or_else(|_| dup(3))
+        .map(own)
+}
+
+/// Numbers from here on are not worth the trouble: there is room enough below.
+const AMPLE: u64 = 32 << 10;
+
+/// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
+/// the kernel looks at it only when a number is given out.
+fn above_limit<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
+    static TURN: Lock<()> = Lock::new(());
+    TURN.with(|()| {
+        let mut own = libc::rlimit {
+            rlim_cur: 0,
+            rlim_max: 0,
+        };
+        call!(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            0usize,
+            &raw mut own
+        )
+        .ok()?;
+        let raised = libc::rlimit {
+            rlim_cur: own.rlim_max.min(2 * AMPLE),
+            ..own
+        };
+        if own.rlim_cur > AMPLE || raised.rlim_cur <= own.rlim_cur {
+            return None;
+        }
+        call!(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            &raw const raised,
+            0usize
+        )
+        .ok()?;
+        let r = f(own.rlim_cur as c_int);
+        let _ = call!(
+            libc::SYS_prlimit64,
+            0,
+            libc::RLIMIT_NOFILE,
+            &raw const own,
+            0usize
+        );
+        Some(r)
+    })
 }
 
 /// Registers a descriptor as ours.
@@ -220,7 +272,13 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
 
 /// A new socket, out of the application's way.
 pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
-    call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|fd| own(fd as c_int))
+    let make =
+        || call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|fd| fd as c_int);
+    match make() {
+        Err(libc::EMFILE) => above_limit(|_| make()).unwrap_or(Err(libc::EMFILE)),
+        made => made,
+    }
+    .map(own)
 }
 
 /// A connected pair of unix sockets.
@@ -292,6 +350,29 @@ pub fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
 /// The current file offset; an error where the descriptor has none.
 pub fn file_offset(fd: c_int) -> Result<i64, Errno> {
     call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)
+}
+
+/// A copy of memory that an application points to; `None` where it points to nothing.
+pub fn memory(at: *const u8, len: usize) -> Option<Vec<u8>> {
+    let mut copy = vec![0; len];
+    let to = libc::iovec {
+        iov_base: copy.as_mut_ptr().cast(),
+        iov_len: len,
+    };
+    let from = libc::iovec {
+        iov_base: at.cast_mut().cast(),
+        iov_len: len,
+    };
+    let n = call!(
+        libc::SYS_process_vm_readv,
+        pid(),
+        &raw const to,
+        1usize,
+        &raw const from,
+        1usize,
+        0usize
+    );
+    (n == Ok(len as c_long)).then_some(copy)
 }
 
 /// Sets the file offset.

@@ -73,8 +73,9 @@ pub enum Fault {
 
 /// A data call, or a poll, found the transport under `fd` dead.
 pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
+    // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
     let Some(mut ctl) = flow.ctl_of(fd) else {
-        return Fault::Suspended;
+        return Fault::Plain;
     };
     if ctl.mode != Mode::Open {
         return Fault::Suspended;
@@ -217,9 +218,18 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
 
 /// Stashed bytes come first.
 fn show_stash(ctl: &mut Ctl, then: Then) {
-    if let Ok(ready) = stand_in::ready() {
-        // The stand-in's status flags are shared by all; the hooks ask the flow's own, see `nonblocking`.
-        let _ = swap_in(ctl, ready, true);
+    // What follows shows in the poll bits already now, as it does with the kernel's own queue.
+    let file = match then {
+        Then::Open => stand_in::ready(),
+        Then::Dead(_) => stand_in::dead(),
+        Then::Eof => stand_in::ended(),
+    };
+    if let Ok(file) = file {
+        // Its status flags are not the flow's, see `nonblocking`.
+        let _ = swap_in(ctl, file, true);
+        if then != Then::Open {
+            sys::close(file);
+        }
     }
     ctl.mode = Mode::Stashed { then };
 }

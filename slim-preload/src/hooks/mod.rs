@@ -17,3 +17,5 @@ mod data;
 mod descriptors;
 mod readiness;
 mod sockets;
+
+pub use readiness::real_poll;

@@ -30,6 +30,10 @@ fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const ti
 hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim_poll {
     ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
+/// libc's own `poll`, for waits of ours in which a thread may be cancelled.
+pub unsafe fn real_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
+    real!(poll)(fds, count, timeout)
+}
 hook! { unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim___poll {
     ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(__poll)(fds, n as nfds_t, w.millis(timeout)))
 }}

@@ -3,7 +3,7 @@
 //! Budget of a small send: one table load, one atomic read-modify-write to enter and one to leave, an
 //! uncontended lock, a copy. No allocation, no system call, no log.
 
-use super::{Next, Way, enter, fail};
+use super::{Next, Way, enter, fail, sleep};
 use crate::flow::{Flow, Mode, SendHalf, TRIM_FLOOR, UNKNOWN};
 use crate::sys;
 use crate::transport::{self, Fault};
@@ -136,7 +136,7 @@ impl Receive {
             return real();
         };
         let errno = sys::errno();
-        let mut way = first;
+        let (mut way, mut retried) = (first, false);
         loop {
             let next = match way {
                 Way::Plain => return real(),
@@ -147,6 +147,9 @@ impl Receive {
                             flow.received.fetch_add(n as u64, Ordering::Relaxed);
                         }
                         flow.leave();
+                        if retried {
+                            sys::set_errno(errno);
+                        }
                         return n;
                     }
                     self.unusual(flow, n)
@@ -159,7 +162,7 @@ impl Receive {
                 }
                 return n;
             }
-            way = enter(self.fd);
+            (way, retried) = (enter(self.fd), true);
         }
     }
 
@@ -397,7 +400,7 @@ impl<S: Source> Transmit<S> {
             return plain();
         };
         let errno = sys::errno();
-        let mut way = first;
+        let (mut way, mut retried) = (first, false);
         loop {
             let next = match way {
                 Way::Plain => return plain(),
@@ -415,12 +418,15 @@ impl<S: Source> Transmit<S> {
                         n = self.wait_for_room(flow, &real);
                     }
                     if n > 0 {
-                        let whole = self.account(flow, self.fd, n as usize);
+                        let whole = self.account(flow, self.fd, 0, n as usize);
                         flow.send.unlock();
                         flow.mark_dirty();
                         flow.leave();
                         if !whole {
                             self.lost(flow);
+                        }
+                        if retried {
+                            sys::set_errno(errno);
                         }
                         if (n as usize) < self.source.total() {
                             let n = self.rest(n as usize);
@@ -440,7 +446,7 @@ impl<S: Source> Transmit<S> {
                 }
                 return n;
             }
-            way = enter(self.fd);
+            (way, retried) = (enter(self.fd), true);
         }
     }
 
@@ -482,13 +488,15 @@ impl<S: Source> Transmit<S> {
 
     /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
     #[inline]
-    fn account(&self, flow: &'static Flow, fd: c_int, n: usize) -> bool {
+    fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) -> bool {
         // SAFETY: the send lock is held, see `run`.
         let half = unsafe { flow.send.get() };
         if n >= LARGE {
-            return self.account_large(flow, half, fd, n);
+            return self.account_large(flow, half, fd, from, n);
         }
-        let whole = self.source.copy(0, n, &mut |bytes| half.replay.push(bytes));
+        let whole = self
+            .source
+            .copy(from, from + n, &mut |bytes| half.replay.push(bytes));
         if half.replay.len() > half.trim_at {
             trim(flow, half, fd);
         }
@@ -497,15 +505,22 @@ impl<S: Source> Transmit<S> {
 
     #[cold]
     #[inline(never)]
-    fn account_large(&self, flow: &'static Flow, half: &mut SendHalf, fd: c_int, n: usize) -> bool {
+    fn account_large(
+        &self,
+        flow: &'static Flow,
+        half: &mut SendHalf,
+        fd: c_int,
+        from: usize,
+        n: usize,
+    ) -> bool {
         let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
         let tail = (n as u64).min(unacked) as usize;
         if tail < n {
             half.replay.skip_to(half.replay.end() + (n - tail) as u64);
         }
-        let whole = self
-            .source
-            .copy(n - tail, n, &mut |bytes| half.replay.push(bytes));
+        let whole = self.source.copy(from + n - tail, from + n, &mut |bytes| {
+            half.replay.push(bytes)
+        });
         if tail == n {
             half.replay.trim(half.replay.end().saturating_sub(unacked));
         }
@@ -527,18 +542,9 @@ impl<S: Source> Transmit<S> {
             match enter(self.fd) {
                 Way::In(flow) => {
                     flow.send.lock();
-                    let mut sent = Ok(0);
-                    let from = have;
-                    self.source.copy(from, self.source.total(), &mut |piece| {
-                        if sent == Ok(0) {
-                            sent = sys::send(self.fd, piece, self.flags);
-                        }
-                    });
+                    let sent = self.push_on(have, libc::MSG_DONTWAIT);
                     if let Ok(n) = sent {
-                        // SAFETY: the send lock is held.
-                        let half = unsafe { flow.send.get() };
-                        self.source
-                            .copy(from, from + n, &mut |bytes| half.replay.push(bytes));
+                        self.account(flow, self.fd, have, n);
                         have += n;
                     }
                     flow.send.unlock();
@@ -549,6 +555,17 @@ impl<S: Source> Transmit<S> {
                     match sent {
                         Ok(_) => {}
                         Err(_) if barred => {}
+                        // A signal or a time limit ends a call that has sent something, with what it has sent.
+                        Err(libc::EAGAIN) => {
+                            if sleep::until_writable(
+                                self.fd,
+                                super::timeout(self.fd, libc::SO_SNDTIMEO),
+                            )
+                            .is_err()
+                            {
+                                return short(have);
+                            }
+                        }
                         Err(e) if dead => match transport::fault(flow, self.fd, Cause::Errno(e)) {
                             Fault::Suspended => {}
                             Fault::Plain => return short(have),
@@ -572,10 +589,25 @@ impl<S: Source> Transmit<S> {
                         _ => return short(have),
                     }
                 }
-                Way::Plain => return short(have),
+                // The flow has become plain TCP meanwhile, as it does when the peer has no SLIM.
+                Way::Plain => match self.push_on(have, 0) {
+                    Ok(n) if n > 0 => have += n,
+                    _ => return short(have),
+                },
             }
         }
         short(have)
+    }
+
+    /// Sends on from byte `from`, as much as the kernel takes at once.
+    fn push_on(&self, from: usize, flags: c_int) -> Result<usize, sys::Errno> {
+        let mut sent = Ok(0);
+        self.source.copy(from, self.source.total(), &mut |piece| {
+            if sent == Ok(0) {
+                sent = sys::send(self.fd, piece, self.flags | flags);
+            }
+        });
+        sent
     }
 
     /// The bytes sent cannot be had again (a file that shrank): the flow goes on as plain TCP.
@@ -657,7 +689,7 @@ impl<S: Source> Transmit<S> {
         flow.send.lock();
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
-        let whole = n <= 0 || self.account(flow, fd, n as usize);
+        let whole = n <= 0 || self.account(flow, fd, 0, n as usize);
         flow.send.unlock();
         if n > 0 {
             drop(ctl);

@@ -84,6 +84,7 @@ pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -
     if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
         ctl.set_transport(None);
         ctl.mode = Mode::Lingering;
+        runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
     }
     let sent = flow.send.with(|s| s.replay.end());
@@ -142,9 +143,7 @@ pub fn finish(flow: &'static Flow, left: Left) {
             flow.drop_ref();
         }
         Left::Shared => {
-            let token = flow.token();
             flow.wake();
-            runtime::with_agent(|a| a.demote(token));
             flow.drop_ref();
         }
     }

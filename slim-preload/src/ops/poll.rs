@@ -255,14 +255,14 @@ impl Sets {
         (self.count.max(0) as usize).div_ceil(64) * 8
     }
 
-    fn save(&self) -> [Vec<u8>; 3] {
-        self.sets.map(|s| {
-            if s.is_null() {
-                return Vec::new();
-            }
-            // SAFETY: the application's set has this many bytes, for the kernel is to read and write them.
-            unsafe { std::slice::from_raw_parts(s.cast::<u8>(), self.bytes()) }.to_vec()
-        })
+    /// Copies; `None` when a pointer is bad.
+    fn save(&self) -> Option<[Vec<u8>; 3]> {
+        let copy = |s: *mut fd_set| match s.is_null() {
+            true => Some(Vec::new()),
+            false => sys::memory(s.cast(), self.bytes()),
+        };
+        let [read, write, except] = self.sets;
+        Some([copy(read)?, copy(write)?, copy(except)?])
     }
 
     /// Whether `is` holds for any number in the saved sets.
@@ -281,7 +281,10 @@ impl Sets {
     fn with(&self, alarm: c_int, f: impl FnOnce(Sets) -> c_int) -> c_int {
         let count = self.count.max(alarm + 1);
         let bytes = (count as usize).div_ceil(64) * 8;
-        let mut copies = self.save().map(|mut set| {
+        let Some(copies) = self.save() else {
+            return f(*self);
+        };
+        let mut copies = copies.map(|mut set| {
             set.resize(bytes, 0);
             set
         });
@@ -324,7 +327,14 @@ impl Sets {
 /// `select` and `pselect`; `real` asks the kernel about the sets it is given. A set has no bit for errors, so a dead
 /// transport is found by the read or write that follows; only answers that came about by a swap are asked for again.
 pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c_int {
-    let saved = sets.save();
+    let saved = if crate::runtime::possible() {
+        sys::keep_errno(|| sets.save())
+    } else {
+        None
+    };
+    let Some(saved) = saved else {
+        return real(sets, Wait::AsGiven);
+    };
     let first = std::cell::Cell::new(true);
     let sleeps = limit.sleeps() && sets.any(&saved, table::is_flow);
     let ask = |wait| {
@@ -383,8 +393,11 @@ pub unsafe fn epoll_wait(
             };
             instance.keep_armed(fd, true);
             let hidden = hidden(flow, fd, swaps);
-            if !hidden {
-                instance.keep_armed(fd, false);
+            instance.keep_armed(fd, false);
+            if hidden {
+                // Under the lock that swaps are made under: nothing is armed for a number in between.
+                let _ctl = flow.ctl();
+                instance.rearm(fd);
             }
             hidden
         })

@@ -6,10 +6,11 @@
 //! (epoll needs none of this: adding a registration wakes its sleepers.)
 
 use crate::lock::Lock;
-use crate::sys;
-use libc::c_int;
+use crate::sys::{self, Errno};
+use libc::{c_int, pollfd};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 /// The alarms of the threads that are in a call now.
 static SLEEPERS: Lock<Vec<c_int>> = Lock::new(Vec::new());
@@ -68,6 +69,31 @@ pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
         sys::reset_eventfd(fd);
     });
     r
+}
+
+/// Waits until a flow's number can be written to, or something else has come under it. A cancellation point.
+pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
+    let timeout = limit.map_or(-1, |l| {
+        c_int::try_from(l.as_millis()).unwrap_or(c_int::MAX).max(1)
+    });
+    let n = with_alarm(|alarm| {
+        let entry = |fd, events| pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let mut fds = [
+            entry(fd, libc::POLLOUT),
+            entry(alarm.unwrap_or(-1), libc::POLLIN),
+        ];
+        // SAFETY: two entries.
+        unsafe { crate::hooks::real_poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) }
+    });
+    match n {
+        0 => Err(libc::EAGAIN),
+        n if n < 0 => Err(sys::errno()),
+        _ => Ok(()),
+    }
 }
 
 /// After a swap.
