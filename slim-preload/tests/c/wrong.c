@@ -194,8 +194,9 @@ int main(void) {
     R(select(x.c + 1, &rd, NULL, NULL, &neg));
     R(select(x.c + 1, (void *)1, NULL, NULL, &zero));
     FD_ZERO(&rd);
-    FD_SET(777, &rd);
-    R(select(778, &rd, NULL, NULL, &zero));
+    // Low: numbers beyond the kernel's own table of this process, whose size is nobody's promise, are not looked at.
+    FD_SET(40, &rd);
+    R(select(41, &rd, NULL, NULL, &zero));
 
     line("-- names");
     struct sockaddr_in got;
