@@ -157,21 +157,28 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         return true;
     };
     let peer_ended = flow.peer_final.load(Ordering::Acquire) != UNKNOWN;
-    let cause = if info.tcpi_state == sys::TCP_CLOSE {
-        let we_ended = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
-        if !flow.was_established(fd) || (peer_ended && we_ended) {
-            return false;
-        }
-        let error = sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
-        Cause::Errno(if error == 0 { libc::ECONNRESET } else { error })
+    let closed = info.tcpi_state == sys::TCP_CLOSE;
+    let we_ended = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+    if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
+        return false;
+    }
+    let error = if closed {
+        sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR)
     } else {
-        let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
-        let unread = sys::readable(fd) > 0;
-        if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
-            return false;
-        }
-        Cause::Eof {
-            received: flow.received.load(Ordering::SeqCst),
+        None
+    };
+    let cause = match error {
+        Some(error) if error != 0 => Cause::Errno(error),
+        // An end of both directions, or of the peer's, that it has not announced (yet).
+        _ => {
+            let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
+            let unread = sys::readable(fd) > 0;
+            if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
+                return false;
+            }
+            Cause::Eof {
+                received: flow.received.load(Ordering::SeqCst),
+            }
         }
     };
     matches!(transport::fault(flow, fd, cause), Fault::Suspended)
