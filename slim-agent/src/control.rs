@@ -162,7 +162,10 @@ impl Control {
 
 /// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
 /// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
-pub(crate) fn answering(bound: impl Iterator<Item = SocketAddr>, from: SocketAddr) -> Option<SocketAddr> {
+pub(crate) fn answering(
+    bound: impl Iterator<Item = SocketAddr>,
+    from: SocketAddr,
+) -> Option<SocketAddr> {
     let fitting = bound.filter(|bound| {
         let family = bound.is_ipv6() || from.is_ipv4();
         let ip = bound.ip().is_unspecified() || canonical(*bound) == from;

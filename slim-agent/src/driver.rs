@@ -179,6 +179,7 @@ impl Driver {
                 }
             }
             Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
+            Command::Unlisten { addr, done: None } => self.watch.unlistened(now, addr),
             Command::Unlisten { addr, done } => self.unlisten(addr, done),
             Command::Warn(text) => self.log.warn(|| text),
             // The waiting thread may have given up; nobody else wants to know.
@@ -444,7 +445,12 @@ impl Driver {
         self.departed.push(token);
     }
 
-    fn unlisten(&mut self, addr: SocketAddr, done: Option<std::sync::mpsc::SyncSender<()>>) {
+    /// Closes a listener's control socket, unless somebody listens there again.
+    pub(crate) fn unlisten(
+        &mut self,
+        addr: SocketAddr,
+        done: Option<std::sync::mpsc::SyncSender<()>>,
+    ) {
         let mut listeners = self
             .listeners
             .lock()

@@ -260,8 +260,7 @@ pub(crate) fn stack_size(room: usize) -> usize {
     /// Used if the C library does not tell: address space, not memory.
     const PLENTY: usize = 4 << 20;
     // SAFETY: a C string.
-    let found =
-        unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
     if found.is_null() {
         return room + PLENTY;
     }

@@ -7,6 +7,7 @@
 //! * *exiting*: threads that wait for the above before the process ends.
 
 use std::collections::{BTreeSet, HashMap};
+use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 use crate::driver::{Driver, Notice};
 
 const SWEEP: Duration = Duration::from_secs(1);
+/// A program may close its listener as soon as it has its connections, before their HELLOs are answered; a HELLO
+/// that meets a closed port makes its connection plain TCP. As long as a connector asks by default.
+const LISTENER_GRACE: Duration = Duration::from_secs(3);
 /// Shortest time between two sweeps, however short a stall is to be noticed.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
 const IDLE_POLL: Duration = Duration::from_micros(200);
@@ -35,6 +39,7 @@ pub(crate) struct Watch {
     agenda: BTreeSet<(Time, FlowToken)>,
     sweep_at: Option<Time>,
     exiting: Vec<(Time, SyncSender<()>)>,
+    unlistened: Vec<(Time, SocketAddr)>,
     stall: Duration,
 }
 
@@ -59,6 +64,7 @@ impl Watch {
             agenda: BTreeSet::new(),
             sweep_at: None,
             exiting: Vec::new(),
+            unlistened: Vec::new(),
             stall,
         }
     }
@@ -67,7 +73,11 @@ impl Watch {
     pub(crate) fn next(&self) -> Option<Time> {
         let look = self.agenda.first().map(|(at, _)| *at);
         let exit = self.exiting.iter().map(|(at, _)| *at).min();
-        [look, exit, self.sweep_at].into_iter().flatten().min()
+        let unlistened = self.unlistened.iter().map(|(at, _)| *at).min();
+        [look, exit, unlistened, self.sweep_at]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
@@ -98,6 +108,11 @@ impl Watch {
         self.exiting.push((until, done));
     }
 
+    /// A listener is gone, but what it has accepted may still be asked for.
+    pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
+        self.unlistened.push((now + LISTENER_GRACE, addr));
+    }
+
     pub(crate) fn forget(&mut self, token: FlowToken) {
         self.dirty.remove(&token);
         self.suspending.remove(&token);
@@ -122,6 +137,11 @@ impl Driver {
         }
         if self.watch.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
+        }
+        let due = |(at, _): &mut (Time, SocketAddr)| *at <= now;
+        let closing: Vec<_> = self.watch.unlistened.extract_if(.., due).collect();
+        for (_, addr) in closing {
+            self.unlisten(addr, None);
         }
         while let Some(&(at, token)) = self.watch.agenda.first().filter(|(at, _)| *at <= now) {
             self.watch.agenda.remove(&(at, token));
