@@ -4,9 +4,10 @@
 //! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
+use crate::addr::RawAddr;
 use crate::epoll::Instance;
 use crate::lock::Lock;
-use crate::sys::{self, RawAddr};
+use crate::sys;
 use crate::{runtime, table};
 use libc::c_int;
 use slim_core::FlowToken;
@@ -37,7 +38,7 @@ pub struct Flow {
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
-    /// TCP_CLOSE was reached orderly or never left: see [`Flow::was_established`].
+    /// The connection is known to have stood; ask [`Flow::was_established`].
     pub established: AtomicBool,
     /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
     pub send: Lock<SendHalf>,

@@ -14,6 +14,7 @@
 //! What it is not: it draws no conclusions about peers and networks; that is `slim-core`'s, driven by
 //! `slim-agent`.
 
+mod addr;
 mod epoll;
 mod flow;
 mod front;

@@ -80,7 +80,7 @@ fn pair(last: impl FnOnce(c_int)) -> Result<c_int, Errno> {
             };
             sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
             sys::listen(listener, 1)?;
-            let at = sys::RawAddr::local(listener).ok_or(libc::EINVAL)?;
+            let at = crate::addr::RawAddr::local(listener).ok_or(libc::EINVAL)?;
             sys::connect(near, (&raw const at.storage).cast(), at.len as usize)?;
             let far = sys::accept(listener)?;
             last(far);

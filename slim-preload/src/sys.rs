@@ -6,7 +6,6 @@
 
 use crate::lock::Lock;
 use libc::{c_int, c_long, c_void};
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -474,104 +473,12 @@ pub fn raise_sigpipe() {
     }
 }
 
-/// A socket address as the kernel hands it out.
-#[derive(Clone, Copy)]
-pub struct RawAddr {
-    /// The bytes.
-    pub storage: libc::sockaddr_storage,
-    /// How many of them count.
-    pub len: libc::socklen_t,
-}
-
-impl RawAddr {
-    /// Room for any address.
-    pub fn room() -> Self {
-        // SAFETY: sockaddr_storage is plain data for which all zeroes is valid.
-        let storage = unsafe { std::mem::zeroed() };
-        RawAddr {
-            storage,
-            len: size_of::<libc::sockaddr_storage>() as _,
-        }
-    }
-
-    /// The address, for the kernel to fill.
-    pub fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
-        (&raw mut self.storage).cast()
-    }
-
-    fn asked(nr: c_long, fd: c_int) -> Option<Self> {
-        let mut a = Self::room();
-        call!(nr, fd, &raw mut a.storage, &raw mut a.len).ok()?;
-        Some(a)
-    }
-
-    /// `getsockname`.
-    pub fn local(fd: c_int) -> Option<Self> {
-        Self::asked(libc::SYS_getsockname, fd)
-    }
-
-    /// `getpeername`.
-    pub fn peer(fd: c_int) -> Option<Self> {
-        Self::asked(libc::SYS_getpeername, fd)
-    }
-
-    /// The internet address in it, IPv4-mapped ones as IPv4, so that both ends name a connection alike.
-    pub fn internet(&self) -> Option<SocketAddr> {
-        match i32::from(self.storage.ss_family) {
-            libc::AF_INET => {
-                // SAFETY: the family says that a sockaddr_in is stored, which is smaller than the storage.
-                let a = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in>() };
-                let ip = std::net::Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
-                Some(SocketAddr::new(ip.into(), u16::from_be(a.sin_port)))
-            }
-            libc::AF_INET6 => {
-                // SAFETY: likewise, a sockaddr_in6.
-                let a = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in6>() };
-                let ip = std::net::Ipv6Addr::from(a.sin6_addr.s6_addr);
-                let port = u16::from_be(a.sin6_port);
-                Some(match IpAddr::V6(ip).to_canonical() {
-                    IpAddr::V4(ip) => SocketAddr::new(ip.into(), port),
-                    IpAddr::V6(_) => {
-                        SocketAddr::V6(std::net::SocketAddrV6::new(ip, port, 0, a.sin6_scope_id))
-                    }
-                })
-            }
-            _ => None,
-        }
-    }
-
-    /// The address that an application passed.
-    ///
-    /// # Safety
-    /// `len` bytes can be read at `addr`.
-    pub unsafe fn copy(addr: *const libc::sockaddr, len: libc::socklen_t) -> Self {
-        let mut a = Self::room();
-        a.len = a.len.min(len);
-        // SAFETY: the caller's contract; at most as many bytes are copied as both have.
-        unsafe {
-            std::ptr::copy_nonoverlapping(addr.cast::<u8>(), a.as_mut_ptr().cast(), a.len as usize)
-        };
-        a
-    }
-
-    /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the
-    /// full length told.
-    ///
-    /// # Safety
-    /// As `getsockname(2)` asks of `addr` and `len`.
-    pub unsafe fn give(&self, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
-        if addr.is_null() || len.is_null() {
-            return;
-        }
-        // SAFETY: the caller's contract: `len` says how much room `addr` has.
-        unsafe {
-            let room = (*len).min(self.len) as usize;
-            std::ptr::copy_nonoverlapping(
-                (&raw const self.storage).cast::<u8>(),
-                addr.cast::<u8>(),
-                room,
-            );
-            *len = self.len;
-        }
-    }
+/// `getsockname` and `getpeername`, by the number of the system call. `addr` has room for `len` bytes.
+pub fn name_of(
+    nr: c_long,
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: &mut libc::socklen_t,
+) -> Result<(), Errno> {
+    call!(nr, fd, addr, std::ptr::from_mut(len)).map(drop)
 }

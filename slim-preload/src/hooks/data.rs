@@ -1,6 +1,8 @@
 //! Reading and writing.
 
-use crate::ops::data::{Buffers, Receive, Transmit};
+use crate::ops::buffers::Buffers;
+use crate::ops::receive::Receive;
+use crate::ops::transmit::Transmit;
 use crate::ops::{files, sockets};
 use crate::table;
 use libc::{

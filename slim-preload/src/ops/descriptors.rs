@@ -38,7 +38,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
             r
         }
         Entry::Listener => {
-            let at = sys::RawAddr::local(fd).and_then(|a| a.internet());
+            let at = crate::addr::RawAddr::local(fd).and_then(|a| a.internet());
             table::clear(fd);
             let r = real();
             if let Some(at) = at {
@@ -178,7 +178,7 @@ pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
             Some((flow, part(flow, ctl, to)))
         }
         Entry::Listener => {
-            let at = sys::RawAddr::local(to).and_then(|a| a.internet());
+            let at = crate::addr::RawAddr::local(to).and_then(|a| a.internet());
             table::clear(to);
             if let Some(at) = at {
                 runtime::with_agent(|a| a.unlisten(at));

@@ -3,8 +3,9 @@
 //! A flow needs a copy of what is in flight, so the file's bytes pass through a buffer of ours; `splice`
 //! gives us no look at the bytes, and makes a flow plain TCP.
 
-use super::data::{Source, Transmit};
+use super::buffers::Source;
 use super::descriptors;
+use super::transmit::Transmit;
 use crate::sys;
 use crate::table;
 use libc::{c_int, off_t};

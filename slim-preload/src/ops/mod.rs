@@ -1,11 +1,13 @@
 //! What hooked calls do with managed descriptors; [`crate::hooks`] only marshals.
 
-pub mod data;
+pub mod buffers;
 pub mod descriptors;
 pub mod files;
 pub mod poll;
+pub mod receive;
 pub mod sleep;
 pub mod sockets;
+pub mod transmit;
 
 use crate::flow::{Ctl, Flow, Mode};
 use crate::sys;
@@ -39,6 +41,15 @@ pub fn enter(fd: c_int) -> Way {
             (true, false) => flow.leave(),
             (false, false) => {}
         }
+    }
+}
+
+/// [`enter`], with `None` for what is no flow's.
+#[inline]
+fn entered(fd: c_int) -> Option<Way> {
+    match enter(fd) {
+        Way::Plain => None,
+        way => Some(way),
     }
 }
 
@@ -96,4 +107,19 @@ pub fn paid(flow: &'static Flow, ctl: MutexGuard<'static, Ctl>) -> Option<c_int>
     };
     crate::transport::pay(flow, ctl);
     Some(errno)
+}
+
+/// Whether an errno means that the transport is dead: the kernel's own word for it, for several errnos can
+/// also be passing troubles.
+pub fn broken(fd: c_int, errno: c_int) -> bool {
+    let passing = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::EFAULT,
+        libc::EINVAL,
+        libc::EBADF,
+        libc::ENOTSOCK,
+        libc::ENOMEM,
+    ];
+    !passing.contains(&errno) && sys::keep_errno(|| sys::tcp_state(fd)) == Some(sys::TCP_CLOSE)
 }

@@ -1,9 +1,10 @@
 //! Sockets: connect, listen, accept, shutdown, names and options.
 
 use super::descriptors;
+use crate::addr::RawAddr;
 use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
 use crate::front::Handle;
-use crate::sys::{self, RawAddr};
+use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
 use crate::{epoll, runtime};
@@ -270,7 +271,7 @@ pub unsafe fn option(
     }
     // Of a transport that is away, or has been replaced meanwhile, or is dead.
     let hidden = !open
-        || (super::data::broken(fd, errno)
+        || (super::broken(fd, errno)
             && matches!(
                 transport::fault(flow, fd, Cause::Errno(errno)),
                 Fault::Suspended

@@ -1,0 +1,247 @@
+//! Reading from a flow.
+//!
+//! Budget of a small receive: one table load, one atomic read-modify-write to enter the gate and one to leave it,
+//! one to count. No allocation, no system call of ours, no log.
+
+use super::buffers::Buffers;
+use super::{Next, Way, broken, enter, entered, fail};
+use crate::flow::{Flow, Mode};
+use crate::sys;
+use crate::transport::{self, Fault};
+use libc::c_int;
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+
+/// Looks whether there is anything, without waiting and without taking it.
+const PROBE: c_int = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+/// Reads that take nothing from the stream.
+const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
+
+/// How a call reads.
+#[derive(Clone, Copy)]
+pub struct Receive {
+    /// The descriptor.
+    pub fd: c_int,
+    /// Where the bytes go.
+    pub buffers: Buffers,
+    /// The call's MSG_ flags.
+    pub flags: c_int,
+}
+
+impl Receive {
+    fn has(&self, flag: c_int) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Runs the call: `real` asks the kernel for the whole of it.
+    #[inline]
+    pub fn run(self, real: impl Fn() -> isize) -> isize {
+        let Some(first) = entered(self.fd) else {
+            return real();
+        };
+        let errno = sys::errno();
+        let (mut way, mut retried) = (first, false);
+        loop {
+            let next = match way {
+                Way::Plain => return real(),
+                Way::In(flow) => {
+                    let n = real();
+                    if n > 0 && !self.has(libc::MSG_WAITALL) {
+                        if !self.has(ASIDE) {
+                            flow.received.fetch_add(n as u64, Ordering::Relaxed);
+                        }
+                        flow.leave();
+                        if retried {
+                            sys::set_errno(errno);
+                        }
+                        return n;
+                    }
+                    self.unusual(flow, n)
+                }
+                Way::Barred(flow) => self.barred(flow),
+            };
+            if let Next::Return(n) = next {
+                if n >= 0 {
+                    sys::set_errno(errno);
+                }
+                return n;
+            }
+            (way, retried) = (enter(self.fd), true);
+        }
+    }
+
+    /// After the kernel's answer to anything but a plain successful read. Leaves the gate.
+    #[cold]
+    #[inline(never)]
+    fn unusual(self, flow: &'static Flow, n: isize) -> Next {
+        let errno = sys::errno();
+        if n > 0 {
+            if !self.has(libc::MSG_PEEK) {
+                flow.received.fetch_add(n as u64, Ordering::Relaxed);
+            }
+            flow.leave();
+            return Next::Return(self.complete(n as usize, false));
+        }
+        let cause = if n == 0 {
+            let at = flow.received.load(Ordering::SeqCst);
+            let orderly = flow.peer_final.load(Ordering::Acquire) == at
+                || flow.read_shut.load(Ordering::Relaxed);
+            if orderly || self.buffers.len() == 0 || self.has(libc::MSG_OOB) {
+                flow.leave();
+                return Next::Return(0);
+            }
+            Cause::Eof { received: at }
+        } else {
+            // Asked before the gate, and that before leaving it: only so is it the transport of this call that
+            // was looked at.
+            let dead = broken(self.fd, errno);
+            if flow.gate.is_barred() {
+                // The transport was shut under the call, or it met a placeholder.
+                flow.leave();
+                return Next::Again;
+            }
+            if !dead {
+                flow.leave();
+                return Next::Return(fail(errno));
+            }
+            Cause::Errno(errno)
+        };
+        flow.leave();
+        match transport::fault(flow, self.fd, cause) {
+            Fault::Suspended => Next::Again,
+            Fault::Plain if n == 0 => Next::Return(0),
+            Fault::Plain => Next::Return(fail(errno)),
+        }
+    }
+
+    /// MSG_WAITALL goes on where the kernel stopped, if it stopped for a broken transport (`broke`: it is known
+    /// to have been broken, and nothing has been asked of the kernel since).
+    fn complete(self, mut have: usize, mut broke: bool) -> isize {
+        let want = self.buffers.len();
+        let short = |have: usize| have as isize;
+        if self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+            return short(have);
+        }
+        while have < want {
+            match enter(self.fd) {
+                Way::Plain => return short(have),
+                Way::In(flow) => {
+                    if sys::is_nonblocking(self.fd) {
+                        flow.leave();
+                        return short(have);
+                    }
+                    let mut stopped = None;
+                    if broke {
+                        let got = self.buffers.fill(have, |piece| {
+                            match sys::recv(self.fd, piece, libc::MSG_WAITALL) {
+                                Ok(n) => n,
+                                Err(e) => {
+                                    stopped = Some(e);
+                                    0
+                                }
+                            }
+                        });
+                        flow.received.fetch_add(got as u64, Ordering::Relaxed);
+                        have += got;
+                    }
+                    // Why did the kernel stop? A signal, a time limit, or the end of the transport.
+                    let at = flow.received.load(Ordering::SeqCst);
+                    let cause =
+                        match stopped.map_or_else(|| sys::recv(self.fd, &mut [0], PROBE), Err) {
+                            _ if have >= want => None,
+                            Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
+                                Some(Cause::Eof { received: at })
+                            }
+                            Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
+                            _ => None,
+                        };
+                    let barred = flow.gate.is_barred();
+                    flow.leave();
+                    match cause {
+                        _ if barred => {}
+                        None => return short(have),
+                        Some(cause) => {
+                            if let Fault::Plain = transport::fault(flow, self.fd, cause) {
+                                return short(have);
+                            }
+                        }
+                    }
+                    broke = true;
+                }
+                Way::Barred(flow) => {
+                    broke = true;
+                    let Some(mut ctl) = flow.ctl_of(self.fd) else {
+                        return short(have);
+                    };
+                    let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
+                    have += got;
+                    if got > 0 {
+                        transport::after_stash(flow, ctl);
+                    } else if ctl.mode != Mode::Suspended
+                        || matches!(
+                            super::wait(flow, ctl, self.fd, false, libc::SO_RCVTIMEO),
+                            Next::Return(_)
+                        )
+                    {
+                        return short(have);
+                    }
+                }
+            }
+        }
+        short(have)
+    }
+
+    /// The transport is away: from the stash, or later.
+    #[cold]
+    #[inline(never)]
+    fn barred(self, flow: &'static Flow) -> Next {
+        let Some(mut ctl) = flow.ctl_of(self.fd) else {
+            return Next::Again;
+        };
+        if !flow.gate.is_barred() {
+            return Next::Again;
+        }
+        if !ctl.stash.is_empty() && !self.has(libc::MSG_OOB) {
+            let n = if self.has(libc::MSG_TRUNC) && !self.has(libc::MSG_PEEK) {
+                // TCP throws the bytes away and touches no buffer (tcp(7)).
+                let n = self.buffers.len().min(ctl.stash.len());
+                ctl.stash.consume(n);
+                n
+            } else if self.has(libc::MSG_PEEK) {
+                let mut copy = vec![0; self.buffers.len().min(ctl.stash.len())];
+                let n = ctl.stash.peek(&mut copy);
+                let mut at = 0;
+                self.buffers.fill(0, |piece| {
+                    let k = piece.len().min(n - at);
+                    piece[..k].copy_from_slice(&copy[at..at + k]);
+                    at += k;
+                    k
+                })
+            } else {
+                self.buffers.fill(0, |piece| ctl.stash.read(piece))
+            };
+            transport::after_stash(flow, ctl);
+            if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK) {
+                return Next::Return(self.complete(n, true));
+            }
+            return Next::Return(n as isize);
+        }
+        match ctl.mode {
+            // The peer had ended its stream before it refused ours.
+            Mode::Dead(libc::EPIPE) => Next::Return(0),
+            Mode::Dead(_) => super::paid(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e))),
+            Mode::Stashed { .. } => {
+                transport::after_stash(flow, ctl);
+                Next::Again
+            }
+            _ if self.buffers.len() == 0 => Next::Return(0),
+            _ => super::wait(
+                flow,
+                ctl,
+                self.fd,
+                self.has(libc::MSG_DONTWAIT),
+                libc::SO_RCVTIMEO,
+            ),
+        }
+    }
+}

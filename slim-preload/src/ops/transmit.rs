@@ -1,0 +1,367 @@
+//! Writing to a flow.
+//!
+//! Budget of a small send: one table load, one atomic read-modify-write to enter the gate and one to leave it, an
+//! uncontended lock, a copy. No allocation, no system call of ours, no log.
+
+use super::buffers::Source;
+use super::{Next, Way, broken, enter, entered, fail, sleep};
+use crate::flow::{Flow, Mode, SendHalf, TRIM_FLOOR, Then, UNKNOWN};
+use crate::sys;
+use crate::transport::{self, Fault};
+use libc::c_int;
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+
+/// Sends of at least this many bytes ask the kernel first what is worth copying.
+const LARGE: usize = 64 << 10;
+
+/// How a call writes.
+pub struct Transmit<S> {
+    /// The descriptor.
+    pub fd: c_int,
+    /// What it writes.
+    pub source: S,
+    /// The call's MSG_ flags.
+    pub flags: c_int,
+}
+
+impl<S: Source> Transmit<S> {
+    /// Runs the call: `real(fd, flags)` asks the kernel, on the descriptor and with the flags given; `plain` is
+    /// the application's own call, for a descriptor that is no flow's.
+    #[inline]
+    pub fn run(self, plain: impl Fn() -> isize, real: impl Fn(c_int, c_int) -> isize) -> isize {
+        let Some(first) = entered(self.fd) else {
+            return plain();
+        };
+        let errno = sys::errno();
+        let (mut way, mut retried) = (first, false);
+        loop {
+            let next = match way {
+                Way::Plain => return plain(),
+                Way::In(flow) => {
+                    if !self.take_turn(flow) {
+                        flow.leave();
+                        return fail(libc::EAGAIN);
+                    }
+                    // Without waiting first: most sends need not, and one that waits may be cancelled.
+                    let mut n = real(
+                        self.fd,
+                        self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+                    );
+                    if n < 0 {
+                        n = self.wait_for_room(flow, &real);
+                    }
+                    if n > 0 {
+                        let whole = self.account(flow, self.fd, 0, n as usize);
+                        flow.send.unlock();
+                        flow.mark_dirty();
+                        flow.leave();
+                        if !whole {
+                            self.lost(flow);
+                        }
+                        if retried {
+                            sys::set_errno(errno);
+                        }
+                        if (n as usize) < self.source.total() {
+                            let n = self.rest(n as usize);
+                            sys::set_errno(errno);
+                            return n;
+                        }
+                        return n;
+                    }
+                    flow.send.unlock();
+                    self.unusual(flow, n)
+                }
+                Way::Barred(flow) => self.barred(flow, &real),
+            };
+            if let Next::Return(n) = next {
+                if n >= 0 {
+                    sys::set_errno(errno);
+                }
+                return n;
+            }
+            (way, retried) = (enter(self.fd), true);
+        }
+    }
+
+    /// Takes the send lock; false when that would mean to wait for another thread's blocking send in a
+    /// call that must not wait.
+    #[inline]
+    fn take_turn(&self, flow: &'static Flow) -> bool {
+        flow.send.try_lock() || self.take_turn_slow(flow)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn take_turn_slow(&self, flow: &'static Flow) -> bool {
+        if self.flags & libc::MSG_DONTWAIT != 0 && !sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return flow.send.try_lock();
+        }
+        sys::keep_errno(|| flow.send.lock());
+        true
+    }
+
+    /// After the kernel took nothing without waiting: a blocking call waits now, with the lock held, so that
+    /// threads write in turn.
+    #[cold]
+    #[inline(never)]
+    fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
+        let full = sys::errno() == libc::EAGAIN;
+        if !full
+            || self.flags & libc::MSG_DONTWAIT != 0
+            || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return -1;
+        }
+        flow.send.may_die(true);
+        let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+        flow.send.may_die(false);
+        n
+    }
+
+    /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
+    #[inline]
+    fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) -> bool {
+        // SAFETY: the send lock is held, see `run`.
+        let half = unsafe { flow.send.get() };
+        if n >= LARGE {
+            return self.account_large(flow, half, fd, from, n);
+        }
+        let whole = self
+            .source
+            .copy(from, from + n, &mut |bytes| half.replay.push(bytes));
+        if half.replay.len() > half.trim_at {
+            trim(flow, half, fd);
+        }
+        whole
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn account_large(
+        &self,
+        flow: &'static Flow,
+        half: &mut SendHalf,
+        fd: c_int,
+        from: usize,
+        n: usize,
+    ) -> bool {
+        let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
+        let tail = (n as u64).min(unacked) as usize;
+        if tail < n {
+            half.replay.skip_to(half.replay.end() + (n - tail) as u64);
+        }
+        let whole = self.source.copy(from + n - tail, from + n, &mut |bytes| {
+            half.replay.push(bytes)
+        });
+        if tail == n {
+            half.replay.trim(half.replay.end().saturating_sub(unacked));
+        }
+        half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+        whole
+    }
+
+    /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
+    /// transport.
+    #[cold]
+    #[inline(never)]
+    fn rest(&self, mut have: usize) -> isize {
+        let short = |have: usize| have as isize;
+        if self.flags & libc::MSG_DONTWAIT != 0 || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return short(have);
+        }
+        while have < self.source.total() {
+            match enter(self.fd) {
+                Way::In(flow) => {
+                    flow.send.lock();
+                    let sent = self.push_on(have, libc::MSG_DONTWAIT);
+                    if let Ok(n) = sent {
+                        self.account(flow, self.fd, have, n);
+                        have += n;
+                    }
+                    flow.send.unlock();
+                    flow.mark_dirty();
+                    let dead = sent.is_err_and(|e| broken(self.fd, e));
+                    let barred = flow.gate.is_barred();
+                    flow.leave();
+                    match sent {
+                        Ok(_) => {}
+                        Err(_) if barred => {}
+                        // A signal or a time limit ends a call that has sent something, with what it has sent.
+                        Err(libc::EAGAIN) => {
+                            if sleep::until_writable(
+                                self.fd,
+                                super::timeout(self.fd, libc::SO_SNDTIMEO),
+                            )
+                            .is_err()
+                            {
+                                return short(have);
+                            }
+                        }
+                        Err(e) if dead => match transport::fault(flow, self.fd, Cause::Errno(e)) {
+                            Fault::Suspended => {}
+                            Fault::Plain => return short(have),
+                        },
+                        Err(_) => return short(have),
+                    }
+                }
+                Way::Barred(flow) => {
+                    let Some(ctl) = flow.ctl_of(self.fd) else {
+                        return short(have);
+                    };
+                    match ctl.mode {
+                        Mode::Suspended => {
+                            if let Next::Return(_) =
+                                super::wait(flow, ctl, self.fd, false, libc::SO_SNDTIMEO)
+                            {
+                                return short(have);
+                            }
+                        }
+                        // Never wait here for the stash to be read: that may be this thread's own next step.
+                        _ => return short(have),
+                    }
+                }
+                // The flow has become plain TCP meanwhile, as it does when the peer has no SLIM.
+                Way::Plain => match self.push_on(have, 0) {
+                    Ok(n) if n > 0 => have += n,
+                    _ => return short(have),
+                },
+            }
+        }
+        short(have)
+    }
+
+    /// Sends on from byte `from`, as much as the kernel takes at once.
+    fn push_on(&self, from: usize, flags: c_int) -> Result<usize, sys::Errno> {
+        let mut sent = Ok(0);
+        self.source.copy(from, self.source.total(), &mut |piece| {
+            if sent == Ok(0) {
+                sent = sys::send(self.fd, piece, self.flags | flags);
+            }
+        });
+        sent
+    }
+
+    /// The bytes sent cannot be had again (a file that shrank): the flow goes on as plain TCP.
+    #[cold]
+    #[inline(never)]
+    fn lost(&self, flow: &'static Flow) {
+        sys::keep_errno(|| super::descriptors::demote(flow, self.fd));
+    }
+
+    /// After the kernel took nothing. Leaves the gate.
+    #[cold]
+    #[inline(never)]
+    fn unusual(&self, flow: &'static Flow, n: isize) -> Next {
+        let errno = sys::errno();
+        // In this order, see `Receive::unusual`.
+        let dead = n < 0 && broken(self.fd, errno);
+        let barred = flow.gate.is_barred();
+        flow.leave();
+        if n == 0 {
+            return Next::Return(0);
+        }
+        if barred {
+            return Next::Again;
+        }
+        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+            return Next::Return(self.refuse(libc::EPIPE));
+        }
+        if dead && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno)) {
+            return Next::Again;
+        }
+        Next::Return(self.refuse(errno))
+    }
+
+    /// Gives an errno, with the signal that belongs to it.
+    fn refuse(&self, errno: c_int) -> isize {
+        if errno == libc::EPIPE && self.flags & libc::MSG_NOSIGNAL == 0 {
+            sys::raise_sigpipe();
+        }
+        fail(errno)
+    }
+
+    /// The transport is away, or waits behind stashed bytes.
+    #[cold]
+    #[inline(never)]
+    fn barred(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> Next {
+        let Some(ctl) = flow.ctl_of(self.fd) else {
+            return Next::Again;
+        };
+        if !flow.gate.is_barred() {
+            return Next::Again;
+        }
+        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+            return Next::Return(self.refuse(libc::EPIPE));
+        }
+        let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
+        let fd = match (ctl.mode, ctl.transport) {
+            (Mode::Dead(_), _) => {
+                return super::paid(flow, ctl)
+                    .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
+            }
+            (Mode::Stashed { then: Then::Open }, Some(fd)) => fd,
+            (
+                Mode::Stashed {
+                    then: Then::Eof | Then::Dead(_),
+                },
+                _,
+            ) => {
+                return Next::Return(self.refuse(libc::EPIPE));
+            }
+            _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
+        };
+        // A transport is there, but its number still shows the stash. Never wait with the control lock held:
+        // the reader of the stash needs it.
+        flow.send.lock();
+        let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        let errno = sys::errno();
+        let whole = n <= 0 || self.account(flow, fd, 0, n as usize);
+        flow.send.unlock();
+        if n > 0 {
+            drop(ctl);
+            flow.mark_dirty();
+            if !whole {
+                self.lost(flow);
+            }
+            return Next::Return(n);
+        }
+        let wait = errno == libc::EAGAIN && !dontwait && !transport::nonblocking(&ctl, self.fd);
+        if n == 0 || wait {
+            drop(ctl);
+            if n == 0 {
+                return Next::Return(0);
+            }
+            // Looked at again after a moment, because the transport may leave this number meanwhile.
+            sys::wait_ready(fd, libc::POLLOUT, 10);
+            return Next::Again;
+        }
+        if broken(fd, errno) {
+            let mut ctl = ctl;
+            let _ = transport::suspend(flow, &mut ctl);
+            crate::runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
+            return Next::Again;
+        }
+        Next::Return(self.refuse(errno))
+    }
+}
+
+/// Forgets what the peer's kernel has, and sets when to ask next. The send lock is held.
+#[cold]
+#[inline(never)]
+fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
+    if let Some(unacked) = unacked(flow, fd) {
+        half.replay.trim(half.replay.end().saturating_sub(unacked));
+    }
+    half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+}
+
+/// Bytes of the flow that the peer's kernel may not have; `None` when that cannot be told. The number may have
+/// got a placeholder since our bytes were sent, of which the kernel would say that nothing is unacknowledged;
+/// but the gate is barred before that.
+fn unacked(flow: &'static Flow, fd: c_int) -> Option<u64> {
+    let answer = sys::keep_errno(|| sys::unacked(fd)).ok();
+    answer.filter(|_| !flow.gate.is_barred())
+}
