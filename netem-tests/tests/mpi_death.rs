@@ -117,15 +117,20 @@ fn host_gone(flavor: Flavor) {
         format!("host gone, mpirun ended after {took:?}")
     });
     assert!(
-        !matches!(
-            outcome.verdict(),
-            Verdict::Finished(_) | Verdict::Wrong(_) | Verdict::Hung
-        ),
+        !matches!(outcome.verdict(), Verdict::Finished(_) | Verdict::Wrong(_)),
         "{}",
         outcome.tail(20)
     );
+    // Open MPI says of itself that it may hang once it has reported the loss; what SLIM owes is that it is told.
+    let Some(took) = took else {
+        let told = outcome.tail(40);
+        assert!(
+            told.contains("unexpectedly disconnected"),
+            "nothing was reported: {told}"
+        );
+        return;
+    };
     // Three windows of 3 s together, and what mpirun takes to clean up what it can still reach.
-    let took = took.expect("nothing hangs");
     assert!(
         took > Duration::from_secs(2),
         "{took:?}: before the attempts were made"

@@ -101,6 +101,8 @@ pub struct Ctl {
     pub transport: Option<c_int>,
     /// Whether `transport` has been read dry for good.
     pub drained: bool,
+    /// The error that a call took from the transport while it was being suspended for another reason.
+    pub taken: Option<c_int>,
     /// Bytes taken from a transport that the application has not read yet.
     pub stash: Stash,
     /// Epoll instances that know one of the numbers.
@@ -171,6 +173,7 @@ impl Ctl {
             fds: Vec::new(),
             transport: None,
             drained: false,
+            taken: None,
             stash: Stash::new(),
             epolls: Vec::new(),
             local: None,

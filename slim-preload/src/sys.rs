@@ -425,6 +425,21 @@ pub fn wait_ready(fd: c_int, events: i16, timeout: c_int) {
     let _ = call!(libc::SYS_ppoll, &raw mut p, 1, &raw const ts, 0usize, 8);
 }
 
+/// Whether a socket has an error to report; it keeps it.
+pub fn has_error(fd: c_int) -> bool {
+    let mut p = libc::pollfd {
+        fd,
+        events: 0,
+        revents: 0,
+    };
+    let now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    let n = call!(libc::SYS_ppoll, &raw mut p, 1, &raw const now, 0usize, 8);
+    n == Ok(1) && p.revents & libc::POLLERR != 0
+}
+
 /// Sleeps while `*word == value`. Without a time limit the kernel restarts or interrupts the wait for
 /// signals just as it does a blocking `recv` (futex(2), signal(7)).
 pub fn futex_wait(

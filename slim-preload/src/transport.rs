@@ -22,6 +22,12 @@ pub static SWAPS: AtomicU64 = AtomicU64::new(0);
 /// thread that was cancelled inside its call; the kernel's own byte count guards against anything else.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
 
+/// Stands for the error that the kernel still has to report.
+pub const TO_BE_ASKED: c_int = 0;
+
+/// How long an end of stream waits for its announcement before it is looked into.
+const ANNOUNCEMENT: Duration = Duration::from_millis(3);
+
 type CtlGuard = MutexGuard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
@@ -73,6 +79,11 @@ pub enum Fault {
 
 /// A data call, or a poll, found the transport under `fd` dead.
 pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
+    if let Cause::Eof { received } = cause
+        && announced(flow, received)
+    {
+        return Fault::Plain;
+    }
     // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
     let Some(mut ctl) = flow.ctl_of(fd) else {
         return Fault::Plain;
@@ -101,10 +112,52 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         runtime::with_agent(|a| a.demote(token));
         return Fault::Plain;
     }
+    let cause = match (cause, ctl.transport) {
+        (Cause::Errno(TO_BE_ASKED), Some(old)) => {
+            let errno = sys::option::<c_int>(old, libc::SOL_SOCKET, libc::SO_ERROR);
+            Cause::Errno(errno.filter(|e| *e != 0).unwrap_or(libc::ECONNRESET))
+        }
+        (cause, _) => cause,
+    };
     // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
     // thread does with the flow, and before it can resume it for the peer.
     runtime::with_agent(|a| a.fault(flow.token(), cause));
     Fault::Suspended
+}
+
+/// A call has taken an error from a transport that was suspended meanwhile: if the transport is ever put back, the
+/// error is owed.
+pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
+    let of_transport = [
+        libc::ECONNRESET,
+        libc::ECONNABORTED,
+        libc::ETIMEDOUT,
+        libc::EPIPE,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+    ];
+    if of_transport.contains(&errno)
+        && let Some(mut ctl) = flow.ctl_of(fd)
+        && ctl.mode == Mode::Suspended
+    {
+        ctl.taken.get_or_insert(errno);
+    }
+}
+
+/// Whether the peer has announced the end that was met, or does so within a moment: the announcement and the end
+/// travel at the same time, and to wait for the one costs less than to suspend and to ask.
+fn announced(flow: &Flow, received: u64) -> bool {
+    let begun = Instant::now();
+    while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
+        if flow.peer_final.load(Ordering::Acquire) == received {
+            return true;
+        }
+        if begun.elapsed() > ANNOUNCEMENT {
+            break;
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
+    false
 }
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
@@ -213,6 +266,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     let _ = swap_in(ctl, new, true);
     sys::close(new);
     ctl.mode = Mode::Open;
+    ctl.taken = None;
     flow.gate.open();
 }
 
@@ -265,6 +319,10 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
 /// The old transport is put back: it was not dead after all, or the error it reports is the true one.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
     let mut ctl = flow.ctl();
+    if let Some(errno) = ctl.taken.take().filter(|_| ctl.mode == Mode::Suspended) {
+        drop(ctl);
+        return escalate(flow, Then::Dead(errno));
+    }
     if ctl.mode == Mode::Suspended {
         if let (Some(old), Some(fd)) = (ctl.transport, ctl.fds.first()) {
             sys::set_status(old, sys::status(*fd));

@@ -26,7 +26,7 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// before the first byte. Without one the application has the error as soon as without SLIM.
 const LATE_HELLO: Duration = Duration::from_millis(20);
 /// How long the answer to HELLO is waited for once the connection has failed.
-const LATE_ANSWER: Duration = Duration::from_secs(1);
+const LATE_ANSWER: Duration = Duration::from_millis(500);
 /// HELLOs kept for connections that the application has not accepted yet.
 const PENDING: usize = 4096;
 /// How long such a HELLO is kept; a connector that still waits asks every second.
@@ -405,8 +405,7 @@ impl Endpoint {
                 flow.outage = Some(Outage::new(now, cause));
                 let wait = match &flow.hello {
                     None => most.min(LATE_HELLO),
-                    Some(asking) if !asking.waiting => most.min(LATE_ANSWER),
-                    Some(_) => most,
+                    Some(_) => most.min(LATE_ANSWER),
                 };
                 let deadline = Owner::Flow(token, Timer::HelloDeadline);
                 let limit = now + wait;

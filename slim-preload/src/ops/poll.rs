@@ -162,15 +162,11 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
         return false;
     }
-    let error = if closed {
-        sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR)
-    } else {
-        None
-    };
-    let cause = match error {
-        Some(error) if error != 0 => Cause::Errno(error),
+    let cause = match closed && sys::has_error(fd) {
+        // Which one is asked for when the flow is suspended, for asking takes it away.
+        true => Cause::Errno(transport::TO_BE_ASKED),
         // An end of both directions, or of the peer's, that it has not announced (yet).
-        _ => {
+        false => {
             let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
             let unread = sys::readable(fd) > 0;
             if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {

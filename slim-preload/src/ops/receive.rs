@@ -98,6 +98,7 @@ impl Receive {
             if flow.gate.is_barred() {
                 // The transport was shut under the call, or it met a placeholder.
                 flow.leave();
+                transport::remember(flow, self.fd, errno);
                 return Next::Again;
             }
             if !dead {

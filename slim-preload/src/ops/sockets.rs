@@ -141,6 +141,8 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if how == libc::SHUT_RD {
         return shut_transport(&ctl, how, real);
     }
+    let errno = sys::errno();
+    let first = flow.local_final.load(Ordering::Acquire) == UNKNOWN;
     // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
     let (r, sent) = if flow.send.try_lock() {
         // SAFETY: locked one line above, unlocked below.
@@ -153,6 +155,21 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         (r, sys::keep_errno(|| flow.send.with(|s| s.replay.end())))
     };
     announce(flow, sent);
+    if r == 0 || !first || ctl.mode != Mode::Open || !flow.live.load(Ordering::Acquire) {
+        return r;
+    }
+    // The transport was dead already. That is not the flow's end: the next one is shut when all is sent.
+    drop(ctl);
+    let dead = super::broken(fd, sys::errno());
+    if dead
+        && matches!(
+            transport::fault(flow, fd, Cause::Errno(libc::ECONNRESET)),
+            Fault::Suspended
+        )
+    {
+        sys::set_errno(errno);
+        return 0;
+    }
     r
 }
 
