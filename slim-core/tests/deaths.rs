@@ -463,13 +463,13 @@ fn hello_may_come_right_behind_the_fault() {
 }
 
 #[test]
-fn a_connector_without_answer_waits_one_second_for_it() {
+fn a_connector_without_answer_waits_half_a_second_for_it() {
     let mut world = World::new();
     world.cut = true;
     world.connect(1, "10.0.0.2:80");
     world.wait(ms(100));
     world.fault(1, Cause::Errno(RESET));
-    world.wait(ms(999));
+    world.wait(ms(499));
     assert_eq!(world.verdict(1), None);
     world.wait(ms(1));
     assert_eq!(world.verdict(1), Some(Verdict::Errno(RESET)));
