@@ -18,6 +18,7 @@ use crate::claims::{self, Found};
 use crate::command::{self, Command};
 use crate::control;
 use crate::fds::{self, OwnFd};
+use crate::numbers;
 use crate::thread;
 
 thread_local! {
@@ -70,7 +71,9 @@ impl Agent {
     /// The operating system's, with what was being done: no UDP or TCP socket to be had, no
     /// descriptor, no thread.
     pub fn start(config: Config) -> io::Result<Agent> {
-        as_agent(|| {
+        numbers::begin();
+        // The runtime creates descriptors of its own.
+        numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
             let listeners = Arc::<Listeners>::default();
             let config = with_job_key(config)?;
@@ -245,6 +248,7 @@ impl Agent {
     /// need a lock that the lost thread held, and would close numbers that are the child's own.
     pub fn after_fork_child() {
         GENERATION.fetch_add(1, Ordering::AcqRel);
+        numbers::forget_in_child();
         fds::close_all_in_child();
     }
 

@@ -11,7 +11,6 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -68,9 +67,9 @@ fn name(addr: SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0slim/{}", canonical(addr)))
 }
 
-fn socket() -> io::Result<Socket> {
+fn socket() -> io::Result<OwnFd> {
     let kind = Type::SEQPACKET.nonblocking().cloexec();
-    Socket::new_raw(Domain::UNIX, kind, None)
+    OwnFd::make(|| Socket::new_raw(Domain::UNIX, kind, None))
 }
 
 /// Who has the control socket of a listener.
@@ -114,10 +113,11 @@ pub(crate) fn reach_or_settle(local: SocketAddr) -> Found {
 
 /// Lets other processes claim connections to `addr`.
 fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
-    let socket = socket()?;
+    let fd = socket()?;
+    let socket = SockRef::from(&fd);
     socket.bind(&name(addr)?)?;
     socket.listen(BACKLOG)?;
-    Ok(OwnFd::new(OwnedFd::from(socket)))
+    Ok(fd)
 }
 
 /// Connects to the owner of a listener that accepts connections to `local`.
@@ -131,11 +131,11 @@ pub(crate) fn reach(local: SocketAddr) -> Option<OwnFd> {
 
 /// Connects to the owner of `addr` itself.
 fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
-    let socket = socket().ok()?;
-    socket.connect(&name(addr).ok()?).ok()?;
+    let fd = socket().ok()?;
+    SockRef::from(&fd).connect(&name(addr).ok()?).ok()?;
     // It is told the secret. The name may have been taken by anybody.
-    let owner = sys::peer_user(socket.as_raw_fd())?;
-    (owner == sys::user() || owner == 0).then(|| OwnFd::new(OwnedFd::from(socket)))
+    let owner = sys::peer_user(fd.raw())?;
+    (owner == sys::user() || owner == 0).then_some(fd)
 }
 
 /// What processes of one host tell each other.
@@ -377,13 +377,10 @@ impl Claims {
 async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     let mut links = JoinSet::new();
     while let Ok(mut guard) = listener.readable().await {
-        match SockRef::from(listener.get_ref()).accept() {
-            Ok((socket, _)) => {
-                let nonblocking = socket.set_nonblocking(true);
-                let fd = OwnFd::new(OwnedFd::from(socket));
+        match sys::accept_local(listener.get_ref().raw()) {
+            Ok(fd) => {
                 while links.try_join_next().is_some() {}
-                if nonblocking.is_ok()
-                    && links.len() < LINKS
+                if links.len() < LINKS
                     && let Ok(link) = Link::new(fd)
                 {
                     links.spawn_local(hear_claims(link, shared.clone()));

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 
 use slim_core::wire;
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::task::{self, JoinHandle};
@@ -70,8 +70,8 @@ pub(crate) fn bind_alone(addr: SocketAddr) -> io::Result<OwnFd> {
 
 fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
     let kind = Type::DGRAM.nonblocking().cloexec();
-    let socket = Socket::new_raw(Domain::for_address(addr), kind, None)?;
-    let fd = socket.as_raw_fd();
+    let own = OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))?;
+    let (fd, socket) = (own.raw(), SockRef::from(&own));
     if addr.is_ipv6() {
         socket.set_only_v6(only_v6)?;
         sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
@@ -83,7 +83,7 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
     }
     socket.bind(&addr.into())?;
-    Ok(OwnFd::new(OwnedFd::from(socket)))
+    Ok(own)
 }
 
 impl Control {

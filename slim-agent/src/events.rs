@@ -3,7 +3,6 @@
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -67,14 +66,11 @@ impl EventLog {
     pub(crate) fn open(config: &Config, log: Log) -> Self {
         let (host, pid) = (sys::host_name(), process::id());
         let file = config.events_path(pid, &host).and_then(|path| {
-            let opened = OpenOptions::new()
-                .append(true)
-                .create(true)
-                // A pipe that nobody reads must not stop the agent.
-                .custom_flags(libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY)
-                .open(&path);
-            opened
-                .map(|file| OwnFd::new(OwnedFd::from(file)))
+            let mut options = OpenOptions::new();
+            // A pipe that nobody reads must not stop the agent.
+            let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+            options.append(true).create(true).custom_flags(flags);
+            OwnFd::make(|| options.open(&path))
                 .inspect_err(|e| log.warn(|| format!("no event log: {}: {e}", path.display())))
                 .ok()
         });

@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use crate::numbers;
+
 const WORDS: usize = 1024;
 /// Numbers from here on are not registered; the floor keeps ours far below.
 const LIMIT: usize = WORDS * 64;
@@ -76,10 +78,13 @@ pub(crate) fn room() -> usize {
 /// Whether `count` more descriptors could be had right now. Tried out with copies of `fd`.
 pub(crate) fn are_left(fd: impl AsFd, count: usize) -> bool {
     let fd = fd.as_fd().as_raw_fd();
-    let copies: Vec<_> = (0..count)
-        .map_while(|_| copy_above(fd, floor()).or_else(|| copy_above(fd, 0)))
-        .collect();
-    copies.len() == count
+    let floor = floor();
+    numbers::make(|| {
+        let copies: Vec<_> = (0..count)
+            .map_while(|_| copy_above(fd, floor).or_else(|| copy_above(fd, 0)))
+            .collect();
+        copies.len() == count
+    })
 }
 
 /// A copy of `fd` above the floor, or `fd` itself when there is no room.
@@ -137,7 +142,14 @@ fn place(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
 pub(crate) struct OwnFd(ManuallyDrop<OwnedFd>);
 
 impl OwnFd {
-    pub(crate) fn new(fd: impl Into<OwnedFd>) -> Self {
+    /// Takes over what `create` makes before the application can come across it.
+    pub(crate) fn make<T: Into<OwnedFd>>(
+        create: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<Self> {
+        numbers::make(|| create().map(OwnFd::new))
+    }
+
+    fn new(fd: impl Into<OwnedFd>) -> Self {
         OwnFd(ManuallyDrop::new(adopt(fd.into())))
     }
 
@@ -196,7 +208,7 @@ mod tests {
 
     #[test]
     fn our_descriptors_are_above_the_floor_and_registered_while_owned() {
-        let own = OwnFd::new(File::open("/dev/null").unwrap());
+        let own = OwnFd::make(|| File::open("/dev/null")).unwrap();
         let number = own.raw();
         assert!(number >= floor(), "{number} is below {}", floor());
         assert!(is_internal(number));

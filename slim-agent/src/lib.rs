@@ -33,7 +33,7 @@
 //! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
 //! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
 //! | `events` | event log and messages for people |
-//! | [`fds`] | our descriptors, out of the application's way |
+//! | [`fds`], [`numbers`] | our descriptors, out of the application's way |
 //!
 //! # What it is not
 //!
@@ -69,6 +69,7 @@ mod udp;
 mod watch;
 
 pub mod fds;
+pub mod numbers;
 
 pub use agent::{Agent, as_agent};
 pub use flow_io::{Drained, FlowIo, Probe};

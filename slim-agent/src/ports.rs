@@ -85,7 +85,6 @@ fn draw(range: RangeInclusive<u16>) -> Option<u16> {
 mod tests {
     use std::cell::Cell;
     use std::net::UdpSocket;
-    use std::os::fd::OwnedFd;
 
     use super::*;
 
@@ -112,7 +111,7 @@ mod tests {
                 SocketAddr::V4(a) if (1..=3).contains(&a.port()) => {
                     Err(io::ErrorKind::AddrInUse.into())
                 }
-                SocketAddr::V4(_) => UdpSocket::bind(addr).map(|s| OwnFd::new(OwnedFd::from(s))),
+                SocketAddr::V4(_) => OwnFd::make(|| UdpSocket::bind(addr)),
                 // A host without IPv6.
                 SocketAddr::V6(_) => Err(io::ErrorKind::Unsupported.into()),
             }

@@ -6,12 +6,11 @@
 use std::io;
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use slim_core::{ConnId, FlowToken};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
@@ -74,18 +73,19 @@ impl ResumeListeners {
 }
 
 fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
-    let socket = stream(addr)?;
+    let fd = stream(addr)?;
+    let socket = SockRef::from(&fd);
     if addr.is_ipv6() {
         socket.set_only_v6(true)?;
     }
     socket.bind(&addr.into())?;
     socket.listen(BACKLOG)?;
-    Ok(OwnFd::new(OwnedFd::from(socket)))
+    Ok(fd)
 }
 
-fn stream(addr: SocketAddr) -> io::Result<Socket> {
+fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
     let kind = Type::STREAM.nonblocking().cloexec();
-    Socket::new_raw(Domain::for_address(addr), kind, None)
+    OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))
 }
 
 /// Accepts on all listeners from now on.
@@ -197,21 +197,22 @@ fn connect(
     remote: SocketAddr,
     shared: &Shared,
 ) -> io::Result<AsyncFd<OwnFd>> {
-    let socket = stream(remote)?;
-    if shared.is_starved() || !fds::are_left(&socket, FOR_ACCEPTING) {
+    let fd = stream(remote)?;
+    if shared.is_starved() || !fds::are_left(&fd, FOR_ACCEPTING) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
+    let socket = SockRef::from(&fd);
     if let Some(local) = local {
         // The port is chosen at connect, so that one port can serve several destinations.
         let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
-        sys::set_option(socket.as_raw_fd(), libc::IPPROTO_IP, no_port, 1)?;
+        sys::set_option(fd.raw(), libc::IPPROTO_IP, no_port, 1)?;
         socket.bind(&SocketAddr::new(local, 0).into())?;
     }
     match socket.connect(&remote.into()) {
         Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
         _ => {}
     }
-    register(OwnFd::new(OwnedFd::from(socket)))
+    register(fd)
 }
 
 /// Prepares a connection for messages.

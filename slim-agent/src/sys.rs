@@ -10,11 +10,12 @@ use libc::c_int;
 use socket2::SockAddr;
 
 use crate::fds::OwnFd;
+use crate::numbers;
 
 /// A non-blocking counter that readers can sleep on.
 pub(crate) fn eventfd() -> io::Result<OwnFd> {
     // SAFETY: no memory is passed.
-    own(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
+    own(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
 /// Makes an eventfd readable.
@@ -34,7 +35,7 @@ pub(crate) fn eventfd_clear(fd: RawFd) {
 /// A non-blocking alarm clock on `CLOCK_MONOTONIC`.
 pub(crate) fn timerfd() -> io::Result<OwnFd> {
     // SAFETY: no memory is passed.
-    own(unsafe {
+    own(|| unsafe {
         libc::timerfd_create(
             libc::CLOCK_MONOTONIC,
             libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
@@ -72,7 +73,7 @@ pub(crate) fn timerfd_set(fd: RawFd, delay: Option<Duration>) {
 /// A socket that reports changes of links and addresses.
 pub(crate) fn rtnetlink_watch() -> io::Result<OwnFd> {
     // SAFETY: no memory is passed.
-    let fd = own(unsafe {
+    let fd = own(|| unsafe {
         libc::socket(
             libc::AF_NETLINK,
             libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
@@ -127,22 +128,21 @@ pub(crate) fn write_line(fd: RawFd, line: &[u8]) -> io::Result<()> {
 
 /// Accepts a connection, non-blocking and close-on-exec.
 pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
-    let mut new = -1;
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: `storage` is valid for writes of `len` bytes.
-    let (_, from) = unsafe {
-        SockAddr::try_init(|storage, len| {
-            let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            new = libc::accept4(fd, storage.cast(), len, flags);
-            if new < 0 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(())
-            }
-        })
+    let (new, from) = unsafe {
+        SockAddr::try_init(|storage, len| own(|| libc::accept4(fd, storage.cast(), len, flags)))
     }?;
-    let new = own(new)?;
     let from = from.as_socket().ok_or(io::ErrorKind::InvalidData)?;
     Ok((new, from))
+}
+
+/// Accepts a connection of a process of this host, non-blocking and close-on-exec.
+pub(crate) fn accept_local(fd: RawFd) -> io::Result<OwnFd> {
+    let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    let nobody = std::ptr::null_mut();
+    // SAFETY: no address is asked for.
+    own(|| unsafe { libc::accept4(fd, nobody, std::ptr::null_mut(), flags) })
 }
 
 /// The address a socket is bound to.
@@ -201,8 +201,9 @@ pub(crate) fn option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_int> 
 /// link-local ones (they mean nothing without an interface).
 pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
+    // It asks over a socket of its own.
     // SAFETY: `list` is valid for writes.
-    if unsafe { libc::getifaddrs(&mut list) } < 0 {
+    if numbers::make(|| unsafe { libc::getifaddrs(&mut list) }) < 0 {
         return Err(io::Error::last_os_error());
     }
     let mut found = Vec::new();
@@ -316,12 +317,13 @@ impl Drop for SignalsBlocked {
     }
 }
 
-fn own(fd: c_int) -> io::Result<OwnFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the caller's system call has just created this descriptor.
-    Ok(OwnFd::new(unsafe { OwnedFd::from_raw_fd(fd) }))
+/// What the system call `create` has made.
+fn own(create: impl FnOnce() -> c_int) -> io::Result<OwnFd> {
+    OwnFd::make(|| match create() {
+        // SAFETY: the system call has just created this descriptor.
+        fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    })
 }
 
 /// The IP address in a socket address.

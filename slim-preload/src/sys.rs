@@ -6,6 +6,7 @@
 
 use crate::lock::Lock;
 use libc::{c_int, c_long, c_void};
+use slim_agent::numbers;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -273,24 +274,27 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
 pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
     let make =
         || call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|fd| fd as c_int);
-    match make() {
+    let made = || match make() {
         Err(libc::EMFILE) => above_limit(|_| make()).unwrap_or(Err(libc::EMFILE)),
         made => made,
-    }
-    .map(own)
+    };
+    numbers::make(|| made().map(own))
 }
 
 /// A connected pair of unix sockets.
 pub fn socketpair() -> Result<[c_int; 2], Errno> {
     let mut sv = [0; 2];
-    call!(
-        libc::SYS_socketpair,
-        libc::AF_UNIX,
-        libc::SOCK_STREAM | libc::SOCK_CLOEXEC,
-        0,
-        sv.as_mut_ptr()
-    )?;
-    Ok(sv.map(own))
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    numbers::make(|| {
+        call!(
+            libc::SYS_socketpair,
+            libc::AF_UNIX,
+            kind,
+            0,
+            sv.as_mut_ptr()
+        )?;
+        Ok(sv.map(own))
+    })
 }
 
 /// `bind` with a raw address.
@@ -310,7 +314,9 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<(), Errno> {
 
 /// `accept4`, close-on-exec, without the address.
 pub fn accept(fd: c_int) -> Result<c_int, Errno> {
-    call!(libc::SYS_accept4, fd, 0usize, 0usize, libc::SOCK_CLOEXEC).map(|fd| own(fd as c_int))
+    numbers::make(|| {
+        call!(libc::SYS_accept4, fd, 0usize, 0usize, libc::SOCK_CLOEXEC).map(|fd| own(fd as c_int))
+    })
 }
 
 /// `recv` into a buffer of ours.
@@ -381,12 +387,8 @@ pub fn seek(fd: c_int, to: i64) {
 
 /// A new event counter of our own, never blocking.
 pub fn eventfd() -> Result<c_int, Errno> {
-    call!(
-        libc::SYS_eventfd2,
-        0,
-        libc::EFD_CLOEXEC | libc::EFD_NONBLOCK
-    )
-    .map(|fd| own(fd as c_int))
+    let flags = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK;
+    numbers::make(|| call!(libc::SYS_eventfd2, 0, flags).map(|fd| own(fd as c_int)))
 }
 
 /// Makes an event counter readable.

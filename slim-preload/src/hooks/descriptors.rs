@@ -2,59 +2,58 @@
 
 use crate::ops::descriptors as ops;
 use crate::process;
-use crate::runtime;
 use crate::sys::keep_errno;
 use libc::{FILE, c_char, c_int, c_uint, c_void};
 use redhook::{hook, real};
+use slim_agent::numbers::take;
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
-    ops::close(fd, || real!(close)(fd))
+    ops::close(fd, || take(|| real!(close)(fd)))
 }}
 hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
-    ops::close(fd, || real!(__close)(fd))
+    ops::close(fd, || take(|| real!(__close)(fd)))
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
     // Anything but plain closing (CLOSE_RANGE_CLOEXEC, _UNSHARE) ends no session.
     if flags == 0 && first <= last && keep_errno(|| ops::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
-    real!(close_range)(first, last, flags)
+    take(|| real!(close_range)(first, last, flags))
 }}
 hook! { unsafe fn closefrom(first: c_int) => slim_closefrom {
-    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { real!(closefrom)(first) }
+    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { take(|| real!(closefrom)(first)) }
 }}
 hook! { unsafe fn dup(fd: c_int) -> c_int => slim_dup {
-    ops::duplicate(fd, None, || real!(dup)(fd))
+    ops::duplicate(fd, None, || take(|| real!(dup)(fd)))
 }}
 hook! { unsafe fn dup2(from: c_int, to: c_int) -> c_int => slim_dup2 {
-    ops::duplicate(from, Some(to), || real!(dup2)(from, to))
+    ops::duplicate(from, Some(to), || take(|| real!(dup2)(from, to)))
 }}
 hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
-    ops::duplicate(from, Some(to), || real!(__dup2)(from, to))
+    ops::duplicate(from, Some(to), || take(|| real!(__dup2)(from, to)))
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
-    ops::duplicate(from, Some(to), || real!(dup3)(from, to, flags))
+    ops::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
 }}
 hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fdopen {
     ops::for_stdio(fd);
     real!(fdopen)(fd, mode)
 }}
-// The agent's runtime makes descriptors of its own: they must not take the numbers that the application expects
-// next.
-hook! { unsafe fn epoll_create1(flags: c_int) -> c_int => slim_epoll_create1 {
-    runtime::out_of_the_way(real!(epoll_create1)(flags))
-}}
-hook! { unsafe fn eventfd(count: c_uint, flags: c_int) -> c_int => slim_eventfd {
-    runtime::out_of_the_way(real!(eventfd)(count, flags))
-}}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl {
-    ops::control(fd, command, |fd| real!(fcntl)(fd, command, arg))
+    ops::control(fd, command, |fd| gives_out(command, || real!(fcntl)(fd, command, arg)))
 }}
 hook! { unsafe fn fcntl64(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl64 {
-    ops::control(fd, command, |fd| real!(fcntl64)(fd, command, arg))
+    ops::control(fd, command, |fd| gives_out(command, || real!(fcntl64)(fd, command, arg)))
 }}
 hook! { unsafe fn __fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim___fcntl {
-    ops::control(fd, command, |fd| real!(__fcntl)(fd, command, arg))
+    ops::control(fd, command, |fd| gives_out(command, || real!(__fcntl)(fd, command, arg)))
 }}
+
+fn gives_out(command: c_int, real: impl Fn() -> c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => take(real),
+        _ => real(),
+    }
+}
 
 type Strings = *const *const c_char;
 

@@ -15,6 +15,7 @@
 
 mod data;
 mod descriptors;
+mod numbers;
 mod readiness;
 mod sockets;
 

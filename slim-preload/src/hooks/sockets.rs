@@ -4,6 +4,7 @@ use crate::ops::sockets::{self, End, Ioctl};
 use crate::sys::{errno, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::{hook, real};
+use slim_agent::numbers::take;
 
 hook! { unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_connect {
     sockets::connect(fd, addr, len, || real!(connect)(fd, addr, len))
@@ -23,10 +24,10 @@ hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
     r
 }}
 hook! { unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_accept {
-    sockets::accept(fd, addr, len, |addr, len| real!(accept)(fd, addr, len))
+    sockets::accept(fd, addr, len, |addr, len| take(|| real!(accept)(fd, addr, len)))
 }}
 hook! { unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int => slim_accept4 {
-    sockets::accept(fd, addr, len, |addr, len| real!(accept4)(fd, addr, len, flags))
+    sockets::accept(fd, addr, len, |addr, len| take(|| real!(accept4)(fd, addr, len, flags)))
 }}
 hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
     sockets::shutdown(fd, how, || real!(shutdown)(fd, how))

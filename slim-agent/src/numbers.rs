@@ -1,0 +1,110 @@
+//! The lowest free descriptor number belongs to the application.
+//!
+//! The kernel gives whatever is created the lowest number that is free, and there is no way to ask
+//! for another one: it can only be moved afterwards. Programs count on that number (`close(0);
+//! open(…)`), or know that a number is free and put something there (`dup2`). So a descriptor of
+//! ours must not be seen before it has been moved:
+//!
+//! * [`make`] is the time from creating a descriptor of ours until it is moved;
+//! * [`take`] is a call of the application that gives out, overwrites or closes numbers.
+//!
+//! The two exclude each other, but neither waits for its own kind: making takes some microseconds,
+//! and a call that takes a number has it after some hundred nanoseconds. A call of the application
+//! can also sleep when it has its number (`accept`, or `open` of a FIFO), be cancelled, or be left by
+//! `longjmp`. So making waits for those only that have begun since it last waited, and for no longer
+//! than [`TAKEN`].
+//!
+//! Everything here may run in signal handlers and in vforked children.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::Agent;
+use crate::agent::as_agent;
+
+/// A call that has been inside for as long has its number: the kernel chooses it first of all.
+const TAKEN: Duration = Duration::from_micros(500);
+/// A thread that makes something does not run for as long only if it never will again.
+const MADE: Duration = Duration::from_millis(100);
+
+/// Whether there is, or was, anybody who makes descriptors.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+/// Threads in [`make`].
+static MAKERS: AtomicU32 = AtomicU32::new(0);
+/// Calls in [`take`]: how many there are (low half), and have ever been (high half).
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// How many there had ever been when making last waited for all of them.
+static AWAITED: AtomicU32 = AtomicU32::new(0);
+
+const EVER: u64 = 1 << 32;
+
+/// Runs `f`, which creates a descriptor of ours and moves it away, while no call of the application
+/// takes a number. As [`as_agent`](crate::as_agent), too.
+pub fn make<R>(f: impl FnOnce() -> R) -> R {
+    MAKERS.fetch_add(1, Ordering::SeqCst);
+    wait_for_takers();
+    let made = as_agent(f);
+    MAKERS.fetch_sub(1, Ordering::SeqCst);
+    made
+}
+
+/// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
+/// while no descriptor of ours has a number that it should not have. Nothing of ours is to be undone
+/// should `f` never return.
+#[inline]
+pub fn take<R>(f: impl FnOnce() -> R) -> R {
+    if !IN_USE.load(Ordering::Relaxed) || Agent::in_agent() {
+        return f();
+    }
+    CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
+    if MAKERS.load(Ordering::SeqCst) != 0 {
+        wait_for_makers();
+    }
+    let taken = f();
+    CALLS.fetch_sub(1, Ordering::SeqCst);
+    taken
+}
+
+/// An agent is about to be started.
+pub(crate) fn begin() {
+    IN_USE.store(true, Ordering::SeqCst);
+}
+
+/// In a forked child: nobody else is here.
+pub(crate) fn forget_in_child() {
+    IN_USE.store(false, Ordering::Relaxed);
+    MAKERS.store(0, Ordering::Relaxed);
+    CALLS.store(0, Ordering::Relaxed);
+    AWAITED.store(0, Ordering::Relaxed);
+}
+
+fn wait_for_takers() {
+    // Whoever begins from now on sees a maker, and waits.
+    let calls = CALLS.load(Ordering::SeqCst);
+    let ever = (calls >> 32) as u32;
+    if inside(calls) && ever != AWAITED.load(Ordering::SeqCst) {
+        let begun = Instant::now();
+        while inside(CALLS.load(Ordering::SeqCst)) && begun.elapsed() < TAKEN {
+            thread::yield_now();
+        }
+    }
+    AWAITED.store(ever, Ordering::SeqCst);
+}
+
+/// Steps back, so that the makers can go on, until there are none.
+#[cold]
+fn wait_for_makers() {
+    let begun = Instant::now();
+    while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+        while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
+            thread::yield_now();
+        }
+        CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
+    }
+}
+
+fn inside(calls: u64) -> bool {
+    calls as u32 != 0
+}

@@ -1,0 +1,63 @@
+//! Calls that give out descriptor numbers.
+//!
+//! They get the number that they would get without us: [`numbers`](slim_agent::numbers) keeps them and the making of
+//! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
+
+use crate::runtime;
+use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
+use redhook::{hook, real};
+use slim_agent::numbers::{make, take};
+
+macro_rules! give_out {
+    ($($hook:ident: $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {$(
+        hook! { unsafe fn $name($($arg: $kind),*) -> $result => $hook {
+            take(|| real!($name)($($arg),*))
+        }}
+    )*};
+}
+
+type Path = *const c_char;
+
+// `open` and `openat` are variadic in C; on the platforms supported the last argument travels as a fixed one does.
+give_out! {
+    slim_creat: creat(path: Path, mode: mode_t) -> c_int;
+    slim_creat64: creat64(path: Path, mode: mode_t) -> c_int;
+    slim_epoll_create: epoll_create(size: c_int) -> c_int;
+    slim_fopen: fopen(path: Path, mode: *const c_char) -> *mut FILE;
+    slim_fopen64: fopen64(path: Path, mode: *const c_char) -> *mut FILE;
+    slim_freopen: freopen(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    slim_freopen64: freopen64(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    slim_inotify_init: inotify_init() -> c_int;
+    slim_inotify_init1: inotify_init1(flags: c_int) -> c_int;
+    slim_memfd_create: memfd_create(name: *const c_char, flags: c_uint) -> c_int;
+    slim_open: open(path: Path, flags: c_int, mode: mode_t) -> c_int;
+    slim_open64: open64(path: Path, flags: c_int, mode: mode_t) -> c_int;
+    slim___open_2: __open_2(path: Path, flags: c_int) -> c_int;
+    slim___open64_2: __open64_2(path: Path, flags: c_int) -> c_int;
+    slim_openat: openat(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
+    slim_openat64: openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
+    slim___openat_2: __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;
+    slim___openat64_2: __openat64_2(at: c_int, path: Path, flags: c_int) -> c_int;
+    slim_pipe: pipe(ends: *mut c_int) -> c_int;
+    slim_pipe2: pipe2(ends: *mut c_int, flags: c_int) -> c_int;
+    slim_signalfd: signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int;
+    slim_socket: socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
+    slim_socketpair: socketpair(family: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int;
+    slim_timerfd_create: timerfd_create(clock: c_int, flags: c_int) -> c_int;
+}
+
+// The agent's runtime makes descriptors of its own by these.
+hook! { unsafe fn epoll_create1(flags: c_int) -> c_int => slim_epoll_create1 {
+    ours_or_theirs(|| real!(epoll_create1)(flags))
+}}
+hook! { unsafe fn eventfd(count: c_uint, flags: c_int) -> c_int => slim_eventfd {
+    ours_or_theirs(|| real!(eventfd)(count, flags))
+}}
+
+fn ours_or_theirs(real: impl Fn() -> c_int) -> c_int {
+    if runtime::is_our_call() {
+        make(|| runtime::out_of_the_way(real()))
+    } else {
+        take(real)
+    }
+}
