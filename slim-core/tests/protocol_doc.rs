@@ -168,3 +168,128 @@ fn sections_that_the_code_names_exist() {
         section(heading);
     }
 }
+
+/// Numbers in the text, next to the constants that they describe. Those are private, so their lines
+/// in the source are looked for: whoever changes one is led to the other.
+#[test]
+fn numbers_in_the_text_are_those_of_the_code() {
+    const NEGOTIATE: &str = include_str!("../src/endpoint/negotiate.rs");
+    const PENDING: &str = include_str!("../src/endpoint/pending.rs");
+    const REFUSALS: &str = include_str!("../src/endpoint/refusals.rs");
+    const INQUIRY: &str = include_str!("../src/endpoint/inquiry.rs");
+    const CLOSE: &str = include_str!("../src/endpoint/close.rs");
+    const RESPOND: &str = include_str!("../src/endpoint/respond.rs");
+    const ATTEMPTS: &str = include_str!("../src/endpoint/attempts.rs");
+    let pairs = [
+        (
+            NEGOTIATE,
+            "RETRY: Duration = Duration::from_millis(50)",
+            "HELLO is repeated after 50 ms, 100 ms, 200 ms",
+        ),
+        (
+            NEGOTIATE,
+            "RETRY_MAX: Duration = Duration::from_secs(1)",
+            "at most 1 s apart",
+        ),
+        (
+            NEGOTIATE,
+            "LATE_HELLO: Duration = Duration::from_millis(20)",
+            "20 ms for a HELLO",
+        ),
+        (
+            NEGOTIATE,
+            "LATE_ANSWER: Duration = Duration::from_millis(500)",
+            "at most half a second for the answer",
+        ),
+        (
+            PENDING,
+            "PENDING: usize = 4096",
+            "keeps the HELLO (at most 4096, for 60 s each)",
+        ),
+        (
+            PENDING,
+            "PENDING_AGE: Duration = Duration::from_secs(60)",
+            "keeps the HELLO (at most 4096, for 60 s each)",
+        ),
+        (
+            REFUSALS,
+            "REFUSAL_GRACE: Duration = Duration::from_millis(50)",
+            "twice and at least 50 ms apart",
+        ),
+        (
+            REFUSALS,
+            "REFUSAL_AGE: Duration = Duration::from_secs(5)",
+            "until the last refusal is 5 s old",
+        ),
+        (
+            INQUIRY,
+            "QUERIES: u32 = 5",
+            "QUERY is sent up to five times",
+        ),
+        (
+            INQUIRY,
+            "CONFIRM_DEATH: Duration = Duration::from_millis(150)",
+            "so again 150 ms later or more",
+        ),
+        (
+            INQUIRY,
+            "GONE_AGE: Duration = Duration::from_secs(5)",
+            "it within the next 5 s",
+        ),
+        (
+            CLOSE,
+            "TOMBS: usize = 4096",
+            "remembers a closed flow for 120 s (at most 4096 of them)",
+        ),
+        (
+            CLOSE,
+            "TOMB_AGE: Duration = Duration::from_secs(120)",
+            "remembers a closed flow for 120 s (at most 4096 of them)",
+        ),
+        (
+            RESPOND,
+            "FRESH: usize = 1024",
+            "keeps at most 1024 such connections, for 5 s each",
+        ),
+        (
+            RESPOND,
+            "FRESH_AGE: Duration = Duration::from_secs(5)",
+            "keeps at most 1024 such connections, for 5 s each",
+        ),
+        (
+            ATTEMPTS,
+            "BACKOFF: Duration = Duration::from_millis(20)",
+            "grows from 20 ms to 1 s",
+        ),
+        (
+            ATTEMPTS,
+            "BACKOFF_MAX: Duration = Duration::from_secs(1)",
+            "grows from 20 ms to 1 s",
+        ),
+        (
+            ATTEMPTS,
+            "STUCK: Duration = Duration::from_secs(1)",
+            "hangs is replaced after 1 s, in later windows 2 s and 4 s",
+        ),
+        (
+            ATTEMPTS,
+            "STUCK_DOUBLINGS: u32 = 2",
+            "hangs is replaced after 1 s, in later windows 2 s and 4 s",
+        ),
+        (
+            ATTEMPTS,
+            "PEER_SILENT: Duration = Duration::from_secs(2)",
+            "hears nothing for 2 s",
+        ),
+    ];
+    // Lines of the text are broken anywhere.
+    let text: Vec<&str> = DOC.split_whitespace().collect();
+    let text = text.join(" ");
+    for (source, constant, words) in pairs {
+        assert!(source.contains(constant), "changed, or gone: {constant}");
+        assert!(
+            text.contains(words),
+            "{constant}, but the text does not say: {words}"
+        );
+    }
+}

@@ -18,6 +18,8 @@
 mod app;
 #[path = "sim/dice.rs"]
 mod dice;
+#[path = "sim/event.rs"]
+mod event;
 #[path = "sim/front.rs"]
 mod front;
 #[path = "sim/harm.rs"]

@@ -47,8 +47,9 @@ pub(super) struct Attempts {
     last: Failure,
 }
 
-/// Every (local, remote) pair to try, the one the application used first.
-pub(super) fn paths(flow: &Flow, own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketAddr)> {
+/// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
+/// of this host.
+fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketAddr)> {
     let Some(peer) = &flow.peer else {
         return Vec::new();
     };
@@ -57,7 +58,9 @@ pub(super) fn paths(flow: &Flow, own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketA
     let usable =
         |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback;
     let mut paths = vec![(None, first)];
-    for ip in peer.addrs.iter().copied().filter(usable) {
+    // An address that both hosts have, such as that of a bridge for containers, leads to ourselves.
+    let elsewhere = |ip: &IpAddr| peer.id.host == *host || !own.contains(ip);
+    for ip in peer.addrs.iter().copied().filter(usable).filter(elsewhere) {
         if !paths.iter().any(|(_, known)| *known == ip) {
             paths.push((None, ip));
         }
@@ -178,7 +181,7 @@ impl Endpoint {
         attempts.failures = 0;
         attempts.last = Failure::TimedOut;
         let begun = attempts.begun;
-        let paths = paths(&self.flows[&token], &self.addrs);
+        let paths = self.paths(token);
         let Some(&(local, remote)) = paths.get(choose(n, 0, paths.len())) else {
             return;
         };
@@ -194,13 +197,17 @@ impl Endpoint {
         self.connect(now, token);
     }
 
+    fn paths(&self, token: FlowToken) -> Vec<(Option<IpAddr>, SocketAddr)> {
+        paths(&self.flows[&token], &self.id.host, &self.addrs)
+    }
+
     /// Asks for a connection, unless one is under way in either direction.
     fn connect(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         if flow.outgoing.is_some() || flow.accepted.is_some() || flow.pump.is_some() {
             return;
         }
-        let paths = paths(flow, &self.addrs);
+        let paths = self.paths(token);
         let flow = self.flow(token);
         let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
             return;
@@ -295,8 +302,11 @@ impl Endpoint {
         }
         let flow = self.flow(token);
         flow.query = None;
-        if let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
-            attempts.left = ends.map(|ends| ends.since(now));
+        // Without a window under way it was stopped before, and has not gone on since.
+        if let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut())
+            && let Some(ends) = ends
+        {
+            attempts.left = Some(ends.since(now));
         }
     }
 

@@ -208,7 +208,8 @@ impl Endpoint {
         };
         match at.cmp(&end) {
             std::cmp::Ordering::Equal if flow.intact() => self.put_back(now, token),
-            std::cmp::Ordering::Equal => {}
+            // It was genuine, but there is an error behind it: what we send does not arrive.
+            std::cmp::Ordering::Equal => self.look_for_transport(now, token),
             // Somebody ended the stream early.
             std::cmp::Ordering::Less => self.eof_is_fault(now, token),
             std::cmp::Ordering::Greater => {
@@ -253,7 +254,14 @@ impl Endpoint {
             return;
         };
         outage.eof = None;
-        if outage.attempts.is_none() {
+        self.look_for_transport(now, token);
+    }
+
+    /// An end of stream does not settle the matter: attempts start, if they have not yet.
+    fn look_for_transport(&mut self, now: Time, token: FlowToken) {
+        let outage = self.flow(token).outage.as_ref();
+        if outage.is_some_and(|outage| outage.attempts.is_none()) {
+            self.drop_query(token);
             self.start_attempts(now, token);
         }
     }

@@ -1,7 +1,7 @@
 //! The initiator's side of the resume handshake.
 
 use super::flow::State;
-use super::record::{Drained, ECONNREFUSED};
+use super::record::{Drained, ECONNREFUSED, Why};
 use super::respond::PEER_RETRY;
 use super::resume::{Bound, Conn, Stage};
 use super::timer::{Owner, Timer};
@@ -37,10 +37,17 @@ impl Endpoint {
         let Some(peer) = &flow.peer else {
             return;
         };
-        if challenge.endpoint != peer.id {
+        let id = peer.id;
+        if !verify_with_job(self.config.job_key.as_ref(), parsed) {
+            self.drop_one();
+            self.close_conn(conn);
+            self.conn_failed(now, token, Failure::BadProof);
+            // A process of another job may have the port because ours has gone.
+            return self.ask(now, token, Why::Death);
+        }
+        if challenge.endpoint != id {
             // Another process has the port. If the host is the same, ours has gone; if not, the
             // path leads to a host of that address that we did not mean.
-            let id = peer.id;
             let gone = challenge.endpoint.host == id.host && challenge.endpoint != self.id;
             self.close_conn(conn);
             return if gone {
@@ -48,11 +55,6 @@ impl Endpoint {
             } else {
                 self.conn_failed(now, token, Failure::Garbage)
             };
-        }
-        if !verify_with_job(self.config.job_key.as_ref(), parsed) {
-            self.drop_one();
-            self.close_conn(conn);
-            return self.conn_failed(now, token, Failure::BadProof);
         }
         if let Some(Conn::Out { stage, .. }) = self.conns.get_mut(&conn) {
             *stage = Stage::Challenged {

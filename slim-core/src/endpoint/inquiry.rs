@@ -54,10 +54,18 @@ struct Inquiry {
 
 impl Inquiries {
     fn bury(&mut self, now: Time, peer: EndpointId) {
+        if self.is_gone(now, peer) {
+            return;
+        }
         while self.gone.len() >= GONE {
             self.gone.pop_front();
         }
         self.gone.push_back((now, peer));
+    }
+
+    /// It has just spoken.
+    pub(super) fn revive(&mut self, peer: EndpointId) {
+        self.gone.retain(|(_, gone)| *gone != peer);
     }
 
     fn is_gone(&mut self, now: Time, peer: EndpointId) -> bool {
@@ -80,7 +88,7 @@ impl Inquiries {
 
 impl Endpoint {
     /// Asks the peer how the flow stands, or waits for the outcome of a question under way. With
-    /// [`Why::Death`], the peer's host has just refused a connection of the flow.
+    /// [`Why::Death`], the peer's resume port has just been found to be closed, or somebody else's.
     pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
         let flow = &self.flows[&token];
         let (Some(to), Some(peer)) = (flow.control(), flow.peer.as_ref().map(|peer| peer.id))
@@ -385,5 +393,31 @@ impl Endpoint {
             return self.drop_one();
         }
         self.drop_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_gone_for_ever() {
+        let peer = EndpointId {
+            host: [1; 16],
+            pid: 1,
+            incarnation: 1,
+        };
+        let at = |secs: u64| Time(secs * 1_000_000);
+        let mut inquiries = Inquiries::default();
+        // Whoever asks meanwhile hears the same, and that is no new evidence.
+        for secs in [0, 2, 4] {
+            inquiries.bury(at(secs), peer);
+            assert!(inquiries.is_gone(at(secs), peer));
+        }
+        assert_eq!(inquiries.gone.len(), 1);
+        assert!(!inquiries.is_gone(at(5), peer));
+        inquiries.bury(at(6), peer);
+        inquiries.revive(peer);
+        assert!(!inquiries.is_gone(at(6), peer));
     }
 }

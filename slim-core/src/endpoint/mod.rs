@@ -89,6 +89,7 @@ mod flow;
 mod initiate;
 mod inquiry;
 mod negotiate;
+mod pending;
 mod record;
 mod refusals;
 mod respond;
@@ -108,11 +109,12 @@ use crate::wire::{self, Message};
 
 pub use action::Action;
 pub use flow::State;
-pub use negotiate::PendingHello;
+pub use pending::PendingHello;
 
 use close::Tombs;
 use inquiry::Inquiries;
-use negotiate::{Pending, plain};
+use negotiate::plain;
+use pending::Pending;
 use record::{Bar, Drained, Flow, Leaving, Outage};
 use refusals::Refusals;
 use resume::Conn;

@@ -4,11 +4,11 @@
 //! The acceptor waits for the question as long. Meanwhile the application sends and receives as it
 //! likes; nothing it does waits for the outcome.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
+use super::pending::{PendingHello, Waiting};
 use super::record::{Asking, Bar, Leaving, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
@@ -27,80 +27,6 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 const LATE_HELLO: Duration = Duration::from_millis(20);
 /// How long the answer to HELLO is waited for once the connection has failed.
 const LATE_ANSWER: Duration = Duration::from_millis(500);
-/// HELLOs kept for connections that the application has not accepted yet.
-const PENDING: usize = 4096;
-/// How long such a HELLO is kept; a connector that still waits asks every second.
-const PENDING_AGE: Duration = Duration::from_secs(60);
-
-/// HELLOs that came before the application accepted their connection, by (our end, their end).
-#[derive(Default)]
-pub(super) struct Pending {
-    by_tuple: HashMap<(SocketAddr, SocketAddr), Waiting>,
-    /// Oldest first; an entry whose time does not match was replaced by a newer HELLO.
-    order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
-}
-
-struct Waiting {
-    hello: Hello,
-    from: SocketAddr,
-    local: SocketAddr,
-    at: Time,
-}
-
-impl Pending {
-    fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
-        self.expire(now);
-        if let Some(known) = self.by_tuple.get_mut(&tuple) {
-            // Its place in the order stays: what is asked again all the time would else fill it.
-            let at = known.at;
-            *known = Waiting { at, ..waiting };
-            return;
-        }
-        while self.by_tuple.len() >= PENDING {
-            let Some((_, oldest)) = self.order.pop_front() else {
-                break;
-            };
-            self.by_tuple.remove(&oldest);
-        }
-        self.by_tuple.insert(tuple, waiting);
-        self.order.push_back((now, tuple));
-    }
-
-    fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
-        self.expire(now);
-        let waiting = self.by_tuple.remove(&tuple)?;
-        self.order.retain(|(_, other)| *other != tuple);
-        Some(waiting)
-    }
-
-    fn expire(&mut self, now: Time) {
-        while let Some((at, tuple)) = self.order.front().copied() {
-            if now.since(at) < PENDING_AGE {
-                break;
-            }
-            self.order.pop_front();
-            self.by_tuple.remove(&tuple);
-        }
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        debug_assert_eq!(self.by_tuple.len(), self.order.len());
-        self.by_tuple.len()
-    }
-}
-
-/// A HELLO that came before its connection was accepted. See [`Endpoint::take_pending`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PendingHello {
-    /// Who sent it.
-    pub from: SocketAddr,
-    /// The address of ours that it was sent to.
-    pub local: SocketAddr,
-    /// The message.
-    pub data: Vec<u8>,
-}
-
 /// IPv4 addresses have one spelling here, or the two ends would not find each other.
 pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
@@ -198,6 +124,10 @@ impl Endpoint {
         from: SocketAddr,
         local: SocketAddr,
     ) {
+        // Of two connections with one name the first has it.
+        if self.by_id.contains_key(&(hello.flow, Role::Acceptor)) {
+            return self.drop_one();
+        }
         let inputs = KeyInputs {
             flow: hello.flow,
             random_c: hello.random_c,
@@ -281,7 +211,6 @@ impl Endpoint {
                 hello: *hello,
                 from,
                 local,
-                at: now,
             };
             self.pending.put(now, tuple, waiting);
             let wait = Message::HelloWait(HelloWait { flow: hello.flow });
@@ -352,6 +281,7 @@ impl Endpoint {
         });
         let remote = flow.remote;
         self.refusals.forget(remote);
+        self.inquiries.revive(ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),
             // We had stopped waiting: the peer must not rely on us.

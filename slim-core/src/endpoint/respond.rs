@@ -179,6 +179,7 @@ impl Endpoint {
         flow.epochs.answered = epoch;
         // No answer was given on it, so there is nothing in it.
         let older = flow.accepted.replace(conn);
+        let peer = flow.peer.as_ref().map(|peer| peer.id);
         self.conns.insert(
             conn,
             Conn::In {
@@ -190,6 +191,9 @@ impl Endpoint {
         );
         if let Some(older) = older {
             self.close_conn(older);
+        }
+        if let Some(peer) = peer {
+            self.inquiries.revive(peer);
         }
         self.drop_outgoing(token);
         self.drop_query(token);

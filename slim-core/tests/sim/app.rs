@@ -1,14 +1,15 @@
 //! The applications, and the calls they make.
 
-use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
+use slim_core::{Cause, FinHow, FlowToken, Verdict};
 
+use crate::event::Ev;
 use crate::front::{Plan, pattern};
-use crate::tcp::Read;
-use crate::world::{Ev, MS, Mutation, World};
+use crate::tcp::{ECONNABORTED, Read};
+use crate::world::{MS, Mutation, World};
 
 impl World {
     pub fn tick(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        if !self.nodes[node].alive || self.front(node, token).gone {
+        if self.nodes[node].crashed || self.front(node, token).gone {
             return Ok(());
         }
         if let Some((tcp, side)) = self.front(node, token).tcp {
@@ -118,6 +119,11 @@ impl World {
                     return self.end_of_stream(node, token);
                 }
                 self.fault(node, token, Cause::Eof { received });
+                if self.dice.chance(10) {
+                    // It is killed now, and another thread was just writing to it.
+                    self.tcps[tcp].die(side, ECONNABORTED);
+                    self.fault(node, token, Cause::Errno(ECONNABORTED));
+                }
                 Ok(())
             }
         }
@@ -149,9 +155,8 @@ impl World {
             return;
         }
         front.barred = true;
-        self.nodes[node]
-            .endpoint
-            .fault(Time(self.now), token, cause);
+        let now = self.clock(node);
+        self.nodes[node].endpoint.fault(now, token, cause);
     }
 
     /// Trims, and lets go of a flow that the application has closed when all is delivered.
@@ -169,7 +174,7 @@ impl World {
     }
 
     pub fn end(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let now = Time(self.now);
+        let now = self.clock(node);
         let front = self.front(node, token);
         if front.plan == Plan::Idle && front.end_seen {
             front.plan = Plan::Orderly;
@@ -236,7 +241,8 @@ impl World {
             if let Some((tcp, side)) = front.tcp.take() {
                 self.close_tcp(tcp, side);
             }
-            self.nodes[node].endpoint.gone(Time(self.now), token);
+            let now = self.clock(node);
+            self.nodes[node].endpoint.gone(now, token);
         }
     }
 }

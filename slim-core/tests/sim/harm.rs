@@ -1,10 +1,11 @@
 //! What goes wrong, and when.
 
 use slim_core::endpoint::State;
-use slim_core::{Cause, FlowToken, Time};
+use slim_core::{Cause, FlowToken};
 
+use crate::event::{Ev, Harm};
 use crate::tcp;
-use crate::world::{Ev, Harm, MS, Mutation, SECOND, World};
+use crate::world::{MS, Mutation, SECOND, World, endpoint};
 
 impl World {
     pub fn some_harm(&mut self, at: u64) -> Harm {
@@ -90,20 +91,46 @@ impl World {
                 let token = FlowToken((flow % self.flows) as u64 + 1);
                 let live = self.nodes[node].endpoint.state(token) == Some(State::Live);
                 if self.nodes[node].alive && live && !self.nodes[node].fronts[&token].barred {
-                    let now = Time(self.now);
+                    let now = self.clock(node);
                     self.nodes[node].endpoint.fault(now, token, Cause::Stall);
                 }
             }
             Harm::Crash { node } => {
                 self.stats.crashes += 1;
                 self.nodes[node].alive = false;
+                self.nodes[node].crashed = true;
+                match self.dice.pick(0, 3) {
+                    0 => {}
+                    1..=2 => {
+                        let at = self.now + self.dice.spread(MS, SECOND);
+                        self.at(at, Ev::Fault(Harm::Restart { node }));
+                    }
+                    _ => self.vanish(),
+                }
                 for conn in 0..self.tcps.len() {
                     if !self.tcps[conn].sides[node].closed {
                         self.close_tcp(conn, node);
                     }
                 }
             }
+            Harm::Restart { node } => {
+                self.stats.restarts += 1;
+                let life = 1 + self.stats.restarts;
+                let config = self.config.clone();
+                let endpoint = endpoint(config, self.seed, node, life);
+                self.nodes[node].replace(endpoint);
+            }
         }
+    }
+
+    /// A host loses its power: nobody answers any more, not even to say that nobody is there.
+    fn vanish(&mut self) {
+        self.stats.vanished += 1;
+        self.cut = [[u64::MAX; 2]; 2];
+        // After this all attempts have been made; but who was only asked to resume, and has seen
+        // no error, is as patient as a kernel.
+        self.healthy = self.healthy.max(self.now + 100 * SECOND);
+        self.patience = 1100 * SECOND;
     }
 
     /// Something was said on a connection that is to become a transport: perhaps it breaks now.

@@ -1,12 +1,31 @@
 //! Datagrams and segments on their way.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use slim_core::{ConnId, Time};
+use slim_core::ConnId;
 
+use crate::event::Ev;
 use crate::node::Owner;
 use crate::tcp::{self, Arrival, Tcp};
-use crate::world::{CONTROL, Ev, MS, SECOND, World, addr, host_of};
+use crate::world::{MS, SECOND, World};
+
+/// Address of a host on a path.
+pub fn addr(node: usize, path: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, path as u8, 0, 1 + node as u8))
+}
+
+/// Host and path of an address.
+pub fn host_of(addr: &SocketAddr) -> Option<(usize, usize)> {
+    let IpAddr::V4(v4) = addr.ip() else {
+        return None;
+    };
+    let [_, path, _, host] = v4.octets();
+    (path < 2 && (1..=2).contains(&host)).then(|| (host as usize - 1, path as usize))
+}
+
+/// Ports of every process.
+pub const CONTROL: u16 = 701;
+pub const RESUME: u16 = 700;
 
 impl World {
     pub fn passes(&self, path: usize, from: usize) -> bool {
@@ -65,7 +84,7 @@ impl World {
             let accepted = self.nodes[other].accept(tcp, other);
             self.owners[tcp][other] = Owner::Conn(accepted);
             let from = SocketAddr::new(addr(node, path), 40_000);
-            let now = Time(self.now);
+            let now = self.clock(other);
             self.nodes[other]
                 .endpoint
                 .handle_incoming(now, accepted, from);
@@ -78,7 +97,7 @@ impl World {
     }
 
     pub fn connected(&mut self, node: usize, conn: ConnId, tcp: Option<usize>) {
-        let now = Time(self.now);
+        let now = self.clock(node);
         let wanted = self.nodes[node].alive && self.nodes[node].wants(conn);
         match tcp {
             Some(tcp) if wanted => {

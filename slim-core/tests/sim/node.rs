@@ -1,16 +1,15 @@
 //! One process: an endpoint and its driver.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 
-use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::event::Event;
-use slim_core::{Cause, ConnId, EndpointId, FlowToken, Time, wire};
+use slim_core::{Cause, ConnId, FlowToken, Time, wire};
 
+use crate::event::Ev;
 use crate::front::{Front, Pump};
 use crate::tcp::Read;
-use crate::world::{CONTROL, Ev, MS, Mutation, RESUME, World};
+use crate::world::{MS, Mutation, World};
 
 /// Whose a side of a TCP connection is.
 #[derive(Clone, Copy, Debug)]
@@ -28,8 +27,30 @@ struct Link {
     messages: u32,
 }
 
+/// What a process takes for the time: no two clocks start together, or go equally fast.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    pub offset: u64,
+    /// How much it goes on in 1000 of the world's units.
+    pub rate: u64,
+}
+
+impl Clock {
+    fn at(self, world: u64) -> Time {
+        Time(self.offset + world * self.rate / 1000)
+    }
+
+    /// When in the world it shows `time`, or more.
+    fn shows(self, time: Time) -> u64 {
+        (time.0.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
+    }
+}
+
 pub struct Node {
     pub alive: bool,
+    /// The process that had the flows has been killed. If `alive`, another one has its ports.
+    pub crashed: bool,
+    pub clock: Clock,
     pub endpoint: Endpoint,
     pub fronts: BTreeMap<FlowToken, Front>,
     links: BTreeMap<ConnId, Link>,
@@ -38,15 +59,26 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn new(config: Config, id: EndpointId, addrs: Vec<IpAddr>, seed: [u8; 32]) -> Node {
+    pub fn new(endpoint: Endpoint, clock: Clock) -> Node {
         Node {
             alive: true,
-            endpoint: Endpoint::new(config, id, addrs, RESUME, CONTROL, seed),
+            crashed: false,
+            clock,
+            endpoint,
             fronts: BTreeMap::new(),
             links: BTreeMap::new(),
             accepted: 0,
             armed: None,
         }
+    }
+
+    /// Another process takes the place of one that was killed, and knows nothing of its flows.
+    pub fn replace(&mut self, endpoint: Endpoint) {
+        self.alive = true;
+        self.endpoint = endpoint;
+        self.links.clear();
+        self.armed = None;
+        self.fronts.values_mut().for_each(|front| front.gone = true);
     }
 
     pub fn accept(&mut self, tcp: usize, side: usize) -> ConnId {
@@ -71,6 +103,11 @@ impl Node {
 }
 
 impl World {
+    /// What the process `node` takes for the time.
+    pub fn clock(&self, node: usize) -> Time {
+        self.nodes[node].clock.at(self.now)
+    }
+
     /// Carries out what the endpoint of a process asks for, until it asks for nothing more.
     pub fn drive(&mut self, node: usize) -> Result<(), String> {
         if !self.nodes[node].alive {
@@ -98,7 +135,7 @@ impl World {
             }
         }
         let next = self.nodes[node].endpoint.poll_timeout();
-        if let Some(Time(at)) = next
+        if let Some(at) = next.map(|time| self.nodes[node].clock.shows(time))
             && self.nodes[node].armed.is_none_or(|armed| at < armed)
         {
             self.nodes[node].armed = Some(at);
@@ -123,7 +160,7 @@ impl World {
     }
 
     fn act(&mut self, node: usize, action: Action) -> Result<(), String> {
-        let now = Time(self.now);
+        let now = self.clock(node);
         match action {
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
             Action::Connect { conn, remote, .. } => {
@@ -234,7 +271,7 @@ impl World {
 
     /// Reads one message, if it is wholly there.
     pub fn read_message(&mut self, node: usize, conn: ConnId) {
-        let now = Time(self.now);
+        let now = self.clock(node);
         let Some(link) = self.nodes[node].links.get_mut(&conn) else {
             return;
         };
@@ -270,7 +307,7 @@ impl World {
     }
 
     pub fn suspended(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        if !self.nodes[node].alive {
+        if self.nodes[node].crashed {
             return Ok(());
         }
         // A call that was inside when the flow was suspended comes to its end first.
@@ -278,9 +315,8 @@ impl World {
             self.read(node, token)?;
         }
         self.drain_early(node, token);
-        self.nodes[node]
-            .endpoint
-            .handle_suspended(Time(self.now), token);
+        let now = self.clock(node);
+        self.nodes[node].endpoint.handle_suspended(now, token);
         Ok(())
     }
 
@@ -305,7 +341,7 @@ impl World {
     }
 
     pub fn drain(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        if !self.nodes[node].alive {
+        if self.nodes[node].crashed {
             return Ok(());
         }
         self.read_dry(node, token);
@@ -316,7 +352,7 @@ impl World {
     }
 
     pub fn drained(&mut self, node: usize, token: FlowToken, tcp: Option<(usize, usize)>) {
-        if !self.nodes[node].alive {
+        if self.nodes[node].crashed {
             return;
         }
         if let Some((tcp, side)) = tcp {
@@ -324,9 +360,10 @@ impl World {
         }
         let front = self.front(node, token);
         let (received, sent) = (front.received, front.sent);
+        let now = self.clock(node);
         self.nodes[node]
             .endpoint
-            .handle_drained(Time(self.now), token, received, sent);
+            .handle_drained(now, token, received, sent);
     }
 
     fn install(
@@ -372,7 +409,7 @@ impl World {
 
     /// Goes on writing the replay, if there is one to be written.
     pub fn pump(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let now = Time(self.now);
+        let now = self.clock(node);
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
         let (Some(pump), Some((tcp, side))) = (&mut front.pump, front.tcp) else {
             return Ok(());

@@ -2,16 +2,18 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::State;
-use slim_core::{ConnId, EndpointId, FlowToken, Role, Time};
+use slim_core::endpoint::{Endpoint, State};
+use slim_core::{EndpointId, FlowToken, Role};
 
 use crate::dice::{Dice, mix};
+use crate::event::Ev;
 use crate::front::{Front, Plan};
-use crate::node::{Node, Owner};
+use crate::net::{CONTROL, RESUME, addr, host_of};
+use crate::node::{Clock, Node, Owner};
 use crate::tcp::{self, Tcp};
 
 pub const MS: u64 = 1000;
@@ -28,110 +30,10 @@ pub enum Mutation {
     DropAwaiting,
 }
 
-#[derive(Debug)]
-pub enum Ev {
-    /// TCP: something of direction `side` is transmitted.
-    Segment {
-        conn: usize,
-        side: usize,
-    },
-    /// TCP: an acknowledgement reaches `side`.
-    Ack {
-        conn: usize,
-        side: usize,
-        upto: usize,
-    },
-    /// TCP: a reset reaches `side`.
-    Reset {
-        conn: usize,
-        side: usize,
-    },
-    /// TCP: a connection request from the process `node` reaches the other host.
-    Syn {
-        node: usize,
-        conn: ConnId,
-        path: usize,
-    },
-    /// TCP: it is answered.
-    SynAnswer {
-        node: usize,
-        conn: ConnId,
-        tcp: Option<usize>,
-    },
-    /// A process looks at a connection.
-    Poke {
-        conn: usize,
-        side: usize,
-    },
-    Datagram {
-        node: usize,
-        from: SocketAddr,
-        to: SocketAddr,
-        data: Vec<u8>,
-    },
-    Refused {
-        node: usize,
-        to: SocketAddr,
-    },
-    Timer {
-        node: usize,
-    },
-    Suspended {
-        node: usize,
-        token: FlowToken,
-    },
-    Drain {
-        node: usize,
-        token: FlowToken,
-    },
-    Drained {
-        node: usize,
-        token: FlowToken,
-        tcp: Option<(usize, usize)>,
-    },
-    /// An application accepts its connection.
-    Accept {
-        flow: usize,
-    },
-    /// The application does something.
-    Tick {
-        node: usize,
-        token: FlowToken,
-    },
-    Fault(Harm),
-}
-
-#[derive(Clone, Debug)]
-pub enum Harm {
-    /// A connection is killed at one end, as by `SOCK_DESTROY`.
-    Kill {
-        newest: u64,
-        side: usize,
-        reset: bool,
-    },
-    /// The same, aimed at a connection on which a resume is under way.
-    Snipe {
-        conn: usize,
-        side: usize,
-        reset: bool,
-    },
-    /// Somebody injects an end of stream.
-    End { newest: u64, side: usize },
-    /// Nothing passes on a path, in one direction or both, until then.
-    Cut {
-        path: usize,
-        ways: usize,
-        until: u64,
-    },
-    /// The driver of `node` suspects that a flow does not move.
-    Stall { node: usize, flow: usize },
-    /// A process is killed.
-    Crash { node: usize },
-}
-
 pub struct World {
     pub now: u64,
     pub seed: u64,
+    pub config: Config,
     pub dice: Dice,
     pub mutation: Option<Mutation>,
     pub queue: BinaryHeap<Reverse<(u64, u64)>>,
@@ -154,6 +56,8 @@ pub struct World {
     pub snipes: u64,
     /// When the last harm is over.
     pub healthy: u64,
+    /// How long after that everything must have come to an end.
+    pub patience: u64,
     pub stats: Stats,
     /// Tell everything on standard output.
     pub trace: bool,
@@ -170,6 +74,8 @@ pub struct Stats {
     pub ended: u64,
     pub confirms_flushed: u64,
     pub crashes: u64,
+    pub restarts: u64,
+    pub vanished: u64,
 }
 
 impl Stats {
@@ -182,25 +88,23 @@ impl Stats {
         self.ended += other.ended;
         self.confirms_flushed += other.confirms_flushed;
         self.crashes += other.crashes;
+        self.restarts += other.restarts;
+        self.vanished += other.vanished;
     }
 }
 
-/// Address of a host on a path.
-pub fn addr(node: usize, path: usize) -> IpAddr {
-    IpAddr::V4(Ipv4Addr::new(10, path as u8, 0, 1 + node as u8))
-}
-
-/// Host and path of an address.
-pub fn host_of(addr: &SocketAddr) -> Option<(usize, usize)> {
-    let IpAddr::V4(v4) = addr.ip() else {
-        return None;
+/// The process of a host that is the `life`th there.
+pub fn endpoint(config: Config, seed: u64, n: usize, life: u64) -> Endpoint {
+    let id = EndpointId {
+        host: [n as u8 + 1; 16],
+        pid: 100 + n as u32,
+        incarnation: mix((seed + n as u64) ^ life << 32),
     };
-    let [_, path, _, host] = v4.octets();
-    (path < 2 && (1..=2).contains(&host)).then(|| (host as usize - 1, path as usize))
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&mix((seed * 2 + n as u64) ^ life << 32).to_be_bytes());
+    let addrs = vec![addr(n, 0), addr(n, 1)];
+    Endpoint::new(config, id, addrs, RESUME, CONTROL, bytes)
 }
-
-pub const CONTROL: u16 = 701;
-pub const RESUME: u16 = 700;
 
 impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>) -> World {
@@ -210,19 +114,16 @@ impl World {
             ..Config::default()
         };
         let nodes = [0, 1].map(|n: usize| {
-            let id = EndpointId {
-                host: [n as u8 + 1; 16],
-                pid: 100 + n as u32,
-                incarnation: mix(seed + n as u64),
+            let clock = Clock {
+                offset: dice.spread(1, 1 << 50),
+                rate: dice.pick(900, 1100),
             };
-            let mut bytes = [0; 32];
-            bytes[..8].copy_from_slice(&mix(seed * 2 + n as u64).to_be_bytes());
-            let addrs = vec![addr(n, 0), addr(n, 1)];
-            Node::new(config.clone(), id, addrs, bytes)
+            Node::new(endpoint(config.clone(), seed, n, 1), clock)
         });
         let mut world = World {
             now: 0,
             seed,
+            config,
             mutation,
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
@@ -240,6 +141,7 @@ impl World {
             flows: 1 + usize::from(dice.chance(15)),
             snipes: dice.pick(0, 6),
             healthy: 0,
+            patience: 200 * SECOND,
             stats: Stats::default(),
             trace: false,
             dice,
@@ -269,7 +171,7 @@ impl World {
                 self.owners[conn][node] = Owner::Flow(token);
                 if role == Role::Connector {
                     let (local, remote) = self.names(flow);
-                    let now = Time(self.now);
+                    let now = self.clock(node);
                     self.nodes[node]
                         .endpoint
                         .open(now, token, role, local, remote);
@@ -321,7 +223,7 @@ impl World {
             };
             self.now = self.now.max(at);
             self.stats.events += 1;
-            if self.now > self.healthy + 200 * SECOND || self.all_over() {
+            if self.now > self.healthy + self.patience || self.all_over() {
                 break;
             }
             if self.trace {
@@ -351,16 +253,22 @@ impl World {
     fn all_over(&self) -> bool {
         self.now > self.healthy
             && self.nodes.iter().all(|node| {
-                let settled = |token| {
-                    let state = node.endpoint.state(token);
-                    !matches!(
-                        state,
-                        Some(State::Negotiating | State::Suspended | State::Resuming)
-                    )
-                };
+                let vanished = self.stats.vanished > 0;
+                let content = |front| vanished || self.content(front);
                 let mut fronts = node.fronts.iter();
-                !node.alive || fronts.all(|(t, f)| f.gone || settled(*t) && self.content(f))
+                !node.alive || fronts.all(|(t, f)| f.gone || !self.waits(node, *t) && content(f))
             })
+    }
+
+    /// A flow waits for something to come of what the endpoint does.
+    fn waits(&self, node: &Node, token: FlowToken) -> bool {
+        match node.endpoint.state(token) {
+            Some(State::Suspended | State::Resuming) => true,
+            // Who has heard that the peer has SLIM goes on asking for as long as the connection
+            // says nothing.
+            Some(State::Negotiating) => self.stats.vanished == 0 || node.fronts[&token].barred,
+            _ => false,
+        }
     }
 
     /// A flow that never ends has all there is.
@@ -386,15 +294,11 @@ impl World {
     }
 
     fn check_end(&self) -> Result<(), String> {
-        let crashed = self.nodes.iter().any(|node| !node.alive);
+        let crashed = self.nodes.iter().any(|node| node.crashed);
         for (n, node) in self.nodes.iter().enumerate().filter(|(_, node)| node.alive) {
             for (token, front) in &node.fronts {
                 let state = node.endpoint.state(*token);
-                let stuck = matches!(
-                    state,
-                    Some(State::Negotiating | State::Suspended | State::Resuming)
-                );
-                if stuck && !front.gone {
+                if self.waits(node, *token) && !front.gone {
                     return Err(format!("side {n}: {token:?} hangs, {state:?}"));
                 }
                 let other = &self.nodes[1 - n].fronts[token];
@@ -451,7 +355,7 @@ impl World {
                 to,
                 data,
             } if self.nodes[node].alive => {
-                let now = Time(self.now);
+                let now = self.clock(node);
                 self.nodes[node]
                     .endpoint
                     .handle_datagram(now, from, to, &data);
@@ -469,12 +373,13 @@ impl World {
                 }
             }
             Ev::Refused { node, to } => {
-                let now = Time(self.now);
+                let now = self.clock(node);
                 self.nodes[node].endpoint.handle_refused(now, to);
             }
             Ev::Timer { node } => {
                 self.nodes[node].armed = None;
-                self.nodes[node].endpoint.handle_timeout(Time(self.now));
+                let now = self.clock(node);
+                self.nodes[node].endpoint.handle_timeout(now);
             }
             Ev::Suspended { node, token } => self.suspended(node, token)?,
             Ev::Drain { node, token } => self.drain(node, token)?,
@@ -482,8 +387,8 @@ impl World {
             Ev::Accept { flow } => {
                 let token = FlowToken(flow as u64 + 1);
                 let (remote, local) = self.names(flow);
-                let now = Time(self.now);
-                if self.nodes[1].alive {
+                let now = self.clock(1);
+                if !self.nodes[1].crashed {
                     self.nodes[1]
                         .endpoint
                         .open(now, token, Role::Acceptor, local, remote);

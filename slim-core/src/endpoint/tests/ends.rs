@@ -86,6 +86,33 @@ fn an_end_nobody_ordered_is_a_fault() {
 }
 
 #[test]
+fn an_end_with_an_error_behind_it_is_not_waited_on_for_ever() {
+    // The peer half-closed the flow, closed it, or has forgotten it since.
+    for (how, gone) in [
+        (FinHow::HalfClose, false),
+        (FinHow::Close, false),
+        (FinHow::Close, true),
+    ] {
+        let mut pair = Pair::live();
+        pair.counts[A].sent = 42;
+        pair.counts[B].received = 42;
+        pair.udp = [Net::Silent; 2];
+        pair.ends[A].finish(pair.now, FLOW, 42, how);
+        if gone {
+            pair.ends[A].gone(pair.now, FLOW);
+        }
+        eof(&mut pair, B, 42);
+        // Another thread finds that it cannot write, either.
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.udp = [Net::Works; 2];
+        pair.wait(ms(2000));
+        assert_eq!(pair.state(B), Some(State::Live), "{how:?}, gone: {gone}");
+        let put_back = pair.count(B, |a| *a == REINSTATE);
+        assert_eq!(put_back, usize::from(gone), "{how:?}, gone: {gone}");
+    }
+}
+
+#[test]
 fn the_end_of_a_process_that_died_is_delivered() {
     let mut pair = Pair::live();
     pair.udp[A] = Net::Refuses;

@@ -1,12 +1,13 @@
 //! What somebody without the key can do: nothing, in bounded memory.
 
 use super::pair::*;
-use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job};
+use crate::auth::{FlowKey, Fresh, JobKey, KeyInputs, seal_with_job};
+use crate::config::Config;
 use crate::endpoint::{Action, State};
 use crate::ids::{Cause, ConnId, FinHow, FlowId, FlowToken, Nonce, Role};
 use crate::wire::{
-    self, Confirm, Demote, Fin, Hello, Kind, Message, Query, Refuse, RefuseReason, Resume,
-    ResumeOk, Status, Unknown,
+    self, AddrList, Challenge, Confirm, Demote, Fin, Hello, Kind, Message, Query, Refuse,
+    RefuseReason, Resume, ResumeOk, Status, Unknown,
 };
 
 /// What somebody who listens on the wire knows.
@@ -201,6 +202,72 @@ fn forged_answers_do_not_end_a_flow() {
         "the attempt failed, the flow did not"
     );
     assert_eq!(pair.verdict(A), None);
+}
+
+#[test]
+fn a_forged_challenge_does_not_end_a_flow() {
+    let config = Config {
+        job_key: JobKey::new(b"of this job"),
+        ..Config::default()
+    };
+    let mut pair = Pair::live_with(config);
+    pair.tcp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    let Some(Action::Connect { conn, .. }) = pair.done[A].last() else {
+        panic!("{:?}", pair.done[A]);
+    };
+    // Somebody without the job key says that another process has the peer's port.
+    let mut stranger = id(B);
+    stranger.incarnation += 1;
+    let challenge = Message::Challenge(Challenge {
+        endpoint: stranger,
+        nonce_r: Nonce([0; 16]),
+    });
+    let data = seal_with_job(None, &challenge);
+    let conn = *conn;
+    pair.ends[A].handle_message(pair.now, conn, &data);
+    pair.run();
+    assert_eq!(pair.verdict(A), None);
+    // It may be the process of another job, though: the one we mean is asked.
+    assert_eq!(pair.kinds(B), [Kind::Query]);
+    pair.tcp[B] = Net::Works;
+    pair.wait(ms(100));
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn one_name_is_not_given_to_two_connections() {
+    let mut pair = Pair::new();
+    let mut hello = Hello {
+        flow: FlowId([5; 16]),
+        connector: addrs()[A],
+        acceptor: addrs()[B],
+        endpoint: id(A),
+        random_c: [7; 32],
+        features: 0,
+        resume_port: 700,
+        control_port: 701,
+        addrs: AddrList::new([]),
+    };
+    for port in [1000, 2000] {
+        hello.connector.set_port(port);
+        let data = seal_with_job(None, &Message::Hello(hello));
+        pair.ends[B].handle_datagram(pair.now, control(A), addrs()[B], &data);
+    }
+    // Both were asked for before either was accepted.
+    for (token, port) in [(1, 1000), (2, 2000)] {
+        hello.connector.set_port(port);
+        pair.ends[B].open(
+            pair.now,
+            FlowToken(token),
+            Role::Acceptor,
+            addrs()[B],
+            hello.connector,
+        );
+    }
+    assert_eq!(pair.ends[B].state(FlowToken(1)), Some(State::Live));
+    assert_eq!(pair.ends[B].state(FlowToken(2)), Some(State::Negotiating));
 }
 
 #[test]

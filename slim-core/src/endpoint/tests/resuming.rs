@@ -2,13 +2,23 @@
 
 use super::pair::*;
 use crate::config::Config;
-use crate::endpoint::{Action, State};
+use crate::endpoint::{Action, Endpoint, State};
 use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, FlowToken, Role, Verdict};
 use crate::wire::{Kind, Message, RefuseReason};
 
 fn fault(pair: &mut Pair, n: usize) {
     pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+}
+
+/// The front end of a side answers `Suspend`, if it was asked for it, and `Drain`.
+fn read_dry(pair: &mut Pair, n: usize, suspend: bool) {
+    if suspend {
+        pair.ends[n].handle_suspended(pair.now, FLOW);
+        pair.run();
+    }
+    pair.ends[n].handle_drained(pair.now, FLOW, 0, 0);
+    pair.run();
 }
 
 fn is_suspend(action: &Action) -> bool {
@@ -303,8 +313,7 @@ fn another_process_in_the_peers_place_means_it_is_gone() {
             stranger.host = [99; 16];
         }
         let addr = vec![addrs()[B].ip()];
-        pair.ends[B] =
-            crate::endpoint::Endpoint::new(Config::default(), stranger, addr, 700, 701, [9; 32]);
+        pair.ends[B] = Endpoint::new(Config::default(), stranger, addr, 700, 701, [9; 32]);
         fault(&mut pair, A);
         pair.run();
         // Another host with that address is only a wrong path.
@@ -314,11 +323,28 @@ fn another_process_in_the_peers_place_means_it_is_gone() {
 }
 
 #[test]
+fn addresses_that_both_hosts_have_are_not_tried() {
+    let shared = std::net::IpAddr::from([172, 17, 0, 1]);
+    let mut pair = Pair::new();
+    for n in [A, B] {
+        let addrs = vec![addrs()[n].ip(), shared];
+        pair.ends[n] = Endpoint::new(Config::default(), id(n), addrs, 700, 701, [n as u8; 32]);
+        pair.open(n);
+    }
+    pair.run();
+    pair.tcp = [Net::Silent; 2];
+    fault(&mut pair, A);
+    pair.wait(ms(10_000));
+    let connects = pair.connects(A);
+    assert!(connects.len() > 3, "{connects:?}");
+    assert!(connects.iter().all(|to| to.ip() != shared), "{connects:?}");
+}
+
+#[test]
 fn a_peer_that_forgot_the_flow_ends_it() {
     let mut pair = Pair::live();
     let addr = vec![addrs()[B].ip()];
-    pair.ends[B] =
-        crate::endpoint::Endpoint::new(Config::default(), id(B), addr, 700, 701, [9; 32]);
+    pair.ends[B] = Endpoint::new(Config::default(), id(B), addr, 700, 701, [9; 32]);
     fault(&mut pair, A);
     pair.run();
     assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
@@ -364,6 +390,31 @@ fn a_failed_replay_is_resumed_again() {
         2,
         "the replay there had to be stopped"
     );
+}
+
+#[test]
+fn attempts_come_to_an_end_also_after_two_replays_have_failed() {
+    let mut pair = Pair::live();
+    pair.answers = false;
+    fault(&mut pair, A);
+    pair.run();
+    for (n, suspend) in [(B, true), (A, false)] {
+        read_dry(&mut pair, n, suspend);
+    }
+    assert_eq!(pair.states(), [State::Resuming; 2]);
+    // While both replay, the new connection breaks at B, which makes the next one.
+    fault(&mut pair, B);
+    pair.run();
+    for (n, suspend) in [(A, true), (B, false)] {
+        read_dry(&mut pair, n, suspend);
+    }
+    assert_eq!(pair.count(A, |a| matches!(a, Action::Install { .. })), 2);
+    // That breaks at A, and the host is gone.
+    pair.tcp = [Net::Silent; 2];
+    pair.udp = [Net::Silent; 2];
+    fault(&mut pair, A);
+    pair.wait(ms(62_000));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
 }
 
 #[test]

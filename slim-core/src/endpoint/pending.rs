@@ -1,0 +1,81 @@
+//! HELLOs that are early: `docs/PROTOCOL.md`, section "Negotiation".
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::ids::Time;
+use crate::wire::Hello;
+
+/// HELLOs kept for connections that the application has not accepted yet.
+const PENDING: usize = 4096;
+/// How long such a HELLO is kept; a connector that still waits asks every second.
+const PENDING_AGE: Duration = Duration::from_secs(60);
+
+/// A HELLO that came before its connection was accepted. See
+/// [`Endpoint::take_pending`](super::Endpoint::take_pending).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PendingHello {
+    /// Who sent it.
+    pub from: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub local: SocketAddr,
+    /// The message.
+    pub data: Vec<u8>,
+}
+
+/// HELLOs that came before the application accepted their connection, by (our end, their end).
+#[derive(Default)]
+pub(super) struct Pending {
+    by_tuple: HashMap<(SocketAddr, SocketAddr), Waiting>,
+    /// When each came first, oldest first.
+    order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
+}
+
+pub(super) struct Waiting {
+    pub(super) hello: Hello,
+    pub(super) from: SocketAddr,
+    pub(super) local: SocketAddr,
+}
+
+impl Pending {
+    pub(super) fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
+        self.expire(now);
+        if let Some(known) = self.by_tuple.get_mut(&tuple) {
+            // Its place in the order stays: what is asked again all the time would else fill it.
+            *known = waiting;
+            return;
+        }
+        while self.by_tuple.len() >= PENDING {
+            let Some((_, oldest)) = self.order.pop_front() else {
+                break;
+            };
+            self.by_tuple.remove(&oldest);
+        }
+        self.by_tuple.insert(tuple, waiting);
+        self.order.push_back((now, tuple));
+    }
+
+    pub(super) fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
+        self.expire(now);
+        let waiting = self.by_tuple.remove(&tuple)?;
+        self.order.retain(|(_, other)| *other != tuple);
+        Some(waiting)
+    }
+
+    fn expire(&mut self, now: Time) {
+        while let Some((at, tuple)) = self.order.front().copied() {
+            if now.since(at) < PENDING_AGE {
+                break;
+            }
+            self.order.pop_front();
+            self.by_tuple.remove(&tuple);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        debug_assert_eq!(self.by_tuple.len(), self.order.len());
+        self.by_tuple.len()
+    }
+}

@@ -1,0 +1,108 @@
+//! What happens in the world, and what is done to it.
+
+use std::net::SocketAddr;
+
+use slim_core::{ConnId, FlowToken};
+
+#[derive(Debug)]
+pub enum Ev {
+    /// TCP: something of direction `side` is transmitted.
+    Segment {
+        conn: usize,
+        side: usize,
+    },
+    /// TCP: an acknowledgement reaches `side`.
+    Ack {
+        conn: usize,
+        side: usize,
+        upto: usize,
+    },
+    /// TCP: a reset reaches `side`.
+    Reset {
+        conn: usize,
+        side: usize,
+    },
+    /// TCP: a connection request from the process `node` reaches the other host.
+    Syn {
+        node: usize,
+        conn: ConnId,
+        path: usize,
+    },
+    /// TCP: it is answered.
+    SynAnswer {
+        node: usize,
+        conn: ConnId,
+        tcp: Option<usize>,
+    },
+    /// A process looks at a connection.
+    Poke {
+        conn: usize,
+        side: usize,
+    },
+    Datagram {
+        node: usize,
+        from: SocketAddr,
+        to: SocketAddr,
+        data: Vec<u8>,
+    },
+    Refused {
+        node: usize,
+        to: SocketAddr,
+    },
+    Timer {
+        node: usize,
+    },
+    Suspended {
+        node: usize,
+        token: FlowToken,
+    },
+    Drain {
+        node: usize,
+        token: FlowToken,
+    },
+    Drained {
+        node: usize,
+        token: FlowToken,
+        tcp: Option<(usize, usize)>,
+    },
+    /// An application accepts its connection.
+    Accept {
+        flow: usize,
+    },
+    /// The application does something.
+    Tick {
+        node: usize,
+        token: FlowToken,
+    },
+    Fault(Harm),
+}
+
+#[derive(Clone, Debug)]
+pub enum Harm {
+    /// A connection is killed at one end, as by `SOCK_DESTROY`.
+    Kill {
+        newest: u64,
+        side: usize,
+        reset: bool,
+    },
+    /// The same, aimed at a connection on which a resume is under way.
+    Snipe {
+        conn: usize,
+        side: usize,
+        reset: bool,
+    },
+    /// Somebody injects an end of stream.
+    End { newest: u64, side: usize },
+    /// Nothing passes on a path, in one direction or both, until then.
+    Cut {
+        path: usize,
+        ways: usize,
+        until: u64,
+    },
+    /// The driver of `node` suspects that a flow does not move.
+    Stall { node: usize, flow: usize },
+    /// A process is killed.
+    Crash { node: usize },
+    /// Another one is started in its place, and gets its ports.
+    Restart { node: usize },
+}
