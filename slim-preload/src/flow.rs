@@ -69,7 +69,7 @@ pub enum Mode {
     Open,
     /// A placeholder that is never ready.
     Suspended,
-    /// A stand-in that is always ready: the stash is read first, then `then` happens.
+    /// A stand-in: the stash is read first, then `then` happens.
     Stashed {
         /// What follows the last stashed byte.
         then: Then,
@@ -85,10 +85,10 @@ pub enum Mode {
 pub enum Then {
     /// The waiting transport takes the numbers.
     Open,
-    /// The error that ended the flow is due.
-    Dead(c_int),
-    /// The stream ends.
-    Eof,
+    /// The flow is given up, with this errno, which we owe.
+    Owed(c_int),
+    /// The flow is given up, and what is under the numbers speaks for itself.
+    Over,
 }
 
 /// The part of a flow that changes when its transport does.
@@ -101,8 +101,12 @@ pub struct Ctl {
     pub transport: Option<c_int>,
     /// Whether `transport` has been read dry for good.
     pub drained: bool,
-    /// The error that a call took from the transport while it was being suspended for another reason.
+    /// The error that somebody of us took from the transport: owed if the transport is put back.
     pub taken: Option<c_int>,
+    /// We have ended the transport, so that it cannot be put back.
+    pub cut: bool,
+    /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
+    pub plain: bool,
     /// Bytes taken from a transport that the application has not read yet.
     pub stash: Stash,
     /// Epoll instances that know one of the numbers.
@@ -174,6 +178,8 @@ impl Ctl {
             transport: None,
             drained: false,
             taken: None,
+            cut: false,
+            plain: false,
             stash: Stash::new(),
             epolls: Vec::new(),
             local: None,
@@ -291,13 +297,6 @@ impl Flow {
     /// The control part. Never held over a call that may block.
     pub fn ctl(&self) -> MutexGuard<'_, Ctl> {
         self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// In a forked child, where another thread's lock may never be opened: whether the transport is away.
-    pub fn is_away(&self) -> bool {
-        self.ctl
-            .try_lock()
-            .is_ok_and(|ctl| ctl.mode == Mode::Suspended)
     }
 
     /// The control part, if the flow is still the one behind `fd`.

@@ -1,6 +1,6 @@
 //! What the agent asks of a flow: [`FlowIo`] for the preload's flows.
 
-use crate::flow::{Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::{options, sys, transport};
 use slim_agent::{Drained, FlowIo, Probe};
 use slim_core::{Cause, FlowToken, Verdict};
@@ -36,30 +36,28 @@ impl FlowIo for Handle {
     }
 
     fn legacy(&self, refused: bool) {
-        let ctl = self.flow.ctl();
-        match ctl.mode {
-            Mode::Open if refused => {
-                drop(ctl);
-                transport::escalate(self.flow, Then::Dead(libc::ECONNREFUSED));
-            }
-            Mode::Open => transport::unmanage(self.flow, ctl),
-            Mode::Suspended => {
-                drop(ctl);
-                transport::reinstate(self.flow, true);
-            }
-            _ => {}
+        let open = self.flow.ctl().mode == Mode::Open;
+        if refused && open {
+            transport::escalate(self.flow, Verdict::Errno(libc::ECONNREFUSED));
+        } else {
+            transport::become_plain(self.flow);
         }
     }
 
     fn suspend(&self) -> bool {
         let mut ctl = self.flow.ctl();
+        if ctl.mode == Mode::Open && self.flow.used_by_child() {
+            // Our counters mean nothing. The peer is told, and this transport is the last.
+            let token = self.token();
+            transport::unmanage(self.flow, ctl);
+            crate::runtime::with_agent(|a| a.demote(token));
+            return true;
+        }
         // Without a descriptor for a placeholder the old transport stays under the numbers; a flow that the
         // application has closed has no numbers. Both are barred all the same.
         let _ = transport::suspend(self.flow, &mut ctl);
         self.flow.gate.bar();
-        if let Some(old) = ctl.transport {
-            sys::shutdown(old, libc::SHUT_RDWR);
-        }
+        transport::cut(&mut ctl);
         drop(ctl);
         self.flow.gate.idle()
     }
@@ -137,13 +135,7 @@ impl FlowIo for Handle {
     }
 
     fn escalate(&self, verdict: Verdict) {
-        transport::escalate(
-            self.flow,
-            match verdict {
-                Verdict::Errno(e) => Then::Dead(e),
-                Verdict::Eof => Then::Eof,
-            },
-        );
+        transport::escalate(self.flow, verdict);
     }
 
     fn probe(&self) -> Probe {

@@ -4,8 +4,9 @@
 //! stays with the parent, until the child reads from or writes to a connection: it then marks the flow's
 //! byte in a page that both share, and the parent goes on with that connection as plain TCP.
 
-use crate::flow::{Flow, Mode};
-use crate::ops::sleep;
+use crate::flow::Flow;
+use crate::ops::{descriptors, sleep};
+use crate::stand_in::{self, Left};
 use crate::{flow, runtime, sys, table};
 use libc::c_int;
 use slim_core::FinHow;
@@ -22,8 +23,6 @@ static MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 /// In a child: the page shared with the parent.
 static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// How long an exec waits for suspended flows that the new program is to have.
-const EXEC_LIMIT: Duration = Duration::from_secs(5);
 /// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 
@@ -106,13 +105,11 @@ extern "C" fn after_fork_child() {
         MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),
         Ordering::Relaxed,
     );
-    // A placeholder means nothing without the parent's agent: the child finds a broken connection instead.
-    table::for_each_flow(|fd, f| {
-        if f.is_away()
-            && let Ok(dead) = crate::stand_in::dead()
-        {
-            let _ = sys::replace(dead, fd);
-            sys::close(dead);
+    // What stands in for a transport means nothing without the parent's agent.
+    table::for_each_flow(|fd, _| {
+        if !sys::is_tcp(fd) {
+            break_off(fd);
+            table::clear(fd);
         }
     });
     table::inherit(|f| f.slot.load(Ordering::Relaxed));
@@ -121,11 +118,19 @@ extern "C" fn after_fork_child() {
     runtime::after_fork_child();
 }
 
+/// A process that is not to have a flow whose transport is away finds a broken connection in its place.
+fn break_off(fd: c_int) {
+    if let Ok(dead) = stand_in::over(Left::Reset, &[]) {
+        let _ = sys::replace(dead, fd);
+        sys::close(dead);
+    }
+}
+
 /// Before this process becomes another program: connections that it is to have are told to be plain TCP, as
 /// soon as none of their bytes are with us.
 pub fn before_exec() {
     if !runtime::in_own_process() {
-        return;
+        return before_exec_of_vforked();
     }
     let begun = Instant::now();
     let mut kept: Vec<(c_int, &'static Flow)> = Vec::new();
@@ -135,14 +140,20 @@ pub fn before_exec() {
         }
     });
     for (fd, f) in kept {
-        while begun.elapsed() < EXEC_LIMIT
-            && f.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended)
-        {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        crate::ops::descriptors::demote(f, fd);
+        descriptors::hand_over_until(f, fd, begun + descriptors::PATIENCE);
     }
     runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
+}
+
+/// A vforked child has our memory, but descriptors of its own: what of them the new program gets is settled here, and
+/// not a word of it in the tables.
+fn before_exec_of_vforked() {
+    table::for_each_flow(|_, f| f.forked.store(true, Ordering::Relaxed));
+    for fd in descriptors::open_numbers() {
+        if stand_in::is_one(fd) && sys::survives_exec(fd) {
+            break_off(fd);
+        }
+    }
 }
 
 /// An exiting process's connections are closed by the kernel, which also delivers what it has of them. What it
@@ -152,7 +163,9 @@ extern "C" fn at_exit() {
         return;
     }
     table::for_each_flow(|fd, f| {
-        let suspended = f.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
+        let suspended = f
+            .ctl_of(fd)
+            .is_some_and(|c| c.mode == flow::Mode::Suspended);
         if suspended && f.live.load(Ordering::Acquire) {
             let sent = f.send.with(|s| s.replay.end());
             let _ = f.local_final.compare_exchange(

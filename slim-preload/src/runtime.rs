@@ -88,6 +88,7 @@ fn start_agent() -> Option<Agent> {
         say(&p.to_string());
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
+    crate::ops::descriptors::note_table_size();
     let agent = enough_descriptors()
         .and_then(|()| crate::process::prepare())
         .and_then(|()| quietly(|| Agent::start(config)));

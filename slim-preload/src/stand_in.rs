@@ -2,25 +2,52 @@
 //!
 //! * the *placeholder* is never ready: a listening unix socket is neither readable, writable nor hung up;
 //! * the *ready* stand-in is always readable and writable: while stashed bytes wait;
-//! * the *dead* and the *ended* one are real TCP connections over loopback that were reset, or closed, by
-//!   their other end, so that the kernel itself gives the errors, poll bits and end of file.
+//! * a connection that is *over* is a real one over loopback that its other end has left, after it sent
+//!   what the application has not read yet: the kernel itself gives bytes, errors, poll bits and end of file.
 
+use crate::addr::RawAddr;
 use crate::sys::{self, Errno};
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 /// A new placeholder.
 pub fn placeholder() -> Result<c_int, Errno> {
     let fd = sys::socket(libc::AF_UNIX, libc::SOCK_STREAM)?;
-    // Bound by family alone: the kernel picks an abstract name (unix(7), autobind).
-    let family = libc::AF_UNIX as libc::sa_family_t;
-    let bound = sys::bind(fd, (&raw const family).cast(), size_of_val(&family))
-        .and_then(|()| sys::listen(fd, 1));
-    if let Err(e) = bound {
-        sys::close(fd);
-        return Err(e);
+    let made = sign(fd).and_then(|()| sys::listen(fd, 1));
+    made.map(|()| fd).inspect_err(|_| sys::close(fd))
+}
+
+/// How the abstract names of our unix sockets begin.
+const SIGN: &[u8] = b"\0SLIM stand-in ";
+
+/// Gives a unix socket a name of ours that nobody else has.
+fn sign(fd: c_int) -> Result<(), Errno> {
+    // SAFETY: plain data for which all zeroes is valid.
+    let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    let text = SIGN.iter().copied().chain(sys::random());
+    let mut len = std::mem::offset_of!(libc::sockaddr_un, sun_path);
+    for (to, byte) in name.sun_path.iter_mut().zip(text) {
+        *to = byte as libc::c_char;
+        len += 1;
     }
-    Ok(fd)
+    sys::bind(fd, (&raw const name).cast(), len)
+}
+
+/// Whether a descriptor, perhaps under another number or in another process, is one that stands in for a transport
+/// which is away.
+pub fn is_one(fd: c_int) -> bool {
+    let Some(name) = RawAddr::local(fd) else {
+        return false;
+    };
+    if i32::from(name.storage.ss_family) != libc::AF_UNIX {
+        return false;
+    }
+    // SAFETY: the family says that a sockaddr_un is stored, which is smaller than the storage.
+    let name = unsafe { &*(&raw const name.storage).cast::<libc::sockaddr_un>() };
+    let path = name.sun_path.iter().map(|c| *c as u8);
+    path.zip(SIGN).all(|(have, want)| have == *want)
 }
 
 static READY: AtomicI32 = AtomicI32::new(-1);
@@ -32,6 +59,7 @@ pub fn ready() -> Result<c_int, Errno> {
         return Ok(have);
     }
     let [a, b] = sys::socketpair()?;
+    sign(a)?;
     sys::send(b, b"!", 0)?;
     // `b` stays open for good: closing it would hang `a` up. Two threads that race here leak one pair.
     READY.store(a, Ordering::Release);
@@ -44,56 +72,113 @@ pub fn is_ours(fd: c_int) -> bool {
     fd >= 0 && READY.load(Ordering::Relaxed) == fd
 }
 
-/// A connection that was reset by its peer: `ECONNRESET` once, then as the kernel does.
-pub fn dead() -> Result<c_int, Errno> {
-    pair(|far| {
-        sys::set_option(
-            far,
-            libc::SOL_SOCKET,
-            libc::SO_LINGER,
-            &libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            },
-        )
-    })
+/// How the other end of a connection left it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Closed: end of file; what is sent is refused.
+    Closed,
+    /// Closed, and has refused what was sent: end of file, and `EPIPE` once owed.
+    Refused,
+    /// Reset: `ECONNRESET` once.
+    Reset,
 }
 
-/// A connection that was closed by its peer: end of file.
-pub fn ended() -> Result<c_int, Errno> {
-    pair(|_| ())
+/// More bytes than this are not tried to be put into a socket of ours.
+const MOST: usize = 128 << 10;
+/// How long the kernel is given to move them.
+const PATIENCE: Duration = Duration::from_millis(5);
+
+/// A connection whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors, the
+/// poll bits and the end of file. `EMSGSIZE` when there are more bytes than it takes.
+pub fn over(how: Left, bytes: &[u8]) -> Result<c_int, Errno> {
+    if bytes.len() > MOST {
+        return Err(libc::EMSGSIZE);
+    }
+    let [near, far] = connection(bytes.len())?;
+    let sent = feed(near, far, bytes).map(|()| match how {
+        Left::Closed => {}
+        Left::Refused => {
+            // A reset after the end is EPIPE, not ECONNRESET; a byte that nobody reads brings it about.
+            sys::shutdown(far, libc::SHUT_WR);
+            let _ = sys::send(near, b"!", 0);
+            until(|| sys::readable(far) > 0);
+        }
+        Left::Reset => sys::set_option(far, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE),
+    });
+    sys::close(far);
+    let come = |state: u8| match how {
+        Left::Closed => state != sys::TCP_ESTABLISHED,
+        Left::Refused | Left::Reset => state == sys::TCP_CLOSE,
+    };
+    until(|| sys::tcp_state(near).is_none_or(come));
+    sent.map(|()| near).inspect_err(|_| sys::close(near))
 }
 
-/// One end of a loopback connection whose other end was closed after `last` had it.
-fn pair(last: impl FnOnce(c_int)) -> Result<c_int, Errno> {
+/// Moves the bytes through the connection, all of them.
+fn feed(near: c_int, far: c_int, bytes: &[u8]) -> Result<(), Errno> {
+    let mut at = 0;
+    let mut come = || {
+        while at < bytes.len() {
+            match sys::send(far, &bytes[at..], libc::MSG_DONTWAIT) {
+                Ok(n) => at += n,
+                Err(_) => break,
+            }
+        }
+        sys::readable(near) == bytes.len() as u64
+    };
+    if come() || until(come) {
+        Ok(())
+    } else {
+        Err(libc::EMSGSIZE)
+    }
+}
+
+/// Looks again and again, for a moment: on loopback hardly ever twice.
+fn until(mut done: impl FnMut() -> bool) -> bool {
+    let begun = Instant::now();
+    while !done() {
+        if begun.elapsed() > PATIENCE {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    true
+}
+
+/// Both ends of a loopback connection, with room for `bytes` unread at the first.
+fn connection(bytes: usize) -> Result<[c_int; 2], Errno> {
     let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
     let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM);
     let made = near.and_then(|near| {
-        let made = (|| {
-            let any = libc::sockaddr_in {
-                sin_family: libc::AF_INET as libc::sa_family_t,
-                sin_port: 0,
-                sin_addr: libc::in_addr {
-                    s_addr: u32::from_ne_bytes([127, 0, 0, 1]),
-                },
-                sin_zero: [0; 8],
-            };
-            sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
-            sys::listen(listener, 1)?;
-            let at = crate::addr::RawAddr::local(listener).ok_or(libc::EINVAL)?;
-            sys::connect(near, (&raw const at.storage).cast(), at.len as usize)?;
-            let far = sys::accept(listener)?;
-            last(far);
-            sys::close(far);
-            Ok(near)
-        })();
-        if made.is_err() {
+        let far = meet(listener, near, bytes);
+        if far.is_err() {
             sys::close(near);
         }
-        made
+        far.map(|far| [near, far])
     });
     sys::close(listener);
     made
+}
+
+fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
+    let any = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: 0,
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes([127, 0, 0, 1]),
+        },
+        sin_zero: [0; 8],
+    };
+    if bytes > 0 {
+        // Beyond the system's limit the kernel gives what it has.
+        let room = (2 * bytes) as c_int;
+        sys::set_option(near, libc::SOL_SOCKET, libc::SO_RCVBUF, &room);
+    }
+    sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
+    sys::listen(listener, 1)?;
+    let at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
+    sys::connect(near, (&raw const at.storage).cast(), at.len as usize)?;
+    sys::accept(listener)
 }
 
 #[cfg(test)]
@@ -115,6 +200,7 @@ mod tests {
     fn placeholder_is_never_ready() {
         let fd = placeholder().unwrap();
         assert_eq!(ready_for(fd), 0);
+        assert!(is_one(fd));
         sys::close(fd);
     }
 
@@ -123,25 +209,48 @@ mod tests {
         let fd = ready().unwrap();
         assert_eq!(ready_for(fd), libc::POLLIN | libc::POLLOUT);
         assert_eq!(ready().unwrap(), fd);
+        assert!(is_one(fd));
+        assert!(!is_one(0));
+    }
+
+    const DEAD: i16 =
+        libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
+
+    /// Reads three times; what the end is, is behind the bytes.
+    fn read_up(fd: c_int, bytes: &[u8], end: [Result<usize, Errno>; 2]) {
+        let mut buf = vec![0; bytes.len() + 1];
+        if !bytes.is_empty() {
+            assert_eq!(sys::recv(fd, &mut buf, 0), Ok(bytes.len()));
+            assert_eq!(&buf[..bytes.len()], bytes);
+        }
+        for want in end {
+            assert_eq!(sys::recv(fd, &mut buf, 0), want);
+        }
     }
 
     #[test]
-    fn dead_and_ended_are_as_the_kernel_has_them() {
-        let fd = dead().unwrap();
-        let bits = ready_for(fd);
-        assert_eq!(
-            bits,
-            libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP
-        );
-        assert_eq!(sys::recv(fd, &mut [0; 1], 0), Err(libc::ECONNRESET));
-        assert_eq!(sys::recv(fd, &mut [0; 1], 0), Ok(0));
-        sys::close(fd);
-        let fd = ended().unwrap();
-        assert_eq!(
-            ready_for(fd),
-            libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP
-        );
-        assert_eq!(sys::recv(fd, &mut [0; 1], 0), Ok(0));
-        sys::close(fd);
+    fn what_is_over_is_as_the_kernel_has_it() {
+        let much: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
+        for bytes in [&b""[..], b"unread", &much] {
+            let fd = over(Left::Reset, bytes).unwrap();
+            assert_eq!(ready_for(fd), DEAD);
+            read_up(fd, bytes, [Err(libc::ECONNRESET), Ok(0)]);
+            sys::close(fd);
+
+            let fd = over(Left::Refused, bytes).unwrap();
+            assert_eq!(ready_for(fd), DEAD);
+            assert_eq!(sys::send(fd, b"x", 0), Err(libc::EPIPE));
+            assert_eq!(ready_for(fd), DEAD & !libc::POLLERR);
+            read_up(fd, bytes, [Ok(0), Ok(0)]);
+            sys::close(fd);
+
+            let fd = over(Left::Closed, bytes).unwrap();
+            let open = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+            assert_eq!(ready_for(fd), open);
+            read_up(fd, bytes, [Ok(0), Ok(0)]);
+            assert_eq!(sys::send(fd, b"x", 0), Ok(1));
+            sys::close(fd);
+        }
+        assert_eq!(over(Left::Reset, &vec![0; MOST + 1]), Err(libc::EMSGSIZE));
     }
 }

@@ -208,6 +208,12 @@ pub fn set_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) {
     );
 }
 
+/// For SO_LINGER: `close` resets the connection.
+pub const AT_ONCE: libc::linger = libc::linger {
+    l_onoff: 1,
+    l_linger: 0,
+};
+
 /// Whether the descriptor is a TCP socket.
 pub fn is_tcp(fd: c_int) -> bool {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
@@ -262,6 +268,8 @@ pub fn counters(fd: c_int) -> Option<Counters> {
 
 /// `TCP_CLOSE` of linux/tcp_states.h: the kernel has given the connection up.
 pub const TCP_CLOSE: u8 = 7;
+/// `TCP_ESTABLISHED`.
+pub const TCP_ESTABLISHED: u8 = 1;
 /// `TCP_SYN_SENT`.
 pub const TCP_SYN_SENT: u8 = 2;
 
@@ -305,6 +313,15 @@ pub fn bind(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
 /// `connect` with a raw address.
 pub fn connect(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
     call!(libc::SYS_connect, fd, addr, len as c_long).map(drop)
+}
+
+/// Resets a TCP connection, for all who have it (connect(2), AF_UNSPEC).
+pub fn disconnect(fd: c_int) {
+    let nobody = libc::sockaddr {
+        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
+        sa_data: [0; 14],
+    };
+    let _ = connect(fd, (&raw const nobody).cast(), size_of_val(&nobody));
 }
 
 /// `listen`.
@@ -429,6 +446,16 @@ pub fn wait_ready(fd: c_int, events: i16, timeout: c_int) {
 
 /// Whether a socket has an error to report; it keeps it.
 pub fn has_error(fd: c_int) -> bool {
+    state_bits(fd) & libc::POLLERR != 0
+}
+
+/// Whether a socket has failed, or ended in both directions.
+pub fn has_ended(fd: c_int) -> bool {
+    state_bits(fd) & (libc::POLLERR | libc::POLLHUP) != 0
+}
+
+/// What `poll` reports without being asked for.
+fn state_bits(fd: c_int) -> i16 {
     let mut p = libc::pollfd {
         fd,
         events: 0,
@@ -439,8 +466,11 @@ pub fn has_error(fd: c_int) -> bool {
         tv_nsec: 0,
     };
     let n = call!(libc::SYS_ppoll, &raw mut p, 1, &raw const now, 0usize, 8);
-    n == Ok(1) && p.revents & libc::POLLERR != 0
+    if n == Ok(1) { p.revents } else { 0 }
 }
+
+/// The kernel's table of descriptors has at least as many places.
+pub const TABLE_MIN: c_int = 64;
 
 /// Sleeps while `*word == value`. Without a time limit the kernel restarts or interrupts the wait for
 /// signals just as it does a blocking `recv` (futex(2), signal(7)).
@@ -466,6 +496,18 @@ pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
         libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG,
         n
     );
+}
+
+/// Some random bytes, not for secrets: none where the kernel has no such call.
+pub fn random() -> [u8; 8] {
+    let mut bytes = [0; 8];
+    let _ = call!(
+        libc::SYS_getrandom,
+        bytes.as_mut_ptr(),
+        bytes.len(),
+        libc::GRND_NONBLOCK
+    );
+    bytes
 }
 
 /// The calling thread.

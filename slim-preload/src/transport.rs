@@ -7,10 +7,12 @@
 //! * `received` is final only after [`drain`], which waits until no call is inside the gate.
 
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
+use crate::stand_in::{self, Left};
 use crate::sys::{self, Errno};
-use crate::{runtime, stand_in};
+use crate::{options, runtime};
 use libc::c_int;
-use slim_core::Cause;
+use slim_core::stash::Stash;
+use slim_core::{Cause, Verdict};
 use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -34,6 +36,12 @@ type CtlGuard = MutexGuard<'static, Ctl>;
 fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
+    }
+    if ctl.mode == Mode::Suspended
+        && let Some(fd) = ctl.fds.first()
+    {
+        // For who got the placeholder from us without our seeing it: nobody waits for it for ever.
+        sys::shutdown(*fd, libc::SHUT_RDWR);
     }
     let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
     SWAPS.fetch_add(1, Ordering::SeqCst);
@@ -119,10 +127,37 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         }
         (cause, _) => cause,
     };
+    if let Cause::Errno(errno) = cause {
+        ctl.taken = Some(errno);
+    }
     // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
     // thread does with the flow, and before it can resume it for the peer.
     runtime::with_agent(|a| a.fault(flow.token(), cause));
     Fault::Suspended
+}
+
+/// The transport that waits behind the stash is dead.
+pub fn lost_behind_stash(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
+    if ctl.plain {
+        return conclude(flow, ctl, Verdict::Errno(errno));
+    }
+    let _ = suspend(flow, &mut ctl);
+    ctl.taken = Some(errno);
+    runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
+}
+
+/// A call has taken the error of a connection that is plain TCP, and cannot give it to its caller: the next call
+/// is to get it.
+pub fn owe(fd: c_int, errno: c_int) {
+    let how = match errno {
+        libc::EPIPE => Left::Refused,
+        _ => Left::Reset,
+    };
+    if let Ok(dead) = stand_in::over(how, &[]) {
+        sys::set_status(dead, sys::status(fd));
+        let _ = sys::replace(dead, fd);
+        sys::close(dead);
+    }
 }
 
 /// A call has taken an error from a transport that was suspended meanwhile: if the transport is ever put back, the
@@ -170,12 +205,17 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     flow.drop_ref();
 }
 
+/// Ends the old transport, if it has not ended yet; wakes whoever is blocked in a call on it.
+pub fn cut(ctl: &mut Ctl) {
+    if let Some(old) = ctl.transport {
+        sys::shutdown(old, libc::SHUT_RDWR);
+        ctl.cut = true;
+    }
+}
+
 /// Reads the old transport dry into the stash. Final: the peer has stopped trimming.
 pub fn drain(flow: &'static Flow) {
-    if let Some(old) = flow.ctl().transport {
-        // Wakes whoever is blocked in a call on it.
-        sys::shutdown(old, libc::SHUT_RDWR);
-    }
+    cut(&mut flow.ctl());
     let begun = Instant::now();
     while !flow.gate.idle() {
         if begun.elapsed() > LEAVE_LIMIT {
@@ -209,7 +249,12 @@ pub fn drain(flow: &'static Flow) {
     }
     let start = ctl.start;
     drop(ctl);
-    if let Some(why) = Start::of(flow, old).and_then(|now| start.contradiction(now)) {
+    let now = Start::of(flow, old);
+    if flow.forked.load(Ordering::Relaxed) {
+        // Another process that has the transport must not take what is left of it for an orderly end.
+        sys::disconnect(old);
+    }
+    if let Some(why) = now.and_then(|now| start.contradiction(now)) {
         give_up(flow, &why);
     }
 }
@@ -220,10 +265,7 @@ pub fn give_up(flow: &'static Flow, why: &str) {
     runtime::say(&format!(
         "flow {token:?}: {why}; the connection is given up"
     ));
-    let ctl = flow.ctl();
-    if ctl.mode != Mode::Lingering {
-        die(flow, ctl, libc::ECONNRESET);
-    }
+    conclude(flow, flow.ctl(), Verdict::Errno(libc::ECONNRESET));
     runtime::with_agent(|a| a.demote(token));
 }
 
@@ -238,12 +280,13 @@ pub fn install(flow: &'static Flow, new: c_int) {
             sys::set_status(new, sys::status(fd));
             ctl.epoch += 1;
             ctl.drained = false;
+            (ctl.taken, ctl.cut) = (None, false);
             ctl.start = Start::of(flow, new).unwrap_or_default();
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
             } else {
-                show_stash(&mut ctl, Then::Open);
+                show_stash(&mut ctl);
             }
         }
         (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
@@ -266,26 +309,17 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     let _ = swap_in(ctl, new, true);
     sys::close(new);
     ctl.mode = Mode::Open;
-    ctl.taken = None;
+    (ctl.taken, ctl.cut) = (None, false);
     flow.gate.open();
 }
 
-/// Stashed bytes come first.
-fn show_stash(ctl: &mut Ctl, then: Then) {
-    // What follows shows in the poll bits already now, as it does with the kernel's own queue.
-    let file = match then {
-        Then::Open => stand_in::ready(),
-        Then::Dead(_) => stand_in::dead(),
-        Then::Eof => stand_in::ended(),
-    };
-    if let Ok(file) = file {
+/// Stashed bytes come first; the transport waits.
+fn show_stash(ctl: &mut Ctl) {
+    if let Ok(file) = stand_in::ready() {
         // Its status flags are not the flow's, see `nonblocking`.
         let _ = swap_in(ctl, file, true);
-        if then != Then::Open {
-            sys::close(file);
-        }
     }
-    ctl.mode = Mode::Stashed { then };
+    ctl.mode = Mode::Stashed { then: Then::Open };
 }
 
 /// Whether calls on the flow must not wait. The always-ready stand-in is one file for all flows, so a
@@ -305,13 +339,30 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
     match ctl.mode {
         Mode::Stashed { then: Then::Open } => {
             open(flow, &mut ctl);
-            drop(ctl);
-            flow.wake();
+            if ctl.plain {
+                return unmanage(flow, ctl);
+            }
         }
         Mode::Stashed {
-            then: Then::Dead(errno),
-        } => die(flow, ctl, errno),
-        Mode::Stashed { then: Then::Eof } => end(flow, ctl),
+            then: Then::Owed(errno),
+        } => ctl.mode = Mode::Dead(errno),
+        Mode::Stashed { then: Then::Over } => return unmanage(flow, ctl),
+        _ => return,
+    }
+    drop(ctl);
+    flow.wake();
+}
+
+/// The flow is plain TCP from now on, or as soon as nothing is stashed.
+pub fn become_plain(flow: &'static Flow) {
+    let mut ctl = flow.ctl();
+    match ctl.mode {
+        Mode::Open => unmanage(flow, ctl),
+        Mode::Suspended => {
+            drop(ctl);
+            reinstate(flow, true);
+        }
+        Mode::Stashed { then: Then::Open } => ctl.plain = true,
         _ => {}
     }
 }
@@ -319,9 +370,11 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
 /// The old transport is put back: it was not dead after all, or the error it reports is the true one.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
     let mut ctl = flow.ctl();
-    if let Some(errno) = ctl.taken.take().filter(|_| ctl.mode == Mode::Suspended) {
+    if ctl.mode == Mode::Suspended
+        && let Some(errno) = ctl.taken.or(ctl.cut.then_some(libc::ECONNRESET))
+    {
         drop(ctl);
-        return escalate(flow, Then::Dead(errno));
+        return escalate(flow, Verdict::Errno(errno));
     }
     if ctl.mode == Mode::Suspended {
         if let (Some(old), Some(fd)) = (ctl.transport, ctl.fds.first()) {
@@ -330,41 +383,32 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         if ctl.stash.is_empty() {
             open(flow, &mut ctl);
         } else {
-            show_stash(&mut ctl, Then::Open);
+            show_stash(&mut ctl);
         }
     }
     if legacy && ctl.mode == Mode::Open {
         unmanage(flow, ctl);
     } else {
+        ctl.plain |= legacy;
         drop(ctl);
         flow.wake();
     }
 }
 
-/// Gives the flow up with an errno, or with an orderly end; after the stash.
-pub fn escalate(flow: &'static Flow, then: Then) {
+/// Gives the flow up with an errno, or with an orderly end; what has come before that is still to be read.
+pub fn escalate(flow: &'static Flow, verdict: Verdict) {
     // What the kernel has received is the application's, whatever becomes of the connection.
     drain_if_suspended(flow);
     let mut ctl = flow.ctl();
-    let stashable = matches!(ctl.mode, Mode::Suspended) && !ctl.stash.is_empty();
     if ctl.mode == Mode::Lingering {
         ctl.set_transport(None);
-    } else if stashable {
-        if let Some(fd) = ctl.fds.first() {
-            // Kept for its status flags; nothing is sent on it any more.
-            if let Some(old) = ctl.transport {
-                sys::set_status(old, sys::status(*fd));
-            }
-        }
-        show_stash(&mut ctl, then);
-        drop(ctl);
-        flow.wake();
-    } else {
-        match then {
-            Then::Dead(errno) => die(flow, ctl, errno),
-            Then::Eof | Then::Open => end(flow, ctl),
-        }
     }
+    let verdict = match (verdict, ctl.taken) {
+        // The end had come before the transport failed: it is what we sent that was refused.
+        (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
+        (verdict, _) => verdict,
+    };
+    conclude(flow, ctl, verdict);
 }
 
 fn drain_if_suspended(flow: &'static Flow) {
@@ -377,39 +421,69 @@ fn drain_if_suspended(flow: &'static Flow) {
     }
 }
 
-/// A dead descriptor comes under the numbers. `ECONNRESET` is then the kernel's own to report; any other
-/// errno is owed once by us.
-fn die(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
-    flow.gate.bar();
-    bury(&mut ctl, stand_in::dead());
-    if errno == libc::ECONNRESET {
-        unmanage(flow, ctl);
-    } else {
-        ctl.mode = Mode::Dead(errno);
-        drop(ctl);
-        flow.wake();
+/// A connection that is over takes the numbers, with the stash in it. The kernel reports the end by itself, but for
+/// an errno that only a true network can bring about: that one is owed once by us. A stash that is too large for
+/// it stays here.
+fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
+    let (how, owed) = match verdict {
+        Verdict::Errno(libc::ECONNRESET) => (Left::Reset, None),
+        Verdict::Errno(libc::EPIPE) => (Left::Refused, None),
+        Verdict::Errno(errno) => (Left::Reset, Some(errno)),
+        Verdict::Eof => (Left::Closed, None),
+    };
+    if !matches!(
+        ctl.mode,
+        Mode::Open | Mode::Suspended | Mode::Stashed { then: Then::Open }
+    ) {
+        return;
     }
-}
-
-/// The stream has ended orderly and nothing more can be sent.
-fn end(flow: &'static Flow, mut ctl: CtlGuard) {
-    let file = stand_in::ended().inspect(|fd| sys::shutdown(*fd, libc::SHUT_WR));
+    flow.gate.bar();
+    let mut unread = vec![0; ctl.stash.len()];
+    ctl.stash.peek(&mut unread);
+    let whole = stand_in::over(how, &unread).ok().filter(|_| owed.is_none());
+    if whole.is_some() {
+        ctl.stash = Stash::new();
+    }
+    let file = whole.or_else(|| stand_in::over(how, &[]).ok());
+    if let Some(fd) = file.filter(|_| flow.local_final.load(Ordering::Acquire) != UNKNOWN) {
+        sys::shutdown(fd, libc::SHUT_WR);
+    }
     bury(&mut ctl, file);
-    unmanage(flow, ctl);
+    ctl.mode = match owed {
+        None if ctl.stash.is_empty() => return unmanage(flow, ctl),
+        None => Mode::Stashed { then: Then::Over },
+        Some(errno) if ctl.stash.is_empty() => Mode::Dead(errno),
+        Some(errno) => Mode::Stashed {
+            then: Then::Owed(errno),
+        },
+    };
+    drop(ctl);
+    flow.wake();
 }
 
-/// Puts `file`, or for want of one the old transport, under the numbers, with the flags they had.
-fn bury(ctl: &mut Ctl, file: Result<c_int, Errno>) {
+/// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.
+fn bury(ctl: &mut Ctl, file: Option<c_int>) {
     let old = ctl.transport.take();
-    let Some(file) = file.ok().or(old) else {
+    let Some(fd) = ctl.fds.first().copied() else {
         return;
     };
-    if let Some(fd) = ctl.fds.first() {
-        let flags = match ctl.mode {
-            Mode::Stashed { .. } => old.map_or(0, sys::status),
-            _ => sys::status(*fd),
-        };
-        sys::set_status(file, flags);
+    let Some(file) = file.or(old) else {
+        return;
+    };
+    let before = match ctl.mode {
+        Mode::Open => fd,
+        _ => old.unwrap_or(fd),
+    };
+    let flags = match ctl.mode {
+        Mode::Stashed { .. } => before,
+        _ => fd,
+    };
+    sys::set_status(file, sys::status(flags));
+    if before != file {
+        options::copy(before, file);
+    }
+    if ctl.mode == Mode::Open {
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
     }
     let _ = swap_in(ctl, file, true);
     sys::close(file);
@@ -418,25 +492,29 @@ fn bury(ctl: &mut Ctl, file: Result<c_int, Errno>) {
     }
 }
 
-/// Pays the errno that a dead flow owes; the kernel reports the rest.
-pub fn pay(flow: &'static Flow, ctl: CtlGuard) {
+/// Takes the errno that a dead flow owes, in place of the one that the kernel would report. Nothing more is owed
+/// then, and what is left of the stash comes before the end.
+pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
+    let (Mode::Dead(errno)
+    | Mode::Stashed {
+        then: Then::Owed(errno),
+    }) = ctl.mode
+    else {
+        return None;
+    };
     if let Some(fd) = ctl.fds.first() {
-        // Takes the reset that the stand-in still has to report.
         let _ = sys::option::<c_int>(*fd, libc::SOL_SOCKET, libc::SO_ERROR);
     }
-    unmanage(flow, ctl);
+    if ctl.stash.is_empty() {
+        unmanage(flow, ctl);
+    } else {
+        ctl.mode = Mode::Stashed { then: Then::Over };
+    }
+    Some(errno)
 }
 
-/// Closes a transport without letting the kernel go on with it.
+/// Closes a transport without letting the kernel go on with it, also where another process has it.
 pub fn abort(fd: c_int) {
-    sys::set_option(
-        fd,
-        libc::SOL_SOCKET,
-        libc::SO_LINGER,
-        &libc::linger {
-            l_onoff: 1,
-            l_linger: 0,
-        },
-    );
+    sys::disconnect(fd);
     sys::close(fd);
 }

@@ -4,10 +4,11 @@ use crate::flow::{Ctl, Flow, Mode, UNKNOWN};
 use crate::table::{self, Entry};
 use crate::{runtime, stand_in, sys, transport};
 use libc::c_int;
-use slim_core::FinHow;
 use slim_core::stash::Stash;
+use slim_core::{FinHow, Verdict};
 use std::sync::MutexGuard;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Whether a number is SLIM's own: for the application it does not exist.
 pub fn is_ours(fd: c_int) -> bool {
@@ -149,8 +150,30 @@ pub fn finish(flow: &'static Flow, left: Left) {
     }
 }
 
-/// The flow behind `fd` becomes plain TCP here and at the peer. Bytes that wait in the stash are lost to
-/// whoever has the descriptor next, who gets a reset instead of a gap.
+/// Somebody whom we cannot see is to use `fd`: the flow becomes plain TCP. A transport that is away is waited for
+/// a while first.
+pub fn hand_over(flow: &'static Flow, fd: c_int) {
+    hand_over_until(flow, fd, Instant::now() + PATIENCE);
+}
+
+/// How long a transport that is away is waited for before its flow is given up.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// [`hand_over`], waiting until `limit`.
+pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
+    while let Some(ctl) = flow.ctl_of(fd)
+        && ctl.mode == Mode::Suspended
+        && Instant::now() < limit
+    {
+        let seen = flow.signal.load(Ordering::SeqCst);
+        drop(ctl);
+        let _ = sys::futex_wait(&flow.signal, seen, Some(limit - Instant::now()));
+    }
+    demote(flow, fd);
+}
+
+/// The flow behind `fd` becomes plain TCP here and at the peer. Where that cannot be, because the transport is away or
+/// bytes are stashed, it is a connection that was reset after these bytes.
 pub fn demote(flow: &'static Flow, fd: c_int) {
     let Some(ctl) = flow.ctl_of(fd) else { return };
     let token = flow.token();
@@ -158,7 +181,7 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
         transport::unmanage(flow, ctl);
     } else {
         drop(ctl);
-        transport::escalate(flow, crate::flow::Then::Dead(libc::ECONNRESET));
+        transport::escalate(flow, Verdict::Errno(libc::ECONNRESET));
     }
     runtime::with_agent(|a| a.demote(token));
 }
@@ -166,7 +189,7 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
 /// Before libc's stdio takes a descriptor: it reads and writes where no hook sees it.
 pub fn for_stdio(fd: c_int) {
     if let Entry::Flow(flow) = table::entry(fd) {
-        sys::keep_errno(|| demote(flow, fd));
+        sys::keep_errno(|| hand_over(flow, fd));
     }
 }
 
@@ -212,7 +235,9 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     }
     let (source, target) = (table::entry(from), to.map(table::entry));
     if let (Entry::None, None | Some(Entry::None)) = (&source, &target) {
-        return real();
+        let new = real();
+        note_number(new);
+        return new;
     }
     // From a bad descriptor: the target is left alone.
     if !sys::is_open(from) {
@@ -220,7 +245,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     }
     if let (Entry::Flow(flow), Some(0..=2)) = (&source, to) {
         // Standard input and output are read and written inside libc, where no hook sees it.
-        sys::keep_errno(|| demote(flow, from));
+        sys::keep_errno(|| hand_over(flow, from));
     }
     let mut guard = match source {
         Entry::Flow(flow) => flow.ctl_of(from).map(|ctl| (flow, ctl)),
@@ -232,6 +257,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     }
     let left = to.and_then(overwrite);
     let new = real();
+    note_number(new);
     if new >= 0 {
         match (&source, &mut guard) {
             (Entry::Flow(_), Some((flow, ctl))) => {
@@ -276,7 +302,8 @@ pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
     true
 }
 
-fn open_numbers() -> Vec<c_int> {
+/// All numbers that are open.
+pub fn open_numbers() -> Vec<c_int> {
     runtime::quietly(|| {
         let entries = std::fs::read_dir("/proc/self/fd")
             .into_iter()
@@ -286,6 +313,35 @@ fn open_numbers() -> Vec<c_int> {
             .filter_map(|e| e.file_name().to_str()?.parse().ok())
             .collect()
     })
+}
+
+/// How many places the kernel's table of descriptors has, as proc(5) tells it.
+static PLACES: AtomicI32 = AtomicI32::new(sys::TABLE_MIN);
+
+/// The application has got this number.
+fn note_number(fd: c_int) {
+    if fd >= sys::TABLE_MIN {
+        let places = (fd as u32 + 1).next_power_of_two() as c_int;
+        PLACES.fetch_max(places, Ordering::Relaxed);
+    }
+}
+
+/// Before the first descriptor of ours above those of the application.
+pub fn note_table_size() {
+    let status = runtime::quietly(|| std::fs::read_to_string("/proc/self/status"));
+    let size = status.ok().and_then(|text| {
+        let line = text.lines().find_map(|l| l.strip_prefix("FDSize:"))?;
+        line.trim().parse().ok()
+    });
+    PLACES.fetch_max(size.unwrap_or(sys::TABLE_MIN), Ordering::Relaxed);
+}
+
+/// How many places the table would have without our descriptors: what is beyond them, `select` does not look at. It
+/// grows by powers of two, and never shrinks.
+pub fn table_size() -> c_int {
+    let open = open_numbers().into_iter().filter(|fd| !is_ours(*fd));
+    open.max().map(note_number);
+    PLACES.load(Ordering::Relaxed)
 }
 
 /// `fcntl`; `real(fd)` asks the kernel.

@@ -91,6 +91,6 @@ pub unsafe fn sendfile(
 /// Before `splice` moves bytes to or from a descriptor.
 pub fn spliced(fd: c_int) {
     if let Some(flow) = table::flow(fd) {
-        sys::keep_errno(|| descriptors::demote(flow, fd));
+        sys::keep_errno(|| descriptors::hand_over(flow, fd));
     }
 }

@@ -9,7 +9,7 @@ pub mod sleep;
 pub mod sockets;
 pub mod transmit;
 
-use crate::flow::{Ctl, Flow, Mode};
+use crate::flow::{Ctl, Flow};
 use crate::sys;
 use crate::table;
 use libc::c_int;
@@ -98,15 +98,6 @@ fn timeout(fd: c_int, option: c_int) -> Option<std::time::Duration> {
         (t.tv_usec.max(0) as u32).saturating_mul(1000),
     );
     (!limit.is_zero()).then_some(limit)
-}
-
-/// The errno that a dead flow owes, paid now.
-pub fn paid(flow: &'static Flow, ctl: MutexGuard<'static, Ctl>) -> Option<c_int> {
-    let Mode::Dead(errno) = ctl.mode else {
-        return None;
-    };
-    crate::transport::pay(flow, ctl);
-    Some(errno)
 }
 
 /// Whether an errno means that the transport is dead: the kernel's own word for it, for several errnos can

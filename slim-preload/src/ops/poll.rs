@@ -4,6 +4,7 @@
 //! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
 //! suspended, and the call goes on waiting.
 
+use super::descriptors;
 use super::sleep::with_alarm;
 use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::sys;
@@ -11,6 +12,7 @@ use crate::table::{self, Entry};
 use crate::transport::{self, Fault, SWAPS};
 use libc::{c_int, epoll_event, fd_set, pollfd};
 use slim_core::Cause;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,7 @@ const SUSPICIOUS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
 const SUSPICIOUS_EPOLL: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
 
 /// A time limit that shrinks when a call is repeated.
+#[derive(Clone, Copy)]
 pub struct Limit {
     whole: Option<Duration>,
     until: Option<Instant>,
@@ -315,6 +318,16 @@ impl Sets {
         n - c_int::from(rang)
     }
 
+    /// The numbers that the kernel has left in the sets.
+    fn ready(&self) -> impl Iterator<Item = c_int> + use<> {
+        let [read, write, except] = self.sets;
+        let has = |set: *mut fd_set, fd: c_int| {
+            // SAFETY: the kernel has just written `count` bits there.
+            !set.is_null() && unsafe { *set.cast::<u8>().add(fd as usize / 8) } >> (fd % 8) & 1 == 1
+        };
+        (0..self.count).filter(move |fd| [read, write, except].iter().any(|set| has(*set, *fd)))
+    }
+
     fn restore(&self, saved: &[Vec<u8>; 3]) {
         for (s, bytes) in self.sets.iter().zip(saved) {
             if !s.is_null() {
@@ -327,9 +340,23 @@ impl Sets {
     }
 }
 
-/// `select` and `pselect`; `real` asks the kernel about the sets it is given. A set has no bit for errors, so a dead
-/// transport is found by the read or write that follows; only answers that came about by a swap are asked for again.
+/// `select` and `pselect`; `real` asks the kernel about the sets it is given.
 pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c_int {
+    let before = sys::errno();
+    let n = select_all(sets, limit, &real);
+    if n < 0 && sys::errno() == libc::EBADF && sets.count > sys::TABLE_MIN {
+        // Numbers beyond its table of descriptors the kernel does not look at; ours have made that larger.
+        let count = sys::keep_errno(descriptors::table_size);
+        if sets.count > count {
+            sys::set_errno(before);
+            return select_all(Sets { count, ..sets }, limit, &real);
+        }
+    }
+    n
+}
+
+/// A set has no bit for errors, so those of the flows in an answer are asked for by `poll`.
+fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> c_int {
     let saved = if crate::runtime::possible() {
         sys::keep_errno(|| sets.save())
     } else {
@@ -338,8 +365,9 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c
     let Some(saved) = saved else {
         return real(sets, Wait::AsGiven);
     };
-    let first = std::cell::Cell::new(true);
-    let sleeps = limit.sleeps() && sets.any(&saved, table::is_flow);
+    let first = Cell::new(true);
+    let flows = sets.any(&saved, table::is_flow);
+    let sleeps = limit.sleeps() && flows;
     let ask = |wait| {
         if !first.replace(false) {
             sets.restore(&saved);
@@ -352,14 +380,31 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c
             None => real(sets, wait),
         })
     };
+    let suspicious = || {
+        sys::keep_errno(|| {
+            sets.ready()
+                .filter(|fd| table::is_flow(*fd) && sys::has_ended(*fd))
+                .collect::<Vec<_>>()
+        })
+    };
     until_true(
         limit,
         ask,
-        |_| true,
-        |_, _| {
+        |_| !flows || suspicious().is_empty(),
+        |n, swaps| {
+            let mut hide = SWAPS.load(Ordering::Acquire) != swaps;
+            for fd in suspicious() {
+                if let Some(flow) = table::flow(fd) {
+                    hide |= sys::keep_errno(|| hidden(flow, fd, swaps));
+                }
+            }
+            if !hide {
+                return n;
+            }
             // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
             sets.restore(&saved);
-            real(sets, Wait::For(Some(Duration::ZERO))).max(0)
+            let n = real(sets, Wait::For(Some(Duration::ZERO))).max(0);
+            if suspicious().is_empty() { n } else { 0 }
         },
     )
 }

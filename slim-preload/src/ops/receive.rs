@@ -145,17 +145,21 @@ impl Receive {
                         flow.received.fetch_add(got as u64, Ordering::Relaxed);
                         have += got;
                     }
-                    // Why did the kernel stop? A signal, a time limit, or the end of the transport.
+                    // Why did the kernel stop? A signal, a time limit, or the end of the transport. An error is
+                    // not taken from it, for it may be the next call's.
                     let at = flow.received.load(Ordering::SeqCst);
-                    let cause =
-                        match stopped.map_or_else(|| sys::recv(self.fd, &mut [0], PROBE), Err) {
-                            _ if have >= want => None,
-                            Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
-                                Some(Cause::Eof { received: at })
-                            }
-                            Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
-                            _ => None,
-                        };
+                    let asked = || match sys::has_error(self.fd) {
+                        true => Err(transport::TO_BE_ASKED),
+                        false => sys::recv(self.fd, &mut [0], PROBE),
+                    };
+                    let cause = match stopped.map_or_else(asked, Err) {
+                        _ if have >= want => None,
+                        Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
+                            Some(Cause::Eof { received: at })
+                        }
+                        Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
+                        _ => None,
+                    };
                     let barred = flow.gate.is_barred();
                     flow.leave();
                     match cause {
@@ -163,6 +167,9 @@ impl Receive {
                         None => return short(have),
                         Some(cause) => {
                             if let Fault::Plain = transport::fault(flow, self.fd, cause) {
+                                if let Some(errno) = stopped {
+                                    transport::owe(self.fd, errno);
+                                }
                                 return short(have);
                             }
                         }
@@ -228,9 +235,9 @@ impl Receive {
             return Next::Return(n as isize);
         }
         match ctl.mode {
-            // The peer had ended its stream before it refused ours.
-            Mode::Dead(libc::EPIPE) => Next::Return(0),
-            Mode::Dead(_) => super::paid(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e))),
+            Mode::Dead(_) => {
+                transport::pay(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e)))
+            }
             Mode::Stashed { .. } => {
                 transport::after_stash(flow, ctl);
                 Next::Again

@@ -195,9 +195,8 @@ fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
             }
             0
         }
-        Mode::Stashed { .. } | Mode::Dead(_) | Mode::Lingering => {
-            super::fail(libc::ENOTCONN) as c_int
-        }
+        // The end of a connection is under the number.
+        Mode::Stashed { .. } | Mode::Dead(_) | Mode::Lingering => real(),
     }
 }
 
@@ -262,7 +261,10 @@ pub unsafe fn option(
     };
     let error = (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
     let on = match ctl.mode {
-        Mode::Dead(errno) if error => {
+        Mode::Dead(errno)
+        | Mode::Stashed {
+            then: Then::Owed(errno),
+        } if error => {
             let r = real(fd);
             if r == 0 && !value.is_null() {
                 // SAFETY: the kernel has just written an int there, as it does for SO_ERROR.
@@ -271,6 +273,7 @@ pub unsafe fn option(
             transport::pay(flow, ctl);
             return r;
         }
+        Mode::Stashed { then: Then::Over } if error => return real(fd),
         Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
         Mode::Suspended | Mode::Stashed { .. } => ctl.transport.unwrap_or(fd),
     };

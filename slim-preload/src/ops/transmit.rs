@@ -174,6 +174,15 @@ impl<S: Source> Transmit<S> {
         }
         while have < self.source.total() {
             match enter(self.fd) {
+                // What the transport has to report is for the next call: this one has sent something.
+                Way::In(flow) if sys::has_error(self.fd) => {
+                    let barred = flow.gate.is_barred();
+                    flow.leave();
+                    let cause = Cause::Errno(transport::TO_BE_ASKED);
+                    if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {
+                        return short(have);
+                    }
+                }
                 Way::In(flow) => {
                     flow.send.lock();
                     let sent = self.push_on(have, libc::MSG_DONTWAIT);
@@ -188,7 +197,7 @@ impl<S: Source> Transmit<S> {
                     flow.leave();
                     match sent {
                         Ok(_) => {}
-                        Err(_) if barred => {}
+                        Err(e) if barred => transport::remember(flow, self.fd, e),
                         // A signal or a time limit ends a call that has sent something, with what it has sent.
                         Err(libc::EAGAIN) => {
                             if sleep::until_writable(
@@ -200,10 +209,12 @@ impl<S: Source> Transmit<S> {
                                 return short(have);
                             }
                         }
-                        Err(e) if dead => match transport::fault(flow, self.fd, Cause::Errno(e)) {
-                            Fault::Suspended => {}
-                            Fault::Plain => return short(have),
-                        },
+                        Err(e) if dead => {
+                            if let Fault::Plain = transport::fault(flow, self.fd, Cause::Errno(e)) {
+                                transport::owe(self.fd, e);
+                                return short(have);
+                            }
+                        }
                         Err(_) => return short(have),
                     }
                 }
@@ -223,6 +234,7 @@ impl<S: Source> Transmit<S> {
                         _ => return short(have),
                     }
                 }
+                Way::Plain if sys::has_error(self.fd) => return short(have),
                 // The flow has become plain TCP meanwhile, as it does when the peer has no SLIM.
                 Way::Plain => match self.push_on(have, 0) {
                     Ok(n) if n > 0 => have += n,
@@ -293,23 +305,24 @@ impl<S: Source> Transmit<S> {
         if !flow.gate.is_barred() {
             return Next::Again;
         }
-        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+        let given_up = !matches!(
+            ctl.mode,
+            Mode::Suspended | Mode::Stashed { then: Then::Open }
+        );
+        if !given_up && flow.local_final.load(Ordering::Acquire) != UNKNOWN {
             return Next::Return(self.refuse(libc::EPIPE));
         }
         let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
         let fd = match (ctl.mode, ctl.transport) {
-            (Mode::Dead(_), _) => {
-                return super::paid(flow, ctl)
-                    .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
-            }
             (Mode::Stashed { then: Then::Open }, Some(fd)) => fd,
-            (
-                Mode::Stashed {
-                    then: Then::Eof | Then::Dead(_),
-                },
-                _,
-            ) => {
-                return Next::Return(self.refuse(libc::EPIPE));
+            (Mode::Stashed { then: Then::Over }, _) => {
+                // The kernel says what becomes of it, and nothing of it is worth a copy.
+                let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+                return Next::Return(if n < 0 { self.refuse(sys::errno()) } else { n });
+            }
+            (Mode::Dead(_) | Mode::Stashed { .. }, _) => {
+                return transport::pay(flow, ctl)
+                    .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
             }
             _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
         };
@@ -339,9 +352,7 @@ impl<S: Source> Transmit<S> {
             return Next::Again;
         }
         if broken(fd, errno) {
-            let mut ctl = ctl;
-            let _ = transport::suspend(flow, &mut ctl);
-            crate::runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
+            transport::lost_behind_stash(flow, ctl, errno);
             return Next::Again;
         }
         Next::Return(self.refuse(errno))

@@ -192,9 +192,7 @@ static void waits(void) {
             if (kind == 6) R(epoll_wait(e, &ev, 1, 5000));
             if (kind == 7) R(epoll_pwait2(e, &ev, 1, &ts, NULL));
             if (kind == 8) R(readv(fd, &(struct iovec){buf, 1}, 1));
-            // Under the preload select may say "readable" at the moment of the break; the read then waits.
-            int early = kind == 4 || kind == 5;
-            line("%s %s %d", early ? "-" : took(t0, 180), bits(p.revents), FD_ISSET(fd, &r));
+            line("%s %s %d", took(t0, 180), bits(p.revents), FD_ISSET(fd, &r));
             if (kind == 6 || kind == 7) line("%s %d", bits(ev.events), (int)ev.data.u64);
             R(full_recv(fd, buf, kind == 0 || kind == 8 ? 2 : 3));
             quote(buf, 2);
@@ -328,8 +326,7 @@ static void death(int how) {
             ssize_t r;
             do r = send(fd, buf, sizeof buf, MSG_NOSIGNAL);
             while (r > 0);
-            // Bare ECONNRESET; under the preload it can be EPIPE already.
-            line("an end %d", errno == ECONNRESET || errno == EPIPE);
+            line("%s", ename(errno));
         } else {
             R(recv(fd, buf, 9, 0));
         }

@@ -234,10 +234,14 @@ int main(void) {
     arrived(x.c, 11);
     MUST(setsockopt(x.s, SOL_SOCKET, SO_LINGER, &lg, sizeof lg));
     close(x.s);
-    // Under the preload ERR and HUP come only after the bytes; bare beside them.
-    R(recv(x.c, buf, 20, 0));
     wait_for(x.c, POLLHUP, 1000);
+    show("reset, data left", x.c);
+    R(recv(x.c, buf, 5, 0));
+    show("reset, some data left", x.c);
+    R(recv(x.c, buf, 20, 0));
     show("reset, data read", x.c);
+    R(recv(x.c, buf, 20, 0));
+    show("reset, told after the data", x.c);
     close(x.c);
     close(x.l);
 

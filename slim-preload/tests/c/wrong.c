@@ -194,9 +194,24 @@ int main(void) {
     R(select(x.c + 1, &rd, NULL, NULL, &neg));
     R(select(x.c + 1, (void *)1, NULL, NULL, &zero));
     FD_ZERO(&rd);
-    // Low: numbers beyond the kernel's own table of this process, whose size is nobody's promise, are not looked at.
     FD_SET(40, &rd);
     R(select(41, &rd, NULL, NULL, &zero));
+    // Numbers beyond the kernel's table of descriptors are not looked at, until the table has grown that far.
+    FD_ZERO(&rd);
+    FD_SET(777, &rd);
+    R(select(778, &rd, NULL, NULL, &zero));
+    line("still set %d", FD_ISSET(777, &rd));
+    struct timeval soon = {0, 50000};
+    double t0 = now_s();
+    FD_SET(x.l, &rd);
+    R(select(1024, &rd, NULL, NULL, &soon));
+    line("%s, still set %d %d", took(t0, 50), FD_ISSET(777, &rd), FD_ISSET(x.l, &rd));
+    FD_SET(x.c, &rd);
+    R(select(1024, &rd, NULL, NULL, NULL));
+    line("still set %d %d", FD_ISSET(777, &rd), FD_ISSET(x.c, &rd));
+    R(dup2(null, 600));
+    R(close(600));
+    R(select(778, &rd, NULL, NULL, &zero));
 
     line("-- names");
     struct sockaddr_in got;
