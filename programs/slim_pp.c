@@ -13,10 +13,12 @@
  * Rank 0 prints once a second, and at the end with DONE in front:
  *
  *   t=3 it=120 errs=0 MB=512 maxstall=0.012
+ *   DONE it=310 errs=0 MB=1300 maxstall=0.012 at=1763694000.123
  *
  * t: seconds, it: rounds, errs: wrong words seen (own ones; in the DONE line
  * those of all ranks), MB: MiB moved by rank 0, maxstall: longest time in
- * seconds that one step took at rank 0.
+ * seconds that one step took at rank 0, at: the wall clock when all ranks had
+ * all their data (what happens later is the ranks leaving).
  *
  * Exit status: 0 all data right, 2 bad usage, 3 wrong data, 4 MPI error.
  */
@@ -27,6 +29,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { WORD = 8, GUARD = 64, MAX_REPORTS = 5 };
@@ -333,8 +336,11 @@ int main(int argc, char **argv)
     CHECK(MPI_Allreduce(&wrong_words, &all_wrong, 1, MPI_UINT64_T, MPI_SUM, MPI_COMM_WORLD));
     step_done(0);
     if (rank == 0) {
-        printf("DONE it=%" PRIu64 " errs=%" PRIu64 " MB=%" PRIu64 " maxstall=%.3f\n", round,
-               all_wrong, bytes_moved >> 20, max_stall);
+        struct timespec now;
+        clock_gettime(CLOCK_REALTIME, &now);
+        printf("DONE it=%" PRIu64 " errs=%" PRIu64 " MB=%" PRIu64 " maxstall=%.3f at=%lld.%03ld\n",
+               round, all_wrong, bytes_moved >> 20, max_stall, (long long)now.tv_sec,
+               now.tv_nsec / 1000000);
         fflush(stdout);
     }
     free(out);

@@ -3,6 +3,8 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
     time::SystemTime,
 };
 
@@ -61,6 +63,34 @@ pub fn source(name: &str) -> Result<PathBuf> {
             hint: "run inside the repository".into(),
         }),
     }
+}
+
+/// Builds a C program of one file with `compiler`, unless that was done since it was changed. Gives the
+/// path of the program, in the [`scratch`] directory `place`.
+pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
+    let name = source
+        .file_stem()
+        .ok_or_else(|| Error::Invalid(format!("no file name: {}", source.display())))?;
+    let program = scratch(place)?.join(name);
+    let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified());
+    if let (Ok(built), Ok(written)) = (changed(&program), changed(source))
+        && built > written
+    {
+        return Ok(program);
+    }
+    // Several may build it at the same time: each to a name of its own, then moved over.
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let n = NEXT.fetch_add(1, Ordering::Relaxed);
+    let own = program.with_extension(format!("new{}.{n}", std::process::id()));
+    let mut command = Command::new(compiler);
+    command.args(["-O2", "-o"]).arg(&own).arg(source);
+    let line = format!("{} -O2 {}", compiler.display(), source.display());
+    let output = command.output().map_err(Error::io(line.clone()))?;
+    if !output.status.success() {
+        return Err(Error::command(line, &output));
+    }
+    fs::rename(&own, &program).map_err(Error::io(program.display().to_string()))?;
+    Ok(program)
 }
 
 /// A directory for things built at run time, beside the build's own output.

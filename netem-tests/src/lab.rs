@@ -87,7 +87,13 @@ impl Lab {
 
     /// A directory that lives as long as the lab.
     pub fn dir(&self) -> &Path {
-        &self.dir.0
+        &self.dir.path
+    }
+
+    /// Leaves the lab's directory behind when the lab ends, for somebody to look at; gives its path.
+    pub fn keep_dir(&mut self) -> &Path {
+        self.dir.keep = true;
+        self.dir()
     }
 
     /// The network of path `path` as `ADDRESS/BITS`, for options such as `btl_tcp_if_include`.
@@ -126,13 +132,13 @@ impl LabBuilder {
         Lab::check()?;
         let dir = Dir::new(&self.name)?;
         let name = dir
-            .0
+            .path
             .file_name()
             .map(|n| n.to_string_lossy().into_owned())
             .unwrap_or_default();
-        let hosts = self.write_hosts(&dir.0)?;
+        let hosts = self.write_hosts(&dir.path)?;
         let nodes = (0..self.nodes)
-            .map(|n| Node::start(&node_name(n), &dir.0, &hosts, self.addresses(n)))
+            .map(|n| Node::start(&node_name(n), &dir.path, &hosts, self.addresses(n)))
             .collect::<Result<Vec<_>>>()?;
         let switch = if self.nodes > 2 {
             Some(Switch::start(&hosts, self.paths)?)
@@ -292,7 +298,10 @@ impl Drop for Switch {
 /// The lab's directory, removed at the end. Unique by process id and a counter, so that labs of one
 /// process and of several do not meet.
 #[derive(Debug)]
-struct Dir(PathBuf);
+struct Dir {
+    path: PathBuf,
+    keep: bool,
+}
 
 impl Dir {
     fn new(name: &str) -> Result<Self> {
@@ -306,17 +315,17 @@ impl Dir {
         // One may be left from a killed process that had the same id.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).map_err(Error::io(path.display().to_string()))?;
-        Ok(Dir(path))
+        Ok(Dir { path, keep: false })
     }
 }
 
 impl Drop for Dir {
     fn drop(&mut self) {
         // For looking at what a failed test left: event logs, configurations.
-        if thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
-            eprintln!("kept: {}", self.0.display());
+        if self.keep || thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
+            eprintln!("kept: {}", self.path.display());
             return;
         }
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }

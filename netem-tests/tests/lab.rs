@@ -14,7 +14,11 @@ use std::{
 };
 
 use common::{connection, eventually, lab};
-use netem_tests::{Error, Lab, lab::operstate, launch};
+use netem_tests::{
+    Error, Lab,
+    lab::{KEEP_VAR, operstate},
+    launch,
+};
 
 fn alive(pid: u32) -> bool {
     Path::new(&format!("/proc/{pid}/ns/net")).exists()
@@ -148,7 +152,12 @@ fn nothing_is_left_after_the_end_or_a_panic() {
         "what was started there is killed"
     );
     assert!(holders.iter().all(|pid| !alive(*pid)), "no holder lives");
-    assert!(!dir.exists(), "no file is left");
+    if env::var_os(KEEP_VAR).is_some() {
+        // Asked for, so that one can look at what a failed test left.
+        fs::remove_dir_all(&dir).expect("the directory was kept");
+    } else {
+        assert!(!dir.exists(), "no file is left");
+    }
 }
 
 /// Not a test by itself: the owner of a lab, for the test below to kill.

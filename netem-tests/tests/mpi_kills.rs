@@ -6,18 +6,20 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    jobs::{Bench, Events, Kills, Slim, assert_finished},
+    events::Events,
+    jobs::{Bench, Slim, assert_finished},
+    kills::{Killed, Kills, Tally},
     soak,
 };
 use netem_tests::{
-    Rng,
+    Lab, Rng,
     faults::destroy::{Amount, Pick},
-    mpi::{Flavor, Verdict},
+    mpi::{Flavor, Outcome, Verdict},
 };
 
 /// Seconds of work in a run, and how long the whole may take. The work goes on while connections are
 /// being killed, and some seconds after that.
-const WORK: u64 = 9;
+const WORK: u64 = 7;
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Runs that must all finish: a few, or fifty in the long version.
@@ -26,27 +28,43 @@ fn runs(few: usize) -> usize {
 }
 
 fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills) {
-    let Some(bench) = Bench::new(test, flavor) else {
+    let Some(bench) = Bench::new(&format!("{test}-{ranks}"), flavor) else {
         return;
     };
+    let mut tally = Tally::new(&bench.test);
     for run in 0..runs(few) {
         let seed = Rng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
-        let mut killed = 0;
+        let mut killed = Killed::default();
         let job = bench.job(&lab, Slim::Everywhere, ranks, WORK);
         let outcome = bench.run(&lab, &job, LIMIT, |job| {
             killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
-            format!("{ranks} ranks, SLIM_LAB_SEED={seed}, {killed} connections killed")
+            format!("SLIM_LAB_SEED={seed}, {killed}")
         });
-        assert_finished(&bench.test, &lab, &outcome);
-        assert!(
-            killed >= kills.at_least,
-            "only {killed} connections were there to be killed"
-        );
-        let events = Events::read(&lab);
-        // That the job finished with all data right is asserted above. A connection that breaks while the ranks
-        // leave is rightly given up: its peer is gone.
-        assert!(events.resumed > 0, "{events}");
+        let result = judge(&lab, &outcome, killed, kills);
+        tally.add(lab, &outcome, killed, result);
+    }
+    tally.assert_all_right();
+}
+
+/// Whether a run was as it must be: everything arrived, there were faults, and no connection was given
+/// up but those whose peer had left when all was done.
+fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
+    let verdict = outcome.verdict();
+    if !matches!(verdict, Verdict::Finished(_)) {
+        return Err(verdict.to_string());
+    }
+    if killed.times < kills.times {
+        return Err(format!("only {killed}"));
+    }
+    let events = Events::read(lab);
+    if events.count("resume") == 0 {
+        return Err(format!("no resume: {events}"));
+    }
+    let done = outcome.done_at().expect("it finished");
+    match &*events.wrongly_given_up(done) {
+        [] => Ok(()),
+        wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
     }
 }
 
@@ -79,7 +97,7 @@ fn all_at_once(flavor: Flavor, ranks: usize, few: usize) {
     let ms = Duration::from_millis;
     let kills = Kills {
         amount: Amount::All,
-        gap: (ms(150), ms(300)),
+        gap: (ms(80), ms(220)),
         ..Kills::one_by_one()
     };
     survives("all-at-once", flavor, ranks, few, &kills);
@@ -111,8 +129,8 @@ fn while_resuming(flavor: Flavor, ranks: usize, few: usize) {
     let kills = Kills {
         amount: Amount::All,
         again: 4,
-        gap: (ms(300), ms(500)),
-        at_least: 30,
+        gap: (ms(120), ms(300)),
+        times: 30,
         ..Kills::one_by_one()
     };
     survives("while-resuming", flavor, ranks, few, &kills);
@@ -144,7 +162,7 @@ fn everything(flavor: Flavor) {
     let kills = Kills {
         pick: Pick::between_hosts(),
         amount: Amount::All,
-        gap: (ms(200), ms(400)),
+        gap: (ms(80), ms(220)),
         ..Kills::one_by_one()
     };
     survives("daemons-too", flavor, 4, 1, &kills);

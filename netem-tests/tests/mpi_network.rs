@@ -6,7 +6,8 @@ mod common;
 use std::{thread, time::Duration};
 
 use common::{
-    jobs::{Bench, Events, PROGRAM, Slim, assert_finished},
+    events::Events,
+    jobs::{Bench, PROGRAM, Slim, assert_finished},
     soak,
 };
 use netem_tests::{
@@ -39,7 +40,8 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
         });
         assert_finished(&bench.test, &lab, &outcome);
         let events = Events::read(&lab);
-        assert_eq!(events.escalated, 0, "{events}");
+        let wrong = events.wrongly_given_up(outcome.done_at().expect("it finished"));
+        assert!(wrong.is_empty(), "{wrong:?}");
         let Verdict::Finished(progress) = outcome.verdict() else {
             unreachable!("asserted above")
         };

@@ -11,9 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{eventually, lab};
+use common::{
+    events::{Events, events_dir},
+    eventually, lab,
+};
 use netem_tests::{
-    Lab, Node, Rng, artifacts,
+    Lab, Rng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},
         diag,
@@ -21,6 +24,9 @@ use netem_tests::{
     output::Running,
     skip::skip,
 };
+
+/// Longest time for a client.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where a program is, if it is installed.
 fn installed(name: &str) -> Option<PathBuf> {
@@ -42,17 +48,16 @@ fn all_installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[Pat
 }
 
 /// A command on a node, under SLIM if asked for.
-fn command(node: &Node, program: &Path, slim: bool) -> Command {
-    let mut command = node.command(program);
+fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
+    let mut command = lab.node(node).command(program);
     command
         .env_remove("LD_PRELOAD")
         .env_remove("SLIM_SOAK")
         .env_remove(artifacts::PRELOAD_VAR);
     if slim {
-        command.env(
-            "LD_PRELOAD",
-            artifacts::preload().expect("the preload library"),
-        );
+        let library = artifacts::preload().expect("the preload library");
+        command.env("LD_PRELOAD", library);
+        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
     }
     command
 }
@@ -72,8 +77,8 @@ fn serve(lab: &Lab, command: Command, port: u16) -> Running {
 }
 
 /// Runs a client to its end, and kills its connections from random ends meanwhile, at most `kills`
-/// times. Gives exit code, output, and how many connections were killed.
-fn client(lab: &Lab, command: Command, kills: usize) -> (Option<i32>, String, usize) {
+/// times. It must end well. Gives its output, and how many connections were killed.
+fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     let mut client = Running::start(command).expect("start the client");
     let (mut rng, mut killed, start) = (Rng::new(7), 0, Instant::now());
     for _ in 0..kills {
@@ -85,58 +90,113 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (Option<i32>, String, us
         let report = destroy::destroy(end.net(), &Pick::between_hosts(), Amount::All, &mut rng);
         killed += report.expect("destroy connections").connections.len();
     }
-    let status = client.wait(Duration::from_secs(60).saturating_sub(start.elapsed()));
-    let text: Vec<_> = client.lines().into_iter().map(|l| l.text).collect();
-    (
-        status.map(|s| s.code().unwrap_or(-1)),
-        text.join("\n"),
-        killed,
-    )
+    let status = client.wait(LIMIT.saturating_sub(start.elapsed()));
+    let lines: Vec<_> = client.lines().into_iter().map(|l| l.text).collect();
+    let events = Events::read(lab);
+    println!("{killed} connections killed; {events}");
+    let tail = &lines[lines.len().saturating_sub(20)..];
+    let code = status.map(|s| s.code().unwrap_or(-1));
+    assert_eq!(code, Some(0), "hung, if none: {tail:#?}");
+    (lines.join("\n"), killed)
+}
+
+/// One way to run the programs.
+struct Mode {
+    name: &'static str,
+    slim: bool,
+    /// How often connections are killed, at most.
+    kills: usize,
+    /// Size of what is transferred.
+    mib: usize,
+}
+
+impl Mode {
+    /// A transfer has to last a few seconds if it is to be broken a few times.
+    fn enough(&self, killed: usize) {
+        let wanted = self.kills / 2;
+        assert!(
+            killed >= wanted,
+            "{}: only {killed} of {wanted} killed",
+            self.name
+        );
+    }
 }
 
 /// Without SLIM, with it, and with it while connections are killed.
-const MODES: [(&str, bool, usize); 3] = [
-    ("bare", false, 0),
-    ("under SLIM", true, 0),
-    ("killed", true, 6),
+const MODES: [Mode; 3] = [
+    Mode {
+        name: "bare",
+        slim: false,
+        kills: 0,
+        mib: 24,
+    },
+    Mode {
+        name: "under SLIM",
+        slim: true,
+        kills: 0,
+        mib: 24,
+    },
+    Mode {
+        name: "killed",
+        slim: true,
+        kills: 10,
+        mib: 200,
+    },
 ];
 
-/// A file of `mib` MiB in which no two pieces are the same.
-fn big_file(dir: &Path, mib: usize) -> PathBuf {
+/// MiB a second of a client that is to be broken: what it fetches takes four seconds.
+const RATE: usize = 50;
+
+/// A file of `mib` MiB in which no two pieces are the same, and its checksum.
+fn big_file(lab: &Lab, mib: usize) -> String {
     let mut rng = Rng::new(99);
     let bytes: Vec<u8> = (0..mib << 17)
         .flat_map(|_| rng.next_u64().to_le_bytes())
         .collect();
-    let path = dir.join("big.bin");
+    let path = lab.dir().join(BIG);
     fs::write(&path, bytes).expect("write a file");
-    path
+    checksum(&path)
 }
 
-/// Fetches `urls` with curl in one run and compares each with `original`.
-fn fetch(
-    lab: &Lab,
-    curl: &Path,
-    urls: &[String],
-    original: &Path,
-    slim: bool,
-    kills: usize,
-) -> usize {
+const BIG: &str = "big.bin";
+
+fn checksum(path: &Path) -> String {
+    let output = Command::new("sha256sum").arg(path).output();
+    let output = output.expect("run sha256sum");
+    assert!(output.status.success(), "sha256sum: {output:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// Fetches `urls` with curl in one run; each must have the checksum of the original.
+fn fetch(lab: &Lab, curl: &Path, urls: &[String], original: &str, mode: &Mode) -> usize {
     let out = lab.dir().join("fetched");
-    let mut get = command(lab.node(0), curl, slim);
-    get.args(["--silent", "--show-error", "--fail", "--limit-rate", "12M"]);
+    let mut get = command(lab, 0, curl, mode.slim);
+    get.args(["--silent", "--show-error", "--fail"]);
+    if mode.kills > 0 {
+        get.arg("--limit-rate").arg(format!("{RATE}M"));
+    }
     for (n, url) in urls.iter().enumerate() {
         get.arg("-o")
             .arg(out.with_extension(n.to_string()))
             .arg(url);
     }
-    let (code, text, killed) = client(lab, get, kills);
-    assert_eq!(code, Some(0), "{text}");
+    let (_, killed) = client(lab, get, mode.kills);
     for n in 0..urls.len() {
-        let same =
-            fs::read(out.with_extension(n.to_string())).unwrap() == fs::read(original).unwrap();
-        assert!(same, "what was fetched differs from the original");
+        let fetched = out.with_extension(n.to_string());
+        assert_eq!(checksum(&fetched), original, "{} of {urls:?}", n);
     }
+    mode.enough(killed);
     killed
+}
+
+/// Python's http.server on the second node, for the files of the lab.
+fn python_server(lab: &Lab, python: &Path, slim: bool) -> Running {
+    let mut server = command(lab, 1, python, slim);
+    server
+        .args(["-m", "http.server", "8000", "--bind", "10.77.0.2", "-d"])
+        .arg(lab.dir());
+    serve(lab, server, 8000)
 }
 
 #[test]
@@ -144,20 +204,60 @@ fn curl_and_python_http_server() {
     let Some([curl, python]) = all_installed("curl-python", ["curl", "python3"]) else {
         return;
     };
-    for (mode, slim, kills) in MODES {
+    for mode in &MODES {
         let Some(lab) = lab("curl-python", 2, 1) else {
             return;
         };
-        let original = big_file(lab.dir(), 24);
-        let mut server = command(lab.node(1), &python, slim);
-        server
-            .args(["-m", "http.server", "8000", "--bind", "10.77.0.2", "-d"])
-            .arg(lab.dir());
-        let _server = serve(&lab, server, 8000);
-        let urls = ["http://nodeB:8000/big.bin".to_owned()];
-        let killed = fetch(&lab, &curl, &urls, &original, slim, kills);
-        println!("curl and python's http.server, {mode}: fetched, {killed} connections killed");
-        assert!(kills == 0 || killed >= 3, "only {killed} killed");
+        let original = big_file(&lab, mode.mib);
+        let _server = python_server(&lab, &python, mode.slim);
+        let urls = [format!("http://nodeB:8000/{BIG}")];
+        let killed = fetch(&lab, &curl, &urls, &original, mode);
+        println!(
+            "curl and python's http.server, {}: {} MiB fetched, {killed} connections killed",
+            mode.name, mode.mib
+        );
+    }
+}
+
+/// Reads a URL in pieces of 1 MiB with a pause after each, and prints length and checksum.
+const PYTHON_CLIENT: &str = "
+import hashlib, sys, time, urllib.request
+length, sha = 0, hashlib.sha256()
+with urllib.request.urlopen(sys.argv[1]) as response:
+    while piece := response.read(1 << 20):
+        length += len(piece)
+        sha.update(piece)
+        time.sleep(float(sys.argv[2]))
+print(length, sha.hexdigest())
+";
+
+#[test]
+fn python_http_client_and_server() {
+    let Some([python]) = all_installed("python", ["python3"]) else {
+        return;
+    };
+    for mode in &MODES {
+        let Some(lab) = lab("python", 2, 1) else {
+            return;
+        };
+        let original = big_file(&lab, mode.mib);
+        let _server = python_server(&lab, &python, mode.slim);
+        let pause = if mode.kills > 0 {
+            1.0 / RATE as f64
+        } else {
+            0.0
+        };
+        let mut get = command(&lab, 0, &python, mode.slim);
+        get.args(["-c", PYTHON_CLIENT])
+            .arg(format!("http://nodeB:8000/{BIG}"))
+            .arg(pause.to_string());
+        let (text, killed) = client(&lab, get, mode.kills);
+        assert_eq!(text, format!("{} {original}", mode.mib << 20));
+        mode.enough(killed);
+        println!(
+            "python's urllib and http.server, {}: {} MiB fetched, {killed} connections killed",
+            mode.name, mode.mib
+        );
     }
 }
 
@@ -166,11 +266,12 @@ fn curl_and_nginx_with_keep_alive_and_sendfile() {
     let Some([curl, nginx]) = all_installed("curl-nginx", ["curl", "nginx"]) else {
         return;
     };
-    for (mode, slim, kills) in MODES {
+    const TIMES: usize = 3;
+    for mode in &MODES {
         let Some(lab) = lab("curl-nginx", 2, 1) else {
             return;
         };
-        let original = big_file(lab.dir(), 12);
+        let original = big_file(&lab, mode.mib.div_ceil(TIMES));
         let dir = lab.dir().display();
         let config = format!(
             "daemon off; user root; pid {dir}/nginx.pid; error_log {dir}/error.log;\n\
@@ -183,15 +284,17 @@ fn curl_and_nginx_with_keep_alive_and_sendfile() {
         );
         let file = lab.dir().join("nginx.conf");
         fs::write(&file, config).unwrap();
-        let mut server = command(lab.node(1), &nginx, slim);
+        let mut server = command(&lab, 1, &nginx, mode.slim);
         server.arg("-c").arg(&file);
         let _server = serve(&lab, server, 8080);
-        let urls: Vec<_> = (0..3)
-            .map(|n| format!("http://nodeB:8080/big.bin?{n}"))
+        let urls: Vec<_> = (0..TIMES)
+            .map(|n| format!("http://nodeB:8080/{BIG}?{n}"))
             .collect();
-        let killed = fetch(&lab, &curl, &urls, &original, slim, kills);
-        println!("curl and nginx, {mode}: fetched 3 times, {killed} connections killed");
-        assert!(kills == 0 || killed >= 3, "only {killed} killed");
+        let killed = fetch(&lab, &curl, &urls, &original, mode);
+        println!(
+            "curl and nginx, {}: {TIMES} files of {} MiB together, {killed} connections killed",
+            mode.name, mode.mib
+        );
         let connections = fs::read_to_string(lab.dir().join("connections.log")).unwrap();
         let mut numbers: Vec<_> = connections.lines().collect();
         numbers.dedup();
@@ -204,15 +307,15 @@ fn iperf3() {
     let Some([iperf3]) = all_installed("iperf3", ["iperf3"]) else {
         return;
     };
-    for (mode, slim, kills) in MODES {
+    for mode in &MODES {
         for reverse in [false, true] {
             let Some(lab) = lab("iperf3", 2, 1) else {
                 return;
             };
-            let mut server = command(lab.node(1), &iperf3, slim);
+            let mut server = command(&lab, 1, &iperf3, mode.slim);
             server.args(["--server", "--one-off"]);
             let _server = serve(&lab, server, 5201);
-            let mut run = command(lab.node(0), &iperf3, slim);
+            let mut run = command(&lab, 0, &iperf3, mode.slim);
             // A limited rate: the kills, not the processor, are what is tested.
             run.args([
                 "--client",
@@ -228,18 +331,18 @@ fn iperf3() {
             if reverse {
                 run.arg("--reverse");
             }
-            let (code, text, killed) = client(&lab, run, kills);
-            assert_eq!(code, Some(0), "{text}");
+            let (text, killed) = client(&lab, run, mode.kills);
             let json: serde_json::Value = serde_json::from_str(&text).expect("iperf3 writes JSON");
             let rate = json["end"]["sum_received"]["bits_per_second"]
                 .as_f64()
                 .unwrap_or(0.0);
             println!(
-                "iperf3, {mode}: {:.0} Mbit/s, {killed} connections killed",
+                "iperf3, {}: {:.0} Mbit/s, {killed} connections killed",
+                mode.name,
                 rate / 1e6
             );
             assert!(json.get("error").is_none() && rate > 100e6, "{text}");
-            assert!(kills == 0 || killed >= 6, "only {killed} killed");
+            mode.enough(killed);
         }
     }
 }
@@ -250,11 +353,11 @@ fn redis() {
     let Some([redis_server, redis_cli, redis_benchmark]) = all_installed("redis", programs) else {
         return;
     };
-    for (mode, slim, kills) in MODES {
+    for mode in &MODES {
         let Some(lab) = lab("redis", 2, 1) else {
             return;
         };
-        let mut server = command(lab.node(1), &redis_server, slim);
+        let mut server = command(&lab, 1, &redis_server, mode.slim);
         server.args([
             "--bind",
             "10.77.0.2",
@@ -270,17 +373,16 @@ fn redis() {
         let _server = serve(&lab, server, 6379);
 
         // A count that would show a request lost or done twice.
-        let mut count = command(lab.node(0), &redis_cli, slim);
-        count.args(["-h", "10.77.0.2", "-r", "15000", "incr", "counter"]);
-        let (code, text, killed) = client(&lab, count, kills);
-        assert_eq!(code, Some(0), "{}", &text[text.len().saturating_sub(500)..]);
-        let expected: Vec<_> = (1..=15_000).map(|n| n.to_string()).collect();
+        let mut count = command(&lab, 0, &redis_cli, mode.slim);
+        count.args(["-h", "10.77.0.2", "-r", "30000", "incr", "counter"]);
+        let (text, killed) = client(&lab, count, mode.kills);
+        let expected: Vec<_> = (1..=30_000).map(|n| n.to_string()).collect();
         assert!(
             text.lines().eq(expected.iter().map(String::as_str)),
             "each increment is seen once"
         );
 
-        let mut bench = command(lab.node(0), &redis_benchmark, slim);
+        let mut bench = command(&lab, 0, &redis_benchmark, mode.slim);
         bench.args([
             "-h",
             "10.77.0.2",
@@ -294,15 +396,17 @@ fn redis() {
             "set,get",
             "--csv",
         ]);
-        let (code, text, more) = client(&lab, bench, kills);
-        println!("redis, {mode}: {killed} and {more} connections killed");
-        assert_eq!(code, Some(0), "{text}");
+        let (text, more) = client(&lab, bench, mode.kills);
+        println!(
+            "redis, {}: {killed} and {more} connections killed",
+            mode.name
+        );
         assert!(
             text.contains("\"SET\"") && text.contains("\"GET\"") && !text.contains("rror"),
             "{text}"
         );
         assert!(
-            kills == 0 || (killed >= 1 && more >= 20),
+            mode.kills == 0 || (killed >= 1 && more >= 20),
             "only {killed} and {more} killed"
         );
     }

@@ -1,7 +1,9 @@
 //! What the tests on a lab share.
 #![allow(dead_code, reason = "each test program uses its own part")]
 
+pub mod events;
 pub mod jobs;
+pub mod kills;
 pub mod streams;
 
 use std::{

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
-use super::jobs::events_dir;
+use super::events::events_dir;
 use netem_tests::{Lab, Node, artifacts, output::Running};
 
 /// What a pair of programs is to do.

@@ -1,0 +1,131 @@
+//! The MPIs that are installed here, and their compilers.
+
+use std::{
+    env, fmt,
+    path::{Path, PathBuf},
+};
+
+use crate::{Error, Result, artifacts};
+
+/// An MPI that the lab knows how to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Flavor {
+    /// The distribution's Open MPI 4.1.
+    OpenMpi4,
+    /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
+    OpenMpi5,
+}
+
+impl Flavor {
+    /// All of them.
+    pub const ALL: [Flavor; 2] = [Flavor::OpenMpi4, Flavor::OpenMpi5];
+
+    /// A short word for file names.
+    pub fn word(self) -> &'static str {
+        match self {
+            Flavor::OpenMpi4 => "ompi4",
+            Flavor::OpenMpi5 => "ompi5",
+        }
+    }
+}
+
+impl fmt::Display for Flavor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Flavor::OpenMpi4 => "Open MPI 4.1",
+            Flavor::OpenMpi5 => "Open MPI 5.0",
+        })
+    }
+}
+
+/// An MPI as installed here.
+#[derive(Clone, Debug)]
+pub struct Mpi {
+    flavor: Flavor,
+    mpicc: PathBuf,
+    mpirun: PathBuf,
+    /// Given to mpirun so that it finds its daemon on the other nodes.
+    pub(super) prefix: Option<PathBuf>,
+}
+
+impl Mpi {
+    /// Finds the MPI, or says what to install.
+    pub fn find(flavor: Flavor) -> Result<Self> {
+        let hint = "run scripts/setup";
+        match flavor {
+            Flavor::OpenMpi4 => {
+                let mpirun = first(
+                    ["mpirun.openmpi", "orterun"].map(|n| Path::new("/usr/bin").join(n)),
+                    hint,
+                )?;
+                let mpicc = first([PathBuf::from("/usr/bin/mpicc.openmpi")], hint)?;
+                Ok(Mpi {
+                    flavor,
+                    mpicc,
+                    mpirun,
+                    prefix: None,
+                })
+            }
+            Flavor::OpenMpi5 => {
+                let prefix = cache_dir().join("ompi5");
+                let mpirun = first([prefix.join("bin/mpirun")], hint)?;
+                let mpicc = first([prefix.join("bin/mpicc")], hint)?;
+                Ok(Mpi {
+                    flavor,
+                    mpicc,
+                    mpirun,
+                    prefix: Some(prefix),
+                })
+            }
+        }
+    }
+
+    /// Which one this is.
+    pub fn flavor(&self) -> Flavor {
+        self.flavor
+    }
+
+    /// The program that starts jobs.
+    pub fn mpirun(&self) -> &Path {
+        &self.mpirun
+    }
+
+    /// Builds a C program with this MPI's compiler, unless that was done since it was changed.
+    /// Gives the path of the program.
+    pub fn build(&self, source: &Path) -> Result<PathBuf> {
+        artifacts::compile(&self.mpicc, self.flavor.word(), source)
+    }
+
+    /// Builds a program of the repository's `programs/`.
+    pub fn build_program(&self, name: &str) -> Result<PathBuf> {
+        self.build(&artifacts::source(name)?)
+    }
+}
+
+/// Where `scripts/setup` puts what it downloads: `SLIM_CACHE`, else `~/.cache/slim`.
+pub fn cache_dir() -> PathBuf {
+    match env::var_os("SLIM_CACHE").filter(|v| !v.is_empty()) {
+        Some(dir) => dir.into(),
+        None => {
+            PathBuf::from(env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache/slim")
+        }
+    }
+}
+
+fn first(candidates: impl IntoIterator<Item = PathBuf>, hint: &str) -> Result<PathBuf> {
+    let tried: Vec<_> = candidates.into_iter().collect();
+    match tried.iter().find(|path| path.exists()) {
+        Some(path) => Ok(path.clone()),
+        None => {
+            let what = tried
+                .last()
+                .map(|p| p.display().to_string())
+                .unwrap_or_default();
+            Err(Error::Missing {
+                what,
+                tried: Vec::new(),
+                hint: hint.into(),
+            })
+        }
+    }
+}

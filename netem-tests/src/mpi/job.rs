@@ -1,0 +1,191 @@
+//! mpirun's command line, and the job while it runs.
+
+use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
+
+use super::{Flavor, Mpi, Outcome, Progress};
+use crate::{Lab, Result, artifacts, launch, output::Running};
+
+/// A job to be run on a lab.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    lab: &'a Lab,
+    mpi: &'a Mpi,
+    program: PathBuf,
+    args: Vec<OsString>,
+    ranks: usize,
+    preload: Option<PathBuf>,
+    bare_nodes: bool,
+    options: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+impl<'a> Job<'a> {
+    /// `program` on two ranks, without SLIM.
+    pub fn new(lab: &'a Lab, mpi: &'a Mpi, program: impl Into<PathBuf>) -> Self {
+        Job {
+            lab,
+            mpi,
+            program: program.into(),
+            args: Vec::new(),
+            ranks: 2,
+            preload: None,
+            bare_nodes: false,
+            options: Vec::new(),
+            env: Vec::new(),
+        }
+    }
+
+    /// One more argument for the program.
+    pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
+        self.args.push(arg.into());
+        self
+    }
+
+    /// Number of ranks, spread evenly over the nodes.
+    pub fn ranks(mut self, ranks: usize) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// Runs mpirun, its daemons and the ranks under this preload library.
+    pub fn preload(mut self, library: impl Into<PathBuf>) -> Self {
+        self.preload = Some(library.into());
+        self
+    }
+
+    /// With a preload: only where mpirun runs. Daemons and ranks of the other nodes run bare.
+    pub fn first_node_only(mut self) -> Self {
+        self.bare_nodes = true;
+        self
+    }
+
+    /// A variable for mpirun, which is carried to the other nodes if its name starts with `SLIM`.
+    pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// One more word for mpirun's command line, before the program.
+    pub fn option(mut self, word: impl Into<OsString>) -> Self {
+        self.options.push(word.into());
+        self
+    }
+
+    /// The mpirun command, to be run on the first node.
+    pub fn command(&self) -> Result<Command> {
+        let agent = artifacts::program("slim-lab-agent")?;
+        let nodes = self.lab.nodes();
+        let slots = self.ranks.div_ceil(nodes.len());
+        let hosts: Vec<_> = nodes
+            .iter()
+            .map(|node| format!("{}:{slots}", node.name()))
+            .collect();
+        let mut command = nodes[0].command(self.mpi.mpirun());
+        if let Some(prefix) = &self.mpi.prefix {
+            command.arg("--prefix").arg(prefix);
+        }
+        match self.mpi.flavor() {
+            Flavor::OpenMpi4 => command.args(["--mca", "plm_rsh_agent"]),
+            Flavor::OpenMpi5 => command.args(["--prtemca", "plm_ssh_agent"]),
+        };
+        command.arg(agent);
+        command.args([
+            "--allow-run-as-root",
+            "-H",
+            &hosts.join(","),
+            "-np",
+            &self.ranks.to_string(),
+        ]);
+        // All nodes would bind their first rank to the same core.
+        command.args([
+            "--bind-to",
+            "none",
+            "--mca",
+            "pml",
+            "ob1",
+            "--mca",
+            "btl",
+            "tcp,self",
+        ]);
+        command.args(["--mca", "btl_tcp_if_include", &self.lab.subnet(0)]);
+        command
+            .args(&self.options)
+            .arg(&self.program)
+            .args(&self.args);
+        command.envs(launch::environment(self.lab));
+        command.env_remove("LD_PRELOAD");
+        // Switches of the tests, of no use to what they start.
+        command
+            .env_remove("SLIM_SOAK")
+            .env_remove(artifacts::PRELOAD_VAR);
+        if let Some(library) = &self.preload {
+            command.env("LD_PRELOAD", library);
+        }
+        if self.bare_nodes {
+            command.env(launch::DROP_VAR, "LD_PRELOAD");
+        }
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
+        Ok(command)
+    }
+
+    /// Starts the job.
+    pub fn start(&self) -> Result<Started<'a>> {
+        Ok(Started {
+            lab: self.lab,
+            running: Running::start(self.command()?)?,
+        })
+    }
+}
+
+/// A job that runs. Dropping it kills what is left of it on all nodes.
+#[derive(Debug)]
+pub struct Started<'a> {
+    lab: &'a Lab,
+    running: Running,
+}
+
+impl Started<'_> {
+    /// The running mpirun and its output.
+    pub fn running(&mut self) -> &mut Running {
+        &mut self.running
+    }
+
+    /// Waits until the program reports its first second of work; false if it ends before or does
+    /// not get there within `limit`.
+    pub fn wait_working(&self, limit: Duration) -> bool {
+        self.running
+            .wait_line(limit, |line| Progress::parse(line).is_some())
+    }
+
+    /// Waits for the end; a job that still runs after `limit` is killed and counts as hung.
+    pub fn wait(mut self, limit: Duration) -> Outcome {
+        let status = self.running.wait(limit);
+        let took = self.running.elapsed();
+        if status.is_none() {
+            self.running.kill();
+        }
+        let left = self
+            .lab
+            .nodes()
+            .iter()
+            .flat_map(|node| node.kill_all())
+            .map(|p| p.name)
+            .collect();
+        Outcome {
+            status,
+            took,
+            lines: self.running.lines(),
+            left,
+        }
+    }
+}
+
+impl Drop for Started<'_> {
+    fn drop(&mut self) {
+        self.running.kill();
+        self.lab
+            .nodes()
+            .iter()
+            .for_each(|node| drop(node.kill_all()));
+    }
+}

@@ -1,0 +1,187 @@
+//! How a job went: what it printed, how it ended.
+//!
+//! mpirun's exit status is not to be trusted alone (some versions give 0 for a job that fell
+//! apart): [`Outcome::verdict`] also asks for the program's own closing line.
+
+use std::{fmt, process::ExitStatus, time::Duration};
+
+use crate::output::Line;
+
+/// What became of a job.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// mpirun's exit status; `None` if the job hung and was killed.
+    pub status: Option<ExitStatus>,
+    /// How long it ran.
+    pub took: Duration,
+    /// Everything that was written.
+    pub lines: Vec<Line>,
+    /// Names of processes that were still there afterwards, and were killed.
+    pub left: Vec<String>,
+}
+
+/// A line of progress: `t=3 it=120 errs=0 MB=512 maxstall=0.012`, or `DONE ...` at the end, which
+/// also has [the time](Outcome::done_at).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Rounds done.
+    pub rounds: u64,
+    /// Wrong words seen.
+    pub errors: u64,
+    /// MiB moved by rank 0.
+    pub mib: u64,
+    /// Longest time in seconds that one step took at rank 0.
+    pub max_stall: f64,
+}
+
+impl Progress {
+    /// Reads a line of progress, closing or not.
+    pub fn parse(line: &str) -> Option<Self> {
+        Some(Progress {
+            rounds: field(line, "it")?.parse().ok()?,
+            errors: field(line, "errs")?.parse().ok()?,
+            mib: field(line, "MB")?.parse().ok()?,
+            max_stall: field(line, "maxstall")?.parse().ok()?,
+        })
+    }
+}
+
+/// The value in the word `name=value` of a line.
+fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    line.split_whitespace()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// How a job ended, in one word.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Exit status 0, the closing line is there, all data right.
+    Finished(Progress),
+    /// Data was wrong.
+    Wrong(Progress),
+    /// It ended without finishing; the text has mpirun's exit status.
+    Failed(String),
+    /// It neither finished nor failed in time.
+    Hung,
+}
+
+impl Outcome {
+    /// The closing line, if the program got there.
+    pub fn done(&self) -> Option<Progress> {
+        Progress::parse(self.closing()?)
+    }
+
+    /// When all ranks had all their data, by the program's own clock: seconds since 1970. What
+    /// happens later, as far as the program is concerned, is the ranks leaving.
+    pub fn done_at(&self) -> Option<f64> {
+        field(self.closing()?, "at")?.parse().ok()
+    }
+
+    fn closing(&self) -> Option<&str> {
+        let lines = self.lines.iter().rev();
+        lines.map(|l| &*l.text).find(|l| l.contains("DONE "))
+    }
+
+    /// How the job ended.
+    pub fn verdict(&self) -> Verdict {
+        let seen = self
+            .lines
+            .iter()
+            .rev()
+            .find_map(|l| Progress::parse(&l.text));
+        match (self.status, self.done(), seen) {
+            (_, _, Some(last)) if last.errors > 0 => Verdict::Wrong(last),
+            (None, _, _) => Verdict::Hung,
+            (Some(status), Some(done), _) if status.success() => Verdict::Finished(done),
+            (Some(status), Some(_), _) => {
+                Verdict::Failed(format!("finished its work, then {status}"))
+            }
+            (Some(status), None, _) => Verdict::Failed(status.to_string()),
+        }
+    }
+
+    /// The last lines of the output, for messages.
+    pub fn tail(&self, lines: usize) -> String {
+        let from = self.lines.len().saturating_sub(lines);
+        let text = self.lines[from..]
+            .iter()
+            .map(|l| format!("  {:7.2} {}\n", l.at.as_secs_f64(), l.text));
+        text.collect()
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Finished(p) => {
+                write!(
+                    f,
+                    "finished: {} rounds, {} MiB, longest stall {:.3} s",
+                    p.rounds, p.mib, p.max_stall
+                )
+            }
+            Verdict::Wrong(p) => write!(f, "WRONG DATA: {} words", p.errors),
+            Verdict::Failed(how) => write!(f, "failed: {how}"),
+            Verdict::Hung => f.write_str("hung"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+
+    fn outcome(status: Option<i32>, lines: &[&str]) -> Outcome {
+        let line = |text: &&str| Line {
+            at: Duration::ZERO,
+            text: (*text).to_owned(),
+        };
+        let status = status.map(|code| ExitStatus::from_raw(code << 8));
+        Outcome {
+            status,
+            took: Duration::ZERO,
+            lines: lines.iter().map(line).collect(),
+            left: Vec::new(),
+        }
+    }
+
+    const DONE: &str = "DONE it=12 errs=0 MB=34 maxstall=0.500 at=1763694000.125";
+
+    #[test]
+    fn exit_zero_without_the_closing_line_is_a_failure() {
+        assert!(matches!(
+            outcome(Some(0), &["t=1 it=2 errs=0 MB=1 maxstall=0.1"]).verdict(),
+            Verdict::Failed(_)
+        ));
+        let Verdict::Finished(progress) = outcome(Some(0), &[DONE]).verdict() else {
+            panic!()
+        };
+        assert_eq!(
+            progress,
+            Progress {
+                rounds: 12,
+                errors: 0,
+                mib: 34,
+                max_stall: 0.5
+            }
+        );
+    }
+
+    #[test]
+    fn the_closing_line_has_the_time() {
+        assert_eq!(outcome(Some(0), &[DONE]).done_at(), Some(1_763_694_000.125));
+        assert_eq!(outcome(Some(0), &["t=1 at=7"]).done_at(), None);
+    }
+
+    #[test]
+    fn wrong_data_is_worse_than_anything_else() {
+        let wrong = outcome(None, &["t=1 it=2 errs=3 MB=1 maxstall=0.1"]);
+        assert!(matches!(wrong.verdict(), Verdict::Wrong(p) if p.errors == 3));
+        assert_eq!(outcome(None, &[DONE]).verdict(), Verdict::Hung);
+        assert!(matches!(
+            outcome(Some(1), &[DONE]).verdict(),
+            Verdict::Failed(_)
+        ));
+    }
+}

@@ -1,0 +1,103 @@
+//! What the processes of a lab wrote into their event logs.
+
+use std::{fmt, fs, path::PathBuf};
+
+use netem_tests::Lab;
+use serde_json::Value;
+
+/// Why a flow is given up when the peer has left, and not because it could not be resumed.
+const PEER_LEFT: [&str; 3] = ["peer_gone", "peer_closed", "peer_reset"];
+
+/// Where the processes of a lab write their event logs.
+pub fn events_dir(lab: &Lab) -> PathBuf {
+    let dir = lab.dir().join("events");
+    fs::create_dir_all(&dir).expect("a directory for the event logs");
+    dir
+}
+
+/// All event logs of a lab, in the order of time.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    pub lines: Vec<Value>,
+}
+
+impl Events {
+    /// Reads all event logs of `lab`.
+    pub fn read(lab: &Lab) -> Self {
+        let mut lines: Vec<Value> = Vec::new();
+        for entry in fs::read_dir(events_dir(lab))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            // A killed process may leave half a line.
+            lines.extend(
+                text.lines()
+                    .filter_map(|line| serde_json::from_str(line).ok()),
+            );
+        }
+        lines.sort_by(|a, b| at(a).total_cmp(&at(b)));
+        Events { lines }
+    }
+
+    /// Events of one kind.
+    pub fn of_kind<'a>(&'a self, wanted: &'a str) -> impl Iterator<Item = &'a Value> {
+        self.lines.iter().filter(move |e| kind(e) == wanted)
+    }
+
+    pub fn count(&self, wanted: &str) -> usize {
+        self.of_kind(wanted).count()
+    }
+
+    /// Flows that were given up although they should not have been: for whatever reason while there
+    /// was still work to do, and after that (from `done`, seconds since 1970) for any other reason than
+    /// that the peer had left.
+    pub fn wrongly_given_up(&self, done: f64) -> Vec<&Value> {
+        let rightly = |e: &&Value| at(e) >= done && PEER_LEFT.contains(&word(e, "reason"));
+        self.of_kind("escalate").filter(|e| !rightly(e)).collect()
+    }
+
+    /// The history of every flow at each of its ends, keyed by process and name.
+    pub fn by_flow(&self) -> Vec<Vec<&Value>> {
+        let mut flows: Vec<(_, Vec<&Value>)> = Vec::new();
+        for event in &self.lines {
+            let name = (
+                word(event, "host"),
+                event["pid"].as_u64(),
+                word(event, "flow"),
+            );
+            match flows.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, history)) => history.push(event),
+                None => flows.push((name, vec![event])),
+            }
+        }
+        flows.into_iter().map(|(_, history)| history).collect()
+    }
+}
+
+/// When it happened: seconds since 1970.
+pub fn at(event: &Value) -> f64 {
+    event["ts"].as_f64().unwrap_or(0.0)
+}
+
+/// What happened.
+pub fn kind(event: &Value) -> &str {
+    word(event, "kind")
+}
+
+/// A field that is a word.
+pub fn word<'a>(event: &'a Value, field: &str) -> &'a str {
+    event[field].as_str().unwrap_or_default()
+}
+
+impl fmt::Display for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [suspended, resumed, given_up] =
+            ["suspend", "resume", "escalate"].map(|kind| self.count(kind));
+        write!(
+            f,
+            "{suspended} suspended, {resumed} resumed, {given_up} escalated"
+        )
+    }
+}

@@ -1,0 +1,149 @@
+//! Connections killed while a job runs, and the tally of many such runs.
+
+use std::{
+    fmt, fs, thread,
+    time::{Duration, Instant},
+};
+
+use netem_tests::{
+    Lab, Rng,
+    faults::destroy::{self, Amount, Pick},
+    lab::KEEP_VAR,
+    mpi::{Outcome, Started},
+};
+
+use super::{jobs::PROGRAM, soak};
+
+/// How connections are killed during a run.
+#[derive(Clone, Debug)]
+pub struct Kills {
+    /// Which connections.
+    pub pick: Pick,
+    /// One or all of them at each time.
+    pub amount: Amount,
+    /// How often. A time at which there was no connection to be killed does not count.
+    pub times: usize,
+    /// Time between two kills.
+    pub gap: (Duration, Duration),
+    /// For how long at most.
+    pub window: Duration,
+    /// Further kills in quick succession after each: resumes under way are hit.
+    pub again: usize,
+}
+
+/// What was killed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Killed {
+    /// How often at least one connection was killed.
+    pub times: usize,
+    /// How many connections that were.
+    pub connections: usize,
+}
+
+impl Kills {
+    /// Of the ranks' connections with the other node, one at a time.
+    pub fn one_by_one() -> Self {
+        let ms = Duration::from_millis;
+        Kills {
+            pick: Pick::between_hosts().process(PROGRAM),
+            amount: Amount::One,
+            times: 20,
+            gap: (ms(60), ms(200)),
+            window: Duration::from_secs(40),
+            again: 0,
+        }
+    }
+
+    /// Carries it out on `lab` while `job` runs, from a random end each time.
+    pub fn carry_out(&self, lab: &Lab, job: &mut Started<'_>, rng: &mut Rng) -> Killed {
+        let (mut killed, start) = (Killed::default(), Instant::now());
+        while killed.times < self.times
+            && start.elapsed() < self.window
+            && job.running().is_running()
+        {
+            thread::sleep(rng.between(self.gap.0, self.gap.1));
+            for round in 0..=self.again {
+                if round > 0 {
+                    // From the first moments of a resume to well after it.
+                    thread::sleep(
+                        rng.between(Duration::from_micros(200), Duration::from_millis(30)),
+                    );
+                }
+                let end = lab.node(usize::from(rng.coin()));
+                let report = destroy::destroy(end.net(), &self.pick, self.amount, rng)
+                    .expect("destroy connections");
+                killed.times += usize::from(!report.connections.is_empty());
+                killed.connections += report.connections.len();
+            }
+        }
+        killed
+    }
+}
+
+impl fmt::Display for Killed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} kills of {} connections",
+            self.times, self.connections
+        )
+    }
+}
+
+/// Runs of one kind, counted. One that went wrong does not end the others, so that a long version says
+/// how many of fifty are right.
+#[derive(Debug)]
+pub struct Tally {
+    name: String,
+    runs: usize,
+    killed: Killed,
+    wrong: Vec<String>,
+}
+
+impl Tally {
+    pub fn new(name: &str) -> Self {
+        Tally {
+            name: name.into(),
+            runs: 0,
+            killed: Killed::default(),
+            wrong: Vec::new(),
+        }
+    }
+
+    /// One more run. If it went wrong, what it left is kept in the long version, and if asked for.
+    pub fn add(
+        &mut self,
+        mut lab: Lab,
+        outcome: &Outcome,
+        killed: Killed,
+        result: Result<(), String>,
+    ) {
+        self.runs += 1;
+        self.killed.times += killed.times;
+        self.killed.connections += killed.connections;
+        let Err(what) = result else { return };
+        println!(
+            "{}, run {}: {what}\n{}",
+            self.name,
+            self.runs,
+            outcome.tail(40)
+        );
+        if soak() || std::env::var_os(KEEP_VAR).is_some() {
+            let dir = lab.keep_dir();
+            fs::write(dir.join("output"), outcome.tail(usize::MAX)).expect("keep the output");
+            println!("{}, run {}: kept {}", self.name, self.runs, dir.display());
+        }
+        self.wrong.push(format!("run {}: {what}", self.runs));
+    }
+
+    /// Says how many were right, and asserts that all were.
+    pub fn assert_all_right(self) {
+        let right = self.runs - self.wrong.len();
+        // `scripts/soak` makes a table of these lines.
+        println!(
+            "tally: {}: {right} of {} runs right, {}",
+            self.name, self.runs, self.killed
+        );
+        assert!(self.wrong.is_empty(), "{}: {:#?}", self.name, self.wrong);
+    }
+}
