@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{
     events::Events,
-    jobs::{Bench, Slim, assert_finished},
+    jobs::{Bench, Slim, assert_finished, given_up},
     kills::{Killed, Kills, Tally},
     soak,
 };
@@ -61,11 +61,7 @@ fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<
     if events.count("resume") == 0 {
         return Err(format!("no resume: {events}"));
     }
-    let done = outcome.done_at().expect("it finished");
-    match &*events.wrongly_given_up(done) {
-        [] => Ok(()),
-        wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
-    }
+    given_up(lab, outcome)
 }
 
 fn one_by_one(flavor: Flavor, ranks: usize, few: usize) {

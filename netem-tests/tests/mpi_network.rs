@@ -6,8 +6,8 @@ mod common;
 use std::{thread, time::Duration};
 
 use common::{
-    events::Events,
-    jobs::{Bench, PROGRAM, Slim, assert_finished},
+    jobs::{Bench, PROGRAM, Slim, given_up},
+    kills::{Killed, Tally},
     soak,
 };
 use netem_tests::{
@@ -17,7 +17,7 @@ use netem_tests::{
         inject::{self, Segment},
         link, nft,
     },
-    mpi::{Flavor, Started, Verdict},
+    mpi::{Flavor, Outcome, Started, Verdict},
 };
 
 const WORK: u64 = 9;
@@ -26,11 +26,12 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// One kind of trouble: does it, waits until it is over, and says what it did.
 type Trouble = fn(&Lab, &mut Started<'_>) -> String;
 
-/// Longest that a job may stand still: the trouble itself, and what it takes to find a way out of it.
+/// In `longest` are the trouble itself, and what it takes to find a way out of it.
 fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
     let Some(bench) = Bench::new(test, flavor) else {
         return;
     };
+    let mut tally = Tally::new(&bench.test);
     for run in 0..if soak() { 50 } else { 1 } {
         let ranks = if run % 2 == 0 { 2 } else { 4 };
         let lab = bench.lab(1);
@@ -38,19 +39,24 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
         let outcome = bench.run(&lab, &job, LIMIT, |job| {
             format!("{ranks} ranks, {}", trouble(&lab, job))
         });
-        assert_finished(&bench.test, &lab, &outcome);
-        let events = Events::read(&lab);
-        let wrong = events.wrongly_given_up(outcome.done_at().expect("it finished"));
-        assert!(wrong.is_empty(), "{wrong:?}");
-        let Verdict::Finished(progress) = outcome.verdict() else {
-            unreachable!("asserted above")
-        };
-        let stall = Duration::from_secs_f64(progress.max_stall);
-        assert!(
-            stall <= longest,
-            "the job stood still for {stall:?}, more than {longest:?}"
-        );
+        let result = judge(&lab, &outcome, longest);
+        tally.add(lab, &outcome, Killed::default(), result);
     }
+    tally.assert_all_right();
+}
+
+/// Whether a run was as it must be: everything arrived, after standing still for `longest` at most, and
+/// no connection was given up but those whose peer had left when all was done.
+fn judge(lab: &Lab, outcome: &Outcome, longest: Duration) -> Result<(), String> {
+    let progress = match outcome.verdict() {
+        Verdict::Finished(progress) => progress,
+        other => return Err(other.to_string()),
+    };
+    let stall = Duration::from_secs_f64(progress.max_stall);
+    if stall > longest {
+        return Err(format!("stood still for {stall:?}, more than {longest:?}"));
+    }
+    given_up(lab, outcome)
 }
 
 fn seconds(s: u64) -> Duration {

@@ -4,6 +4,7 @@
 mod common;
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -12,7 +13,7 @@ use std::{
 };
 
 use common::{
-    events::{Events, events_dir},
+    events::{Events, events_dir, word},
     eventually, lab,
 };
 use netem_tests::{
@@ -94,6 +95,11 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     let lines: Vec<_> = client.lines().into_iter().map(|l| l.text).collect();
     let events = Events::read(lab);
     println!("{killed} connections killed; {events}");
+    if killed > 0 {
+        // Also of a server whose workers are forked from a process that has cleared its environment.
+        let hosts: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
+        assert_eq!(hosts.len(), 2, "both ends have an event log: {hosts:?}");
+    }
     let tail = &lines[lines.len().saturating_sub(20)..];
     let code = status.map(|s| s.code().unwrap_or(-1));
     assert_eq!(code, Some(0), "hung, if none: {tail:#?}");

@@ -11,6 +11,7 @@ use slim_agent::Agent;
 use slim_core::config::{Config, Policy};
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
 const UNINIT: u8 = 0;
@@ -74,24 +75,37 @@ fn start() -> bool {
     })
 }
 
+/// The settings as they were when the first process of a family of forks began: some programs (nginx)
+/// clear their environment before they fork. What is wrong with them is said once.
+fn config() -> &'static Config {
+    // Never locked by another thread at a fork: whoever gets here has `AGENT`, which a fork waits for.
+    static CONFIG: OnceLock<Config> = OnceLock::new();
+    CONFIG.get_or_init(|| {
+        let (config, problems) = quietly(|| {
+            let vars = std::env::vars_os()
+                .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            Config::from_vars(vars)
+        });
+        if config.policy != Policy::Off {
+            for p in problems {
+                say(&p.to_string());
+            }
+        }
+        config
+    })
+}
+
 /// Sets up this process; `None` when SLIM is off or cannot work here, which has been said then.
 fn start_agent() -> Option<Agent> {
-    let (config, problems) = quietly(|| {
-        let vars = std::env::vars_os()
-            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
-        Config::from_vars(vars)
-    });
+    let config = config();
     if config.policy == Policy::Off {
         return None;
-    }
-    for p in problems {
-        say(&p.to_string());
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     crate::ops::descriptors::note_table_size();
     let agent = enough_descriptors()
         .and_then(|()| crate::process::prepare())
-        .and_then(|()| quietly(|| Agent::start(config)));
+        .and_then(|()| quietly(|| Agent::start(config.clone())));
     agent
         .inspect_err(|why| {
             say(&format!(

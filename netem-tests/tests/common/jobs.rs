@@ -125,3 +125,12 @@ pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
         );
     }
 }
+
+/// Whether a finished job had connections given up other than those whose peer had left when all was done.
+pub fn given_up(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
+    let done = outcome.done_at().ok_or("it did not finish")?;
+    match &*Events::read(lab).wrongly_given_up(done) {
+        [] => Ok(()),
+        wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
+    }
+}

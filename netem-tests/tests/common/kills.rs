@@ -139,10 +139,14 @@ impl Tally {
     /// Says how many were right, and asserts that all were.
     pub fn assert_all_right(self) {
         let right = self.runs - self.wrong.len();
+        let kills = match self.killed {
+            Killed { times: 0, .. } => String::new(),
+            killed => format!(", {killed}"),
+        };
         // `scripts/soak` makes a table of these lines.
         println!(
-            "tally: {}: {right} of {} runs right, {}",
-            self.name, self.runs, self.killed
+            "tally: {}: {right} of {} runs right{kills}",
+            self.name, self.runs
         );
         assert!(self.wrong.is_empty(), "{}: {:#?}", self.name, self.wrong);
     }
