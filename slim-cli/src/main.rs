@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use slim_cli::{chaos, demo, run};
+use slim_cli::{bench, chaos, demo, run};
 
 /// Keeps programs running while their TCP connections break.
 #[derive(Parser)]
@@ -15,6 +15,7 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
+    Bench(bench::Options),
     Chaos(chaos::Options),
     Demo(demo::Options),
     Run(run::Options),
@@ -22,6 +23,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
+        Task::Bench(options) => bench::main(&options),
         Task::Chaos(options) => chaos::main(&options),
         Task::Demo(options) => demo::main(&options),
         Task::Run(options) => Err(run::main(&options)),

@@ -34,6 +34,16 @@ impl Table {
         self.rows.push(cells);
     }
 
+    /// The heading.
+    pub fn head(&self) -> &[String] {
+        &self.head
+    }
+
+    /// The rows.
+    pub fn rows(&self) -> &[Vec<String>] {
+        &self.rows
+    }
+
     /// Has it no rows?
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use slim_core::event::{Event, Record};
+
+use crate::events;
 
 /// Sums over all event logs of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -21,21 +22,10 @@ pub struct Told {
 }
 
 impl Told {
-    /// Reads every `*.jsonl` in `dir`. A line that is no event (one that was cut off when its
-    /// process was killed) is passed over.
+    /// Adds up all event logs in `dir`.
     pub fn read(dir: &Path) -> Self {
         let mut told = Self::default();
-        let files = fs::read_dir(dir).into_iter().flatten().flatten();
-        for path in files
-            .map(|f| f.path())
-            .filter(|p| p.extension().is_some_and(|e| e == "jsonl"))
-        {
-            for line in fs::read_to_string(path).unwrap_or_default().lines() {
-                if let Ok(record) = serde_json::from_str(line) {
-                    told.add(record);
-                }
-            }
-        }
+        events::records(dir).into_iter().for_each(|r| told.add(r));
         told
     }
 
@@ -74,6 +64,7 @@ impl fmt::Display for Told {
 mod tests {
     use super::*;
     use slim_core::FlowId;
+    use std::fs;
 
     #[test]
     fn a_resume_told_by_both_ends_counts_once() {

@@ -1,0 +1,121 @@
+//! What is measured against bare sockets.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use netem_tests::Lab;
+use serde::Serialize;
+
+use crate::events;
+use crate::failure::Failure;
+use crate::run::preload;
+
+/// A way of carrying a job's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Contender {
+    /// The kernel's TCP and nothing else.
+    Bare,
+    /// This library.
+    Slim,
+    /// The kernel's MPTCP, as `mptcpize` brings a program to use it.
+    Mptcp,
+}
+
+impl fmt::Display for Contender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bare => "bare",
+            Self::Slim => "SLIM",
+            Self::Mptcp => "MPTCP",
+        })
+    }
+}
+
+/// A contender that can run here: all of them are libraries to load first, or nothing.
+#[derive(Clone, Debug)]
+pub struct Ready {
+    /// Which.
+    pub contender: Contender,
+    /// What goes into `LD_PRELOAD`.
+    pub library: Option<PathBuf>,
+}
+
+impl Contender {
+    /// Finds what it needs, or says in one line what is missing.
+    pub fn ready(self) -> Result<Ready, Failure> {
+        let library = match self {
+            Self::Bare => None,
+            Self::Slim => Some(preload::find(None)?),
+            Self::Mptcp => Some(mptcp_library()?),
+        };
+        Ok(Ready {
+            contender: self,
+            library,
+        })
+    }
+
+    /// Did the connections of a job that has just ended really use it? A benchmark of a fallback
+    /// would be worthless. `events` is where the job's event logs went.
+    pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), Failure> {
+        let used = match self {
+            Self::Bare => true,
+            Self::Slim => events::records(events)
+                .iter()
+                .any(|record| record.event == slim_core::event::Event::Live),
+            Self::Mptcp => mptcp_handshakes(lab)? > 0,
+        };
+        if used {
+            return Ok(());
+        }
+        Err(Failure::failed(format!(
+            "no connection of the job used {self}: there is nothing to compare"
+        )))
+    }
+}
+
+fn mptcp_library() -> Result<PathBuf, Failure> {
+    let missing = |what: &str| Failure::input(format!("MPTCP is left out: {what}"));
+    let enabled = fs::read_to_string("/proc/sys/net/mptcp/enabled")
+        .map_err(|_| missing("this kernel has none"))?;
+    if enabled.trim() != "1" {
+        return Err(missing("net.mptcp.enabled is 0"));
+    }
+    let dirs = fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    dirs.map(|dir| dir.path().join("mptcpize/libmptcpwrap.so.0"))
+        .chain(["/usr/lib/mptcpize/libmptcpwrap.so.0".into()])
+        .find(|path| path.is_file())
+        .ok_or_else(|| missing("mptcpize is not installed"))
+}
+
+/// MPTCP handshakes that the first node has answered since the lab began.
+fn mptcp_handshakes(lab: &Lab) -> Result<u64, Failure> {
+    let text = lab
+        .node(0)
+        .exec("cat", &["/proc/net/netstat"])
+        .map_err(|e| Failure::failed(e.to_string()))?;
+    Ok(counter(&text, "MPTcpExt:", "MPCapableSYNRX").unwrap_or(0))
+}
+
+/// A counter of `/proc/net/netstat`: a line of names, then a line of values, both with `group` first.
+fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter(|line| line.starts_with(group));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let at = names.split_whitespace().position(|n| n == name)?;
+    values.split_whitespace().nth(at)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_counter_is_found_by_its_names() {
+        let text = "TcpExt: A B\nTcpExt: 1 2\nMPTcpExt: MPCapableSYNRX Other\nMPTcpExt: 7 9\n";
+        assert_eq!(counter(text, "MPTcpExt:", "MPCapableSYNRX"), Some(7));
+        assert_eq!(counter(text, "MPTcpExt:", "None"), None);
+        assert_eq!(counter(text, "NoExt:", "A"), None);
+    }
+}

@@ -1,0 +1,254 @@
+//! Runs `programs/slim_flows.c` on the nodes of a lab, with and without SLIM.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use netem_tests::{Error, Lab, Node, artifacts};
+use serde::de::DeserializeOwned;
+
+use crate::failure::Failure;
+
+/// The port of all servers.
+const PORT: &str = "7000";
+/// How long anything may take that is no failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Where connections are made: the lab, the program, and what it runs under.
+#[derive(Debug)]
+pub struct Ground {
+    /// Two nodes; servers run on the second, clients on the first.
+    pub lab: Lab,
+    program: PathBuf,
+    library: PathBuf,
+}
+
+/// A running `slim_flows`. Dropping it kills it.
+#[derive(Debug)]
+pub struct Flows {
+    child: Child,
+    stdin: ChildStdin,
+    lines: Receiver<String>,
+    events: PathBuf,
+}
+
+/// A server, and a client with its connections.
+#[derive(Debug)]
+pub struct Connected {
+    /// The client.
+    pub client: Flows,
+    /// The server.
+    pub server: Flows,
+}
+
+/// Nanoseconds of the clock that `slim_flows` tells times by.
+pub fn now() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the pointer is to a live value of the type that the call fills in; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+impl Ground {
+    /// Makes the lab and the program.
+    pub fn new(library: &Path) -> Result<Self, Failure> {
+        let input = |e: Error| Failure::input(e.to_string());
+        let source = artifacts::source("slim_flows.c").map_err(input)?;
+        let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
+        let lab = Lab::builder().nodes(2).name("flows").build();
+        Ok(Self {
+            lab: lab.map_err(input)?,
+            program,
+            library: library.to_owned(),
+        })
+    }
+
+    /// The program on `node`, with SLIM or bare.
+    pub fn start(&self, node: &Node, slim: bool, args: &[&str]) -> Result<Flows, Failure> {
+        let mut command = node.command(&self.program);
+        command.args(args).env_remove("LD_PRELOAD");
+        let events = self.lab.dir().join("flows-%p.jsonl");
+        if slim {
+            command
+                .env("LD_PRELOAD", &self.library)
+                .env("SLIM_EVENTS", &events);
+        }
+        Flows::start(command, self.lab.dir())
+    }
+
+    /// A server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
+    /// SLIM all of them are live.
+    pub fn connected(&self, slim: bool, kind: &str, count: usize) -> Result<Connected, Failure> {
+        let server = self.server(slim, kind)?;
+        let address = self.lab.node(1).address(0).to_string();
+        let args = ["hold", &address, PORT, &count.to_string()];
+        let client = self.start(self.lab.node(0), slim, &args)?;
+        client.expect("READY")?;
+        if slim {
+            client.wait_live(count)?;
+            server.wait_live(count)?;
+        }
+        Ok(Connected { client, server })
+    }
+
+    /// A server that listens.
+    pub fn server(&self, slim: bool, kind: &str) -> Result<Flows, Failure> {
+        let node = self.lab.node(1);
+        let address = node.address(0).to_string();
+        let server = self.start(node, slim, &[kind, &address, PORT])?;
+        server.expect("READY")?;
+        Ok(server)
+    }
+
+    /// Arguments of a client that does `what` `count` times, with that server.
+    pub fn client_arguments(&self, what: &str, count: usize) -> [String; 4] {
+        let address = self.lab.node(1).address(0).to_string();
+        [what.into(), address, PORT.into(), count.to_string()]
+    }
+}
+
+impl Flows {
+    fn start(mut command: Command, dir: &Path) -> Result<Self, Failure> {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|e| Failure::failed(format!("{command:?}: {e}")))?;
+        let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Failure::failed("a program without its pipes"));
+        };
+        let events = dir.join(format!("flows-{}.jsonl", child.id()));
+        Ok(Self {
+            child,
+            stdin,
+            lines: reader(stdout),
+            events,
+        })
+    }
+
+    /// Process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Gives it something to do.
+    pub fn say(&mut self, word: &str) -> Result<(), Failure> {
+        writeln!(self.stdin, "{word}")
+            .map_err(|e| Failure::failed(format!("tell slim_flows to {word}: {e}")))
+    }
+
+    /// Its next line, read as JSON.
+    pub fn answer<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+        let line = self.line()?;
+        serde_json::from_str(&line).map_err(|_| Failure::failed(format!("slim_flows said: {line}")))
+    }
+
+    /// Waits for a line like this.
+    pub fn expect(&self, wanted: &str) -> Result<(), Failure> {
+        match self.line()? {
+            line if line == wanted => Ok(()),
+            line => Err(Failure::failed(format!("slim_flows said: {line}"))),
+        }
+    }
+
+    fn line(&self) -> Result<String, Failure> {
+        self.lines
+            .recv_timeout(PATIENCE)
+            .map_err(|_| Failure::failed("slim_flows ended, or said nothing for two minutes"))
+    }
+
+    /// Waits until so many of its connections have become live.
+    fn wait_live(&self, count: usize) -> Result<(), Failure> {
+        let begun = Instant::now();
+        loop {
+            let log = fs::read_to_string(&self.events).unwrap_or_default();
+            let live = log.matches("\"kind\":\"live\"").count();
+            if live >= count {
+                return Ok(());
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Failure::failed(format!(
+                    "only {live} of {count} connections have become live"
+                )));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until it has ended well.
+    pub fn wait_end(&mut self) -> Result<(), Failure> {
+        match self.child.wait() {
+            Ok(status) if status.success() => Ok(()),
+            other => Err(Failure::failed(format!("slim_flows: {other:?}"))),
+        }
+    }
+
+    /// Kills it at once, as a crash would.
+    pub fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Anonymous memory in bytes: heap, stacks, data, and what was written of libraries.
+    pub fn memory(&self) -> Result<u64, Failure> {
+        let text = self.proc("smaps_rollup")?;
+        let kib = text
+            .lines()
+            .find_map(|line| line.strip_prefix("Anonymous:"))
+            .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.map(|kib| kib * 1024)
+            .ok_or_else(|| Failure::failed("smaps_rollup has no line Anonymous"))
+    }
+
+    /// Number of open descriptors.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.id())).map_or(0, Iterator::count)
+    }
+
+    /// How often its threads have slept and been woken.
+    pub fn wakeups(&self) -> u64 {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
+        let status = tasks.into_iter().flatten().flatten();
+        status
+            .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
+            .filter_map(|text| {
+                let line = text
+                    .lines()
+                    .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?;
+                line.trim().parse::<u64>().ok()
+            })
+            .sum()
+    }
+
+    fn proc(&self, file: &str) -> Result<String, Failure> {
+        let path = format!("/proc/{}/{file}", self.id());
+        fs::read_to_string(&path).map_err(|e| Failure::failed(format!("{path}: {e}")))
+    }
+}
+
+impl Drop for Flows {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Lines as they come, until the program ends or nobody listens any more.
+fn reader(stdout: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            if sender.send(line).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,265 @@
+//! What a flow, a process and a connection cost besides time in the data path.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::flows::{Ground, now};
+use super::report::Section;
+use super::stats::median;
+use crate::failure::Failure;
+use crate::table::Table;
+
+/// Idle connections: enough that pages do not matter.
+const IDLE: usize = 1000;
+/// Connections with full pipes.
+const BUSY: usize = 50;
+/// Long enough for every timer that a freshly used connection has.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How long wake-ups are counted.
+const WATCH: Duration = Duration::from_secs(3);
+
+/// What to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// Starts of a process, and rounds of short connections.
+    pub rounds: usize,
+    /// Short connections in a round.
+    pub short: usize,
+}
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+pub struct Measured {
+    /// Connections that were used and are quiet.
+    pub idle_flows: usize,
+    /// Bytes that SLIM adds for each of them, at the connecting end.
+    pub idle_client_bytes: f64,
+    /// At the accepting end.
+    pub idle_server_bytes: f64,
+    /// Descriptors that it adds for each.
+    pub idle_descriptors: f64,
+    /// How often SLIM wakes the process in a second while all are quiet.
+    pub idle_wakeups: f64,
+    /// Bytes that SLIM adds to a process with one connection, its agent included.
+    pub process_bytes: f64,
+    /// Descriptors likewise.
+    pub process_descriptors: f64,
+    /// Bytes that SLIM adds for a connection with full pipes.
+    pub busy_bytes: f64,
+    /// Bytes that the kernel holds of such a connection.
+    pub busy_in_kernel: f64,
+    /// Milliseconds to run a program without sockets.
+    pub start: Times,
+    /// Milliseconds to run a program that makes one connection.
+    pub connect: Times,
+    /// Short connections in a second.
+    pub short_rate: Times,
+}
+
+/// Figures of the same rounds.
+#[derive(Debug, Default, Serialize)]
+pub struct Times {
+    /// Without SLIM.
+    pub bare: Vec<f64>,
+    /// With it.
+    pub slim: Vec<f64>,
+}
+
+impl Times {
+    fn of(&mut self, slim: bool) -> &mut Vec<f64> {
+        if slim { &mut self.slim } else { &mut self.bare }
+    }
+}
+
+/// A process, as far as it is measured.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    client: f64,
+    server: f64,
+    descriptors: f64,
+    wakeups: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Filled {
+    bytes: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Took {
+    ns: f64,
+}
+
+impl Plan {
+    /// Does all of it; `told` gets a line for each part.
+    pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure> {
+        let ground = Ground::new(library)?;
+        told("idle connections");
+        let one = (idle(&ground, false, 1)?, idle(&ground, true, 1)?);
+        let many = (idle(&ground, false, IDLE)?, idle(&ground, true, IDLE)?);
+        let each = |f: fn(&Cost) -> f64| {
+            let slim = f(&many.1) - f(&one.1);
+            (slim - (f(&many.0) - f(&one.0))) / (IDLE - 1) as f64
+        };
+        told("busy connections");
+        let (busy_bare, _) = busy(&ground, false)?;
+        let (busy_slim, busy_in_kernel) = busy(&ground, true)?;
+        let (mut start, mut connect, mut short_rate) =
+            (Times::default(), Times::default(), Times::default());
+        for round in 1..=self.rounds {
+            told(&format!("starts, round {round}/{}", self.rounds));
+            for slim in [false, true] {
+                start.of(slim).push(started(library, slim)?);
+                connect.of(slim).push(first_connection(&ground, slim)?);
+            }
+        }
+        told("short connections");
+        for _ in 0..self.rounds.min(5) {
+            for slim in [false, true] {
+                let rate = short_connections(&ground, slim, self.short)?;
+                short_rate.of(slim).push(rate);
+            }
+        }
+        Ok(Measured {
+            idle_flows: IDLE,
+            idle_client_bytes: each(|c| c.client),
+            idle_server_bytes: each(|c| c.server),
+            idle_descriptors: each(|c| c.descriptors),
+            idle_wakeups: many.1.wakeups - many.0.wakeups,
+            process_bytes: one.1.client - one.0.client,
+            process_descriptors: one.1.descriptors - one.0.descriptors,
+            busy_bytes: busy_slim - busy_bare,
+            busy_in_kernel,
+            start,
+            connect,
+            short_rate,
+        })
+    }
+}
+
+/// `count` connections that have been used once and are quiet.
+fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, Failure> {
+    let mut connected = ground.connected(slim, "serve", count)?;
+    connected.client.say("go")?;
+    connected.client.answer::<serde_json::Value>()?;
+    thread::sleep(SETTLE);
+    let before = connected.client.wakeups();
+    thread::sleep(WATCH);
+    let woken = connected.client.wakeups() - before;
+    Ok(Cost {
+        client: connected.client.memory()? as f64,
+        server: connected.server.memory()? as f64,
+        descriptors: connected.client.descriptors() as f64,
+        wakeups: woken as f64 / WATCH.as_secs_f64(),
+    })
+}
+
+/// Memory for each connection with full pipes, and what the kernel took of it.
+fn busy(ground: &Ground, slim: bool) -> Result<(f64, f64), Failure> {
+    let mut connected = ground.connected(slim, "sink", BUSY)?;
+    let before = connected.client.memory()? as f64;
+    connected.client.say("fill")?;
+    let filled: Filled = connected.client.answer()?;
+    let after = connected.client.memory()? as f64;
+    let each = BUSY as f64;
+    Ok(((after - before) / each, filled.bytes / each))
+}
+
+/// Milliseconds from start to end of a program without sockets.
+fn started(library: &Path, slim: bool) -> Result<f64, Failure> {
+    let mut command = Command::new("true");
+    command.env_remove("LD_PRELOAD");
+    if slim {
+        command.env("LD_PRELOAD", library);
+    }
+    let begun = Instant::now();
+    let status = command.status();
+    let took = begun.elapsed();
+    match status {
+        Ok(status) if status.success() => Ok(took.as_secs_f64() * 1e3),
+        other => Err(Failure::failed(format!("run `true`: {other:?}"))),
+    }
+}
+
+/// Milliseconds from start to end of a program that makes one connection and uses it.
+fn first_connection(ground: &Ground, slim: bool) -> Result<f64, Failure> {
+    let _server = ground.server(slim, "serve")?;
+    let start = now();
+    run_short(ground, slim, 1)?;
+    Ok((now() - start) as f64 / 1e6)
+}
+
+/// Connections in a second, one after the other, a byte there and back on each.
+fn short_connections(ground: &Ground, slim: bool, count: usize) -> Result<f64, Failure> {
+    let _server = ground.server(slim, "serve")?;
+    Ok(count as f64 / (run_short(ground, slim, count)?.ns / 1e9))
+}
+
+fn run_short(ground: &Ground, slim: bool, count: usize) -> Result<Took, Failure> {
+    let args = ground.client_arguments("short", count);
+    let args = args.each_ref().map(String::as_str);
+    let mut client = ground.start(ground.lab.node(0), slim, &args)?;
+    client.expect("READY")?;
+    let took = client.answer()?;
+    client.wait_end()?;
+    Ok(took)
+}
+
+impl Measured {
+    /// For the report.
+    pub fn section(&self) -> Section {
+        let mut table = Table::new(&["cost", ">bare", ">SLIM", ">extra"]);
+        let mut extra = |what: &str, text: String| {
+            table.row([what.to_owned(), String::new(), String::new(), text]);
+        };
+        extra(
+            &format!("an idle flow of {}, connecting end", self.idle_flows),
+            format!("{:.0} B", self.idle_client_bytes),
+        );
+        extra(
+            "  accepting end",
+            format!("{:.0} B", self.idle_server_bytes),
+        );
+        extra("  descriptors", format!("{:.2}", self.idle_descriptors));
+        extra(
+            "  wake-ups of the process in a second",
+            format!("{:.2}", self.idle_wakeups),
+        );
+        extra(
+            "a process with one flow",
+            format!("{:.0} KiB", self.process_bytes / 1024.0),
+        );
+        extra("  descriptors", format!("{:.0}", self.process_descriptors));
+        extra(
+            &format!(
+                "a busy flow ({:.0} KiB in the kernel)",
+                self.busy_in_kernel / 1024.0
+            ),
+            format!("{:.0} KiB", self.busy_bytes / 1024.0),
+        );
+        for (what, times, unit) in [
+            ("to run a program without sockets", &self.start, "ms"),
+            ("to run one that connects once", &self.connect, "ms"),
+            ("short connections", &self.short_rate, "/s"),
+        ] {
+            let (bare, slim) = (median(&times.bare), median(&times.slim));
+            let (bare, slim) = (bare.unwrap_or(f64::NAN), slim.unwrap_or(f64::NAN));
+            table.row([
+                what.to_owned(),
+                format!("{bare:.2} {unit}"),
+                format!("{slim:.2} {unit}"),
+                format!("{:+.2} {unit}", slim - bare),
+            ]);
+        }
+        Section {
+            title: "What flows and processes cost".into(),
+            table,
+            notes: vec!["Anonymous memory, less that of the same program without SLIM.".into()],
+            plots: Vec::new(),
+        }
+    }
+}

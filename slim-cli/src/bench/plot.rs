@@ -1,0 +1,236 @@
+//! Ratios over message sizes, as a table and as pictures.
+
+use plotters::coord::combinators::IntoLogRange;
+use plotters::prelude::*;
+
+use super::contender::Contender;
+use super::messages::{Measured, Point, Test};
+use super::report::Section;
+use super::stats::Comparison;
+use crate::failure::Failure;
+use crate::table::Table;
+
+const SIZE: (u32, u32) = (760, 340);
+/// The ratios shown on the axis at least, so that small differences look small.
+const AT_LEAST: (f64, f64) = (0.95, 1.05);
+/// And at most: a wild round must not press all others flat.
+const AT_MOST: (f64, f64) = (0.0, 3.0);
+
+/// The part of the report that is about messages.
+pub fn messages(measured: &Measured) -> Result<Section, Failure> {
+    let mut table = Table::new(&[
+        "test",
+        ">size",
+        ">bare",
+        "against",
+        ">figure",
+        ">ratio",
+        ">of rounds",
+        ">noise",
+        "verdict",
+    ]);
+    for point in &measured.points {
+        rows(point, &mut table);
+    }
+    let mut notes = vec![
+        format!(
+            "{}, {}; medians of {} rounds, in each of which every kind ran once, in turn.",
+            measured.mpi, measured.line, measured.rounds
+        ),
+        "Noise: how far rounds of one kind lie apart (the middle half of them, of less than five all), and their ratios; a smaller difference is no verdict.".into(),
+    ];
+    if measured.rounds < 2 {
+        notes.push("One round is no comparison: use --rounds.".into());
+    }
+    let mut plots = Vec::new();
+    for test in Test::ALL {
+        let of_test: Vec<_> = measured.points.iter().filter(|p| p.test == test).collect();
+        if of_test.len() > 1 && measured.rounds > 1 {
+            plots.push(plot(test, &of_test, &measured.contenders)?);
+        }
+    }
+    Ok(Section {
+        title: "MPI messages".into(),
+        table,
+        notes,
+        plots,
+    })
+}
+
+fn rows(point: &Point, table: &mut Table) {
+    let bare = point.runs.iter().find(|r| r.contender == Contender::Bare);
+    for run in &point.runs {
+        if run.contender == Contender::Bare {
+            continue;
+        }
+        let compared = run.compared.as_ref();
+        let told = |f: &dyn Fn(&Comparison) -> String| compared.map_or("-".into(), f);
+        table.row([
+            point.test.to_string(),
+            size(f64::from(point.bytes)),
+            bare.map_or("-".into(), |r| figure(r.median, &point.unit)),
+            run.contender.to_string(),
+            figure(run.median, &point.unit),
+            told(&|c| format!("{:.3}", c.ratio)),
+            told(&|c| format!("{:.3}..{:.3}", c.lowest, c.highest)),
+            told(&|c| format!("{:.1} %", c.noise * 100.0)),
+            told(&|c| c.verdict.to_string()),
+        ]);
+    }
+}
+
+fn figure(value: f64, unit: &str) -> String {
+    match value {
+        v if v >= 1000.0 => format!("{v:.0} {unit}"),
+        v => format!("{v:.2} {unit}"),
+    }
+}
+
+/// A number of bytes in the largest unit that divides it.
+fn size(bytes: f64) -> String {
+    for (unit, name) in [(f64::from(1 << 20), "MiB"), (f64::from(1 << 10), "KiB")] {
+        if bytes >= unit {
+            return format!("{} {name}", bytes / unit);
+        }
+    }
+    format!("{bytes} B")
+}
+
+/// One test's ratios over sizes, a line for each contender, with the range of its rounds.
+fn plot(test: Test, points: &[&Point], contenders: &[Contender]) -> Result<String, Failure> {
+    let mut svg = String::new();
+    draw(&mut svg, test, points, contenders)
+        .map_err(|e| Failure::failed(format!("draw {test}: {e}")))?;
+    Ok(svg)
+}
+
+fn draw(
+    svg: &mut String,
+    test: Test,
+    points: &[&Point],
+    contenders: &[Contender],
+) -> Result<(), Box<dyn std::error::Error>> {
+    let of = |contender: Contender| -> Vec<(f64, &Comparison)> {
+        let run = |p: &&Point| p.runs.iter().position(|r| r.contender == contender);
+        let compared = points.iter().filter_map(|p| {
+            let compared = p.runs[run(p)?].compared.as_ref()?;
+            Some((f64::from(p.bytes), compared))
+        });
+        compared.collect()
+    };
+    let everything = contenders.iter().flat_map(|c| of(*c));
+    let (mut low, mut high) = AT_LEAST;
+    for (_, compared) in everything {
+        low = low.min(compared.lowest).max(AT_MOST.0);
+        high = high.max(compared.highest).min(AT_MOST.1);
+    }
+    let sizes = points.iter().map(|p| f64::from(p.bytes));
+    let (first, last) = (
+        sizes.clone().fold(f64::MAX, f64::min) / 1.5,
+        sizes.fold(1.0, f64::max) * 1.5,
+    );
+    let better = if test.less_is_better() {
+        "less is better"
+    } else {
+        "more is better"
+    };
+
+    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(
+            format!("{test}: ratio to bare ({better})"),
+            ("sans-serif", 18),
+        )
+        .margin(14)
+        .x_label_area_size(34)
+        .y_label_area_size(50)
+        .build_cartesian_2d((first..last).log_scale().base(2.0), low..high)?;
+    chart
+        .configure_mesh()
+        .x_labels(12)
+        .x_label_formatter(&|bytes| size(bytes.round()))
+        .y_label_formatter(&|ratio| format!("{ratio:.2}"))
+        .draw()?;
+    chart.draw_series(LineSeries::new([(first, 1.0), (last, 1.0)], &BLACK))?;
+    for (n, contender) in contenders.iter().enumerate() {
+        let compared = of(*contender);
+        if compared.is_empty() {
+            continue;
+        }
+        let colour = Palette99::pick(n).to_rgba();
+        let line = compared.iter().map(|(bytes, c)| (*bytes, c.ratio));
+        chart
+            .draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?
+            .label(contender.to_string())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], Palette99::pick(n)));
+        chart.draw_series(line.map(|at| Circle::new(at, 3, colour.filled())))?;
+        chart.draw_series(compared.iter().map(|(bytes, c)| {
+            let range = [
+                (*bytes, c.lowest.clamp(low, high)),
+                (*bytes, c.highest.clamp(low, high)),
+            ];
+            PathElement::new(range, colour)
+        }))?;
+    }
+    chart
+        .configure_series_labels()
+        .background_style(WHITE)
+        .border_style(BLACK)
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::messages::Run;
+
+    fn point(bytes: u32, slim: f64) -> Point {
+        let values = vec![slim, slim, slim * 1.01];
+        let bare = vec![1.0; 3];
+        let compared = Comparison::new(&bare, &values, true);
+        let run = |contender, values: Vec<f64>, compared| Run {
+            contender,
+            median: values[0],
+            values,
+            compared,
+        };
+        Point {
+            test: Test::Latency,
+            bytes,
+            unit: "us".into(),
+            runs: vec![
+                run(Contender::Bare, bare, None),
+                run(Contender::Slim, values, compared),
+            ],
+        }
+    }
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(size(8.0), "8 B");
+        assert_eq!(size(65536.0), "64 KiB");
+        assert_eq!(size(4194304.0), "4 MiB");
+    }
+
+    #[test]
+    fn a_section_has_a_row_for_each_contender_and_a_picture_for_each_test() {
+        let measured = Measured {
+            mpi: "Open MPI".into(),
+            line: "veth".into(),
+            rounds: 3,
+            contenders: vec![Contender::Bare, Contender::Slim],
+            points: vec![point(8, 1.2), point(1 << 20, 1.0)],
+        };
+        let section = messages(&measured).unwrap();
+        assert_eq!(section.table.rows().len(), 2);
+        assert!(section.table.to_string().contains("20.0 % worse"));
+        let [svg] = &section.plots[..] else {
+            panic!("{} plots", section.plots.len())
+        };
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        assert!(svg.contains("latency: ratio to bare") && svg.contains("8 B"));
+    }
+}
