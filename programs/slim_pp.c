@@ -2,7 +2,9 @@
  * slim_pp: an MPI program that checks every byte it receives.
  *
  *   mpicc -O2 -o slim_pp slim_pp.c
- *   mpirun -n 2 ./slim_pp SECONDS
+ *   mpirun -n 2 ./slim_pp SECONDS [FILE]
+ *
+ * It works for SECONDS, and then for as long as there is a FILE.
  *
  * Every round uses the next message size (8 B to 4 MiB, some of them odd) for
  * ping-pongs, a non-blocking exchange, a broadcast, an allreduce and an
@@ -275,9 +277,9 @@ static void alltoall(unsigned char *out, unsigned char *in, size_t bytes, uint64
 }
 
 /* Rank 0 decides when to stop, so that all ranks do the same number of rounds. */
-static int time_is_up(double seconds)
+static int time_is_up(double seconds, const char *file)
 {
-    int stop = MPI_Wtime() - started >= seconds;
+    int stop = MPI_Wtime() - started >= seconds && (!file || access(file, F_OK) != 0);
     CHECK(MPI_Bcast(&stop, 1, MPI_INT, 0, MPI_COMM_WORLD));
     step_done(0);
     return stop;
@@ -286,11 +288,13 @@ static int time_is_up(double seconds)
 int main(int argc, char **argv)
 {
     char *end = NULL;
-    double seconds = argc == 2 ? strtod(argv[1], &end) : -1.0;
-    if (argc != 2 || end == argv[1] || *end != '\0' || !(seconds > 0.0)) {
-        fprintf(stderr, "usage: slim_pp SECONDS\n");
+    int usage = argc == 2 || argc == 3;
+    double seconds = usage ? strtod(argv[1], &end) : -1.0;
+    if (!usage || end == argv[1] || *end != '\0' || !(seconds > 0.0)) {
+        fprintf(stderr, "usage: slim_pp SECONDS [FILE]\n");
         return 2;
     }
+    const char *file = argc == 3 ? argv[2] : NULL;
 
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -322,7 +326,7 @@ int main(int argc, char **argv)
         broadcast(in, bytes, round);
         allreduce(out, in, bytes, round);
         alltoall(out, in, bytes, round);
-        stop = time_is_up(seconds);
+        stop = time_is_up(seconds, file);
         long t = (long)(MPI_Wtime() - started);
         if (rank == 0 && t != printed) {
             printed = t;

@@ -20,6 +20,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 
 /// Long enough not to end by itself.
 const WORK: u64 = 60;
@@ -139,42 +140,52 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
 /// attempts, in their time, and none is left undecided: if something waits now, it is not for SLIM.
 fn assert_given_up_in_time(lab: &Lab) {
     let events = Events::read(lab);
-    let mut broken = 0;
+    // The launcher that is told first ends the ranks that it can reach, in the middle of their attempts.
+    let told = events.of_kind("escalate").map(at).next();
+    let told = told.expect("somebody was told");
+    let (mut broken, mut given_up) = (0, 0);
     for history in events.by_flow() {
-        let of_kind = |wanted: &'static str| history.iter().filter(move |e| kind(e) == wanted);
-        let loopback = word(history[0], "peer").starts_with("127.");
-        let Some(suspend) = of_kind("suspend").find(|e| word(e, "cause").starts_with('E')) else {
-            assert!(
-                loopback || of_kind("suspend").next().is_none(),
-                "{history:#?}"
-            );
+        let suspends = history.iter().filter(|e| kind(e) == "suspend");
+        let Some(suspend) = suspends.clone().find(|e| word(e, "cause").starts_with('E')) else {
+            let loopback = word(history[0], "peer").starts_with("127.");
+            assert!(loopback || suspends.count() == 0, "{history:#?}");
             continue;
         };
         broken += 1;
-        let numbers: Vec<_> = of_kind("attempt_failed").map(|e| e["n"].as_u64()).collect();
-        assert_eq!(numbers, [Some(1), Some(2), Some(3)], "{history:#?}");
-        let given_up = of_kind("escalate").next();
-        let given_up = given_up.unwrap_or_else(|| panic!("not given up: {history:#?}"));
-        assert_eq!(word(given_up, "reason"), "attempts", "{given_up}");
-        assert_eq!(
-            word(given_up, "cause"),
-            word(suspend, "cause"),
-            "{given_up}"
-        );
-        let errno = match word(suspend, "cause") {
-            "ECONNABORTED" => libc::ECONNABORTED,
-            _ => libc::ECONNRESET,
-        };
-        assert_eq!(given_up["errno"], errno, "{given_up}");
-        let after = at(given_up) - at(suspend);
-        assert!(
-            (DEADLINE - 0.05..DEADLINE + SLACK).contains(&after),
-            "given up after {after} s: {history:#?}"
-        );
+        let failed = history.iter().filter(|e| kind(e) == "attempt_failed");
+        let failed: Vec<_> = failed.filter_map(|e| e["n"].as_u64()).collect();
+        match history.iter().find(|e| kind(e) == "escalate") {
+            Some(end) => {
+                given_up += 1;
+                assert_eq!(failed, [1, 2, 3], "{history:#?}");
+                assert_kernels_error_in_time(suspend, end);
+            }
+            None => {
+                assert!([1, 2, 3].starts_with(&failed), "{history:#?}");
+                let due = at(suspend) + DEADLINE;
+                assert!(due > told, "not given up although due: {history:#?}");
+            }
+        }
     }
     assert!(
-        broken >= 4,
-        "ranks and launchers at both ends, not {broken}"
+        broken >= 4 && given_up >= 2,
+        "{broken} broken, {given_up} given up: ranks and launchers at both ends?"
+    );
+}
+
+fn assert_kernels_error_in_time(suspend: &Value, given_up: &Value) {
+    assert_eq!(word(given_up, "reason"), "attempts", "{given_up}");
+    let cause = word(suspend, "cause");
+    assert_eq!(word(given_up, "cause"), cause, "{given_up}");
+    let errno = match cause {
+        "ECONNABORTED" => libc::ECONNABORTED,
+        _ => libc::ECONNRESET,
+    };
+    assert_eq!(given_up["errno"], errno, "{given_up}");
+    let after = at(given_up) - at(suspend);
+    assert!(
+        (DEADLINE - 0.05..DEADLINE + SLACK).contains(&after),
+        "after {after} s: {suspend} {given_up}"
     );
 }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{fs, thread, time::Duration};
 
 use common::{
     events::Events,
@@ -17,10 +17,11 @@ use netem_tests::{
     mpi::{Flavor, Outcome, Verdict},
 };
 
-/// Seconds of work in a run, and how long the whole may take. The work goes on while connections are
-/// being killed, and some seconds after that.
-const WORK: u64 = 7;
+/// Least seconds of work in a run, and how long the whole may take after the kills.
+const WORK: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(90);
+/// The work goes on while connections are being killed, however long that takes, and a little after that.
+const AFTER: Duration = Duration::from_millis(500);
 
 /// Runs that must all finish: a few, or fifty in the long version.
 fn runs(few: usize) -> usize {
@@ -36,9 +37,13 @@ fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills)
         let seed = Rng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
         let mut killed = Killed::default();
-        let job = bench.job(&lab, Slim::Everywhere, ranks, WORK);
+        let go_on = lab.dir().join("go-on");
+        fs::write(&go_on, "").expect("write a file");
+        let job = bench.job(&lab, Slim::Everywhere, ranks, WORK).arg(&go_on);
         let outcome = bench.run(&lab, &job, LIMIT, |job| {
             killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
+            thread::sleep(AFTER);
+            fs::remove_file(&go_on).expect("remove a file");
             format!("SLIM_LAB_SEED={seed}, {killed}")
         });
         let result = judge(&lab, &outcome, killed, kills);
@@ -174,6 +179,9 @@ fn open_mpi_5_with_its_daemons() {
     everything(Flavor::OpenMpi5);
 }
 
+/// Seconds of work of a bare run: enough for all the kills.
+const BARE_WORK: u64 = 6;
+
 /// The counterpart, so that the tests above can fail: without SLIM such a run does not finish.
 fn bare_does_not(flavor: Flavor) {
     let Some(bench) = Bench::new("bare", flavor) else {
@@ -184,11 +192,11 @@ fn bare_does_not(flavor: Flavor) {
     for run in 0..runs {
         let seed = Rng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
-        let job = bench.job(&lab, Slim::Bare, 2, WORK);
+        let job = bench.job(&lab, Slim::Bare, 2, BARE_WORK);
         // A hang is seen soon enough: the work is long done by then.
         let outcome = bench.run(&lab, &job, Duration::from_secs(6), |job| {
             let kills = Kills {
-                window: Duration::from_secs(WORK),
+                window: Duration::from_secs(BARE_WORK),
                 ..Kills::one_by_one()
             };
             let killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
