@@ -59,6 +59,10 @@ fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
         let library = artifacts::preload().expect("the preload library");
         command.env("LD_PRELOAD", library);
         command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+        // The settings have to reach every worker of a server, this one above all.
+        let key = lab.dir().join("key");
+        fs::write(&key, "of this job").expect("write the job key");
+        command.env("SLIM_JOB_KEY_FILE", key);
     }
     command
 }
