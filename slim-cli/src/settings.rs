@@ -65,8 +65,13 @@ impl Settings {
     /// Checks every variable as the library would, but makes problems errors:
     /// in a rank a bad value falls back to the default, here the user is at hand.
     pub fn checked(self) -> Result<(Self, Config), Failure> {
-        let (config, problems) = Config::from_vars(self.0.clone());
-        let mut lines: Vec<String> = problems.iter().map(ToString::to_string).collect();
+        let (mut config, mut problems) = Config::from_vars(self.0.clone());
+        if let Some(path) = config.job_key_file.clone() {
+            let contents = std::fs::read(path).map_err(|e| e.to_string());
+            let read = config.set_job_key(contents.as_deref().map_err(|e| &**e));
+            problems.extend(read.err());
+        }
+        let mut lines: Vec<String> = problems.iter().map(|p| p.mistake().to_owned()).collect();
         if let Some(path) = &config.events
             && let Some(problem) = events_problem(path)
         {

@@ -32,7 +32,7 @@ fn bad_plans_are_refused_in_one_line() {
 fn a_plan_needs_something_to_hit() {
     let scratch = Scratch::new("nothing");
     let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
-    assert_eq!(output(slim().arg("chaos").arg(&plan)).0, 2);
+    assert_refused(slim().arg("chaos").arg(&plan), &["command", "--pid"]);
     let both = ["--pid", "1", "--", "true"];
     assert_eq!(output(slim().arg("chaos").arg(&plan).args(both)).0, 2);
 }
@@ -58,6 +58,20 @@ fn the_lab_says_what_privilege_it_needs() {
         "demo",
     ]);
     assert_refused(&mut command, &["CAP_NET_ADMIN", "run as root"]);
+}
+
+#[test]
+fn a_process_that_is_not_there_is_named() {
+    if let Err(reason) = Lab::check() {
+        return skip("a_process_that_is_not_there_is_named", reason);
+    }
+    let scratch = Scratch::new("nobody");
+    let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
+    // Beyond the largest process id that Linux gives.
+    assert_refused(
+        slim().arg("chaos").arg(plan).args(["--pid", "4194305"]),
+        &["no process 4194305"],
+    );
 }
 
 /// A connection between two nodes is killed by the plan, and the report says so.

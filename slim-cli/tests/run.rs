@@ -210,6 +210,22 @@ fn bad_input_is_refused_in_one_line() {
         run().env("SLIM_ATTEMPS", "3").arg("true"),
         &["SLIM_ATTEMPS"],
     );
+    // Nothing is ignored, and no default is used: it is refused.
+    for (name, value) in [("SLIM_ATTEMPTS", "0"), ("SLIM_ATTEMPS", "3")] {
+        let (_, _, err) = output(run().env(name, value).arg("true"));
+        assert!(!err.contains("using") && !err.contains("ignored"), "{err}");
+    }
+    for key in ["/no/key", "/dev/null"] {
+        assert_refused(
+            run().env("SLIM_JOB_KEY_FILE", key).arg("true"),
+            &["SLIM_JOB_KEY_FILE", "no job key"],
+        );
+    }
+    for args in [&["--no-such-option", "--", "true"][..], &["-x", "true"]] {
+        let (status, _, err) = output(run().args(args));
+        assert_eq!(status, 2, "{err}");
+        assert!(err.contains(args[0]), "{err}");
+    }
     assert_refused(
         run().args(["--set", "PATH=/x", "true"]),
         &["--set PATH=/x", "SLIM_NAME=VALUE"],
@@ -225,6 +241,12 @@ fn bad_input_is_refused_in_one_line() {
     assert_refused(
         slim().args(["run", "--preload", "/no/lib.so", "true"]),
         &["/no/lib.so"],
+    );
+    // The loader would only complain, and run the command without it.
+    let text = scratch.write("text.so", "no library at all");
+    assert_refused(
+        slim().args(["run", "--preload"]).arg(text).arg("true"),
+        &["text.so", "not a shared library"],
     );
     let mpirun = mpirun(&scratch, "4.1.4");
     assert_refused(
@@ -281,13 +303,8 @@ fn a_command_that_is_not_there_is_127() {
 }
 
 #[test]
-fn without_a_command_or_with_a_wrong_option_the_status_is_2() {
-    for args in [
-        &["run"][..],
-        &["run", "--no-such-option", "true"],
-        &["frobnicate"],
-        &[],
-    ] {
+fn without_a_command_the_status_is_2() {
+    for args in [&["run"][..], &["frobnicate"], &[]] {
         assert_eq!(output(slim().args(args)).0, 2, "{args:?}");
     }
 }

@@ -41,12 +41,7 @@ pub struct Options {
     #[arg(long)]
     pub seed: Option<u64>,
     /// Break connections of this process and its descendants.
-    #[arg(
-        long,
-        value_name = "PID",
-        conflicts_with = "command",
-        required_unless_present = "command"
-    )]
+    #[arg(long, value_name = "PID", conflicts_with = "command")]
     pub pid: Option<u32>,
     /// With --pid: everything in the network namespace of that process.
     #[arg(long, requires = "pid")]
@@ -67,6 +62,11 @@ pub struct Options {
 
 /// Runs the plan and prints what happened.
 pub fn main(options: &Options) -> Result<ExitCode, Failure> {
+    if options.pid.is_none() && options.command.is_empty() {
+        return Err(Failure::input(
+            "nothing to hit: give a command for the lab (behind --), or the --pid of a job that runs",
+        ));
+    }
     let plan = Plan::read(&options.plan)?;
     let seed = options
         .seed

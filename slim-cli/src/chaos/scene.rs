@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use netem_tests::faults::destroy::{self, Pick};
@@ -82,6 +83,9 @@ impl Scene {
     /// The scene of a running process: its own connections, or with `whole_namespace` all
     /// connections of its network namespace.
     pub fn of_process(pid: u32, whole_namespace: bool) -> Result<Self, Error> {
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            return Err(Error::Invalid(format!("there is no process {pid}")));
+        }
         let net = Netns::of_process(pid)?;
         if !whole_namespace {
             return Ok(Self::Job { pid, net });

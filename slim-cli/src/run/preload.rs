@@ -2,6 +2,8 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::failure::Failure;
@@ -65,6 +67,12 @@ fn usable(path: &Path, source: &str) -> Result<PathBuf, Failure> {
             full.display()
         )));
     }
+    if !is_shared_library(&full) {
+        return Err(Failure::input(format!(
+            "{source}: {} is not a shared library for this machine",
+            full.display()
+        )));
+    }
     match full.to_str() {
         Some(text) if !text.contains([' ', ':', '\t', '\n', '\'']) => Ok(full),
         _ => Err(Failure::input(format!(
@@ -72,6 +80,26 @@ fn usable(path: &Path, source: &str) -> Result<PathBuf, Failure> {
             full.display()
         ))),
     }
+}
+
+/// The loader says of a file that it cannot load only that it is ignored, and runs the program bare.
+fn is_shared_library(path: &Path) -> bool {
+    const ELF64: [u8; 5] = *b"\x7fELF\x02";
+    const TYPE: usize = 16;
+    const MACHINE: usize = 18;
+    const SHARED: u16 = 3;
+    let head = |path: &Path| -> Option<[u8; 20]> {
+        let mut head = [0; 20];
+        File::open(path).ok()?.read_exact(&mut head).ok()?;
+        Some(head)
+    };
+    let number = |head: &[u8; 20], at: usize| u16::from_ne_bytes([head[at], head[at + 1]]);
+    let (Some(library), Some(ours)) = (head(path), head(Path::new("/proc/self/exe"))) else {
+        return false;
+    };
+    library.starts_with(&ELF64)
+        && number(&library, TYPE) == SHARED
+        && number(&library, MACHINE) == number(&ours, MACHINE)
 }
 
 /// `LD_PRELOAD` with ours in front of what the user already has.
@@ -133,7 +161,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("slim:colon-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         let file = dir.join(LIBRARY);
-        std::fs::write(&file, b"").unwrap();
+        std::fs::copy("/proc/self/exe", &file).unwrap();
         let failure = find(Some(&file)).unwrap_err();
         assert!(
             failure.to_string().contains("LD_PRELOAD cannot carry"),

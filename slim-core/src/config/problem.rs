@@ -9,13 +9,19 @@ use super::{TOOL_VARIABLES, VARIABLES, Variable};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     variable: String,
-    line: String,
+    mistake: String,
+    then: String,
 }
 
 impl Problem {
     /// The variable in question.
     pub fn variable(&self) -> &str {
         &self.variable
+    }
+
+    /// What is wrong, without what is done about it: for whoever refuses it instead.
+    pub fn mistake(&self) -> &str {
+        &self.mistake
     }
 
     pub(super) fn bad_value(variable: &Variable, value: &str) -> Self {
@@ -28,7 +34,8 @@ impl Problem {
         let value = quoted(value);
         Problem {
             variable: name.to_string(),
-            line: format!("{name}={value}: not allowed; it takes {allowed}; using {default}"),
+            mistake: format!("{name}={value}: not allowed; it takes {allowed}"),
+            then: format!("using {default}"),
         }
     }
 
@@ -41,7 +48,8 @@ impl Problem {
         };
         Problem {
             variable: name.to_owned(),
-            line: format!("{shown}: there is no such variable; {hint}; it is ignored"),
+            mistake: format!("{shown}: there is no such variable; {hint}"),
+            then: "it is ignored".to_owned(),
         }
     }
 
@@ -49,21 +57,23 @@ impl Problem {
     pub(super) fn no_key(name: &str, why: &str) -> Self {
         Problem {
             variable: name.to_owned(),
-            line: format!("{name}: gives no job key, {why}; SLIM is off, connections stay plain"),
+            mistake: format!("{name}: gives no job key, {why}"),
+            then: "SLIM is off, connections stay plain".to_owned(),
         }
     }
 
     pub(super) fn two_keys() -> Self {
         Problem {
             variable: "SLIM_JOB_KEY_FILE".to_owned(),
-            line: "SLIM_JOB_KEY_FILE: SLIM_JOB_KEY is set too; using SLIM_JOB_KEY".to_owned(),
+            mistake: "SLIM_JOB_KEY_FILE: SLIM_JOB_KEY is set too".to_owned(),
+            then: "using SLIM_JOB_KEY".to_owned(),
         }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.line)
+        write!(f, "{}; {}", self.mistake, self.then)
     }
 }
 
