@@ -8,6 +8,7 @@
 //! Believed are processes of the same user, and those that come from one process by `fork`, which
 //! know a secret by that: workers often give up the rights that the owner keeps.
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -20,7 +21,7 @@ use slim_core::{FlowToken, Time};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::task::{self, JoinHandle, JoinSet};
+use tokio::task::{self, AbortHandle, JoinHandle, JoinSet};
 
 use crate::agent::canonical;
 use crate::control::{answering, bind_alone};
@@ -354,6 +355,12 @@ impl Claims {
         }
         self.claimed.insert(tuple, (now, link));
         self.order.push_back((now, tuple));
+        // Behind one that lasts, those that were dropped or replaced would pile up.
+        if self.order.len() > 2 * CLAIMS {
+            let claimed = &self.claimed;
+            self.order
+                .retain(|(at, tuple)| claimed.get(tuple).is_some_and(|(since, _)| since == at));
+        }
     }
 
     fn expire(&mut self, now: Time) {
@@ -373,17 +380,34 @@ impl Claims {
     }
 }
 
+/// Another process's connection to the owner.
+struct Guest {
+    task: AbortHandle,
+    /// Anybody on this host can connect; this one is of our user, or knows the secret.
+    believed: Rc<Cell<bool>>,
+}
+
 /// Owner: takes other processes' connections. They all end with this task.
 async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     let mut links = JoinSet::new();
+    let mut guests: Vec<Guest> = Vec::new();
     while let Ok(mut guard) = listener.readable().await {
         match sys::accept_local(listener.get_ref().raw()) {
             Ok(fd) => {
                 while links.try_join_next().is_some() {}
-                if links.len() < LINKS
+                guests.retain(|guest| !guest.task.is_finished());
+                if guests.len() >= LINKS
+                    && let Some(stranger) = guests.iter().position(|g| !g.believed.get())
+                {
+                    guests.remove(stranger).task.abort();
+                }
+                if guests.len() < LINKS
                     && let Ok(link) = Link::new(fd)
                 {
-                    links.spawn_local(hear_claims(link, shared.clone()));
+                    let believed = Rc::new(Cell::new(false));
+                    let task = hear_claims(link, believed.clone(), shared.clone());
+                    let task = links.spawn_local(task);
+                    guests.push(Guest { task, believed });
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
@@ -396,12 +420,13 @@ async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
 }
 
 /// Owner: does what another process asks for.
-async fn hear_claims(link: Rc<Link>, shared: Rc<Shared>) {
+async fn hear_claims(link: Rc<Link>, believed: Rc<Cell<bool>>, shared: Rc<Shared>) {
     let relative = sys::peer_user(link.fd.get_ref().raw()) == Some(sys::user());
     while let Some((note, secret)) = link.next().await {
         if !relative && secret != lineage() {
             break;
         }
+        believed.set(true);
         shared.with(|d, now| match note {
             Note::Claim(local, remote) => {
                 d.claims.claim(now, (local, remote), link.clone());

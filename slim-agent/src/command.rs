@@ -125,6 +125,11 @@ impl Receiver {
         self.queue.try_recv().ok()
     }
 
+    /// The next command, when one comes; `None` if none can.
+    pub(crate) fn wait(&self) -> Option<Command> {
+        self.queue.recv().ok()
+    }
+
     /// Makes the agent thread look again.
     pub(crate) fn wake(&self) {
         sys::eventfd_wake(self.shared.wake.raw());

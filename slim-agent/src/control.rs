@@ -234,6 +234,8 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
                     guard.clear_ready_matching(Ready::READABLE);
                     break;
                 }
+                // Somebody has closed it.
+                Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK)) => return,
                 // A refusal reported once more; the error queue has it.
                 Err(_) => {}
             }

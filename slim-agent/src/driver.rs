@@ -6,7 +6,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use slim_core::config::Config;
@@ -15,14 +15,15 @@ use slim_core::{Cause, ConnId, FinHow, FlowToken, Role, Time};
 use tokio::sync::mpsc;
 use tokio::task;
 
-use crate::agent::{Elsewhere, LOOK_AGAIN, Listeners};
-use crate::claims::{self, Claims, Found, Link};
+use crate::agent::{Elsewhere, Listeners};
+use crate::claims::Claims;
 use crate::command::Command;
-use crate::control::{self, Control, OwnSockets};
+use crate::control::{Control, OwnSockets};
 use crate::events::{EventLog, Log};
 use crate::fds;
 use crate::identity;
 use crate::netlink;
+use crate::panic::{Away, Survivor};
 use crate::resume_io::{self, Order};
 use crate::shared::Shared;
 use crate::watch::Watch;
@@ -37,6 +38,8 @@ pub(crate) struct Flow {
     pub(crate) addrs: (SocketAddr, SocketAddr),
     /// Received when the transport was last drained.
     pub(crate) received: u64,
+    /// Set from the moment the flow is suspended until it has a transport again, or needs none.
+    pub(crate) away: Away,
     /// The connection that has become the flow's transport and whose replay is not written yet.
     pub(crate) carrier: Option<Carrier>,
 }
@@ -59,6 +62,7 @@ pub(crate) enum Notice {
     Fault(FlowToken, Cause),
     Finish(FlowToken, u64, FinHow),
     Gone(FlowToken),
+    Unlistened(SocketAddr),
 }
 
 /// All that the agent thread knows.
@@ -79,8 +83,9 @@ pub(crate) struct Driver {
     most_incoming: usize,
     /// Flows to forget when their last events are written.
     departed: Vec<FlowToken>,
-    listeners: Arc<Listeners>,
-    elsewhere: Arc<Elsewhere>,
+    pub(crate) listeners: Arc<Listeners>,
+    pub(crate) elsewhere: Arc<Elsewhere>,
+    survivor: Rc<Survivor>,
     addresses: Vec<IpAddr>,
     events: EventLog,
     origin: Instant,
@@ -93,6 +98,7 @@ impl Driver {
         control: OwnSockets,
         resume_port: u16,
         (listeners, elsewhere): (Arc<Listeners>, Arc<Elsewhere>),
+        survivor: Rc<Survivor>,
         seed: &[u8; 40],
     ) -> io::Result<Self> {
         let log = Log::new(config.log);
@@ -126,6 +132,7 @@ impl Driver {
             departed: Vec::new(),
             listeners,
             elsewhere,
+            survivor,
             addresses,
             events,
             origin: Instant::now(),
@@ -143,6 +150,7 @@ impl Driver {
                 remote,
             } => {
                 let flow = Flow {
+                    away: self.survivor.add(token, io.clone()),
                     io,
                     addrs: (local, remote),
                     received: 0,
@@ -154,7 +162,10 @@ impl Driver {
                     self.claim(token, (local, remote), shared);
                 }
             }
-            Command::Fault { token, cause } => self.endpoint.fault(now, token, cause),
+            Command::Fault { token, cause } => {
+                self.set_away(token, true);
+                self.endpoint.fault(now, token, cause);
+            }
             Command::Finish {
                 token,
                 final_seq,
@@ -179,8 +190,8 @@ impl Driver {
                 }
             }
             Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
-            Command::Unlisten { addr, done: None } => self.watch.unlistened(now, addr),
-            Command::Unlisten { addr, done } => self.unlisten(addr, done),
+            Command::Unlisten { addr, done: None } => self.unlistened(now, addr),
+            Command::Unlisten { addr, done } => self.close_listener(addr, done),
             Command::Warn(text) => self.log.warn(|| text),
             // The waiting thread may have given up; nobody else wants to know.
             Command::Flush { done } => drop(done.try_send(())),
@@ -216,6 +227,7 @@ impl Driver {
                     self.endpoint.finish(now, token, seq, how);
                 }
                 Some(Notice::Gone(token)) => self.gone(now, token),
+                Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
                 None => break,
             }
         }
@@ -226,6 +238,7 @@ impl Driver {
         }
         for token in mem::take(&mut self.departed) {
             self.flows.remove(&token);
+            self.survivor.remove(token);
         }
         self.release_exiting();
     }
@@ -264,6 +277,7 @@ impl Driver {
             } => {
                 self.drop_carrier(token);
                 self.with_io(token, |io| io.legacy(required_refused));
+                self.set_away(token, false);
             }
             Action::Suspend { token } => self.suspend(token),
             Action::Drain { token } => self.drain(token, action),
@@ -282,6 +296,7 @@ impl Driver {
             Action::Reinstate { token } => {
                 let legacy = self.endpoint.state(token) == Some(State::Legacy);
                 self.with_io(token, |io| io.reinstate(legacy));
+                self.set_away(token, false);
             }
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
             Action::Escalate { token, .. } => self.escalate(token, action),
@@ -366,66 +381,6 @@ impl Driver {
         }
     }
 
-    /// The process that had the control socket of `addr` has it no more. The next connection that
-    /// is accepted finds another one, and so do those that still wait for HELLO.
-    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Link>, shared: &Rc<Shared>) {
-        if !self.claims.owner_lost(addr, link) {
-            return;
-        }
-        self.elsewhere
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&addr);
-        for (token, tuple) in self.claims.orphans() {
-            if self.endpoint.state(token) == Some(State::Negotiating) {
-                self.claim(token, tuple, shared);
-            }
-        }
-    }
-
-    /// Sees to it that HELLO for a connection comes to us. The application thread that accepted it
-    /// has done most of it, but the owner that it counted on may have gone since.
-    fn claim(&mut self, token: FlowToken, tuple: (SocketAddr, SocketAddr), shared: &Rc<Shared>) {
-        self.find_owner(tuple.0, shared);
-        let owned = self.control.owns(tuple.0);
-        self.claims.accepted(token, tuple, owned);
-    }
-
-    fn find_owner(&mut self, local: SocketAddr, shared: &Rc<Shared>) {
-        if self.control.owns(local) || self.claims.knows_owner(local) {
-            return;
-        }
-        let (listeners, elsewhere) = (self.listeners.clone(), self.elsewhere.clone());
-        let mut listeners = listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        if control::answering(listeners.keys().copied(), local).is_some() {
-            // An application thread was faster; its command is on the way.
-            return;
-        }
-        let mut elsewhere = elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = control::answering(elsewhere.keys().copied(), local);
-        if let Some(Some(until)) = known.and_then(|known| elsewhere.get(&known))
-            && Instant::now() < *until
-        {
-            return;
-        }
-        match claims::reach_or_settle(local) {
-            Found::Ours(socket, claims) => {
-                listeners.insert(local, 1);
-                self.control.add(local, socket, shared);
-                if let Some(claims) = claims {
-                    self.claims.open(local, claims, shared);
-                }
-            }
-            Found::Elsewhere(owner) => {
-                elsewhere.insert(local, None);
-                self.claims.found(local, owner, shared);
-            }
-            Found::Nobody(_) => {
-                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
-            }
-        }
-    }
-
     /// These are our addresses now.
     pub(crate) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
         if self.addresses != addresses {
@@ -445,30 +400,10 @@ impl Driver {
         self.departed.push(token);
     }
 
-    /// Closes a listener's control socket, unless somebody listens there again.
-    pub(crate) fn unlisten(
-        &mut self,
-        addr: SocketAddr,
-        done: Option<std::sync::mpsc::SyncSender<()>>,
-    ) {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        // Somebody may have begun to listen again since.
-        if listeners.get(&addr) == Some(&0) {
-            listeners.remove(&addr);
-            let closed = self.control.remove(addr);
-            self.claims.close(addr);
-            task::spawn_local(async move {
-                if let Some(closed) = closed {
-                    // An error is the cancellation that was asked for.
-                    let _ = closed.await;
-                }
-                if let Some(done) = done {
-                    let _ = done.try_send(());
-                }
-            });
+    /// Whether the flow is without a transport, for the worst case.
+    pub(crate) fn set_away(&self, token: FlowToken, away: bool) {
+        if let Some(flow) = self.flows.get(&token) {
+            flow.away.set(away);
         }
     }
 

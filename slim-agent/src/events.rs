@@ -15,6 +15,10 @@ use slim_core::event::{EscalateReason, Event};
 use crate::fds::OwnFd;
 use crate::sys;
 
+/// A pipe that can be written to takes as much (`PIPE_BUF`) without blocking, the end of the line
+/// included.
+const LONGEST_LINE: usize = 4095;
+
 /// Messages for people: one line each on standard error, `slim[pid]: ` in front.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log {
@@ -46,8 +50,12 @@ impl Log {
     /// lost: the application's standard error is not ours to wait for.
     fn say(self, level: LogLevel, text: impl FnOnce() -> String) {
         if level <= self.level {
-            let line = format!("slim[{}]: {}\n", process::id(), text());
-            let _ = sys::write_line(libc::STDERR_FILENO, line.as_bytes());
+            let mut line = format!("slim[{}]: {}", process::id(), text()).into_bytes();
+            line.truncate(LONGEST_LINE);
+            line.push(b'\n');
+            if sys::takes_a_line(libc::STDERR_FILENO) {
+                let _ = sys::write_line(libc::STDERR_FILENO, &line);
+            }
         }
     }
 }

@@ -7,6 +7,8 @@
 //! The registry is a static bitmap: looking a number up is one load, in signal handlers and in
 //! forked children too.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -16,6 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::numbers;
+use crate::sys;
 
 const WORDS: usize = 1024;
 /// Numbers from here on are not registered; the floor keeps ours far below.
@@ -23,6 +26,11 @@ const LIMIT: usize = WORDS * 64;
 const HIGHEST_FLOOR: u64 = 4096;
 
 static INTERNAL: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
+
+thread_local! {
+    /// What this thread watches, and owns.
+    static WATCHED: RefCell<BTreeSet<RawFd>> = const { RefCell::new(BTreeSet::new()) };
+}
 
 /// Whether `fd` is one of the agent's own. Async-signal-safe.
 #[inline]
@@ -106,6 +114,20 @@ fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 
+/// Ends everything that this thread's sockets are for, as if they were closed: who connects or asks
+/// there is refused. They stay open, for their owners never end.
+pub(crate) fn shut_watched() {
+    // Borrowed for single calls elsewhere; none of them is where we come from.
+    if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
+        all.into_iter().for_each(sys::shut);
+    }
+}
+
+fn unwatched(fd: RawFd) {
+    // Not there any more while the thread ends.
+    let _ = WATCHED.try_with(|all| all.borrow_mut().remove(&fd));
+}
+
 /// Closes every registered descriptor by the bare system call, for a forked child: it shares them
 /// with the parent's agent, which goes on. Async-signal-safe.
 pub(crate) fn close_all_in_child() {
@@ -156,6 +178,7 @@ impl OwnFd {
     /// Gives the descriptor away: it is no longer the agent's.
     pub(crate) fn into_owned(self) -> OwnedFd {
         let mut this = ManuallyDrop::new(self);
+        unwatched(this.raw());
         release(this.raw());
         // SAFETY: `this` is not used again, and its destructor does not run.
         unsafe { ManuallyDrop::take(&mut this.0) }
@@ -181,6 +204,7 @@ impl AsRawFd for OwnFd {
 impl Drop for OwnFd {
     fn drop(&mut self) {
         // Before the close: a number that is free again may be the application's at once.
+        unwatched(self.raw());
         release(self.raw());
         // SAFETY: dropped here and nowhere else; `into_owned` keeps this destructor from running.
         unsafe { ManuallyDrop::drop(&mut self.0) };
@@ -189,9 +213,12 @@ impl Drop for OwnFd {
 
 /// Registers something that owns a descriptor with the runtime, inside which this must run.
 pub(crate) fn watch<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    let number = inner.as_raw_fd();
     // SAFETY: `AsFd` ties the descriptor to `inner`, which both our types own for good: it is the
     // same one, and open, until `inner` is dropped or taken out, and `AsyncFd` deregisters before.
-    Ok(unsafe { AsyncFd::register_with_interest(inner, interest) }?)
+    let watched = unsafe { AsyncFd::register_with_interest(inner, interest) }?;
+    WATCHED.with_borrow_mut(|all| all.insert(number));
+    Ok(watched)
 }
 
 /// To be called right after the kernel said `EAGAIN`, so that waiting waits.

@@ -28,7 +28,10 @@ impl Driver {
             let conn = carrier.conn;
             self.order(conn, Order::Stop);
             self.notices.push_back(Notice::Suspended(token));
-        } else if flow.io.suspend() {
+            return;
+        }
+        flow.away.set(true);
+        if flow.io.suspend() {
             self.notices.push_back(Notice::Suspended(token));
         } else {
             self.watch.suspending(now, token);
@@ -65,6 +68,7 @@ impl Driver {
         self.watch.stop_suspending(token);
         if let Some(flow) = self.flows.get(&token) {
             flow.io.escalate(verdict);
+            flow.away.set(false);
         }
         let now = self.now();
         self.linger_again(now, token);
@@ -129,6 +133,7 @@ impl Driver {
             }
             if let Some(flow) = self.flows.get(&token) {
                 flow.io.install(fd);
+                flow.away.set(false);
             }
             self.endpoint.handle_installed(now, token, replayed);
             // What was replayed is not acknowledged yet.

@@ -25,10 +25,11 @@
 //! | `agent`, `command` | the handle that application threads use, and the queue behind it |
 //! | `flow_io` | what a front end does for the agent |
 //! | `thread` | starting the thread: signals, runtime, sockets |
+//! | `panic` | what is left to do should it ever panic |
 //! | `shared`, `driver` | one mutation of the endpoint after the other, and what follows from each |
 //! | `flows` | suspending, draining, new transports |
 //! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
-//! | `claims` | listeners that several processes accept from |
+//! | `listeners`, `claims` | the application's listeners; those that several processes accept from |
 //! | `control`, `udp` | UDP control sockets, ICMP refusals |
 //! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
 //! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
@@ -57,7 +58,9 @@ mod events;
 mod flow_io;
 mod flows;
 mod identity;
+mod listeners;
 mod netlink;
+mod panic;
 mod ports;
 mod pump;
 mod reader;

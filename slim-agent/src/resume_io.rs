@@ -103,6 +103,8 @@ enum Pause {
     OthersTurn,
     /// No descriptor. The listener's queue keeps who waits.
     Shortage,
+    /// For good.
+    Broken(io::Error),
 }
 
 async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
@@ -115,6 +117,9 @@ async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
             }
             Pause::OthersTurn => task::yield_now().await,
             Pause::Shortage => shared.starve(listener.readable()).await,
+            Pause::Broken(e) => {
+                return shared.with(|d, _| d.log.error(|| format!("nobody can resume here: {e}")));
+            }
         }
     }
 }
@@ -128,8 +133,8 @@ fn accept_some(listener: &AsyncFd<OwnFd>, shared: &Rc<Shared>) -> Pause {
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Pause::Empty,
             Err(e) if is_shortage(&e) => Pause::Shortage,
-            // One connection that broke while it waited.
-            Err(_) => continue,
+            Err(e) if is_of_one_connection(&e) => continue,
+            Err(e) => Pause::Broken(e),
         };
         fds::forget_ready(listener, Interest::READABLE);
         return pause;
@@ -141,6 +146,15 @@ fn is_shortage(e: &io::Error) -> bool {
     matches!(
         e.raw_os_error(),
         Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+/// A connection that broke while it waited: accept(2), section "Error handling".
+fn is_of_one_connection(e: &io::Error) -> bool {
+    !matches!(
+        e.raw_os_error(),
+        // Somebody has closed the listener, or made it something else.
+        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) | None
     )
 }
 

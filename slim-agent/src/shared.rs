@@ -28,7 +28,7 @@ const MOST_COMMANDS: usize = 4096;
 /// What every task of the agent thread holds.
 pub(crate) struct Shared {
     driver: RefCell<Driver>,
-    commands: AsyncFd<Receiver>,
+    commands: AsyncFd<Rc<Receiver>>,
     alarm: AsyncFd<OwnFd>,
     /// What the alarm is set to.
     armed: Cell<Option<Time>>,
@@ -41,7 +41,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(driver: Driver, commands: AsyncFd<Receiver>, alarm: AsyncFd<OwnFd>) -> Self {
+    pub(crate) fn new(
+        driver: Driver,
+        commands: AsyncFd<Rc<Receiver>>,
+        alarm: AsyncFd<OwnFd>,
+    ) -> Self {
         Shared {
             driver: RefCell::new(driver),
             commands,
@@ -122,7 +126,7 @@ impl Shared {
         f(&self.driver.borrow().control);
     }
 
-    pub(crate) fn commands(&self) -> &AsyncFd<Receiver> {
+    pub(crate) fn commands(&self) -> &AsyncFd<Rc<Receiver>> {
         &self.commands
     }
 

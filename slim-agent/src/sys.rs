@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
@@ -107,12 +107,34 @@ pub(crate) fn recv(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
+/// A file that is read from its descriptor's position on.
+pub(crate) struct Reading<'a>(pub(crate) &'a OwnFd);
+
+impl io::Read for Reading<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: `buf` is valid for writes of its length.
+        let n = unsafe { libc::read(self.0.raw(), buf.as_mut_ptr().cast(), buf.len()) };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+}
+
 /// Writes without blocking and without SIGPIPE.
 pub(crate) fn send(fd: RawFd, buf: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `buf` is valid for reads of its length.
     let n = unsafe { libc::send(fd, buf.as_ptr().cast(), buf.len(), flags) };
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Whether a line can be written now without waiting for whoever reads it.
+pub(crate) fn takes_a_line(fd: RawFd) -> bool {
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&mut entry, 1, 0) > 0 }
 }
 
 /// One `write`, for files and terminals. A line that went out in part counts as written.
@@ -157,6 +179,23 @@ pub(crate) fn local_addr(fd: RawFd) -> io::Result<SocketAddr> {
         })
     }?;
     addr.as_socket().ok_or(io::ErrorKind::InvalidData.into())
+}
+
+/// Makes a socket useless to whoever speaks to it: connections end, listeners refuse, and a UDP socket
+/// takes nothing but what comes from a port that nobody sends from. Does nothing to other descriptors.
+pub(crate) fn shut(fd: RawFd) {
+    let nowhere: SocketAddr = match local_addr(fd) {
+        Ok(local) if local.is_ipv6() => (Ipv6Addr::LOCALHOST, 9).into(),
+        _ => (Ipv4Addr::LOCALHOST, 9).into(),
+    };
+    let nowhere = SockAddr::from(nowhere);
+    if option(fd, libc::SOL_SOCKET, libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_DGRAM) {
+        // SAFETY: an address of the length given.
+        unsafe { libc::connect(fd, nowhere.as_ptr().cast(), nowhere.len()) };
+    } else {
+        // SAFETY: no memory is passed.
+        unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
+    }
 }
 
 /// Ends our direction of a connection.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use slim_core::config::Config;
+use slim_core::config::{Config, Policy};
 use tokio::io::Interest;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
@@ -14,8 +14,10 @@ use crate::agent::{Elsewhere, Listeners, as_agent, during};
 use crate::command::Receiver;
 use crate::control::OwnSockets;
 use crate::driver::Driver;
+use crate::events::Log;
 use crate::fds::{self, OwnFd};
 use crate::netlink;
+use crate::panic::Survivor;
 use crate::resume_io::{self, ResumeListeners};
 use crate::shared::Shared;
 use crate::sys;
@@ -28,7 +30,6 @@ const TASKS_PER_LOOK: u32 = 8;
 /// Everything that can fail for want of resources is created in the caller, or reported to it.
 struct Parts {
     config: Config,
-    commands: Receiver,
     listeners: Arc<Listeners>,
     elsewhere: Arc<Elsewhere>,
     control: OwnSockets,
@@ -48,7 +49,6 @@ pub(crate) fn start(
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
     let parts = Parts {
         config,
-        commands,
         listeners,
         elsewhere,
         control: OwnSockets::bind().map_err(during("bind a UDP control socket"))?,
@@ -61,7 +61,7 @@ pub(crate) fn start(
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
         .stack_size(sys::stack_size(STACK))
-        .spawn(move || as_agent(|| run(parts, &report)));
+        .spawn(move || as_agent(|| run(parts, commands, &report)));
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
     outcome
@@ -69,7 +69,14 @@ pub(crate) fn start(
         .unwrap_or_else(|_| Err(io::Error::other("the agent thread ended while starting")))
 }
 
-fn run(parts: Parts, report: &mpsc::SyncSender<io::Result<()>>) {
+fn run(parts: Parts, commands: Receiver, report: &mpsc::SyncSender<io::Result<()>>) {
+    let commands = Rc::new(commands);
+    let survivor = Survivor::prepare(
+        commands.clone(),
+        report.clone(),
+        Log::new(parts.config.log),
+        parts.config.policy == Policy::Required,
+    );
     let built = runtime::Builder::new_current_thread()
         .enable_io()
         .event_interval(TASKS_PER_LOOK)
@@ -79,7 +86,7 @@ fn run(parts: Parts, report: &mpsc::SyncSender<io::Result<()>>) {
         Err(e) => return answer(report, Err(e)),
     };
     LocalSet::new().block_on(&runtime, async {
-        match assemble(parts) {
+        match assemble(parts, commands, survivor) {
             Ok(shared) => {
                 answer(report, Ok(()));
                 obey(shared).await;
@@ -95,15 +102,20 @@ fn answer(report: &mpsc::SyncSender<io::Result<()>>, outcome: io::Result<()>) {
 }
 
 /// Registers all sockets with the runtime and starts their tasks.
-fn assemble(parts: Parts) -> io::Result<Rc<Shared>> {
+fn assemble(
+    parts: Parts,
+    commands: Rc<Receiver>,
+    survivor: Rc<Survivor>,
+) -> io::Result<Rc<Shared>> {
     let register = during("watch a descriptor");
-    let commands = fds::watch(parts.commands, Interest::READABLE).map_err(&register)?;
+    let commands = fds::watch(commands, Interest::READABLE).map_err(&register)?;
     let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
     let driver = Driver::new(
         parts.config,
         parts.control,
         parts.resume.port,
         (parts.listeners, parts.elsewhere),
+        survivor,
         &parts.seed,
     )
     .map_err(&register)?;

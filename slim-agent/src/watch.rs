@@ -4,6 +4,7 @@
 //!   trims their replay buffers; none is left, and nobody wakes the process any more.
 //! * *suspending*: a data call was still inside when the flow was suspended.
 //! * *lingering*: closed by the application, not yet delivered.
+//! * *unlistened*: control sockets whose listener is gone, but which are still needed.
 //! * *exiting*: threads that wait for the above before the process ends.
 
 use std::collections::{BTreeSet, HashMap};
@@ -17,9 +18,9 @@ use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 use crate::driver::{Driver, Notice};
 
 const SWEEP: Duration = Duration::from_secs(1);
-/// A program may close its listener as soon as it has its connections, before their HELLOs are answered; a HELLO
-/// that meets a closed port makes its connection plain TCP. As long as a connector asks by default.
-const LISTENER_GRACE: Duration = Duration::from_secs(3);
+/// When a closed listener's control socket that is still needed is looked at again.
+const UNLISTENED_FIRST: Duration = Duration::from_millis(50);
+const UNLISTENED_LAST: Duration = Duration::from_secs(60);
 /// Shortest time between two sweeps, however short a stall is to be noticed.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
 const IDLE_POLL: Duration = Duration::from_micros(200);
@@ -34,12 +35,13 @@ const STALL_RETRANSMITS: u32 = 2;
 pub(crate) struct Watch {
     dirty: HashMap<FlowToken, Progress>,
     suspending: HashMap<FlowToken, Suspending>,
-    lingering: HashMap<FlowToken, Duration>,
-    /// Looks at single flows. An entry whose flow has left its table means nothing.
+    lingering: HashMap<FlowToken, Lingering>,
+    /// Looks at single flows. An entry that its flow's table does not know of means nothing.
     agenda: BTreeSet<(Time, FlowToken)>,
     sweep_at: Option<Time>,
     exiting: Vec<(Time, SyncSender<()>)>,
-    unlistened: Vec<(Time, SocketAddr)>,
+    /// Control sockets that outlive their listeners, and how long they had been let alone.
+    unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
 }
 
@@ -48,6 +50,12 @@ struct Progress {
     acked: u64,
     /// Since when `acked` has not moved; `None` before the first probe.
     since: Option<Time>,
+}
+
+struct Lingering {
+    /// When it is looked at next, and how long after that again.
+    at: Time,
+    wait: Duration,
 }
 
 struct Suspending {
@@ -64,7 +72,7 @@ impl Watch {
             agenda: BTreeSet::new(),
             sweep_at: None,
             exiting: Vec::new(),
-            unlistened: Vec::new(),
+            unlistened: HashMap::new(),
             stall,
         }
     }
@@ -73,7 +81,7 @@ impl Watch {
     pub(crate) fn next(&self) -> Option<Time> {
         let look = self.agenda.first().map(|(at, _)| *at);
         let exit = self.exiting.iter().map(|(at, _)| *at).min();
-        let unlistened = self.unlistened.iter().map(|(at, _)| *at).min();
+        let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
         [look, exit, unlistened, self.sweep_at]
             .into_iter()
             .flatten()
@@ -108,9 +116,19 @@ impl Watch {
         self.exiting.push((until, done));
     }
 
-    /// A listener is gone, but what it has accepted may still be asked for.
+    /// A listener is gone, but its control socket is still needed. Each time for longer.
     pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
-        self.unlistened.push((now + LISTENER_GRACE, addr));
+        let (at, wait) = self
+            .unlistened
+            .entry(addr)
+            .or_insert((now, UNLISTENED_FIRST / 2));
+        *wait = (*wait * 2).min(UNLISTENED_LAST);
+        *at = now + *wait;
+    }
+
+    /// The control socket is closed, or its listener is back.
+    pub(crate) fn unlistened_no_more(&mut self, addr: SocketAddr) {
+        self.unlistened.remove(&addr);
     }
 
     pub(crate) fn forget(&mut self, token: FlowToken) {
@@ -138,16 +156,16 @@ impl Driver {
         if self.watch.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
         }
-        let due = |(at, _): &mut (Time, SocketAddr)| *at <= now;
-        let closing: Vec<_> = self.watch.unlistened.extract_if(.., due).collect();
-        for (_, addr) in closing {
-            self.unlisten(addr, None);
+        let unlistened = self.watch.unlistened.iter();
+        let due = unlistened.filter(|(_, (at, _))| *at <= now);
+        for addr in due.map(|(addr, _)| *addr).collect::<Vec<_>>() {
+            self.unlistened(now, addr);
         }
         while let Some(&(at, token)) = self.watch.agenda.first().filter(|(at, _)| *at <= now) {
             self.watch.agenda.remove(&(at, token));
             if self.watch.suspending.contains_key(&token) {
                 self.poll_idle(now, token);
-            } else if self.watch.lingering.contains_key(&token) {
+            } else if self.watch.lingering.get(&token).is_some_and(|l| l.at == at) {
                 self.poll_linger(now, token);
             }
         }
@@ -156,15 +174,21 @@ impl Driver {
     /// The application has closed the flow: it stays until what it sent is delivered.
     pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
         if self.flows.contains_key(&token) {
-            self.watch.lingering.insert(token, LINGER_FIRST);
+            let wait = LINGER_FIRST;
+            self.watch
+                .lingering
+                .insert(token, Lingering { at: now, wait });
             self.poll_linger(now, token);
         }
     }
 
     /// Something has happened to the flow: if it lingers, the end may be near.
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
-        if let Some(wait) = self.watch.lingering.get_mut(&token) {
-            *wait = LINGER_FIRST;
+        if let Some(lingering) = self.watch.lingering.get_mut(&token) {
+            *lingering = Lingering {
+                at: now,
+                wait: LINGER_FIRST,
+            };
             self.watch.agenda.insert((now, token));
         }
     }
@@ -249,9 +273,10 @@ impl Driver {
         };
         if flow.io.lingering_delivered() {
             self.notices.push_back(Notice::Gone(token));
-        } else if let Some(wait) = self.watch.lingering.get_mut(&token) {
-            self.watch.agenda.insert((now + *wait, token));
-            *wait = (*wait * 2).min(LINGER_LAST);
+        } else if let Some(lingering) = self.watch.lingering.get_mut(&token) {
+            lingering.at = now + lingering.wait;
+            lingering.wait = (lingering.wait * 2).min(LINGER_LAST);
+            self.watch.agenda.insert((lingering.at, token));
         }
     }
 

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Kill, Pattern, Server, Stream, config, resume_listeners};
+use common::{Kill, Pattern, Server, Stream, config, resident_kib, resume_listeners};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::event::Record;
 use slim_core::wire::{self, Demote, Fin, MAC_LEN, MAX_LEN, Message, RefuseReason, Resume};
-use slim_core::{FinHow, FlowId, Nonce};
+use slim_core::{FinHow, FlowId, Nonce, Role};
 
 /// Sends numbers there and back until told to stop; how often it went.
 fn ping_pong(near: &Stream, far: &Stream, stop: &AtomicBool) -> u64 {
@@ -46,12 +46,6 @@ fn plausible(pattern: &mut Pattern) -> Vec<u8> {
     data[6..8].copy_from_slice(&(len as u16).to_be_bytes());
     data.truncate(len);
     data
-}
-
-fn resident_kib() -> u64 {
-    let text = fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn live_pair(client: &Agent, server: &Server) -> (Arc<Stream>, Arc<Stream>) {
@@ -201,43 +195,91 @@ fn a_forged_resume_is_refused_and_changes_nothing() {
     let mut refused = 0;
     for port in resume_listeners() {
         for epoch in [0, 1, 7, u64::MAX] {
-            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
-            stream
-                .set_read_timeout(Some(Duration::from_secs(2)))
-                .unwrap();
-            let challenge = read_message(&mut stream).expect("a challenge");
-            assert!(matches!(challenge, Message::Challenge(_)));
-            let resume = Message::Resume(Resume {
-                flow: known.flow,
-                epoch,
-                nonce_i: Nonce([3; 16]),
-            });
-            let mut pattern = Pattern::new(epoch);
-            let forged = wire::encode(&resume, |_| {
-                let mut mac = [0; MAC_LEN];
-                pattern.fill(&mut mac);
-                mac
-            });
-            stream.write_all(&forged).unwrap();
-            match read_message(&mut stream) {
+            match forged_resume(port, known.flow, epoch) {
                 // The agent of another test has no such flow.
-                Some(Message::Refuse(r)) if r.reason == RefuseReason::UnknownFlow => {}
-                Some(Message::Refuse(r)) => {
-                    assert_eq!(r.reason, RefuseReason::BadProof);
+                RefuseReason::UnknownFlow => {}
+                reason => {
+                    assert_eq!(reason, RefuseReason::BadProof);
                     refused += 1;
                 }
-                other => panic!("{other:?} instead of a refusal"),
             }
             known.assert_unharmed();
         }
     }
     // Both ends of the flow were tried.
     assert_eq!(refused, 8);
+    // Names of flows cannot be found out by trying.
+    let mut pattern = Pattern::new(17);
+    for port in resume_listeners() {
+        for _ in 0..200 {
+            let mut guess = [0; 16];
+            pattern.fill(&mut guess);
+            assert_eq!(
+                forged_resume(port, FlowId(guess), 1),
+                RefuseReason::UnknownFlow
+            );
+        }
+    }
+    known.assert_unharmed();
     // And it can still be resumed by those who may.
     known.near.kill(Kill::Fin);
     known.near.write(b"x").unwrap();
     known.far.read_exact(&mut [0]).unwrap();
     drop(known.client);
+}
+
+/// RESUME with a code that is none; why it was refused.
+fn forged_resume(port: u16, flow: FlowId, epoch: u64) -> RefuseReason {
+    let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let challenge = read_message(&mut stream).expect("a challenge");
+    assert!(matches!(challenge, Message::Challenge(_)));
+    let resume = Message::Resume(Resume {
+        flow,
+        epoch,
+        nonce_i: Nonce([3; 16]),
+    });
+    let mut pattern = Pattern::new(epoch);
+    let forged = wire::encode(&resume, |_| {
+        let mut mac = [0; MAC_LEN];
+        pattern.fill(&mut mac);
+        mac
+    });
+    stream.write_all(&forged).unwrap();
+    match read_message(&mut stream) {
+        Some(Message::Refuse(refusal)) => refusal.reason,
+        other => panic!("{other:?} instead of a refusal"),
+    }
+}
+
+/// Anybody on the host can connect to the socket by which processes share a listener.
+#[test]
+fn silent_local_processes_keep_nobody_from_a_shared_listener() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let name = socket2::SockAddr::unix(format!("\0slim/{}", server.addr())).unwrap();
+    let silent: Vec<_> = (0..400)
+        .map(|_| {
+            let socket =
+                socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None)
+                    .unwrap();
+            socket.connect(&name).unwrap();
+            socket
+        })
+        .collect();
+    // Another process that accepts from the listener, as far as the owner can see.
+    let other = Agent::start(Config::default()).unwrap();
+    for _ in 0..3 {
+        let near = TcpStream::connect(server.addr()).unwrap();
+        let near = Stream::new(&client, Role::Connector, near);
+        let far = server.listener.accept().unwrap().0;
+        let far = Stream::new(&other, Role::Acceptor, far);
+        near.wait_live();
+        far.wait_live();
+    }
+    drop(silent);
 }
 
 #[test]

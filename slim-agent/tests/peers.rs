@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Server, Stream, config};
+use common::{Kill, Server, Stream, config};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::{Role, Verdict};
@@ -108,6 +108,101 @@ fn listening_twice_shares_the_control_socket() {
     let (near, far) = server.pair(&client);
     near.wait_live();
     far.wait_live();
+}
+
+#[test]
+fn different_job_keys_mean_plain_tcp() {
+    let key = |key| ("SLIM_JOB_KEY", key);
+    let short = ("SLIM_HELLO_TIMEOUT", "0.5");
+    let keyless: &[_] = &[short];
+    for (ours, theirs) in [
+        (&[key("one"), short][..], &[key("another"), short][..]),
+        (&[key("one"), short], keyless),
+        (keyless, &[key("one"), short]),
+    ] {
+        let client = Agent::start(config(ours)).unwrap();
+        let server = Server::start(config(theirs));
+        let (near, far) = server.pair(&client);
+        let took = near.wait("legacy", Duration::from_secs(2), |s| s.legacy.is_some());
+        assert!(took < Duration::from_millis(300), "took {took:?}");
+        far.wait("legacy", Duration::from_secs(2), |s| {
+            s.legacy == Some(false)
+        });
+        near.write(b"hello").unwrap();
+        let mut buf = [0; 5];
+        far.read_exact(&mut buf).unwrap();
+        assert_eq!((&buf, near.state().legacy), (b"hello", Some(false)));
+
+        let strict = config(&[ours, &[("SLIM", "required")]].concat());
+        let (near, _far) = server.pair(&Agent::start(strict).unwrap());
+        near.wait("refused", Duration::from_secs(2), |s| {
+            s.legacy == Some(true)
+        });
+    }
+    let same = config(&[key("one"), ("SLIM", "required")]);
+    let server = Server::start(same.clone());
+    let (near, far) = server.pair(&Agent::start(same).unwrap());
+    near.wait_live();
+    far.wait_live();
+    near.kill(Kill::Fin);
+    near.write(b"x").unwrap();
+    far.read_exact(&mut [0]).unwrap();
+}
+
+#[test]
+fn who_is_not_accepted_before_the_listener_closes_has_the_error_at_once() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    // One that is accepted, so that the control socket has work to do.
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    let addr = server.addr();
+    let waiting = TcpStream::connect(addr).unwrap();
+    let waiting = Stream::new(&client, Role::Connector, waiting);
+    thread::sleep(Duration::from_millis(150));
+    assert!(!waiting.state().live && waiting.state().legacy.is_none());
+    let Server { agent, listener } = server;
+    let begun = Instant::now();
+    drop(listener);
+    agent.unlisten(addr);
+    let error = waiting.read(&mut [0]).unwrap_err();
+    let took = begun.elapsed();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
+    assert!(took < Duration::from_millis(100), "took {took:?}");
+    // And the port is free.
+    assert!(agent.flush(common::LIMIT));
+    UdpSocket::bind(addr).unwrap();
+    near.kill(Kill::Fin);
+    near.write(b"x").unwrap();
+    far.read_exact(&mut [0]).unwrap();
+}
+
+#[test]
+fn hello_may_come_after_the_listener_is_closed() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let addr = server.addr();
+    let near = TcpStream::connect(addr).unwrap();
+    let far = server.listener.accept().unwrap().0;
+    let far = Stream::new(&server.agent, Role::Acceptor, far);
+    // Accepted from a copy of the listener, as by a child.
+    let later_near = TcpStream::connect(addr).unwrap();
+    let copy = server.listener.try_clone().unwrap();
+    let Server { agent, listener } = server;
+    drop(listener);
+    agent.unlisten(addr);
+    assert!(agent.flush(common::LIMIT));
+    let near = Stream::new(&client, Role::Connector, near);
+    near.wait_live();
+    far.wait_live();
+    thread::sleep(Duration::from_millis(300));
+    let later_near = Stream::new(&client, Role::Connector, later_near);
+    thread::sleep(Duration::from_millis(50));
+    let later_far = copy.accept().unwrap().0;
+    let later_far = Stream::new(&agent, Role::Acceptor, later_far);
+    later_near.wait_live();
+    later_far.wait_live();
 }
 
 /// A process with one flow, which can be killed.

@@ -594,6 +594,13 @@ pub fn resume_listeners() -> Vec<u16> {
         .collect()
 }
 
+/// Memory of this process that is not swapped out or never touched.
+pub fn resident_kib() -> u64 {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
 /// Destroys every connection to one of these ports.
 pub fn destroy_all_to(ports: &[u16]) {
     let filters: Vec<_> = ports.iter().map(|p| format!("dport = :{p}")).collect();

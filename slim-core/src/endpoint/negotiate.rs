@@ -96,6 +96,19 @@ impl Endpoint {
         })
     }
 
+    /// Nobody accepts connections any more at the addresses of ours for which `fits` holds: those that
+    /// wait for it are told.
+    pub fn refuse_pending(&mut self, fits: impl Fn(SocketAddr) -> bool) {
+        for waiting in self.pending.take_all(fits) {
+            let nak = Message::HelloNak(HelloNak {
+                flow: waiting.hello.flow,
+                reason: NakReason::Policy,
+            });
+            let data = seal_with_job(self.config.job_key.as_ref(), &nak);
+            self.out.datagram(waiting.from, Some(waiting.local), data);
+        }
+    }
+
     pub(super) fn send_hello(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let to = flow.remote;
@@ -281,7 +294,7 @@ impl Endpoint {
         });
         let remote = flow.remote;
         self.refusals.forget(remote);
-        self.inquiries.revive(ack.endpoint);
+        self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),
             // We had stopped waiting: the peer must not rely on us.

@@ -63,6 +63,15 @@ impl Pending {
         Some(waiting)
     }
 
+    /// Takes all that wait at addresses of ours for which `fits` holds.
+    pub(super) fn take_all(&mut self, fits: impl Fn(SocketAddr) -> bool) -> Vec<Waiting> {
+        self.order.retain(|(_, tuple)| !fits(tuple.0));
+        self.by_tuple
+            .extract_if(|tuple, _| fits(tuple.0))
+            .map(|(_, waiting)| waiting)
+            .collect()
+    }
+
     fn expire(&mut self, now: Time) {
         while let Some((at, tuple)) = self.order.front().copied() {
             if now.since(at) < PENDING_AGE {

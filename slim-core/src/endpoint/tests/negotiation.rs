@@ -76,6 +76,22 @@ fn a_connection_that_is_accepted_late_becomes_live_then() {
 }
 
 #[test]
+fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.wait(ms(200));
+    pair.ends[B].refuse_pending(|local| local.port() == 1);
+    pair.run();
+    assert_eq!(pair.state(A), Some(State::Negotiating), "another address");
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.ends[B].refuse_pending(|_| true);
+    pair.run();
+    assert_eq!(pair.events[A].last(), Some(&because(LegacyReason::Policy)));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+    assert_eq!(pair.ends[B].pending.len(), 0);
+}
+
+#[test]
 fn a_lost_answer_is_given_again_and_is_the_same() {
     let mut pair = Pair::new();
     pair.udp[A] = Net::Silent;

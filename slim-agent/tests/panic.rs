@@ -1,0 +1,164 @@
+//! A mistake of ours that makes the agent thread panic: the program goes on, and nobody waits for ever.
+
+mod common;
+
+use std::env;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Kill, Server, Stream};
+use slim_agent::{Agent, Drained, FlowIo, Probe};
+use slim_core::config::Config;
+use slim_core::{FlowToken, Role, Verdict};
+
+const ROLE: &str = "AGENT_TEST_PANIC";
+
+/// A flow whose front end has a mistake, once.
+#[derive(Default)]
+struct Mistake(AtomicBool);
+
+impl FlowIo for Mistake {
+    fn live(&self) {}
+    fn legacy(&self, _: bool) {
+        let again = self.0.swap(true, Ordering::Relaxed);
+        assert!(again, "a mistake, made for the test");
+    }
+    fn suspend(&self) -> bool {
+        true
+    }
+    fn idle(&self) -> bool {
+        true
+    }
+    fn drain(&self) -> Drained {
+        Drained {
+            received: 0,
+            sent: 0,
+        }
+    }
+    fn sent(&self) -> u64 {
+        0
+    }
+    fn stash(&self, _: &[u8]) {}
+    fn trim(&self, _: u64) {}
+    fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        from
+    }
+    fn prepare(&self, _: BorrowedFd<'_>) {}
+    fn install(&self, _: OwnedFd) {}
+    fn reinstate(&self, _: bool) {}
+    fn peer_final(&self, _: u64) {}
+    fn escalate(&self, _: Verdict) {}
+    fn probe(&self) -> Probe {
+        Probe::default()
+    }
+    fn local_final(&self) -> Option<u64> {
+        None
+    }
+    fn lingering_delivered(&self) -> bool {
+        true
+    }
+}
+
+/// A connection to a peer without SLIM, which the agent has to say something about.
+fn plain(listener: &TcpListener) -> TcpStream {
+    TcpStream::connect(listener.local_addr().unwrap()).unwrap()
+}
+
+/// In a process of its own: the test harness would wait for the panic to end.
+#[test]
+fn a_panic_of_the_agent_is_not_the_programs_end() {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "the_program", "--nocapture", "--ignored"])
+        .env(ROLE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}:\n{said}", output.status);
+    let ours = said.lines().filter(|line| line.starts_with("slim["));
+    assert_eq!(ours.count(), 1, "{said}");
+    assert!(said.contains("a mistake, made for the test"), "{said}");
+}
+
+#[test]
+#[ignore = "runs in a process of its own, started by another test"]
+fn the_program() {
+    if env::var_os(ROLE).is_none() {
+        return;
+    }
+    // SAFETY: ends the process if the test hangs.
+    unsafe { libc::alarm(30) };
+    everything_goes_on();
+    // SAFETY: ends the process at once.
+    unsafe { libc::_exit(0) };
+}
+
+fn everything_goes_on() {
+    let client = Agent::start(Config::default()).unwrap();
+    let server = Server::start(Config::default());
+    let (near, far) = server.pair(&client);
+    let (broken, broken_far) = server.pair(&client);
+    for end in [&near, &far, &broken, &broken_far] {
+        end.wait_live();
+    }
+    // Suspended for the peer, and not to be resumed so soon: a call on it does not return.
+    broken.state().busy = u32::MAX;
+    broken_far.kill(Kill::Fin);
+    let peer = thread::spawn(move || broken_far.read(&mut [0]));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while broken.state().asked == 0 {
+        assert!(Instant::now() < deadline, "the peer does not resume");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let reader = thread::spawn(move || broken.read(&mut [0]));
+
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let victim = plain(&listener);
+    let (local, remote) = (victim.local_addr().unwrap(), victim.peer_addr().unwrap());
+    let (token, role) = (FlowToken(u64::MAX), Role::Connector);
+    client.open(token, Arc::new(Mistake::default()), role, local, remote);
+
+    // What is well goes on as plain TCP.
+    near.wait("plain TCP", Duration::from_secs(5), |s| {
+        s.legacy == Some(false)
+    });
+    near.write(b"ping").unwrap();
+    let mut buf = [0; 4];
+    far.read_exact(&mut buf).unwrap();
+    far.write(&buf).unwrap();
+    near.read_exact(&mut buf).unwrap();
+    assert_eq!(&buf, b"ping");
+
+    // What is broken ends, here and at the peer's end.
+    let begun = Instant::now();
+    let error = reader.join().unwrap().unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
+    peer.join().unwrap().unwrap_err();
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(2), "took {took:?}");
+
+    // What begins later is as without SLIM, and nobody waits for anything.
+    let begun = Instant::now();
+    let later = Stream::new(&client, Role::Connector, plain(&listener));
+    later.wait("plain TCP", Duration::from_secs(5), |s| {
+        s.legacy == Some(false)
+    });
+    let (near, far) = server.pair(&client);
+    near.write(b"later").unwrap();
+    let mut buf = [0; 5];
+    far.read_exact(&mut buf).unwrap();
+    assert!(client.flush(Duration::from_secs(5)));
+    client.drain_exit(Duration::from_secs(5));
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(1), "took {took:?}");
+
+    // The other agent of this process is not concerned.
+    let other = Agent::start(Config::default()).unwrap();
+    let (near, far) = server.pair(&other);
+    near.wait_live();
+    far.wait_live();
+}
