@@ -123,6 +123,14 @@ fn wrong_options_are_refused() {
         let (status, _, err) = output(slim().arg("bench").args(wrong));
         assert_eq!(status, 2, "{wrong:?}: {err}");
     }
+    if let Ok(library) = artifacts::preload() {
+        assert_refused(
+            slim()
+                .args(["bench", "--mpi", "mpich"])
+                .env("SLIM_PRELOAD", library),
+            &["MPICH is not measured yet"],
+        );
+    }
     assert_refused(
         slim()
             .args(["bench", "--quick"])

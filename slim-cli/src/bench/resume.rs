@@ -39,6 +39,9 @@ pub struct Plan {
 pub struct Measured {
     /// By number of connections.
     pub kills: Vec<Killed>,
+    /// Numbers of connections that could not be measured, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
     /// From the end of a hole to the first byte, bare and under SLIM.
     pub hole: BareAndSlim,
     /// How long the hole was, in seconds.
@@ -101,11 +104,15 @@ impl Plan {
     /// Does all of it; `told` gets a line for each part.
     pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure> {
         let ground = Ground::new(library)?;
-        let mut kills = Vec::new();
+        let (mut kills, mut missing) = (Vec::new(), Vec::new());
         for flows in &self.flows {
             let times = (self.kills / flows).clamp(3.min(self.kills), self.kills);
             told(&format!("{times} times {flows} connections killed"));
-            kills.push(killed(&ground, *flows, times)?);
+            // What many connections cannot do must not take the figures of few away.
+            match killed(&ground, *flows, times) {
+                Ok(figures) => kills.push(figures),
+                Err(why) => missing.push(format!("{flows} connections: {why}")),
+            }
         }
         let (mut hole, mut death) = (BareAndSlim::default(), BareAndSlim::default());
         for round in 1..=self.rounds {
@@ -117,6 +124,7 @@ impl Plan {
         }
         Ok(Measured {
             kills,
+            missing,
             hole,
             hole_seconds: self.hole.as_secs_f64(),
             death,
@@ -226,13 +234,16 @@ impl Measured {
                 median(&both.bare_ms).map_or("-".into(), |v| format!("{v:.2}")),
             ]);
         }
+        let mut notes = vec![
+                "From the beginning of the killing (or the lift) until the byte that the program sends then has come back from its peer.".into(),
+                "Of several connections: p50 and p99 over the connections, the median of the times.".into(),
+            ];
+        let missing = self.missing.iter();
+        notes.extend(missing.map(|why| format!("NOT measured: {why}")));
         Section {
             title: "Interruptions under SLIM".into(),
             table,
-            notes: vec![
-                "From the beginning of the killing (or the lift) until the byte that the program sends then has come back from its peer.".into(),
-                "Of several connections: p50 and p99 over the connections, the median of the times.".into(),
-            ],
+            notes,
             plots: Vec::new(),
         }
     }
