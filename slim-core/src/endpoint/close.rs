@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
-use super::record::{Bar, Drained, Leaving, Peer, Why};
+use super::record::{Bar, Drained, Flow, Leaving, Peer, Why};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::{EscalateReason, Event, LegacyReason};
@@ -21,6 +21,7 @@ use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unkno
 const TOMBS: usize = 4096;
 /// How long.
 const TOMB_AGE: Duration = Duration::from_secs(120);
+
 /// A flow that is over.
 pub(super) struct Tomb {
     pub(super) peer: Peer,
@@ -220,13 +221,7 @@ impl Endpoint {
 
     /// The old transport goes back to use: its end of stream was genuine.
     pub(super) fn put_back(&mut self, now: Time, token: FlowToken) {
-        self.abandon_connections(token);
-        self.settle(token);
-        self.timers.clear_flow(token);
-        let flow = self.flow(token);
-        flow.query = None;
-        flow.outage = None;
-        flow.bar = Bar::Open;
+        let flow = self.end_outage(token);
         flow.go(State::Live);
         let leaving = flow.leaving.take();
         self.out.push(Action::Reinstate { token });
@@ -234,6 +229,18 @@ impl Endpoint {
         if let Some(leaving) = leaving {
             self.leave(now, token, leaving);
         }
+    }
+
+    /// There is nothing to be looked for any more: the old transport will do.
+    fn end_outage(&mut self, token: FlowToken) -> &mut Flow {
+        self.abandon_connections(token);
+        self.settle(token);
+        self.timers.clear_flow(token);
+        let flow = self.flow(token);
+        flow.query = None;
+        flow.outage = None;
+        flow.bar = Bar::Open;
+        flow
     }
 
     /// The flow's transport came to an end that nobody had announced.
@@ -375,13 +382,7 @@ impl Endpoint {
         if !flow.intact() && !self.ended_intact(token) {
             return self.escalate_with_cause(now, token, EscalateReason::PeerForgot);
         }
-        self.abandon_connections(token);
-        self.settle(token);
-        self.timers.clear_flow(token);
-        let flow = self.flow(token);
-        flow.query = None;
-        flow.outage = None;
-        flow.bar = Bar::Open;
+        let flow = self.end_outage(token);
         flow.go(State::Legacy);
         self.emit(token, Event::Legacy { reason });
         self.reinstate_legacy(token);

@@ -114,12 +114,8 @@ impl Endpoint {
             return self.bad_message(now, conn);
         };
         let flow = &self.flows[&token];
-        let genuine = ok.flow == flow.name()
-            && ok.epoch == epoch
-            && flow
-                .peer
-                .as_ref()
-                .is_some_and(|peer| peer.key.verify(flow.role.other(), bound.into(), parsed));
+        let genuine =
+            ok.flow == flow.name() && ok.epoch == epoch && flow.said(bound.into(), parsed);
         if !genuine {
             self.drop_one();
             self.close_conn(conn);
@@ -193,10 +189,7 @@ impl Endpoint {
         };
         let bound = *bound;
         let flow = &self.flows[&token];
-        let keyed = flow
-            .peer
-            .as_ref()
-            .is_some_and(|peer| peer.key.verify(flow.role.other(), bound.into(), parsed));
+        let keyed = flow.said(bound.into(), parsed);
         // A peer without the flow has no key for it.
         let keyless = matches!(
             refuse.reason,
@@ -217,11 +210,7 @@ impl Endpoint {
                 epochs.behind += 1;
                 self.conn_failed(now, token, Failure::OldEpoch);
             }
-            RefuseReason::UnknownFlow => {
-                self.flow(token).outgoing = None;
-                self.peer_gone(now, token, EscalateReason::PeerForgot);
-            }
-            RefuseReason::Legacy => {
+            RefuseReason::UnknownFlow | RefuseReason::Legacy => {
                 self.flow(token).outgoing = None;
                 self.peer_gone(now, token, EscalateReason::PeerForgot);
             }

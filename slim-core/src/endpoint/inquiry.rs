@@ -64,7 +64,7 @@ impl Inquiries {
     }
 
     /// It has just spoken.
-    pub(super) fn revive(&mut self, peer: EndpointId) {
+    fn revive(&mut self, peer: EndpointId) {
         self.gone.retain(|(_, gone)| *gone != peer);
     }
 
@@ -249,8 +249,10 @@ impl Endpoint {
         self.timers.clear(Owner::Peer(peer));
     }
 
-    /// The process has answered, so it exists, and can be asked about everything.
-    fn peer_answered(&mut self, now: Time, peer: EndpointId) {
+    /// The process has answered, or has said something else that nobody can have recorded. So it
+    /// exists, and can be asked about everything.
+    pub(super) fn peer_answered(&mut self, now: Time, peer: EndpointId) {
+        self.inquiries.revive(peer);
         if !self.inquiries.open.contains_key(&peer) {
             return;
         }

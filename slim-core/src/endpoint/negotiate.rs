@@ -294,7 +294,7 @@ impl Endpoint {
         });
         let remote = flow.remote;
         self.refusals.forget(remote);
-        self.inquiries.revive(ack.endpoint);
+        self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),
             // We had stopped waiting: the peer must not rely on us.

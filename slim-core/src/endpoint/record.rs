@@ -3,10 +3,10 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::flow::{Lifecycle, State};
-use crate::auth::{FlowKey, KeyInputs};
+use crate::auth::{FlowKey, Fresh, KeyInputs};
 use crate::event::Trouble;
 use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
-use crate::wire::{FlowStatus, Hello};
+use crate::wire::{FlowStatus, Hello, Parsed};
 
 use super::attempts::Attempts;
 
@@ -240,6 +240,13 @@ impl Flow {
     /// Zeros while it has none.
     pub(super) fn name(&self) -> FlowId {
         self.id.unwrap_or(FlowId([0; 16]))
+    }
+
+    /// Whether the peer said this, bound to what `fresh` says.
+    pub(super) fn said(&self, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
+        self.peer
+            .as_ref()
+            .is_some_and(|peer| peer.key.verify(self.role.other(), fresh, parsed))
     }
 
     /// Where control messages for the peer go.

@@ -192,11 +192,11 @@ impl Endpoint {
         if let Some(older) = older {
             self.close_conn(older);
         }
-        if let Some(peer) = peer {
-            self.inquiries.revive(peer);
-        }
         self.drop_outgoing(token);
         self.drop_query(token);
+        if let Some(peer) = peer {
+            self.peer_answered(now, peer);
+        }
         if self.flow(token).outage.is_none() {
             self.begin_outage(now, token, Outage::new(now, Cause::PeerAsked));
         } else {
@@ -258,11 +258,7 @@ impl Endpoint {
         if flow.awaiting != Some(conn) {
             return self.bad_message(now, conn);
         }
-        let genuine = flow
-            .peer
-            .as_ref()
-            .is_some_and(|peer| peer.key.verify(flow.role.other(), bound.into(), parsed));
-        if !genuine {
+        if !flow.said(bound.into(), parsed) {
             return self.bad_message(now, conn);
         }
         // What we said in RESUME_OK still holds: nothing can have come in since.

@@ -166,6 +166,10 @@ impl Endpoint {
         flow.awaiting = None;
         flow.drained = Drained::No;
         flow.epochs.committed = epoch;
+        self.push_install(token, conn, &confirm);
+    }
+
+    fn push_install(&mut self, token: FlowToken, conn: ConnId, confirm: &Confirm) {
         self.out.push(Action::Install {
             token,
             conn,
@@ -271,13 +275,7 @@ impl Endpoint {
         if let Some(end) = confirm.final_seq {
             flow.peer_fin.get_or_insert((end, FinHow::HalfClose));
         }
-        self.out.push(Action::Install {
-            token,
-            conn,
-            peer_received: confirm.received,
-            peer_sent: confirm.sent,
-            peer_final: confirm.final_seq,
-        });
+        self.push_install(token, conn, &confirm);
     }
 
     /// The peer has closed and forgotten the flow after sending `end` bytes; `received` is what

@@ -304,6 +304,31 @@ fn a_refusal_that_passes_is_survived() {
 }
 
 #[test]
+fn whoever_speaks_is_not_gone() {
+    let mut pair = Pair::live();
+    let other = FlowToken(8);
+    let [mut a, b] = addrs();
+    a.set_port(5001);
+    pair.ends[A].open(pair.now, other, Role::Connector, a, b);
+    pair.ends[B].open(pair.now, other, Role::Acceptor, b, a);
+    pair.run();
+    // A firewall refuses everything on its way to B.
+    pair.tcp[B] = Net::Refuses;
+    pair.udp[B] = Net::Refuses;
+    fault(&mut pair, A);
+    pair.wait(ms(140));
+    // B makes a connection for another flow meanwhile.
+    pair.ends[B].fault(pair.now, other, Cause::Errno(RESET));
+    pair.wait(ms(60));
+    assert_eq!(pair.ends[A].state(other), Some(State::Live));
+    assert_eq!(pair.verdict(A), None);
+    pair.tcp[B] = Net::Works;
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(1500));
+    assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
 fn another_process_in_the_peers_place_means_it_is_gone() {
     for same_host in [true, false] {
         let mut pair = Pair::live();
