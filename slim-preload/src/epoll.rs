@@ -4,6 +4,7 @@
 //! holds what the application registered; [`Instance::detach`] and [`Instance::attach`] frame each swap.
 
 use crate::flow::{Ctl, Mode};
+use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{runtime, sys};
 use libc::{c_int, epoll_event};
@@ -63,6 +64,32 @@ pub fn adopt(fd: c_int, ctl: &mut Ctl) {
         .extend(all.iter().filter(|i| i.lock().contains_key(&fd)));
 }
 
+/// A forked child waits on `epfd`, for the first time perhaps: listeners may have been registered before the fork.
+pub fn inherited(epfd: c_int) {
+    if !matches!(table::entry(epfd), Entry::None) || !runtime::in_own_process() {
+        return;
+    }
+    let registered = registered(epfd);
+    if !registered.is_empty() {
+        instance(epfd);
+        registered.iter().for_each(|(fd, _)| waits_on(*fd));
+    }
+}
+
+/// What the kernel has registered: numbers, and what it would report of each (proc(5), fdinfo).
+fn registered(epfd: c_int) -> Vec<(c_int, u32)> {
+    let path = format!("/proc/self/fdinfo/{epfd}");
+    let text = runtime::quietly(|| std::fs::read_to_string(path)).unwrap_or_default();
+    let line = |line: &str| {
+        let mut words = line.split_whitespace();
+        (words.next()? == "tfd:").then_some(())?;
+        let fd = words.next()?.parse().ok()?;
+        (words.next()? == "events:").then_some(())?;
+        Some((fd, u32::from_str_radix(words.next()?, 16).ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
 /// `epoll_ctl`; `event` is null or the application's.
 pub fn control(
     epfd: c_int,
@@ -74,6 +101,7 @@ pub fn control(
     if !runtime::possible() || runtime::is_our_call() || !runtime::in_own_process() {
         return real();
     }
+    waits_on(fd);
     let flow = match table::entry(fd) {
         Entry::Flow(f) => f.ctl_of(fd),
         _ => None,
@@ -232,15 +260,11 @@ impl Instance {
     }
 
     /// What the kernel would report `fd` for right now: a fired EPOLLONESHOT registration reports nothing
-    /// until it is armed again, and must stay so over a swap (proc(5), fdinfo).
+    /// until it is armed again, and must stay so over a swap.
     fn kernel_events(&self, fd: c_int) -> Option<u32> {
-        let path = format!("/proc/self/fdinfo/{}", self.fd.load(Ordering::Relaxed));
-        let text = runtime::quietly(|| std::fs::read_to_string(path)).ok()?;
-        text.lines().find_map(|line| {
-            let mut words = line.split_whitespace();
-            (words.next()? == "tfd:" && words.next()?.parse() == Ok(fd)).then_some(())?;
-            (words.next()? == "events:").then_some(())?;
-            u32::from_str_radix(words.next()?, 16).ok()
-        })
+        let all = registered(self.fd.load(Ordering::Relaxed));
+        all.iter()
+            .find(|(n, _)| *n == fd)
+            .map(|(_, events)| *events)
     }
 }

@@ -151,6 +151,12 @@ impl Start {
         }
     }
 
+    /// How much has been received since, by whichever process, as the kernel counts it.
+    pub fn all_received(self, fd: c_int) -> Option<u64> {
+        let now = sys::counters(fd)?.received;
+        Some(self.received + now.saturating_sub(self.kernel_received))
+    }
+
     /// Whether the two counts have grown apart between `self` and `now`: somebody reads or writes the descriptor
     /// past us (io_uring, stdio, a raw system call). SYN and FIN count as bytes with the kernel.
     pub fn contradiction(self, now: Self) -> Option<String> {

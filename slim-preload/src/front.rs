@@ -47,7 +47,11 @@ impl FlowIo for Handle {
     fn suspend(&self) -> bool {
         let mut ctl = self.flow.ctl();
         if ctl.mode == Mode::Open && self.flow.used_by_child() {
-            // Our counters mean nothing. The peer is told, and this transport is the last.
+            // The peer is told, and this transport is the last. Until then it must not believe that we lack
+            // what the child has read.
+            if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start.all_received(*fd)) {
+                self.flow.received.store(all, Ordering::SeqCst);
+            }
             let token = self.token();
             transport::unmanage(self.flow, ctl);
             crate::runtime::with_agent(|a| a.demote(token));
@@ -110,7 +114,9 @@ impl FlowIo for Handle {
             }
         });
         if lost {
+            // Nothing more is to be written: the connection is not wanted any more, and goes when it is installed.
             transport::give_up(self.flow, "the peer lacks bytes that are no longer here");
+            return self.sent();
         }
         at
     }

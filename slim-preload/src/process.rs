@@ -145,6 +145,20 @@ pub fn before_exec() {
     runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
 }
 
+/// Before another process gets what it is to have of our descriptors, without a word of libc's to us: all of them with
+/// `chosen`, else those that survive an exec.
+pub fn before_spawn(chosen: bool) {
+    if runtime::in_own_process() {
+        sys::keep_errno(|| {
+            table::for_each_flow(|fd, f| {
+                if chosen || sys::survives_exec(fd) {
+                    f.forked.store(true, Ordering::Relaxed);
+                }
+            });
+        });
+    }
+}
+
 /// A vforked child has our memory, but descriptors of its own: what of them the new program gets is settled here, and
 /// not a word of it in the tables.
 fn before_exec_of_vforked() {

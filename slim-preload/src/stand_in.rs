@@ -2,7 +2,7 @@
 //!
 //! * the *placeholder* is never ready: a listening unix socket is neither readable, writable nor hung up;
 //! * the *ready* stand-in is always readable and writable: while stashed bytes wait;
-//! * a connection that is *over* is a real one over loopback that its other end has left, after it sent
+//! * a connection that is *over* is a real TCP connection over loopback that its other end has left, after it sent
 //!   what the application has not read yet: the kernel itself gives bytes, errors, poll bits and end of file.
 
 use crate::addr::RawAddr;
@@ -94,7 +94,8 @@ pub fn over(how: Left, bytes: &[u8]) -> Result<c_int, Errno> {
     if bytes.len() > MOST {
         return Err(libc::EMSGSIZE);
     }
-    let [near, far] = connection(bytes.len())?;
+    // Without a loopback interface to be had, a pair of unix sockets does nearly the same.
+    let [near, far] = connection(bytes.len()).or_else(|_| sys::socketpair())?;
     let sent = feed(near, far, bytes).map(|()| match how {
         Left::Closed => {}
         Left::Refused => {
@@ -103,7 +104,12 @@ pub fn over(how: Left, bytes: &[u8]) -> Result<c_int, Errno> {
             let _ = sys::send(near, b"!", 0);
             until(|| sys::readable(far) > 0);
         }
-        Left::Reset => sys::set_option(far, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE),
+        Left::Reset => {
+            sys::set_option(far, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
+            if !sys::is_tcp(far) {
+                let _ = sys::send(near, b"!", 0);
+            }
+        }
     });
     sys::close(far);
     let come = |state: u8| match how {
@@ -177,7 +183,13 @@ fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
     sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
     sys::listen(listener, 1)?;
     let at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
-    sys::connect(near, (&raw const at.storage).cast(), at.len as usize)?;
+    sys::set_status(near, libc::O_NONBLOCK);
+    // On loopback it stands at once, or not at all.
+    let connected = sys::connect(near, (&raw const at.storage).cast(), at.len as usize);
+    if connected.is_err() && !until(|| sys::tcp_state(near) == Some(sys::TCP_ESTABLISHED)) {
+        return Err(libc::ENETUNREACH);
+    }
+    sys::set_status(near, 0);
     sys::accept(listener)
 }
 
@@ -226,6 +238,25 @@ mod tests {
         for want in end {
             assert_eq!(sys::recv(fd, &mut buf, 0), want);
         }
+    }
+
+    #[test]
+    fn unix_sockets_serve_where_there_is_no_loopback() {
+        let alone = std::thread::spawn(|| {
+            // SAFETY: concerns this thread only.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                println!("skip: a network namespace needs CAP_SYS_ADMIN");
+                return;
+            }
+            let fd = over(Left::Reset, b"unread").unwrap();
+            assert_eq!(ready_for(fd), DEAD);
+            read_up(fd, b"unread", [Err(libc::ECONNRESET), Ok(0)]);
+            sys::close(fd);
+            let fd = over(Left::Closed, b"unread").unwrap();
+            read_up(fd, b"unread", [Ok(0), Ok(0)]);
+            sys::close(fd);
+        });
+        alone.join().unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use crate::epoll::Instance;
 use crate::flow::Flow;
 use libc::c_int;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Numbers from here on are never managed; Linux's default hard limit (fs.nr_open) is the same.
 const SIZE: usize = 1 << 20;
@@ -16,6 +16,10 @@ const TAG: usize = 0b11;
 const LISTENER: usize = 1;
 const EPOLL: usize = 2;
 const INHERITED: usize = 3;
+/// A listener of the parent process's, which has its control socket.
+const INHERITED_LISTENER: usize = LISTENER | 1 << 2;
+/// Whether there are such.
+static INHERITED_LISTENERS: AtomicBool = AtomicBool::new(false);
 
 static TABLE: [AtomicUsize; SIZE] = [const { AtomicUsize::new(0) }; SIZE];
 /// One more than the highest number ever set, so that walks over the table stay short.
@@ -128,10 +132,30 @@ pub fn inherit(slot_of: impl Fn(&'static Flow) -> usize) {
             match entry(fd as c_int) {
                 Entry::Flow(f) => slot.store(slot_of(f) << 2 | INHERITED, Ordering::Relaxed),
                 Entry::Epoll(_) => slot.store(0, Ordering::Relaxed),
+                Entry::Listener => {
+                    slot.store(INHERITED_LISTENER, Ordering::Relaxed);
+                    INHERITED_LISTENERS.store(true, Ordering::Relaxed);
+                }
                 _ => {}
             }
         }
     }
+}
+
+/// Whether [`is_inherited_listener`] is worth asking.
+#[inline]
+pub fn any_inherited_listener() -> bool {
+    INHERITED_LISTENERS.load(Ordering::Relaxed)
+}
+
+/// Whether a number is a listener that was the parent process's.
+pub fn is_inherited_listener(fd: c_int) -> bool {
+    word(fd) == INHERITED_LISTENER
+}
+
+/// Whether any number ever meant something.
+pub fn any() -> bool {
+    HIGH.load(Ordering::Relaxed) > 0
 }
 
 /// Calls `f` for every number that is a flow's.

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Program, SETTLED, compare, compile, preload, same_alone, same_pair};
+use common::{Program, SETTLED, compare, compile, pair, preload, same_alone, same_pair};
 use std::fs;
 use std::process::Command;
 
@@ -239,6 +239,42 @@ fn bad_settings_are_named_once() {
             1,
             "{name} in:\n{said}"
         );
+    }
+}
+
+/// A peer asks for SLIM with its first connection already: the answer must not depend on how long somebody has been
+/// listening, nor on whether it is the process that began to.
+#[test]
+fn listeners_answer_from_the_first_connection_on() {
+    let program = compile("listeners", &[]);
+    let ways = [
+        "at-once",
+        "accept",
+        "poll",
+        "select",
+        "epoll",
+        "epoll-before",
+    ];
+    for way in ways {
+        let logs = ["server", "client"].map(|end| common::scratch(&format!("{way}.{end}")));
+        let one = |preloaded, log: &std::path::Path| {
+            Program::new(&program)
+                .env("T_ARGS", way)
+                .env("SLIM_EVENTS", log)
+                .preloaded(preloaded)
+                .settle(if preloaded { SETTLED } else { 0 })
+        };
+        let run = |preloaded| pair(one(preloaded, &logs[0]), one(preloaded, &logs[1]));
+        let (bare, got) = (run(false), run(true));
+        for (want, got) in [(&bare.0, &got.0), (&bare.1, &got.1)] {
+            if let Some(difference) = compare(way, want, got) {
+                panic!("{difference}");
+            }
+        }
+        let log = fs::read_to_string(&logs[1]).unwrap_or_default();
+        let count = |what: &str| log.lines().filter(|l| l.contains(what)).count();
+        let connections = if way == "at-once" { 20 } else { 2 };
+        assert_eq!(count("\"kind\":\"live\""), connections, "{way}:\n{log}");
     }
 }
 

@@ -176,6 +176,31 @@ fn calls_right_after_a_break() {
     unnoticed("broken", &["at-once"], 1);
 }
 
+#[test]
+fn forks_while_the_connection_is_away() {
+    unnoticed("handed", &["forked", "dark", "late", "reading"], 1);
+}
+
+#[test]
+fn programs_started_while_the_connection_is_away() {
+    unnoticed("handed", &["started", "exec"], 1);
+}
+
+#[test]
+fn descriptors_passed_while_the_connection_is_away() {
+    unnoticed("handed", &["passed", "passed-many", "passed-unread"], 1);
+}
+
+#[test]
+fn other_numbers_while_the_connection_is_away() {
+    unnoticed("handed", &["numbers", "streams"], 1);
+}
+
+#[test]
+fn handed_on_at_any_moment_of_a_break() {
+    unnoticed("handed", &["any-moment"], 1);
+}
+
 /// A peer that is really gone is reported as bare, and as fast.
 #[test]
 fn a_peer_that_dies() {

@@ -145,9 +145,8 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
 }}
 hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
     if table::flow(fd).is_none() {
-        let n = real!(sendmsg)(fd, message, flags);
-        if n >= 0 { sockets::passed(message); }
-        return n;
+        sockets::passing(fd, message);
+        return real!(sendmsg)(fd, message, flags);
     }
     Transmit { fd, source: Buffers::message(message), flags }.run(
         || real!(sendmsg)(fd, message, flags),
@@ -155,7 +154,10 @@ hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ss
     )
 }}
 hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => slim_sendmmsg {
-    if table::flow(fd).is_none() || list.is_null() { return real!(sendmmsg)(fd, list, count, flags); }
+    if table::flow(fd).is_none() || list.is_null() {
+        sockets::passing_many(fd, list, count);
+        return real!(sendmmsg)(fd, list, count, flags);
+    }
     let mut done = 0;
     while done < count {
         let m = list.add(done as usize);

@@ -33,9 +33,24 @@ hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
     ops::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
 }}
-hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fdopen {
+type Arguments = *mut c_void;
+hook! { unsafe fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int => slim_vdprintf {
     ops::for_stdio(fd);
-    real!(fdopen)(fd, mode)
+    real!(vdprintf)(fd, format, list)
+}}
+hook! { unsafe fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int => slim___vdprintf_chk {
+    ops::for_stdio(fd);
+    real!(__vdprintf_chk)(fd, flag, format, list)
+}}
+hook! { unsafe fn fclose(file: *mut FILE) -> c_int => slim_fclose {
+    let fd = if file.is_null() { -1 } else { libc::fileno(file) };
+    ops::no_stdio(fd);
+    real!(fclose)(file)
+}}
+hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fdopen {
+    let file = real!(fdopen)(fd, mode);
+    if !file.is_null() { ops::stdio(fd); }
+    file
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl {
@@ -76,4 +91,18 @@ hook! { unsafe fn execvpe(file: *const c_char, args: Strings, env: Strings) -> c
 hook! { unsafe fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int => slim_fexecve {
     process::before_exec();
     real!(fexecve)(fd, args, env)
+}}
+
+type Pid = *mut libc::pid_t;
+type Actions = *const libc::posix_spawn_file_actions_t;
+type Attributes = *const libc::posix_spawnattr_t;
+type Spawned = *const *mut c_char;
+
+hook! { unsafe fn posix_spawn(pid: Pid, path: *const c_char, actions: Actions, attributes: Attributes, args: Spawned, env: Spawned) -> c_int => slim_posix_spawn {
+    process::before_spawn(!actions.is_null());
+    real!(posix_spawn)(pid, path, actions, attributes, args, env)
+}}
+hook! { unsafe fn posix_spawnp(pid: Pid, file: *const c_char, actions: Actions, attributes: Attributes, args: Spawned, env: Spawned) -> c_int => slim_posix_spawnp {
+    process::before_spawn(!actions.is_null());
+    real!(posix_spawnp)(pid, file, actions, attributes, args, env)
 }}

@@ -18,5 +18,6 @@ mod descriptors;
 mod numbers;
 mod readiness;
 mod sockets;
+mod variadic;
 
 pub use readiness::real_poll;

@@ -19,8 +19,9 @@ hook! { unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_in
     sockets::give_way(fd, addr, len, before, || real!(bind)(fd, addr, len))
 }}
 hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
+    let announced = keep_errno(|| sockets::about_to_listen(fd));
     let r = real!(listen)(fd, backlog);
-    if r == 0 { keep_errno(|| sockets::listening(fd)); }
+    keep_errno(|| sockets::listening(fd, announced, r == 0));
     r
 }}
 hook! { unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_accept {

@@ -5,9 +5,9 @@ use crate::table::{self, Entry};
 use crate::{runtime, stand_in, sys, transport};
 use libc::c_int;
 use slim_core::stash::Stash;
-use slim_core::{FinHow, Verdict};
+use slim_core::{Cause, FinHow, Verdict};
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Whether a number is SLIM's own: for the application it does not exist.
@@ -20,6 +20,10 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
     if is_ours(fd) && runtime::in_own_process() {
         sys::set_errno(libc::EBADF);
         return -1;
+    }
+    if has_stream(fd) && runtime::in_own_process() {
+        // A stream that is left without its number is of no use.
+        stream(fd, false);
     }
     match table::entry(fd) {
         Entry::None => real(),
@@ -161,6 +165,10 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// [`hand_over`], waiting until `limit`.
 pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
+    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
+        // It is away, and nobody has noticed yet.
+        transport::fault(flow, fd, Cause::Errno(transport::TO_BE_ASKED));
+    }
     while let Some(ctl) = flow.ctl_of(fd)
         && ctl.mode == Mode::Suspended
         && Instant::now() < limit
@@ -186,11 +194,42 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
     runtime::with_agent(|a| a.demote(token));
 }
 
-/// Before libc's stdio takes a descriptor: it reads and writes where no hook sees it.
+/// Before libc reads or writes a descriptor where no hook sees it.
 pub fn for_stdio(fd: c_int) {
     if let Entry::Flow(flow) = table::entry(fd) {
         sys::keep_errno(|| hand_over(flow, fd));
     }
+}
+
+/// libc's stdio has a stream for this number. What comes under it, by `connect` or `dup2`, stays plain TCP.
+pub fn stdio(fd: c_int) {
+    for_stdio(fd);
+    stream(fd, true);
+}
+
+/// The stream is about to be closed, and the number with it.
+pub fn no_stdio(fd: c_int) {
+    stream(fd, false);
+}
+
+/// Numbers that have a stream of libc's; the standard ones always do.
+static STREAMS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+
+fn stream(fd: c_int, has: bool) {
+    if let Some(word) = STREAMS.get(fd as u32 as usize / 64) {
+        let bit = 1 << (fd % 64);
+        if has {
+            word.fetch_or(bit, Ordering::Relaxed);
+        } else {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether libc may read or write this number where no hook sees it.
+pub fn has_stream(fd: c_int) -> bool {
+    let word = STREAMS.get(fd as u32 as usize / 64);
+    (0..=2).contains(&fd) || word.is_some_and(|w| w.load(Ordering::Relaxed) >> (fd % 64) & 1 == 1)
 }
 
 /// Before `dup2`/`dup3` takes the number `to` over: gives what [`finish`] needs afterwards.
@@ -243,8 +282,9 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     if !sys::is_open(from) {
         return real();
     }
-    if let (Entry::Flow(flow), Some(0..=2)) = (&source, to) {
-        // Standard input and output are read and written inside libc, where no hook sees it.
+    if let (Entry::Flow(flow), Some(to)) = (&source, to)
+        && has_stream(to)
+    {
         sys::keep_errno(|| hand_over(flow, from));
     }
     let mut guard = match source {
@@ -273,6 +313,9 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     drop(guard);
     if let Some((flow, left)) = left {
         sys::keep_errno(|| finish(flow, left));
+    }
+    if has_stream(new) {
+        for_stdio(new);
     }
     new
 }
@@ -340,7 +383,9 @@ pub fn note_table_size() {
 /// grows by powers of two, and never shrinks.
 pub fn table_size() -> c_int {
     let open = open_numbers().into_iter().filter(|fd| !is_ours(*fd));
-    open.max().map(note_number);
+    if let Some(last) = open.max() {
+        note_number(last);
+    }
     PLACES.load(Ordering::Relaxed)
 }
 

@@ -4,8 +4,9 @@
 //! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
 //! suspended, and the call goes on waiting.
 
-use super::descriptors;
 use super::sleep::with_alarm;
+use super::{descriptors, sockets};
+use crate::epoll;
 use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -201,6 +202,9 @@ pub unsafe fn poll(
             unsafe { std::slice::from_raw_parts_mut(fds, count) }
         }
     };
+    if table::any_inherited_listener() {
+        entries().iter().for_each(|p| sockets::waits_on(p.fd));
+    }
     let clean = |_| entries().iter().all(|p| p.revents & SUSPICIOUS == 0);
     let sift = |_, swaps| {
         let mut n = 0;
@@ -366,6 +370,12 @@ fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> 
         return real(sets, Wait::AsGiven);
     };
     let first = Cell::new(true);
+    if table::any_inherited_listener() {
+        sets.any(&saved, |fd| {
+            sockets::waits_on(fd);
+            false
+        });
+    }
     let flows = sets.any(&saved, table::is_flow);
     let sleeps = limit.sleeps() && flows;
     let ask = |wait| {
@@ -423,6 +433,9 @@ pub unsafe fn epoll_wait(
         // SAFETY: the kernel has just filled `n` events.
         unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
     };
+    if table::any_inherited_listener() {
+        sys::keep_errno(|| epoll::inherited(epfd));
+    }
     limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(Wait::AsGiven);

@@ -10,13 +10,14 @@ use crate::transport::{self, Fault};
 use crate::{epoll, runtime};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Makes a new connection a flow, where SLIM works.
 fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
-    if !runtime::ready() {
+    if descriptors::has_stream(fd) || !runtime::ready() {
         return;
     }
     let peer = peer.or_else(|| RawAddr::peer(fd));
@@ -75,16 +76,62 @@ pub unsafe fn connect(
     r
 }
 
-/// After a successful `listen`.
-pub fn listening(fd: c_int) {
+/// Before `listen`: the control socket of a listener whose address is settled is there before the first connection,
+/// lest the question that a peer asks with it be refused. Gives that address.
+pub fn about_to_listen(fd: c_int) -> Option<SocketAddr> {
+    if !matches!(table::entry(fd), Entry::None) || !sys::is_tcp(fd) || !runtime::ready() {
+        return None;
+    }
+    // Who is not bound yet gets a port that nobody knows of before `listen` returns.
+    let addr = RawAddr::local(fd).and_then(|a| a.internet())?;
+    (addr.port() != 0).then(|| serve(fd, addr))
+}
+
+fn serve(fd: c_int, addr: SocketAddr) -> SocketAddr {
+    // SAFETY: the application's descriptor, open for the length of this call as far as it is concerned.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    runtime::with_agent(|a| a.listen(fd, addr));
+    addr
+}
+
+/// After `listen`; `announced` is what came of [`about_to_listen`].
+pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
+    if !done {
+        if let Some(addr) = announced {
+            runtime::with_agent(|a| a.unlisten(addr));
+        }
+        return;
+    }
     if !matches!(table::entry(fd), Entry::None) || !sys::is_tcp(fd) || !runtime::ready() {
         return;
     }
-    if let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet()) {
+    let unbound = || RawAddr::local(fd).and_then(|a| a.internet());
+    if announced
+        .or_else(|| unbound().map(|addr| serve(fd, addr)))
+        .is_some()
+    {
         table::set_listener(fd);
-        // SAFETY: the application's descriptor, open for the length of this call as far as it is concerned.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        runtime::with_agent(|a| a.listen(fd, addr));
+    }
+}
+
+/// A forked child waits for connections on `fd`: if that is a listener of its parent's, which may have gone or go, it
+/// sees to it that questions are answered.
+#[inline]
+pub fn waits_on(fd: c_int) {
+    if table::any_inherited_listener() && table::is_inherited_listener(fd) {
+        sys::keep_errno(|| take_over(fd));
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn take_over(fd: c_int) {
+    if runtime::in_own_process()
+        && runtime::ready()
+        && let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet())
+    {
+        table::set_listener(fd);
+        serve(fd, addr);
     }
 }
 
@@ -105,6 +152,7 @@ pub unsafe fn accept(
     } else {
         (addr, len)
     };
+    waits_on(listener);
     let fd = real(at, room);
     if fd >= 0 {
         sys::keep_errno(|| {
@@ -357,32 +405,68 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     }
 }
 
-/// After a message was sent on something that is no flow: descriptors passed in it may be flows, whose
-/// connections then belong to another process too.
-///
-/// # Safety
-/// `message` as `sendmsg(2)` asks.
-pub unsafe fn passed(message: *const libc::msghdr) {
-    // SAFETY: the caller's contract; the kernel has accepted the message.
-    if unsafe { (*message).msg_controllen } == 0 || !runtime::in_own_process() {
-        return;
+/// Before a message is sent on `socket`, which is no flow: descriptors that go with it may be flows, whose connections
+/// then belong to another process too. Nothing of the message is believed before the kernel has seen it.
+pub fn passing(socket: c_int, message: *const libc::msghdr) {
+    if can_pass(socket) {
+        sys::keep_errno(|| hand_over_all(message));
     }
-    // SAFETY: the caller's contract, and the CMSG_ macros keep within the control buffer it describes.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(message);
-        while !c.is_null() {
-            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
-                let data = libc::CMSG_DATA(c).cast::<c_int>();
-                let bytes = (*c).cmsg_len as usize - (data as usize - c as usize);
-                for i in 0..bytes / size_of::<c_int>() {
-                    let fd = data.add(i).read_unaligned();
-                    if let Entry::Flow(flow) = table::entry(fd) {
-                        sys::keep_errno(|| descriptors::demote(flow, fd));
-                    }
+}
+
+fn can_pass(socket: c_int) -> bool {
+    let local = || sys::keep_errno(|| sys::domain(socket)) == Some(libc::AF_UNIX);
+    table::any() && local() && runtime::in_own_process()
+}
+
+/// [`passing`], for `sendmmsg`.
+pub fn passing_many(socket: c_int, list: *const libc::mmsghdr, count: libc::c_uint) {
+    // The kernel takes no more in one call (sendmmsg(2)).
+    let most = libc::UIO_MAXIOV as libc::c_uint;
+    for i in 0..if can_pass(socket) { count.min(most) } else { 0 } {
+        // Only the address is worked out here.
+        let message = list.wrapping_add(i as usize);
+        sys::keep_errno(|| hand_over_all(message.cast()));
+    }
+}
+
+fn hand_over_all(message: *const libc::msghdr) {
+    // SAFETY: a msghdr is plain data, and has been read whole.
+    let header = sys::memory(message.cast(), size_of::<libc::msghdr>())
+        .map(|bytes| unsafe { bytes.as_ptr().cast::<libc::msghdr>().read_unaligned() });
+    // The kernel takes no more control data than this (net.core.optmem_max is far below).
+    const MOST: usize = 1 << 20;
+    let Some(header) = header.filter(|h| (1..MOST).contains(&h.msg_controllen)) else {
+        return;
+    };
+    let Some(control) = sys::memory(header.msg_control.cast(), header.msg_controllen) else {
+        return;
+    };
+    let word = |at: usize| {
+        let bytes = control.get(at..at + size_of::<c_int>())?;
+        Some(c_int::from_ne_bytes(bytes.try_into().ok()?))
+    };
+    let length = |at: usize| {
+        let bytes = control.get(at..at + size_of::<usize>())?;
+        Some(usize::from_ne_bytes(bytes.try_into().ok()?))
+    };
+    // SAFETY: arithmetic.
+    let head = unsafe { libc::CMSG_LEN(0) } as usize;
+    let mut at = 0;
+    while let Some(len) = length(at).filter(|len| *len >= head) {
+        let kind = (
+            word(at + std::mem::offset_of!(libc::cmsghdr, cmsg_level)),
+            word(at + std::mem::offset_of!(libc::cmsghdr, cmsg_type)),
+        );
+        if kind == (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+            let numbers = (at + head..at + len).step_by(size_of::<c_int>());
+            for fd in numbers.map_while(word) {
+                if let Entry::Flow(flow) = table::entry(fd) {
+                    descriptors::hand_over(flow, fd);
                 }
             }
-            c = libc::CMSG_NXTHDR(message, c);
         }
+        // SAFETY: arithmetic.
+        at += unsafe { libc::CMSG_SPACE((len - head).min(MOST) as u32) } as usize;
     }
 }
 

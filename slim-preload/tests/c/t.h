@@ -179,8 +179,11 @@ UNUSED static const char *took(double since, int want) {
 
 // ---- connections on loopback ----
 
+// The address of both ends.
+static uint32_t t_host = INADDR_LOOPBACK;
+
 UNUSED static struct sockaddr_in v4(int port) {
-    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(t_host)}};
     return a;
 }
 

@@ -308,8 +308,18 @@ pub fn compare(name: &str, want: &Outcome, got: &Outcome) -> Option<String> {
 /// Milliseconds after which a negotiation on loopback has ended.
 pub const SETTLED: u32 = 120;
 
+/// The ports that the programs of one test get are not to be those of another's: a network of its own where we may have
+/// one, else the host's.
+fn apart() {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    if !enter_own_network() {
+        SAID.call_once(|| println!("without a network namespace: ports are shared with the host"));
+    }
+}
+
 /// One program with both ends in it: bare, under the preload while it still negotiates, and when it has.
 pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
+    apart();
     let program = compile(name, flags);
     let run = |preloaded, settle| {
         Program::new(&program)
@@ -340,6 +350,7 @@ pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
 
 /// One program as server and client: bare, preloaded at both ends, and at either end only.
 pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
+    apart();
     let program = compile(name, flags);
     let run = |server, client, settle| {
         let one = |preloaded| {
@@ -375,11 +386,18 @@ pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
 /// Moves the calling thread, and what it starts from now on, into a network namespace of its own with `lo` up.
 /// `false` with a line that says why when that needs more privilege than we have.
 pub fn own_network(test: &str) -> bool {
+    let entered = enter_own_network();
+    if !entered {
+        let e = std::io::Error::last_os_error();
+        println!("skip: {test}: a network namespace needs CAP_SYS_ADMIN: {e}");
+    }
+    entered
+}
+
+fn enter_own_network() -> bool {
     // SAFETY: unshare concerns the calling thread only; the ioctl gets a request it may write to.
     unsafe {
         if libc::unshare(libc::CLONE_NEWNET) != 0 {
-            let e = std::io::Error::last_os_error();
-            println!("skip: {test}: a network namespace needs CAP_SYS_ADMIN: {e}");
             return false;
         }
         let s = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);

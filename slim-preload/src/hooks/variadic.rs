@@ -1,0 +1,134 @@
+//! Calls with any number of arguments, which Rust cannot define and pass on.
+//!
+//! Each saves the registers that carry arguments, calls its `before` function, which does what is to be done and says
+//! where libc's own function is, puts the registers back and jumps there: that function finds everything as its caller
+//! left it. On other processors these names are not hooked.
+
+use crate::ops::descriptors;
+use crate::process;
+use crate::sys::keep_errno;
+use libc::{c_char, c_int, c_void};
+use std::ffi::CStr;
+
+type Function = *mut c_void;
+
+/// libc's own function of this name.
+fn real(name: &CStr) -> Function {
+    // SAFETY: a valid name; looked up each time, because none of these calls is frequent.
+    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
+}
+
+macro_rules! before_exec {
+    ($($before:ident: $name:literal;)*) => {$(
+        extern "C" fn $before(_: *const c_char) -> Function {
+            process::before_exec();
+            keep_errno(|| real($name))
+        }
+    )*};
+}
+
+before_exec! {
+    before_execl: c"execl";
+    before_execle: c"execle";
+    before_execlp: c"execlp";
+}
+
+extern "C" fn before_dprintf(fd: c_int) -> Function {
+    descriptors::for_stdio(fd);
+    keep_errno(|| real(c"dprintf"))
+}
+
+extern "C" fn before_dprintf_chk(fd: c_int) -> Function {
+    descriptors::for_stdio(fd);
+    keep_errno(|| real(c"__dprintf_chk"))
+}
+
+macro_rules! pass_on {
+    ($($name:ident => $before:ident;)*) => {$(
+        #[cfg(target_arch = "x86_64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            // rax says how many of the vector registers are in use.
+            std::arch::naked_asm!(
+                "push rbp",
+                "mov rbp, rsp",
+                "sub rsp, 192",
+                "mov [rsp], rdi",
+                "mov [rsp + 8], rsi",
+                "mov [rsp + 16], rdx",
+                "mov [rsp + 24], rcx",
+                "mov [rsp + 32], r8",
+                "mov [rsp + 40], r9",
+                "mov [rsp + 48], rax",
+                "movaps [rsp + 64], xmm0",
+                "movaps [rsp + 80], xmm1",
+                "movaps [rsp + 96], xmm2",
+                "movaps [rsp + 112], xmm3",
+                "movaps [rsp + 128], xmm4",
+                "movaps [rsp + 144], xmm5",
+                "movaps [rsp + 160], xmm6",
+                "movaps [rsp + 176], xmm7",
+                "call {before}",
+                "mov r11, rax",
+                "mov rdi, [rsp]",
+                "mov rsi, [rsp + 8]",
+                "mov rdx, [rsp + 16]",
+                "mov rcx, [rsp + 24]",
+                "mov r8, [rsp + 32]",
+                "mov r9, [rsp + 40]",
+                "mov rax, [rsp + 48]",
+                "movaps xmm0, [rsp + 64]",
+                "movaps xmm1, [rsp + 80]",
+                "movaps xmm2, [rsp + 96]",
+                "movaps xmm3, [rsp + 112]",
+                "movaps xmm4, [rsp + 128]",
+                "movaps xmm5, [rsp + 144]",
+                "movaps xmm6, [rsp + 160]",
+                "movaps xmm7, [rsp + 176]",
+                "leave",
+                "jmp r11",
+                before = sym $before,
+            )
+        }
+
+        #[cfg(target_arch = "aarch64")]
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name() {
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-224]!",
+                "mov x29, sp",
+                "stp x0, x1, [sp, #16]",
+                "stp x2, x3, [sp, #32]",
+                "stp x4, x5, [sp, #48]",
+                "stp x6, x7, [sp, #64]",
+                "stp q0, q1, [sp, #96]",
+                "stp q2, q3, [sp, #128]",
+                "stp q4, q5, [sp, #160]",
+                "stp q6, q7, [sp, #192]",
+                "bl {before}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, #16]",
+                "ldp x2, x3, [sp, #32]",
+                "ldp x4, x5, [sp, #48]",
+                "ldp x6, x7, [sp, #64]",
+                "ldp q0, q1, [sp, #96]",
+                "ldp q2, q3, [sp, #128]",
+                "ldp q4, q5, [sp, #160]",
+                "ldp q6, q7, [sp, #192]",
+                "ldp x29, x30, [sp], #224",
+                "br x16",
+                before = sym $before,
+            )
+        }
+    )*};
+}
+
+pass_on! {
+    execl => before_execl;
+    execle => before_execle;
+    execlp => before_execlp;
+    dprintf => before_dprintf;
+    __dprintf_chk => before_dprintf_chk;
+}
