@@ -114,8 +114,9 @@ impl FlowIo for Handle {
             }
         });
         if lost {
-            // Nothing more is to be written: the connection is not wanted any more, and goes when it is installed.
-            transport::give_up(self.flow, "the peer lacks bytes that are no longer here");
+            // A child of the peer's has read what was acknowledged. Nothing more is to be written: the connection is
+            // not wanted any more, and goes when it is installed.
+            transport::out_of_step(self.flow);
             return self.sent();
         }
         at

@@ -260,12 +260,18 @@ pub fn drain(flow: &'static Flow) {
     }
 }
 
-/// An invariant does not hold: the flow ends in an error rather than with wrong bytes.
+/// An invariant does not hold, because somebody uses the descriptor past us: that is said.
 pub fn give_up(flow: &'static Flow, why: &str) {
     let token = flow.token();
     runtime::say(&format!(
         "flow {token:?}: {why}; the connection is given up"
     ));
+    out_of_step(flow);
+}
+
+/// The flow ends in an error rather than with wrong bytes.
+pub fn out_of_step(flow: &'static Flow) {
+    let token = flow.token();
     conclude(flow, flow.ctl(), Verdict::Errno(libc::ECONNRESET));
     runtime::with_agent(|a| a.demote(token));
 }
