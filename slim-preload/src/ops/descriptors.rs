@@ -382,7 +382,11 @@ pub fn note_table_size() {
 /// How many places the table would have without our descriptors: what is beyond them, `select` does not look at. It
 /// grows by powers of two, and never shrinks.
 pub fn table_size() -> c_int {
-    let open = open_numbers().into_iter().filter(|fd| !is_ours(*fd));
+    // One of ours that is just being made is up there, and not known to be ours yet.
+    let floor = slim_agent::fds::floor();
+    let open = open_numbers()
+        .into_iter()
+        .filter(|fd| *fd < floor && !is_ours(*fd));
     if let Some(last) = open.max() {
         note_number(last);
     }
