@@ -58,9 +58,12 @@ pub fn ready() -> Result<c_int, Errno> {
     if have >= 0 {
         return Ok(have);
     }
-    let [a, b] = sys::socketpair()?;
+    // What is there to be read is an empty packet, and nothing can be written: a program that got the number from us
+    // without our knowing finds an end, and never bytes that nobody sent.
+    let [a, b] = sys::socketpair(libc::SOCK_SEQPACKET)?;
     sign(a)?;
-    sys::send(b, b"!", 0)?;
+    sys::send(b, b"", 0)?;
+    sys::shutdown(a, libc::SHUT_WR);
     // `b` stays open for good: closing it would hang `a` up. Two threads that race here leak one pair.
     READY.store(a, Ordering::Release);
     Ok(a)
@@ -95,7 +98,7 @@ pub fn over(how: Left, bytes: &[u8]) -> Result<c_int, Errno> {
         return Err(libc::EMSGSIZE);
     }
     // Without a loopback interface to be had, a pair of unix sockets does nearly the same.
-    let [near, far] = connection(bytes.len()).or_else(|_| sys::socketpair())?;
+    let [near, far] = connection(bytes.len()).or_else(|_| sys::socketpair(libc::SOCK_STREAM))?;
     let sent = feed(near, far, bytes).map(|()| match how {
         Left::Closed => {}
         Left::Refused => {
@@ -222,6 +225,9 @@ mod tests {
         assert_eq!(ready_for(fd), libc::POLLIN | libc::POLLOUT);
         assert_eq!(ready().unwrap(), fd);
         assert!(is_one(fd));
+        let mut byte = [0];
+        assert_eq!(sys::recv(fd, &mut byte, libc::MSG_PEEK), Ok(0));
+        assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE));
         assert!(!is_one(0));
     }
 

@@ -227,9 +227,9 @@ pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
 }
 
 /// A connected pair of unix sockets.
-pub fn socketpair() -> Result<[c_int; 2], Errno> {
+pub fn socketpair(kind: c_int) -> Result<[c_int; 2], Errno> {
     let mut sv = [0; 2];
-    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    let kind = kind | libc::SOCK_CLOEXEC;
     numbers::make(|| {
         call!(
             libc::SYS_socketpair,

@@ -79,8 +79,15 @@ impl Receive {
             if !self.has(libc::MSG_PEEK) {
                 flow.received.fetch_add(n as u64, Ordering::Relaxed);
             }
-            flow.leave();
-            return Next::Return(self.complete(n as usize, false));
+            let stopped = (n as usize) < self.buffers.len()
+                && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT)
+                && !sys::is_nonblocking(self.fd);
+            if !stopped {
+                flow.leave();
+            } else if self.transport_stopped(flow, None) {
+                return Next::Return(self.complete(n as usize));
+            }
+            return Next::Return(n);
         }
         let cause = if n == 0 {
             let at = flow.received.load(Ordering::SeqCst);
@@ -115,88 +122,93 @@ impl Receive {
         }
     }
 
-    /// MSG_WAITALL goes on where the kernel stopped, if it stopped for a broken transport (`broke`: it is known
-    /// to have been broken, and nothing has been asked of the kernel since).
-    fn complete(self, mut have: usize, mut broke: bool) -> isize {
-        let want = self.buffers.len();
-        let short = |have: usize| have as isize;
-        if self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
-            return short(have);
+    /// After MSG_WAITALL gave less than was asked for, and `error` if the kernel said that: whether the transport
+    /// was the reason, and not a signal or a time limit. Asked inside the gate, for there nobody exchanges the
+    /// transport of this call; leaves it.
+    fn transport_stopped(self, flow: &'static Flow, error: Option<c_int>) -> bool {
+        let at = flow.received.load(Ordering::SeqCst);
+        // An error is not taken from the kernel, for it may be the next call's.
+        let asked = || match sys::has_error(self.fd) {
+            true => Err(transport::TO_BE_ASKED),
+            false => sys::recv(self.fd, &mut [0], PROBE),
+        };
+        let cause = match error.map_or_else(asked, Err) {
+            Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
+                Some(Cause::Eof { received: at })
+            }
+            Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
+            _ => None,
+        };
+        let barred = flow.gate.is_barred();
+        flow.leave();
+        let Some(cause) = cause.filter(|_| !barred) else {
+            return barred;
+        };
+        match transport::fault(flow, self.fd, cause) {
+            Fault::Suspended => true,
+            Fault::Plain => {
+                if let Some(errno) = error {
+                    transport::owe(self.fd, errno);
+                }
+                false
+            }
         }
+    }
+
+    /// MSG_WAITALL goes on behind the first `have` bytes, where the transport stopped it.
+    fn complete(self, mut have: usize) -> isize {
+        let want = self.buffers.len();
         while have < want {
             match enter(self.fd) {
-                Way::Plain => return short(have),
+                Way::Plain => break,
                 Way::In(flow) => {
                     if sys::is_nonblocking(self.fd) {
                         flow.leave();
-                        return short(have);
+                        break;
                     }
-                    let mut stopped = None;
-                    if broke {
-                        let got = self.buffers.fill(have, |piece| {
-                            match sys::recv(self.fd, piece, libc::MSG_WAITALL) {
-                                Ok(n) => n,
-                                Err(e) => {
-                                    stopped = Some(e);
-                                    0
-                                }
-                            }
-                        });
-                        flow.received.fetch_add(got as u64, Ordering::Relaxed);
-                        have += got;
-                    }
-                    // Why did the kernel stop? A signal, a time limit, or the end of the transport. An error is
-                    // not taken from it, for it may be the next call's.
-                    let at = flow.received.load(Ordering::SeqCst);
-                    let asked = || match sys::has_error(self.fd) {
-                        true => Err(transport::TO_BE_ASKED),
-                        false => sys::recv(self.fd, &mut [0], PROBE),
-                    };
-                    let cause = match stopped.map_or_else(asked, Err) {
-                        _ if have >= want => None,
-                        Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
-                            Some(Cause::Eof { received: at })
-                        }
-                        Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
-                        _ => None,
-                    };
-                    let barred = flow.gate.is_barred();
-                    flow.leave();
-                    match cause {
-                        _ if barred => {}
-                        None => return short(have),
-                        Some(cause) => {
-                            if let Fault::Plain = transport::fault(flow, self.fd, cause) {
-                                if let Some(errno) = stopped {
-                                    transport::owe(self.fd, errno);
-                                }
-                                return short(have);
+                    let mut error = None;
+                    let got = self.buffers.fill(have, |piece| {
+                        match sys::recv(self.fd, piece, libc::MSG_WAITALL) {
+                            Ok(n) => n,
+                            Err(e) => {
+                                error = Some(e);
+                                0
                             }
                         }
+                    });
+                    flow.received.fetch_add(got as u64, Ordering::Relaxed);
+                    have += got;
+                    if have >= want {
+                        flow.leave();
+                    } else if !self.transport_stopped(flow, error) {
+                        break;
                     }
-                    broke = true;
                 }
                 Way::Barred(flow) => {
-                    broke = true;
                     let Some(mut ctl) = flow.ctl_of(self.fd) else {
-                        return short(have);
+                        continue;
                     };
+                    if !flow.gate.is_barred() {
+                        continue;
+                    }
                     let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
                     have += got;
-                    if got > 0 {
-                        transport::after_stash(flow, ctl);
-                    } else if ctl.mode != Mode::Suspended
-                        || matches!(
-                            super::wait(flow, ctl, self.fd, false, libc::SO_RCVTIMEO),
-                            Next::Return(_)
-                        )
-                    {
-                        return short(have);
+                    match ctl.mode {
+                        Mode::Stashed { .. } => transport::after_stash(flow, ctl),
+                        Mode::Suspended if got == 0 => {
+                            let option = libc::SO_RCVTIMEO;
+                            if let Next::Return(_) = super::wait(flow, ctl, self.fd, false, option)
+                            {
+                                break;
+                            }
+                        }
+                        _ if got > 0 => {}
+                        _ => break,
                     }
                 }
             }
         }
-        short(have)
+        have as isize
     }
 
     /// The transport is away: from the stash, or later.
@@ -229,8 +241,8 @@ impl Receive {
                 self.buffers.fill(0, |piece| ctl.stash.read(piece))
             };
             transport::after_stash(flow, ctl);
-            if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK) {
-                return Next::Return(self.complete(n, true));
+            if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {
+                return Next::Return(self.complete(n));
             }
             return Next::Return(n as isize);
         }
