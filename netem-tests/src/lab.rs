@@ -13,7 +13,7 @@ use std::{
 use crate::{
     Error, Netns, Node, Result,
     netns::privileged,
-    node::{hold, ready, release},
+    node::{SYSTEM_PATH, hold, ready, release},
 };
 
 /// Most nodes in one lab: their names run from `nodeA` to `nodeZ`.
@@ -58,11 +58,21 @@ impl Lab {
 
     /// Whether labs can be made here: the typed error otherwise.
     pub fn check() -> Result<()> {
-        if privileged() {
-            Ok(())
-        } else {
-            Err(Error::NeedsRoot)
+        if !privileged() {
+            return Err(Error::NeedsRoot);
         }
+        let tried: Vec<_> = SYSTEM_PATH
+            .split(':')
+            .map(|dir| Path::new(dir).join("ip"))
+            .collect();
+        if tried.iter().any(|ip| ip.exists()) {
+            return Ok(());
+        }
+        Err(Error::Missing {
+            what: "the program ip".into(),
+            tried,
+            hint: "install the package iproute2 (scripts/setup does)".into(),
+        })
     }
 
     /// Node `index`; 0 is `nodeA`. Panics if there is none: a lab's size is fixed by who made it.

@@ -17,7 +17,7 @@ use std::{
 
 use nix::sched::{CloneFlags, setns};
 
-use crate::{Error, Lab, Result};
+use crate::{Error, Lab, Result, node::SYSTEM_PATH};
 
 /// Names the nodes of the lab for the agent.
 pub const NODES_VAR: &str = "SLIM_LAB_NODES";
@@ -95,10 +95,7 @@ fn become_remote(args: &[OsString]) -> Result<Never> {
         .arg(&command)
         .env_clear()
         .envs([("USER", "root"), ("LOGNAME", "root"), ("TERM", "dumb")])
-        .env(
-            "PATH",
-            "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        )
+        .env("PATH", SYSTEM_PATH)
         .env("HOME", &home)
         .env("TMPDIR", &entry.tmp)
         .envs(carried)

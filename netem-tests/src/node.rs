@@ -220,6 +220,9 @@ pub(crate) fn release(holder: &mut Child) {
     let _ = holder.wait();
 }
 
+/// Where a lab looks for the system's programs.
+pub(crate) const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Starts a holder in new namespaces.
 pub(crate) fn hold(name: &str, hosts: &Path) -> Result<Child> {
     let mut command = Command::new("/bin/sh");
@@ -228,10 +231,7 @@ pub(crate) fn hold(name: &str, hosts: &Path) -> Result<Child> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    command.env_clear().env(
-        "PATH",
-        "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin",
-    );
+    command.env_clear().env("PATH", SYSTEM_PATH);
     let flags = CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWUTS
