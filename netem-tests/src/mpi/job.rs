@@ -19,6 +19,33 @@ pub struct Job<'a> {
     env: Vec<(OsString, OsString)>,
 }
 
+/// Arguments for Open MPI's mpirun: so many ranks spread evenly over the nodes of the lab, talking by
+/// TCP on its first path.
+pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
+    let slots = ranks.div_ceil(lab.nodes().len());
+    let hosts: Vec<_> = lab
+        .nodes()
+        .iter()
+        .map(|node| format!("{}:{slots}", node.name()))
+        .collect();
+    let (hosts, ranks, subnet) = (hosts.join(","), ranks.to_string(), lab.subnet(0));
+    let where_to = ["-H", &hosts, "-np", &ranks];
+    // All nodes would bind their first rank to the same core; and only TCP is of interest.
+    let how = [
+        "--bind-to",
+        "none",
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        "tcp,self",
+    ];
+    let path = ["--mca", "btl_tcp_if_include", &subnet];
+    let words = where_to.into_iter().chain(how).chain(path);
+    words.map(str::to_owned).collect()
+}
+
 impl<'a> Job<'a> {
     /// `program` on two ranks, without SLIM.
     pub fn new(lab: &'a Lab, mpi: &'a Mpi, program: impl Into<PathBuf>) -> Self {
@@ -75,11 +102,6 @@ impl<'a> Job<'a> {
     pub fn command(&self) -> Result<Command> {
         let agent = artifacts::program("slim-lab-agent")?;
         let nodes = self.lab.nodes();
-        let slots = self.ranks.div_ceil(nodes.len());
-        let hosts: Vec<_> = nodes
-            .iter()
-            .map(|node| format!("{}:{slots}", node.name()))
-            .collect();
         let mut command = nodes[0].command(self.mpi.mpirun());
         if let Some(prefix) = &self.mpi.prefix {
             command.arg("--prefix").arg(prefix);
@@ -89,25 +111,9 @@ impl<'a> Job<'a> {
             Flavor::OpenMpi5 => command.args(["--prtemca", "plm_ssh_agent"]),
         };
         command.arg(agent);
-        command.args([
-            "--allow-run-as-root",
-            "-H",
-            &hosts.join(","),
-            "-np",
-            &self.ranks.to_string(),
-        ]);
-        // All nodes would bind their first rank to the same core.
-        command.args([
-            "--bind-to",
-            "none",
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            "tcp,self",
-        ]);
-        command.args(["--mca", "btl_tcp_if_include", &self.lab.subnet(0)]);
+        command
+            .arg("--allow-run-as-root")
+            .args(placement(self.lab, self.ranks));
         command
             .args(&self.options)
             .arg(&self.program)

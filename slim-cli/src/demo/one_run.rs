@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use netem_tests::faults::destroy::{self, Amount, Pick};
-use netem_tests::mpi::{Outcome, Progress, Verdict};
+use netem_tests::mpi::{Outcome, Progress, Verdict, placement};
 use netem_tests::output::Running;
 use netem_tests::{Lab, Rng};
 
@@ -152,24 +152,7 @@ impl Setting<'_> {
                 command
             }
         };
-        let slots = self.ranks.div_ceil(nodes.len());
-        let hosts: Vec<_> = nodes
-            .iter()
-            .map(|node| format!("{}:{slots}", node.name()))
-            .collect();
-        command.args(["-H", &hosts.join(","), "-np", &self.ranks.to_string()]);
-        // Both nodes would bind their first rank to the same core; and only TCP is of interest.
-        command.args([
-            "--bind-to",
-            "none",
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            "tcp,self",
-        ]);
-        command.args(["--mca", "btl_tcp_if_include", &self.lab.subnet(0)]);
+        command.args(placement(self.lab, self.ranks));
         command
             .arg(self.program)
             .arg(self.time.as_secs().to_string());
