@@ -16,6 +16,7 @@ use netem_tests::{
     Lab, Rng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},
+        inject::{self, Segment},
         nft,
     },
 };
@@ -269,6 +270,36 @@ fn a_stall_is_never_given_up() {
     // Much longer than all attempts together.
     thread::sleep(Duration::from_secs(6));
     silence.lift().expect("lift the rule");
+    let (server, client) = pair.wait(Duration::from_secs(60));
+    server.assert_whole("server", &streams);
+    client.assert_whole("client", &streams);
+}
+
+/// A forged FIN takes the sequence number of a byte that is on its way: the victim acknowledges the one, and
+/// its peer takes that for the other.
+#[test]
+fn a_forged_fin_in_place_of_a_byte_on_its_way_loses_nothing() {
+    let Some(lab) = lab("fin-for-byte", 2, 1) else {
+        return;
+    };
+    let streams = Streams::bare(1, 4.0, 4096).slim();
+    let pair = streams.start(&lab);
+    thread::sleep(Duration::from_secs(1));
+    let (client, server) = (lab.node(0), lab.node(1));
+    // What the client sends is stuck, and the answers to a connection's opening, so that a resume waits. Its
+    // acknowledgements are not, nor is a FIN.
+    let stuck = nft::Rule::drop().longer_than(56).apply([server.net()]);
+    let stuck = stuck.expect("lay the rule");
+    thread::sleep(Duration::from_millis(200));
+    let victim = destroy::list(server.net(), &Pick::between_hosts()).expect("list connections");
+    let limit = Duration::from_secs(5);
+    let report = inject::inject(Segment::Fin, server, client, 0, &victim[0], limit);
+    let report = report.expect("inject a FIN");
+    println!("{report}");
+    assert!(report.accepted, "{report}");
+    // The client forgets what is acknowledged: its agent sweeps once a second.
+    thread::sleep(Duration::from_millis(1500));
+    stuck.lift().expect("lift the rule");
     let (server, client) = pair.wait(Duration::from_secs(60));
     server.assert_whole("server", &streams);
     client.assert_whole("client", &streams);

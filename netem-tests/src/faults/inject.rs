@@ -149,6 +149,14 @@ impl Tuple {
             peer: v4(connection.remote)?,
         })
     }
+
+    /// The same connection with its ends in each other's place.
+    fn turned(self) -> Self {
+        Tuple {
+            victim: self.peer,
+            peer: self.victim,
+        }
+    }
 }
 
 /// What a segment sent by the victim tells.
@@ -158,13 +166,16 @@ struct Seen {
     peer_mac: MacAddr,
     /// What the victim expects next.
     expects: u32,
-    /// Where the victim's own stream is.
-    sequence: u32,
+    /// What the peer may acknowledge.
+    acknowledges: u32,
 }
 
 /// A packet socket on one interface.
 struct Wire {
     interface: String,
+    /// What the peer itself acknowledged last. To acknowledge for it what it has not would make the victim forget
+    /// bytes that are still needed.
+    acknowledged: Option<u32>,
     sender: Box<dyn DataLinkSender>,
     receiver: Box<dyn DataLinkReceiver>,
 }
@@ -186,6 +197,7 @@ impl Wire {
         match datalink::channel(&interface, config)? {
             Channel::Ethernet(sender, receiver) => Ok(Wire {
                 interface: name.into(),
+                acknowledged: None,
                 sender,
                 receiver,
             }),
@@ -200,9 +212,19 @@ impl Wire {
         let mut newest = None;
         loop {
             match self.receiver.next() {
-                Ok(frame) => newest = read(frame, tuple).or(newest),
+                Ok(frame) => {
+                    if let Some(seen) = read(frame, &tuple.turned()) {
+                        self.acknowledged = Some(seen.expects);
+                    }
+                    newest = read(frame, tuple).or(newest);
+                }
                 Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(e),
-                Err(_) if newest.is_some() || Instant::now() > until => return Ok(newest),
+                Err(_) if newest.is_some() || Instant::now() > until => {
+                    return Ok(newest.map(|seen| Seen {
+                        acknowledges: self.acknowledged.unwrap_or(seen.acknowledges),
+                        ..seen
+                    }));
+                }
                 // A sleep would be longer than the victim's peer takes to make the numbers old.
                 Err(_) => thread::yield_now(),
             }
@@ -235,7 +257,7 @@ impl Wire {
                 victim_mac,
                 peer_mac,
                 expects: 0,
-                sequence: 0,
+                acknowledges: 0,
             },
             tuple,
         ))
@@ -267,7 +289,7 @@ fn read(frame: &[u8], tuple: &Tuple) -> Option<Seen> {
         victim_mac: ethernet.get_source(),
         peer_mac: ethernet.get_destination(),
         expects: segment.get_acknowledgement(),
-        sequence: segment.get_sequence(),
+        acknowledges: segment.get_sequence(),
     })
 }
 
@@ -307,7 +329,7 @@ fn frame(seen: &Seen, tuple: &Tuple, sequence: u32, flags: u8) -> Vec<u8> {
     segment.set_source(tuple.peer.1);
     segment.set_destination(tuple.victim.1);
     segment.set_sequence(sequence);
-    segment.set_acknowledgement(seen.sequence);
+    segment.set_acknowledgement(seen.acknowledges);
     segment.set_data_offset((TCP / 4) as u8);
     segment.set_flags(flags);
     segment.set_window(512);
@@ -350,7 +372,7 @@ mod tests {
             victim_mac: MacAddr::new(1, 2, 3, 4, 5, 6),
             peer_mac: MacAddr::zero(),
             expects: 7,
-            sequence: 9,
+            acknowledges: 9,
         };
         let bytes = craft(Segment::Rst, &seen, &tuple);
         let ip = Ipv4Packet::new(&bytes[ETHERNET..]).unwrap();
@@ -377,16 +399,13 @@ mod tests {
             victim_mac: MacAddr::zero(),
             peer_mac: MacAddr::zero(),
             expects: 7,
-            sequence: 9,
+            acknowledges: 9,
         };
         let from_peer = craft(Segment::Fin, &seen, &tuple);
         assert!(read(&from_peer, &tuple).is_none());
-        let turned = Tuple {
-            victim: tuple.peer,
-            peer: tuple.victim,
-        };
+        let turned = tuple.turned();
         let read = read(&from_peer, &turned).unwrap();
-        assert_eq!((read.expects, read.sequence), (9, 7));
+        assert_eq!((read.expects, read.acknowledges), (9, 7));
         assert!(super::read(&from_peer[..20], &turned).is_none());
     }
 }

@@ -26,6 +26,7 @@ pub enum Action {
 pub struct Rule {
     action: Action,
     interfaces: String,
+    longer_than: Option<u32>,
     only: Vec<u16>,
     except: Vec<u16>,
 }
@@ -45,6 +46,7 @@ impl Rule {
         Rule {
             action,
             interfaces: "path*".into(),
+            longer_than: None,
             only: Vec::new(),
             except: Vec::new(),
         }
@@ -59,6 +61,12 @@ impl Rule {
     /// Only what arrives on this interface; a `*` at the end stands for anything.
     pub fn interface(mut self, name: &str) -> Self {
         self.interfaces = name.to_owned();
+        self
+    }
+
+    /// Only packets of more than this many bytes, headers included: what a path MTU black hole does.
+    pub fn longer_than(mut self, bytes: u32) -> Self {
+        self.longer_than = Some(bytes);
         self
     }
 
@@ -98,7 +106,10 @@ impl Rule {
     }
 
     fn text(&self, table: &str) -> String {
-        let from = format!("iifname \"{}\"", self.interfaces);
+        let mut from = format!("iifname \"{}\"", self.interfaces);
+        if let Some(bytes) = self.longer_than {
+            from += &format!(" meta length > {bytes}");
+        }
         let mut rules = Vec::new();
         for port in &self.except {
             rules.push(format!("tcp sport {port} accept"));
@@ -257,6 +268,13 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("iifname \"path1\" counter drop"), "{text}");
+    }
+
+    #[test]
+    fn length_narrows_the_rule() {
+        let text = Rule::drop().longer_than(100).text("t");
+        let narrow = "iifname \"path*\" meta length > 100 counter drop";
+        assert!(text.contains(narrow), "{text}");
     }
 
     #[test]

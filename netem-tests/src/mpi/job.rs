@@ -123,6 +123,7 @@ impl<'a> Job<'a> {
         // Switches of the tests, of no use to what they start.
         command
             .env_remove("SLIM_SOAK")
+            .env_remove("SLIM_SOAK_JOBS")
             .env_remove(artifacts::PRELOAD_VAR);
         if let Some(library) = &self.preload {
             command.env("LD_PRELOAD", library);

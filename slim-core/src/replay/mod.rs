@@ -2,7 +2,11 @@
 //!
 //! Bytes are named by their place in the flow's sequence space, counted from 0. The buffer holds
 //! `[start, end)`: `end` is how far we have sent, `start` how far the peer's kernel is known to
-//! have received. A resume may ask for any byte in between, and never for one before `start`.
+//! have received. A resume may ask for any byte in between.
+//!
+//! It may also ask for the one before `start`: a FIN that our side never sent takes the sequence number
+//! of a byte that is on its way, and when the peer's kernel acknowledges the one, ours takes that for the
+//! other. One FIN at most is believed on a connection, so one byte more than acknowledged is kept.
 //!
 //! ```text
 //!      base      start                           end
@@ -32,6 +36,8 @@ pub struct Replay {
     base: u64,
     start: u64,
     end: u64,
+    /// The byte before `start`, unless it was skipped.
+    before: Option<u8>,
     /// All full but the last.
     chunks: VecDeque<Chunk>,
 }
@@ -67,6 +73,7 @@ impl Replay {
             base: 0,
             start: 0,
             end: 0,
+            before: None,
             chunks: VecDeque::new(),
         }
     }
@@ -114,11 +121,12 @@ impl Replay {
     }
 
     /// Bytes up to `end` were sent and are acknowledged already, so no copy is needed: everything
-    /// held is forgotten, and the buffer is empty at `end`.
+    /// held is forgotten, and the buffer is empty at `end`; the byte before it is not there.
     ///
     /// `end` is never less than what was sent before: that would take bytes back.
     pub fn skip_to(&mut self, end: u64) {
         debug_assert!(end >= self.end, "skip_to({end}) behind {}", self.end);
+        self.before = None;
         self.end = self.end.max(end);
         self.start = self.end;
         self.release(self.chunks.len());
@@ -135,6 +143,8 @@ impl Replay {
         if acked <= self.start {
             return;
         }
+        let last = self.offset(acked - 1);
+        self.before = Some(self.chunks[last / CHUNK][last % CHUNK]);
         self.start = acked;
         let unused = if self.is_empty() {
             self.chunks.len()
@@ -145,11 +155,16 @@ impl Replay {
     }
 
     /// The bytes from `seq` on that lie in one piece: `None` at [`end`](Replay::end), where nothing
-    /// is left to replay.
+    /// is left to replay. The one before [`start`](Replay::start) is still there too.
     ///
     /// # Errors
     /// [`OutOfRange`] if `seq` was trimmed already or was never sent.
     pub fn chunk_at(&self, seq: u64) -> Result<Option<&[u8]>, OutOfRange> {
+        if let Some(before) = &self.before
+            && seq + 1 == self.start
+        {
+            return Ok(Some(std::slice::from_ref(before)));
+        }
         if seq < self.start || seq > self.end {
             return Err(OutOfRange {
                 seq,
@@ -246,6 +261,8 @@ mod tests {
         ) {
             let mut replay = Replay::new();
             let (mut start, mut end) = (0u64, 0u64);
+            // Whether the byte before `start` is there.
+            let mut kept = false;
             for op in ops {
                 match op {
                     Op::Push(n) => {
@@ -255,10 +272,13 @@ mod tests {
                     Op::Skip(n) => {
                         end += n;
                         start = end;
+                        kept = false;
                         replay.skip_to(end);
                     }
                     Op::Trim(part) => {
-                        start += (end - start) * part / 1000;
+                        let by = (end - start) * part / 1000;
+                        start += by;
+                        kept |= by > 0;
                         replay.trim(start);
                     }
                 }
@@ -266,6 +286,12 @@ mod tests {
                 prop_assert_eq!(replay.len() as u64, end - start);
                 let seq = start + (end - start) * probe / 1000;
                 prop_assert_eq!(held_from(&replay, seq), bytes(seq, end - seq));
+                if kept {
+                    prop_assert_eq!(held_from(&replay, start - 1), bytes(start - 1, end + 1 - start));
+                } else {
+                    prop_assert!(start == 0 || replay.chunk_at(start - 1).is_err());
+                }
+                prop_assert!(start < 2 || replay.chunk_at(start - 2).is_err());
                 // Bounded by what is in flight: two chunks may be partly used.
                 prop_assert!(replay.chunks.len() <= replay.len() / CHUNK + 2);
                 prop_assert!(!replay.is_empty() || replay.chunks.is_empty());
@@ -283,7 +309,8 @@ mod tests {
             start: 40,
             end: 100,
         };
-        assert_eq!(replay.chunk_at(39), Err(error(39)));
+        assert_eq!(replay.chunk_at(38), Err(error(38)));
+        assert_eq!(replay.chunk_at(39), Ok(Some(&bytes(39, 1)[..])));
         assert_eq!(replay.chunk_at(101), Err(error(101)));
         assert_eq!(replay.chunk_at(100), Ok(None));
         assert_eq!(replay.chunk_at(40), Ok(Some(&bytes(40, 60)[..])));

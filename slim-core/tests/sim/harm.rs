@@ -77,7 +77,12 @@ impl World {
                 let Some(conn) = self.recent(newest) else {
                     return;
                 };
-                self.tcps[conn].inject_end(side);
+                let acked = self.tcps[conn].inject_end(side);
+                let reaches = self.passes(self.tcps[conn].path, side);
+                if let Some(upto) = acked.filter(|_| reaches) {
+                    let (ack, side) = (self.latency, 1 - side);
+                    self.later(ack, ack * 3 / 2, Ev::Ack { conn, side, upto });
+                }
                 self.poke(conn, side);
             }
             Harm::Cut { path, ways, until } => {

@@ -386,14 +386,11 @@ impl World {
                 "side {node}: {token:?} has a transport that was not drained"
             ));
         }
-        if peer_received < front.replay.start() {
-            return Err(format!(
-                "side {node}: the peer has {peer_received}, but everything before {} is forgotten",
-                front.replay.start()
-            ));
-        }
         if peer_received > front.sent || peer_sent < front.received {
             return Err(format!("side {node}: out of step"));
+        }
+        if let Err(lost) = front.replay.chunk_at(peer_received) {
+            return Err(format!("side {node}: the peer lacks bytes: {lost}"));
         }
         front.replay.trim(peer_received);
         front.tcp = Some(place);

@@ -167,9 +167,14 @@ impl Tcp {
         }
     }
 
-    /// Somebody else ends the stream towards `side`.
-    pub fn inject_end(&mut self, side: usize) {
-        self.dirs[1 - side].ended = true;
+    /// Somebody else ends the stream towards `side`. What the kernel of `side` acknowledges then, if the other
+    /// one believes it: that end takes the place of the next byte. Never of the last one: if its sender has just
+    /// closed, it takes all for delivered, and the other one gets an error, which is not looked for here.
+    pub fn inject_end(&mut self, side: usize) -> Option<usize> {
+        let dir = &mut self.dirs[1 - side];
+        let first = !dir.ended && self.sides[side].dead.is_none();
+        dir.ended = true;
+        (first && dir.arrived + 1 < dir.data.len()).then_some(dir.arrived + 1)
     }
 
     pub fn die(&mut self, side: usize, errno: i32) {

@@ -148,16 +148,15 @@ impl<S: Source> Transmit<S> {
         n: usize,
     ) -> bool {
         let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
-        let tail = (n as u64).min(unacked) as usize;
+        // One byte more than unacknowledged, see `Replay`.
+        let tail = (n as u64).min(unacked.saturating_add(1)) as usize;
         if tail < n {
             half.replay.skip_to(half.replay.end() + (n - tail) as u64);
         }
         let whole = self.source.copy(from + n - tail, from + n, &mut |bytes| {
             half.replay.push(bytes)
         });
-        if tail == n {
-            half.replay.trim(half.replay.end().saturating_sub(unacked));
-        }
+        half.replay.trim(half.replay.end().saturating_sub(unacked));
         half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
         whole
     }
