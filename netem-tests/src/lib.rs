@@ -40,6 +40,7 @@ pub mod node;
 pub mod output;
 pub mod rng;
 pub mod skip;
+pub mod standstill;
 
 pub use error::{Error, Result};
 pub use lab::{Lab, LabBuilder};

@@ -17,7 +17,7 @@ use common::{connection, eventually, lab};
 use netem_tests::{
     Error, Lab,
     lab::{KEEP_VAR, operstate},
-    launch,
+    launch, standstill,
 };
 
 fn alive(pid: u32) -> bool {
@@ -296,4 +296,28 @@ fn a_socket_made_on_a_node_stays_there() {
     let target = a.peer_addr().unwrap();
     let outside = TcpStream::connect_timeout(&target, Duration::from_millis(300));
     assert!(outside.is_err(), "the lab cannot be reached from outside");
+}
+
+#[test]
+fn what_stands_still_is_written_down() {
+    let Some(lab) = lab("still", 2, 1) else {
+        return;
+    };
+    let mut sleeper = lab.node(1).command("sleep").arg("60").spawn().unwrap();
+    let _connection = connection(lab.node(0), lab.node(1), 0);
+    // Until it has become the program.
+    assert!(eventually(Duration::from_secs(10), || {
+        lab.node(1).processes().iter().any(|p| p.name == "sleep")
+    }));
+    standstill::record(&lab).unwrap();
+    let text = fs::read_to_string(lab.dir().join(standstill::FILE)).unwrap();
+    sleeper.kill().unwrap();
+    sleeper.wait().unwrap();
+    let (first, second) = text.split_once("==== nodeB").expect("both nodes");
+    assert!(
+        first.contains("ESTAB") && second.contains("ESTAB"),
+        "{text}"
+    );
+    let sleeps = format!("---- sleep {}", sleeper.id());
+    assert!(second.contains(&sleeps), "{text}");
 }

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
 use super::{Flavor, Mpi, Outcome, Progress};
-use crate::{Lab, Result, artifacts, launch, output::Running};
+use crate::{Lab, Result, artifacts, launch, output::Running, standstill};
 
 /// A job to be run on a lab.
 #[derive(Clone, Debug)]
@@ -164,11 +164,15 @@ impl Started<'_> {
             .wait_line(limit, |line| Progress::parse(line).is_some())
     }
 
-    /// Waits for the end; a job that still runs after `limit` is killed and counts as hung.
+    /// Waits for the end; a job that still runs after `limit` is killed and counts as hung. What it was doing
+    /// is in the lab's directory then.
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let status = self.running.wait(limit);
         let took = self.running.elapsed();
         if status.is_none() {
+            if let Err(error) = standstill::record(self.lab) {
+                eprintln!("what the job was doing cannot be written down: {error}");
+            }
             self.running.kill();
         }
         let left = self

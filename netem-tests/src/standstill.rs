@@ -1,0 +1,55 @@
+//! What a job was doing when it stood still, written down before it is killed.
+
+use std::{fmt::Write, fs, io, process::Command};
+
+use crate::{Lab, Node, Process};
+
+/// Name of the file in the lab's directory.
+pub const FILE: &str = "standstill";
+
+/// Writes the state of all connections and processes of the lab into [`FILE`], for somebody who has
+/// [kept](crate::lab::KEEP_VAR) the directory. Where threads are in their programs is there if gdb is
+/// installed.
+pub fn record(lab: &Lab) -> io::Result<()> {
+    let text: String = lab.nodes().iter().map(describe).collect();
+    fs::write(lab.dir().join(FILE), text)
+}
+
+fn describe(node: &Node) -> String {
+    let connections = node.exec("ss", &["-tunoiep"]);
+    let mut text = format!("==== {}\n", node.name());
+    text += &connections.unwrap_or_else(|error| format!("no connections: {error}\n"));
+    for process in node.processes() {
+        let _ = writeln!(text, "---- {} {}", process.name, process.pid);
+        text += &threads(&process);
+        text += &stacks(&process).unwrap_or_else(|error| format!("no stacks: {error}\n"));
+    }
+    text
+}
+
+/// For each thread: its name, its state, and where it waits in the kernel.
+fn threads(process: &Process) -> String {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", process.pid)) else {
+        return String::new();
+    };
+    let read = |path: String| fs::read_to_string(path).unwrap_or_default();
+    tasks
+        .flatten()
+        .map(|task| {
+            let path = task.path().display().to_string();
+            let (name, stat) = (read(format!("{path}/comm")), read(format!("{path}/stat")));
+            let state = stat.rsplit(')').next().and_then(|s| s.trim().get(..1));
+            let wchan = read(format!("{path}/wchan"));
+            let id = task.file_name();
+            format!("{id:?} {} {} {wchan}\n", name.trim(), state.unwrap_or("?"))
+        })
+        .collect()
+}
+
+fn stacks(process: &Process) -> io::Result<String> {
+    let output = Command::new("timeout")
+        .args(["20", "gdb", "-batch", "-ex", "thread apply all bt", "-p"])
+        .arg(process.pid.to_string())
+        .output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
