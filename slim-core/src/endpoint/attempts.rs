@@ -26,6 +26,10 @@ const BACKOFF_MAX: Duration = Duration::from_secs(1);
 /// in the second, and so on.
 const STUCK: Duration = Duration::from_secs(1);
 const STUCK_DOUBLINGS: u32 = 2;
+/// After this long the peer is asked whether it is there (`probe.rs`); for twice as long after each
+/// connection that was replaced because it had answered.
+const HUNG: Duration = Duration::from_millis(25);
+const HUNG_DOUBLINGS: u32 = 5;
 /// A peer that began to resume and said nothing more for this long is not waited for.
 pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// A flow whose own connection has not failed is not given up before the kernel would give up a
@@ -45,6 +49,13 @@ pub(super) struct Attempts {
     /// What the window still had when it was stopped, because a transport was being installed.
     left: Option<Duration>,
     last: Failure,
+    /// The connection under way, or the one that waits for its turn.
+    path: (Option<IpAddr>, SocketAddr),
+    asked: Time,
+    /// Connections replaced in this window because the peer had answered.
+    replaced: u32,
+    /// Where it has answered: the next connection goes there.
+    heard_at: Option<IpAddr>,
 }
 
 /// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
@@ -159,6 +170,10 @@ impl Endpoint {
                 failures: 0,
                 left: None,
                 last: Failure::TimedOut,
+                path: (None, flow.remote),
+                asked: now,
+                replaced: 0,
+                heard_at: None,
             });
             return self.begin_window(now, token, 0);
         };
@@ -179,6 +194,7 @@ impl Endpoint {
         attempts.begun += 1;
         attempts.turn = 0;
         attempts.failures = 0;
+        attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
         let begun = attempts.begun;
         let paths = self.paths(token);
@@ -212,12 +228,48 @@ impl Endpoint {
         let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
             return;
         };
-        let Some(&(local, remote)) = paths.get(choose(attempts.n, attempts.turn, paths.len()))
-        else {
+        let known = attempts.heard_at.take();
+        let known = known.and_then(|ip| {
+            paths
+                .iter()
+                .find(|(own, to)| own.is_none() && to.ip() == ip)
+        });
+        let turn = || paths.get(choose(attempts.n, attempts.turn, paths.len()));
+        let Some(&path) = known.or_else(turn) else {
             return;
         };
         attempts.turn += 1;
+        attempts.path = path;
+        attempts.asked = now;
         let stuck = STUCK * (1 << attempts.n.min(STUCK_DOUBLINGS));
+        self.leave_lane(now, token);
+        let flow = self.flow(token);
+        let role = flow.role;
+        flow.lane = Some(path.1);
+        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        if self.connects.enter(path.1, token, role) {
+            self.launch(now, token);
+        }
+    }
+
+    /// It is this flow's turn to connect.
+    fn launch(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let busy = flow.outgoing.is_some() || flow.accepted.is_some() || flow.pump.is_some();
+        let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
+        let Some(attempts) = attempts.filter(|_| !busy) else {
+            debug_assert!(false, "{token:?} waits for what it has");
+            if let Some(to) = flow.lane.take() {
+                self.connects.leave(to, token);
+            }
+            return;
+        };
+        attempts.asked = now;
+        let (local, remote) = attempts.path;
+        let stuck = STUCK * (1 << attempts.n.min(STUCK_DOUBLINGS));
+        let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
         self.flow(token).outgoing = Some(conn);
@@ -228,9 +280,9 @@ impl Endpoint {
                 stage: Stage::Connecting,
             },
         );
-        self.timers.clear(Owner::Flow(token, Timer::Backoff));
-        self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
+            self.timers.set(Owner::Flow(token, timer), now + wait);
+        }
         self.out.push(Action::Connect {
             conn,
             local,
@@ -238,16 +290,67 @@ impl Endpoint {
         });
     }
 
+    /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.
+    pub(super) fn leave_lane(&mut self, now: Time, token: FlowToken) {
+        let Some(to) = self.flow(token).lane.take() else {
+            return;
+        };
+        self.connects.leave(to, token);
+        while let Some(next) = self.connects.next(to) {
+            self.launch(now, next);
+        }
+    }
+
+    /// How long the connection under way has been waited for.
+    pub(super) fn connecting_for(&self, now: Time, token: FlowToken) -> Duration {
+        let outage = self.flows[&token].outage.as_ref();
+        let attempts = outage.and_then(|outage| outage.attempts.as_ref());
+        attempts.map_or(Duration::ZERO, |attempts| now.since(attempts.asked))
+    }
+
+    pub(super) fn on_hung(&mut self, now: Time, token: FlowToken) {
+        if self.flow(token).outgoing.is_some() {
+            self.probe(now, token);
+        }
+    }
+
+    /// The peer has answered at `via`: what was asked for before that is asked for again.
+    pub(super) fn connect_anew(&mut self, now: Time, token: FlowToken, via: IpAddr) {
+        let Some(attempts) = self.attempts(token) else {
+            return;
+        };
+        attempts.replaced += 1;
+        attempts.heard_at = Some(via);
+        self.replace(now, token);
+    }
+
+    /// The connection under way is given up for another one.
+    fn replace(&mut self, now: Time, token: FlowToken) {
+        if let Some(conn) = self.flow(token).outgoing.take() {
+            self.close_conn(conn);
+            if let Some(to) = self.flow(token).lane {
+                self.connects.lost(now, to);
+            }
+            if let Some(attempts) = self.attempts(token) {
+                attempts.last = Failure::TimedOut;
+            }
+            self.settle(token);
+        }
+        self.connect(now, token);
+    }
+
     /// The connection under way got a step further.
     pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
-        let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
-            Some(attempts) => attempts.n,
-            None => 0,
+        let (n, replaced) = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
+            Some(attempts) => (attempts.n, attempts.replaced),
+            None => (0, 0),
         };
         let stuck = STUCK * (1 << n.min(STUCK_DOUBLINGS));
-        self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        let hung = HUNG * (1 << replaced.min(HUNG_DOUBLINGS));
+        for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
+            self.timers.set(Owner::Flow(token, timer), now + wait);
+        }
     }
 
     /// The connection under way came to nothing. The driver has closed it, or was told to.
@@ -262,7 +365,13 @@ impl Endpoint {
             }
             None => 0,
         };
-        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.stop_waiting(token);
+        if why == Failure::Eof
+            && let Some(to) = self.flow(token).lane
+        {
+            self.connects.lost(now, to);
+        }
+        self.leave_lane(now, token);
         self.settle(token);
         if failures == 0 {
             return;
@@ -275,16 +384,26 @@ impl Endpoint {
         if why == Failure::Errno(ECONNREFUSED) {
             // Perhaps the process is gone; perhaps a firewall is in a bad mood.
             self.ask(now, token, Why::Death);
+        } else if pause > HUNG {
+            // The link may be down, and back before the pause is over.
+            self.probe(now, token);
         }
     }
 
-    /// Closes the connection under way, if there is one, without counting it as failed.
-    pub(super) fn drop_outgoing(&mut self, token: FlowToken) {
+    /// What is to be waited for next is our own front end, or nothing.
+    pub(super) fn stop_waiting(&mut self, token: FlowToken) {
         self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.timers.clear(Owner::Flow(token, Timer::Hung));
+    }
+
+    /// Closes the connection under way, if there is one, without counting it as failed.
+    pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
+        self.stop_waiting(token);
         self.timers.clear(Owner::Flow(token, Timer::Backoff));
         if let Some(conn) = self.flow(token).outgoing.take() {
             self.close_conn(conn);
         }
+        self.leave_lane(now, token);
     }
 
     /// Stops the clock while the replay runs: what comes of it decides.
@@ -293,6 +412,7 @@ impl Endpoint {
         let ends = self.timers.get(window);
         for timer in [
             Timer::Window,
+            Timer::Hung,
             Timer::Stuck,
             Timer::Backoff,
             Timer::PeerSilent,
@@ -311,16 +431,7 @@ impl Endpoint {
     }
 
     pub(super) fn on_stuck(&mut self, now: Time, token: FlowToken) {
-        let Some(conn) = self.flow(token).outgoing else {
-            return;
-        };
-        self.close_conn(conn);
-        self.flow(token).outgoing = None;
-        if let Some(attempts) = self.attempts(token) {
-            attempts.last = Failure::TimedOut;
-        }
-        self.settle(token);
-        self.connect(now, token);
+        self.replace(now, token);
     }
 
     pub(super) fn on_backoff(&mut self, now: Time, token: FlowToken) {
@@ -367,7 +478,7 @@ impl Endpoint {
             let more = now + Duration::from_secs(1);
             return self.timers.set(Owner::Flow(token, Timer::Window), more);
         }
-        self.drop_outgoing(token);
+        self.drop_outgoing(now, token);
         self.settle(token);
         let Some(attempts) = self.attempts(token) else {
             return;

@@ -81,20 +81,21 @@ impl Endpoint {
     /// The application has finished with a flow after sending `final_seq` bytes: half-closed it
     /// (it can still be resumed, in both directions), closed it (it can still be resumed, until
     /// [`gone`](Endpoint::gone)), or reset it (nothing more happens to it). The peer is told.
-    pub fn finish(&mut self, _now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
+    pub fn finish(&mut self, now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
         flow.fin = Some((final_seq, how));
         self.announce_fin(token);
         if how == FinHow::Reset {
-            self.abandon_connections(token);
+            self.abandon_connections(now, token);
             self.timers.clear_flow(token);
             let flow = self.flow(token);
             flow.query = None;
             flow.outage = None;
             flow.pump = None;
             flow.go(State::Closed);
+            self.hello_over(now, token);
         }
     }
 
@@ -103,7 +104,8 @@ impl Endpoint {
         if !self.flows.contains_key(&token) {
             return;
         }
-        self.abandon_connections(token);
+        self.abandon_connections(now, token);
+        self.hello_over(now, token);
         self.timers.clear_flow(token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
@@ -221,7 +223,7 @@ impl Endpoint {
 
     /// The old transport goes back to use: its end of stream was genuine.
     pub(super) fn put_back(&mut self, now: Time, token: FlowToken) {
-        let flow = self.end_outage(token);
+        let flow = self.end_outage(now, token);
         flow.go(State::Live);
         let leaving = flow.leaving.take();
         self.out.push(Action::Reinstate { token });
@@ -232,8 +234,8 @@ impl Endpoint {
     }
 
     /// There is nothing to be looked for any more: the old transport will do.
-    fn end_outage(&mut self, token: FlowToken) -> &mut Flow {
-        self.abandon_connections(token);
+    fn end_outage(&mut self, now: Time, token: FlowToken) -> &mut Flow {
+        self.abandon_connections(now, token);
         self.settle(token);
         self.timers.clear_flow(token);
         let flow = self.flow(token);
@@ -348,7 +350,7 @@ impl Endpoint {
     pub(super) fn peer_gone(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
         if self.flow(token).state() == State::Live {
             // A stall was looked into. What the old transport makes of it, it will say itself.
-            self.abandon_connections(token);
+            self.abandon_connections(now, token);
             let flow = self.flow(token);
             flow.outage = None;
             flow.query = None;
@@ -382,7 +384,7 @@ impl Endpoint {
         if !flow.intact() && !self.ended_intact(token) {
             return self.escalate_with_cause(now, token, EscalateReason::PeerForgot);
         }
-        let flow = self.end_outage(token);
+        let flow = self.end_outage(now, token);
         flow.go(State::Legacy);
         self.emit(token, Event::Legacy { reason });
         self.reinstate_legacy(token);
@@ -391,12 +393,12 @@ impl Endpoint {
     /// Gives a flow up.
     pub(super) fn escalate(
         &mut self,
-        _now: Time,
+        now: Time,
         token: FlowToken,
         reason: EscalateReason,
         verdict: Verdict,
     ) {
-        self.abandon_connections(token);
+        self.abandon_connections(now, token);
         self.timers.clear_flow(token);
         let flow = self.flow(token);
         flow.query = None;

@@ -62,7 +62,11 @@ impl Endpoint {
             };
         }
         // What is still to be waited for is our own front end.
-        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.stop_waiting(token);
+        if let Some(to) = self.flow(token).lane {
+            self.connects.answered(now, to);
+        }
+        self.leave_lane(now, token);
         // An end of stream is asked about first: it may be genuine, and RESUME would make the old
         // transport useless. Attempts start only when that question is settled.
         self.suspend(now, token);
@@ -129,7 +133,7 @@ impl Endpoint {
             };
         }
         // Nothing but our own front end is to be waited for now.
-        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.stop_waiting(token);
         self.settle(token);
         self.advance(now, token);
     }

@@ -152,7 +152,7 @@ impl Endpoint {
 
     /// Where the next question about a flow goes if `sent` had no answer: perhaps another address
     /// of the peer can be reached. An address that we have, too, leads to ourselves.
-    fn turn(&self, token: FlowToken, sent: u32) -> SocketAddr {
+    pub(super) fn turn(&self, token: FlowToken, sent: u32) -> SocketAddr {
         let flow = &self.flows[&token];
         let first = flow.remote.ip();
         let mut ips = vec![first];
@@ -345,12 +345,17 @@ impl Endpoint {
         let Some(token) = self.genuine(status.flow, parsed) else {
             return self.drop_one();
         };
+        let peer = self.flow(token).peer.as_ref().map(|peer| peer.id);
+        if let Some(peer) = peer
+            && self.probe_answered(now, peer, status.nonce)
+        {
+            return self.peer_answered(now, peer);
+        }
         let flow = self.flow(token);
         let why = match &flow.query {
             Some(query) if query.nonce == status.nonce => query.why,
             _ => return self.drop_one(),
         };
-        let peer = flow.peer.as_ref().map(|peer| peer.id);
         self.drop_query(token);
         if let Some(peer) = peer {
             self.peer_answered(now, peer);
@@ -375,6 +380,13 @@ impl Endpoint {
             let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
                 continue;
             };
+            let peer = self.flows[&token].peer.as_ref().map(|peer| peer.id);
+            if let Some(peer) = peer
+                && self.probe_answered(now, peer, unknown.nonce)
+            {
+                // A new connection will hear the same.
+                return;
+            }
             let flow = &self.flows[&token];
             let (Some(query), Some(peer)) = (&flow.query, &flow.peer) else {
                 continue;

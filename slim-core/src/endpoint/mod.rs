@@ -89,7 +89,9 @@ mod flow;
 mod initiate;
 mod inquiry;
 mod negotiate;
+mod pace;
 mod pending;
+mod probe;
 mod record;
 mod refusals;
 mod respond;
@@ -113,8 +115,10 @@ pub use pending::PendingHello;
 
 use close::Tombs;
 use inquiry::Inquiries;
-use negotiate::plain;
+use negotiate::{Askers, plain};
+use pace::Pace;
 use pending::Pending;
+use probe::Probes;
 use record::{Bar, Drained, Flow, Leaving, Outage};
 use refusals::Refusals;
 use resume::Conn;
@@ -138,6 +142,11 @@ pub struct Endpoint {
     tombs: Tombs,
     inquiries: Inquiries,
     refusals: Refusals,
+    /// By address: who asks for SLIM there, and who resumes there.
+    hellos: Pace,
+    connects: Pace,
+    probes: Probes,
+    askers: Askers,
     conns: HashMap<ConnId, Conn>,
     /// Connections that have not said for which flow they are, oldest first.
     fresh: VecDeque<ConnId>,
@@ -197,6 +206,10 @@ impl Endpoint {
             tombs: Tombs::default(),
             inquiries: Inquiries::default(),
             refusals: Refusals::default(),
+            hellos: Pace::default(),
+            connects: Pace::default(),
+            probes: Probes::default(),
+            askers: Askers::default(),
             conns: HashMap::new(),
             fresh: VecDeque::new(),
             flushes: HashMap::new(),
@@ -253,7 +266,7 @@ impl Endpoint {
             return;
         }
         self.flows
-            .insert(token, Flow::new(token, role, local, remote));
+            .insert(token, Flow::new(now, token, role, local, remote));
         if role == Role::Acceptor {
             self.by_tuple.insert((local, remote), token);
         }
@@ -287,7 +300,7 @@ impl Endpoint {
             (true, Cause::Errno(_) | Cause::Eof { .. }) => {
                 // The stall was the beginning of it. What was found out about paths meanwhile is
                 // worth little: the flow has all its attempts now.
-                self.drop_outgoing(token);
+                self.drop_outgoing(now, token);
                 self.drop_query(token);
                 self.timers.clear_flow(token);
                 self.begin_outage(now, token, Outage::new(now, cause));
@@ -357,6 +370,7 @@ impl Endpoint {
         let to = plain(to);
         self.hello_refused(now, to);
         self.query_refused(now, to);
+        self.probe_refused(now, to);
     }
 
     /// The time that [`poll_timeout`](Endpoint::poll_timeout) told has come.
@@ -365,6 +379,7 @@ impl Endpoint {
             match owner {
                 Owner::Conn(conn) => self.on_conn_timer(conn),
                 Owner::Peer(peer) => self.on_peer_timer(now, peer),
+                Owner::Probe(peer) => self.on_probe_timer(now, peer),
                 Owner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }
@@ -375,11 +390,10 @@ impl Endpoint {
             return;
         }
         match timer {
-            Timer::Hello => self.send_hello(now, token),
-            Timer::HelloDeadline => {
-                self.become_legacy(now, token, crate::event::LegacyReason::NoAnswer);
-            }
+            Timer::Hello => self.hello_again(now, token),
+            Timer::HelloDeadline => self.on_hello_deadline(now, token),
             Timer::Window => self.on_window(now, token),
+            Timer::Hung => self.on_hung(now, token),
             Timer::Stuck => self.on_stuck(now, token),
             Timer::Backoff => self.on_backoff(now, token),
             Timer::PeerSilent => self.on_peer_silent(now, token),

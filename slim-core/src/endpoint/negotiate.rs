@@ -4,7 +4,8 @@
 //! The acceptor waits for the question as long. Meanwhile the application sends and receives as it
 //! likes; nothing it does waits for the outcome.
 
-use std::net::SocketAddr;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::flow::State;
@@ -27,9 +28,35 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 const LATE_HELLO: Duration = Duration::from_millis(20);
 /// How long the answer to HELLO is waited for once the connection has failed.
 const LATE_ANSWER: Duration = Duration::from_millis(500);
+/// Somebody who has answered others lately has SLIM: an answer, or a question, that does not come is
+/// late or lost, and is waited for as many times as long.
+const KNOWN: u32 = 4;
+/// Hosts remembered for having asked.
+const ASKERS: usize = 1024;
 /// IPv4 addresses have one spelling here, or the two ends would not find each other.
 pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(addr.ip().to_canonical(), addr.port())
+}
+
+/// When a host asked last whether we have SLIM: so it has.
+#[derive(Default)]
+pub(super) struct Askers {
+    heard: HashMap<IpAddr, Time>,
+}
+
+impl Askers {
+    fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
+        if self.heard.len() >= ASKERS && !self.heard.contains_key(&ip) {
+            self.heard.retain(|_, at| now.since(*at) < age);
+        }
+        if self.heard.len() < ASKERS || self.heard.contains_key(&ip) {
+            self.heard.insert(ip, now);
+        }
+    }
+
+    fn within(&self, now: Time, ip: IpAddr, age: Duration) -> bool {
+        self.heard.get(&ip).is_some_and(|at| now.since(*at) < age)
+    }
 }
 
 impl Endpoint {
@@ -69,7 +96,9 @@ impl Endpoint {
                     waiting: false,
                 });
                 self.by_id.insert((id, Role::Connector), token);
-                self.send_hello(now, token);
+                if self.hellos.enter(remote, token, role) {
+                    self.send_hello(now, token);
+                }
             }
             Role::Acceptor => {
                 if let Some(waiting) = self.pending.take(now, (local, remote)) {
@@ -121,11 +150,58 @@ impl Endpoint {
             RETRY_MAX.min(RETRY * (1 << asking.sent.min(8)))
         };
         asking.sent += 1;
+        let wait = self.spread(wait);
+        let flow = &self.flows[&token];
+        let Some(asking) = &flow.hello else {
+            return;
+        };
         let message = Message::Hello(asking.hello);
         let data = seal_with_job(self.config.job_key.as_ref(), &message);
         self.out.datagram(to, None, data);
         self.timers
             .set(Owner::Flow(token, Timer::Hello), now + wait);
+    }
+
+    /// Up to half as long again: what was lost together does not come back together.
+    fn spread(&mut self, wait: Duration) -> Duration {
+        wait + Duration::from_micros(self.rng.up_to(wait.as_micros() as u64 / 2))
+    }
+
+    /// HELLO has had no answer yet, or only that the application has not accepted yet.
+    pub(super) fn hello_again(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        if flow.hello.as_ref().is_some_and(|asking| !asking.waiting) {
+            let to = flow.remote;
+            self.hellos.lost(now, to);
+        }
+        self.send_hello(now, token);
+    }
+
+    /// The flow need not be asked about any more, or not soon: others may.
+    pub(super) fn hello_over(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        if flow.role == Role::Acceptor {
+            return;
+        }
+        let to = flow.remote;
+        self.hellos.leave(to, token);
+        while let Some(next) = self.hellos.next(to) {
+            self.send_hello(now, next);
+        }
+    }
+
+    pub(super) fn on_hello_deadline(&mut self, now: Time, token: FlowToken) {
+        let age = self.config.hello_timeout;
+        let flow = &self.flows[&token];
+        let known = match flow.role {
+            Role::Connector => self.hellos.heard_within(now, flow.remote, age),
+            Role::Acceptor => self.askers.within(now, flow.remote.ip(), age),
+        };
+        if known && flow.outage.is_none() && now.since(flow.opened) < age * (KNOWN - 1) {
+            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            return self.timers.set(deadline, now + age);
+        }
+        self.become_legacy(now, token, LegacyReason::NoAnswer);
     }
 
     /// Acceptor: the peer's HELLO and our flow have met.
@@ -201,6 +277,8 @@ impl Endpoint {
             let data = seal_with_job(job.as_ref(), &nak(NakReason::Unauthorized));
             return self.out.datagram(from, Some(local), data);
         }
+        let age = self.config.hello_timeout;
+        self.askers.note(now, hello.connector.ip(), age);
         if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {
             let flow = self.flow(token);
             let same = flow.peer.as_ref().filter(|peer| {
@@ -255,13 +333,17 @@ impl Endpoint {
             return;
         };
         asking.waiting = true;
+        let to = flow.remote;
         // The application at the other end accepts when it likes. A flow that has lost its
         // connection cannot wait for ever, though.
         if !faulted {
             self.timers.clear(Owner::Flow(token, Timer::HelloDeadline));
         }
+        let wait = self.spread(RETRY_MAX);
         self.timers
-            .set(Owner::Flow(token, Timer::Hello), now + RETRY_MAX);
+            .set(Owner::Flow(token, Timer::Hello), now + wait);
+        self.hellos.answered(now, to);
+        self.hello_over(now, token);
     }
 
     pub(super) fn on_hello_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
@@ -294,6 +376,7 @@ impl Endpoint {
         });
         let remote = flow.remote;
         self.refusals.forget(remote);
+        self.hellos.answered(now, remote);
         self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),
@@ -355,6 +438,12 @@ impl Endpoint {
                 if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }
+                let to = self.flow(token).remote;
+                if self.hellos.is_waiting(to, token) {
+                    // There is no time to wait for its turn.
+                    self.hellos.leave(to, token);
+                    self.send_hello(now, token);
+                }
             }
             // Nobody can be asked whether it is genuine, and to withhold it until somebody can
             // would delay every short connection to a peer without SLIM.
@@ -362,6 +451,7 @@ impl Endpoint {
                 let reason = LegacyReason::NoAnswer;
                 self.timers.clear_flow(token);
                 self.flow(token).go(State::Legacy);
+                self.hello_over(now, token);
                 self.emit(token, Event::Legacy { reason });
                 self.reinstate_legacy(token);
             }
@@ -371,6 +461,7 @@ impl Endpoint {
 
     fn become_live(&mut self, now: Time, token: FlowToken) {
         self.timers.clear_flow(token);
+        self.hello_over(now, token);
         let flow = self.flow(token);
         flow.hello = None;
         flow.go(State::Live);
@@ -388,6 +479,7 @@ impl Endpoint {
     pub(super) fn become_legacy(&mut self, now: Time, token: FlowToken, reason: LegacyReason) {
         let required = self.config.policy == Policy::Required;
         self.timers.clear_flow(token);
+        self.hello_over(now, token);
         let flow = self.flow(token);
         let fault = flow.outage.take();
         flow.go(State::Legacy);
@@ -406,8 +498,9 @@ impl Endpoint {
         let flow = self.flow(token);
         match flow.state() {
             State::Negotiating | State::Live => {
-                self.abandon_connections(token);
+                self.abandon_connections(now, token);
                 self.timers.clear_flow(token);
+                self.hello_over(now, token);
                 let flow = self.flow(token);
                 let fault = flow.outage.take().filter(|_| flow.bar == Bar::Shut);
                 flow.query = None;

@@ -27,8 +27,8 @@ pub struct PendingHello {
 /// HELLOs that came before the application accepted their connection, by (our end, their end).
 #[derive(Default)]
 pub(super) struct Pending {
-    by_tuple: HashMap<(SocketAddr, SocketAddr), Waiting>,
-    /// When each came first, oldest first.
+    by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Waiting)>,
+    /// When each came first, oldest first. An entry that differs from that in `by_tuple` means nothing.
     order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
 }
 
@@ -41,26 +41,30 @@ pub(super) struct Waiting {
 impl Pending {
     pub(super) fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
         self.expire(now);
-        if let Some(known) = self.by_tuple.get_mut(&tuple) {
+        if let Some((_, known)) = self.by_tuple.get_mut(&tuple) {
             // Its place in the order stays: what is asked again all the time would else fill it.
             *known = waiting;
             return;
         }
+        if self.order.len() >= 2 * PENDING {
+            let by_tuple = &self.by_tuple;
+            self.order.retain(|entry| is_known(by_tuple, entry));
+        }
         while self.by_tuple.len() >= PENDING {
-            let Some((_, oldest)) = self.order.pop_front() else {
+            let Some(oldest) = self.order.pop_front() else {
                 break;
             };
-            self.by_tuple.remove(&oldest);
+            if is_known(&self.by_tuple, &oldest) {
+                self.by_tuple.remove(&oldest.1);
+            }
         }
-        self.by_tuple.insert(tuple, waiting);
+        self.by_tuple.insert(tuple, (now, waiting));
         self.order.push_back((now, tuple));
     }
 
     pub(super) fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
         self.expire(now);
-        let waiting = self.by_tuple.remove(&tuple)?;
-        self.order.retain(|(_, other)| *other != tuple);
-        Some(waiting)
+        self.by_tuple.remove(&tuple).map(|(_, waiting)| waiting)
     }
 
     /// Takes all that wait at addresses of ours for which `fits` holds.
@@ -68,7 +72,7 @@ impl Pending {
         self.order.retain(|(_, tuple)| !fits(tuple.0));
         self.by_tuple
             .extract_if(|tuple, _| fits(tuple.0))
-            .map(|(_, waiting)| waiting)
+            .map(|(_, (_, waiting))| waiting)
             .collect()
     }
 
@@ -78,13 +82,24 @@ impl Pending {
                 break;
             }
             self.order.pop_front();
-            self.by_tuple.remove(&tuple);
+            if is_known(&self.by_tuple, &(at, tuple)) {
+                self.by_tuple.remove(&tuple);
+            }
         }
     }
 
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        debug_assert_eq!(self.by_tuple.len(), self.order.len());
+        debug_assert!(self.by_tuple.len() <= self.order.len());
+        debug_assert!(self.order.len() <= 2 * PENDING);
         self.by_tuple.len()
     }
+}
+
+/// Whether an entry of the order is that of a HELLO that still waits.
+fn is_known(
+    by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Waiting)>,
+    (at, tuple): &(Time, (SocketAddr, SocketAddr)),
+) -> bool {
+    by_tuple.get(tuple).is_some_and(|(since, _)| since == at)
 }

@@ -20,6 +20,7 @@ pub(super) struct Flow {
     pub(super) local: SocketAddr,
     pub(super) remote: SocketAddr,
     pub(super) life: Lifecycle,
+    pub(super) opened: Time,
     /// Our name for it if we connected, the peer's once it has said HELLO.
     pub(super) id: Option<FlowId>,
     /// Connector: what we ask, kept because an answer may come late.
@@ -35,6 +36,8 @@ pub(super) struct Flow {
     pub(super) epochs: Epochs,
     /// Connection we asked for.
     pub(super) outgoing: Option<ConnId>,
+    /// Where we connect, or wait for our turn to.
+    pub(super) lane: Option<SocketAddr>,
     /// Connection with a genuine RESUME that has no answer yet.
     pub(super) accepted: Option<ConnId>,
     /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.
@@ -199,13 +202,20 @@ pub(super) enum Leaving {
 }
 
 impl Flow {
-    pub(super) fn new(token: FlowToken, role: Role, local: SocketAddr, remote: SocketAddr) -> Self {
+    pub(super) fn new(
+        now: Time,
+        token: FlowToken,
+        role: Role,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Self {
         Flow {
             token,
             role,
             local,
             remote,
             life: Lifecycle::new(),
+            opened: now,
             id: None,
             hello: None,
             peer: None,
@@ -215,6 +225,7 @@ impl Flow {
             peer_fin: None,
             epochs: Epochs::default(),
             outgoing: None,
+            lane: None,
             accepted: None,
             awaiting: None,
             flushing: None,

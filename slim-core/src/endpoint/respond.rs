@@ -96,7 +96,10 @@ impl Endpoint {
         resume: &Resume,
     ) {
         self.timers.clear(Owner::Conn(conn));
-        self.fresh.retain(|fresh| *fresh != conn);
+        // Near the front: who comes first speaks first.
+        if let Some(place) = self.fresh.iter().position(|fresh| *fresh == conn) {
+            self.fresh.remove(place);
+        }
         let bound = Bound {
             nonce_r,
             nonce_i: resume.nonce_i,
@@ -192,7 +195,7 @@ impl Endpoint {
         if let Some(older) = older {
             self.close_conn(older);
         }
-        self.drop_outgoing(token);
+        self.drop_outgoing(now, token);
         self.drop_query(token);
         if let Some(peer) = peer {
             self.peer_answered(now, peer);
@@ -279,7 +282,7 @@ impl Endpoint {
             return;
         }
         flow.awaiting = None;
-        self.drop_outgoing(token);
+        self.drop_outgoing(now, token);
         self.install(now, token, conn, epoch, received, *confirm);
     }
 

@@ -324,7 +324,7 @@ impl Endpoint {
     }
 
     /// Closes everything that was to become the flow's transport.
-    pub(super) fn abandon_connections(&mut self, token: FlowToken) {
+    pub(super) fn abandon_connections(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let conns = [
             flow.outgoing.take(),
@@ -337,9 +337,10 @@ impl Endpoint {
         for conn in conns.into_iter().flatten() {
             self.close_conn(conn);
         }
-        for timer in [Timer::Stuck, Timer::Backoff, Timer::PeerSilent] {
+        for timer in [Timer::Hung, Timer::Stuck, Timer::Backoff, Timer::PeerSilent] {
             self.timers.clear(Owner::Flow(token, timer));
         }
+        self.leave_lane(now, token);
     }
 
     /// Writes a message of ours under the flow's key.

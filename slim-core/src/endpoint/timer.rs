@@ -13,6 +13,8 @@ pub(super) enum Timer {
     HelloDeadline,
     /// The attempt's window is over.
     Window,
+    /// The connection under way has not got on for a moment: is the peer there at all?
+    Hung,
     /// The connection under way does not get on.
     Stuck,
     /// Connect again.
@@ -26,10 +28,11 @@ pub(super) enum Timer {
 }
 
 impl Timer {
-    const ALL: [Timer; 8] = [
+    const ALL: [Timer; 9] = [
         Timer::Hello,
         Timer::HelloDeadline,
         Timer::Window,
+        Timer::Hung,
         Timer::Stuck,
         Timer::Backoff,
         Timer::PeerSilent,
@@ -46,6 +49,8 @@ pub(super) enum Owner {
     Conn(ConnId),
     /// A process that has to say whether it exists.
     Peer(EndpointId),
+    /// A process to which connections hang.
+    Probe(EndpointId),
 }
 
 #[derive(Default)]

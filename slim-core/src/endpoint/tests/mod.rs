@@ -3,6 +3,8 @@
 
 mod ends;
 mod hostile;
+mod many;
 mod negotiation;
 mod pair;
+mod probing;
 mod resuming;

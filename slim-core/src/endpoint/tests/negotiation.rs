@@ -38,8 +38,8 @@ fn hello_is_sent_again_until_time_is_up() {
     pair.open(B);
     pair.wait(ms(2900));
     assert_eq!(pair.states(), [State::Negotiating; 2]);
-    // 0, 50, 150, 350, 750, 1550, 2550 ms.
-    assert_eq!(pair.done[A].len(), 7);
+    // 0, 50, 150, 350, 750, 1550, 2550 ms, or up to half as late again.
+    assert!((6..=7).contains(&pair.done[A].len()));
     pair.wait(ms(200));
     assert_eq!(pair.states(), [State::Legacy; 2]);
     for n in [A, B] {
@@ -100,7 +100,7 @@ fn a_lost_answer_is_given_again_and_is_the_same() {
     pair.run();
     assert_eq!(pair.states(), [State::Negotiating, State::Live]);
     pair.udp[A] = Net::Works;
-    pair.wait(ms(60));
+    pair.wait(ms(80));
     assert_eq!(pair.states(), [State::Live; 2]);
     let sent: Vec<_> = pair.done[B]
         .iter()

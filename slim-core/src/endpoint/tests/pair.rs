@@ -39,6 +39,10 @@ pub(super) struct Pair {
     /// Towards whom.
     pub(super) udp: [Net; 2],
     pub(super) tcp: [Net; 2],
+    /// Datagrams that a side takes in a row: what its socket's buffer holds.
+    pub(super) room: usize,
+    /// Of those, how many it still takes.
+    left: [usize; 2],
     /// Whether front ends and drivers answer by themselves.
     pub(super) answers: bool,
     pub(super) counts: [Counts; 2],
@@ -87,6 +91,8 @@ impl Pair {
             ends: [endpoint(A, a), endpoint(B, b)],
             udp: [Net::Works; 2],
             tcp: [Net::Works; 2],
+            room: usize::MAX,
+            left: [usize::MAX; 2],
             answers: true,
             counts: [Counts::default(); 2],
             done: Default::default(),
@@ -128,6 +134,26 @@ impl Pair {
         self.ends[n].open(self.now, FLOW, role, local, remote);
     }
 
+    /// Opens many flows at once, at one end.
+    pub(super) fn open_many(&mut self, n: usize, flows: u64) {
+        let role = [Role::Connector, Role::Acceptor][n];
+        for flow in 0..flows {
+            let mut ends = addrs();
+            ends[A].set_port(10_000 + flow as u16);
+            let (local, remote) = (ends[n], ends[1 - n]);
+            let token = FlowToken(1000 + flow);
+            self.ends[n].open(self.now, token, role, local, remote);
+        }
+    }
+
+    /// How many of them are in this state.
+    pub(super) fn many(&self, n: usize, flows: u64, state: State) -> usize {
+        let tokens = (0..flows).map(|flow| FlowToken(1000 + flow));
+        tokens
+            .filter(|token| self.ends[n].state(*token) == Some(state))
+            .count()
+    }
+
     pub(super) fn state(&self, n: usize) -> Option<State> {
         self.ends[n].state(FLOW)
     }
@@ -140,6 +166,7 @@ impl Pair {
     pub(super) fn run(&mut self) {
         loop {
             let mut idle = true;
+            self.left = [self.room; 2];
             for n in 0..2 {
                 while let Some(action) = self.ends[n].poll_action() {
                     idle = false;
@@ -174,11 +201,13 @@ impl Pair {
         self.now = end;
     }
 
-    fn act(&mut self, n: usize, action: Action) {
+    pub(super) fn act(&mut self, n: usize, action: Action) {
         let (now, other) = (self.now, 1 - n);
         match action {
             Action::Datagram { to, from, data } => match self.udp[other] {
+                Net::Works if self.left[other] == 0 => {}
                 Net::Works => {
+                    self.left[other] -= 1;
                     self.heard[other].push(data.clone());
                     let from = from.unwrap_or(control(n));
                     self.ends[other].handle_datagram(now, from, to, &data);
