@@ -25,6 +25,9 @@ use crate::shared::Shared;
 use crate::sys;
 use crate::udp;
 
+/// Receive buffer of a control socket, if we may have as much: thousands of flows may be opened, or
+/// break, at once, and each asks. Memory is used only while datagrams wait.
+const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
 
@@ -81,6 +84,10 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
     }
     if addr.is_ipv4() || !only_v6 {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+    }
+    // With the privilege for it beyond the limit of the system, else up to that.
+    if sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
     }
     socket.bind(&addr.into())?;
     Ok(own)
@@ -209,19 +216,24 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
             return;
         };
         let fd = socket.fd.get_ref().raw();
-        for _ in 0..BATCH {
-            match udp::recv_refusal(fd) {
-                Ok(Some(to)) => {
-                    shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to)));
-                }
-                Ok(None) => {}
-                Err(_) => {
-                    guard.clear_ready_matching(Ready::ERROR);
-                    break;
+        let mut more = false;
+        if guard.ready().is_error() {
+            more = true;
+            for _ in 0..BATCH {
+                match udp::recv_refusal(fd) {
+                    Ok(Some(to)) => {
+                        shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to)));
+                    }
+                    Ok(None) => {}
+                    Err(_) => {
+                        guard.clear_ready_matching(Ready::ERROR);
+                        more = false;
+                        break;
+                    }
                 }
             }
         }
-        for _ in 0..BATCH {
+        for n in 0..BATCH {
             match udp::recv_datagram(fd, &mut buf) {
                 Ok(datagram) => {
                     let from = canonical(datagram.from);
@@ -239,15 +251,26 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
                 // A refusal reported once more; the error queue has it.
                 Err(_) => {}
             }
+            more |= n + 1 == BATCH;
         }
         drop(guard);
-        task::yield_now().await;
+        if more {
+            task::yield_now().await;
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_control_socket_keeps_more_than_the_usual_burst() {
+        let room = |fd| sys::option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap();
+        let ours = bind("127.0.0.1:0".parse().unwrap(), true).unwrap();
+        let usual = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(room(ours.raw()) > room(usual.as_raw_fd()));
+    }
 
     #[test]
     fn each_family_answers_from_its_own_socket() {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -24,6 +24,13 @@ const WORDS: usize = 1024;
 /// Numbers from here on are not registered; the floor keeps ours far below.
 const LIMIT: usize = WORDS * 64;
 const HIGHEST_FLOOR: u64 = 4096;
+/// The limit is read again after as many uses of the floor.
+const REREAD: u32 = 32;
+
+static FLOOR: AtomicI32 = AtomicI32::new(-1);
+static USES: AtomicU32 = AtomicU32::new(0);
+/// With as many numbers behind the one just given it need not be tried out whether there are some.
+const PLENTY: usize = 256;
 
 static INTERNAL: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
@@ -56,37 +63,56 @@ pub fn release(fd: RawFd) {
 }
 
 /// The lowest number our descriptors use: out of the way, with a quarter of the soft limit left
-/// for them.
+/// for them. The limit is read again now and then, since the application may change it.
 pub fn floor() -> RawFd {
+    if !USES.fetch_add(1, Ordering::Relaxed).is_multiple_of(REREAD) {
+        let known = FLOOR.load(Ordering::Relaxed);
+        if known >= 0 {
+            return known;
+        }
+    }
+    read_floor()
+}
+
+fn read_floor() -> RawFd {
+    let floor = floor_for(soft_limit());
+    FLOOR.store(floor, Ordering::Relaxed);
+    floor
+}
+
+fn floor_for(soft: u64) -> RawFd {
+    let floor = (soft - soft / 4).min(HIGHEST_FLOOR);
+    RawFd::try_from(floor).unwrap_or(HIGHEST_FLOOR as RawFd)
+}
+
+fn soft_limit() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: `limit` is valid for writes for the duration of the call.
     let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0;
-    let soft = if failed { 1024 } else { limit.rlim_cur };
-    let floor = (soft - soft / 4).min(HIGHEST_FLOOR);
-    RawFd::try_from(floor).unwrap_or(HIGHEST_FLOOR as RawFd)
+    if failed { 1024 } else { limit.rlim_cur }
 }
 
 /// How many descriptors fit between the floor and the soft limit.
 pub(crate) fn room() -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: as in `floor`.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0;
-    let soft = if failed { 1024 } else { limit.rlim_cur };
+    let soft = soft_limit();
     usize::try_from(soft)
         .unwrap_or(usize::MAX)
-        .saturating_sub(floor() as usize)
+        .saturating_sub(floor_for(soft) as usize)
 }
 
-/// Whether `count` more descriptors could be had right now. Tried out with copies of `fd`.
+/// Whether `count` more descriptors could be had right now, after `fd`, which was the last one. Tried
+/// out with copies of it if the end is near.
 pub(crate) fn are_left(fd: impl AsFd, count: usize) -> bool {
     let fd = fd.as_fd().as_raw_fd();
     let floor = floor();
+    // It has the lowest free number above the floor; the application's are below, or few.
+    let used = usize::try_from(fd.saturating_sub(floor)).unwrap_or(usize::MAX);
+    if fd >= floor && room().saturating_sub(used) > count + PLENTY {
+        return true;
+    }
     numbers::make(|| {
         let copies: Vec<_> = (0..count)
             .map_while(|_| copy_above(fd, floor).or_else(|| copy_above(fd, 0)))
@@ -101,7 +127,13 @@ fn raise(fd: OwnedFd) -> OwnedFd {
     if fd.as_raw_fd() >= floor {
         return fd;
     }
-    copy_above(fd.as_raw_fd(), floor).unwrap_or(fd)
+    copy_above(fd.as_raw_fd(), floor)
+        .or_else(|| {
+            // The limit may be lower than it was.
+            let now = read_floor();
+            (now != floor).then(|| copy_above(fd.as_raw_fd(), now))?
+        })
+        .unwrap_or(fd)
 }
 
 fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {

@@ -143,7 +143,10 @@ impl Shared {
             .into_iter()
             .flatten()
             .min();
-        if self.armed.replace(next) != next {
+        // One that fires too early sets the next one: that is cheaper than to put it off each time
+        // that something has happened before it, and nobody is woken again and again.
+        let soon = |armed: Time| next.is_some_and(|next| armed <= next);
+        if !self.armed.get().is_some_and(soon) && self.armed.replace(next) != next {
             let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));
             sys::timerfd_set(self.alarm.get_ref().raw(), delay);
         }

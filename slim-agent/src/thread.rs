@@ -134,7 +134,6 @@ async fn obey(shared: Rc<Shared>) {
         guard.clear_ready();
         drop(guard);
         shared.with(|_, _| ());
-        task::yield_now().await;
     }
 }
 
