@@ -129,8 +129,8 @@ fn only_answers_to_questions_count() {
     hole(&mut pair, true);
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(500));
-    let questions = pair.done[A].iter().filter(|a| is_query(a)).cloned();
-    let Some(Action::Datagram { data, .. }) = questions.into_iter().last() else {
+    let asked = pair.done[A].iter().rfind(|a| is_query(a)).cloned();
+    let Some(Action::Datagram { data, .. }) = asked else {
         panic!("no question")
     };
     pair.ends[B].handle_datagram(pair.now, control(A), control(B), &data);
