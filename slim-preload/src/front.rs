@@ -166,6 +166,8 @@ impl FlowIo for Handle {
         let unacked = sys::unacked(fd).unwrap_or(0).min(half.replay.len() as u64);
         half.replay.trim(sent - unacked);
         if unacked == 0 {
+            // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
+            half.replay.shrink();
             self.flow.dirty.store(false, Ordering::Relaxed);
         }
         self.flow.send.unlock();

@@ -9,16 +9,18 @@
 //! other. One FIN at most is believed on a connection, so one byte more than acknowledged is kept.
 //!
 //! ```text
-//!      base      start                           end
-//!       │          │                              │
-//!       ▼          ▼                              ▼
-//!       ┌──────────────┬──────────────┬──────────────┐
-//!       │ (trimmed)▒▒▒▒│▒▒▒▒▒▒▒▒▒▒▒▒▒▒│▒▒▒▒▒▒        │   chunks of CHUNK bytes
-//!       └──────────────┴──────────────┴──────────────┘
+//!                start                           end
+//!                  │                              │
+//!                  ▼                              ▼
+//!       ┌──────────────┬──────────────┬──────────────────┐
+//!       │ (trimmed)▒▒▒▒│▒▒▒▒▒▒▒▒▒▒▒▒▒▒│▒▒▒▒▒▒▒           │
+//!       └──────────────┴──────────────┴──────────────────┘
+//!            full           full            last
 //! ```
 //!
-//! It costs one copy per byte sent, and no allocation while the last chunk has room or the
-//! process-wide pool has a chunk to give.
+//! It costs one copy per byte sent, and nothing else while the last chunk has room. The first chunk is
+//! small and each new one twice as large, up to [`CHUNK`], so that a flow that has little on its way takes
+//! little memory; chunks of the full size come from a process-wide pool. No chunk is filled with zeros first.
 
 mod pool;
 
@@ -27,19 +29,35 @@ use std::fmt;
 
 pub use pool::{CHUNK, POOL_CHUNKS};
 
-use pool::{Chunk, POOL};
+use pool::POOL;
+
+/// Bytes in the first chunk.
+const FIRST: usize = 256;
 
 /// The replay buffer of one direction of one flow. See the [module](self).
 #[derive(Default)]
 pub struct Replay {
-    /// Sequence number of the first byte of the first chunk; without chunks it means nothing.
-    base: u64,
     start: u64,
     end: u64,
+    /// The chunk with room; its bytes end at `end`.
+    last: Vec<u8>,
+    /// The chunks before it.
+    full: VecDeque<Chunk>,
     /// The byte before `start`, unless it was skipped.
     before: Option<u8>,
-    /// All full but the last.
-    chunks: VecDeque<Chunk>,
+}
+
+/// A chunk without room.
+struct Chunk {
+    /// Sequence number of its first byte.
+    from: u64,
+    bytes: Vec<u8>,
+}
+
+impl Chunk {
+    fn to(&self) -> u64 {
+        self.from + self.bytes.len() as u64
+    }
 }
 
 /// A sequence number was asked for that the buffer does not hold. To go on would leave a gap in
@@ -70,53 +88,79 @@ impl Replay {
     /// Nothing sent yet.
     pub const fn new() -> Self {
         Replay {
-            base: 0,
             start: 0,
             end: 0,
+            last: Vec::new(),
+            full: VecDeque::new(),
             before: None,
-            chunks: VecDeque::new(),
         }
     }
 
     /// Sequence number of the first byte held.
+    #[inline]
     pub fn start(&self) -> u64 {
         self.start
     }
 
     /// Bytes sent in all; one past the last byte held.
+    #[inline]
     pub fn end(&self) -> u64 {
         self.end
     }
 
     /// Bytes held.
+    #[inline]
     pub fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
 
     /// Whether nothing is held.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
     /// Bytes sent: keeps a copy and advances [`end`](Replay::end).
-    pub fn push(&mut self, mut bytes: &[u8]) {
-        if self.chunks.is_empty() {
-            self.base = self.end;
+    #[inline]
+    pub fn push(&mut self, bytes: &[u8]) {
+        if bytes.len() <= self.room() {
+            self.last.extend_from_slice(bytes);
+            self.end += bytes.len() as u64;
+        } else {
+            self.push_on(bytes);
         }
+    }
+
+    /// Bytes that the last chunk can still take.
+    #[inline]
+    fn room(&self) -> usize {
+        self.last.capacity() - self.last.len()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_on(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            let at = self.offset(self.end);
-            if at == self.chunks.len() * CHUNK {
-                self.chunks.push_back(POOL.take());
+            if self.room() == 0 {
+                self.grow(bytes.len());
             }
-            let last = self
-                .chunks
-                .back_mut()
-                .expect("a chunk with room was just made sure of");
-            let room = &mut last[at % CHUNK..];
-            let n = room.len().min(bytes.len());
-            room[..n].copy_from_slice(&bytes[..n]);
-            self.end += n as u64;
-            bytes = &bytes[n..];
+            let (now, later) = bytes.split_at(self.room().min(bytes.len()));
+            self.last.extend_from_slice(now);
+            self.end += now.len() as u64;
+            bytes = later;
+        }
+    }
+
+    /// The last chunk is full: makes a new one, for `wanted` bytes if they are not too many.
+    fn grow(&mut self, wanted: usize) {
+        let twice = 2 * self.last.capacity();
+        let size = twice.max(wanted.next_power_of_two()).clamp(FIRST, CHUNK);
+        let full = std::mem::replace(&mut self.last, POOL.take(size));
+        if full.is_empty() {
+            POOL.give([full]);
+        } else {
+            let from = self.end - full.len() as u64;
+            self.full.push_back(Chunk { from, bytes: full });
         }
     }
 
@@ -129,11 +173,12 @@ impl Replay {
         self.before = None;
         self.end = self.end.max(end);
         self.start = self.end;
-        self.release(self.chunks.len());
+        self.last.clear();
+        self.release(self.full.len());
     }
 
     /// The peer's kernel holds everything before `acked`: forgets it. Not moving, or moving
-    /// backwards, does nothing.
+    /// backwards, does nothing. Keeps one chunk for what is sent next, see [`shrink`](Replay::shrink).
     ///
     /// `acked` beyond [`end`](Replay::end) would mean that somebody acknowledged what was never
     /// sent; it is a bug in the caller, and counts as `end`.
@@ -143,15 +188,20 @@ impl Replay {
         if acked <= self.start {
             return;
         }
-        let last = self.offset(acked - 1);
-        self.before = Some(self.chunks[last / CHUNK][last % CHUNK]);
+        self.before = self.held(acked - 1).first().copied();
         self.start = acked;
-        let unused = if self.is_empty() {
-            self.chunks.len()
-        } else {
-            self.offset(acked) / CHUNK
-        };
-        self.release(unused);
+        if self.is_empty() {
+            self.last.clear();
+        }
+        self.release(self.full.partition_point(|c| c.to() <= acked));
+    }
+
+    /// Nothing is going to be sent soon: keeps no memory if nothing is held.
+    pub fn shrink(&mut self) {
+        if self.is_empty() {
+            POOL.give([std::mem::take(&mut self.last)]);
+            self.full = VecDeque::new();
+        }
     }
 
     /// The bytes from `seq` on that lie in one piece: `None` at [`end`](Replay::end), where nothing
@@ -172,32 +222,31 @@ impl Replay {
                 end: self.end,
             });
         }
-        if seq == self.end {
-            return Ok(None);
-        }
-        let (from, to) = (self.offset(seq), self.offset(self.end));
-        let chunk = &self.chunks[from / CHUNK];
-        let left_in_chunk = CHUNK - from % CHUNK;
-        Ok(Some(&chunk[from % CHUNK..][..left_in_chunk.min(to - from)]))
+        Ok(Some(self.held(seq)).filter(|piece| !piece.is_empty()))
     }
 
-    /// Place of `seq` counted from the start of the first chunk.
-    fn offset(&self, seq: u64) -> usize {
-        (seq - self.base) as usize
+    /// The bytes from `seq` on that lie in one piece, in `[start, end]`.
+    fn held(&self, seq: u64) -> &[u8] {
+        let before = self.full.partition_point(|c| c.to() <= seq);
+        let (from, bytes) = match self.full.get(before) {
+            Some(chunk) => (chunk.from, &chunk.bytes),
+            None => (self.end - self.last.len() as u64, &self.last),
+        };
+        &bytes[(seq - from) as usize..]
     }
 
-    /// Gives the first `count` chunks back.
+    /// Gives the first `count` full chunks back.
     fn release(&mut self, count: usize) {
         if count > 0 {
-            self.base += (count * CHUNK) as u64;
-            POOL.give(self.chunks.drain(..count));
+            POOL.give(self.full.drain(..count).map(|c| c.bytes));
         }
     }
 }
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        POOL.give(self.chunks.drain(..));
+        let last = std::mem::take(&mut self.last);
+        POOL.give(self.full.drain(..).map(|c| c.bytes).chain([last]));
     }
 }
 
@@ -231,12 +280,18 @@ mod tests {
         all
     }
 
+    fn memory(replay: &Replay) -> usize {
+        let full: usize = replay.full.iter().map(|c| c.bytes.capacity()).sum();
+        full + replay.last.capacity()
+    }
+
     #[derive(Clone, Debug)]
     enum Op {
         Push(u64),
         Skip(u64),
         /// Thousandths of what is held.
         Trim(u64),
+        Shrink,
     }
 
     fn op() -> impl Strategy<Value = Op> {
@@ -248,6 +303,7 @@ mod tests {
             1 => (0..2 * chunk).prop_map(Op::Skip),
             3 => (0..=1000u64).prop_map(Op::Trim),
             1 => Just(Op::Trim(1000)),
+            1 => Just(Op::Shrink),
         ]
     }
 
@@ -281,6 +337,10 @@ mod tests {
                         kept |= by > 0;
                         replay.trim(start);
                     }
+                    Op::Shrink => {
+                        replay.shrink();
+                        prop_assert!(!replay.is_empty() || memory(&replay) == 0);
+                    }
                 }
                 prop_assert_eq!((replay.start(), replay.end()), (start, end));
                 prop_assert_eq!(replay.len() as u64, end - start);
@@ -293,8 +353,8 @@ mod tests {
                 }
                 prop_assert!(start < 2 || replay.chunk_at(start - 2).is_err());
                 // Bounded by what is in flight: two chunks may be partly used.
-                prop_assert!(replay.chunks.len() <= replay.len() / CHUNK + 2);
-                prop_assert!(!replay.is_empty() || replay.chunks.is_empty());
+                prop_assert!(memory(&replay) <= replay.len() + 2 * CHUNK);
+                prop_assert!(!replay.is_empty() || replay.full.is_empty());
             }
         }
     }
@@ -326,13 +386,33 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_flow_holds_no_chunk() {
+    fn an_idle_flow_holds_no_memory_and_a_quiet_one_little() {
         let mut replay = Replay::new();
         replay.push(&bytes(0, 1));
-        assert_eq!(replay.chunks.len(), 1);
+        assert_eq!(memory(&replay), FIRST);
         replay.trim(1);
-        assert_eq!(replay.chunks.len(), 0);
+        assert_eq!(memory(&replay), FIRST);
+        replay.shrink();
+        assert_eq!(memory(&replay), 0);
         replay.push(&bytes(1, 10));
         assert_eq!(held_from(&replay, 1), bytes(1, 10));
+        replay.shrink();
+        assert_eq!(held_from(&replay, 1), bytes(1, 10));
+    }
+
+    #[test]
+    fn chunks_grow_to_their_full_size() {
+        let mut replay = Replay::new();
+        while memory(&replay) < 8 * CHUNK {
+            replay.push(&bytes(replay.end(), 8));
+        }
+        assert_eq!(replay.last.capacity(), CHUNK);
+        assert!(
+            replay
+                .full
+                .iter()
+                .all(|c| c.bytes.len() == c.bytes.capacity())
+        );
+        assert!(memory(&replay) <= replay.len() + CHUNK);
     }
 }
