@@ -38,6 +38,8 @@ pub struct Flow {
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
+    /// Calls on the connection are known not to wait (O_NONBLOCK). That some do may be unknown.
+    nonblocking: AtomicBool,
     /// The connection is known to have stood; ask [`Flow::was_established`].
     pub established: AtomicBool,
     /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
@@ -246,6 +248,8 @@ impl Flow {
             flag.store(false, Ordering::Relaxed);
         }
         flow.established.store(established, Ordering::Relaxed);
+        flow.nonblocking
+            .store(sys::is_nonblocking(fd), Ordering::Relaxed);
         flow.send.with(|s| {
             *s = SendHalf {
                 replay: Replay::new(),
@@ -282,6 +286,7 @@ impl Flow {
             dirty: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             forked: AtomicBool::new(false),
+            nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
             send: Lock::new(SendHalf {
                 replay: Replay::new(),
@@ -377,6 +382,31 @@ impl Flow {
             self.established.store(stood, Ordering::Relaxed);
         }
         self.established.load(Ordering::Relaxed)
+    }
+
+    /// Whether calls on the flow are known not to wait.
+    #[inline]
+    pub fn never_waits(&self) -> bool {
+        self.nonblocking.load(Ordering::Relaxed)
+    }
+
+    /// Runs `set`, which may change whether calls on the flow's number `fd` wait.
+    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce() -> c_int) -> c_int {
+        let Some(ctl) = self.ctl_of(fd) else {
+            return set();
+        };
+        self.nonblocking.store(false, Ordering::SeqCst);
+        let r = set();
+        let known = !self.forked.load(Ordering::SeqCst)
+            && sys::keep_errno(|| crate::transport::nonblocking(&ctl, fd));
+        self.nonblocking.store(known, Ordering::SeqCst);
+        r
+    }
+
+    /// Another process may have the connection from now on, and set its mode.
+    pub fn mark_forked(&self) {
+        self.forked.store(true, Ordering::SeqCst);
+        self.nonblocking.store(false, Ordering::SeqCst);
     }
 
     /// Marks the flow for the agent's sweep; called after each send.

@@ -82,8 +82,14 @@ impl<T> Lock<T> {
     #[inline]
     pub fn unlock(&self) {
         if self.word.swap(FREE, Ordering::Release) == CONTENDED {
-            sys::futex_wake(&self.word, 1);
+            self.wake();
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wake(&self) {
+        sys::futex_wake(&self.word, 1);
     }
 
     /// The value.

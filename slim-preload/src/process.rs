@@ -91,7 +91,7 @@ extern "C" fn before_fork() {
     runtime::before_fork();
     flow::before_fork();
     sleep::before_fork();
-    table::for_each_flow(|_, f| f.forked.store(true, Ordering::Relaxed));
+    table::for_each_flow(|_, f| f.mark_forked());
 }
 
 extern "C" fn after_fork_parent() {
@@ -152,7 +152,7 @@ pub fn before_spawn(chosen: bool) {
         sys::keep_errno(|| {
             table::for_each_flow(|fd, f| {
                 if chosen || sys::survives_exec(fd) {
-                    f.forked.store(true, Ordering::Relaxed);
+                    f.mark_forked();
                 }
             });
         });
@@ -162,7 +162,7 @@ pub fn before_spawn(chosen: bool) {
 /// A vforked child has our memory, but descriptors of its own: what of them the new program gets is settled here, and
 /// not a word of it in the tables.
 fn before_exec_of_vforked() {
-    table::for_each_flow(|_, f| f.forked.store(true, Ordering::Relaxed));
+    table::for_each_flow(|_, f| f.mark_forked());
     for fd in descriptors::open_numbers() {
         if stand_in::is_one(fd) && sys::survives_exec(fd) {
             break_off(fd);

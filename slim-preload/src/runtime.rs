@@ -103,6 +103,7 @@ fn start_agent() -> Option<Agent> {
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     crate::ops::descriptors::note_table_size();
+    sys::direct::allow();
     let agent = enough_descriptors()
         .and_then(|()| crate::process::prepare())
         .and_then(|()| quietly(|| Agent::start(config.clone())));

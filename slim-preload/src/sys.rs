@@ -22,6 +22,7 @@ macro_rules! call {
     }};
 }
 
+pub mod direct;
 mod tcp;
 pub use tcp::*;
 

@@ -51,15 +51,19 @@ fn word(fd: c_int) -> usize {
 #[inline]
 pub fn flow(fd: c_int) -> Option<&'static Flow> {
     let w = word(fd);
-    if w == 0 || w & TAG != 0 {
-        return if w & TAG == INHERITED {
-            inherited_used(fd, w)
-        } else {
-            None
-        };
+    if w & TAG != 0 {
+        return tagged(fd, w);
     }
     // SAFETY: untagged words are only ever made from `&'static Flow` in `set_flow`.
-    Some(unsafe { &*(w as *const Flow) })
+    (w != 0).then(|| unsafe { &*(w as *const Flow) })
+}
+
+/// Whether a number that was this flow's is so still.
+#[inline]
+pub fn is_still(fd: c_int, flow: &'static Flow) -> bool {
+    debug_assert!((fd as u32 as usize) < SIZE);
+    // Without a comparison: the remainder of a number in the table is the number.
+    TABLE[fd as u32 as usize % SIZE].load(Ordering::Acquire) == std::ptr::from_ref(flow) as usize
 }
 
 /// Whether a number is a flow's, without more.
@@ -71,9 +75,11 @@ pub fn is_flow(fd: c_int) -> bool {
 
 #[cold]
 #[inline(never)]
-fn inherited_used(fd: c_int, w: usize) -> Option<&'static Flow> {
-    crate::process::tell_parent(w >> 2);
-    clear(fd);
+fn tagged(fd: c_int, w: usize) -> Option<&'static Flow> {
+    if w & TAG == INHERITED {
+        crate::process::tell_parent(w >> 2);
+        clear(fd);
+    }
     None
 }
 

@@ -67,9 +67,24 @@ impl Gate {
     #[inline]
     #[must_use]
     pub fn enter(&self) -> bool {
-        let mut seen = self.0.load(Ordering::Relaxed);
+        let seen = self.0.load(Ordering::Relaxed);
         // Not add-and-undo: a call that is turned away must not be counted even for a moment, or
         // the last one out would not know that it is the last.
+        if seen & BARRED == 0 {
+            let entered =
+                self.0
+                    .compare_exchange(seen, seen + 1, Ordering::Acquire, Ordering::Relaxed);
+            return match entered {
+                Ok(_) => true,
+                Err(now) => self.enter_again(now),
+            };
+        }
+        false
+    }
+
+    /// After somebody else has changed the word in between.
+    #[cold]
+    fn enter_again(&self, mut seen: u32) -> bool {
         while seen & BARRED == 0 {
             let with_us = seen + 1;
             match self
@@ -88,8 +103,9 @@ impl Gate {
     pub fn leave(&self) -> Left {
         let before = self.0.fetch_sub(1, Ordering::Release);
         debug_assert!(before & COUNT > 0, "leave without enter");
+        // One branch where nothing bars.
         Left {
-            last_and_barred: before & COUNT == 1 && before & BARRED != 0,
+            last_and_barred: before > COUNT && last(before),
         }
     }
 
@@ -131,6 +147,11 @@ impl Gate {
     pub fn is_closed(&self) -> bool {
         self.0.load(Ordering::Acquire) & CLOSED != 0
     }
+}
+
+#[cold]
+fn last(before: u32) -> bool {
+    before & COUNT == 1
 }
 
 impl Default for Gate {

@@ -4,57 +4,60 @@ use crate::ops::buffers::Buffers;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
 use crate::ops::{files, sockets};
-use crate::table;
+use crate::sys::direct::{self, quickly};
+use crate::{runtime, table};
 use libc::{
-    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t,
-    timespec,
+    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
+    sockaddr, socklen_t, ssize_t, timespec,
 };
 use redhook::{hook, real};
+use std::ptr::{null, null_mut};
 
-fn vec_of(buf: *const c_void, len: size_t) -> iovec {
-    iovec {
-        iov_base: buf.cast_mut(),
-        iov_len: len,
-    }
+/// `read` and its like: of no bytes it never waits, as a `recv` does.
+#[inline(always)]
+unsafe fn read_some(
+    fd: c_int,
+    buf: *mut c_void,
+    len: size_t,
+    real: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
+    let direct = move || direct::read(fd, buf, len);
+    Receive::run(fd, 0, move || Buffers::one(buf, len), direct, real)
 }
 
-/// All reads into one buffer end here.
-#[inline]
-unsafe fn read_one(
+/// `recv` and its like.
+#[inline(always)]
+unsafe fn receive(
     fd: c_int,
     buf: *mut c_void,
     len: size_t,
     flags: c_int,
-    real: impl Fn() -> ssize_t,
+    real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let one = vec_of(buf, len);
-    Receive {
-        fd,
-        buffers: Buffers::one(&one),
-        flags,
-    }
-    .run(real)
+    let direct = move || direct::recvfrom(fd, buf, len, flags, null_mut(), null_mut());
+    Receive::run(fd, flags, move || Buffers::one(buf, len), direct, real)
 }
 
 hook! { unsafe fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => slim_read {
-    read_one(fd, buf, len, 0, || real!(read)(fd, buf, len))
+    read_some(fd, buf, len, move || real!(read)(fd, buf, len))
 }}
 hook! { unsafe fn __read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => slim___read {
-    read_one(fd, buf, len, 0, || real!(__read)(fd, buf, len))
+    read_some(fd, buf, len, move || real!(__read)(fd, buf, len))
 }}
 hook! { unsafe fn __read_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t) -> ssize_t => slim___read_chk {
     if len > room { return real!(__read_chk)(fd, buf, len, room); }
-    read_one(fd, buf, len, 0, || real!(__read_chk)(fd, buf, len, room))
+    read_some(fd, buf, len, move || real!(__read_chk)(fd, buf, len, room))
 }}
 hook! { unsafe fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t => slim_recv {
-    read_one(fd, buf, len, flags, || real!(recv)(fd, buf, len, flags))
+    receive(fd, buf, len, flags, move || real!(recv)(fd, buf, len, flags))
 }}
 hook! { unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int) -> ssize_t => slim___recv_chk {
     if len > room { return real!(__recv_chk)(fd, buf, len, room, flags); }
-    read_one(fd, buf, len, flags, || real!(__recv_chk)(fd, buf, len, room, flags))
+    receive(fd, buf, len, flags, move || real!(__recv_chk)(fd, buf, len, room, flags))
 }}
 hook! { unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim_recvfrom {
-    let n = read_one(fd, buf, len, flags, || real!(recvfrom)(fd, buf, len, flags, from, from_len));
+    let n = receive(fd, buf, len, flags, move || real!(recvfrom)(fd, buf, len, flags, from, from_len));
+    // TCP gives no address.
     if n >= 0 && !from.is_null() && !from_len.is_null() && table::flow(fd).is_some() { *from_len = 0; }
     n
 }}
@@ -63,14 +66,17 @@ hook! { unsafe fn __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, room:
     slim_recvfrom(fd, buf, len, flags, from, from_len)
 }}
 hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_readv {
-    let buffers = Buffers::new(list, usize::try_from(count).unwrap_or(0));
-    Receive { fd, buffers, flags: 0 }.run(|| real!(readv)(fd, list, count))
+    let buffers = move || Buffers::new(list, usize::try_from(count).unwrap_or(0));
+    let real = move || real!(readv)(fd, list, count);
+    Receive::run(fd, 0, buffers, move || direct::readv(fd, list, count), real)
 }}
 hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t => slim_recvmsg {
     if table::flow(fd).is_none() || message.is_null() { return real!(recvmsg)(fd, message, flags); }
-    let buffers = Buffers::message(message);
+    let buffers = move || Buffers::message(message);
     let asked = std::cell::Cell::new(false);
-    let n = Receive { fd, buffers, flags }.run(|| { asked.set(true); real!(recvmsg)(fd, message, flags) });
+    let real = || { asked.set(true); real!(recvmsg)(fd, message, flags) };
+    let direct = || { asked.set(true); direct::recvmsg(fd, message, flags) };
+    let n = Receive::run(fd, flags, buffers, direct, real);
     if n >= 0 && !asked.get() {
         ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
     }
@@ -94,63 +100,77 @@ hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
 }}
 
 /// All writes from one buffer end here.
-#[inline]
+#[inline(always)]
 unsafe fn write_one(
     fd: c_int,
     buf: *const c_void,
     len: size_t,
     flags: c_int,
-    plain: impl Fn() -> ssize_t,
+    plain: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let one = vec_of(buf, len);
+    let real = move |fd, flags| real!(send)(fd, buf, len, flags);
+    let direct = move |fd, flags| direct::sendto(fd, buf, len, flags, null(), 0);
     Transmit {
         fd,
-        source: Buffers::one(&one),
+        source: Buffers::one(buf, len),
         flags,
     }
-    .run(plain, |fd, flags| real!(send)(fd, buf, len, flags))
+    .run(
+        plain,
+        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        real,
+    )
 }
 
 hook! { unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim_write {
-    write_one(fd, buf, len, 0, || real!(write)(fd, buf, len))
+    write_one(fd, buf, len, 0, move || real!(write)(fd, buf, len))
 }}
 hook! { unsafe fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim___write {
-    write_one(fd, buf, len, 0, || real!(__write)(fd, buf, len))
+    write_one(fd, buf, len, 0, move || real!(__write)(fd, buf, len))
 }}
 hook! { unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim_send {
-    write_one(fd, buf, len, flags, || real!(send)(fd, buf, len, flags))
+    write_one(fd, buf, len, flags, move || real!(send)(fd, buf, len, flags))
 }}
 hook! { unsafe fn __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim___send {
-    write_one(fd, buf, len, flags, || real!(__send)(fd, buf, len, flags))
+    write_one(fd, buf, len, flags, move || real!(__send)(fd, buf, len, flags))
 }}
 hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t => slim_sendto {
-    if table::flow(fd).is_none() { return real!(sendto)(fd, buf, len, flags, to, to_len); }
-    let one = vec_of(buf, len);
-    Transmit { fd, source: Buffers::one(&one), flags }.run(
-        || real!(sendto)(fd, buf, len, flags, to, to_len),
-        |fd, flags| real!(sendto)(fd, buf, len, flags, to, to_len),
+    let real = move |fd, flags| real!(sendto)(fd, buf, len, flags, to, to_len);
+    let direct = move |fd, flags| direct::sendto(fd, buf, len, flags, to, to_len);
+    Transmit { fd, source: Buffers::one(buf, len), flags }.run(
+        move || real(fd, flags),
+        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        real,
     )
 }}
 hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_writev {
-    if table::flow(fd).is_none() { return real!(writev)(fd, list, count); }
-    let n = usize::try_from(count).unwrap_or(usize::MAX);
-    let buffers = Buffers::new(list, if n == usize::MAX { 0 } else { n });
-    Transmit { fd, source: buffers, flags: 0 }.run(|| real!(writev)(fd, list, count), |fd, flags| {
-        // writev(2) and sendmsg(2) refuse a bad count with different errnos.
-        if n > libc::UIO_MAXIOV as usize { return real!(writev)(fd, list, count); }
+    let n = count as usize;
+    // writev(2) and sendmsg(2) refuse a bad count with different errnos.
+    if n > libc::UIO_MAXIOV as usize { return real!(writev)(fd, list, count); }
+    let message = move || {
         let mut m: msghdr = std::mem::zeroed();
         (m.msg_iov, m.msg_iovlen) = (list.cast_mut(), n);
-        real!(sendmsg)(fd, &raw const m, flags)
-    })
+        m
+    };
+    let real = move |fd, flags| real!(sendmsg)(fd, &message(), flags);
+    let direct = move |fd, flags| direct::sendmsg(fd, &message(), flags);
+    Transmit { fd, source: Buffers::new(list, n), flags: 0 }.run(
+        move || real!(writev)(fd, list, count),
+        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        real,
+    )
 }}
 hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
     if table::flow(fd).is_none() {
         sockets::passing(fd, message);
         return real!(sendmsg)(fd, message, flags);
     }
+    let real = move |fd, flags| real!(sendmsg)(fd, message, flags);
+    let direct = move |fd, flags| direct::sendmsg(fd, message, flags);
     Transmit { fd, source: Buffers::message(message), flags }.run(
-        || real!(sendmsg)(fd, message, flags),
-        |fd, flags| real!(sendmsg)(fd, message, flags),
+        move || real(fd, flags),
+        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        real,
     )
 }}
 hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => slim_sendmmsg {
@@ -180,4 +200,18 @@ hook! { unsafe fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut 
     files::spliced(from);
     files::spliced(to);
     real!(splice)(from, from_at, to, to_at, len, flags)
+}}
+
+// Not calls on descriptors: those above are cancellation points, see `sys::direct`.
+hook! { unsafe fn pthread_cancel(thread: pthread_t) -> c_int => slim_pthread_cancel {
+    direct::cancels();
+    real!(pthread_cancel)(thread)
+}}
+hook! { unsafe fn pthread_create(thread: *mut pthread_t, how: *const pthread_attr_t, start: *mut c_void, arg: *mut c_void) -> c_int => slim_pthread_create {
+    if !runtime::is_our_call() { direct::threads(); }
+    real!(pthread_create)(thread, how, start, arg)
+}}
+hook! { unsafe fn thrd_create(thread: *mut pthread_t, start: *mut c_void, arg: *mut c_void) -> c_int => slim_thrd_create {
+    direct::threads();
+    real!(thrd_create)(thread, start, arg)
 }}

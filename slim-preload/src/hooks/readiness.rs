@@ -3,6 +3,7 @@
 use crate::epoll;
 use crate::ops::poll as ops;
 use crate::ops::poll::{Limit, Sets, Wait};
+use crate::sys::direct;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use redhook::{hook, real};
 use std::time::Duration;
@@ -28,7 +29,11 @@ fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const ti
 }
 
 hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim_poll {
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
+    let real = move |fds, n, w: Wait| real!(poll)(fds, n as nfds_t, w.millis(timeout));
+    match timeout {
+        0 => ops::poll_now(fds, count as usize, || direct::poll(fds, count as usize, 0), real),
+        _ => ops::poll(fds, count as usize, Limit::from_millis(timeout), real),
+    }
 }}
 /// libc's own `poll`, for waits of ours in which a thread may be cancelled.
 pub unsafe fn real_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
@@ -90,7 +95,11 @@ hook! { unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll
     epoll::control(epfd, op, fd, event, || real!(epoll_ctl)(epfd, op, fd, event))
 }}
 hook! { unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int) -> c_int => slim_epoll_wait {
-    ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_wait)(epfd, events, max, w.millis(timeout)))
+    let real = move |w: Wait| real!(epoll_wait)(epfd, events, max, w.millis(timeout));
+    match timeout {
+        0 => ops::epoll_wait_now(epfd, events, || direct::epoll_wait(epfd, events, max, 0), real),
+        _ => ops::epoll_wait(epfd, events, Limit::from_millis(timeout), real),
+    }
 }}
 hook! { unsafe fn epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int => slim_epoll_pwait {
     ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_pwait)(epfd, events, max, w.millis(timeout), mask))

@@ -50,6 +50,6 @@ hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int 
     match sockets::ioctl(fd, request) {
         Ioctl::Answer(answer) if !arg.is_null() => { arg.cast::<c_int>().write_unaligned(answer); 0 }
         Ioctl::Answer(_) => real!(ioctl)(fd, request, arg),
-        Ioctl::Ask(fd) => real!(ioctl)(fd, request, arg),
+        Ioctl::Ask(to) => sockets::run_ioctl(fd, request, || real!(ioctl)(to, request, arg)),
     }
 }}

@@ -6,6 +6,8 @@ use libc::{iovec, msghdr};
 /// pointer is an `EFAULT`, not a crash.
 #[derive(Clone, Copy)]
 pub enum Buffers {
+    /// As `read(2)` has it.
+    One(*mut u8, usize),
     /// As `readv(2)` has them.
     List(*const iovec, usize),
     /// As `recvmsg(2)` has them.
@@ -27,30 +29,46 @@ impl Buffers {
     }
 
     /// # Safety
-    /// `one` stays where it is for as long as the buffers are used.
-    pub unsafe fn one(one: &iovec) -> Self {
-        Self::List(one, 1)
+    /// Likewise, as `read(2)` and `write(2)` ask.
+    #[inline]
+    pub unsafe fn one(base: *const libc::c_void, len: usize) -> Self {
+        Self::One(base.cast_mut().cast(), len)
     }
 
-    fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> + use<> {
+    /// As `readv(2)` would have them, but for a single buffer.
+    #[inline]
+    fn list(&self) -> &[iovec] {
         let (list, count) = match *self {
             Self::List(list, count) => (list, count),
             // SAFETY: the contract of `message`, and the kernel has accepted it.
             Self::Message(m) if !m.is_null() => unsafe {
                 ((*m).msg_iov.cast_const(), (*m).msg_iovlen)
             },
-            Self::Message(_) => (std::ptr::null(), 0),
+            _ => (std::ptr::null(), 0),
         };
-        let count = if list.is_null() { 0 } else { count };
-        // SAFETY: the contract of `new`.
-        (0..count)
-            .map(move |i| unsafe { &*list.add(i) })
-            .map(|v| (v.iov_base.cast(), v.iov_len))
+        match list.is_null() {
+            true => &[],
+            // SAFETY: the contract of `new`.
+            false => unsafe { std::slice::from_raw_parts(list, count) },
+        }
+    }
+
+    fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> {
+        let one = match *self {
+            Self::One(base, len) => Some((base, len)),
+            _ => None,
+        };
+        let list = self.list().iter().map(|v| (v.iov_base.cast(), v.iov_len));
+        one.into_iter().chain(list)
     }
 
     /// All their bytes.
+    #[inline(always)]
     pub fn len(&self) -> usize {
-        self.slices().map(|(_, n)| n).sum()
+        match *self {
+            Self::One(_, len) => len,
+            _ => self.list().iter().map(|v| v.iov_len).sum(),
+        }
     }
 
     /// Calls `f` with the pieces of bytes `[from, to)`.
@@ -88,24 +106,35 @@ impl Buffers {
 }
 
 /// Where a send's bytes are to be found again, to be copied.
-pub trait Source {
-    /// Calls `f` with bytes `[from, to)` of what was sent; false when they cannot be had.
-    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool;
+pub trait Source: Copy {
+    /// Calls `f` with bytes `[from, to)` of what was sent.
+    fn copy(&self, from: usize, to: usize, f: impl FnMut(&[u8]));
 
-    /// How many bytes a blocking call has to write before it returns; 0 when it may always return early.
-    fn total(&self) -> usize {
-        0
-    }
+    /// Calls `f` with all of them.
+    fn copy_all(&self, f: impl FnMut(&[u8]));
+
+    /// How many bytes a blocking call has to write before it returns.
+    fn total(&self) -> usize;
 }
 
 impl Source for Buffers {
-    #[inline]
-    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool {
+    fn copy(&self, from: usize, to: usize, f: impl FnMut(&[u8])) {
         self.range(from, to, f);
-        true
     }
 
-    #[inline]
+    #[inline(always)]
+    fn copy_all(&self, mut f: impl FnMut(&[u8])) {
+        if let Self::One(base, len) = *self {
+            // SAFETY: the kernel has just read these bytes from there.
+            return f(unsafe { std::slice::from_raw_parts(base, len) });
+        }
+        for v in self.list().iter().filter(|v| v.iov_len > 0) {
+            // SAFETY: likewise.
+            f(unsafe { std::slice::from_raw_parts(v.iov_base.cast(), v.iov_len) });
+        }
+    }
+
+    #[inline(always)]
     fn total(&self) -> usize {
         self.len()
     }

@@ -410,7 +410,11 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
                 Mode::Stashed { .. } => c.transport,
                 _ => None,
             });
-            real(waiting.unwrap_or(fd))
+            let to = waiting.unwrap_or(fd);
+            match table::flow(fd).filter(|_| command == libc::F_SETFL) {
+                Some(flow) => flow.set_mode(fd, || real(to)),
+                None => real(to),
+            }
         }
         _ => real(fd),
     }

@@ -13,11 +13,16 @@ use libc::{c_int, off_t};
 /// How much of a file is read at once.
 const PIECE: usize = 128 << 10;
 
+#[derive(Clone, Copy)]
 struct Piece<'a>(&'a [u8]);
 
 impl Source for Piece<'_> {
-    fn copy(&self, from: usize, to: usize, f: &mut dyn FnMut(&[u8])) -> bool {
-        self.0.get(from..to).map(f).is_some()
+    fn copy(&self, from: usize, to: usize, mut f: impl FnMut(&[u8])) {
+        f(&self.0[from..to]);
+    }
+
+    fn copy_all(&self, mut f: impl FnMut(&[u8])) {
+        f(self.0);
     }
 
     fn total(&self) -> usize {
@@ -61,12 +66,13 @@ pub unsafe fn sendfile(
             Ok(n) => n as isize,
             Err(e) => super::fail(e),
         };
+        let quick = |fd, flags| sys::keep_errno(|| sys::direct::answer(send(fd, flags)));
         let n = Transmit {
             fd: out,
             source: Piece(piece),
             flags: 0,
         }
-        .run(|| send(out, 0), send);
+        .run(|| send(out, 0), quick, send);
         if n < 0 {
             if done == 0 {
                 return n;

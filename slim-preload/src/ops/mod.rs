@@ -25,31 +25,32 @@ pub enum Way {
     Barred(&'static Flow),
 }
 
+/// Enters a flow that was found behind `fd`, if that is so at once.
+#[inline(always)]
+fn get_in(flow: &'static Flow, fd: c_int) -> bool {
+    if !flow.gate.enter() {
+        return false;
+    }
+    // The number may have changed hands between the load and the entry.
+    let same = table::is_still(fd, flow);
+    if !same {
+        flow.leave();
+    }
+    same
+}
+
 /// Enters the flow behind `fd`, if there is one.
-#[inline]
 pub fn enter(fd: c_int) -> Way {
     loop {
         let Some(flow) = table::flow(fd) else {
             return Way::Plain;
         };
-        let entered = flow.gate.enter();
-        // The number may have changed hands between the load and the entry.
-        let same = table::flow(fd).is_some_and(|f| std::ptr::eq(f, flow));
-        match (entered, same) {
+        match (flow.gate.enter(), table::is_still(fd, flow)) {
             (true, true) => return Way::In(flow),
             (false, true) => return Way::Barred(flow),
             (true, false) => flow.leave(),
             (false, false) => {}
         }
-    }
-}
-
-/// [`enter`], with `None` for what is no flow's.
-#[inline]
-fn entered(fd: c_int) -> Option<Way> {
-    match enter(fd) {
-        Way::Plain => None,
-        way => Some(way),
     }
 }
 

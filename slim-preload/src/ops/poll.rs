@@ -8,7 +8,7 @@ use super::sleep::with_alarm;
 use super::{descriptors, sockets};
 use crate::epoll;
 use crate::flow::{Flow, Mode, UNKNOWN};
-use crate::sys;
+use crate::sys::{self, direct};
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault, SWAPS};
 use libc::{c_int, epoll_event, fd_set, pollfd};
@@ -44,9 +44,11 @@ impl Limit {
         self.whole != Some(Duration::ZERO)
     }
 
-    /// Begins to count. A call that does not wait needs no clock.
-    #[inline]
+    /// Begins to count, unless that has been done. A call that does not wait needs no clock.
     fn begin(&mut self) {
+        if self.until.is_some() {
+            return;
+        }
         if let Some(whole) = self.whole.filter(|w| !w.is_zero()) {
             self.until = Instant::now().checked_add(whole);
         }
@@ -94,16 +96,16 @@ impl Wait {
 
 /// Runs a waiting call until its answer stands. `real` asks the kernel; `sift` looks through an answer and
 /// gives what is left of it.
-#[inline]
+#[inline(always)]
 fn until_true(
-    mut limit: Limit,
+    limit: Limit,
+    first: impl FnOnce() -> c_int,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
     sift: impl FnMut(c_int, u64) -> c_int,
 ) -> c_int {
-    limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
-    let n = real(Wait::AsGiven);
+    let n = first();
     // An alarm ends the call as a time limit does: with nothing ready.
     if n < 0 || ((n == 0 || clean(n)) && SWAPS.load(Ordering::Acquire) == swaps) {
         return n;
@@ -114,7 +116,7 @@ fn until_true(
 #[cold]
 #[inline(never)]
 fn again(
-    limit: Limit,
+    mut limit: Limit,
     mut n: c_int,
     real: impl Fn(Wait) -> c_int,
     clean: impl Fn(c_int) -> bool,
@@ -122,6 +124,7 @@ fn again(
     mut sift: impl FnMut(c_int, u64) -> c_int,
 ) -> c_int {
     let errno = sys::errno();
+    limit.begin();
     loop {
         let left = if n > 0 { sift(n, swaps) } else { 0 };
         if left > 0 {
@@ -184,6 +187,45 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     matches!(transport::fault(flow, fd, cause), Fault::Suspended)
 }
 
+/// A call that does not wait, past libc if that is allowed.
+#[inline(always)]
+fn at_once(direct: impl FnOnce() -> isize, real: impl FnOnce() -> c_int) -> c_int {
+    if !direct::is_allowed() {
+        return real();
+    }
+    match direct() {
+        n if n < 0 => super::fail(direct::errno_in(n)) as c_int,
+        n => n as c_int,
+    }
+}
+
+/// `poll` that does not wait; `direct` asks the kernel past libc.
+///
+/// # Safety
+/// `fds` points to `count` entries, as `poll(2)` asks.
+#[inline(always)]
+pub unsafe fn poll_now(
+    fds: *mut pollfd,
+    count: usize,
+    direct: impl FnOnce() -> isize,
+    real: impl Fn(*mut pollfd, usize, Wait) -> c_int + Copy,
+) -> c_int {
+    let limit = Limit::new(Some(Duration::ZERO));
+    if !table::any_inherited_listener() {
+        let swaps = SWAPS.load(Ordering::Acquire);
+        let n = at_once(direct, || real(fds, count, Wait::AsGiven));
+        // SAFETY: the kernel has just looked at these entries, and filled them.
+        let clean = || (0..count).all(|i| unsafe { (*fds.add(i)).revents } & SUSPICIOUS == 0);
+        if n < 0 || ((n == 0 || clean()) && SWAPS.load(Ordering::Acquire) == swaps) {
+            return n;
+        }
+        // SAFETY: the caller's contract.
+        return unsafe { poll_asked(fds, count, limit, Some((n, swaps)), real) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { poll(fds, count, limit, real) }
+}
+
 /// `poll` and `ppoll`; `real` asks the kernel about the entries it is given.
 ///
 /// # Safety
@@ -192,6 +234,18 @@ pub unsafe fn poll(
     fds: *mut pollfd,
     count: usize,
     limit: Limit,
+    real: impl Fn(*mut pollfd, usize, Wait) -> c_int,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { poll_asked(fds, count, limit, None, real) }
+}
+
+/// [`poll`]; `asked` is what the kernel has answered already, and how many swaps there had been before.
+unsafe fn poll_asked(
+    fds: *mut pollfd,
+    count: usize,
+    mut limit: Limit,
+    asked: Option<(c_int, u64)>,
     real: impl Fn(*mut pollfd, usize, Wait) -> c_int,
 ) -> c_int {
     let entries = || {
@@ -220,12 +274,18 @@ pub unsafe fn poll(
         }
         n
     };
+    let plainly = |wait| real(fds, count, wait);
+    if let Some((n, swaps)) = asked {
+        return again(limit, n, plainly, clean, swaps, sift);
+    }
     if limit.sleeps() && entries().iter().any(|p| table::is_flow(p.fd)) {
         let asleep =
             |wait| with_alarm(|alarm| poll_with(entries(), alarm, |fds, n| real(fds, n, wait)));
-        return until_true(limit, asleep, clean, sift);
+        limit.begin();
+        return until_true(limit, || asleep(Wait::AsGiven), asleep, clean, sift);
     }
-    until_true(limit, |wait| real(fds, count, wait), clean, sift)
+    // Without a flow nothing is kept back; a clock is asked only if one has come under a number meanwhile.
+    until_true(limit, || plainly(Wait::AsGiven), plainly, clean, sift)
 }
 
 /// Polls the entries and the alarm, which is not counted.
@@ -360,7 +420,7 @@ pub fn select(sets: Sets, limit: Limit, real: impl Fn(Sets, Wait) -> c_int) -> c
 }
 
 /// A set has no bit for errors, so those of the flows in an answer are asked for by `poll`.
-fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> c_int {
+fn select_all(sets: Sets, mut limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> c_int {
     let saved = if crate::runtime::possible() {
         sys::keep_errno(|| sets.save())
     } else {
@@ -378,6 +438,9 @@ fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> 
     }
     let flows = sets.any(&saved, table::is_flow);
     let sleeps = limit.sleeps() && flows;
+    if flows {
+        limit.begin();
+    }
     let ask = |wait| {
         if !first.replace(false) {
             sets.restore(&saved);
@@ -399,6 +462,7 @@ fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> 
     };
     until_true(
         limit,
+        || ask(Wait::AsGiven),
         ask,
         |_| !flows || suspicious().is_empty(),
         |n, swaps| {
@@ -419,6 +483,33 @@ fn select_all(sets: Sets, limit: Limit, real: &impl Fn(Sets, Wait) -> c_int) -> 
     )
 }
 
+/// `epoll_wait` that does not wait; `direct` asks the kernel past libc.
+///
+/// # Safety
+/// `events` has room for what is said to be filled.
+#[inline(always)]
+pub unsafe fn epoll_wait_now(
+    epfd: c_int,
+    events: *mut epoll_event,
+    direct: impl FnOnce() -> isize,
+    real: impl Fn(Wait) -> c_int + Copy,
+) -> c_int {
+    let limit = Limit::new(Some(Duration::ZERO));
+    if !table::any_inherited_listener() {
+        let swaps = SWAPS.load(Ordering::Acquire);
+        let n = at_once(direct, || real(Wait::AsGiven));
+        // SAFETY: the kernel has just filled `n` events.
+        let suspicious = |i| unsafe { (*events.add(i)).events } & SUSPICIOUS_EPOLL != 0;
+        if n <= 0 || !(0..n as usize).any(suspicious) {
+            return n;
+        }
+        // SAFETY: the caller's contract.
+        return unsafe { epoll_sifted(epfd, events, limit, n, swaps, real) };
+    }
+    // SAFETY: the caller's contract.
+    unsafe { epoll_wait(epfd, events, limit, real) }
+}
+
 /// The `epoll_wait` family.
 ///
 /// # Safety
@@ -429,16 +520,29 @@ pub unsafe fn epoll_wait(
     mut limit: Limit,
     real: impl Fn(Wait) -> c_int,
 ) -> c_int {
-    let filled = |n: c_int| {
-        // SAFETY: the kernel has just filled `n` events.
-        unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
-    };
     if table::any_inherited_listener() {
         sys::keep_errno(|| epoll::inherited(epfd));
     }
     limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(Wait::AsGiven);
+    // SAFETY: the caller's contract.
+    unsafe { epoll_sifted(epfd, events, limit, n, swaps, real) }
+}
+
+/// [`epoll_wait`] after the kernel's first answer.
+unsafe fn epoll_sifted(
+    epfd: c_int,
+    events: *mut epoll_event,
+    limit: Limit,
+    n: c_int,
+    swaps: u64,
+    real: impl Fn(Wait) -> c_int,
+) -> c_int {
+    let filled = |n: c_int| {
+        // SAFETY: the kernel has just filled `n` events.
+        unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
+    };
     // A swap takes the registration with it, so the numbers of clean events need no second look.
     let clean = |n: c_int| filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0);
     if n <= 0 || clean(n) {

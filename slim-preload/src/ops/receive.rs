@@ -1,12 +1,14 @@
 //! Reading from a flow.
 //!
 //! Budget of a small receive: one table load, one atomic read-modify-write to enter the gate and one to leave it,
-//! one to count. No allocation, no system call of ours, no log.
+//! one to count. No allocation, no system call of ours, no log. [`Receive::run`] is that and nothing else; whatever is
+//! out of the ordinary goes on in [`Receive::go_on`].
 
 use super::buffers::Buffers;
-use super::{Next, Way, broken, enter, entered, fail};
+use super::{Next, Way, broken, enter, fail, get_in};
 use crate::flow::{Flow, Mode};
-use crate::sys;
+use crate::sys::{self, direct};
+use crate::table;
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
@@ -33,30 +35,58 @@ impl Receive {
         self.flags & flag != 0
     }
 
-    /// Runs the call: `real` asks the kernel for the whole of it.
-    #[inline]
-    pub fn run(self, real: impl Fn() -> isize) -> isize {
-        let Some(first) = entered(self.fd) else {
+    /// Runs a call on `fd` with these MSG_ flags: two closures ask the kernel for the whole of it, `real` through libc,
+    /// `direct` past it ([`direct`]). `buffers` says where the bytes go, if that is not the kernel's business alone.
+    #[inline(always)]
+    pub fn run(
+        fd: c_int,
+        flags: c_int,
+        buffers: impl Fn() -> Buffers,
+        direct: impl FnOnce() -> isize,
+        real: impl Fn() -> isize + Copy,
+    ) -> isize {
+        let Some(flow) = table::flow(fd) else {
             return real();
         };
+        let on = |tried| {
+            let buffers = buffers();
+            Self { fd, buffers, flags }.go_on(tried, real)
+        };
+        if flags & (ASIDE | libc::MSG_WAITALL) != 0 || !get_in(flow, fd) {
+            return on(None);
+        }
+        let n = if flags & libc::MSG_DONTWAIT != 0 || flow.never_waits() {
+            direct::quickly(direct, real)
+        } else {
+            direct::waiting(direct, real)
+        };
+        if n > 0 {
+            flow.received.fetch_add(n as u64, Ordering::Relaxed);
+            flow.leave();
+            return n;
+        }
+        on(Some((flow, n)))
+    }
+
+    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow whose gate has been
+    /// entered, and what the kernel then said.
+    #[cold]
+    #[inline(never)]
+    fn go_on(self, mut tried: Option<(&'static Flow, isize)>, real: impl Fn() -> isize) -> isize {
         let errno = sys::errno();
-        let (mut way, mut retried) = (first, false);
         loop {
+            let way = match tried {
+                Some((flow, _)) => Way::In(flow),
+                None => enter(self.fd),
+            };
             let next = match way {
                 Way::Plain => return real(),
                 Way::In(flow) => {
-                    let n = real();
-                    if n > 0 && !self.has(libc::MSG_WAITALL) {
-                        if !self.has(ASIDE) {
-                            flow.received.fetch_add(n as u64, Ordering::Relaxed);
-                        }
-                        flow.leave();
-                        if retried {
-                            sys::set_errno(errno);
-                        }
-                        return n;
-                    }
-                    self.unusual(flow, n)
+                    let n = match tried.take() {
+                        Some((_, n)) => n,
+                        None => direct::answer(real()),
+                    };
+                    self.asked(flow, n)
                 }
                 Way::Barred(flow) => self.barred(flow),
             };
@@ -66,20 +96,18 @@ impl Receive {
                 }
                 return n;
             }
-            (way, retried) = (enter(self.fd), true);
         }
     }
 
-    /// After the kernel's answer to anything but a plain successful read. Leaves the gate.
-    #[cold]
-    #[inline(never)]
-    fn unusual(self, flow: &'static Flow, n: isize) -> Next {
-        let errno = sys::errno();
+    /// After the kernel's answer, which is minus an errno when the call failed. Leaves the gate.
+    fn asked(self, flow: &'static Flow, n: isize) -> Next {
+        let errno = direct::errno_in(n);
         if n > 0 {
-            if !self.has(libc::MSG_PEEK) {
+            if !self.has(ASIDE) {
                 flow.received.fetch_add(n as u64, Ordering::Relaxed);
             }
             let stopped = (n as usize) < self.buffers.len()
+                && self.has(libc::MSG_WAITALL)
                 && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT)
                 && !sys::is_nonblocking(self.fd);
             if !stopped {
@@ -212,8 +240,6 @@ impl Receive {
     }
 
     /// The transport is away: from the stash, or later.
-    #[cold]
-    #[inline(never)]
     fn barred(self, flow: &'static Flow) -> Next {
         let Some(mut ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;

@@ -405,6 +405,14 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     }
 }
 
+/// Runs an `ioctl` on `fd`, as the application names it.
+pub fn run_ioctl(fd: c_int, request: libc::c_ulong, run: impl FnOnce() -> c_int) -> c_int {
+    match table::entry(fd) {
+        Entry::Flow(flow) if request == libc::FIONBIO => flow.set_mode(fd, run),
+        _ => run(),
+    }
+}
+
 /// Before a message is sent on `socket`, which is no flow: descriptors that go with it may be flows, whose connections
 /// then belong to another process too. Nothing of the message is believed before the kernel has seen it.
 pub fn passing(socket: c_int, message: *const libc::msghdr) {

@@ -1,21 +1,26 @@
 //! Writing to a flow.
 //!
 //! Budget of a small send: one table load, one atomic read-modify-write to enter the gate and one to leave it, an
-//! uncontended lock, a copy. No allocation, no system call of ours, no log.
+//! uncontended lock, a copy. No allocation, no system call of ours, no log. [`Transmit::run`] is that and nothing else;
+//! whatever is out of the ordinary goes on in [`Transmit::go_on`].
 
 use super::buffers::Source;
-use super::{Next, Way, broken, enter, entered, fail, sleep};
+use super::{Next, Way, broken, enter, fail, get_in, sleep};
 use crate::flow::{Flow, Mode, SendHalf, TRIM_FLOOR, Then, UNKNOWN};
-use crate::sys;
+use crate::sys::{self, direct};
+use crate::table;
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
 use std::sync::atomic::Ordering;
 
+/// A call that does not wait, nor raise a signal.
+const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
 const LARGE: usize = 64 << 10;
 
 /// How a call writes.
+#[derive(Clone, Copy)]
 pub struct Transmit<S> {
     /// The descriptor.
     pub fd: c_int,
@@ -26,53 +31,79 @@ pub struct Transmit<S> {
 }
 
 impl<S: Source> Transmit<S> {
-    /// Runs the call: `real(fd, flags)` asks the kernel, on the descriptor and with the flags given; `plain` is
-    /// the application's own call, for a descriptor that is no flow's.
-    #[inline]
-    pub fn run(self, plain: impl Fn() -> isize, real: impl Fn(c_int, c_int) -> isize) -> isize {
-        let Some(first) = entered(self.fd) else {
+    /// Runs the call: `plain` is the application's own call, for a descriptor that is no flow's; the others ask the
+    /// kernel, on the descriptor and with the flags given, `real` through libc and `quick` without waiting and as
+    /// [`quickly`](sys::direct::quickly) does.
+    #[inline(always)]
+    pub fn run(
+        self,
+        plain: impl Fn() -> isize + Copy,
+        quick: impl Fn(c_int, c_int) -> isize + Copy,
+        real: impl Fn(c_int, c_int) -> isize + Copy,
+    ) -> isize {
+        let Some(flow) = table::flow(self.fd) else {
             return plain();
         };
+        if !get_in(flow, self.fd) {
+            return self.go_on(None, plain, real);
+        }
+        if !flow.send.try_lock() {
+            flow.leave();
+            return self.go_on(None, plain, real);
+        }
+        let n = quick(self.fd, self.flags | AT_ONCE);
+        if n <= 0 || n as usize != self.source.total() || n as usize >= LARGE {
+            return self.go_on(Some((flow, n)), plain, real);
+        }
+        // SAFETY: the send lock is held.
+        let half = unsafe { flow.send.get() };
+        self.source.copy_all(|bytes| half.replay.push(bytes));
+        if half.replay.len() > half.trim_at {
+            trim(flow, half, self.fd);
+        }
+        flow.send.unlock();
+        flow.mark_dirty();
+        flow.leave();
+        n
+    }
+
+    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow whose gate has been
+    /// entered and whose send lock is held, and what the kernel then said.
+    #[cold]
+    #[inline(never)]
+    fn go_on(
+        self,
+        mut tried: Option<(&'static Flow, isize)>,
+        plain: impl Fn() -> isize + Copy,
+        real: impl Fn(c_int, c_int) -> isize + Copy,
+    ) -> isize {
         let errno = sys::errno();
-        let (mut way, mut retried) = (first, false);
         loop {
-            let next = match way {
-                Way::Plain => return plain(),
-                Way::In(flow) => {
-                    if !self.take_turn(flow) {
-                        flow.leave();
-                        return fail(libc::EAGAIN);
-                    }
-                    // Without waiting first: most sends need not, and one that waits may be cancelled.
-                    let mut n = real(
-                        self.fd,
-                        self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
-                    );
+            let next = match tried.take().map_or_else(|| self.attempt(&real), Ok) {
+                Ok((flow, mut n)) => {
                     if n < 0 {
-                        n = self.wait_for_room(flow, &real);
+                        n = self.wait_for_room(flow, n, &real);
                     }
                     if n > 0 {
-                        let whole = self.account(flow, self.fd, 0, n as usize);
+                        self.account(flow, self.fd, 0, n as usize);
                         flow.send.unlock();
                         flow.mark_dirty();
                         flow.leave();
-                        if !whole {
-                            self.lost(flow);
-                        }
-                        if retried {
-                            sys::set_errno(errno);
-                        }
                         if (n as usize) < self.source.total() {
-                            let n = self.rest(n as usize);
-                            sys::set_errno(errno);
-                            return n;
+                            n = self.rest(n as usize);
                         }
-                        return n;
+                        Next::Return(n)
+                    } else {
+                        flow.send.unlock();
+                        self.unusual(flow, n)
                     }
-                    flow.send.unlock();
-                    self.unusual(flow, n)
                 }
-                Way::Barred(flow) => self.barred(flow, &real),
+                Err(Way::Plain) => return plain(),
+                Err(Way::In(flow)) => {
+                    flow.leave();
+                    return fail(libc::EAGAIN);
+                }
+                Err(Way::Barred(flow)) => self.barred(flow, &real),
             };
             if let Next::Return(n) = next {
                 if n >= 0 {
@@ -80,20 +111,31 @@ impl<S: Source> Transmit<S> {
                 }
                 return n;
             }
-            (way, retried) = (enter(self.fd), true);
+        }
+    }
+
+    /// Enters the flow, takes the send lock and asks the kernel. Else how far that went: inside the gate means that the
+    /// lock would have to be waited for.
+    fn attempt(
+        &self,
+        real: &impl Fn(c_int, c_int) -> isize,
+    ) -> Result<(&'static Flow, isize), Way> {
+        match enter(self.fd) {
+            // Without waiting first: most sends need not, and one that waits may be cancelled.
+            Way::In(flow) if self.take_turn(flow) => {
+                let ask = || direct::answer(real(self.fd, self.flags | AT_ONCE));
+                Ok((flow, sys::keep_errno(ask)))
+            }
+            way => Err(way),
         }
     }
 
     /// Takes the send lock; false when that would mean to wait for another thread's blocking send in a
     /// call that must not wait.
-    #[inline]
     fn take_turn(&self, flow: &'static Flow) -> bool {
-        flow.send.try_lock() || self.take_turn_slow(flow)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn take_turn_slow(&self, flow: &'static Flow) -> bool {
+        if flow.send.try_lock() {
+            return true;
+        }
         if self.flags & libc::MSG_DONTWAIT != 0 && !sys::keep_errno(|| sys::is_nonblocking(self.fd))
         {
             return flow.send.try_lock();
@@ -102,43 +144,40 @@ impl<S: Source> Transmit<S> {
         true
     }
 
-    /// After the kernel took nothing without waiting: a blocking call waits now, with the lock held, so that
-    /// threads write in turn.
-    #[cold]
-    #[inline(never)]
-    fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
-        let full = sys::errno() == libc::EAGAIN;
-        if !full
+    /// After the kernel took nothing without waiting, and said why: a blocking call waits now, with the lock held, so
+    /// that threads write in turn.
+    fn wait_for_room(
+        &self,
+        flow: &'static Flow,
+        answer: isize,
+        real: &impl Fn(c_int, c_int) -> isize,
+    ) -> isize {
+        if direct::errno_in(answer) != libc::EAGAIN
             || self.flags & libc::MSG_DONTWAIT != 0
-            || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+            || sys::is_nonblocking(self.fd)
         {
-            return -1;
+            return answer;
         }
         flow.send.may_die(true);
         let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
         flow.send.may_die(false);
-        n
+        direct::answer(n)
     }
 
     /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
-    #[inline]
-    fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) -> bool {
-        // SAFETY: the send lock is held, see `run`.
+    fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
+        // SAFETY: the send lock is held, see `go_on`.
         let half = unsafe { flow.send.get() };
         if n >= LARGE {
             return self.account_large(flow, half, fd, from, n);
         }
-        let whole = self
-            .source
-            .copy(from, from + n, &mut |bytes| half.replay.push(bytes));
+        self.source
+            .copy(from, from + n, |bytes| half.replay.push(bytes));
         if half.replay.len() > half.trim_at {
             trim(flow, half, fd);
         }
-        whole
     }
 
-    #[cold]
-    #[inline(never)]
     fn account_large(
         &self,
         flow: &'static Flow,
@@ -146,25 +185,21 @@ impl<S: Source> Transmit<S> {
         fd: c_int,
         from: usize,
         n: usize,
-    ) -> bool {
+    ) {
         let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
         // One byte more than unacknowledged, see `Replay`.
         let tail = (n as u64).min(unacked.saturating_add(1)) as usize;
         if tail < n {
             half.replay.skip_to(half.replay.end() + (n - tail) as u64);
         }
-        let whole = self.source.copy(from + n - tail, from + n, &mut |bytes| {
-            half.replay.push(bytes)
-        });
+        self.source
+            .copy(from + n - tail, from + n, |bytes| half.replay.push(bytes));
         half.replay.trim(half.replay.end().saturating_sub(unacked));
         half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
-        whole
     }
 
     /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
     /// transport.
-    #[cold]
-    #[inline(never)]
     fn rest(&self, mut have: usize) -> isize {
         let short = |have: usize| have as isize;
         if self.flags & libc::MSG_DONTWAIT != 0 || sys::keep_errno(|| sys::is_nonblocking(self.fd))
@@ -247,7 +282,7 @@ impl<S: Source> Transmit<S> {
     /// Sends on from byte `from`, as much as the kernel takes at once.
     fn push_on(&self, from: usize, flags: c_int) -> Result<usize, sys::Errno> {
         let mut sent = Ok(0);
-        self.source.copy(from, self.source.total(), &mut |piece| {
+        self.source.copy(from, self.source.total(), |piece| {
             if sent == Ok(0) {
                 sent = sys::send(self.fd, piece, self.flags | flags);
             }
@@ -255,18 +290,9 @@ impl<S: Source> Transmit<S> {
         sent
     }
 
-    /// The bytes sent cannot be had again (a file that shrank): the flow goes on as plain TCP.
-    #[cold]
-    #[inline(never)]
-    fn lost(&self, flow: &'static Flow) {
-        sys::keep_errno(|| super::descriptors::demote(flow, self.fd));
-    }
-
-    /// After the kernel took nothing. Leaves the gate.
-    #[cold]
-    #[inline(never)]
+    /// After the kernel took nothing, and said why. Leaves the gate.
     fn unusual(&self, flow: &'static Flow, n: isize) -> Next {
-        let errno = sys::errno();
+        let errno = direct::errno_in(n);
         // In this order, see `Receive::unusual`.
         let dead = n < 0 && broken(self.fd, errno);
         let barred = flow.gate.is_barred();
@@ -295,8 +321,6 @@ impl<S: Source> Transmit<S> {
     }
 
     /// The transport is away, or waits behind stashed bytes.
-    #[cold]
-    #[inline(never)]
     fn barred(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> Next {
         let Some(ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
@@ -330,14 +354,13 @@ impl<S: Source> Transmit<S> {
         flow.send.lock();
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
-        let whole = n <= 0 || self.account(flow, fd, 0, n as usize);
+        if n > 0 {
+            self.account(flow, fd, 0, n as usize);
+        }
         flow.send.unlock();
         if n > 0 {
             drop(ctl);
             flow.mark_dirty();
-            if !whole {
-                self.lost(flow);
-            }
             return Next::Return(n);
         }
         let wait = errno == libc::EAGAIN && !dontwait && !transport::nonblocking(&ctl, self.fd);

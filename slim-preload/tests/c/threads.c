@@ -208,6 +208,25 @@ static void under_a_waiter(void) {
     hang_up(x);
 }
 
+static void *in_calls_that_do_not_wait(void *p UNUSED) {
+    char b;
+    for (;;) recv(x.c, &b, 1, MSG_DONTWAIT);
+    return NULL;
+}
+
+// Before any other thread has been cancelled.
+static void cancelled_without_waiting(void) {
+    line("-- cancelled without waiting");
+    x = connection();
+    pthread_t t = started(in_calls_that_do_not_wait);
+    void *how = NULL;
+    pthread_cancel(t);
+    pthread_join(t, &how);
+    line("cancelled %d", how == PTHREAD_CANCELED);
+    ping(x.s, x.c, "goes on");
+    hang_up(x);
+}
+
 static void cancelled(void) {
     void *(*const ways[])(void *) = {in_recv, in_send, in_accept, in_poll, in_select, in_epoll};
     static char b[1 << 20];
@@ -282,6 +301,7 @@ int main(void) {
     two_readers();
     two_writers();
     under_a_waiter();
+    cancelled_without_waiting();
     cancelled();
     many();
     line("next number %d", (int)MUST(dup(1)));

@@ -1,0 +1,192 @@
+//! The data path's system calls without libc around them.
+//!
+//! libc makes each of these calls a cancellation point, which in a process with several threads costs as much as all
+//! that SLIM does besides, and one of the threads is ours. So calls go past libc, but not where that could be noticed:
+//! * from the first `pthread_cancel` on all go through libc, where the thread finds out that it is to end;
+//! * a call that waits, and so would have to be interrupted, goes through libc as soon as the application has made
+//!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
+//!   `SIGEV_THREAD`, are not seen.)
+
+use super::{Errno, errno, set_errno};
+use libc::{c_int, c_long, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
+use std::ffi::CStr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// libc's functions are what the application would call.
+const ALLOWED: u8 = 1 << 0;
+/// The application has made a thread.
+const THREADS: u8 = 1 << 1;
+/// It has cancelled one.
+const CANCELS: u8 = 1 << 2;
+/// What is known of the process. Bits are only ever added.
+static KNOWN: AtomicU8 = AtomicU8::new(0);
+
+/// From now on calls go past libc, unless another library takes its calls too: that one is not to be left out.
+pub fn allow() {
+    let names = [
+        c"epoll_wait",
+        c"poll",
+        c"read",
+        c"readv",
+        c"recv",
+        c"recvfrom",
+        c"recvmsg",
+        c"send",
+        c"sendmsg",
+        c"sendto",
+        c"write",
+        c"writev",
+    ];
+    let libc = library_of(c"gnu_get_libc_version");
+    let own = cfg!(target_arch = "x86_64") && libc.is_some();
+    if own && names.iter().all(|name| library_of(name) == libc) {
+        KNOWN.fetch_or(ALLOWED, Ordering::SeqCst);
+    }
+}
+
+/// The application makes a thread: what waits can be interrupted from now on.
+pub fn threads() {
+    KNOWN.fetch_or(THREADS, Ordering::SeqCst);
+}
+
+/// A thread is to be cancelled: every call is a cancellation point from now on.
+pub fn cancels() {
+    KNOWN.fetch_or(CANCELS, Ordering::SeqCst);
+}
+
+/// Where the library that the next function of this name is in has been loaded.
+fn library_of(name: &CStr) -> Option<usize> {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: a valid name; `dladdr` fills the structure or says that it has not.
+    unsafe {
+        let at = libc::dlsym(libc::RTLD_NEXT, name.as_ptr());
+        let found = !at.is_null() && libc::dladdr(at, info.as_mut_ptr()) != 0;
+        found.then(|| info.assume_init().dli_fbase as usize)
+    }
+}
+
+/// Whether a call that does not wait may go past libc.
+#[inline(always)]
+pub fn is_allowed() -> bool {
+    KNOWN.load(Ordering::Relaxed) & !THREADS == ALLOWED
+}
+
+/// Makes a call that does not wait: past libc with `direct`, else with `real`, libc's own function. The answer is the
+/// kernel's, minus an errno when it failed; errno is not touched.
+#[inline(always)]
+pub fn quickly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
+    if is_allowed() {
+        direct()
+    } else {
+        through_libc(real)
+    }
+}
+
+/// Likewise, a call that may wait.
+#[inline(always)]
+pub fn waiting(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
+    if KNOWN.load(Ordering::Relaxed) == ALLOWED {
+        direct()
+    } else {
+        through_libc(real)
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn through_libc(real: impl FnOnce() -> isize) -> isize {
+    let before = errno();
+    let n = answer(real());
+    set_errno(before);
+    n
+}
+
+/// What libc's function gave, as the kernel says it.
+#[inline]
+pub fn answer(n: isize) -> isize {
+    if n < 0 { -(errno() as isize) } else { n }
+}
+
+/// The errno in an answer of the kernel's.
+#[inline]
+pub fn errno_in(answer: isize) -> Errno {
+    -answer as Errno
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
+    let r;
+    // SAFETY: the kernel keeps all registers but these three; the arguments are the caller's to vouch for.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") nr as isize => r,
+            in("rdi") args[0],
+            in("rsi") args[1],
+            in("rdx") args[2],
+            in("r10") args[3],
+            in("r8") args[4],
+            in("r9") args[5],
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    r
+}
+
+/// Never called: [`allow`] does not allow it elsewhere.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn syscall(_: c_long, _: [usize; 6]) -> isize {
+    -(libc::ENOSYS as isize)
+}
+
+/// The system call of this name, where the processor has it.
+macro_rules! number {
+    ($name:ident) => {{
+        #[cfg(target_arch = "x86_64")]
+        let nr = libc::$name;
+        #[cfg(not(target_arch = "x86_64"))]
+        let nr = 0;
+        nr
+    }};
+}
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident = $nr:ident($($arg:ident: $kind:ty),*);)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// The arguments are the application's own for this call, as its manual page asks.
+        #[inline(always)]
+        pub unsafe fn $name($($arg: $kind),*) -> isize {
+            // SAFETY: the caller's contract; arguments beyond those of the call are not looked at.
+            unsafe { syscall(number!($nr), padded([$($arg as usize),*])) }
+        }
+    )*};
+}
+
+#[inline(always)]
+fn padded<const N: usize>(args: [usize; N]) -> [usize; 6] {
+    std::array::from_fn(|i| args.get(i).copied().unwrap_or(0))
+}
+
+calls! {
+    /// `epoll_wait(2)`
+    epoll_wait = SYS_epoll_wait(fd: c_int, events: *mut libc::epoll_event, max: c_int, timeout: c_int);
+    /// `poll(2)`
+    poll = SYS_poll(fds: *mut pollfd, count: usize, timeout: c_int);
+    /// `read(2)`
+    read = SYS_read(fd: c_int, buf: *mut c_void, len: size_t);
+    /// `readv(2)`
+    readv = SYS_readv(fd: c_int, list: *const iovec, count: c_int);
+    /// `recvfrom(2)`
+    recvfrom = SYS_recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t);
+    /// `recvmsg(2)`
+    recvmsg = SYS_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int);
+    /// `sendmsg(2)`
+    sendmsg = SYS_sendmsg(fd: c_int, message: *const msghdr, flags: c_int);
+    /// `sendto(2)`
+    sendto = SYS_sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t);
+}
