@@ -68,8 +68,24 @@ pub fn source(name: &str) -> Result<PathBuf> {
 /// Builds a C program of one file with `compiler`, unless that was done since it was changed. Gives the
 /// path of the program, in the [`scratch`] directory `place`.
 pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
-    let name = source
-        .file_stem()
+    build(compiler, &[], place, &source.with_extension(""), source)
+}
+
+/// The same for a library that can be loaded before others (`LD_PRELOAD`).
+pub fn compile_library(place: &str, source: &Path) -> Result<PathBuf> {
+    let name = source.with_extension("so");
+    build(Path::new("cc"), &["-shared", "-fPIC"], place, &name, source)
+}
+
+fn build(
+    compiler: &Path,
+    options: &[&str],
+    place: &str,
+    name: &Path,
+    source: &Path,
+) -> Result<PathBuf> {
+    let name = name
+        .file_name()
         .ok_or_else(|| Error::Invalid(format!("no file name: {}", source.display())))?;
     let program = scratch(place)?.join(name);
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified());
@@ -83,6 +99,7 @@ pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let own = program.with_extension(format!("new{}.{n}", std::process::id()));
     let mut command = Command::new(compiler);
+    command.args(options);
     command.args(["-O2", "-o"]).arg(&own).arg(source);
     let line = format!("{} -O2 {}", compiler.display(), source.display());
     let output = command.output().map_err(Error::io(line.clone()))?;

@@ -39,6 +39,11 @@ impl Table {
         &self.head
     }
 
+    /// Is this column flush right?
+    pub fn is_right(&self, column: usize) -> bool {
+        self.right.get(column).copied().unwrap_or(false)
+    }
+
     /// The rows.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows

@@ -14,10 +14,12 @@ pub enum Flavor {
     OpenMpi4,
     /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
     OpenMpi5,
+    /// The distribution's MPICH, which moves its messages by UCX.
+    Mpich,
 }
 
 impl Flavor {
-    /// All of them.
+    /// Those that survive every fault, launcher and daemons included.
     pub const ALL: [Flavor; 2] = [Flavor::OpenMpi4, Flavor::OpenMpi5];
 
     /// A short word for file names.
@@ -25,6 +27,7 @@ impl Flavor {
         match self {
             Flavor::OpenMpi4 => "ompi4",
             Flavor::OpenMpi5 => "ompi5",
+            Flavor::Mpich => "mpich",
         }
     }
 }
@@ -34,6 +37,7 @@ impl fmt::Display for Flavor {
         f.write_str(match self {
             Flavor::OpenMpi4 => "Open MPI 4.1",
             Flavor::OpenMpi5 => "Open MPI 5.0",
+            Flavor::Mpich => "MPICH",
         })
     }
 }
@@ -75,6 +79,15 @@ impl Mpi {
                     mpicc,
                     mpirun,
                     prefix: Some(prefix),
+                })
+            }
+            Flavor::Mpich => {
+                let hint = "install the packages mpich and libmpich-dev (scripts/setup bench does)";
+                Ok(Mpi {
+                    flavor,
+                    mpicc: first([PathBuf::from("/usr/bin/mpicc.mpich")], hint)?,
+                    mpirun: first([PathBuf::from("/usr/bin/mpiexec.mpich")], hint)?,
+                    prefix: None,
                 })
             }
         }

@@ -46,6 +46,22 @@ pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
     words.map(str::to_owned).collect()
 }
 
+/// The same for MPICH's hydra.
+fn hydra_placement(lab: &Lab, ranks: usize) -> Vec<String> {
+    let slots = ranks.div_ceil(lab.nodes().len());
+    let hosts = lab.nodes().iter();
+    let hosts: Vec<_> = hosts.map(|n| format!("{}:{slots}", n.name())).collect();
+    let words = ["-hosts", &hosts.join(","), "-n", &ranks.to_string()];
+    words.map(str::to_owned).to_vec()
+}
+
+/// What makes MPICH talk by TCP alone, whichever of its devices it was built for.
+const BY_TCP: [(&str, &str); 3] = [
+    ("UCX_TLS", "tcp,self"),
+    ("FI_PROVIDER", "tcp"),
+    ("MPIR_CVAR_NOLOCAL", "1"),
+];
+
 impl<'a> Job<'a> {
     /// `program` on two ranks, without SLIM.
     pub fn new(lab: &'a Lab, mpi: &'a Mpi, program: impl Into<PathBuf>) -> Self {
@@ -107,13 +123,21 @@ impl<'a> Job<'a> {
             command.arg("--prefix").arg(prefix);
         }
         match self.mpi.flavor() {
-            Flavor::OpenMpi4 => command.args(["--mca", "plm_rsh_agent"]),
-            Flavor::OpenMpi5 => command.args(["--prtemca", "plm_ssh_agent"]),
+            Flavor::OpenMpi4 => command.args(["--mca", "plm_rsh_agent"]).arg(agent),
+            Flavor::OpenMpi5 => command.args(["--prtemca", "plm_ssh_agent"]).arg(agent),
+            Flavor::Mpich => command
+                .args(["-launcher", "ssh", "-launcher-exec"])
+                .arg(agent),
         };
-        command.arg(agent);
-        command
-            .arg("--allow-run-as-root")
-            .args(placement(self.lab, self.ranks));
+        match self.mpi.flavor() {
+            Flavor::OpenMpi4 | Flavor::OpenMpi5 => command
+                .arg("--allow-run-as-root")
+                .args(placement(self.lab, self.ranks)),
+            Flavor::Mpich => command
+                .args(hydra_placement(self.lab, self.ranks))
+                .envs(BY_TCP)
+                .env("UCX_NET_DEVICES", nodes[0].interface(0)),
+        };
         command
             .args(&self.options)
             .arg(&self.program)

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use netem_tests::Lab;
-use serde::Serialize;
+use netem_tests::{Lab, artifacts};
+use serde::{Deserialize, Serialize};
 
 use crate::events;
 use crate::failure::Failure;
@@ -22,6 +22,9 @@ pub enum Contender {
     Slim,
     /// The kernel's MPTCP, as `mptcpize` brings a program to use it.
     Mptcp,
+    /// What SLIM avoids: frames, sequence numbers and acknowledgements in user space, as in Eternal
+    /// Terminal (`programs/slim_framed.c`, a reference for this comparison and nothing else).
+    Framed,
 }
 
 impl fmt::Display for Contender {
@@ -30,6 +33,7 @@ impl fmt::Display for Contender {
             Self::Bare => "bare",
             Self::Slim => "SLIM",
             Self::Mptcp => "MPTCP",
+            Self::Framed => "framed",
         })
     }
 }
@@ -50,6 +54,7 @@ impl Contender {
             Self::Bare => None,
             Self::Slim => Some(preload::find(None)?),
             Self::Mptcp => Some(mptcp_library()?),
+            Self::Framed => Some(framed_library()?),
         };
         Ok(Ready {
             contender: self,
@@ -66,6 +71,7 @@ impl Contender {
                 .iter()
                 .any(|record| record.event == slim_core::event::Event::Live),
             Self::Mptcp => mptcp_handshakes(lab)? > 0,
+            Self::Framed => frames(events) > 0,
         };
         if used {
             return Ok(());
@@ -74,6 +80,36 @@ impl Contender {
             "no connection of the job used {self}: there is nothing to compare"
         )))
     }
+}
+
+fn framed_library() -> Result<PathBuf, Failure> {
+    artifacts::source("slim_framed.c")
+        .and_then(|source| artifacts::compile_library("cc", &source))
+        .map_err(|e| Failure::input(e.to_string()))
+}
+
+/// Where the processes of a job say how many frames they have sent and received.
+pub fn frames_log(dir: &Path) -> PathBuf {
+    dir.join("frames.%p.json")
+}
+
+/// What one of them says.
+#[derive(Debug, Deserialize)]
+struct Frames {
+    sent: u64,
+    received: u64,
+}
+
+/// Frames that the processes of a job which has ended have received.
+pub fn frames(dir: &Path) -> u64 {
+    let files = fs::read_dir(dir).into_iter().flatten().flatten();
+    let logs = files.filter(|f| f.file_name().to_string_lossy().starts_with("frames."));
+    let counts = logs.filter_map(|log| {
+        let text = fs::read_to_string(log.path()).ok()?;
+        let frames: Frames = serde_json::from_str(&text).ok()?;
+        Some(frames.received.min(frames.sent))
+    });
+    counts.sum()
 }
 
 fn mptcp_library() -> Result<PathBuf, Failure> {

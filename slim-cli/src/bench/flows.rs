@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use netem_tests::{Error, Lab, Node, artifacts};
 use serde::de::DeserializeOwned;
+use slim_core::event::{Event, Record};
 
 use crate::failure::Failure;
 
@@ -178,6 +179,31 @@ impl Flows {
                 return Err(Failure::failed(format!(
                     "of {count} connections only {live} have become live"
                 )));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until one of its connections is resumed: the bytes sent again, and the milliseconds that it
+    /// was away.
+    pub fn wait_resume(&self) -> Result<(u64, u64), Failure> {
+        let begun = Instant::now();
+        loop {
+            let log = fs::read_to_string(&self.events).unwrap_or_default();
+            let records = log.lines().filter_map(|l| serde_json::from_str(l).ok());
+            let resumed = records
+                .map(|r: Record| r.event)
+                .find_map(|event| match event {
+                    Event::Resume {
+                        replayed, lost_ms, ..
+                    } => Some((replayed, lost_ms)),
+                    _ => None,
+                });
+            if let Some(resumed) = resumed {
+                return Ok(resumed);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Failure::failed("a killed connection was not resumed"));
             }
             thread::sleep(Duration::from_millis(20));
         }

@@ -141,6 +141,14 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// About how long it will take.
+    pub fn estimate(&self) -> Duration {
+        (SETTLE + WATCH + Duration::from_secs(2)) * 4
+            + Duration::from_millis(300) * self.rounds as u32
+    }
+}
+
 /// `count` connections that have been used once and are quiet.
 fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, Failure> {
     let mut connected = ground.connected(slim, "serve", count)?;

@@ -10,7 +10,7 @@ use netem_tests::mpi::{Flavor, Job, Mpi};
 use netem_tests::{Error, Lab};
 use serde::{Deserialize, Serialize};
 
-use super::contender::{Contender, Ready};
+use super::contender::{self, Contender, Ready};
 use super::stats::{self, Comparison};
 use crate::failure::Failure;
 
@@ -46,7 +46,7 @@ impl Test {
     }
 
     /// Ranks that take part.
-    fn ranks(self) -> usize {
+    pub fn ranks(self) -> usize {
         match self {
             Self::Latency | Self::Bandwidth | Self::Rate => 2,
             Self::Allreduce | Self::Alltoall => 4,
@@ -115,6 +115,9 @@ pub struct Measured {
     pub mpi: String,
     /// What limits the line.
     pub line: String,
+    /// To how many kilobits a second.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_kbit: Option<u64>,
     /// How often each contender ran.
     pub rounds: usize,
     /// The contenders, bare first.
@@ -177,6 +180,7 @@ impl Plan {
                 for ready in &self.against {
                     let job = self.job(&lab, &mpi, &program, ready, ranks, &tests);
                     let figures = run(job, &lab, ready, tests.len())?;
+                    self.check_line(&figures)?;
                     told(&format!(
                         "round {round}/{}: {ranks} ranks, {}",
                         self.rounds, ready.contender
@@ -190,10 +194,13 @@ impl Plan {
         points.iter_mut().for_each(Point::compare);
         Ok(Measured {
             mpi: self.flavor.to_string(),
-            line: match guards.first() {
-                Some(guard) => guard.to_string(),
-                None => "veth, not limited".into(),
+            line: match (guards.first(), self.rate_kbit) {
+                (Some(guard), Some(rate)) => {
+                    format!("{} Gb/s ({})", rate as f64 / 1e6, guard.discipline())
+                }
+                _ => "veth, not limited".into(),
             },
+            rate_kbit: self.rate_kbit,
             rounds: self.rounds,
             contenders: self.against.iter().map(|r| r.contender).collect(),
             points,
@@ -209,6 +216,44 @@ impl Plan {
             .map(|node| Shape::new().rate_kbit(rate).apply(node, 0))
             .collect::<Result<_, _>>()
             .map_err(|e| Failure::failed(e.to_string()))
+    }
+
+    /// Figures of a limited line that exceed its limit would be of another line.
+    fn check_line(&self, figures: &[Figure]) -> Result<(), Failure> {
+        let Some(rate) = self.rate_kbit else {
+            return Ok(());
+        };
+        // Megabytes a second; short measurements see the burst that passes at once.
+        let limit = 1.25 * rate as f64 / 8e3;
+        let mut bandwidths = figures.iter().filter(|f| f.test == Test::Bandwidth);
+        match bandwidths.find(|f| f.value > limit) {
+            None => Ok(()),
+            Some(figure) => Err(Failure::failed(format!(
+                "{:.0} MB/s went over a line that was limited to {:.0}",
+                figure.value,
+                rate as f64 / 8e3
+            ))),
+        }
+    }
+
+    /// What is measured, in a few words.
+    pub fn name(&self) -> String {
+        match self.rate_kbit {
+            Some(rate) => format!("{}, {} Gb/s", self.flavor, rate as f64 / 1e6),
+            None => self.flavor.to_string(),
+        }
+    }
+
+    /// About how long it will take.
+    pub fn estimate(&self) -> Duration {
+        let jobs = [2, 4].map(|ranks| self.arguments(ranks).len() as u32);
+        let each = |tests: u32| match tests {
+            0 => Duration::ZERO,
+            // To start and end; finding out how often to repeat takes as long again.
+            tests => Duration::from_secs(2) + self.each * 2 * tests,
+        };
+        let runs = self.rounds as u32 * self.against.len() as u32;
+        jobs.into_iter().map(each).sum::<Duration>() * runs
     }
 
     fn arguments(&self, ranks: usize) -> Vec<String> {
@@ -234,17 +279,22 @@ impl Plan {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if ranks > cores {
             // Ranks that share a core must not spin while they wait for each other.
-            job = job
-                .option("--mca")
-                .option("mpi_yield_when_idle")
-                .option("1");
+            job = match self.flavor {
+                Flavor::Mpich => job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
+                Flavor::OpenMpi4 | Flavor::OpenMpi5 => job
+                    .option("--mca")
+                    .option("mpi_yield_when_idle")
+                    .option("1"),
+            };
         }
         if let Some(library) = &ready.library {
             job = job.preload(library);
         }
-        if ready.contender == Contender::Slim {
-            job = job.env("SLIM_EVENTS", lab.dir().join("%h.%p.jsonl"));
-        }
+        job = match ready.contender {
+            Contender::Bare | Contender::Mptcp => job,
+            Contender::Slim => job.env("SLIM_EVENTS", lab.dir().join("%h.%p.jsonl")),
+            Contender::Framed => job.env("SLIM_FRAMED_LOG", contender::frames_log(lab.dir())),
+        };
         tests
             .iter()
             .fold(job.arg(self.each.as_millis().to_string()), Job::arg)
@@ -255,8 +305,12 @@ impl Plan {
 fn run(job: Job<'_>, lab: &Lab, ready: &Ready, expected: usize) -> Result<Vec<Figure>, Failure> {
     // Of the last job: whether this one used what it should must be seen from its own.
     for old in fs::read_dir(lab.dir()).into_iter().flatten().flatten() {
-        if old.path().extension().is_some_and(|e| e == "jsonl") {
-            let _ = fs::remove_file(old.path());
+        let path = old.path();
+        if path
+            .extension()
+            .is_some_and(|e| e == "jsonl" || e == "json")
+        {
+            let _ = fs::remove_file(path);
         }
     }
     let limit = Duration::from_secs(60) + Duration::from_secs(30) * expected as u32;

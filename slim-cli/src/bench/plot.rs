@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use super::contender::Contender;
 use super::messages::{Measured, Point, Test};
 use super::report::Section;
-use super::stats::Comparison;
+use super::stats::{self, Comparison};
 use crate::failure::Failure;
 use crate::table::Table;
 
@@ -34,10 +34,11 @@ pub fn messages(measured: &Measured) -> Result<Section, Failure> {
     }
     let mut notes = vec![
         format!(
-            "{}, {}; medians of {} rounds, in each of which every kind ran once, in turn.",
-            measured.mpi, measured.line, measured.rounds
+            "Medians of {} rounds, in each of which every kind ran once, in turn. Lines in the pictures: the median and the range of the rounds' ratios.",
+            measured.rounds
         ),
         "Noise: how far rounds of one kind lie apart (the middle half of them, of less than five all), and their ratios; a smaller difference is no verdict.".into(),
+        format!("latency: half a round trip. bandwidth: windows of 16 messages. rate: windows of 64. allreduce, alltoall: one call, four ranks. {}", legend(&measured.contenders)),
     ];
     if measured.rounds < 2 {
         notes.push("One round is no comparison: use --rounds.".into());
@@ -50,11 +51,23 @@ pub fn messages(measured: &Measured) -> Result<Section, Failure> {
         }
     }
     Ok(Section {
-        title: "MPI messages".into(),
+        title: format!("MPI messages: {}, {}", measured.mpi, measured.line),
         table,
         notes,
         plots,
     })
+}
+
+/// What the names of the contenders stand for.
+fn legend(contenders: &[Contender]) -> String {
+    let told = contenders.iter().filter_map(|contender| match contender {
+        Contender::Bare | Contender::Slim => None,
+        Contender::Mptcp => Some("MPTCP: the kernel's, by mptcpize."),
+        Contender::Framed => Some(
+            "framed: what SLIM avoids, frames and acknowledgements in user space (programs/slim_framed.c).",
+        ),
+    });
+    told.collect::<Vec<_>>().join(" ")
 }
 
 fn rows(point: &Point, table: &mut Table) {
@@ -87,7 +100,7 @@ fn figure(value: f64, unit: &str) -> String {
 }
 
 /// A number of bytes in the largest unit that divides it.
-fn size(bytes: f64) -> String {
+pub fn size(bytes: f64) -> String {
     for (unit, name) in [(f64::from(1 << 20), "MiB"), (f64::from(1 << 10), "KiB")] {
         if bytes >= unit {
             return format!("{} {name}", bytes / unit);
@@ -110,19 +123,14 @@ fn draw(
     points: &[&Point],
     contenders: &[Contender],
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let of = |contender: Contender| -> Vec<(f64, &Comparison)> {
-        let run = |p: &&Point| p.runs.iter().position(|r| r.contender == contender);
-        let compared = points.iter().filter_map(|p| {
-            let compared = p.runs[run(p)?].compared.as_ref()?;
-            Some((f64::from(p.bytes), compared))
-        });
-        compared.collect()
-    };
-    let everything = contenders.iter().flat_map(|c| of(*c));
     let (mut low, mut high) = AT_LEAST;
-    for (_, compared) in everything {
-        low = low.min(compared.lowest).max(AT_MOST.0);
-        high = high.max(compared.highest).min(AT_MOST.1);
+    for compared in points
+        .iter()
+        .flat_map(|p| &p.runs)
+        .filter_map(|r| r.compared.as_ref())
+    {
+        low = low.min(compared.lowest - 0.01).max(AT_MOST.0);
+        high = high.max(compared.highest + 0.01).min(AT_MOST.1);
     }
     let sizes = points.iter().map(|p| f64::from(p.bytes));
     let (first, last) = (
@@ -139,47 +147,88 @@ fn draw(
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
         .caption(
-            format!("{test}: ratio to bare ({better})"),
+            format!("{test}, ratio to bare: {better}"),
             ("sans-serif", 18),
         )
-        .margin(14)
-        .x_label_area_size(34)
-        .y_label_area_size(50)
+        .margin(12)
+        .margin_right(110)
+        .x_label_area_size(46)
+        .y_label_area_size(58)
         .build_cartesian_2d((first..last).log_scale().base(2.0), low..high)?;
     chart
         .configure_mesh()
         .x_labels(12)
         .x_label_formatter(&|bytes| size(bytes.round()))
         .y_label_formatter(&|ratio| format!("{ratio:.2}"))
+        .x_desc("size of a message")
+        .y_desc("ratio to bare")
+        .label_style(("sans-serif", 13))
+        .axis_desc_style(("sans-serif", 14))
+        .light_line_style(WHITE)
         .draw()?;
+    // How far bare's own rounds lie apart: what is inside may be chance.
+    let spread = |sign: f64| {
+        points.iter().filter_map(move |p| {
+            let bare = p.runs.iter().find(|r| r.contender == Contender::Bare)?;
+            let half = stats::spread(&bare.values)? / 2.0;
+            Some((f64::from(p.bytes), (1.0 + sign * half).clamp(low, high)))
+        })
+    };
+    let mut band: Vec<_> = spread(1.0).collect();
+    band.extend(spread(-1.0).collect::<Vec<_>>().into_iter().rev());
+    chart
+        .draw_series([Polygon::new(band, BLACK.mix(0.10).filled())])?
+        .label("bare's rounds")
+        .legend(|(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], BLACK.mix(0.10).filled()));
     chart.draw_series(LineSeries::new([(first, 1.0), (last, 1.0)], &BLACK))?;
     for (n, contender) in contenders.iter().enumerate() {
-        let compared = of(*contender);
+        // Beside each other, so that none hides another's range.
+        let aside = 1.04f64.powi(n as i32 * 2 - contenders.len() as i32);
+        let compared: Vec<(f64, &Comparison)> = points
+            .iter()
+            .filter_map(|p| {
+                let run = p.runs.iter().find(|r| r.contender == *contender)?;
+                Some((f64::from(p.bytes) * aside, run.compared.as_ref()?))
+            })
+            .collect();
         if compared.is_empty() {
             continue;
         }
-        let colour = Palette99::pick(n).to_rgba();
-        let line = compared.iter().map(|(bytes, c)| (*bytes, c.ratio));
+        let colour = colour(*contender);
+        let line = compared
+            .iter()
+            .map(|(at, c)| (*at, c.ratio.clamp(low, high)));
         chart
             .draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?
             .label(contender.to_string())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], Palette99::pick(n)));
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
         chart.draw_series(line.map(|at| Circle::new(at, 3, colour.filled())))?;
-        chart.draw_series(compared.iter().map(|(bytes, c)| {
+        chart.draw_series(compared.iter().map(|(at, c)| {
             let range = [
-                (*bytes, c.lowest.clamp(low, high)),
-                (*bytes, c.highest.clamp(low, high)),
+                (*at, c.lowest.clamp(low, high)),
+                (*at, c.highest.clamp(low, high)),
             ];
             PathElement::new(range, colour)
         }))?;
     }
     chart
         .configure_series_labels()
+        .position(SeriesLabelPosition::Coordinate(SIZE.0 as i32 - 175, 0))
+        .label_font(("sans-serif", 13))
         .background_style(WHITE)
-        .border_style(BLACK)
         .draw()?;
     root.present()?;
     Ok(())
+}
+
+/// The same in every picture.
+fn colour(contender: Contender) -> RGBColor {
+    match contender {
+        Contender::Bare => BLACK,
+        Contender::Slim => RGBColor(0, 90, 181),
+        Contender::Mptcp => RGBColor(220, 50, 32),
+        Contender::Framed => RGBColor(230, 150, 0),
+    }
 }
 
 #[cfg(test)]
@@ -220,6 +269,7 @@ mod tests {
         let measured = Measured {
             mpi: "Open MPI".into(),
             line: "veth".into(),
+            rate_kbit: None,
             rounds: 3,
             contenders: vec![Contender::Bare, Contender::Slim],
             points: vec![point(8, 1.2), point(1 << 20, 1.0)],
@@ -231,6 +281,6 @@ mod tests {
             panic!("{} plots", section.plots.len())
         };
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
-        assert!(svg.contains("latency: ratio to bare") && svg.contains("8 B"));
+        assert!(svg.contains("latency, ratio to bare") && svg.contains("8 B"));
     }
 }

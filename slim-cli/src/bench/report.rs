@@ -1,13 +1,16 @@
 //! What came out: as text, JSON and a page.
 
+use std::env;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use serde::Serialize;
 
 use super::messages::Measured;
 use super::{instructions, memory, resume};
 use crate::failure::Failure;
+use crate::shell;
 use crate::table::Table;
 
 /// All that was measured in one call.
@@ -17,9 +20,16 @@ pub struct Report {
     pub version: &'static str,
     /// Where it was measured.
     pub machine: Machine,
-    /// MPI's messages.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub messages: Option<Measured>,
+    /// When it was asked for.
+    pub when: String,
+    /// The command that asked for it.
+    pub command: String,
+    /// Parts that could not be measured, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
+    /// MPI's messages, by MPI and line.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub messages: Vec<Measured>,
     /// Instructions of a small message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub instructions: Option<instructions::Measured>,
@@ -38,6 +48,8 @@ pub struct Machine {
     pub processor: String,
     /// How many cores we may use.
     pub cores: usize,
+    /// Memory, in GiB.
+    pub memory_gib: f64,
     /// Version of the kernel.
     pub kernel: String,
     /// What else ran: processes waiting for a core in the last minute, on average.
@@ -68,6 +80,11 @@ impl Machine {
             .to_owned();
         Self {
             processor,
+            memory_gib: read("/proc/meminfo")
+                .lines()
+                .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next())
+                .and_then(|kib| kib.parse::<f64>().ok())
+                .map_or(0.0, |kib| (kib / f64::from(1 << 20) * 10.0).round() / 10.0),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             load: read("/proc/loadavg")
@@ -83,17 +100,40 @@ impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{} x {}, Linux {}, load {:.2} before it began",
-            self.cores, self.processor, self.kernel, self.load
+            "{} x {}, {:.1} GiB, Linux {}, load {:.2} before it began",
+            self.cores, self.processor, self.memory_gib, self.kernel, self.load
         )
     }
 }
 
 impl Report {
+    /// Without any figures yet.
+    pub fn new(machine: Machine) -> Self {
+        let date = Command::new("date")
+            .args(["-u", "+%Y-%m-%d %H:%M UTC"])
+            .output();
+        let words = env::args_os().map(|word| shell::quote(&word.to_string_lossy()));
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            machine,
+            when: date.map_or_else(
+                |_| "unknown".into(),
+                |out| String::from_utf8_lossy(&out.stdout).trim().to_owned(),
+            ),
+            command: words.collect::<Vec<_>>().join(" "),
+            missing: Vec::new(),
+            messages: Vec::new(),
+            instructions: None,
+            resume: None,
+            memory: None,
+        }
+    }
+
     /// The parts, in the order in which they are shown.
     pub fn sections(&self) -> Result<Vec<Section>, Failure> {
         let mut all = Vec::new();
-        if let Some(measured) = &self.messages {
+        all.extend(super::goals::section(self));
+        for measured in &self.messages {
             all.push(super::plot::messages(measured)?);
         }
         if let Some(measured) = &self.instructions {
@@ -111,6 +151,9 @@ impl Report {
     /// As lines for a terminal.
     pub fn text(&self, sections: &[Section]) -> String {
         let mut text = format!("{}\n", self.machine);
+        for missing in &self.missing {
+            text.push_str(&format!("NOT measured: {missing}\n"));
+        }
         for section in sections {
             text.push_str(&format!("\n{}\n\n{}", section.title, section.table));
             for note in &section.notes {
@@ -132,17 +175,25 @@ impl Report {
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <title>slim bench</title>\n<style>\n{STYLE}</style></head><body>\n\
-             <h1>slim bench {}</h1>\n<p>{}</p>\n",
+             <h1>slim bench {}</h1>\n<p>{}<br>{}<br><code>{}</code></p>\n",
             escape(self.version),
-            escape(&self.machine.to_string())
+            escape(&self.when),
+            escape(&self.machine.to_string()),
+            escape(&self.command)
         );
+        for missing in &self.missing {
+            let missing = escape(missing);
+            page.push_str(&format!(
+                "<p class=\"missing\">NOT measured: {missing}</p>\n"
+            ));
+        }
         for section in sections {
             page.push_str(&format!("<h2>{}</h2>\n", escape(&section.title)));
-            section.plots.iter().for_each(|svg| page.push_str(svg));
-            page.push_str(&html_table(&section.table));
             for note in &section.notes {
                 page.push_str(&format!("<p>{}</p>\n", escape(note)));
             }
+            section.plots.iter().for_each(|svg| page.push_str(svg));
+            page.push_str(&html_table(&section.table));
         }
         page.push_str("</body></html>\n");
         write(path, &page)
@@ -151,13 +202,19 @@ impl Report {
 
 const STYLE: &str = "body { font: 15px/1.45 sans-serif; margin: 2em auto; max-width: 60em; color: #222 }\n\
 table { border-collapse: collapse; margin: 1em 0 }\n\
-th, td { padding: .25em .8em; text-align: right; border-bottom: 1px solid #ddd }\n\
-th:first-child, td:first-child { text-align: left }\n\
-svg { max-width: 100%; height: auto }\n";
+th, td { padding: .2em .8em .2em 0; text-align: left; border-bottom: 1px solid #ddd }\n\
+.n { text-align: right; font-variant-numeric: tabular-nums }\n\
+code { background: #f3f3f3; padding: .1em .3em }\n\
+.missing { color: #a00; white-space: pre-wrap }\n\
+svg { display: block; max-width: 100%; height: auto; margin: 1em 0 }\n";
 
 fn html_table(table: &Table) -> String {
     let cells = |tag: &str, row: &[String]| -> String {
-        let cells = row.iter().map(|c| format!("<{tag}>{}</{tag}>", escape(c)));
+        let cell = |(n, text): (usize, &String)| match table.is_right(n) {
+            true => format!("<{tag} class=\"n\">{}</{tag}>", escape(text)),
+            false => format!("<{tag}>{}</{tag}>", escape(text)),
+        };
+        let cells = row.iter().enumerate().map(cell);
         format!("<tr>{}</tr>\n", cells.collect::<String>())
     };
     let rows: String = table.rows().iter().map(|row| cells("td", row)).collect();
@@ -185,8 +242,8 @@ mod tests {
         table.row(["1 & 2".into(), "<x>".into()]);
         assert_eq!(
             html_table(&table),
-            "<table>\n<tr><th>a</th><th>b&lt;c</th></tr>\n\
-             <tr><td>1 &amp; 2</td><td>&lt;x&gt;</td></tr>\n</table>\n"
+            "<table>\n<tr><th>a</th><th class=\"n\">b&lt;c</th></tr>\n\
+             <tr><td>1 &amp; 2</td><td class=\"n\">&lt;x&gt;</td></tr>\n</table>\n"
         );
     }
 

@@ -28,9 +28,9 @@ pub struct Plan {
     pub flows: Vec<usize>,
     /// How often a single one is killed.
     pub kills: usize,
-    /// How long the hole lasts.
-    pub hole: Duration,
-    /// How often there is one, and how often a peer dies.
+    /// How long holes last.
+    pub holes: Vec<Duration>,
+    /// How often there is each of them, and how often a peer dies.
     pub rounds: usize,
 }
 
@@ -42,10 +42,10 @@ pub struct Measured {
     /// Numbers of connections that could not be measured, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// From the end of a hole to the first byte, bare and under SLIM.
-    pub hole: BareAndSlim,
-    /// How long the hole was, in seconds.
-    pub hole_seconds: f64,
+    /// Kills of a connection with full pipes.
+    pub full: Full,
+    /// By length of the hole.
+    pub holes: Vec<Hole>,
     /// From the death of the peer process to the error, bare and under SLIM.
     pub death: BareAndSlim,
 }
@@ -68,6 +68,27 @@ pub struct Killed {
     pub last_ms: f64,
 }
 
+/// A connection that is killed while the program writes more than its peer reads, so that the pipes are
+/// full: under SLIM, several times.
+#[derive(Debug, Default, Serialize)]
+pub struct Full {
+    /// Bytes that the program had written and the peer had not read.
+    pub written: Vec<f64>,
+    /// How many of them were sent again.
+    pub replayed: Vec<f64>,
+    /// Milliseconds from suspension to the end of the replay, rounded up.
+    pub lost_ms: Vec<f64>,
+}
+
+/// A hole in the network.
+#[derive(Debug, Serialize)]
+pub struct Hole {
+    /// How long it was.
+    pub seconds: f64,
+    /// From its end to the first byte.
+    pub first_byte: BareAndSlim,
+}
+
 /// Milliseconds of the same rounds.
 #[derive(Debug, Default, Serialize)]
 pub struct BareAndSlim {
@@ -84,6 +105,12 @@ struct Back {
     median: u64,
     p99: u64,
     last: u64,
+}
+
+/// What it answers to `fill`.
+#[derive(Debug, Deserialize)]
+struct Filled {
+    bytes: f64,
 }
 
 /// What it answers when a connection has failed.
@@ -106,7 +133,7 @@ impl Plan {
         let ground = Ground::new(library)?;
         let (mut kills, mut missing) = (Vec::new(), Vec::new());
         for flows in &self.flows {
-            let times = (self.kills / flows).clamp(3.min(self.kills), self.kills);
+            let times = self.times(*flows);
             told(&format!("{times} times {flows} connections killed"));
             // What many connections cannot do must not take the figures of few away.
             match killed(&ground, *flows, times) {
@@ -114,21 +141,56 @@ impl Plan {
                 Err(why) => missing.push(format!("{flows} connections: {why}")),
             }
         }
-        let (mut hole, mut death) = (BareAndSlim::default(), BareAndSlim::default());
+        let mut full = Full::default();
+        let (mut holes, mut death) = (Vec::new(), BareAndSlim::default());
         for round in 1..=self.rounds {
-            told(&format!("hole and death, round {round}/{}", self.rounds));
-            hole.bare_ms.push(hole_in(&ground, false, self.hole)?);
-            hole.slim_ms.push(hole_in(&ground, true, self.hole)?);
+            told(&format!(
+                "full pipes and death, round {round}/{}",
+                self.rounds
+            ));
+            full_killed(&ground, &mut full)?;
             death.bare_ms.push(death_of_peer(&ground, false)?);
             death.slim_ms.push(death_of_peer(&ground, true)?);
+        }
+        for length in &self.holes {
+            let mut first_byte = BareAndSlim::default();
+            for round in 1..=self.rounds {
+                told(&format!(
+                    "hole of {length:?}, round {round}/{}",
+                    self.rounds
+                ));
+                first_byte.bare_ms.push(hole_in(&ground, false, *length)?);
+                first_byte.slim_ms.push(hole_in(&ground, true, *length)?);
+            }
+            holes.push(Hole {
+                seconds: length.as_secs_f64(),
+                first_byte,
+            });
         }
         Ok(Measured {
             kills,
             missing,
-            hole,
-            hole_seconds: self.hole.as_secs_f64(),
+            full,
+            holes,
             death,
         })
+    }
+
+    fn times(&self, flows: usize) -> usize {
+        (self.kills / flows).clamp(3.min(self.kills), self.kills)
+    }
+
+    /// About how long it will take.
+    pub fn estimate(&self) -> Duration {
+        let kill = |flows: &usize| {
+            let once =
+                PAUSE + Duration::from_millis(50) + Duration::from_micros(300) * *flows as u32;
+            Duration::from_secs(2) + once * self.times(*flows) as u32
+        };
+        let kills: Duration = self.flows.iter().map(kill).sum();
+        // Bare TCP may sleep as long again until it tries the next time.
+        let holes: Duration = self.holes.iter().map(|length| *length * 3).sum();
+        kills + (holes + Duration::from_secs(3)) * self.rounds as u32
     }
 }
 
@@ -171,6 +233,23 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, Failure
         p99_ms: of(&late, if flows == 1 { 0.99 } else { 0.5 }),
         last_ms: of(&last, 0.5),
     })
+}
+
+/// Kills a connection of a peer that does not read.
+fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), Failure> {
+    let mut connected = ground.connected(true, "sink", 1)?;
+    connected.client.say("fill")?;
+    let filled: Filled = connected.client.answer()?;
+    let net = ground.lab.node(0).net();
+    let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
+    diag::destroy(net, &chosen).map_err(failed)?;
+    // Somebody has to touch the connection for its loss to be noticed.
+    connected.client.say("fill")?;
+    let (replayed, lost_ms) = connected.client.wait_resume()?;
+    full.written.push(filled.bytes);
+    full.replayed.push(replayed as f64);
+    full.lost_ms.push(lost_ms as f64);
+    Ok(())
 }
 
 /// From the lift of a hole to the byte that was sent into it and came back.
@@ -219,14 +298,28 @@ impl Measured {
                 "never".into(),
             ]);
         }
-        let hole = format!("lift of a hole of {:.0} s to first byte", self.hole_seconds);
-        for (what, both) in [
-            (hole.as_str(), &self.hole),
-            ("death of the peer to the error", &self.death),
-        ] {
-            let of = |v: &[f64], part| quantile(v, part).map_or("-".into(), |v| format!("{v:.2}"));
+        let of = |v: &[f64], part| quantile(v, part).map_or("-".into(), |v| format!("{v:.2}"));
+        let mib = |v: &[f64]| median(v).unwrap_or(0.0) / f64::from(1 << 20);
+        table.row([
+            format!(
+                "kill of a connection with full pipes ({:.1} MiB, {:.1} of them sent again) to resumed",
+                mib(&self.full.written),
+                mib(&self.full.replayed)
+            ),
+            self.full.lost_ms.len().to_string(),
+            of(&self.full.lost_ms, 0.5),
+            "-".into(),
+            of(&self.full.lost_ms, 1.0),
+            "never".into(),
+        ]);
+        let holes = self.holes.iter().map(|hole| {
+            let what = format!("lift of a hole of {} s to first byte", hole.seconds);
+            (what, &hole.first_byte)
+        });
+        let death = ("death of the peer to the error".to_owned(), &self.death);
+        for (what, both) in holes.chain([death]) {
             table.row([
-                what.to_owned(),
+                what,
                 both.slim_ms.len().to_string(),
                 of(&both.slim_ms, 0.5),
                 "-".into(),
@@ -236,7 +329,7 @@ impl Measured {
         }
         let mut notes = vec![
                 "From the beginning of the killing (or the lift) until the byte that the program sends then has come back from its peer.".into(),
-                "Of several connections: p50 and p99 over the connections, the median of the times.".into(),
+                "Of several connections: p50 and p99 over the connections, the median of the times; last: the last connection, the median of the times. Elsewhere last is the slowest time.".into(),
             ];
         let missing = self.missing.iter();
         notes.extend(missing.map(|why| format!("NOT measured: {why}")));

@@ -1,0 +1,186 @@
+//! The goals, and which of them a report reaches.
+
+use super::contender::Contender;
+use super::messages::{Measured, Test};
+use super::report::{Report, Section};
+use super::stats::{median, quantile};
+use crate::table::Table;
+
+/// A goal, with what was measured of it.
+#[derive(Clone, Debug, PartialEq)]
+struct Goal {
+    what: String,
+    goal: String,
+    measured: String,
+    reached: Option<bool>,
+}
+
+/// Goals of ratios to bare: test, size, ratio.
+const UNLIMITED: [(Test, u32, f64); 4] = [
+    (Test::Latency, 8, 1.01),
+    (Test::Rate, 64, 0.99),
+    (Test::Bandwidth, 1 << 20, 0.99),
+    (Test::Bandwidth, 4 << 20, 0.99),
+];
+const TEN_GIGABIT: [(Test, u32, f64); 2] = [
+    (Test::Bandwidth, 1 << 20, 0.998),
+    (Test::Bandwidth, 4 << 20, 0.998),
+];
+
+/// A ratio that must not be above (or below) its goal; nothing can be said when the noise spans it.
+fn ratios(measured: &Measured, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) {
+    for (test, bytes, goal) in goals {
+        let mut points = measured.points.iter();
+        let Some(point) = points.find(|p| p.test == *test && p.bytes == *bytes) else {
+            continue;
+        };
+        let mut runs = point.runs.iter();
+        let slim = runs.find(|r| r.contender == Contender::Slim);
+        let Some(compared) = slim.and_then(|r| r.compared.as_ref()) else {
+            continue;
+        };
+        let less = test.less_is_better();
+        let sure = (compared.ratio - goal).abs() > compared.noise;
+        all.push(Goal {
+            what: format!(
+                "{test} of {}, {}, {}",
+                super::plot::size((*bytes).into()),
+                measured.mpi,
+                measured.line
+            ),
+            goal: format!("{} {goal}", if less { "<=" } else { ">=" }),
+            measured: format!(
+                "{:.3}, noise {:.1} %",
+                compared.ratio,
+                compared.noise * 100.0
+            ),
+            reached: sure.then_some((compared.ratio <= *goal) == less),
+        });
+    }
+}
+
+fn at_most(what: &str, goal: f64, unit: &str, measured: Option<f64>, all: &mut Vec<Goal>) {
+    let Some(measured) = measured.filter(|m| m.is_finite()) else {
+        return;
+    };
+    all.push(Goal {
+        what: what.into(),
+        goal: format!("<= {goal}{unit}"),
+        measured: format!("{measured:.2}{unit}"),
+        reached: Some(measured <= goal),
+    });
+}
+
+fn goals(report: &Report) -> Vec<Goal> {
+    let mut all = Vec::new();
+    for measured in &report.messages {
+        match measured.rate_kbit {
+            None => ratios(measured, &UNLIMITED, &mut all),
+            Some(10_000_000) => ratios(measured, &TEN_GIGABIT, &mut all),
+            Some(_) => {}
+        }
+    }
+    if let Some(counted) = &report.instructions {
+        let what = "extra instructions of a send and a recv of 8 bytes";
+        at_most(what, 150.0, "", Some(counted.pair.extra()), &mut all);
+    }
+    if let Some(resume) = &report.resume {
+        for killed in &resume.kills {
+            if killed.flows == 1 {
+                let what = "kill to first byte, one flow, ";
+                at_most(
+                    &format!("{what}p50"),
+                    1.0,
+                    " ms",
+                    Some(killed.p50_ms),
+                    &mut all,
+                );
+                at_most(
+                    &format!("{what}p99"),
+                    5.0,
+                    " ms",
+                    Some(killed.p99_ms),
+                    &mut all,
+                );
+            }
+            if killed.flows == 10_000 {
+                let what = "10,000 flows killed at once, all resumed";
+                at_most(what, 1000.0, " ms", Some(killed.last_ms), &mut all);
+            }
+        }
+        for hole in resume.holes.iter().filter(|hole| hole.seconds == 60.0) {
+            let what = "lift of a hole of 60 s to first byte, slowest";
+            let slowest = quantile(&hole.first_byte.slim_ms, 1.0);
+            at_most(what, 50.0, " ms", slowest, &mut all);
+        }
+    }
+    if let Some(memory) = &report.memory {
+        let bytes = memory.idle_client_bytes.max(memory.idle_server_bytes);
+        at_most("an idle flow, memory", 1024.0, " B", Some(bytes), &mut all);
+        let woken = memory.idle_wakeups.max(0.0);
+        at_most(
+            "an idle flow, wake-ups a second",
+            0.0,
+            "",
+            Some(woken),
+            &mut all,
+        );
+        let start = median(&memory.start.slim).zip(median(&memory.start.bare));
+        let added = start.map(|(slim, bare)| slim - bare);
+        at_most(
+            "start of a process without sockets",
+            1.0,
+            " ms",
+            added,
+            &mut all,
+        );
+    }
+    all
+}
+
+/// What of the goals this report can speak of.
+pub fn section(report: &Report) -> Option<Section> {
+    let goals = goals(report);
+    if goals.is_empty() {
+        return None;
+    }
+    let mut table = Table::new(&["what", ">goal", ">measured", "verdict"]);
+    for goal in goals {
+        let verdict = match goal.reached {
+            Some(true) => "reached",
+            Some(false) => "NOT reached",
+            None => "too noisy to tell",
+        };
+        table.row([goal.what, goal.goal, goal.measured, verdict.into()]);
+    }
+    Some(Section {
+        title: "Goals".into(),
+        table,
+        notes: vec![
+            "Ratios are to bare. Too noisy to tell: the goal is nearer than the noise.".into(),
+        ],
+        plots: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::Machine;
+
+    #[test]
+    fn nothing_measured_is_no_goal() {
+        assert!(section(&Report::new(Machine::here())).is_none());
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_not_judged() {
+        let mut all = Vec::new();
+        at_most("x", 1.0, " ms", Some(f64::NAN), &mut all);
+        at_most("x", 1.0, " ms", None, &mut all);
+        assert!(all.is_empty());
+        at_most("x", 1.0, " ms", Some(1.5), &mut all);
+        assert_eq!(all[0].reached, Some(false));
+        assert_eq!(all[0].measured, "1.50 ms");
+    }
+}

@@ -1,0 +1,198 @@
+//! What `slim bench` can be told, and what that means for its parts.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgGroup, Args, ValueEnum};
+use netem_tests::mpi::Flavor;
+
+use super::contender::Contender;
+use super::messages::Test;
+use super::{memory, resume};
+
+/// Measure what SLIM costs, against bare sockets in the same run.
+///
+/// Without --all, --instructions, --resume or --memory the speed of MPI's messages
+/// is measured. Needs root (network namespaces), and an otherwise idle machine for
+/// everything but --instructions.
+#[derive(Args, Debug)]
+#[command(
+    group = ArgGroup::new("part").args(["all", "instructions", "resume", "memory"]).multiple(true),
+    group = ArgGroup::new("interrupts").args(["all", "resume"]).multiple(true)
+)]
+pub struct Options {
+    /// Measure everything, with every MPI that is here, and write bench.html and bench.json into
+    /// this directory.
+    #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["instructions", "resume", "memory"])]
+    pub all: Option<PathBuf>,
+    /// Which MPI.
+    #[arg(long, value_enum, default_value_t = MpiName::Ompi4, conflicts_with = "part")]
+    pub mpi: MpiName,
+    /// Speed of the line between the nodes (default: not limited).
+    #[arg(long, value_enum, conflicts_with = "part")]
+    pub rate: Option<Rate>,
+    /// How often each kind of run has its turn.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Milliseconds for each figure of messages.
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub each: u32,
+    /// Only these tests.
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        value_name = "TESTS",
+        conflicts_with = "part"
+    )]
+    pub only: Vec<Test>,
+    /// What is measured against bare (default: all that can run here).
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "KINDS")]
+    pub against: Vec<Contender>,
+    /// A short form, to see that all works: its figures mean little.
+    #[arg(long)]
+    pub quick: bool,
+    /// Count the instructions of a small message.
+    #[arg(long)]
+    pub instructions: bool,
+    /// Measure interruptions: killed connections, holes, a dead peer.
+    #[arg(long)]
+    pub resume: bool,
+    /// Measure memory, descriptors and start-up.
+    #[arg(long)]
+    pub memory: bool,
+    /// Numbers of connections killed at once, for --resume and --all.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,100,1000,10000",
+        value_name = "NUMBERS",
+        value_parser = clap::value_parser!(u32).range(1..=20_000),
+        requires = "interrupts"
+    )]
+    pub flows: Vec<u32>,
+    /// How often a single connection is killed, for --resume and --all.
+    #[arg(
+        long,
+        default_value_t = 200,
+        value_parser = clap::value_parser!(u32).range(1..=100_000),
+        requires = "interrupts"
+    )]
+    pub kills: u32,
+    /// Seconds that holes last, for --resume and --all; bare TCP may need as long again.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "5,60",
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(1..=60),
+        requires = "interrupts"
+    )]
+    pub hole: Vec<u32>,
+    /// Write the figures as JSON.
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    pub json: Option<PathBuf>,
+    /// Write a page with tables and plots.
+    #[arg(long, value_name = "FILE", conflicts_with = "all")]
+    pub html: Option<PathBuf>,
+}
+
+/// An MPI, as the command line names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MpiName {
+    /// Open MPI 4.1
+    Ompi4,
+    /// Open MPI 5.0
+    Ompi5,
+    /// MPICH
+    Mpich,
+}
+
+impl MpiName {
+    /// What the lab calls it.
+    pub fn flavor(self) -> Flavor {
+        match self {
+            Self::Ompi4 => Flavor::OpenMpi4,
+            Self::Ompi5 => Flavor::OpenMpi5,
+            Self::Mpich => Flavor::Mpich,
+        }
+    }
+}
+
+/// The speed of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Rate {
+    /// 1 Gb/s
+    #[value(name = "1gbit")]
+    One,
+    /// 10 Gb/s
+    #[value(name = "10gbit")]
+    Ten,
+}
+
+impl Rate {
+    /// In kilobits a second.
+    pub fn kbit(self) -> u64 {
+        match self {
+            Self::One => 1_000_000,
+            Self::Ten => 10_000_000,
+        }
+    }
+}
+
+impl Options {
+    /// Are messages all that is measured?
+    pub fn messages_only(&self) -> bool {
+        !(self.all.is_some() || self.instructions || self.resume || self.memory)
+    }
+
+    /// Rounds of every kind of run.
+    pub fn rounds(&self) -> usize {
+        match self.quick {
+            true => self.rounds.min(2) as usize,
+            false => self.rounds as usize,
+        }
+    }
+
+    /// How long one figure of messages is measured.
+    pub fn each(&self) -> Duration {
+        Duration::from_millis(match self.quick {
+            true => self.each.min(20).into(),
+            false => self.each.into(),
+        })
+    }
+
+    /// What interruptions are measured.
+    pub fn resume_plan(&self) -> resume::Plan {
+        let flows = self.flows.iter().map(|n| *n as usize);
+        if self.quick {
+            return resume::Plan {
+                flows: flows.filter(|n| *n <= 100).collect(),
+                kills: self.kills.min(10) as usize,
+                holes: vec![Duration::from_secs(1)],
+                rounds: 1,
+            };
+        }
+        let holes = self.hole.iter().map(|s| Duration::from_secs((*s).into()));
+        resume::Plan {
+            flows: flows.collect(),
+            kills: self.kills as usize,
+            holes: holes.collect(),
+            rounds: self.rounds as usize,
+        }
+    }
+
+    /// How memory and start-up are measured.
+    pub fn memory_plan(&self) -> memory::Plan {
+        match self.quick {
+            true => memory::Plan {
+                rounds: 5,
+                short: 200,
+            },
+            false => memory::Plan {
+                rounds: (10 * self.rounds) as usize,
+                short: 1000,
+            },
+        }
+    }
+}
