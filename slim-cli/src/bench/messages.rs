@@ -246,14 +246,20 @@ impl Plan {
 
     /// About how long it will take.
     pub fn estimate(&self) -> Duration {
-        let jobs = [2, 4].map(|ranks| self.arguments(ranks).len() as u32);
-        let each = |tests: u32| match tests {
-            0 => Duration::ZERO,
-            // To start and end; finding out how often to repeat takes as long again.
-            tests => Duration::from_secs(2) + self.each * 2 * tests,
-        };
-        let runs = self.rounds as u32 * self.against.len() as u32;
-        jobs.into_iter().map(each).sum::<Duration>() * runs
+        // Bits a second; lines without a limit here do about as much for one pair of ranks.
+        let speed = self.rate_kbit.unwrap_or(8_000_000) as f64 * 1e3;
+        let mut run = Duration::ZERO;
+        for test in &self.tests {
+            let window = if *test == Test::Bandwidth { 16.0 } else { 2.0 };
+            for bytes in test.sizes(self.quick) {
+                // Finding out how often to repeat takes as long again; a part is one repetition at least.
+                let least = 6.0 * window * 8.0 * f64::from(*bytes) / speed;
+                run += (self.each * 2).max(Duration::from_secs_f64(least));
+            }
+        }
+        // To start a job and end it, for two ranks and for four.
+        run += Duration::from_secs(3);
+        run * self.rounds as u32 * self.against.len() as u32
     }
 
     fn arguments(&self, ranks: usize) -> Vec<String> {

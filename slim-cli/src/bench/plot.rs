@@ -10,7 +10,9 @@ use super::stats::{self, Comparison};
 use crate::failure::Failure;
 use crate::table::Table;
 
-const SIZE: (u32, u32) = (760, 340);
+const SIZE: (u32, u32) = (860, 340);
+/// Width of the room for what the colours mean.
+const LEGEND: i32 = 120;
 /// The ratios shown on the axis at least, so that small differences look small.
 const AT_LEAST: (f64, f64) = (0.95, 1.05);
 /// And at most: a wild round must not press all others flat.
@@ -151,7 +153,7 @@ fn draw(
             ("sans-serif", 18),
         )
         .margin(12)
-        .margin_right(110)
+        .margin_right(LEGEND + 8)
         .x_label_area_size(46)
         .y_label_area_size(58)
         .build_cartesian_2d((first..last).log_scale().base(2.0), low..high)?;
@@ -176,10 +178,9 @@ fn draw(
     };
     let mut band: Vec<_> = spread(1.0).collect();
     band.extend(spread(-1.0).collect::<Vec<_>>().into_iter().rev());
-    chart
-        .draw_series([Polygon::new(band, BLACK.mix(0.10).filled())])?
-        .label("bare's rounds")
-        .legend(|(x, y)| Rectangle::new([(x, y - 5), (x + 18, y + 5)], BLACK.mix(0.10).filled()));
+    let grey = BLACK.mix(0.10);
+    chart.draw_series([Polygon::new(band, grey.filled())])?;
+    let mut legend = vec![("bare's rounds".to_owned(), grey.stroke_width(10))];
     chart.draw_series(LineSeries::new([(first, 1.0), (last, 1.0)], &BLACK))?;
     for (n, contender) in contenders.iter().enumerate() {
         // Beside each other, so that none hides another's range.
@@ -198,10 +199,8 @@ fn draw(
         let line = compared
             .iter()
             .map(|(at, c)| (*at, c.ratio.clamp(low, high)));
-        chart
-            .draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?
-            .label(contender.to_string())
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(2)))?;
+        legend.push((contender.to_string(), colour.stroke_width(2)));
         chart.draw_series(line.map(|at| Circle::new(at, 3, colour.filled())))?;
         chart.draw_series(compared.iter().map(|(at, c)| {
             let range = [
@@ -211,12 +210,12 @@ fn draw(
             PathElement::new(range, colour)
         }))?;
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::Coordinate(SIZE.0 as i32 - 175, 0))
-        .label_font(("sans-serif", 13))
-        .background_style(WHITE)
-        .draw()?;
+    let x = SIZE.0 as i32 - LEGEND;
+    for (n, (name, style)) in legend.into_iter().enumerate() {
+        let y = 44 + 20 * n as i32;
+        root.draw(&PathElement::new([(x, y), (x + 18, y)], style))?;
+        root.draw(&Text::new(name, (x + 24, y - 6), ("sans-serif", 13)))?;
+    }
     root.present()?;
     Ok(())
 }
