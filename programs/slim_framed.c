@@ -290,13 +290,12 @@ static ssize_t receive_framed(struct flow *flow, int fd, const struct iovec *pie
                               int flags)
 {
     struct iovec in[PIECES + 1];
-    size_t total = length_of(pieces, count);
-    ssize_t n = -1;
+    ssize_t n;
     if (flags & (MSG_PEEK | MSG_OOB | MSG_TRUNC | MSG_ERRQUEUE)) {
         errno = EOPNOTSUPP;
         return -1;
     }
-    if (total == 0)
+    if (length_of(pieces, count) == 0)
         return 0;
     pthread_mutex_lock(&flow->receiving);
     while (flow->payload_left == 0) {
@@ -348,7 +347,7 @@ static ssize_t receive_piece(struct flow *flow, int fd, void *buffer, size_t siz
     }
 }
 
-/* ------------------------------------------------------------------ what stands before libc */
+/* What stands before libc. */
 
 int connect(int fd, const struct sockaddr *address, socklen_t size)
 {
@@ -476,13 +475,11 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 }
 
 /* What `read` and `recv` are called by programs that were built with checks. */
-ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room);
 ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room)
 {
     return size <= room ? read(fd, buffer, size) : (abort(), -1);
 }
 
-ssize_t __recv_chk(int fd, void *buffer, size_t size, size_t room, int flags);
 ssize_t __recv_chk(int fd, void *buffer, size_t size, size_t room, int flags)
 {
     return size <= room ? recv(fd, buffer, size, flags) : (abort(), -1);

@@ -238,15 +238,24 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, Failure
 /// Kills a connection of a peer that does not read.
 fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), Failure> {
     let mut connected = ground.connected(true, "sink", 1)?;
-    connected.client.say("fill")?;
-    let filled: Filled = connected.client.answer()?;
+    let mut written = 0.0;
+    // The kernel's buffers grow while they are used.
+    for _ in 0..100 {
+        connected.client.say("fill")?;
+        let filled: Filled = connected.client.answer()?;
+        if filled.bytes == 0.0 {
+            break;
+        }
+        written += filled.bytes;
+        thread::sleep(PAUSE / 10);
+    }
     let net = ground.lab.node(0).net();
     let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
     diag::destroy(net, &chosen).map_err(failed)?;
     // Somebody has to touch the connection for its loss to be noticed.
     connected.client.say("fill")?;
     let (replayed, lost_ms) = connected.client.wait_resume()?;
-    full.written.push(filled.bytes);
+    full.written.push(written);
     full.replayed.push(replayed as f64);
     full.lost_ms.push(lost_ms as f64);
     Ok(())
@@ -299,12 +308,12 @@ impl Measured {
             ]);
         }
         let of = |v: &[f64], part| quantile(v, part).map_or("-".into(), |v| format!("{v:.2}"));
-        let mib = |v: &[f64]| median(v).unwrap_or(0.0) / f64::from(1 << 20);
+        let kib = |v: &[f64]| median(v).unwrap_or(0.0) / 1024.0;
         table.row([
             format!(
-                "kill of a connection with full pipes ({:.1} MiB, {:.1} of them sent again) to resumed",
-                mib(&self.full.written),
-                mib(&self.full.replayed)
+                "kill of a connection with full pipes ({:.0} KiB, {:.0} of them sent again) to resumed",
+                kib(&self.full.written),
+                kib(&self.full.replayed)
             ),
             self.full.lost_ms.len().to_string(),
             of(&self.full.lost_ms, 0.5),
