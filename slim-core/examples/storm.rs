@@ -18,7 +18,7 @@
 //! The first file gets what happened in each 10 ms, the second a picture of it.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -127,7 +127,8 @@ struct World {
     kinds: HashMap<Kind, u64>,
     back_at: Time,
     given_up: u64,
-    live: u64,
+    /// Ends that have a new connection: whoever notices late has nothing to notice.
+    resumed: HashSet<(usize, FlowToken)>,
     last: Time,
     longest_backlog: usize,
 }
@@ -189,7 +190,7 @@ impl World {
             kinds: HashMap::new(),
             back_at,
             given_up: 0,
-            live: 0,
+            resumed: HashSet::new(),
             last: Time(0),
             longest_backlog: 0,
         }
@@ -249,7 +250,7 @@ impl World {
     fn run(&mut self, wanted: u64) {
         while let Some(Reverse((time, number))) = self.events.pop() {
             self.now = time;
-            if self.now > END || self.live + self.given_up >= wanted {
+            if self.now > END || self.resumed.len() as u64 + self.given_up >= wanted {
                 return;
             }
             match self.what.remove(&number) {
@@ -355,6 +356,7 @@ impl World {
             }
             Work::Message(..) | Work::Lost(_) => {}
             Work::Flushed(conn) => endpoint.handle_flushed(now, conn),
+            Work::Fault(token, _) if self.resumed.contains(&(n, token)) => {}
             Work::Fault(token, cause) => endpoint.fault(now, token, cause),
             Work::Timer => endpoint.handle_timeout(now),
         }
@@ -435,9 +437,10 @@ impl World {
             Action::Install { token, conn, .. } => {
                 self.nodes[n].twins.remove(&conn);
                 self.nodes[n].endpoint.handle_installed(now, token, 0);
-                self.live += 1;
-                self.last = now;
-                self.step().resumed += 1;
+                if self.resumed.insert((n, token)) {
+                    self.last = now;
+                    self.step().resumed += 1;
+                }
                 cost::SWAP
             }
             Action::Escalate { .. } => {
@@ -563,14 +566,14 @@ impl World {
         );
         println!(
             "ends resumed {} of {}, given up {}; the last {:.3} s after the network was back",
-            self.live,
+            self.resumed.len(),
             2 * options.flows,
             self.given_up,
             (self.last.0 as f64 - self.back_at.0 as f64) / 1e6
         );
         for part in [50, 90, 99] {
             let mut so_far = 0;
-            let wanted = self.live * part / 100;
+            let wanted = self.resumed.len() as u64 * part / 100;
             let at = self.steps.iter().position(|step| {
                 so_far += step.resumed;
                 so_far >= wanted

@@ -342,15 +342,14 @@ impl Endpoint {
     /// The connection under way got a step further.
     pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
-        let (n, replaced) = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
-            Some(attempts) => (attempts.n, attempts.replaced),
-            None => (0, 0),
+        let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
+            Some(attempts) => attempts.n,
+            None => 0,
         };
         let stuck = STUCK * (1 << n.min(STUCK_DOUBLINGS));
-        let hung = HUNG * (1 << replaced.min(HUNG_DOUBLINGS));
-        for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
-            self.timers.set(Owner::Flow(token, timer), now + wait);
-        }
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        self.timers.clear(Owner::Flow(token, Timer::Hung));
     }
 
     /// The connection under way came to nothing. The driver has closed it, or was told to.

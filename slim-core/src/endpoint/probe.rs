@@ -118,7 +118,8 @@ impl Endpoint {
         self.probes.open.insert(peer, probe);
     }
 
-    /// Whether the flow has asked for a connection, or waits until it may again, and nothing comes.
+    /// Whether the flow has asked for a connection, or waits until it may again, and nothing comes. Where
+    /// one stands the network is well; a process that is busy is not to be asked in addition.
     fn is_hung(&self, token: FlowToken) -> bool {
         let Some(flow) = self.flows.get(&token) else {
             return false;
@@ -127,7 +128,7 @@ impl Endpoint {
             Some(conn) => matches!(
                 self.conns.get(&conn),
                 Some(Conn::Out {
-                    stage: Stage::Connecting | Stage::Connected | Stage::Requested { .. },
+                    stage: Stage::Connecting,
                     ..
                 })
             ),
@@ -189,17 +190,7 @@ impl Endpoint {
         if silence {
             return self.connect_anew(now, token, via);
         }
-        let connecting = self.flows[&token].outgoing.is_some_and(|conn| {
-            matches!(
-                self.conns.get(&conn),
-                Some(Conn::Out {
-                    stage: Stage::Connecting,
-                    ..
-                })
-            )
-        });
-        if !connecting {
-            // It stands, or is about to; a process that is busy is not helped by another one.
+        if self.flows[&token].outgoing.is_none() {
             return;
         }
         let slow = SLOW + trip * SLOW_TRIPS;
