@@ -222,7 +222,8 @@ impl Agent {
     }
 
     /// Waits until everything asked for so far by this thread is done, at most `limit`. True if it
-    /// is. For use before `exec`, which ends the agent.
+    /// is. Before `exec`, which ends the agent, and after [`open`](Self::open) of a connector, whose HELLO
+    /// is sent then, or waits for its turn.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, is_done) = mpsc::sync_channel(1);
         self.send(Command::Flush { done }) && as_agent(|| is_done.recv_timeout(limit).is_ok())

@@ -30,17 +30,20 @@ use crate::udp;
 const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
+/// Datagrams taken from a socket that is about to be closed.
+const MOST_LEFT: usize = 4096;
 
 /// All control sockets of the process.
 pub(crate) struct Control {
     /// For IPv4 and IPv6, the same port in both.
     own: Vec<Rc<ControlSocket>>,
-    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, JoinHandle<()>)>,
+    /// Each with the task that receives, until it is stopped.
+    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<JoinHandle<()>>)>,
     log: Log,
 }
 
 /// One UDP socket.
-struct ControlSocket {
+pub(crate) struct ControlSocket {
     fd: AsyncFd<OwnFd>,
     bound: SocketAddr,
 }
@@ -121,18 +124,25 @@ impl Control {
             Ok(socket) => {
                 let socket = Rc::new(socket);
                 let task = task::spawn_local(serve(socket.clone(), shared.clone()));
-                self.listeners.insert(addr, (socket, task));
+                self.listeners.insert(addr, (socket, Some(task)));
             }
             Err(e) => self.log.warn(|| format!("control socket on {addr}: {e}")),
         }
     }
 
-    /// Stops serving a listener's address. The socket is closed when its task has ended, which the
-    /// returned handle tells.
-    pub(crate) fn remove(&mut self, addr: SocketAddr) -> Option<JoinHandle<()>> {
-        let (_, task) = self.listeners.remove(&addr)?;
+    /// Stops serving a listener's address, which is still answered from. The socket is closed when it is
+    /// [forgotten](Self::forget), and what is returned with it has ended.
+    pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, JoinHandle<()>)> {
+        let (socket, task) = self.listeners.get_mut(&addr)?;
+        let task = task.take()?;
         task.abort();
-        Some(task)
+        Some((socket.clone(), task))
+    }
+
+    /// Nothing is sent by this socket any more.
+    pub(crate) fn forget(&mut self, socket: &Rc<ControlSocket>) {
+        self.listeners
+            .retain(|_, (other, _)| !Rc::ptr_eq(other, socket));
     }
 
     /// Sends a message, from the address and port `from` if given. What cannot be sent now is lost,
@@ -187,6 +197,30 @@ impl ControlSocket {
         Ok(ControlSocket { fd, bound })
     }
 
+    /// Takes the next datagram, and does what follows from it.
+    fn receive(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
+        let datagram = udp::recv_datagram(self.fd.get_ref().raw(), buf)?;
+        let from = canonical(datagram.from);
+        let to = datagram.to.unwrap_or(self.bound.ip());
+        let to = canonical(SocketAddr::new(to, self.bound.port()));
+        let data = buf.get(..datagram.len).unwrap_or_default();
+        shared.with(|d, now| d.datagram(now, from, to, data));
+        Ok(())
+    }
+
+    /// Takes what has come before the socket is closed: who is not answered asks again, and that would come to whoever
+    /// has the port then.
+    pub(crate) fn receive_rest(&self, shared: &Rc<Shared>) {
+        let mut buf = BUFFER;
+        for _ in 0..MOST_LEFT {
+            match self.receive(&mut buf, shared) {
+                // A refusal reported once more is no end.
+                Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => break,
+                _ => {}
+            }
+        }
+    }
+
     fn send(&self, to: SocketAddr, source: Option<IpAddr>, data: &[u8]) -> io::Result<()> {
         let v6 = self.bound.is_ipv6();
         let to = if v6 {
@@ -207,10 +241,13 @@ impl ControlSocket {
     }
 }
 
+/// For one datagram: longer than any message, so that one that is too long does not look right after
+/// truncation.
+const BUFFER: [u8; wire::MAX_LEN + 1] = [0; wire::MAX_LEN + 1];
+
 /// Receives until aborted.
 async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
-    // Longer than any message, so that one that is too long does not look right after truncation.
-    let mut buf = [0; wire::MAX_LEN + 1];
+    let mut buf = BUFFER;
     loop {
         let Ok(mut guard) = socket.fd.ready(Interest::READABLE | Interest::ERROR).await else {
             return;
@@ -234,14 +271,8 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
             }
         }
         for n in 0..BATCH {
-            match udp::recv_datagram(fd, &mut buf) {
-                Ok(datagram) => {
-                    let from = canonical(datagram.from);
-                    let to = datagram.to.unwrap_or(socket.bound.ip());
-                    let to = canonical(SocketAddr::new(to, socket.bound.port()));
-                    let data = buf.get(..datagram.len).unwrap_or_default();
-                    shared.with(|d, now| d.datagram(now, from, to, data));
-                }
+            match socket.receive(&mut buf, &shared) {
+                Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     guard.clear_ready_matching(Ready::READABLE);
                     break;

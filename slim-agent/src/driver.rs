@@ -191,7 +191,7 @@ impl Driver {
             }
             Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
             Command::Unlisten { addr, done: None } => self.unlistened(now, addr),
-            Command::Unlisten { addr, done } => self.close_listener(addr, done),
+            Command::Unlisten { addr, done } => self.close_listener(addr, done, shared),
             Command::Warn(text) => self.log.warn(|| text),
             // The waiting thread may have given up; nobody else wants to know.
             Command::Flush { done } => drop(done.try_send(())),
@@ -227,7 +227,7 @@ impl Driver {
                     self.endpoint.finish(now, token, seq, how);
                 }
                 Some(Notice::Gone(token)) => self.gone(now, token),
-                Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
+                Some(Notice::Unlistened(addr)) => self.close_listener(addr, None, shared),
                 None => break,
             }
         }

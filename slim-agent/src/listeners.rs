@@ -110,7 +110,12 @@ impl Driver {
     }
 
     /// Closes a listener's control socket, unless somebody listens there again.
-    pub(crate) fn close_listener(&mut self, addr: SocketAddr, done: Option<SyncSender<()>>) {
+    pub(crate) fn close_listener(
+        &mut self,
+        addr: SocketAddr,
+        done: Option<SyncSender<()>>,
+        shared: &Rc<Shared>,
+    ) {
         self.watch.unlistened_no_more(addr);
         let mut listeners = self
             .listeners
@@ -119,12 +124,15 @@ impl Driver {
         // Somebody may have begun to listen again since.
         if listeners.get(&addr) == Some(&0) {
             listeners.remove(&addr);
-            let closed = self.control.remove(addr);
+            let stopped = self.control.stop(addr);
             self.claims.close(addr);
+            let shared = shared.clone();
             task::spawn_local(async move {
-                if let Some(closed) = closed {
+                if let Some((socket, receiving)) = stopped {
                     // An error is the cancellation that was asked for.
-                    let _ = closed.await;
+                    let _ = receiving.await;
+                    socket.receive_rest(&shared);
+                    shared.with(|d, _| d.control.forget(&socket));
                 }
                 if let Some(done) = done {
                     let _ = done.try_send(());

@@ -242,6 +242,12 @@ fn bad_settings_are_named_once() {
     }
 }
 
+/// What SLIM asks by UDP does not come to the program that has the port by then.
+#[test]
+fn a_udp_port_of_the_same_number() {
+    same_pair("own_udp", &[], &[]);
+}
+
 /// A peer asks for SLIM with its first connection already: the answer must not depend on how long somebody has been
 /// listening, nor on whether it is the process that began to.
 #[test]

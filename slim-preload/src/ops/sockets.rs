@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Makes a new connection a flow, where SLIM works.
 fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
@@ -35,6 +36,11 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
     let handle = Arc::new(Handle::new(flow));
     runtime::with_agent(|a| a.open(flow.token(), handle, role, local, remote));
 }
+
+/// How long `connect` waits until the peer has been asked whether it has SLIM. The question goes to the UDP port of the
+/// number that was connected to. As long as the application has said nothing, the peer has had no cause to open that
+/// port for something else, which would then get the question.
+const ASKING: Duration = Duration::from_millis(100);
 
 /// `connect`.
 ///
@@ -70,6 +76,7 @@ pub unsafe fn connect(
                 // SAFETY: the kernel has accepted the address.
                 let peer = unsafe { RawAddr::copy(addr, len) };
                 manage(fd, Role::Connector, r == 0, Some(peer));
+                runtime::with_agent(|a| a.flush(ASKING));
             }
         });
     }

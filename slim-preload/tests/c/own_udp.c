@@ -1,0 +1,57 @@
+// A server that serves UDP, too, on the number of its TCP port, from the first bytes of each client on, as iperf3 does.
+// What it gets there is its client's, and nobody else's.
+#include "t.h"
+
+enum { CLIENTS = 12 };
+
+static void serve(void) {
+    int l = listener(), port = port_of(l), on = 1;
+    tell(port);
+    for (int i = 0; i < CLIENTS; i++) {
+        char b[16] = "";
+        int s = MUST(accept(l, NULL, NULL));
+        full_recv(s, b, 1);
+        int u = MUST(socket(AF_INET, SOCK_DGRAM, 0));
+        struct sockaddr_in a = v4(port);
+        MUST(setsockopt(u, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+        MUST(bind(u, (void *)&a, sizeof a));
+        struct pollfd p = {u, POLLIN, 0};
+        // Longer than a question of SLIM's waits before it is asked again.
+        line("client %d: %s", i, poll(&p, 1, 120) ? "a datagram that it has not sent" : "nothing yet");
+        MUST(full_send(s, "u", 1));
+        MUST(poll(&p, 1, 5000));
+        line("client %d: %zd bytes, %.5s", i, recv(u, b, sizeof b, 0), b);
+        MUST(full_send(s, "e", 1));
+        close(u);
+        close(s);
+    }
+}
+
+// Each client is a process of its own: SLIM has never been asked for anything there.
+static void ask(int port) {
+    char b = 0;
+    int c = dial(port), u = MUST(socket(AF_INET, SOCK_DGRAM, 0));
+    MUST(full_send(c, "b", 1));
+    full_recv(c, &b, 1);
+    struct sockaddr_in a = v4(port);
+    MUST(sendto(u, "hello", 5, 0, (void *)&a, sizeof a));
+    full_recv(c, &b, 1);
+    _exit(0);
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 30);
+    if (is_server()) {
+        serve();
+        return 0;
+    }
+    int port = hear();
+    for (int i = 0; i < CLIENTS; i++) {
+        pid_t p = MUST(fork());
+        if (!p) ask(port);
+        int status = 0;
+        MUST(waitpid(p, &status, 0));
+        line("client %d: %d", i, status);
+    }
+    return 0;
+}
