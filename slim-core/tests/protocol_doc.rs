@@ -180,6 +180,8 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const CLOSE: &str = include_str!("../src/endpoint/close.rs");
     const RESPOND: &str = include_str!("../src/endpoint/respond.rs");
     const ATTEMPTS: &str = include_str!("../src/endpoint/attempts.rs");
+    const PACE: &str = include_str!("../src/endpoint/pace.rs");
+    const PROBE: &str = include_str!("../src/endpoint/probe.rs");
     let pairs = [
         (
             NEGOTIATE,
@@ -189,7 +191,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
         (
             NEGOTIATE,
             "RETRY_MAX: Duration = Duration::from_secs(1)",
-            "at most 1 s apart",
+            "after 50 ms, 100 ms, 200 ms and so on up to 1 s",
         ),
         (
             NEGOTIATE,
@@ -280,6 +282,44 @@ fn numbers_in_the_text_are_those_of_the_code() {
             ATTEMPTS,
             "PEER_SILENT: Duration = Duration::from_secs(2)",
             "hears nothing for 2 s",
+        ),
+        (
+            ATTEMPTS,
+            "HUNG: Duration = Duration::from_millis(25)",
+            "not got on for 25 ms",
+        ),
+        (
+            PACE,
+            "FIRST: usize = 128",
+            "at most 128 flows are under way",
+        ),
+        (PACE, "LEAST: usize = 16", "and down to 16"),
+        (PACE, "MOST: usize = 512", "up to 512"),
+        (
+            PACE,
+            "PER_MORE: u32 = 4",
+            "Every fourth answer lets one more",
+        ),
+        (
+            PACE,
+            "ONE_LOSS: Duration = Duration::from_millis(50)",
+            "at most once in 50 ms",
+        ),
+        (
+            PROBE,
+            "EVERY: Duration = Duration::from_millis(15)",
+            "every 15 ms, or every *n* ms if *n* > 15 peers",
+        ),
+        (PROBE, "OFTEN: u32 = 6000", "after 6,000 of them"),
+        (
+            PROBE,
+            "SELDOM: Duration = Duration::from_millis(250)",
+            "every 250 ms",
+        ),
+        (
+            PROBE,
+            "SLOW: Duration = Duration::from_millis(400)",
+            "after 400 ms and four round trips",
         ),
     ];
     // Lines of the text are broken anywhere.
