@@ -286,7 +286,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
         (
             ATTEMPTS,
             "HUNG: Duration = Duration::from_millis(25)",
-            "not got on for 25 ms",
+            "does not stand after 25 ms",
         ),
         (
             PACE,
