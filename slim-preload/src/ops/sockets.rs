@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Makes a new connection a flow, where SLIM works.
-fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
+/// Makes a new connection a flow, where SLIM works; whether it is one.
+fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bool {
     if descriptors::has_stream(fd) || !runtime::ready() {
-        return;
+        return false;
     }
     let peer = peer.or_else(|| RawAddr::peer(fd));
     let ends = (
@@ -27,14 +27,14 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) {
         peer.and_then(|a| a.internet()),
     );
     let (Some(local), Some(remote)) = ends else {
-        return;
+        return false;
     };
     let Some(flow) = Flow::create(fd, established, peer) else {
-        return;
+        return false;
     };
     epoll::adopt(fd, &mut flow.ctl());
     let handle = Arc::new(Handle::new(flow));
-    runtime::with_agent(|a| a.open(flow.token(), handle, role, local, remote));
+    runtime::with_agent(|a| a.open(flow.token(), handle, role, local, remote)).is_some()
 }
 
 /// How long `connect` waits until the peer has been asked whether it has SLIM. The question goes to the UDP port of the
@@ -75,8 +75,10 @@ pub unsafe fn connect(
             if sys::is_tcp(fd) {
                 // SAFETY: the kernel has accepted the address.
                 let peer = unsafe { RawAddr::copy(addr, len) };
-                manage(fd, Role::Connector, r == 0, Some(peer));
-                runtime::with_agent(|a| a.flush(ASKING));
+                // Not for the agent's own connections, which would wait for themselves.
+                if manage(fd, Role::Connector, r == 0, Some(peer)) {
+                    runtime::with_agent(|a| a.flush(ASKING));
+                }
             }
         });
     }
