@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Scratch, output};
-use netem_tests::mpi::{Flavor, Mpi};
+use netem_tests::mpi::{Flavor, Mpi, by_tcp};
 use netem_tests::{Lab, skip::skip};
 
 /// Changes one bit in the middle of every long read from a socket, where Open MPI has data and no
@@ -37,25 +37,8 @@ fn run(test: &str, corrupting: bool) -> Option<(i32, String)> {
     let program = mpi.build_program("slim_pp.c").unwrap();
     let lab = Lab::builder().nodes(1).name("cli-pp").build().unwrap();
     let mut command = lab.node(0).command(mpi.mpirun());
-    command.args([
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-np",
-        "2",
-        "--bind-to",
-        "none",
-    ]);
-    command.args([
-        "--mca",
-        "pml",
-        "ob1",
-        "--mca",
-        "btl",
-        "tcp,self",
-        "--mca",
-        "btl_tcp_if_include",
-        "lo",
-    ]);
+    command.args(["--allow-run-as-root", "--oversubscribe", "-np", "2"]);
+    command.args(by_tcp("lo"));
     if corrupting {
         let source = scratch.write("corrupting.c", CORRUPTING);
         let library = scratch.path("corrupting.so");

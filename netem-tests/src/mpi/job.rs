@@ -22,37 +22,31 @@ pub struct Job<'a> {
 /// Arguments for Open MPI's mpirun: so many ranks spread evenly over the nodes of the lab, talking by
 /// TCP on its first path.
 pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
-    let slots = ranks.div_ceil(lab.nodes().len());
-    let hosts: Vec<_> = lab
-        .nodes()
-        .iter()
-        .map(|node| format!("{}:{slots}", node.name()))
-        .collect();
-    let (hosts, ranks, subnet) = (hosts.join(","), ranks.to_string(), lab.subnet(0));
-    let where_to = ["-H", &hosts, "-np", &ranks];
-    // All nodes would bind their first rank to the same core; and only TCP is of interest.
-    let how = [
-        "--bind-to",
-        "none",
-        "--mca",
-        "pml",
-        "ob1",
-        "--mca",
-        "btl",
-        "tcp,self",
-    ];
-    let path = ["--mca", "btl_tcp_if_include", &subnet];
-    let words = where_to.into_iter().chain(how).chain(path);
+    let where_to = ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()].map(str::to_owned);
+    where_to.into_iter().chain(by_tcp(&lab.subnet(0))).collect()
+}
+
+/// Arguments for Open MPI's mpirun: ranks that talk by TCP and nothing else, on this network or interface.
+pub fn by_tcp(network: &str) -> Vec<String> {
+    // All nodes would bind their first rank to the same core.
+    let how = ["--bind-to", "none", "--mca", "pml", "ob1"];
+    let path = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include"];
+    let words = how.into_iter().chain(path).chain([network]);
     words.map(str::to_owned).collect()
 }
 
-/// The same for MPICH's hydra.
+/// The same as [`placement`] for MPICH's hydra.
 fn hydra_placement(lab: &Lab, ranks: usize) -> Vec<String> {
+    let words = ["-hosts", &hosts(lab, ranks), "-n", &ranks.to_string()];
+    words.map(str::to_owned).to_vec()
+}
+
+/// The nodes, each with as many places for ranks as it needs.
+fn hosts(lab: &Lab, ranks: usize) -> String {
     let slots = ranks.div_ceil(lab.nodes().len());
     let hosts = lab.nodes().iter();
     let hosts: Vec<_> = hosts.map(|n| format!("{}:{slots}", n.name())).collect();
-    let words = ["-hosts", &hosts.join(","), "-n", &ranks.to_string()];
-    words.map(str::to_owned).to_vec()
+    hosts.join(",")
 }
 
 /// What makes MPICH talk by TCP alone, whichever of its devices it was built for.

@@ -6,5 +6,5 @@ mod job;
 mod outcome;
 
 pub use install::{Flavor, Mpi, cache_dir};
-pub use job::{Job, Started, placement};
+pub use job::{Job, Started, by_tcp, placement};
 pub use outcome::{Outcome, Progress, Verdict};

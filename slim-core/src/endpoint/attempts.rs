@@ -99,6 +99,11 @@ fn choose(n: u32, turn: u32, paths: usize) -> usize {
     (n as usize + turn as usize / 2) % paths.max(1)
 }
 
+/// How long a connection of window `n` may hang before it is replaced.
+fn stuck_in(n: u32) -> Duration {
+    STUCK * (1 << n.min(STUCK_DOUBLINGS))
+}
+
 impl Endpoint {
     /// The flow's transport is suspect or gone: find out what to do about it.
     pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, outage: Outage) {
@@ -241,7 +246,7 @@ impl Endpoint {
         attempts.turn += 1;
         attempts.path = path;
         attempts.asked = now;
-        let stuck = STUCK * (1 << attempts.n.min(STUCK_DOUBLINGS));
+        let stuck = stuck_in(attempts.n);
         self.leave_lane(now, token);
         let flow = self.flow(token);
         let role = flow.role;
@@ -268,7 +273,7 @@ impl Endpoint {
         };
         attempts.asked = now;
         let (local, remote) = attempts.path;
-        let stuck = STUCK * (1 << attempts.n.min(STUCK_DOUBLINGS));
+        let stuck = stuck_in(attempts.n);
         let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
@@ -346,7 +351,7 @@ impl Endpoint {
             Some(attempts) => attempts.n,
             None => 0,
         };
-        let stuck = STUCK * (1 << n.min(STUCK_DOUBLINGS));
+        let stuck = stuck_in(n);
         self.timers
             .set(Owner::Flow(token, Timer::Stuck), now + stuck);
         self.timers.clear(Owner::Flow(token, Timer::Hung));
