@@ -14,6 +14,7 @@ use slim_core::config::Config;
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
+use crate::cancel;
 use crate::claims::{self, Found};
 use crate::command::{self, Command};
 use crate::control;
@@ -347,7 +348,7 @@ impl fmt::Debug for Agent {
     }
 }
 
-/// Runs `f` as the agent's own code: [`Agent::in_agent`] is true meanwhile.
+/// Runs `f` as the agent's own code: [`Agent::in_agent`] is true meanwhile, and the thread is not cancelled.
 pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
@@ -356,7 +357,7 @@ pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
         }
     }
     let _restore = Restore(IN_AGENT.replace(true));
-    f()
+    cancel::uncancelled(f)
 }
 
 /// Reads the job key where the configuration says it is in a file.

@@ -71,6 +71,7 @@ mod thread;
 mod udp;
 mod watch;
 
+pub mod cancel;
 pub mod fds;
 pub mod numbers;
 

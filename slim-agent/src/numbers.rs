@@ -22,16 +22,19 @@ use std::time::{Duration, Instant};
 
 use crate::Agent;
 use crate::agent::as_agent;
+use crate::sys;
 
 /// A call that has been inside for as long has its number: the kernel chooses it first of all.
 const TAKEN: Duration = Duration::from_micros(500);
-/// A thread that makes something does not run for as long only if it never will again.
-const MADE: Duration = Duration::from_millis(100);
+/// A thread that makes something takes as long only if it never comes to an end, on however busy a machine.
+const MADE: Duration = Duration::from_secs(2);
 
 /// Whether there is, or was, anybody who makes descriptors.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 /// Threads in [`make`].
 static MAKERS: AtomicU32 = AtomicU32::new(0);
+/// Threads that sleep until there is nobody in [`make`].
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Calls in [`take`]: how many there are (low half), and have ever been (high half).
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// How many there had ever been when making last waited for all of them.
@@ -42,11 +45,15 @@ const EVER: u64 = 1 << 32;
 /// Runs `f`, which creates a descriptor of ours and moves it away, while no call of the application
 /// takes a number. As [`as_agent`](crate::as_agent), too.
 pub fn make<R>(f: impl FnOnce() -> R) -> R {
-    MAKERS.fetch_add(1, Ordering::SeqCst);
-    wait_for_takers();
-    let made = as_agent(f);
-    MAKERS.fetch_sub(1, Ordering::SeqCst);
-    made
+    as_agent(|| {
+        MAKERS.fetch_add(1, Ordering::SeqCst);
+        wait_for_takers();
+        let made = f();
+        if MAKERS.fetch_sub(1, Ordering::SeqCst) == 1 && SLEEPERS.load(Ordering::SeqCst) != 0 {
+            sys::futex_wake_all(&MAKERS);
+        }
+        made
+    })
 }
 
 /// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
@@ -75,6 +82,7 @@ pub(crate) fn begin() {
 pub(crate) fn forget_in_child() {
     IN_USE.store(false, Ordering::Relaxed);
     MAKERS.store(0, Ordering::Relaxed);
+    SLEEPERS.store(0, Ordering::Relaxed);
     CALLS.store(0, Ordering::Relaxed);
     AWAITED.store(0, Ordering::Relaxed);
 }
@@ -98,9 +106,16 @@ fn wait_for_makers() {
     let begun = Instant::now();
     while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
         CALLS.fetch_sub(1, Ordering::SeqCst);
-        while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
-            thread::yield_now();
+        SLEEPERS.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let makers = MAKERS.load(Ordering::SeqCst);
+            let left = MADE.saturating_sub(begun.elapsed());
+            if makers == 0 || left.is_zero() {
+                break;
+            }
+            sys::futex_wait(&MAKERS, makers, left);
         }
+        SLEEPERS.fetch_sub(1, Ordering::SeqCst);
         CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
     }
 }

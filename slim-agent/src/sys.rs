@@ -4,6 +4,7 @@ use std::io;
 use std::mem::{self, MaybeUninit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use libc::c_int;
@@ -18,11 +19,35 @@ pub(crate) fn eventfd() -> io::Result<OwnFd> {
     own(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes an eventfd readable.
+/// Makes an eventfd readable. No cancellation point.
 pub(crate) fn eventfd_wake(fd: RawFd) {
     let one: u64 = 1;
     // SAFETY: `one` is valid for reads of 8 bytes.
-    unsafe { libc::write(fd, (&raw const one).cast(), 8) };
+    unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
+}
+
+/// Sleeps while `*word == value`, for no longer than `limit`; may wake up for nothing. errno is not touched.
+pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Duration) {
+    let limit = libc::timespec {
+        tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    futex(word, libc::FUTEX_WAIT, value, &raw const limit);
+}
+
+/// Wakes all that sleep on `word`. errno is not touched.
+pub(crate) fn futex_wake_all(word: &AtomicU32) {
+    futex(word, libc::FUTEX_WAKE, c_int::MAX as u32, std::ptr::null());
+}
+
+fn futex(word: &AtomicU32, op: c_int, value: u32, limit: *const libc::timespec) {
+    let op = op | libc::FUTEX_PRIVATE_FLAG;
+    // SAFETY: errno is always there; the word outlives the call, and so does the limit, if there is one.
+    unsafe {
+        let errno = *libc::__errno_location();
+        libc::syscall(libc::SYS_futex, word.as_ptr(), op, value, limit);
+        *libc::__errno_location() = errno;
+    }
 }
 
 /// Makes an eventfd or timerfd unreadable until the next time.

@@ -4,7 +4,7 @@ use crate::ops::buffers::Buffers;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
 use crate::ops::{files, sockets};
-use crate::sys::direct::{self, quickly};
+use crate::sys::direct;
 use crate::{runtime, table};
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
@@ -115,11 +115,7 @@ unsafe fn write_one(
         source: Buffers::one(buf, len),
         flags,
     }
-    .run(
-        plain,
-        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
-        real,
-    )
+    .run(plain, direct, real)
 }
 
 hook! { unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim_write {
@@ -139,7 +135,7 @@ hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_in
     let direct = move |fd, flags| direct::sendto(fd, buf, len, flags, to, to_len);
     Transmit { fd, source: Buffers::one(buf, len), flags }.run(
         move || real(fd, flags),
-        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        direct,
         real,
     )
 }}
@@ -156,7 +152,7 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
     let direct = move |fd, flags| direct::sendmsg(fd, &message(), flags);
     Transmit { fd, source: Buffers::new(list, n), flags: 0 }.run(
         move || real!(writev)(fd, list, count),
-        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        direct,
         real,
     )
 }}
@@ -169,7 +165,7 @@ hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ss
     let direct = move |fd, flags| direct::sendmsg(fd, message, flags);
     Transmit { fd, source: Buffers::message(message), flags }.run(
         move || real(fd, flags),
-        move |fd, flags| quickly(move || direct(fd, flags), move || real(fd, flags)),
+        direct,
         real,
     )
 }}

@@ -56,7 +56,7 @@ impl Receive {
             return on(None);
         }
         let n = if flags & libc::MSG_DONTWAIT != 0 || flow.never_waits() {
-            direct::quickly(direct, real)
+            direct::quickly(direct)
         } else {
             direct::waiting(direct, real)
         };
@@ -74,16 +74,26 @@ impl Receive {
     #[inline(never)]
     fn go_on(self, mut tried: Option<(&'static Flow, isize)>, real: impl Fn() -> isize) -> isize {
         let errno = sys::errno();
+        if let Some((flow, direct::NOT_MADE)) = tried {
+            flow.leave();
+            tried = None;
+        }
         loop {
             let way = match tried {
                 Some((flow, _)) => Way::In(flow),
-                None => enter(self.fd),
+                None => {
+                    direct::cancellation_point();
+                    enter(self.fd)
+                }
             };
             let next = match way {
                 Way::Plain => return real(),
                 Way::In(flow) => {
                     let n = match tried.take() {
                         Some((_, n)) => n,
+                        None if self.has(libc::MSG_DONTWAIT) || flow.never_waits() => {
+                            direct::surely(&real)
+                        }
                         None => direct::answer(real()),
                     };
                     self.asked(flow, n)

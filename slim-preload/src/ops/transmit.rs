@@ -32,13 +32,12 @@ pub struct Transmit<S> {
 
 impl<S: Source> Transmit<S> {
     /// Runs the call: `plain` is the application's own call, for a descriptor that is no flow's; the others ask the
-    /// kernel, on the descriptor and with the flags given, `real` through libc and `quick` without waiting and as
-    /// [`quickly`](sys::direct::quickly) does.
+    /// kernel, on the descriptor and with the flags given, `real` through libc and `direct` past it.
     #[inline(always)]
     pub fn run(
         self,
         plain: impl Fn() -> isize + Copy,
-        quick: impl Fn(c_int, c_int) -> isize + Copy,
+        direct: impl Fn(c_int, c_int) -> isize + Copy,
         real: impl Fn(c_int, c_int) -> isize + Copy,
     ) -> isize {
         let Some(flow) = table::flow(self.fd) else {
@@ -51,7 +50,7 @@ impl<S: Source> Transmit<S> {
             flow.leave();
             return self.go_on(None, plain, real);
         }
-        let n = quick(self.fd, self.flags | AT_ONCE);
+        let n = direct::quickly(|| direct(self.fd, self.flags | AT_ONCE));
         if n <= 0 || n as usize != self.source.total() || n as usize >= LARGE {
             return self.go_on(Some((flow, n)), plain, real);
         }
@@ -79,7 +78,16 @@ impl<S: Source> Transmit<S> {
     ) -> isize {
         let errno = sys::errno();
         loop {
-            let next = match tried.take().map_or_else(|| self.attempt(&real), Ok) {
+            let attempt = || {
+                direct::cancellation_point();
+                self.attempt(&real)
+            };
+            let next = match tried.take().map_or_else(attempt, Ok) {
+                Ok((flow, direct::NOT_MADE)) => {
+                    flow.send.unlock();
+                    flow.leave();
+                    Next::Again
+                }
                 Ok((flow, mut n)) => {
                     if n < 0 {
                         n = self.wait_for_room(flow, n, &real);
@@ -123,7 +131,7 @@ impl<S: Source> Transmit<S> {
         match enter(self.fd) {
             // Without waiting first: most sends need not, and one that waits may be cancelled.
             Way::In(flow) if self.take_turn(flow) => {
-                let ask = || direct::answer(real(self.fd, self.flags | AT_ONCE));
+                let ask = || direct::surely(|| real(self.fd, self.flags | AT_ONCE));
                 Ok((flow, sys::keep_errno(ask)))
             }
             way => Err(way),

@@ -2,13 +2,15 @@
 //!
 //! libc makes each of these calls a cancellation point, which in a process with several threads costs as much as all
 //! that SLIM does besides, and one of the threads is ours. So calls go past libc, but not where that could be noticed:
-//! * from the first `pthread_cancel` on all go through libc, where the thread finds out that it is to end;
+//! * from the first `pthread_cancel` on none does. A call of ours that does not wait is made while something is held,
+//!   and comes back: it is a cancellation point before that ([`cancellation_point`]);
 //! * a call that waits, and so would have to be interrupted, goes through libc as soon as the application has made
 //!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
 //!   `SIGEV_THREAD`, are not seen.)
 
 use super::{Errno, errno, set_errno};
 use libc::{c_int, c_long, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
+use slim_agent::cancel;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -18,6 +20,9 @@ const ALLOWED: u8 = 1 << 0;
 const THREADS: u8 = 1 << 1;
 /// It has cancelled one.
 const CANCELS: u8 = 1 << 2;
+/// No answer of the kernel's: the call is still to be made, through libc.
+pub const NOT_MADE: isize = isize::MIN;
+
 /// What is known of the process. Bits are only ever added.
 static KNOWN: AtomicU8 = AtomicU8::new(0);
 
@@ -71,18 +76,27 @@ pub fn is_allowed() -> bool {
     KNOWN.load(Ordering::Relaxed) & !THREADS == ALLOWED
 }
 
-/// Makes a call that does not wait: past libc with `direct`, else with `real`, libc's own function. The answer is the
-/// kernel's, minus an errno when it failed; errno is not touched.
-#[inline(always)]
-pub fn quickly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
-    if is_allowed() {
-        direct()
-    } else {
-        through_libc(real)
+/// Where a call of the application begins that libc has as a cancellation point. It holds nothing yet.
+pub fn cancellation_point() {
+    if KNOWN.load(Ordering::Relaxed) & CANCELS != 0 {
+        cancel::point();
     }
 }
 
-/// Likewise, a call that may wait.
+/// Makes a call that does not wait, past libc, or says [`NOT_MADE`]. The answer is the kernel's, minus an errno when it
+/// failed; errno is not touched.
+#[inline(always)]
+pub fn quickly(direct: impl FnOnce() -> isize) -> isize {
+    if is_allowed() { direct() } else { NOT_MADE }
+}
+
+/// Makes a call that does not wait through libc, and comes back. The answer is the kernel's.
+pub fn surely(real: impl FnOnce() -> isize) -> isize {
+    answer(cancel::uncancelled(real))
+}
+
+/// Makes a call that may wait: past libc with `direct`, else with `real`, libc's own function. The answer is the
+/// kernel's, minus an errno when it failed; errno is not touched.
 #[inline(always)]
 pub fn waiting(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
     if KNOWN.load(Ordering::Relaxed) == ALLOWED {

@@ -256,6 +256,33 @@ static void cancelled(void) {
     }
 }
 
+static void *in_polls_that_do_not_wait(void *p UNUSED) {
+    struct pollfd f = {.fd = x.s, .events = POLLIN};
+    for (;;) poll(&f, 1, 1);
+    return NULL;
+}
+
+// Wherever in a call it is when it is cancelled, a thread leaves nothing behind that another one waits for (the time limit would tell).
+static void cancelled_at_any_moment(void) {
+    void *(*const ways[])(void *) = {in_send, in_polls_that_do_not_wait};
+    static char b[1 << 20];
+    line("-- cancelled at any moment");
+    for (int i = 0; i < 200; i++) {
+        x = connection();
+        pthread_t t;
+        pthread_create(&t, NULL, ways[i % 2], NULL);
+        for (double until = now_s() + i * 5e-6; now_s() < until;) {}
+        pthread_cancel(t);
+        // The room that a waiting send waits for: whether it is there is a matter of moments, too.
+        fcntl(x.s, F_SETFL, O_NONBLOCK);
+        while (recv(x.s, b, sizeof b, 0) > 0) {}
+        pthread_join(t, NULL);
+        fcntl(x.c, F_SETFL, O_NONBLOCK);
+        send(x.c, "a byte", 1, MSG_NOSIGNAL);
+        hang_up(x);
+    }
+}
+
 static void *churn(void *p UNUSED) {
     for (int i = 0; i < 60; i++) {
         int c = dial(port_of(x.l));
@@ -303,6 +330,7 @@ int main(void) {
     under_a_waiter();
     cancelled_without_waiting();
     cancelled();
+    cancelled_at_any_moment();
     many();
     line("next number %d", (int)MUST(dup(1)));
     line("SIGPIPE %d", pipes());
