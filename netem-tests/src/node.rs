@@ -40,11 +40,10 @@ ip link set lo up
 echo ready
 set +e
 read -r end
-me=$(readlink /proc/$$/ns/net)
 for round in 1 2 3; do
   for dir in /proc/[0-9]*; do
     pid=${dir#/proc/}
-    [ "$pid" != $$ ] && [ "$(readlink "$dir/ns/net" 2>/dev/null)" = "$me" ] && kill -9 "$pid" 2>/dev/null
+    [ "$pid" != $$ ] && [ "$dir/ns/net" -ef /proc/$$/ns/net ] && kill -9 "$pid" 2>/dev/null
   done
 done
 [ "$end" = over ] || rm -rf "${2%/*}"
