@@ -68,7 +68,7 @@ static long counts[2];
 static void *half_reader(void *p) {
     long who = (long)p;
     uint32_t n;
-    // Whole numbers with MSG_WAITALL: the kernel's lock keeps each together as long as it comes in one piece.
+    // Whole numbers: the kernel's lock keeps each together, for it comes in one piece (MSG_EOR).
     while (recv(x.s, &n, sizeof n, MSG_WAITALL) == sizeof n) {
         __atomic_add_fetch(&seen[n], 1, __ATOMIC_RELAXED);
         counts[who]++;
@@ -81,7 +81,7 @@ static void two_readers(void) {
     x = connection();
     pthread_t t[2];
     for (long i = 0; i < 2; i++) pthread_create(&t[i], NULL, half_reader, (void *)i);
-    for (uint32_t i = 0; i < 30000; i++) MUST(full_send(x.c, &i, sizeof i));
+    for (uint32_t i = 0; i < 30000; i++) MUST(send(x.c, &i, sizeof i, MSG_EOR));
     shutdown(x.c, SHUT_WR);
     for (int i = 0; i < 2; i++) pthread_join(t[i], NULL);
     int once = 0;
