@@ -41,7 +41,7 @@ pub(crate) struct Flow {
     /// Set from the moment the flow is suspended until it has a transport again, or needs none.
     pub(crate) away: Away,
     /// The connection that has become the flow's transport and whose replay is not written yet.
-    pub(crate) carrier: Option<Carrier>,
+    pub(crate) carrier: Option<Box<Carrier>>,
 }
 
 /// See [`Flow::carrier`].

@@ -92,11 +92,11 @@ impl Driver {
             peer_received,
             expected: peer_sent.saturating_sub(flow.received),
         };
-        flow.carrier = Some(Carrier {
+        flow.carrier = Some(Box::new(Carrier {
             conn,
             stopped: false,
             then: None,
-        });
+        }));
         if !self.order(conn, Order::Install(install)) {
             // It broke, and the endpoint had not heard of it when it decided.
             if let Some(flow) = self.flows.get_mut(&token) {

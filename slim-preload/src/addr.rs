@@ -70,6 +70,25 @@ impl RawAddr {
         }
     }
 
+    /// To be kept: `None` if it is no internet address.
+    pub fn name(&self) -> Option<Name> {
+        self.internet()?;
+        let len = self.len.min(NAME);
+        let mut name = Name {
+            bytes: [0; NAME as usize],
+            len,
+        };
+        // SAFETY: the storage is initialised and larger than a name.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                (&raw const self.storage).cast(),
+                name.bytes.as_mut_ptr(),
+                len as usize,
+            );
+        }
+        Some(name)
+    }
+
     /// The address that an application passed.
     ///
     /// # Safety
@@ -83,7 +102,19 @@ impl RawAddr {
         };
         a
     }
+}
 
+/// Bytes of the longest internet address.
+const NAME: libc::socklen_t = size_of::<libc::sockaddr_in6>() as _;
+
+/// An internet address as the kernel has handed it out, in few bytes.
+#[derive(Clone, Copy)]
+pub struct Name {
+    bytes: [u8; NAME as usize],
+    len: libc::socklen_t,
+}
+
+impl Name {
     /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the
     /// full length told.
     ///
@@ -96,11 +127,7 @@ impl RawAddr {
         // SAFETY: the caller's contract: `len` says how much room `addr` has.
         unsafe {
             let room = (*len).min(self.len) as usize;
-            std::ptr::copy_nonoverlapping(
-                (&raw const self.storage).cast::<u8>(),
-                addr.cast::<u8>(),
-                room,
-            );
+            std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), addr.cast::<u8>(), room);
             *len = self.len;
         }
     }

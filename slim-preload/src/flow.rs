@@ -4,7 +4,7 @@
 //! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
-use crate::addr::RawAddr;
+use crate::addr::{Name, RawAddr};
 use crate::epoll::Instance;
 use crate::lock::Lock;
 use crate::sys;
@@ -114,9 +114,9 @@ pub struct Ctl {
     /// Epoll instances that know one of the numbers.
     pub epolls: Vec<&'static Instance>,
     /// What `getsockname` said first.
-    pub local: Option<RawAddr>,
+    pub local: Option<Name>,
     /// What `getpeername` said first.
-    pub peer: Option<RawAddr>,
+    pub peer: Option<Name>,
     /// Where the present transport began.
     pub start: Start,
     /// How many transports the flow has had before this one.
@@ -261,8 +261,8 @@ impl Flow {
         *flow.ctl() = Ctl {
             mode: Mode::Open,
             fds: vec![fd],
-            local: RawAddr::local(fd),
-            peer,
+            local: RawAddr::local(fd).and_then(|a| a.name()),
+            peer: peer.and_then(|a| a.name()),
             ..Ctl::new()
         };
         flow.token

@@ -233,7 +233,9 @@ pub fn drain(flow: &'static Flow) {
         return;
     };
     ctl.drained = true;
-    let mut buf = vec![0; 64 << 10];
+    // Mostly there is nothing, and thousands of flows may be drained at once.
+    let there = usize::try_from(sys::readable(old)).unwrap_or(usize::MAX);
+    let mut buf = vec![0; there.clamp(1, 64 << 10)];
     // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
     let mut errors = 0;
     loop {

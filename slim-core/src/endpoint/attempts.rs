@@ -116,7 +116,7 @@ impl Endpoint {
         );
         let flow = self.flow(token);
         let reset = matches!(flow.peer_fin, Some((_, FinHow::Reset)));
-        flow.outage = Some(outage);
+        flow.outage = Some(Box::new(outage));
         match cause {
             // Make before break: the old transport stays in use until the peer has answered.
             Cause::Stall => return self.start_attempts(now, token),

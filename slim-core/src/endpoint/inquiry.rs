@@ -103,12 +103,12 @@ impl Endpoint {
             return;
         }
         let nonce = self.rng.nonce();
-        self.flow(token).query = Some(Asked {
+        self.flow(token).query = Some(Box::new(Asked {
             why,
             nonce,
             sent: 0,
             to,
-        });
+        }));
         if self.inquiries.open.contains_key(&peer) {
             return;
         }

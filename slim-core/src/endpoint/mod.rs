@@ -134,7 +134,7 @@ pub struct Endpoint {
     control_port: u16,
     rng: Rng,
     /// In the order of their tokens, so that a run can be repeated.
-    flows: BTreeMap<FlowToken, Flow>,
+    flows: BTreeMap<FlowToken, Box<Flow>>,
     by_id: HashMap<(FlowId, Role), FlowToken>,
     /// Accepted flows, by (our end, their end).
     by_tuple: HashMap<(SocketAddr, SocketAddr), FlowToken>,
@@ -222,7 +222,7 @@ impl Endpoint {
 
     /// Where a flow stands; `None` if there is no flow of that token.
     pub fn state(&self, token: FlowToken) -> Option<State> {
-        self.flows.get(&token).map(Flow::state)
+        self.flows.get(&token).map(|flow| flow.state())
     }
 
     /// Messages and connections thrown away so far because they were garbage, not genuine, of no
@@ -266,7 +266,7 @@ impl Endpoint {
             return;
         }
         self.flows
-            .insert(token, Flow::new(now, token, role, local, remote));
+            .insert(token, Box::new(Flow::new(now, token, role, local, remote)));
         if role == Role::Acceptor {
             self.by_tuple.insert((local, remote), token);
         }

@@ -90,11 +90,11 @@ impl Endpoint {
                 };
                 let flow = self.flow(token);
                 flow.id = Some(id);
-                flow.hello = Some(Asking {
+                flow.hello = Some(Box::new(Asking {
                     hello,
                     sent: 0,
                     waiting: false,
-                });
+                }));
                 self.by_id.insert((id, Role::Connector), token);
                 if self.hellos.enter(remote, token, role) {
                     self.send_hello(now, token);
@@ -428,7 +428,7 @@ impl Endpoint {
                     return;
                 }
                 flow.bar = Bar::Shut;
-                flow.outage = Some(Outage::new(now, cause));
+                flow.outage = Some(Box::new(Outage::new(now, cause)));
                 let wait = match &flow.hello {
                     None => most.min(LATE_HELLO),
                     Some(_) => most.min(LATE_ANSWER),
@@ -470,7 +470,7 @@ impl Endpoint {
         self.emit(token, Event::Live);
         self.announce_fin(token);
         if let Some(outage) = outage {
-            self.begin_outage(now, token, outage);
+            self.begin_outage(now, token, *outage);
         }
     }
 

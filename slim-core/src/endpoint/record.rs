@@ -14,6 +14,7 @@ use super::attempts::Attempts;
 pub(super) const ECONNRESET: i32 = 104;
 pub(super) const ECONNREFUSED: i32 = 111;
 
+/// An idle flow shall cost little: what is there for a while only is on the heap meanwhile.
 pub(super) struct Flow {
     pub(super) token: FlowToken,
     pub(super) role: Role,
@@ -24,7 +25,7 @@ pub(super) struct Flow {
     /// Our name for it if we connected, the peer's once it has said HELLO.
     pub(super) id: Option<FlowId>,
     /// Connector: what we ask, kept because an answer may come late.
-    pub(super) hello: Option<Asking>,
+    pub(super) hello: Option<Box<Asking>>,
     /// The other side, once there is a key.
     pub(super) peer: Option<Peer>,
     pub(super) bar: Bar,
@@ -44,12 +45,15 @@ pub(super) struct Flow {
     pub(super) awaiting: Option<ConnId>,
     /// `Flush` under way.
     pub(super) flushing: Option<ConnId>,
-    pub(super) outage: Option<Outage>,
-    pub(super) query: Option<Asked>,
+    pub(super) outage: Option<Box<Outage>>,
+    pub(super) query: Option<Box<Asked>>,
     pub(super) pump: Option<Pump>,
     /// Becomes plain TCP as soon as a transport stands.
     pub(super) leaving: Option<Leaving>,
 }
+
+/// Ten thousand of them, most of them idle, are usual.
+const _: () = assert!(size_of::<Flow>() <= 600);
 
 /// HELLO under way.
 pub(super) struct Asking {
