@@ -127,6 +127,11 @@ fn idle_connections() {
 }
 
 #[test]
+fn options_go_with_the_connection() {
+    unnoticed("broken", &["options", "options-exec"], 1);
+}
+
+#[test]
 fn half_closed_connections() {
     unnoticed("broken", &["half-close"], 1);
 }

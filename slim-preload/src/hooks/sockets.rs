@@ -2,6 +2,7 @@
 
 use crate::ops::sockets::{self, End, Ioctl};
 use crate::sys::{errno, keep_errno};
+use crate::{options, runtime};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::{hook, real};
 use slim_agent::numbers::take;
@@ -43,6 +44,7 @@ hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c
     sockets::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))
 }}
 hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int => slim_setsockopt {
+    if !runtime::is_our_call() { options::set(level, name); }
     sockets::set_option(fd, |fd| real!(setsockopt)(fd, level, name, value, len))
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.

@@ -7,7 +7,7 @@ use crate::front::Handle;
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
-use crate::{epoll, runtime};
+use crate::{epoll, options, runtime};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
 use std::net::SocketAddr;
@@ -173,6 +173,9 @@ pub unsafe fn accept(
                     // SAFETY: the kernel has just written an address there, cut to the room it was given.
                     unsafe { RawAddr::copy(addr, *len) }
                 };
+                if !matches!(table::entry(listener), Entry::Listener) {
+                    options::any();
+                }
                 manage(fd, Role::Acceptor, true, Some(peer).filter(whole));
             }
         });

@@ -452,9 +452,94 @@ static void steady(void) {
     talk("after a break");
 }
 
+static void set_options(int s) {
+    int on = 1, seconds = 77, ms_ = 54321, size = 70000, tos = 0x10;
+    struct linger linger = {1, 9};
+    struct timeval limit = {8, 0};
+    MUST(setsockopt(s, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on));
+    MUST(setsockopt(s, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds));
+    MUST(setsockopt(s, IPPROTO_TCP, TCP_USER_TIMEOUT, &ms_, sizeof ms_));
+    MUST(setsockopt(s, SOL_SOCKET, SO_SNDBUF, &size, sizeof size));
+    MUST(setsockopt(s, IPPROTO_IP, IP_TOS, &tos, sizeof tos));
+    MUST(setsockopt(s, SOL_SOCKET, SO_LINGER, &linger, sizeof linger));
+    MUST(setsockopt(s, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit));
+    MUST(setsockopt(s, IPPROTO_TCP, TCP_CONGESTION, "reno", 4));
+}
+
+static void show_options(void) {
+    struct option {
+        const char *name;
+        int level, option;
+    } all[] = {
+        {"keepalive", SOL_SOCKET, SO_KEEPALIVE}, {"keepidle", IPPROTO_TCP, TCP_KEEPIDLE},
+        {"user timeout", IPPROTO_TCP, TCP_USER_TIMEOUT}, {"sndbuf", SOL_SOCKET, SO_SNDBUF},
+        {"tos", IPPROTO_IP, IP_TOS}, {"priority", SOL_SOCKET, SO_PRIORITY}, {"nodelay", IPPROTO_TCP, TCP_NODELAY},
+        {"oobinline", SOL_SOCKET, SO_OOBINLINE}, {"lowat", SOL_SOCKET, SO_RCVLOWAT},
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        int v = -1;
+        socklen_t n = sizeof v;
+        MUST(getsockopt(fd, all[i].level, all[i].option, &v, &n));
+        // How large a buffer is that nobody has set, the kernel decides anew for each connection.
+        if (all[i].option != SO_SNDBUF || v == 140000) line("  %s %d", all[i].name, v);
+    }
+    struct linger g;
+    struct timeval t;
+    char name[16] = "";
+    socklen_t n = sizeof g;
+    MUST(getsockopt(fd, SOL_SOCKET, SO_LINGER, &g, &n));
+    n = sizeof t;
+    MUST(getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, &n));
+    n = sizeof name;
+    MUST(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &n));
+    line("  linger %d %d, limit %d s, %s", g.l_onoff, g.l_linger, (int)t.tv_sec, strcmp(name, "reno") ? "default" : name);
+}
+
+static void options(void) {
+    show_options();
+    both_break();
+    talk("after a break");
+    show_options();
+    set_options(fd);
+    both_break();
+    talk("after another");
+    show_options();
+}
+
+// A listener with options, from which accepted connections have theirs. Made by the program that this one was before
+// it replaced itself (`exec`), if `T_ARGS` says so.
+static void with_options(char **argv, int replace) {
+    const char *have = getenv("T_LISTENER");
+    if (!is_server()) {
+        fd = dial((int)hear());
+    } else {
+        l = have ? atoi(have) : listener();
+        if (!have) set_options(l);
+        if (replace && !have) {
+            char number[16];
+            snprintf(number, sizeof number, "%d", l);
+            setenv("T_LISTENER", number, 1);
+            fcntl(t_sync, F_SETFD, 0);
+            execv(argv[0], argv);
+            line("exec: %s", ename(errno));
+        }
+        tell(port_of(l));
+        fd = MUST(accept(l, NULL, NULL));
+    }
+    meet();
+    settle();
+    meet();
+    options();
+}
+
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 60);
     kase = getenv("T_ARGS");
+    if (is("options") || is("options-exec")) {
+        with_options(argv, is("options-exec"));
+        line("SIGPIPE %d", pipes());
+        return 0;
+    }
     if (!is("hello") && !is("connecting") && !is("many")) fd = pair_up(&l);
     if (is("idle")) idle();
     if (is("half-close")) half_close();
