@@ -8,7 +8,7 @@ use crate::sys;
 use libc::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Plain integer options that an application sets and expects to stay. IP_TOS sets SO_PRIORITY, too, so it comes first.
+/// Plain integer options that an application sets and expects to stay. IP_TOS sets SO_PRIORITY, too: it comes first.
 const INTEGERS: [(c_int, c_int); 19] = [
     (libc::IPPROTO_IP, libc::IP_TOS),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
@@ -48,8 +48,15 @@ const RCVBUF_LOCK: c_int = 2;
 /// The options that may differ from the kernel's, a bit for each. TCP_NODELAY always: connections of ours have it from
 /// the beginning, and the application's need not.
 static SET: AtomicU32 = AtomicU32::new(1 << NODELAY);
+const TOS: usize = 0;
+const PRIORITY: usize = 4;
 const NODELAY: usize = 10;
-const _: () = assert!(INTEGERS[NODELAY].1 == libc::TCP_NODELAY && BUFFERS < 32);
+const _: () = assert!(
+    INTEGERS[TOS].1 == libc::IP_TOS
+        && INTEGERS[PRIORITY].1 == libc::SO_PRIORITY
+        && INTEGERS[NODELAY].1 == libc::TCP_NODELAY
+        && BUFFERS < 32
+);
 
 /// The application sets an option on some socket.
 pub fn set(level: c_int, name: c_int) {
@@ -66,7 +73,8 @@ pub fn set(level: c_int, name: c_int) {
     };
     let known = || INTEGERS.iter().position(|o| *o == (level, name));
     if let Some(bit) = other.or_else(known) {
-        SET.fetch_or(1 << bit, Ordering::Relaxed);
+        let with = if bit == TOS { 1 << PRIORITY } else { 0 };
+        SET.fetch_or(1 << bit | with, Ordering::Relaxed);
     }
 }
 

@@ -173,7 +173,8 @@ pub unsafe fn accept(
                     // SAFETY: the kernel has just written an address there, cut to the room it was given.
                     unsafe { RawAddr::copy(addr, *len) }
                 };
-                if !matches!(table::entry(listener), Entry::Listener) {
+                let known = matches!(table::entry(listener), Entry::Listener);
+                if !known && !runtime::is_our_call() {
                     options::any();
                 }
                 manage(fd, Role::Acceptor, true, Some(peer).filter(whole));

@@ -510,8 +510,13 @@ static void options(void) {
 // it replaced itself (`exec`), if `T_ARGS` says so.
 static void with_options(char **argv, int replace) {
     const char *have = getenv("T_LISTENER");
+    // A question about the first connection may come before there is anybody to answer it: the process learns of such
+    // a listener when it accepts.
     if (!is_server()) {
-        fd = dial((int)hear());
+        int port = (int)hear();
+        dial(port);
+        meet();
+        fd = dial(port);
     } else {
         l = have ? atoi(have) : listener();
         if (!have) set_options(l);
@@ -524,6 +529,8 @@ static void with_options(char **argv, int replace) {
             line("exec: %s", ename(errno));
         }
         tell(port_of(l));
+        MUST(accept(l, NULL, NULL));
+        meet();
         fd = MUST(accept(l, NULL, NULL));
     }
     meet();
