@@ -18,7 +18,9 @@ fn a_resume_that_breaks_is_begun_again() {
     const PIECE: usize = 16 << 20;
     const RESUMES: u32 = 5;
     if !can_destroy() {
-        eprintln!("skipped: ss -K needs root, and a kernel that can destroy connections");
+        println!(
+            "skip: a_resume_that_breaks_is_begun_again: ss -K needs root, and a kernel that can destroy connections"
+        );
         return;
     }
     let client = Agent::start(Config::default()).unwrap();

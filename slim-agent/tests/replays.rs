@@ -134,7 +134,7 @@ fn read_message(stream: &mut TcpStream) -> Option<Message> {
 #[test]
 fn recorded_messages_are_worth_nothing() {
     let Some(tap) = Tap::open() else {
-        eprintln!("skipped: recording needs root");
+        println!("skip: recorded_messages_are_worth_nothing: recording needs root");
         return;
     };
     let client = Agent::start(Config::default()).unwrap();

@@ -251,7 +251,9 @@ mod tests {
         let alone = std::thread::spawn(|| {
             // SAFETY: concerns this thread only.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                println!("skip: a network namespace needs CAP_SYS_ADMIN");
+                println!(
+                    "skip: unix_sockets_serve_where_there_is_no_loopback: a network namespace needs CAP_SYS_ADMIN"
+                );
                 return;
             }
             let fd = over(Left::Reset, b"unread").unwrap();
