@@ -9,10 +9,30 @@ pub const FILE: &str = "standstill";
 
 /// Writes the state of all connections and processes of the lab into [`FILE`], for somebody who has
 /// [kept](crate::lab::KEEP_VAR) the directory. Where threads are in their programs is there if gdb is
-/// installed.
+/// installed. What the kernel has said lately is there, too.
 pub fn record(lab: &Lab) -> io::Result<()> {
-    let text: String = lab.nodes().iter().map(describe).collect();
+    let mut text: String = lab.nodes().iter().map(describe).collect();
+    text += &kernel();
     fs::write(lab.dir().join(FILE), text)
+}
+
+/// The kernel's last words: it says there when it has starved its own workers ("workqueue lockup"), and then the whole
+/// machine's network stands still, not this job.
+fn kernel() -> String {
+    let mut text = String::from("==== the kernel\n");
+    match Command::new("dmesg").arg("--time-format=iso").output() {
+        Ok(output) => {
+            let said = String::from_utf8_lossy(&output.stdout);
+            let lines: Vec<_> = said.lines().collect();
+            for line in &lines[lines.len().saturating_sub(60)..] {
+                let _ = writeln!(text, "{line}");
+            }
+        }
+        Err(error) => {
+            let _ = writeln!(text, "no messages: {error}");
+        }
+    }
+    text
 }
 
 fn describe(node: &Node) -> String {

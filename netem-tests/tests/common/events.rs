@@ -50,12 +50,22 @@ impl Events {
         self.of_kind(wanted).count()
     }
 
-    /// Flows that were given up although they should not have been: for whatever reason while there
-    /// was still work to do, and after that (from `done`, seconds since 1970) for any other reason than
-    /// that the peer had left.
+    /// Flows that were given up although they should not have been: for any other reason than that the
+    /// peer had left; and for that one, too, while there was still work to do (until `done`, seconds since
+    /// 1970), unless the peer's own log says that its application had closed the connection. Open MPI does
+    /// that with one of two connections that were made at the same time.
     pub fn wrongly_given_up(&self, done: f64) -> Vec<&Value> {
-        let rightly = |e: &&Value| at(e) >= done && PEER_LEFT.contains(&word(e, "reason"));
+        let left = |e: &Value| PEER_LEFT.contains(&word(e, "reason"));
+        let rightly = |e: &&Value| left(e) && (at(e) >= done || self.closed_by_peer(e));
         self.of_kind("escalate").filter(|e| !rightly(e)).collect()
+    }
+
+    /// Whether the other end of the flow of this event had been closed by its application.
+    fn closed_by_peer(&self, event: &Value) -> bool {
+        let same = |e: &Value| word(e, "flow") == word(event, "flow");
+        let other_end = |e: &Value| word(e, "sock") == word(event, "peer");
+        self.of_kind("closed")
+            .any(|e| same(e) && other_end(e) && at(e) <= at(event))
     }
 
     /// The history of every flow at each of its ends, keyed by process and name.
