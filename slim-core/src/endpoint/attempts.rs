@@ -18,7 +18,7 @@ use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::event::{EscalateReason, Event, Failure};
-use crate::ids::{Cause, ConnId, FinHow, FlowToken, Time, Verdict};
+use crate::ids::{Cause, ConnId, FinHow, FlowToken, Role, Time, Verdict};
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -30,6 +30,10 @@ const STUCK_DOUBLINGS: u32 = 2;
 /// connection that was replaced because it had answered.
 const HUNG: Duration = Duration::from_millis(25);
 const HUNG_DOUBLINGS: u32 = 5;
+/// When a connection is reset, both ends mostly know it at once. The side that had accepted it leaves the other one
+/// so much time to make the new one: two that are made at the same time cost twice the work, and one of them is
+/// thrown away.
+pub(super) const HEAD_START: Duration = Duration::from_millis(5);
 /// A peer that began to resume and said nothing more for this long is not waited for.
 pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// A flow whose own connection has not failed is not given up before the kernel would give up a
@@ -215,6 +219,12 @@ impl Endpoint {
             },
         );
         self.timers.set(Owner::Flow(token, Timer::Window), ends);
+        let flow = self.flow(token);
+        let failed = |outage: &Outage| matches!(outage.cause, Cause::Errno(_));
+        if begun == 1 && flow.role == Role::Acceptor && flow.outage.as_deref().is_some_and(failed) {
+            let start = now + HEAD_START;
+            return self.timers.set(Owner::Flow(token, Timer::Backoff), start);
+        }
         self.connect(now, token);
     }
 

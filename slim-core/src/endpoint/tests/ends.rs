@@ -1,6 +1,7 @@
 //! How flows end: FIN, QUERY, unannounced ends, tombstones.
 
 use super::pair::*;
+use crate::endpoint::attempts::HEAD_START;
 use crate::endpoint::{Action, State};
 use crate::event::{EscalateReason, Event, LegacyReason};
 use crate::ids::{Cause, FinHow, Verdict};
@@ -164,7 +165,7 @@ fn a_closed_flow_can_be_resumed_until_it_is_gone() {
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
     pair.run();
     pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
-    pair.run();
+    pair.wait(HEAD_START);
     assert_eq!(pair.states(), [State::Live; 2]);
     let with_final = |a: &Action| {
         matches!(
@@ -190,7 +191,7 @@ fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
         pair.run();
         assert_eq!(pair.state(A), None);
         pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
-        pair.run();
+        pair.wait(HEAD_START);
         assert_eq!(pair.verdict(B), Some(verdict));
         let refused = pair.messages(B).into_iter().any(
             |message| matches!(message, Message::Refuse(r) if r.reason == RefuseReason::Closed(9)),
@@ -245,7 +246,7 @@ fn a_reset_is_not_resumed() {
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Reset);
     pair.run();
     pair.ends[B].fault(pair.now, FLOW, Cause::Errno(32));
-    pair.run();
+    pair.wait(HEAD_START);
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(32)));
 }
 

@@ -2,6 +2,7 @@
 
 use super::pair::*;
 use crate::config::Config;
+use crate::endpoint::attempts::HEAD_START;
 use crate::endpoint::{Action, Endpoint, State};
 use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, FlowToken, Role, Verdict};
@@ -451,7 +452,7 @@ fn suspend_is_asked_for_once() {
     assert_eq!(pair.count(A, is_suspend), 1);
     // Meanwhile the peer asks, too, and an error turns up.
     fault(&mut pair, B);
-    pair.run();
+    pair.wait(HEAD_START);
     fault(&mut pair, A);
     pair.run();
     assert_eq!(pair.count(A, is_suspend), 1);
@@ -459,6 +460,24 @@ fn suspend_is_asked_for_once() {
     pair.ends[A].handle_suspended(pair.now, FLOW);
     pair.run();
     assert_eq!(pair.count(A, |a| matches!(a, Action::Drain { .. })), 1);
+}
+
+#[test]
+fn who_had_accepted_lets_the_other_one_go_first() {
+    let mut pair = Pair::live();
+    fault(&mut pair, A);
+    fault(&mut pair, B);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    pair.wait(2 * HEAD_START);
+    assert_eq!((pair.connects(A).len(), pair.connects(B).len()), (1, 0));
+
+    // The other one does not know, or does not get through.
+    let mut pair = Pair::live();
+    fault(&mut pair, B);
+    pair.wait(HEAD_START);
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!((pair.connects(A).len(), pair.connects(B).len()), (0, 1));
 }
 
 #[test]
