@@ -37,7 +37,7 @@ pub struct FlowId(pub [u8; 16]);
 
 impl fmt::Display for FlowId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        hex(f, &self.0)
+        write!(f, "{:032x}", u128::from_be_bytes(self.0))
     }
 }
 

@@ -140,7 +140,11 @@ impl Start {
         let mut before = sys::counters(fd)?;
         loop {
             let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
-            let after = sys::counters(fd)?;
+            let after = if before.is_over {
+                before
+            } else {
+                sys::counters(fd)?
+            };
             if before == after {
                 return Some(Self {
                     received: flow.received.load(Ordering::SeqCst),

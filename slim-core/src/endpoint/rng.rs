@@ -12,11 +12,16 @@ use crate::ids::Nonce;
 
 pub(super) struct Rng {
     key: [u8; 32],
+    /// The half of a block that has not been drawn yet.
+    rest: Option<[u8; 16]>,
 }
 
 impl Rng {
     pub(super) fn new(seed: [u8; 32]) -> Self {
-        let mut rng = Rng { key: seed };
+        let mut rng = Rng {
+            key: seed,
+            rest: None,
+        };
         // The seed may be used elsewhere, too: never hand out anything made of it directly.
         rng.key = rng.hmac(b"slim endpoint rng v1");
         rng
@@ -31,10 +36,13 @@ impl Rng {
 
     /// 16 fresh bytes.
     pub(super) fn half(&mut self) -> [u8; 16] {
-        *self
-            .block()
-            .first_chunk()
-            .expect("32 bytes have a first half")
+        if let Some(rest) = self.rest.take() {
+            return rest;
+        }
+        let block = self.block();
+        let halves = "32 bytes have two halves";
+        self.rest = Some(*block.last_chunk().expect(halves));
+        *block.first_chunk().expect(halves)
     }
 
     pub(super) fn nonce(&mut self) -> Nonce {
@@ -69,6 +77,13 @@ mod tests {
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
         assert_ne!(draw(1)[0], draw(1)[1]);
+    }
+
+    #[test]
+    fn both_halves_of_a_block_are_drawn_once() {
+        let mut rng = Rng::new([0; 32]);
+        let drawn: Vec<_> = (0..4).map(|_| rng.half()).collect();
+        assert!((0..4).all(|i| !drawn[..i].contains(&drawn[i])), "{drawn:?}");
     }
 
     #[test]

@@ -52,6 +52,9 @@ pub unsafe fn connect(
     len: socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
+    if runtime::is_our_call() {
+        return real();
+    }
     if let Entry::Flow(flow) = table::entry(fd) {
         let family = if addr.is_null() {
             None
@@ -75,7 +78,6 @@ pub unsafe fn connect(
             if sys::is_tcp(fd) {
                 // SAFETY: the kernel has accepted the address.
                 let peer = unsafe { RawAddr::copy(addr, len) };
-                // Not for the agent's own connections, which would wait for themselves.
                 if manage(fd, Role::Connector, r == 0, Some(peer)) {
                     runtime::with_agent(|a| a.flush(ASKING));
                 }
@@ -155,6 +157,9 @@ pub unsafe fn accept(
     len: *mut socklen_t,
     real: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
+    if runtime::is_our_call() {
+        return real(addr, len);
+    }
     let mut own = RawAddr::room();
     let (at, room) = if addr.is_null() {
         (own.as_mut_ptr(), &raw mut own.len)
@@ -174,7 +179,7 @@ pub unsafe fn accept(
                     unsafe { RawAddr::copy(addr, *len) }
                 };
                 let known = matches!(table::entry(listener), Entry::Listener);
-                if !known && !runtime::is_our_call() {
+                if !known {
                     options::any();
                 }
                 manage(fd, Role::Acceptor, true, Some(peer).filter(whole));

@@ -26,6 +26,8 @@ pub struct Counters {
     pub acked: u64,
     /// Bytes received in order, the peer's FIN included.
     pub received: u64,
+    /// The kernel has given the connection up: nothing changes any more.
+    pub is_over: bool,
 }
 
 /// The counters, from Linux 4.1 on. Read at their offsets in struct tcp_info (linux/tcp.h), which only ever
@@ -53,6 +55,8 @@ pub fn counters(fd: c_int) -> Option<Counters> {
     Some(Counters {
         acked: at(ACKED)?,
         received: at(RECEIVED)?,
+        // tcpi_state is the first byte.
+        is_over: raw.first() == Some(&TCP_CLOSE),
     })
 }
 
