@@ -118,23 +118,48 @@ unsafe fn write_one(
     .run(plain, direct, real)
 }
 
+/// `write` and its like.
+#[inline(always)]
+unsafe fn written(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    real: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
+    let direct = move || direct::write(fd, buf, len);
+    write_one(fd, buf, len, 0, move || direct::plainly(direct, real))
+}
+
+/// `send` and its like.
+#[inline(always)]
+unsafe fn sent(
+    fd: c_int,
+    buf: *const c_void,
+    len: size_t,
+    flags: c_int,
+    real: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
+    let direct = move || direct::sendto(fd, buf, len, flags, null(), 0);
+    write_one(fd, buf, len, flags, move || direct::plainly(direct, real))
+}
+
 hook! { unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim_write {
-    write_one(fd, buf, len, 0, move || real!(write)(fd, buf, len))
+    written(fd, buf, len, move || real!(write)(fd, buf, len))
 }}
 hook! { unsafe fn __write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim___write {
-    write_one(fd, buf, len, 0, move || real!(__write)(fd, buf, len))
+    written(fd, buf, len, move || real!(__write)(fd, buf, len))
 }}
 hook! { unsafe fn send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim_send {
-    write_one(fd, buf, len, flags, move || real!(send)(fd, buf, len, flags))
+    sent(fd, buf, len, flags, move || real!(send)(fd, buf, len, flags))
 }}
 hook! { unsafe fn __send(fd: c_int, buf: *const c_void, len: size_t, flags: c_int) -> ssize_t => slim___send {
-    write_one(fd, buf, len, flags, move || real!(__send)(fd, buf, len, flags))
+    sent(fd, buf, len, flags, move || real!(__send)(fd, buf, len, flags))
 }}
 hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t) -> ssize_t => slim_sendto {
     let real = move |fd, flags| real!(sendto)(fd, buf, len, flags, to, to_len);
     let direct = move |fd, flags| direct::sendto(fd, buf, len, flags, to, to_len);
     Transmit { fd, source: Buffers::one(buf, len), flags }.run(
-        move || real(fd, flags),
+        move || direct::plainly(|| direct(fd, flags), || real(fd, flags)),
         direct,
         real,
     )
@@ -151,7 +176,7 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
     let real = move |fd, flags| real!(sendmsg)(fd, &message(), flags);
     let direct = move |fd, flags| direct::sendmsg(fd, &message(), flags);
     Transmit { fd, source: Buffers::new(list, n), flags: 0 }.run(
-        move || real!(writev)(fd, list, count),
+        move || direct::plainly(|| direct::writev(fd, list, count), || real!(writev)(fd, list, count)),
         direct,
         real,
     )

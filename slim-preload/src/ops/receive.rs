@@ -46,7 +46,7 @@ impl Receive {
         real: impl Fn() -> isize + Copy,
     ) -> isize {
         let Some(flow) = table::flow(fd) else {
-            return real();
+            return direct::plainly(direct, real);
         };
         let on = |tried| {
             let buffers = buffers();

@@ -106,6 +106,19 @@ pub fn waiting(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> 
     }
 }
 
+/// Makes a call on a descriptor that is none of our business, of which nobody knows whether it waits: past libc with
+/// `direct`, else with `real`, libc's own function. The answer is libc's.
+#[inline(always)]
+pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
+    if KNOWN.load(Ordering::Relaxed) != ALLOWED {
+        return real();
+    }
+    match direct() {
+        n if n < 0 => crate::ops::fail(errno_in(n)),
+        n => n,
+    }
+}
+
 #[cold]
 #[inline(never)]
 fn through_libc(real: impl FnOnce() -> isize) -> isize {
@@ -203,4 +216,8 @@ calls! {
     sendmsg = SYS_sendmsg(fd: c_int, message: *const msghdr, flags: c_int);
     /// `sendto(2)`
     sendto = SYS_sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, to_len: socklen_t);
+    /// `write(2)`
+    write = SYS_write(fd: c_int, buf: *const c_void, len: size_t);
+    /// `writev(2)`
+    writev = SYS_writev(fd: c_int, list: *const iovec, count: c_int);
 }
