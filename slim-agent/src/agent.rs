@@ -166,6 +166,8 @@ impl Agent {
 
     /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
     /// this side sees them; IPv4-mapped ones may be given as they are.
+    ///
+    /// The flow begins as one that is [`dirty`](Self::dirty), since most applications send at once.
     pub fn open(
         &self,
         token: FlowToken,

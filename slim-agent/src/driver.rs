@@ -157,6 +157,7 @@ impl Driver {
                     carrier: None,
                 };
                 self.flows.insert(token, flow);
+                self.watch.dirty(now, token);
                 self.endpoint.open(now, token, role, local, remote);
                 if role == Role::Acceptor {
                     self.claim(token, (local, remote), shared);

@@ -248,9 +248,11 @@ impl Flow {
         flow.received.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
         flow.local_final.store(UNKNOWN, Ordering::Relaxed);
-        for flag in [&flow.live, &flow.dirty, &flow.read_shut, &flow.forked] {
+        for flag in [&flow.live, &flow.read_shut, &flow.forked] {
             flag.store(false, Ordering::Relaxed);
         }
+        // As the agent begins with it.
+        flow.dirty.store(true, Ordering::Relaxed);
         flow.established.store(established, Ordering::Relaxed);
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);

@@ -182,13 +182,14 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
 fn announced(flow: &Flow, received: u64) -> bool {
     let begun = Instant::now();
     while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
+        let seen = flow.signal.load(Ordering::SeqCst);
         if flow.peer_final.load(Ordering::Acquire) == received {
             return true;
         }
-        if begun.elapsed() > ANNOUNCEMENT {
+        let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
-        }
-        std::thread::sleep(Duration::from_micros(50));
+        };
+        let _ = sys::futex_wait(&flow.signal, seen, Some(left));
     }
     false
 }

@@ -441,7 +441,7 @@ pub fn passing(socket: c_int, message: *const libc::msghdr) {
 
 fn can_pass(socket: c_int) -> bool {
     let local = || sys::keep_errno(|| sys::domain(socket)) == Some(libc::AF_UNIX);
-    table::any() && local() && runtime::in_own_process()
+    table::any() && !runtime::is_our_call() && local() && runtime::in_own_process()
 }
 
 /// [`passing`], for `sendmmsg`.
