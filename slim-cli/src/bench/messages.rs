@@ -288,7 +288,7 @@ impl Plan {
     /// About how long it will take.
     pub fn estimate(&self) -> Duration {
         // Bits a second; lines without a limit here do about as much for one pair of ranks.
-        let speed = self.rate_kbit.unwrap_or(16_000_000) as f64 * 1e3;
+        let speed = self.rate_kbit.unwrap_or(8_000_000) as f64 * 1e3;
         let pace = self.pace();
         // To start a job and end it, for two ranks and for four.
         let mut run = Duration::from_secs(1);
