@@ -1,23 +1,33 @@
 /*
- * slim_bench: how fast MPI moves messages, one line of JSON for each figure.
+ * slim_bench: how fast MPI moves messages.
  *
  *   mpicc -O2 -o slim_bench slim_bench.c
- *   mpirun -n 2 ./slim_bench MILLISECONDS TEST:BYTES...
+ *   mpirun -n 2 ./slim_bench --turns SOCKET
+ *   mpirun -n 2 ./slim_bench --count TRIPS BYTES
  *
- * Tests (all ranks take part in the collectives; ranks 0 and 1 alone in the others):
+ * With --turns, jobs take turns: every rank connects to the Unix socket SOCKET, says its number in a line,
+ * and sleeps until it reads a line
+ *
+ *   TEST BYTES LEAD TIMES
+ *
+ * Then all ranks of the job run TEST, LEAD times unmeasured and TIMES times measured, and each answers by
+ * its own time and figure:
+ *
+ *   {"seconds":0.024871,"value":5.21,"unit":"us"}
+ *
+ * MPI is entered only in between, so a job whose turn it is not uses no processor. The end of the stream ends
+ * the program. Tests (all ranks take part in the collectives; ranks 0 and 1 alone in the others):
  *
  *   latency    half of the round trip of a ping-pong, in microseconds
  *   bandwidth  windows of 16 messages, each answered by one short message, in MB/s (10^6 bytes)
  *   rate       the same with windows of 64 messages, in messages a second
  *   allreduce  one MPI_Allreduce of doubles over all ranks, in microseconds
  *   alltoall   one MPI_Alltoall with BYTES for each rank, in microseconds
- *   count      exactly MILLISECONDS round trips without warm-up, for instruction counters
  *
- * Each test warms up first, then runs for about MILLISECONDS, in five parts; the figure is the median
- * of the parts. Rank i stays on the i-th core that it may use (counted around), so that a figure does
- * not depend on where the scheduler puts two ranks. Exit status: 0, or 2 for bad usage.
+ * With --count it makes exactly TRIPS round trips and nothing else, for instruction counters.
  *
- *   {"test":"latency","bytes":8,"value":5.21,"unit":"us","iterations":61234}
+ * Rank i stays on the i-th core that it may use (counted around), so that a figure does not depend on
+ * where the scheduler puts two ranks. Exit status: 0, or 2 for bad usage.
  */
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -26,11 +36,29 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 
-enum { PARTS = 5, BANDWIDTH_WINDOW = 16, RATE_WINDOW = 64, MAX_WINDOW = 64, TAG = 1, ANSWER = 2 };
+enum { BANDWIDTH_WINDOW = 16, RATE_WINDOW = 64, MAX_WINDOW = 64, TAG = 1, ANSWER = 2 };
 
 static int rank, ranks;
 static char *out, *in;
+static size_t room;
+
+/* Room for messages of so many bytes. It is kept for the next turns: fresh pages would cost each of them. */
+static void make_room(int bytes)
+{
+    size_t needed = (size_t)bytes * (size_t)ranks + sizeof(double);
+    if (needed <= room)
+        return;
+    free(out);
+    free(in);
+    out = calloc(1, needed);
+    in = calloc(1, needed);
+    if (!out || !in)
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    room = needed;
+}
 
 static void ping_pong(int bytes, long times)
 {
@@ -102,7 +130,6 @@ static const struct test {
     { "rate", rate, MESSAGES, "1/s" },
     { "allreduce", allreduce, EACH, "us" },
     { "alltoall", alltoall, EACH, "us" },
-    { "count", ping_pong, HALF_TRIP, "us" },
 };
 
 static double figure(const struct test *test, int bytes, long times, double seconds)
@@ -120,51 +147,60 @@ static double figure(const struct test *test, int bytes, long times, double seco
     }
 }
 
-/* Rank 0's time for so many repetitions. */
-static double timed(const struct test *test, int bytes, long times)
+/*
+ * This rank's time for so many repetitions. Those before them, right before, bring back what other jobs'
+ * turns took: caches, congestion windows. And they use up what a limited line lets pass at once after a rest.
+ */
+static double timed(const struct test *test, int bytes, long lead, long times)
 {
     MPI_Barrier(MPI_COMM_WORLD);
+    test->run(bytes, lead);
     double start = MPI_Wtime();
     test->run(bytes, times);
-    return MPI_Wtime() - start;
+    double took = MPI_Wtime() - start;
+    /* Nobody leaves before all have all their messages: who sleeps outside of MPI sends nothing on. */
+    MPI_Barrier(MPI_COMM_WORLD);
+    return took;
 }
 
-static int by_value(const void *a, const void *b)
+static const struct test *find(const char *name)
 {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
+    for (size_t t = 0; t < sizeof tests / sizeof *tests; t++)
+        if (strcmp(tests[t].name, name) == 0)
+            return &tests[t];
+    return NULL;
 }
 
-/* How often to run it for so long; finding that out is the warm-up. */
-static long calibrated(const struct test *test, int bytes, double seconds)
+/* Does as it is told until nobody tells it any more; a complaint if it cannot. */
+static const char *take_turns(const char *path)
 {
-    long times = 1;
-    for (;;) {
-        double took = timed(test, bytes, times);
-        long next = times;
-        if (took < seconds / 2)
-            next = took < seconds / 16 ? times * 8 : times * 2;
-        MPI_Bcast(&next, 1, MPI_LONG, 0, MPI_COMM_WORLD);
-        if (next == times)
+    struct sockaddr_un at = { .sun_family = AF_UNIX };
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (strlen(path) >= sizeof at.sun_path)
+        return "the socket's path is too long";
+    strcpy(at.sun_path, path);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&at, sizeof at) != 0)
+        return "cannot connect to the socket";
+    FILE *turns = fdopen(fd, "r");
+    if (!turns || dprintf(fd, "%d\n", rank) < 0)
+        return "cannot use the socket";
+    char line[128], name[16];
+    while (fgets(line, sizeof line, turns)) {
+        int bytes;
+        long lead, times;
+        if (sscanf(line, "%15s %d %ld %ld", name, &bytes, &lead, &times) != 4)
+            return "not a turn";
+        const struct test *test = find(name);
+        if (!test || bytes <= 0 || lead < 0 || times <= 0)
+            return "no such turn";
+        make_room(bytes);
+        double seconds = timed(test, bytes, lead, times);
+        if (dprintf(fd, "{\"seconds\":%.9f,\"value\":%.6f,\"unit\":\"%s\"}\n", seconds,
+                    figure(test, bytes, times, seconds), test->unit) < 0)
             break;
-        times = next;
     }
-    return times;
-}
-
-static void measure(const struct test *test, int bytes, double seconds)
-{
-    double parts[PARTS];
-    long times = calibrated(test, bytes, seconds / PARTS);
-    for (int i = 0; i < PARTS; i++)
-        parts[i] = timed(test, bytes, times);
-    qsort(parts, PARTS, sizeof *parts, by_value);
-    if (rank == 0) {
-        printf("{\"test\":\"%s\",\"bytes\":%d,\"value\":%.4f,\"unit\":\"%s\",\"iterations\":%ld}\n",
-               test->name, bytes, figure(test, bytes, times, parts[PARTS / 2]), test->unit,
-               times * PARTS);
-        fflush(stdout);
-    }
+    fclose(turns);
+    return NULL;
 }
 
 /* Before MPI_Init, so that every thread of the process stays there too. */
@@ -185,44 +221,36 @@ static void pin(void)
     sched_setaffinity(0, sizeof one, &one);
 }
 
-static int usage(const char *what)
+static int usage(void)
 {
-    fprintf(stderr, "slim_bench: %s\nusage: slim_bench MILLISECONDS TEST:BYTES...\n", what);
+    fprintf(stderr, "usage: slim_bench --turns SOCKET\n"
+                    "       slim_bench --count TRIPS BYTES\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc < 3 || atol(argv[1]) <= 0)
-        return usage("needs a time and a test");
+    int turns = argc == 3 && strcmp(argv[1], "--turns") == 0;
+    int count = argc == 4 && strcmp(argv[1], "--count") == 0 && atol(argv[2]) > 0 && atoi(argv[3]) > 0;
+    if (!turns && !count)
+        return usage();
     pin();
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    for (int i = 2; i < argc; i++) {
-        const struct test *test = NULL;
-        const char *colon = strchr(argv[i], ':');
-        for (size_t t = 0; colon && t < sizeof tests / sizeof *tests; t++)
-            if (strlen(tests[t].name) == (size_t)(colon - argv[i])
-                && strncmp(tests[t].name, argv[i], (size_t)(colon - argv[i])) == 0)
-                test = &tests[t];
-        int bytes = colon ? atoi(colon + 1) : 0;
-        if (!test || bytes <= 0 || ranks < 2) {
-            MPI_Finalize();
-            return usage(ranks < 2 ? "needs 2 ranks or more" : argv[i]);
-        }
-        size_t room = (size_t)bytes * (size_t)ranks + sizeof(double);
-        out = calloc(1, room);
-        in = calloc(1, room);
-        if (!out || !in)
-            MPI_Abort(MPI_COMM_WORLD, 1);
-        if (strcmp(test->name, "count") == 0)
-            ping_pong(bytes, atol(argv[1]));
-        else
-            measure(test, bytes, atol(argv[1]) / 1000.0);
-        free(out);
-        free(in);
+    const char *complaint = ranks < 2 ? "needs 2 ranks or more" : NULL;
+    if (!complaint && turns)
+        complaint = take_turns(argv[2]);
+    if (!complaint && count) {
+        make_room(atoi(argv[3]));
+        ping_pong(atoi(argv[3]), atol(argv[2]));
     }
+    if (complaint) {
+        fprintf(stderr, "slim_bench: rank %d: %s\n", rank, complaint);
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    free(out);
+    free(in);
     MPI_Finalize();
     return 0;
 }

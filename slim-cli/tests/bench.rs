@@ -10,6 +10,8 @@ use netem_tests::mpi::{Flavor, Job, Mpi, Verdict};
 use netem_tests::skip::skip;
 use netem_tests::{Lab, artifacts};
 use slim_cli::bench::contender::{self, Contender};
+use slim_cli::bench::messages::Test;
+use slim_cli::bench::round::{Pace, Round};
 use slim_cli::bench::{callgrind, instructions};
 
 /// The instructions that SLIM adds to a `send` and a `recv` of 8 bytes.
@@ -82,9 +84,16 @@ fn the_short_form_of_everything_runs() {
         let runs = point["runs"].as_array().unwrap();
         assert_eq!(runs.len(), 3, "{point:#}");
         for run in runs {
-            let values = run["values"].as_array().unwrap();
-            assert_eq!(values.len(), 2, "{point:#}");
-            assert!(values.iter().all(|v| v.as_f64() > Some(0.0)), "{point:#}");
+            let rounds = run["rounds"].as_array().unwrap();
+            assert_eq!(rounds.len(), 2, "{point:#}");
+            for turns in rounds {
+                let turns = turns.as_array().unwrap();
+                assert!(turns.len() >= 4, "{point:#}");
+                assert!(turns.iter().all(|v| v.as_f64() > Some(0.0)), "{point:#}");
+            }
+            let bare = run["contender"] == "bare";
+            let (low, high) = (&run["compared"]["low"], &run["compared"]["high"]);
+            assert!(bare || (low.as_f64() > Some(0.0) && high.as_f64() >= low.as_f64()));
         }
     }
     let resume = &json["resume"];
@@ -152,6 +161,59 @@ fn frames_carry_the_bytes_exactly() {
             done.rounds > 0 && frames > done.rounds,
             "{flavor}: {frames} frames"
         );
+    }
+}
+
+/// A rank that is killed ends the round, all its jobs, and the wait for them, and the job is named.
+#[test]
+fn a_job_that_dies_in_its_turn_ends_the_round() {
+    let test = "a_job_that_dies_in_its_turn_ends_the_round";
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    let mpi = match Mpi::find(Flavor::OpenMpi4) {
+        Ok(mpi) => mpi,
+        Err(reason) => return skip(test, reason),
+    };
+    let lab = Lab::builder().nodes(2).name("turns").build().unwrap();
+    let program = mpi.build_program("slim_bench.c").unwrap();
+    let contenders = [Contender::Bare, Contender::Framed].map(|c| c.ready().unwrap());
+    let start = || {
+        Round::start(&lab, 1, 2, &contenders, |ready, _, socket| {
+            let job = Job::new(&lab, &mpi, &program).arg("--turns").arg(socket);
+            match &ready.library {
+                Some(library) => job.preload(library),
+                None => job,
+            }
+        })
+    };
+    let pace = Pace {
+        turn: Duration::from_millis(2),
+        each: Duration::from_millis(20),
+        least: 2,
+    };
+    let mut round = start().unwrap();
+    let turns = round.measure(Test::Latency, 8, pace).unwrap();
+    assert_eq!(turns.values.len(), 2);
+
+    let library = contenders[1].library.as_ref().unwrap();
+    let library = library.file_name().unwrap().to_str().unwrap();
+    let rank = lab.node(1).processes().into_iter().find(|process| {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", process.pid));
+        process.name == "slim_bench" && maps.is_ok_and(|maps| maps.contains(library))
+    });
+    let rank = rank.expect("a framed rank on the second node").pid;
+    let killed = std::process::Command::new("kill")
+        .args(["-9", &rank.to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    let failure = round.measure(Test::Latency, 8, pace).unwrap_err();
+    let told = failure.to_string();
+    assert!(told.contains("the job of framed failed"), "{told}");
+    assert!(told.contains("has ended in the middle"), "{told}");
+    for node in lab.nodes() {
+        let left = node.processes();
+        assert!(left.is_empty(), "{left:?}");
     }
 }
 

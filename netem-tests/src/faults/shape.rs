@@ -4,6 +4,10 @@ use std::fmt;
 
 use crate::{Error, Netns, Node, Result};
 
+/// Bytes that a line limited by `tbf` lets pass at once after a rest: room for a whole offloaded segment. The other
+/// disciplines let less pass.
+pub const BURST: u32 = 64 << 10;
+
 /// What the line is to be like, in the sending direction of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shape {
@@ -120,8 +124,8 @@ impl Shape {
             }
             Discipline::Tbf => {
                 let rate = rate.as_deref().unwrap_or("1gbit");
-                // A burst of 64 KiB lets a whole offloaded segment pass.
-                args.extend(["tbf", "rate", rate, "burst", "64k", "latency", "200ms"]);
+                let burst = BURST.to_string();
+                args.extend(["tbf", "rate", rate, "burst", &burst, "latency", "200ms"]);
                 net.exec("tc", &args).map(drop)
             }
             Discipline::Htb => {

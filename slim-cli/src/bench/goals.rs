@@ -27,7 +27,7 @@ const TEN_GIGABIT: [(Test, u32, f64); 2] = [
     (Test::Bandwidth, 4 << 20, 0.998),
 ];
 
-/// A ratio that must not be above (or below) its goal; nothing can be said when the noise spans it.
+/// A ratio that must not be above (or below) its goal; nothing can be said when its interval spans it.
 fn ratios(measured: &Measured, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) {
     for (test, bytes, goal) in goals {
         let mut points = measured.points.iter();
@@ -40,7 +40,6 @@ fn ratios(measured: &Measured, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) 
             continue;
         };
         let less = test.less_is_better();
-        let sure = (compared.ratio - goal).abs() > compared.noise;
         all.push(Goal {
             what: format!(
                 "{test} of {}, {}, {}",
@@ -50,11 +49,10 @@ fn ratios(measured: &Measured, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) 
             ),
             goal: format!("{} {goal}", if less { "<=" } else { ">=" }),
             measured: format!(
-                "{:.3}, noise {:.1} %",
-                compared.ratio,
-                compared.noise * 100.0
+                "{:.3} ({:.3}..{:.3})",
+                compared.ratio, compared.low, compared.high
             ),
-            reached: sure.then_some((compared.ratio <= *goal) == less),
+            reached: compared.reaches(*goal, less),
         });
     }
 }
@@ -157,7 +155,8 @@ pub fn section(report: &Report) -> Option<Section> {
         title: "Goals".into(),
         table,
         notes: vec![
-            "Ratios are to bare. Too noisy to tell: the goal is nearer than the noise.".into(),
+            "Ratios are to bare, with their 95 % interval. Too noisy to tell: the goal is inside of it."
+                .into(),
         ],
         plots: Vec::new(),
     })

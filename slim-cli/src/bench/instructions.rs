@@ -275,8 +275,9 @@ fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, Failure> {
         let out = lab.dir().join("callgrind");
         let starter = starter(lab.dir(), &program, &out)?;
         let mut job = Job::new(&lab, mpi, starter)
+            .arg("--count")
             .arg(pairs.to_string())
-            .arg("count:8");
+            .arg("8");
         if let Some(library) = library {
             job = job.preload(library);
         }

@@ -1,7 +1,7 @@
-//! How fast MPI moves messages: every contender in every round, one after the other.
+//! How fast MPI moves messages: in every round a job of each contender, all working in turns.
 
 use std::fmt;
-use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -11,6 +11,7 @@ use netem_tests::{Error, Lab};
 use serde::{Deserialize, Serialize};
 
 use super::contender::{self, Contender, Ready};
+use super::round::{Pace, Round, Turns};
 use super::stats::{self, Comparison};
 use crate::failure::Failure;
 
@@ -98,9 +99,9 @@ pub struct Plan {
     pub against: Vec<Ready>,
     /// Which tests.
     pub tests: Vec<Test>,
-    /// How often each contender runs.
+    /// How many jobs each contender has, one after the other.
     pub rounds: usize,
-    /// How long one figure is measured.
+    /// How long all turns of one contender and figure are together, in one round.
     pub each: Duration,
     /// Fewer sizes.
     pub quick: bool,
@@ -118,7 +119,7 @@ pub struct Measured {
     /// To how many kilobits a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_kbit: Option<u64>,
-    /// How often each contender ran.
+    /// How many jobs each contender had.
     pub rounds: usize,
     /// The contenders, bare first.
     pub contenders: Vec<Contender>,
@@ -135,7 +136,7 @@ pub struct Point {
     pub bytes: u32,
     /// Unit of the figures.
     pub unit: String,
-    /// The contenders' figures, one for each round.
+    /// The contenders' figures.
     pub runs: Vec<Run>,
 }
 
@@ -144,25 +145,24 @@ pub struct Point {
 pub struct Run {
     /// Whose.
     pub contender: Contender,
-    /// One for each round.
-    pub values: Vec<f64>,
-    /// In the middle.
+    /// By round, one for each turn.
+    pub rounds: Vec<Vec<f64>>,
+    /// In the middle of all turns.
     pub median: f64,
-    /// Against bare, if this is not bare itself and there was more than one round.
+    /// Against bare, if this is not bare itself and there were enough turns.
     pub compared: Option<Comparison>,
 }
 
-/// A line that `slim_bench` prints.
-#[derive(Debug, Deserialize)]
-struct Figure {
-    test: Test,
-    bytes: u32,
-    value: f64,
-    unit: String,
-}
+/// About how long a turn is: shorter than the time slice that the scheduler gives whatever else wants the core, so that
+/// most turns are disturbed not at all and the others fall out of the median; and so long that waking up for
+/// it is little. docs/PERFORMANCE.md has what longer ones gave.
+const TURN: Duration = Duration::from_millis(2);
+/// On a limited line, a turn is at least as long as the line takes for so many times what passes at once after a rest. The
+/// eighth before the clock starts then uses that up.
+const BURSTS: u32 = 32;
 
 impl Plan {
-    /// Runs all of it. `told` gets a line for each job.
+    /// Runs all of it. `told` gets a line for the jobs of each round.
     pub fn measure(&self, told: impl Fn(&str)) -> Result<Measured, Failure> {
         let input = |e: Error| Failure::input(e.to_string());
         let mpi = Mpi::find(self.flavor).map_err(input)?;
@@ -173,22 +173,26 @@ impl Plan {
         let mut points: Vec<Point> = Vec::new();
         for round in 1..=self.rounds {
             for ranks in [2, 4] {
-                let tests = self.arguments(ranks);
+                let tests = self.tests.iter().filter(|test| test.ranks() == ranks);
+                let tests: Vec<_> = tests.collect();
                 if tests.is_empty() {
                     continue;
                 }
-                for ready in &self.against {
-                    let job = self.job(&lab, &mpi, &program, ready, ranks, &tests);
-                    let figures = run(job, &lab, ready, tests.len())?;
-                    self.check_line(&figures)?;
-                    told(&format!(
-                        "round {round}/{}: {ranks} ranks, {}",
-                        self.rounds, ready.contender
-                    ));
-                    figures
-                        .into_iter()
-                        .for_each(|figure| add(&mut points, ready.contender, figure));
+                let job = |ready: &Ready, dir: &Path, socket: &Path| {
+                    self.job(&lab, &mpi, &program, ready, ranks, dir)
+                        .arg("--turns")
+                        .arg(socket)
+                };
+                let mut jobs = Round::start(&lab, round, ranks, &self.against, job)?;
+                for test in tests {
+                    for bytes in test.sizes(self.quick) {
+                        let turns = jobs.measure(*test, *bytes, self.pace())?;
+                        self.check_line(*test, &turns)?;
+                        self.add(&mut points, *test, *bytes, turns);
+                    }
                 }
+                jobs.end()?;
+                told(&format!("round {round}/{}: {ranks} ranks", self.rounds));
             }
         }
         points.iter_mut().for_each(Point::compare);
@@ -219,20 +223,57 @@ impl Plan {
     }
 
     /// Figures of a limited line that exceed its limit would be of another line.
-    fn check_line(&self, figures: &[Figure]) -> Result<(), Failure> {
-        let Some(rate) = self.rate_kbit else {
+    fn check_line(&self, test: Test, turns: &Turns) -> Result<(), Failure> {
+        let Some(rate) = self.rate_kbit.filter(|_| test == Test::Bandwidth) else {
             return Ok(());
         };
-        // Megabytes a second; short measurements see the burst that passes at once.
-        let limit = 1.25 * rate as f64 / 8e3;
-        let mut bandwidths = figures.iter().filter(|f| f.test == Test::Bandwidth);
-        match bandwidths.find(|f| f.value > limit) {
+        // Megabytes a second.
+        let limit = rate as f64 / 8e3;
+        let mut medians = turns.values.iter().filter_map(|v| stats::median(v));
+        // Short measurements see the burst that passes at once.
+        match medians.find(|median| *median > 1.25 * limit) {
             None => Ok(()),
-            Some(figure) => Err(Failure::failed(format!(
-                "{:.0} MB/s went over a line that was limited to {:.0}",
-                figure.value,
-                rate as f64 / 8e3
+            Some(median) => Err(Failure::failed(format!(
+                "{median:.0} MB/s went over a line that was limited to {limit:.0}"
             ))),
+        }
+    }
+
+    /// How turns are to be.
+    fn pace(&self) -> Pace {
+        let burst = self.rate_kbit.map_or(Duration::ZERO, |rate| {
+            Duration::from_secs_f64(shape::BURST as f64 * 8.0 / (rate as f64 * 1e3))
+        });
+        let turn = TURN.max(burst * BURSTS);
+        Pace {
+            turn: turn.min(self.each / 4),
+            each: self.each,
+            // With all rounds together, enough for an interval.
+            least: stats::LEAST
+                .div_ceil(self.rounds.max(1))
+                .next_multiple_of(2),
+        }
+    }
+
+    fn add(&self, points: &mut Vec<Point>, test: Test, bytes: u32, turns: Turns) {
+        let known = |p: &Point| p.test == test && p.bytes == bytes;
+        let at = points.iter().position(known).unwrap_or_else(|| {
+            let run = |ready: &Ready| Run {
+                contender: ready.contender,
+                rounds: Vec::new(),
+                median: 0.0,
+                compared: None,
+            };
+            points.push(Point {
+                test,
+                bytes,
+                unit: turns.unit,
+                runs: self.against.iter().map(run).collect(),
+            });
+            points.len() - 1
+        });
+        for (run, values) in points[at].runs.iter_mut().zip(turns.values) {
+            run.rounds.push(values);
         }
     }
 
@@ -248,38 +289,33 @@ impl Plan {
     pub fn estimate(&self) -> Duration {
         // Bits a second; lines without a limit here do about as much for one pair of ranks.
         let speed = self.rate_kbit.unwrap_or(8_000_000) as f64 * 1e3;
-        let mut run = Duration::ZERO;
+        let pace = self.pace();
+        // To start a job and end it, for two ranks and for four.
+        let mut run = Duration::from_secs(1);
+        if self.tests.iter().any(|test| test.ranks() == 4) {
+            run += Duration::from_secs(2);
+        }
         for test in &self.tests {
             let window = if *test == Test::Bandwidth { 16.0 } else { 2.0 };
             for bytes in test.sizes(self.quick) {
-                // Finding out how often to repeat takes as long again; a part is one repetition at least.
-                let least = 6.0 * window * 8.0 * f64::from(*bytes) / speed;
-                run += (self.each * 2).max(Duration::from_secs_f64(least));
+                let once = Duration::from_secs_f64(window * 8.0 * f64::from(*bytes) / speed);
+                // A turn to warm up, and those of one contender to find out how often to repeat.
+                let least = once * (pace.least as u32 + 2);
+                // What comes before the clock starts, and waking up.
+                run += (self.each * 5 / 4 + pace.turn * 2).max(least);
             }
         }
-        // To start a job and end it, for two ranks and for four.
-        run += Duration::from_secs(3);
         run * self.rounds as u32 * self.against.len() as u32
-    }
-
-    fn arguments(&self, ranks: usize) -> Vec<String> {
-        let tests = self.tests.iter().filter(|test| test.ranks() == ranks);
-        tests
-            .flat_map(|test| {
-                let sizes = test.sizes(self.quick).iter();
-                sizes.map(move |bytes| format!("{test}:{bytes}"))
-            })
-            .collect()
     }
 
     fn job<'a>(
         &self,
         lab: &'a Lab,
         mpi: &'a Mpi,
-        program: &std::path::Path,
+        program: &Path,
         ready: &Ready,
         ranks: usize,
-        tests: &[String],
+        logs: &Path,
     ) -> Job<'a> {
         let mut job = Job::new(lab, mpi, program).ranks(ranks);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -296,83 +332,22 @@ impl Plan {
         if let Some(library) = &ready.library {
             job = job.preload(library);
         }
-        job = match ready.contender {
+        match ready.contender {
             Contender::Bare | Contender::Mptcp => job,
-            Contender::Slim => job.env("SLIM_EVENTS", lab.dir().join("%h.%p.jsonl")),
-            Contender::Framed => job.env("SLIM_FRAMED_LOG", contender::frames_log(lab.dir())),
-        };
-        tests
-            .iter()
-            .fold(job.arg(self.each.as_millis().to_string()), Job::arg)
-    }
-}
-
-/// Runs one job to its end and reads its figures.
-fn run(job: Job<'_>, lab: &Lab, ready: &Ready, expected: usize) -> Result<Vec<Figure>, Failure> {
-    // Of the last job: whether this one used what it should must be seen from its own.
-    for old in fs::read_dir(lab.dir()).into_iter().flatten().flatten() {
-        let path = old.path();
-        if path
-            .extension()
-            .is_some_and(|e| e == "jsonl" || e == "json")
-        {
-            let _ = fs::remove_file(path);
+            Contender::Slim => job.env("SLIM_EVENTS", logs.join("%h.%p.jsonl")),
+            Contender::Framed => job.env("SLIM_FRAMED_LOG", contender::frames_log(logs)),
         }
-    }
-    let limit = Duration::from_secs(60) + Duration::from_secs(30) * expected as u32;
-    let started = job.start().map_err(|e| Failure::failed(e.to_string()))?;
-    let outcome = started.wait(limit);
-    let figures: Vec<Figure> = outcome
-        .lines
-        .iter()
-        .filter_map(|line| serde_json::from_str(&line.text).ok())
-        .collect();
-    if !outcome.status.is_some_and(|s| s.success()) || figures.len() != expected {
-        return Err(Failure::failed(format!(
-            "a job of {} gave {} of {expected} figures ({}); it said:\n{}",
-            ready.contender,
-            figures.len(),
-            outcome
-                .status
-                .map_or("not ended in time".into(), |s| s.to_string()),
-            outcome.tail(20)
-        )));
-    }
-    ready.contender.was_used(lab, lab.dir())?;
-    Ok(figures)
-}
-
-fn add(points: &mut Vec<Point>, contender: Contender, figure: Figure) {
-    let known = |p: &Point| p.test == figure.test && p.bytes == figure.bytes;
-    let at = points.iter().position(known).unwrap_or_else(|| {
-        points.push(Point {
-            test: figure.test,
-            bytes: figure.bytes,
-            unit: figure.unit.clone(),
-            runs: Vec::new(),
-        });
-        points.len() - 1
-    });
-    let runs = &mut points[at].runs;
-    match runs.iter_mut().find(|run| run.contender == contender) {
-        Some(run) => run.values.push(figure.value),
-        None => runs.push(Run {
-            contender,
-            values: vec![figure.value],
-            median: 0.0,
-            compared: None,
-        }),
     }
 }
 
 impl Point {
     fn compare(&mut self) {
         let bare = self.runs.iter().find(|r| r.contender == Contender::Bare);
-        let bare = bare.map(|r| r.values.clone()).unwrap_or_default();
+        let bare = bare.map(|r| r.rounds.clone()).unwrap_or_default();
         for run in &mut self.runs {
-            run.median = stats::median(&run.values).unwrap_or(0.0);
+            run.median = stats::median(&run.rounds.concat()).unwrap_or(0.0);
             if run.contender != Contender::Bare {
-                run.compared = Comparison::new(&bare, &run.values, self.test.less_is_better());
+                run.compared = Comparison::new(&bare, &run.rounds, self.test.less_is_better());
             }
         }
     }
@@ -382,28 +357,78 @@ impl Point {
 mod tests {
     use super::*;
 
+    fn plan(rate_kbit: Option<u64>, each: u64) -> Plan {
+        let ready = |contender| Ready {
+            contender,
+            library: None,
+        };
+        Plan {
+            flavor: Flavor::OpenMpi4,
+            against: [Contender::Bare, Contender::Slim].map(ready).to_vec(),
+            tests: vec![Test::Bandwidth],
+            rounds: 2,
+            each: Duration::from_millis(each),
+            quick: false,
+            rate_kbit,
+        }
+    }
+
+    fn turns(values: [f64; 2]) -> Turns {
+        Turns {
+            unit: "MB/s".into(),
+            values: values.map(|v| vec![v; 4]).to_vec(),
+        }
+    }
+
     #[test]
     fn figures_of_the_same_point_come_together() {
-        let mut points = Vec::new();
-        let line = |value| {
-            let text = format!(
-                "{{\"test\":\"latency\",\"bytes\":8,\"value\":{value},\"unit\":\"us\",\"iterations\":9}}"
-            );
-            serde_json::from_str(&text).unwrap()
-        };
-        for (bare, slim) in [(5.0, 5.1), (5.0, 5.2)] {
-            add(&mut points, Contender::Bare, line(bare));
-            add(&mut points, Contender::Slim, line(slim));
+        let (plan, mut points) = (plan(None, 300), Vec::new());
+        for values in [[100.0, 97.0], [50.0, 49.0]] {
+            plan.add(&mut points, Test::Bandwidth, 64, turns(values));
         }
         points.iter_mut().for_each(Point::compare);
         assert_eq!(points.len(), 1);
         let [bare, slim] = &points[0].runs[..] else {
             panic!("{points:?}")
         };
-        assert_eq!((bare.median, bare.compared.is_none()), (5.0, true));
+        assert_eq!((bare.median, bare.compared.is_none()), (75.0, true));
+        assert_eq!(slim.rounds, [vec![97.0; 4], vec![49.0; 4]]);
         let compared = slim.compared.as_ref().unwrap();
-        assert!((compared.ratio - 1.03).abs() < 1e-9, "{compared:?}");
+        assert!((compared.ratio - 0.975).abs() < 1e-9, "{compared:?}");
         assert!(compared.verdict.to_string().contains("worse"));
+    }
+
+    #[test]
+    fn a_line_that_is_not_limited_as_it_should_be_is_noticed() {
+        let plan = plan(Some(1_000_000), 300);
+        plan.check_line(Test::Bandwidth, &turns([119.0, 118.0]))
+            .unwrap();
+        let wrong = plan.check_line(Test::Bandwidth, &turns([119.0, 500.0]));
+        assert!(wrong.unwrap_err().to_string().contains("limited to 125"));
+        // Others have other units.
+        plan.check_line(Test::Latency, &turns([500.0; 2])).unwrap();
+    }
+
+    #[test]
+    fn turns_on_a_slow_line_are_long() {
+        assert_eq!(plan(None, 80).pace().turn, TURN);
+        assert_eq!(plan(Some(10_000_000), 80).pace().turn, TURN);
+        let slow = plan(Some(1_000_000), 80).pace().turn;
+        assert_eq!(slow.as_millis(), 16);
+        // Before the clock starts, the line is asked for more than passes at once.
+        assert!(slow.as_secs_f64() / 8.0 * 1e9 / 8.0 > f64::from(shape::BURST));
+        // Not so long that there are hardly any.
+        assert_eq!(plan(Some(1_000_000), 20).pace().turn.as_millis(), 5);
+    }
+
+    #[test]
+    fn even_two_rounds_have_turns_enough_for_an_interval() {
+        assert_eq!(plan(None, 80).pace().least, 4);
+        let many = Plan {
+            rounds: 25,
+            ..plan(None, 80)
+        };
+        assert_eq!(many.pace().least, 2);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `slim bench`: what SLIM costs, measured against bare sockets in the same run.
 //!
-//! Figures of a loaded or shared machine lie. So every kind of run has its turn in every round, ranks
-//! stay on their cores, and a difference that is smaller than that between two runs of the same kind
-//! is not called one. What is counted and not timed ([`instructions`]) holds on any machine.
+//! Figures of a loaded or shared machine lie. So the kinds of runs take turns of some milliseconds, ranks stay on
+//! their cores, and a difference is called one only if its 95 % interval says so. What is counted
+//! and not timed ([`instructions`]) holds on any machine.
 
 pub mod callgrind;
 pub mod contender;
@@ -15,7 +15,9 @@ pub mod options;
 pub mod plot;
 pub mod report;
 pub mod resume;
+pub mod round;
 pub mod stats;
+pub mod turns;
 
 use std::fs;
 use std::path::Path;

@@ -31,11 +31,12 @@ pub struct Options {
     /// Speed of the line between the nodes (default: not limited).
     #[arg(long, value_enum, conflicts_with = "part")]
     pub rate: Option<Rate>,
-    /// How often each kind of run has its turn.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub rounds: u32,
-    /// Milliseconds for each figure of messages.
-    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    /// How often each kind of run is started (default: 25 times for messages, 5 times for
+    /// the rest).
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: Option<u32>,
+    /// Milliseconds for each figure of messages, in each round.
+    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub each: u32,
     /// Only these tests.
     #[arg(
@@ -146,15 +147,22 @@ impl Options {
         !(self.all.is_some() || self.instructions || self.resume || self.memory)
     }
 
-    /// Rounds of every kind of run.
+    /// Rounds of messages. Jobs of the same kind differ by more than the turns of one: rather many short rounds
+    /// than few long ones.
     pub fn rounds(&self) -> usize {
+        let rounds = self.rounds.unwrap_or(25) as usize;
         match self.quick {
-            true => self.rounds.min(2) as usize,
-            false => self.rounds as usize,
+            true => rounds.min(2),
+            false => rounds,
         }
     }
 
-    /// How long one figure of messages is measured.
+    /// Rounds of everything else.
+    fn other_rounds(&self) -> usize {
+        self.rounds.unwrap_or(5) as usize
+    }
+
+    /// How long one figure of messages is measured in each round.
     pub fn each(&self) -> Duration {
         Duration::from_millis(match self.quick {
             true => self.each.min(20).into(),
@@ -178,7 +186,7 @@ impl Options {
             flows: flows.collect(),
             kills: self.kills as usize,
             holes: holes.collect(),
-            rounds: self.rounds as usize,
+            rounds: self.other_rounds(),
         }
     }
 
@@ -190,7 +198,7 @@ impl Options {
                 short: 200,
             },
             false => memory::Plan {
-                rounds: (10 * self.rounds) as usize,
+                rounds: 10 * self.other_rounds(),
                 short: 1000,
             },
         }

@@ -15,7 +15,7 @@ const SIZE: (u32, u32) = (860, 340);
 const LEGEND: i32 = 120;
 /// The ratios shown on the axis at least, so that small differences look small.
 const AT_LEAST: (f64, f64) = (0.95, 1.05);
-/// And at most: a wild round must not press all others flat.
+/// And at most: a wide interval must not press all others flat.
 const AT_MOST: (f64, f64) = (0.0, 3.0);
 
 /// The part of the report that is about messages.
@@ -27,8 +27,7 @@ pub fn messages(measured: &Measured) -> Result<Section, Failure> {
         "against",
         ">figure",
         ">ratio",
-        ">of rounds",
-        ">noise",
+        ">95 % interval",
         "verdict",
     ]);
     for point in &measured.points {
@@ -36,14 +35,19 @@ pub fn messages(measured: &Measured) -> Result<Section, Failure> {
     }
     let mut notes = vec![
         format!(
-            "Medians of {} rounds, in each of which every kind ran once, in turn. Lines in the pictures: the median and the range of the rounds' ratios.",
+            "Medians of all turns of {} rounds. In each a job of every kind lives, and they work in turns; a ratio is of two turns of the same cycle.",
             measured.rounds
         ),
-        "Noise: how far rounds of one kind lie apart (the middle half of them, of less than five all), and their ratios; a smaller difference is no verdict.".into(),
+        "95 % interval of the median ratio, by order statistics: of all turns and of the rounds' medians, whichever reaches further. Lines in the pictures: the same.".into(),
         format!("latency: half a round trip. bandwidth: windows of 16 messages. rate: windows of 64. allreduce, alltoall: one call, four ranks. {}", legend(&measured.contenders)),
     ];
-    if measured.rounds < 2 {
-        notes.push("One round is no comparison: use --rounds.".into());
+    match measured.rounds {
+        1 => notes.push("One round is no comparison: use --rounds.".into()),
+        2..stats::LEAST => notes.push(format!(
+            "Fewer than {} rounds are less than 95 % sure of what differs from job to job.",
+            stats::LEAST
+        )),
+        _ => {}
     }
     let mut plots = Vec::new();
     for test in Test::ALL {
@@ -87,8 +91,7 @@ fn rows(point: &Point, table: &mut Table) {
             run.contender.to_string(),
             figure(run.median, &point.unit),
             told(&|c| format!("{:.3}", c.ratio)),
-            told(&|c| format!("{:.3}..{:.3}", c.lowest, c.highest)),
-            told(&|c| format!("{:.1} %", c.noise * 100.0)),
+            told(&|c| format!("{:.3}..{:.3}", c.low, c.high)),
             told(&|c| c.verdict.to_string()),
         ]);
     }
@@ -111,7 +114,7 @@ pub fn size(bytes: f64) -> String {
     format!("{bytes} B")
 }
 
-/// One test's ratios over sizes, a line for each contender, with the range of its rounds.
+/// One test's ratios over sizes, a line for each contender, with their intervals.
 fn plot(test: Test, points: &[&Point], contenders: &[Contender]) -> Result<String, Failure> {
     let mut svg = String::new();
     draw(&mut svg, test, points, contenders)
@@ -131,8 +134,8 @@ fn draw(
         .flat_map(|p| &p.runs)
         .filter_map(|r| r.compared.as_ref())
     {
-        low = low.min(compared.lowest - 0.01).max(AT_MOST.0);
-        high = high.max(compared.highest + 0.01).min(AT_MOST.1);
+        low = low.min(compared.low - 0.01).max(AT_MOST.0);
+        high = high.max(compared.high + 0.01).min(AT_MOST.1);
     }
     let sizes = points.iter().map(|p| f64::from(p.bytes));
     let (first, last) = (
@@ -168,22 +171,10 @@ fn draw(
         .axis_desc_style(("sans-serif", 14))
         .light_line_style(WHITE)
         .draw()?;
-    // How far bare's own rounds lie apart: what is inside may be chance.
-    let spread = |sign: f64| {
-        points.iter().filter_map(move |p| {
-            let bare = p.runs.iter().find(|r| r.contender == Contender::Bare)?;
-            let half = stats::spread(&bare.values)? / 2.0;
-            Some((f64::from(p.bytes), (1.0 + sign * half).clamp(low, high)))
-        })
-    };
-    let mut band: Vec<_> = spread(1.0).collect();
-    band.extend(spread(-1.0).collect::<Vec<_>>().into_iter().rev());
-    let grey = BLACK.mix(0.10);
-    chart.draw_series([Polygon::new(band, grey.filled())])?;
-    let mut legend = vec![("bare's rounds".to_owned(), grey.stroke_width(10))];
+    let mut legend = Vec::new();
     chart.draw_series(LineSeries::new([(first, 1.0), (last, 1.0)], &BLACK))?;
     for (n, contender) in contenders.iter().enumerate() {
-        // Beside each other, so that none hides another's range.
+        // Beside each other, so that none hides another's interval.
         let aside = 1.04f64.powi(n as i32 * 2 - contenders.len() as i32);
         let compared: Vec<(f64, &Comparison)> = points
             .iter()
@@ -204,8 +195,8 @@ fn draw(
         chart.draw_series(line.map(|at| Circle::new(at, 3, colour.filled())))?;
         chart.draw_series(compared.iter().map(|(at, c)| {
             let range = [
-                (*at, c.lowest.clamp(low, high)),
-                (*at, c.highest.clamp(low, high)),
+                (*at, c.low.clamp(low, high)),
+                (*at, c.high.clamp(low, high)),
             ];
             PathElement::new(range, colour)
         }))?;
@@ -236,13 +227,12 @@ mod tests {
     use crate::bench::messages::Run;
 
     fn point(bytes: u32, slim: f64) -> Point {
-        let values = vec![slim, slim, slim * 1.01];
-        let bare = vec![1.0; 3];
-        let compared = Comparison::new(&bare, &values, true);
-        let run = |contender, values: Vec<f64>, compared| Run {
+        let (bare, slim) = (vec![vec![1.0; 4]; 3], vec![vec![slim; 4]; 3]);
+        let compared = Comparison::new(&bare, &slim, true);
+        let run = |contender, rounds: Vec<Vec<f64>>, compared| Run {
             contender,
-            median: values[0],
-            values,
+            median: rounds[0][0],
+            rounds,
             compared,
         };
         Point {
@@ -251,7 +241,7 @@ mod tests {
             unit: "us".into(),
             runs: vec![
                 run(Contender::Bare, bare, None),
-                run(Contender::Slim, values, compared),
+                run(Contender::Slim, slim, compared),
             ],
         }
     }

@@ -1,4 +1,4 @@
-//! Figures of several rounds: their middle, their spread, and what a comparison can say.
+//! Figures that were measured many times: their middle, how sure it is, and what a comparison can say.
 
 use serde::Serialize;
 
@@ -19,32 +19,46 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     Some(low + (high - low) * place.fract())
 }
 
-/// Fewer rounds than this have no outliers: every one of them counts for the spread.
-const FEW: usize = 5;
+/// Fewer values have no such interval.
+pub const LEAST: usize = 6;
+/// How often an interval may miss what it is about.
+const MISSES: f64 = 0.05;
 
-/// How far rounds of the same kind lie apart: the middle half of them, or all if they are few, as a part
-/// of the median. A single round says nothing of that.
-pub fn spread(values: &[f64]) -> Option<f64> {
-    let (low, high) = match values.len() {
-        0 | 1 => return None,
-        n if n < FEW => (0.0, 1.0),
-        _ => (0.25, 0.75),
-    };
-    let middle = median(values).filter(|m| *m != 0.0)?;
-    Some((quantile(values, high)? - quantile(values, low)?) / middle)
+/// Between which of the values, sorted, the true median lies with 95 % confidence. It takes nothing for granted
+/// about how they are distributed: each lies below the median with probability one half, so how many do
+/// is binomial (order statistics; Hahn and Meeker, *Statistical Intervals*). Fewer than [`LEAST`] cannot give it.
+pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
+    let outside = outside(values.len())?;
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    Some((sorted[outside], sorted[sorted.len() - 1 - outside]))
 }
 
-/// One kind of runs against bare ones, round by round.
+/// How many of the smallest, and of the largest, of `n` values can be left out of the interval.
+fn outside(n: usize) -> Option<usize> {
+    // By logarithms: 2^-n is no number any more for n of some thousands.
+    let mut term = -(n as f64) * std::f64::consts::LN_2;
+    let (mut below, mut left_out) = (0.0, None);
+    for k in 0..n / 2 {
+        below += term.exp();
+        if 2.0 * below > MISSES {
+            break;
+        }
+        left_out = Some(k);
+        term += ((n - k) as f64 / (k + 1) as f64).ln();
+    }
+    left_out
+}
+
+/// One kind of runs against bare ones, turn by turn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Median of the rounds' ratios to bare.
+    /// Median of the ratios to the bare turn of the same cycle.
     pub ratio: f64,
-    /// The smallest ratio of a round.
-    pub lowest: f64,
-    /// The largest.
-    pub highest: f64,
-    /// The largest of the spreads of the two kinds and of their ratios.
-    pub noise: f64,
+    /// Where its 95 % interval begins.
+    pub low: f64,
+    /// Where it ends.
+    pub high: f64,
     /// What can be said.
     pub verdict: Verdict,
 }
@@ -57,30 +71,57 @@ pub enum Verdict {
     Better(f64),
     /// Worse than bare, by this part.
     Worse(f64),
-    /// Rounds of the same kind differ more than the two kinds do.
-    TooNoisy,
+    /// The interval has the ratio 1 in it: if they differ at all, then by less than this part.
+    Within(f64),
 }
 
 impl Comparison {
-    /// Compares figures of the same rounds; `less_is_better` for times. None without two rounds.
-    pub fn new(bare: &[f64], other: &[f64], less_is_better: bool) -> Option<Self> {
-        let ratios: Vec<f64> = bare.iter().zip(other).map(|(b, o)| o / b).collect();
-        let ratio = median(&ratios)?;
-        let noise = spread(bare)?.max(spread(other)?).max(spread(&ratios)?);
+    /// Compares turns of the same rounds and cycles; `less_is_better` for times. None of one round, which says
+    /// nothing of other jobs, and of too few turns.
+    ///
+    /// The turns of one round are of the same jobs: what a job has by chance (where its memory lies, which
+    /// sockets hash to the same place) is in all of them, and the interval of all turns does not know it. So the
+    /// medians of the rounds have an interval of their own, and both together count: it is no narrower than
+    /// either. Of fewer rounds than an interval needs it is their range, and then less sure.
+    pub fn new(bare: &[Vec<f64>], other: &[Vec<f64>], less_is_better: bool) -> Option<Self> {
+        let of_round = |(bare, other): (&Vec<f64>, &Vec<f64>)| -> Vec<f64> {
+            bare.iter().zip(other).map(|(b, o)| o / b).collect()
+        };
+        let rounds: Vec<Vec<f64>> = bare.iter().zip(other).map(of_round).collect();
+        let medians: Vec<f64> = rounds.iter().filter_map(|round| median(round)).collect();
+        if medians.len() < 2 {
+            return None;
+        }
+        let turns = rounds.concat();
+        let of_turns = median_interval(&turns)?;
+        let of_rounds = match median_interval(&medians) {
+            Some(interval) => interval,
+            None => (quantile(&medians, 0.0)?, quantile(&medians, 1.0)?),
+        };
+        let ratio = median(&turns)?;
+        let (low, high) = (of_turns.0.min(of_rounds.0), of_turns.1.max(of_rounds.1));
         let difference = (ratio - 1.0).abs();
         Some(Self {
             ratio,
-            lowest: quantile(&ratios, 0.0)?,
-            highest: quantile(&ratios, 1.0)?,
-            noise,
-            verdict: if noise >= difference {
-                Verdict::TooNoisy
+            low,
+            high,
+            verdict: if low <= 1.0 && 1.0 <= high {
+                Verdict::Within((1.0 - low).max(high - 1.0))
             } else if (ratio < 1.0) == less_is_better {
                 Verdict::Better(difference)
             } else {
                 Verdict::Worse(difference)
             },
         })
+    }
+
+    /// Is the ratio on the good side of `goal`? None if the interval is on both.
+    pub fn reaches(&self, goal: f64, less_is_better: bool) -> Option<bool> {
+        let (good, bad) = match less_is_better {
+            true => (self.high <= goal, self.low > goal),
+            false => (self.low >= goal, self.high < goal),
+        };
+        (good || bad).then_some(good)
     }
 }
 
@@ -89,14 +130,26 @@ impl std::fmt::Display for Verdict {
         match self {
             Self::Better(by) => write!(f, "{:.1} % better", by * 100.0),
             Self::Worse(by) => write!(f, "{:.1} % worse", by * 100.0),
-            Self::TooNoisy => f.write_str("too noisy to tell"),
+            Self::Within(by) => write!(f, "no difference beyond {:.1} %", by * 100.0),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use netem_tests::Rng;
+
     use super::*;
+
+    /// A number in 0..1.
+    fn uniform(rng: &mut Rng) -> f64 {
+        rng.next_u64() as f64 / u64::MAX as f64
+    }
+
+    /// What timings look like: most near the least, a few far above it. The median is 1 + `scale`.
+    fn timing(rng: &mut Rng, scale: f64) -> f64 {
+        1.0 - scale * (1.0 - uniform(rng)).max(1e-12).log2()
+    }
 
     #[test]
     fn the_middle_is_between_neighbours() {
@@ -107,29 +160,102 @@ mod tests {
     }
 
     #[test]
-    fn one_wild_round_of_five_is_no_spread() {
-        let spread = spread(&[10.0, 10.0, 10.1, 10.1, 50.0]).unwrap();
-        assert!(spread < 0.011, "{spread}");
+    fn an_interval_has_the_ranks_of_the_tables() {
+        // Hahn and Meeker: 95 % of the median, two-sided.
+        for (n, left_out) in [
+            (0, None),
+            (LEAST - 1, None),
+            (LEAST, Some(0)),
+            (8, Some(0)),
+            (9, Some(1)),
+            (20, Some(5)),
+            (100, Some(39)),
+        ] {
+            assert_eq!(outside(n), left_out, "{n}");
+        }
+        // A normal approximation of so many: half of them less 0.98 times the root.
+        let many = outside(100_000).unwrap();
+        assert!((many as i64 - 49_690).abs() <= 2, "{many}");
+        let values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0, 8.0, 7.0, 6.0];
+        assert_eq!(median_interval(&values), Some((2.0, 8.0)));
     }
 
     #[test]
-    fn a_difference_within_the_noise_is_no_verdict() {
-        let bare = [10.0, 10.5, 11.0, 11.5, 12.0];
-        let slim = [10.1, 10.7, 11.0, 11.6, 12.2];
-        let compared = Comparison::new(&bare, &slim, true).unwrap();
-        assert_eq!(compared.verdict, Verdict::TooNoisy);
-        assert!(compared.ratio > 1.0 && compared.ratio < 1.02);
+    fn an_interval_misses_the_median_once_in_twenty_at_most() {
+        let mut rng = Rng::new(1);
+        for n in [6, 9, 20, 60, 200] {
+            let covered = (0..4000).filter(|_| {
+                let sample: Vec<f64> = (0..n).map(|_| timing(&mut rng, 0.2)).collect();
+                let (low, high) = median_interval(&sample).unwrap();
+                low <= 1.2 && 1.2 <= high
+            });
+            let part = covered.count() as f64 / 4000.0;
+            // Three standard errors of 4,000 trials are 0.01.
+            assert!(part > 0.94, "{n}: {part}");
+        }
+    }
+
+    /// The turns of a machine whose speed wanders by half, some of them hit by something else.
+    fn drifting(seed: u64, rounds: usize, ratio: f64, jobs: f64) -> [Vec<Vec<f64>>; 2] {
+        let mut rng = Rng::new(seed);
+        let (mut bare, mut other) = (Vec::new(), Vec::new());
+        for round in 0..rounds {
+            // Symmetric: what a job has by chance is as often good as bad.
+            let luck = 1.0 + jobs * (uniform(&mut rng) - 0.5);
+            let mut turn = |cycle: usize, ratio: f64| {
+                let wanders = 1.0 + 0.5 * (round as f64 + cycle as f64 / 12.0).sin().abs();
+                ratio * wanders * timing(&mut rng, 0.01)
+            };
+            bare.push((0..12).map(|cycle| turn(cycle, 1.0)).collect());
+            other.push((0..12).map(|cycle| turn(cycle, ratio * luck)).collect());
+        }
+        [bare, other]
     }
 
     #[test]
-    fn two_rounds_that_contradict_each_other_are_no_verdict() {
-        let compared = Comparison::new(&[1.0, 2.0], &[2.0, 2.1], false).unwrap();
-        assert_eq!(compared.verdict, Verdict::TooNoisy);
+    fn one_per_cent_is_found_on_a_machine_that_wanders_by_half() {
+        let [bare, other] = drifting(7, 9, 1.01, 0.0);
+        let compared = Comparison::new(&bare, &other, true).unwrap();
+        assert!(
+            matches!(compared.verdict, Verdict::Worse(_)),
+            "{compared:?}"
+        );
+        assert!((compared.ratio - 1.01).abs() < 0.005, "{compared:?}");
+        let less = Comparison::new(&bare, &other, false).unwrap();
+        assert!(matches!(less.verdict, Verdict::Better(_)), "{less:?}");
+    }
+
+    #[test]
+    fn equals_are_called_different_once_in_twenty_at_most() {
+        for (rounds, jobs) in [(6, 0.0), (6, 0.1), (9, 0.0), (9, 0.1)] {
+            let wrong = (0..1000).filter(|seed| {
+                let [bare, other] = drifting(*seed, rounds, 1.0, jobs);
+                let verdict = Comparison::new(&bare, &other, true).unwrap().verdict;
+                !matches!(verdict, Verdict::Within(_))
+            });
+            let part = wrong.count() as f64 / 1000.0;
+            // Three standard errors of 1,000 trials are 0.02.
+            assert!(part < 0.07, "{rounds} rounds, jobs {jobs}: {part}");
+        }
+    }
+
+    #[test]
+    fn jobs_that_differ_widen_the_interval() {
+        let bare = vec![vec![1.0; 50]; 9];
+        let lucky = |round: usize| 0.9 + 0.03 * round as f64;
+        let other: Vec<_> = (0..9).map(|round| vec![lucky(round); 50]).collect();
+        let compared = Comparison::new(&bare, &other, true).unwrap();
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
+        assert!(near(compared.low, lucky(1)) && near(compared.high, lucky(7)));
+        assert_eq!(compared.verdict.to_string(), "no difference beyond 11.0 %");
+        // Of few rounds, all count.
+        let few = Comparison::new(&bare[..3], &other[..3], true).unwrap();
+        assert!(near(few.low, lucky(0)) && near(few.high, lucky(2)));
     }
 
     #[test]
     fn less_time_and_more_bandwidth_are_better() {
-        let (bare, less) = ([10.0; 3], [8.0; 3]);
+        let (bare, less) = (vec![vec![10.0; 4]; 2], vec![vec![8.0; 4]; 2]);
         let time = Comparison::new(&bare, &less, true).unwrap().verdict;
         let rate = Comparison::new(&bare, &less, false).unwrap().verdict;
         assert_eq!(time.to_string(), "20.0 % better");
@@ -137,7 +263,27 @@ mod tests {
     }
 
     #[test]
-    fn one_round_is_no_comparison() {
-        assert_eq!(Comparison::new(&[1.0], &[2.0], true), None);
+    fn one_round_or_too_few_turns_are_no_comparison() {
+        let turns = |rounds: usize, each: usize| vec![vec![1.0; each]; rounds];
+        let new = |turns: &[Vec<f64>]| Comparison::new(turns, turns, true);
+        assert_eq!(new(&turns(1, 100)), None);
+        assert_eq!(new(&turns(2, 2)), None);
+        assert!(new(&turns(2, 3)).is_some());
+    }
+
+    #[test]
+    fn a_goal_is_reached_or_missed_by_the_whole_interval() {
+        let compared = Comparison {
+            ratio: 1.0,
+            low: 0.98,
+            high: 1.02,
+            verdict: Verdict::Within(0.02),
+        };
+        let reaches = |goal| (compared.reaches(goal, true), compared.reaches(goal, false));
+        assert_eq!(reaches(1.02), (Some(true), None));
+        assert_eq!(reaches(1.03), (Some(true), Some(false)));
+        assert_eq!(reaches(1.0), (None, None));
+        assert_eq!(reaches(0.98), (None, Some(true)));
+        assert_eq!(reaches(0.97), (Some(false), Some(true)));
     }
 }
