@@ -1,7 +1,7 @@
 //! The driver: whatever happens is told to the endpoint, and what follows from it is done, one
 //! thing after the other.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::events::{EventLog, Log};
 use crate::fds;
 use crate::identity;
 use crate::netlink;
-use crate::panic::{Away, Survivor};
+use crate::panic::Survivor;
 use crate::resume_io::{self, Order};
 use crate::shared::Shared;
 use crate::watch::Watch;
@@ -32,19 +32,7 @@ use crate::{Drained, FlowIo};
 /// Resume connections at most, of those that we accepted, when descriptors are plenty.
 const MOST_INCOMING: usize = 4096;
 
-/// One flow.
-pub(crate) struct Flow {
-    pub(crate) io: Arc<dyn FlowIo>,
-    pub(crate) addrs: (SocketAddr, SocketAddr),
-    /// Received when the transport was last drained.
-    pub(crate) received: u64,
-    /// Set from the moment the flow is suspended until it has a transport again, or needs none.
-    pub(crate) away: Away,
-    /// The connection that has become the flow's transport and whose replay is not written yet.
-    pub(crate) carrier: Option<Box<Carrier>>,
-}
-
-/// See [`Flow::carrier`].
+/// The connection that has become a flow's transport and whose replay is not written yet.
 pub(crate) struct Carrier {
     pub(crate) conn: ConnId,
     /// The replay is not to go on: it waits to be drained.
@@ -68,7 +56,10 @@ pub(crate) enum Notice {
 /// All that the agent thread knows.
 pub(crate) struct Driver {
     pub(crate) endpoint: Endpoint,
-    pub(crate) flows: HashMap<FlowToken, Flow>,
+    /// Of flows whose replay is being written.
+    pub(crate) carriers: BTreeMap<FlowToken, Carrier>,
+    /// Bytes received of flows whose transport is drained and which have no other yet.
+    pub(crate) drained: BTreeMap<FlowToken, u64>,
     pub(crate) watch: Watch,
     pub(crate) log: Log,
     pub(crate) notices: VecDeque<Notice>,
@@ -81,11 +72,12 @@ pub(crate) struct Driver {
     /// Those of `conns` that were accepted.
     incoming: usize,
     most_incoming: usize,
-    /// Flows to forget when their last events are written.
-    departed: Vec<FlowToken>,
+    /// Flows to forget when their last events are written, and their addresses.
+    departed: BTreeMap<FlowToken, Option<(SocketAddr, SocketAddr)>>,
     pub(crate) listeners: Arc<Listeners>,
     pub(crate) elsewhere: Arc<Elsewhere>,
-    survivor: Rc<Survivor>,
+    /// All flows, among other things.
+    pub(crate) survivor: Rc<Survivor>,
     addresses: Vec<IpAddr>,
     events: EventLog,
     origin: Instant,
@@ -118,7 +110,8 @@ impl Driver {
                 control_port,
                 for_core,
             ),
-            flows: HashMap::new(),
+            carriers: BTreeMap::new(),
+            drained: BTreeMap::new(),
             watch: Watch::new(stall),
             log,
             notices: VecDeque::new(),
@@ -129,7 +122,7 @@ impl Driver {
             accepted: 0,
             incoming: 0,
             most_incoming: (fds::room() / 2).clamp(16, MOST_INCOMING),
-            departed: Vec::new(),
+            departed: BTreeMap::new(),
             listeners,
             elsewhere,
             survivor,
@@ -149,14 +142,7 @@ impl Driver {
                 local,
                 remote,
             } => {
-                let flow = Flow {
-                    away: self.survivor.add(token, io.clone()),
-                    io,
-                    addrs: (local, remote),
-                    received: 0,
-                    carrier: None,
-                };
-                self.flows.insert(token, flow);
+                self.survivor.add(token, io);
                 self.watch.dirty(now, token);
                 self.endpoint.open(now, token, role, local, remote);
                 if role == Role::Acceptor {
@@ -164,7 +150,7 @@ impl Driver {
                 }
             }
             Command::Fault { token, cause } => {
-                self.set_away(token, true);
+                self.survivor.set_away(token, true);
                 self.endpoint.fault(now, token, cause);
             }
             Command::Finish {
@@ -233,12 +219,12 @@ impl Driver {
             }
         }
         while let Some((token, id, event)) = self.endpoint.poll_event() {
-            if let Some(flow) = self.flows.get(&token) {
-                self.events.write(event, id, flow.addrs);
+            let addrs = self.endpoint.addrs(token);
+            if let Some(addrs) = addrs.or_else(|| *self.departed.get(&token)?) {
+                self.events.write(event, id, addrs);
             }
         }
-        for token in mem::take(&mut self.departed) {
-            self.flows.remove(&token);
+        for token in mem::take(&mut self.departed).into_keys() {
             self.survivor.remove(token);
         }
         self.release_exiting();
@@ -278,7 +264,7 @@ impl Driver {
             } => {
                 self.drop_carrier(token);
                 self.with_io(token, |io| io.legacy(required_refused));
-                self.set_away(token, false);
+                self.survivor.set_away(token, false);
             }
             Action::Suspend { token } => self.suspend(token),
             Action::Drain { token } => self.drain(token, action),
@@ -297,7 +283,7 @@ impl Driver {
             Action::Reinstate { token } => {
                 let legacy = self.endpoint.state(token) == Some(State::Legacy);
                 self.with_io(token, |io| io.reinstate(legacy));
-                self.set_away(token, false);
+                self.survivor.set_away(token, false);
             }
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
             Action::Escalate { token, .. } => self.escalate(token, action),
@@ -394,23 +380,18 @@ impl Driver {
 
     /// Forgets a flow, once what is to be said about its end is said.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
+        let addrs = self.endpoint.addrs(token);
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
+        self.drained.remove(&token);
         self.claims.gone(token);
         self.watch.forget(token);
-        self.departed.push(token);
-    }
-
-    /// Whether the flow is without a transport, for the worst case.
-    pub(crate) fn set_away(&self, token: FlowToken, away: bool) {
-        if let Some(flow) = self.flows.get(&token) {
-            flow.away.set(away);
-        }
+        self.departed.entry(token).or_insert(addrs);
     }
 
     fn with_io(&mut self, token: FlowToken, f: impl FnOnce(&dyn FlowIo)) {
-        if let Some(flow) = self.flows.get(&token) {
-            f(&*flow.io);
+        if let Some(io) = self.survivor.io(token) {
+            f(&*io);
         }
     }
 }

@@ -18,11 +18,11 @@ use crate::resume_io::{Install, Order};
 impl Driver {
     pub(crate) fn suspend(&mut self, token: FlowToken) {
         let now = self.now();
-        let Some(flow) = self.flows.get_mut(&token) else {
+        let Some(io) = self.survivor.io(token) else {
             self.notices.push_back(Notice::Suspended(token));
             return;
         };
-        if let Some(carrier) = &mut flow.carrier {
+        if let Some(carrier) = self.carriers.get_mut(&token) {
             // The application is kept out already.
             carrier.stopped = true;
             let conn = carrier.conn;
@@ -30,8 +30,8 @@ impl Driver {
             self.notices.push_back(Notice::Suspended(token));
             return;
         }
-        flow.away.set(true);
-        if flow.io.suspend() {
+        self.survivor.set_away(token, true);
+        if io.suspend() {
             self.notices.push_back(Notice::Suspended(token));
         } else {
             self.watch.suspending(now, token);
@@ -43,7 +43,7 @@ impl Driver {
         if self.drain_carrier(token, action) {
             return;
         }
-        let Some(flow) = self.flows.get_mut(&token) else {
+        let Some(io) = self.survivor.io(token) else {
             // Nothing is known of it, so nothing was received.
             let drained = Drained {
                 received: 0,
@@ -52,8 +52,8 @@ impl Driver {
             self.notices.push_back(Notice::Drained(token, drained));
             return;
         };
-        let drained = flow.io.drain();
-        flow.received = drained.received;
+        let drained = io.drain();
+        self.drained.insert(token, drained.received);
         self.notices.push_back(Notice::Drained(token, drained));
     }
 
@@ -66,9 +66,9 @@ impl Driver {
             return;
         }
         self.watch.stop_suspending(token);
-        if let Some(flow) = self.flows.get(&token) {
-            flow.io.escalate(verdict);
-            flow.away.set(false);
+        if let Some(io) = self.survivor.io(token) {
+            io.escalate(verdict);
+            self.survivor.set_away(token, false);
         }
         let now = self.now();
         self.linger_again(now, token);
@@ -82,26 +82,26 @@ impl Driver {
         peer_received: u64,
         peer_sent: u64,
     ) {
-        let Some(flow) = self.flows.get_mut(&token) else {
+        let Some(io) = self.survivor.io(token) else {
             self.remove_conn(conn);
             return;
         };
+        let received = self.drained.get(&token).copied().unwrap_or(0);
         let install = Install {
             token,
-            io: flow.io.clone(),
+            io,
             peer_received,
-            expected: peer_sent.saturating_sub(flow.received),
+            expected: peer_sent.saturating_sub(received),
         };
-        flow.carrier = Some(Box::new(Carrier {
+        let carrier = Carrier {
             conn,
             stopped: false,
             then: None,
-        }));
+        };
+        self.carriers.insert(token, carrier);
         if !self.order(conn, Order::Install(install)) {
             // It broke, and the endpoint had not heard of it when it decided.
-            if let Some(flow) = self.flows.get_mut(&token) {
-                flow.carrier = None;
-            }
+            self.carriers.remove(&token);
             let cause = Cause::Errno(libc::ECONNRESET);
             self.notices.push_back(Notice::Fault(token, cause));
         }
@@ -110,7 +110,7 @@ impl Driver {
     /// The replay on `conn` failed: the flow needs another transport. The connection is kept for
     /// what it has brought.
     pub(crate) fn carrier_failed(&mut self, token: FlowToken, errno: i32) {
-        if let Some(carrier) = self.flows.get_mut(&token).and_then(|f| f.carrier.as_mut())
+        if let Some(carrier) = self.carriers.get_mut(&token)
             && !carrier.stopped
         {
             carrier.stopped = true;
@@ -121,20 +121,17 @@ impl Driver {
 
     /// Whether the replay that `conn` has finished still counts.
     pub(crate) fn may_go_live(&self, token: FlowToken, conn: ConnId) -> bool {
-        let carrier = self.flows.get(&token).and_then(|f| f.carrier.as_ref());
+        let carrier = self.carriers.get(&token);
         carrier.is_some_and(|c| c.conn == conn && !c.stopped)
     }
 
     /// The replay is written: `fd` is the flow's transport from here on.
     pub(crate) fn go_live(&mut self, now: Time, token: FlowToken, fd: OwnedFd, replayed: u64) {
-        if let Some(flow) = self.flows.get_mut(&token) {
-            if let Some(carrier) = flow.carrier.take() {
-                self.remove_conn(carrier.conn);
-            }
-            if let Some(flow) = self.flows.get(&token) {
-                flow.io.install(fd);
-                flow.away.set(false);
-            }
+        if let Some(io) = self.survivor.io(token) {
+            self.drop_carrier(token);
+            self.drained.remove(&token);
+            io.install(fd);
+            self.survivor.set_away(token, false);
             self.endpoint.handle_installed(now, token, replayed);
             // What was replayed is not acknowledged yet.
             self.watch.dirty(now, token);
@@ -144,7 +141,7 @@ impl Driver {
 
     /// The connection that carried the flow was read dry and closed: what was waiting for that.
     pub(crate) fn carrier_drained(&mut self, token: FlowToken) {
-        let Some(carrier) = self.flows.get_mut(&token).and_then(|f| f.carrier.take()) else {
+        let Some(carrier) = self.carriers.remove(&token) else {
             return;
         };
         self.remove_conn(carrier.conn);
@@ -157,15 +154,14 @@ impl Driver {
 
     /// Closes the connection that carries a flow which is given up or handed back.
     pub(crate) fn drop_carrier(&mut self, token: FlowToken) {
-        let carrier = self.flows.get_mut(&token).and_then(|f| f.carrier.take());
-        if let Some(carrier) = carrier {
+        if let Some(carrier) = self.carriers.remove(&token) {
             self.remove_conn(carrier.conn);
         }
     }
 
     /// If a connection carries the flow, has it read dry and closed before `action`.
     fn drain_carrier(&mut self, token: FlowToken, action: Action) -> bool {
-        let Some(carrier) = self.flows.get_mut(&token).and_then(|f| f.carrier.as_mut()) else {
+        let Some(carrier) = self.carriers.get_mut(&token) else {
             return false;
         };
         carrier.stopped = true;

@@ -97,10 +97,7 @@ impl Driver {
             return self.watch.unlistened_no_more(addr);
         }
         let here = |local| answering([addr].into_iter(), local).is_some();
-        let expected = self.flows.iter().any(|(token, flow)| {
-            here(flow.addrs.0) && self.endpoint.state(*token) == Some(State::Negotiating)
-        });
-        if expected || ports::is_listened_on(addr) {
+        if self.endpoint.negotiates_at(here) || ports::is_listened_on(addr) {
             self.watch.unlistened(now, addr);
             return;
         }

@@ -9,9 +9,10 @@
 //! What cannot be helped: a front end's lock that was held at that moment stays locked; a second
 //! panic, in here, ends the process; and who wants to set another panic hook waits for ever.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::mem;
 use std::panic;
 use std::rc::Rc;
 use std::sync::mpsc::SyncSender;
@@ -35,16 +36,11 @@ pub(crate) struct Survivor {
     log: Log,
     /// Whether plain TCP is not allowed.
     required: bool,
-    flows: RefCell<HashMap<FlowToken, Ward>>,
+    /// All flows. Never borrowed while one of them is called: that is where a panic may come from.
+    flows: RefCell<BTreeMap<FlowToken, Arc<dyn FlowIo>>>,
+    /// Those that have lost their transport, as far as the agent thread knows.
+    away: RefCell<BTreeSet<FlowToken>>,
 }
-
-struct Ward {
-    io: Arc<dyn FlowIo>,
-    away: Away,
-}
-
-/// Whether a flow has lost its transport, as far as the agent thread knows.
-pub(crate) type Away = Rc<Cell<bool>>;
 
 impl Survivor {
     /// From now on a panic of this thread is survived.
@@ -71,25 +67,42 @@ impl Survivor {
             log,
             required,
             flows: RefCell::default(),
+            away: RefCell::default(),
         });
         SURVIVOR.set(Some(survivor.clone()));
         survivor
     }
 
     /// There is a new flow.
-    pub(crate) fn add(&self, token: FlowToken, io: Arc<dyn FlowIo>) -> Away {
-        let away = Away::default();
-        let ward = Ward {
-            io,
-            away: away.clone(),
-        };
-        self.flows.borrow_mut().insert(token, ward);
-        away
+    pub(crate) fn add(&self, token: FlowToken, io: Arc<dyn FlowIo>) {
+        self.flows.borrow_mut().insert(token, io);
     }
 
     /// The flow is over.
     pub(crate) fn remove(&self, token: FlowToken) {
-        self.flows.borrow_mut().remove(&token);
+        self.set_away(token, false);
+        let io = self.flows.borrow_mut().remove(&token);
+        drop(io);
+    }
+
+    /// The front end of a flow.
+    pub(crate) fn io(&self, token: FlowToken) -> Option<Arc<dyn FlowIo>> {
+        self.flows.borrow().get(&token).cloned()
+    }
+
+    /// Whether there is such a flow.
+    pub(crate) fn has(&self, token: FlowToken) -> bool {
+        self.flows.borrow().contains_key(&token)
+    }
+
+    /// Whether the flow is without a transport: from the moment that it is suspended until it has one again, or
+    /// needs none.
+    pub(crate) fn set_away(&self, token: FlowToken, away: bool) {
+        if !away {
+            self.away.borrow_mut().remove(&token);
+        } else if self.has(token) {
+            self.away.borrow_mut().insert(token);
+        }
     }
 
     fn go_on(&self, why: &str) {
@@ -101,20 +114,24 @@ impl Survivor {
             .started
             .try_send(Err(io::Error::other("internal error")));
         fds::shut_watched();
+        let away = self.away.try_borrow_mut();
+        let mut away = away.map(|mut a| mem::take(&mut *a)).unwrap_or_default();
         // Faults that are queued are of flows that still look well here.
         let mut before = Vec::new();
         while let Some(command) = self.commands.next() {
             match command {
-                Command::Fault { token, .. } => self.lost(token),
+                Command::Fault { token, .. } => drop(away.insert(token)),
                 other => before.push(other),
             }
         }
-        let flows = self
-            .flows
-            .try_borrow_mut()
-            .map(|mut f| std::mem::take(&mut *f));
-        for ward in flows.unwrap_or_default().into_values() {
-            ward.settle();
+        let flows = self.flows.try_borrow_mut();
+        let flows = flows.map(|mut f| mem::take(&mut *f)).unwrap_or_default();
+        for (token, io) in flows {
+            if away.contains(&token) {
+                io.escalate(Verdict::Errno(libc::ECONNRESET));
+            } else {
+                io.legacy(false);
+            }
         }
         before.into_iter().for_each(|command| self.obey(command));
         loop {
@@ -123,14 +140,6 @@ impl Survivor {
                 // All handles are gone, but the front end's calls may still be on our stack.
                 None => std::thread::park(),
             }
-        }
-    }
-
-    fn lost(&self, token: FlowToken) {
-        if let Ok(flows) = self.flows.try_borrow()
-            && let Some(ward) = flows.get(&token)
-        {
-            ward.away.set(true);
         }
     }
 
@@ -145,16 +154,6 @@ impl Survivor {
             // Every flow that there was is plain TCP or has its error; a socket that comes along is
             // closed here.
             _ => {}
-        }
-    }
-}
-
-impl Ward {
-    fn settle(self) {
-        if self.away.get() {
-            self.io.escalate(Verdict::Errno(libc::ECONNRESET));
-        } else {
-            self.io.legacy(false);
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Flows to look at again, and when.
 //!
 //! * *dirty*: bytes are unacknowledged. About once a second all of them are probed, which also
-//!   trims their replay buffers; none is left, and nobody wakes the process any more.
+//!   trims their replay buffers; none is left, and nobody wakes the process any more. Those that a
+//!   look finds dirty still are *slow*: only of these it is remembered how they get on.
 //! * *suspending*: a data call was still inside when the flow was suspended.
 //! * *lingering*: closed by the application, not yet delivered.
 //! * *unlistened*: control sockets whose listener is gone, but which are still needed.
 //! * *exiting*: threads that wait for the above before the process ends.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -33,7 +35,9 @@ const STALL_RETRANSMITS: u32 = 2;
 
 /// The table of them; see the module.
 pub(crate) struct Watch {
-    dirty: HashMap<FlowToken, Progress>,
+    /// Reported since the last sweep; some perhaps twice, and some perhaps over by now.
+    dirty: Vec<FlowToken>,
+    slow: BTreeMap<FlowToken, Progress>,
     suspending: HashMap<FlowToken, Suspending>,
     lingering: HashMap<FlowToken, Lingering>,
     /// Looks at single flows. An entry that its flow's table does not know of means nothing.
@@ -46,6 +50,7 @@ pub(crate) struct Watch {
 }
 
 /// How a dirty flow gets on.
+#[derive(Default)]
 struct Progress {
     acked: u64,
     /// Since when `acked` has not moved; `None` before the first probe.
@@ -66,7 +71,8 @@ struct Suspending {
 impl Watch {
     pub(crate) fn new(stall: Duration) -> Self {
         Watch {
-            dirty: HashMap::new(),
+            dirty: Vec::new(),
+            slow: BTreeMap::new(),
             suspending: HashMap::new(),
             lingering: HashMap::new(),
             agenda: BTreeSet::new(),
@@ -89,11 +95,7 @@ impl Watch {
     }
 
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
-        let fresh = Progress {
-            acked: 0,
-            since: None,
-        };
-        self.dirty.entry(token).or_insert(fresh);
+        self.dirty.push(token);
         self.sweep_at.get_or_insert(now + self.interval());
     }
 
@@ -132,7 +134,7 @@ impl Watch {
     }
 
     pub(crate) fn forget(&mut self, token: FlowToken) {
-        self.dirty.remove(&token);
+        self.slow.remove(&token);
         self.suspending.remove(&token);
         self.lingering.remove(&token);
     }
@@ -173,7 +175,7 @@ impl Driver {
 
     /// The application has closed the flow: it stays until what it sent is delivered.
     pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
-        if self.flows.contains_key(&token) {
+        if self.survivor.has(token) {
             let wait = LINGER_FIRST;
             self.watch
                 .lingering
@@ -225,16 +227,14 @@ impl Driver {
     }
 
     fn poll_idle(&mut self, now: Time, token: FlowToken) {
-        let Some(flow) = self.flows.get(&token) else {
+        let io = self.survivor.io(token).filter(|io| !io.idle());
+        let Some(io) = io else {
             self.watch.stop_suspending(token);
             self.notices.push_back(Notice::Suspended(token));
             return;
         };
-        if flow.io.idle() {
-            self.watch.stop_suspending(token);
-            self.notices.push_back(Notice::Suspended(token));
-            return;
-        }
+        let addrs = self.endpoint.addrs(token);
+        let peer = || addrs.map_or_else(|| "?".to_owned(), |(_, peer)| peer.to_string());
         let Some(wait) = self.watch.suspending.get_mut(&token) else {
             return;
         };
@@ -244,10 +244,10 @@ impl Driver {
             self.log.error(|| {
                 format!(
                     "flow to {}: a data call does not return; the flow is given up",
-                    flow.addrs.1
+                    peer()
                 )
             });
-            let (io, sent) = (flow.io.clone(), flow.io.sent());
+            let sent = io.sent();
             self.watch.stop_suspending(token);
             self.notices
                 .push_back(Notice::Finish(token, sent, FinHow::Reset));
@@ -256,22 +256,18 @@ impl Driver {
         }
         if waited >= IDLE_WARN && !wait.warned {
             wait.warned = true;
-            self.log.warn(|| {
-                format!(
-                    "flow to {}: waiting for a data call to return",
-                    flow.addrs.1
-                )
-            });
+            self.log
+                .warn(|| format!("flow to {}: waiting for a data call to return", peer()));
         }
         self.watch.agenda.insert((now + IDLE_POLL, token));
     }
 
     fn poll_linger(&mut self, now: Time, token: FlowToken) {
-        let Some(flow) = self.flows.get(&token) else {
+        let Some(io) = self.survivor.io(token) else {
             self.watch.lingering.remove(&token);
             return;
         };
-        if flow.io.lingering_delivered() {
+        if io.lingering_delivered() {
             self.notices.push_back(Notice::Gone(token));
         } else if let Some(lingering) = self.watch.lingering.get_mut(&token) {
             lingering.at = now + lingering.wait;
@@ -282,46 +278,57 @@ impl Driver {
 
     /// Probes all dirty flows.
     fn sweep(&mut self, now: Time) {
-        let stall = self.watch.stall;
-        let mut dirty = std::mem::take(&mut self.watch.dirty);
-        dirty.retain(|token, progress| {
-            let Some(flow) = self.flows.get(token) else {
-                return false;
-            };
-            let state = self.endpoint.state(*token);
-            match state {
-                Some(State::Live | State::Negotiating) => {}
-                // Its buffers are not to be trimmed now; going live marks it again.
-                Some(State::Suspended | State::Resuming) => return true,
-                _ => return false,
+        let mut slow = mem::take(&mut self.watch.slow);
+        slow.retain(|token, progress| self.is_dirty(now, *token, progress));
+        let mut fresh = mem::take(&mut self.watch.dirty);
+        fresh.retain(|token| !slow.contains_key(token));
+        for token in fresh {
+            let mut progress = Progress::default();
+            if self.is_dirty(now, token, &mut progress) {
+                slow.insert(token, progress);
             }
-            if flow.carrier.is_some() || self.watch.suspending.contains_key(token) {
-                return true;
-            }
-            let probe = flow.io.probe();
-            if probe.unacked == 0 {
-                return false;
-            }
-            let moved = progress.acked != probe.acked;
-            let since = *progress.since.insert(match progress.since {
-                Some(since) if !moved => since,
-                _ => now,
-            });
-            progress.acked = probe.acked;
-            let stalled = !stall.is_zero()
-                && state == Some(State::Live)
-                && probe.established
-                && probe.retransmits >= STALL_RETRANSMITS
-                && now.since(since) >= stall;
-            if stalled {
-                // Told again after as long again, should it not have helped.
-                progress.since = Some(now);
-                self.notices.push_back(Notice::Fault(*token, Cause::Stall));
-            }
-            true
-        });
-        self.watch.dirty = dirty;
-        let again = !self.watch.dirty.is_empty();
+        }
+        let again = !slow.is_empty();
+        self.watch.slow = slow;
         self.watch.sweep_at = again.then(|| now + self.watch.interval());
+    }
+
+    /// Probes a flow that was dirty: whether it is so still.
+    fn is_dirty(&mut self, now: Time, token: FlowToken, progress: &mut Progress) -> bool {
+        let Some(io) = self.survivor.io(token) else {
+            return false;
+        };
+        let state = self.endpoint.state(token);
+        match state {
+            Some(State::Live | State::Negotiating) => {}
+            // Its buffers are not to be trimmed now; going live marks it again.
+            Some(State::Suspended | State::Resuming) => return true,
+            _ => return false,
+        }
+        if self.carriers.contains_key(&token) || self.watch.suspending.contains_key(&token) {
+            return true;
+        }
+        let probe = io.probe();
+        if probe.unacked == 0 {
+            return false;
+        }
+        let moved = progress.acked != probe.acked;
+        let since = *progress.since.insert(match progress.since {
+            Some(since) if !moved => since,
+            _ => now,
+        });
+        progress.acked = probe.acked;
+        let stall = self.watch.stall;
+        let stalled = !stall.is_zero()
+            && state == Some(State::Live)
+            && probe.established
+            && probe.retransmits >= STALL_RETRANSMITS
+            && now.since(since) >= stall;
+        if stalled {
+            // Told again after as long again, should it not have helped.
+            progress.since = Some(now);
+            self.notices.push_back(Notice::Fault(token, Cause::Stall));
+        }
+        true
     }
 }

@@ -81,7 +81,7 @@ impl ConnId {
 }
 
 /// Which side of a flow we are, by who called `connect` on its first transport. Fixed for life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// This side called `connect`.
     Connector,

@@ -8,37 +8,43 @@ use std::collections::VecDeque;
 /// received is final before the peer is told; the application gets it before anything from the
 /// new transport.
 #[derive(Debug, Default)]
+#[expect(clippy::box_collection, reason = "every flow has a stash")]
 pub struct Stash {
-    bytes: VecDeque<u8>,
+    /// There are some if it is there.
+    bytes: Option<Box<VecDeque<u8>>>,
 }
 
 impl Stash {
     /// An empty one.
     pub const fn new() -> Self {
-        Stash {
-            bytes: VecDeque::new(),
-        }
+        Stash { bytes: None }
     }
 
     /// How many bytes wait.
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.as_ref().map_or(0, |bytes| bytes.len())
     }
 
     /// Whether none wait.
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.bytes.is_none()
     }
 
     /// Appends.
     pub fn push(&mut self, data: impl AsRef<[u8]>) {
-        self.bytes.extend(data.as_ref());
+        let data = data.as_ref();
+        if !data.is_empty() {
+            self.bytes.get_or_insert_default().extend(data);
+        }
     }
 
     /// Copies the first bytes into `out` without taking them, as `MSG_PEEK` does; says how many.
     pub fn peek(&self, out: &mut [u8]) -> usize {
-        let n = out.len().min(self.bytes.len());
-        let (front, back) = self.bytes.as_slices();
+        let Some(bytes) = &self.bytes else {
+            return 0;
+        };
+        let n = out.len().min(bytes.len());
+        let (front, back) = bytes.as_slices();
         let from_front = n.min(front.len());
         out[..from_front].copy_from_slice(&front[..from_front]);
         out[from_front..n].copy_from_slice(&back[..n - from_front]);
@@ -54,10 +60,13 @@ impl Stash {
 
     /// Throws the first `n` bytes away, or all if there are fewer.
     pub fn consume(&mut self, n: usize) {
-        self.bytes.drain(..n.min(self.bytes.len()));
-        if self.bytes.is_empty() {
+        let Some(bytes) = &mut self.bytes else {
+            return;
+        };
+        bytes.drain(..n.min(bytes.len()));
+        if bytes.is_empty() {
             // Some megabytes may have been here; a flow without faults shall not keep them.
-            self.bytes = VecDeque::new();
+            self.bytes = None;
         }
     }
 }
@@ -123,6 +132,6 @@ mod tests {
         let mut stash = Stash::new();
         stash.push(vec![1; 1 << 20]);
         stash.consume(1 << 20);
-        assert_eq!(stash.bytes.capacity(), 0);
+        assert!(stash.bytes.is_none());
     }
 }

@@ -72,21 +72,19 @@ impl RawAddr {
 
     /// To be kept: `None` if it is no internet address.
     pub fn name(&self) -> Option<Name> {
-        self.internet()?;
-        let len = self.len.min(NAME);
-        let mut name = Name {
-            bytes: [0; NAME as usize],
-            len,
-        };
-        // SAFETY: the storage is initialised and larger than a name.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                (&raw const self.storage).cast(),
-                name.bytes.as_mut_ptr(),
-                len as usize,
-            );
+        match i32::from(self.storage.ss_family) {
+            libc::AF_INET => {
+                // SAFETY: the family says that a sockaddr_in is stored, which is smaller than the storage.
+                let a = unsafe { &*(&raw const self.storage).cast::<libc::sockaddr_in>() };
+                Some(Name::V4(a.sin_addr.s_addr, a.sin_port))
+            }
+            libc::AF_INET6 => {
+                // SAFETY: likewise, a sockaddr_in6.
+                let a = unsafe { *(&raw const self.storage).cast::<libc::sockaddr_in6>() };
+                Some(Name::V6(Box::new(a)))
+            }
+            _ => None,
         }
-        Some(name)
     }
 
     /// The address that an application passed.
@@ -104,14 +102,12 @@ impl RawAddr {
     }
 }
 
-/// Bytes of the longest internet address.
-const NAME: libc::socklen_t = size_of::<libc::sockaddr_in6>() as _;
-
-/// An internet address as the kernel has handed it out, in few bytes.
-#[derive(Clone, Copy)]
-pub struct Name {
-    bytes: [u8; NAME as usize],
-    len: libc::socklen_t,
+/// An internet address as the kernel hands it out, in few bytes: every flow has two, and nearly all are IPv4.
+pub enum Name {
+    /// Address and port as they are in a `sockaddr_in`.
+    V4(libc::in_addr_t, libc::in_port_t),
+    /// All of it.
+    V6(Box<libc::sockaddr_in6>),
 }
 
 impl Name {
@@ -121,14 +117,33 @@ impl Name {
     /// # Safety
     /// As `getsockname(2)` asks of `addr` and `len`.
     pub unsafe fn give(&self, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
-        if addr.is_null() || len.is_null() {
-            return;
+        match self {
+            Name::V4(ip, port) => {
+                let whole = libc::sockaddr_in {
+                    sin_family: libc::AF_INET as _,
+                    sin_port: *port,
+                    sin_addr: libc::in_addr { s_addr: *ip },
+                    sin_zero: [0; 8],
+                };
+                // SAFETY: the caller's contract.
+                unsafe { give(&whole, addr, len) }
+            }
+            // SAFETY: likewise.
+            Name::V6(whole) => unsafe { give(&**whole, addr, len) },
         }
-        // SAFETY: the caller's contract: `len` says how much room `addr` has.
-        unsafe {
-            let room = (*len).min(self.len) as usize;
-            std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), addr.cast::<u8>(), room);
-            *len = self.len;
-        }
+    }
+}
+
+/// # Safety
+/// As [`Name::give`]; `A` is a kind of `sockaddr`, without padding.
+unsafe fn give<A>(whole: &A, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
+    if addr.is_null() || len.is_null() {
+        return;
+    }
+    // SAFETY: the caller's contract: `len` says how much room `addr` has.
+    unsafe {
+        let room = (*len as usize).min(size_of::<A>());
+        std::ptr::copy_nonoverlapping((&raw const *whole).cast::<u8>(), addr.cast(), room);
+        *len = size_of::<A>() as _;
     }
 }

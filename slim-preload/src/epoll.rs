@@ -8,7 +8,7 @@ use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{runtime, sys};
 use libc::{c_int, epoll_event};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ pub struct Instance {
     /// The number it is known by; -1 when closed.
     fd: AtomicI32,
     /// By descriptor number: what the application asked for.
-    mirror: Mutex<HashMap<c_int, Registration>>,
+    mirror: Mutex<BTreeMap<c_int, Registration>>,
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +61,7 @@ pub fn instance(epfd: c_int) -> Option<&'static Instance> {
 pub fn adopt(fd: c_int, ctl: &mut Ctl) {
     let all = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
     ctl.epolls
-        .extend(all.iter().filter(|i| i.lock().contains_key(&fd)));
+        .extend(all.iter().copied().filter(|i| i.lock().contains_key(&fd)));
 }
 
 /// A forked child waits on `epfd`, for the first time perhaps: listeners may have been registered before the fork.
@@ -131,7 +131,7 @@ impl Instance {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<c_int, Registration>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<c_int, Registration>> {
         self.mirror.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

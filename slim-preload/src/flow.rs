@@ -14,7 +14,8 @@ use slim_core::FlowToken;
 use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use smallvec::{SmallVec, smallvec};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// "Not known", for sequence numbers.
@@ -47,11 +48,14 @@ pub struct Flow {
     /// Changes whenever a call that waits for the flow should look again.
     pub signal: AtomicU32,
     /// The slot that a forked child marks when it uses the connection ([`crate::process`]).
-    pub slot: AtomicUsize,
+    pub slot: u32,
     token: AtomicU64,
     refs: AtomicU32,
     ctl: Mutex<Ctl>,
 }
+
+/// Ten thousand of them, most of them idle, are usual.
+const _: () = assert!(size_of::<Flow>() <= 280);
 
 /// The sending direction.
 pub struct SendHalf {
@@ -62,7 +66,7 @@ pub struct SendHalf {
 }
 
 /// Below this many bytes of replay buffer nobody asks the kernel what it may forget.
-pub const TRIM_FLOOR: usize = 256 << 10;
+pub const TRIM_FLOOR: usize = 64 << 10;
 
 /// What is under the descriptor numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +101,8 @@ pub enum Then {
 pub struct Ctl {
     /// What is under the numbers.
     pub mode: Mode,
-    /// The application's descriptor numbers for this flow.
-    pub fds: Vec<c_int>,
+    /// The application's descriptor numbers for this flow; mostly one.
+    pub fds: SmallVec<[c_int; 4]>,
     /// A descriptor of ours: the old transport (suspended, lingering), or the new one (stashed).
     pub transport: Option<c_int>,
     /// Whether `transport` has been read dry for good.
@@ -111,14 +115,14 @@ pub struct Ctl {
     pub plain: bool,
     /// Bytes taken from a transport that the application has not read yet.
     pub stash: Stash,
-    /// Epoll instances that know one of the numbers.
-    pub epolls: Vec<&'static Instance>,
+    /// Epoll instances that know one of the numbers; mostly one.
+    pub epolls: SmallVec<[&'static Instance; 2]>,
     /// What `getsockname` said first.
     pub local: Option<Name>,
     /// What `getpeername` said first.
     pub peer: Option<Name>,
-    /// Where the present transport began.
-    pub start: Start,
+    /// Where the present transport began; the first one began with nothing.
+    pub start: Option<Box<Start>>,
     /// How many transports the flow has had before this one.
     pub epoch: u32,
 }
@@ -186,24 +190,24 @@ impl Ctl {
     const fn new() -> Self {
         Self {
             mode: Mode::Lingering,
-            fds: Vec::new(),
+            fds: SmallVec::new_const(),
             transport: None,
             drained: false,
             taken: None,
             cut: false,
             plain: false,
             stash: Stash::new(),
-            epolls: Vec::new(),
+            epolls: SmallVec::new_const(),
             local: None,
             peer: None,
-            start: Start {
-                received: 0,
-                sent: 0,
-                kernel_received: 0,
-                kernel_sent: 0,
-            },
+            start: None,
             epoch: 0,
         }
+    }
+
+    /// Where the present transport began.
+    pub fn start(&self) -> Start {
+        self.start.as_deref().copied().unwrap_or_default()
     }
 
     /// The descriptor on which the kernel's view of the flow's present transport can be asked.
@@ -224,7 +228,7 @@ impl Ctl {
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-static NEXT_SLOT: AtomicUsize = AtomicUsize::new(0);
+static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
 
 /// Around a fork: holds what the child must inherit in one piece.
 pub fn before_fork() {
@@ -262,11 +266,11 @@ impl Flow {
                 trim_at: TRIM_FLOOR,
             }
         });
-        crate::process::clear_mark(flow.slot.load(Ordering::Relaxed));
+        crate::process::clear_mark(flow.slot);
         flow.refs.store(2, Ordering::Relaxed);
         *flow.ctl() = Ctl {
             mode: Mode::Open,
-            fds: vec![fd],
+            fds: smallvec![fd],
             local: RawAddr::local(fd).and_then(|a| a.name()),
             peer: peer.and_then(|a| a.name()),
             ..Ctl::new()
@@ -299,7 +303,7 @@ impl Flow {
                 trim_at: TRIM_FLOOR,
             }),
             signal: AtomicU32::new(0),
-            slot: AtomicUsize::new(NEXT_SLOT.fetch_add(1, Ordering::Relaxed)),
+            slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
             token: AtomicU64::new(0),
             refs: AtomicU32::new(0),
             ctl: Mutex::new(Ctl::new()),
@@ -435,7 +439,6 @@ impl Flow {
 
     /// Whether a forked child has read from or written to the connection, so that our counters mean nothing.
     pub fn used_by_child(&self) -> bool {
-        self.forked.load(Ordering::Relaxed)
-            && crate::process::child_used(self.slot.load(Ordering::Relaxed))
+        self.forked.load(Ordering::Relaxed) && crate::process::child_used(self.slot)
     }
 }

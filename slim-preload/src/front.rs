@@ -49,7 +49,7 @@ impl FlowIo for Handle {
         if ctl.mode == Mode::Open && self.flow.used_by_child() {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
-            if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start.all_received(*fd)) {
+            if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start().all_received(*fd)) {
                 self.flow.received.store(all, Ordering::SeqCst);
             }
             let token = self.token();

@@ -62,26 +62,26 @@ pub fn prepare() -> io::Result<()> {
     Ok(())
 }
 
-fn mark(page: &AtomicPtr<AtomicU8>, slot: usize) -> Option<&AtomicU8> {
+fn mark(page: &AtomicPtr<AtomicU8>, slot: u32) -> Option<&AtomicU8> {
     let page = page.load(Ordering::Acquire);
     // SAFETY: null, or a mapping of SLOTS bytes that is never unmapped.
-    (!page.is_null()).then(|| unsafe { &*page.add(slot % SLOTS) })
+    (!page.is_null()).then(|| unsafe { &*page.add(slot as usize % SLOTS) })
 }
 
 /// Whether a forked child has used the connection of this slot.
-pub fn child_used(slot: usize) -> bool {
+pub fn child_used(slot: u32) -> bool {
     mark(&MARKS, slot).is_some_and(|m| m.load(Ordering::SeqCst) != 0)
 }
 
 /// A slot gets a new connection.
-pub fn clear_mark(slot: usize) {
+pub fn clear_mark(slot: u32) {
     if let Some(m) = mark(&MARKS, slot) {
         m.store(0, Ordering::SeqCst);
     }
 }
 
 /// In a child, before it uses a connection of its parent's.
-pub fn tell_parent(slot: usize) {
+pub fn tell_parent(slot: u32) {
     if let Some(m) = mark(&PARENT_MARKS, slot) {
         m.store(1, Ordering::SeqCst);
     }
@@ -112,7 +112,7 @@ extern "C" fn after_fork_child() {
             table::clear(fd);
         }
     });
-    table::inherit(|f| f.slot.load(Ordering::Relaxed));
+    table::inherit(|f| f.slot);
     sleep::after_fork(true);
     flow::after_fork(true);
     runtime::after_fork_child();

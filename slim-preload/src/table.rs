@@ -77,7 +77,7 @@ pub fn is_flow(fd: c_int) -> bool {
 #[inline(never)]
 fn tagged(fd: c_int, w: usize) -> Option<&'static Flow> {
     if w & TAG == INHERITED {
-        crate::process::tell_parent(w >> 2);
+        crate::process::tell_parent((w >> 2) as u32);
         clear(fd);
     }
     None
@@ -131,12 +131,14 @@ pub fn clear(fd: c_int) {
 }
 
 /// In a forked child: what were flows are now the parent's.
-pub fn inherit(slot_of: impl Fn(&'static Flow) -> usize) {
+pub fn inherit(slot_of: impl Fn(&'static Flow) -> u32) {
     for (fd, slot) in TABLE.iter().enumerate().take(HIGH.load(Ordering::Relaxed)) {
         let w = slot.load(Ordering::Relaxed);
         if w != 0 {
             match entry(fd as c_int) {
-                Entry::Flow(f) => slot.store(slot_of(f) << 2 | INHERITED, Ordering::Relaxed),
+                Entry::Flow(f) => {
+                    slot.store((slot_of(f) as usize) << 2 | INHERITED, Ordering::Relaxed)
+                }
                 Entry::Epoll(_) => slot.store(0, Ordering::Relaxed),
                 Entry::Listener => {
                     slot.store(INHERITED_LISTENER, Ordering::Relaxed);

@@ -248,7 +248,7 @@ pub fn drain(flow: &'static Flow) {
             Err(_) => break,
         }
     }
-    let start = ctl.start;
+    let start = ctl.start();
     drop(ctl);
     let now = Start::of(flow, old);
     if flow.forked.load(Ordering::Relaxed) {
@@ -288,7 +288,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
             ctl.epoch += 1;
             ctl.drained = false;
             (ctl.taken, ctl.cut) = (None, false);
-            ctl.start = Start::of(flow, new).unwrap_or_default();
+            ctl.start = Start::of(flow, new).map(Box::new);
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -298,7 +298,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         }
         (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
             ctl.drained = false;
-            ctl.start = Start::of(flow, new).unwrap_or_default();
+            ctl.start = Start::of(flow, new).map(Box::new);
             ctl.transport = Some(new);
             flow.gate.open();
         }

@@ -68,14 +68,21 @@ fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<(Option<IpAddr>, S
     let Some(peer) = &flow.peer else {
         return Vec::new();
     };
-    let first = flow.remote.ip();
+    let first = flow.ends.remote().ip();
     let loopback = first.is_loopback();
     let usable =
         |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback;
     let mut paths = vec![(None, first)];
     // An address that both hosts have, such as that of a bridge for containers, leads to ourselves.
-    let elsewhere = |ip: &IpAddr| peer.id.host == *host || !own.contains(ip);
-    for ip in peer.addrs.iter().copied().filter(usable).filter(elsewhere) {
+    let elsewhere = |ip: &IpAddr| peer.process.id.host == *host || !own.contains(ip);
+    for ip in peer
+        .process
+        .addrs
+        .iter()
+        .copied()
+        .filter(usable)
+        .filter(elsewhere)
+    {
         if !paths.iter().any(|(_, known)| *known == ip) {
             paths.push((None, ip));
         }
@@ -86,12 +93,12 @@ fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<(Option<IpAddr>, S
             .iter()
             .copied()
             .filter(usable)
-            .filter(|ip| *ip != flow.local.ip() && ip.is_ipv4() == first.is_ipv4());
+            .filter(|ip| *ip != flow.ends.local().ip() && ip.is_ipv4() == first.is_ipv4());
         paths.extend(others.map(|ip| (Some(ip), first)));
     }
     paths
         .into_iter()
-        .map(|(local, ip)| (local, SocketAddr::new(ip, peer.resume_port)))
+        .map(|(local, ip)| (local, SocketAddr::new(ip, peer.process.resume_port)))
         .collect()
 }
 
@@ -152,7 +159,7 @@ impl Endpoint {
                 outage.since = now;
             }
         }
-        flow.pump = None;
+        flow.change.pump = None;
         if flow.bar == Bar::Open {
             flow.bar = Bar::Asked;
             self.out.push(Action::Suspend { token });
@@ -179,7 +186,7 @@ impl Endpoint {
                 failures: 0,
                 left: None,
                 last: Failure::TimedOut,
-                path: (None, flow.remote),
+                path: (None, flow.ends.remote()),
                 asked: now,
                 replaced: 0,
                 heard_at: None,
@@ -235,7 +242,10 @@ impl Endpoint {
     /// Asks for a connection, unless one is under way in either direction.
     fn connect(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
-        if flow.outgoing.is_some() || flow.accepted.is_some() || flow.pump.is_some() {
+        if flow.change.outgoing.is_some()
+            || flow.change.accepted.is_some()
+            || flow.change.pump.is_some()
+        {
             return;
         }
         let paths = self.paths(token);
@@ -260,7 +270,7 @@ impl Endpoint {
         self.leave_lane(now, token);
         let flow = self.flow(token);
         let role = flow.role;
-        flow.lane = Some(path.1);
+        flow.change.lane = Some(path.1);
         self.timers.clear(Owner::Flow(token, Timer::Backoff));
         self.timers
             .set(Owner::Flow(token, Timer::Stuck), now + stuck);
@@ -272,11 +282,13 @@ impl Endpoint {
     /// It is this flow's turn to connect.
     fn launch(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
-        let busy = flow.outgoing.is_some() || flow.accepted.is_some() || flow.pump.is_some();
+        let busy = flow.change.outgoing.is_some()
+            || flow.change.accepted.is_some()
+            || flow.change.pump.is_some();
         let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
         let Some(attempts) = attempts.filter(|_| !busy) else {
             debug_assert!(false, "{token:?} waits for what it has");
-            if let Some(to) = flow.lane.take() {
+            if let Some(to) = flow.change.lane.take() {
                 self.connects.leave(to, token);
             }
             return;
@@ -287,7 +299,7 @@ impl Endpoint {
         let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
-        self.flow(token).outgoing = Some(conn);
+        self.flow(token).change.outgoing = Some(conn);
         self.conns.insert(
             conn,
             Conn::Out {
@@ -307,7 +319,7 @@ impl Endpoint {
 
     /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.
     pub(super) fn leave_lane(&mut self, now: Time, token: FlowToken) {
-        let Some(to) = self.flow(token).lane.take() else {
+        let Some(to) = self.flow(token).change.lane.take() else {
             return;
         };
         self.connects.leave(to, token);
@@ -324,7 +336,7 @@ impl Endpoint {
     }
 
     pub(super) fn on_hung(&mut self, now: Time, token: FlowToken) {
-        if self.flow(token).outgoing.is_some() {
+        if self.flow(token).change.outgoing.is_some() {
             self.probe(now, token);
         }
     }
@@ -341,9 +353,9 @@ impl Endpoint {
 
     /// The connection under way is given up for another one.
     fn replace(&mut self, now: Time, token: FlowToken) {
-        if let Some(conn) = self.flow(token).outgoing.take() {
+        if let Some(conn) = self.flow(token).change.outgoing.take() {
             self.close_conn(conn);
-            if let Some(to) = self.flow(token).lane {
+            if let Some(to) = self.flow(token).change.lane {
                 self.connects.lost(now, to);
             }
             if let Some(attempts) = self.attempts(token) {
@@ -370,7 +382,7 @@ impl Endpoint {
     /// The connection under way came to nothing. The driver has closed it, or was told to.
     pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
         let flow = self.flow(token);
-        flow.outgoing = None;
+        flow.change.outgoing = None;
         let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
             Some(attempts) => {
                 attempts.last = why;
@@ -381,7 +393,7 @@ impl Endpoint {
         };
         self.stop_waiting(token);
         if why == Failure::Eof
-            && let Some(to) = self.flow(token).lane
+            && let Some(to) = self.flow(token).change.lane
         {
             self.connects.lost(now, to);
         }
@@ -414,7 +426,7 @@ impl Endpoint {
     pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
         self.stop_waiting(token);
         self.timers.clear(Owner::Flow(token, Timer::Backoff));
-        if let Some(conn) = self.flow(token).outgoing.take() {
+        if let Some(conn) = self.flow(token).change.outgoing.take() {
             self.close_conn(conn);
         }
         self.leave_lane(now, token);
@@ -456,7 +468,7 @@ impl Endpoint {
     pub(super) fn on_peer_silent(&mut self, now: Time, token: FlowToken) {
         // Nothing was answered on it, so the peer has put nothing into it. `awaiting` stays: it
         // may hold stream bytes that the peer has forgotten.
-        if let Some(conn) = self.flow(token).accepted.take() {
+        if let Some(conn) = self.flow(token).change.accepted.take() {
             self.close_conn(conn);
         }
         self.settle(token);
@@ -472,6 +484,7 @@ impl Endpoint {
     pub(super) fn on_window(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         let agreed = flow
+            .change
             .outgoing
             .and_then(|conn| self.conns.get(&conn))
             .is_some_and(|conn| {

@@ -37,7 +37,7 @@ pub(super) struct Tombs {
 }
 
 impl Tombs {
-    fn put(&mut self, now: Time, role: Role, peer: Peer, status: FlowStatus) {
+    fn put(&mut self, now: Time, name: (FlowId, Role), peer: Peer, status: FlowStatus) {
         while let Some(oldest) = self.order.front() {
             let full = self.order.len() >= TOMBS;
             let old = |tomb: &Tomb| now.since(tomb.since) >= TOMB_AGE;
@@ -47,7 +47,6 @@ impl Tombs {
             self.by_id.remove(oldest);
             self.order.pop_front();
         }
-        let name = (peer.inputs.flow, role);
         let tomb = Tomb {
             peer,
             status,
@@ -62,12 +61,6 @@ impl Tombs {
         self.by_id
             .get(&(flow, role))
             .filter(|tomb| now.since(tomb.since) < TOMB_AGE)
-    }
-
-    /// The flow that this HELLO, come late or twice, had started.
-    pub(super) fn acceptor(&self, now: Time, flow: FlowId, random_c: &[u8; 32]) -> Option<Peer> {
-        let tomb = self.get(now, flow, Role::Acceptor)?;
-        (tomb.peer.inputs.random_c == *random_c).then(|| tomb.peer.clone())
     }
 
     #[cfg(test)]
@@ -88,12 +81,12 @@ impl Endpoint {
         flow.fin = Some((final_seq, how));
         self.announce_fin(token);
         if how == FinHow::Reset {
+            self.flow(token).change.pump = None;
             self.abandon_connections(now, token);
             self.timers.clear_flow(token);
             let flow = self.flow(token);
             flow.query = None;
             flow.outage = None;
-            flow.pump = None;
             flow.go(State::Closed);
             self.hello_over(now, token);
         }
@@ -117,13 +110,15 @@ impl Endpoint {
             let event = Event::Closed { how, sent };
             self.out.event(token, flow.name(), event);
         }
-        if let Some(id) = flow.id {
-            self.by_id.remove(&(id, flow.role));
+        // A later connection may have the same addresses.
+        if self.by_ends.get(&flow.ends) == Some(&token) {
+            self.by_ends.remove(&flow.ends);
         }
-        let tuple = (flow.local, flow.remote);
-        if flow.role == Role::Acceptor && self.by_tuple.get(&tuple) == Some(&token) {
-            self.by_tuple.remove(&tuple);
-        }
+        let Some(id) = flow.id else {
+            return;
+        };
+        let name = (id, flow.role);
+        self.by_id.remove(&name);
         if let Some(peer) = flow.peer.take() {
             let status = match (flow.status(), flow.fin) {
                 // A driver that has forgotten a flow can neither send nor take anything for it.
@@ -131,7 +126,7 @@ impl Endpoint {
                 (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
                 (status, _) => status,
             };
-            self.tombs.put(now, flow.role, peer, status);
+            self.tombs.put(now, name, peer, status);
         }
     }
 
@@ -365,9 +360,9 @@ impl Endpoint {
     /// An end of stream is being looked into, and the old transport still stands.
     fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
-        flow.drained == Drained::No
-            && flow.awaiting.is_none()
-            && flow.pump.is_none()
+        flow.change.drained == Drained::No
+            && flow.change.awaiting.is_none()
+            && flow.change.pump.is_none()
             && flow
                 .outage
                 .as_ref()
@@ -398,11 +393,11 @@ impl Endpoint {
         reason: EscalateReason,
         verdict: Verdict,
     ) {
+        self.flow(token).change.pump = None;
         self.abandon_connections(now, token);
         self.timers.clear_flow(token);
         let flow = self.flow(token);
         flow.query = None;
-        flow.pump = None;
         let cause = flow.outage.take().map(|outage| outage.trouble());
         flow.go(State::Escalated);
         let final_seq = flow.fin.map_or(0, |(end, _)| end);

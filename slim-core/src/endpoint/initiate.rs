@@ -37,7 +37,7 @@ impl Endpoint {
         let Some(peer) = &flow.peer else {
             return;
         };
-        let id = peer.id;
+        let id = peer.process.id;
         if !verify_with_job(self.config.job_key.as_ref(), parsed) {
             self.drop_one();
             self.close_conn(conn);
@@ -63,7 +63,7 @@ impl Endpoint {
         }
         // What is still to be waited for is our own front end.
         self.stop_waiting(token);
-        if let Some(to) = self.flow(token).lane {
+        if let Some(to) = self.flow(token).change.lane {
             self.connects.answered(now, to);
         }
         self.leave_lane(now, token);
@@ -167,7 +167,7 @@ impl Endpoint {
         });
         let data = self.seal(token, bound.into(), &confirm);
         self.out.push(Action::Send { conn, data });
-        self.flow(token).outgoing = None;
+        self.flow(token).change.outgoing = None;
         let theirs = Confirm {
             received: ok.received,
             sent: ok.sent,
@@ -215,11 +215,11 @@ impl Endpoint {
                 self.conn_failed(now, token, Failure::OldEpoch);
             }
             RefuseReason::UnknownFlow | RefuseReason::Legacy => {
-                self.flow(token).outgoing = None;
+                self.flow(token).change.outgoing = None;
                 self.peer_gone(now, token, EscalateReason::PeerForgot);
             }
             RefuseReason::Reset => {
-                self.flow(token).outgoing = None;
+                self.flow(token).change.outgoing = None;
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
             RefuseReason::Closed(end) => self.peer_done(now, token, end),
@@ -230,13 +230,16 @@ impl Endpoint {
     /// more who could send them again. We may hold them all.
     fn peer_done(&mut self, now: Time, token: FlowToken, end: u64) {
         let flow = self.flow(token);
-        flow.outgoing = None;
+        flow.change.outgoing = None;
         self.learn_final(token, end, FinHow::Close);
         let flow = self.flow(token);
         let Some(outage) = &mut flow.outage else {
             return;
         };
-        if outage.eof == Some(end) && flow.drained == Drained::No && flow.awaiting.is_none() {
+        if outage.eof == Some(end)
+            && flow.change.drained == Drained::No
+            && flow.change.awaiting.is_none()
+        {
             // The end of stream was genuine, and the connection still says so itself. That we do
             // not trim while nobody is there to read is no matter.
             return self.put_back(now, token);
@@ -313,12 +316,12 @@ impl Endpoint {
             self.conns.remove(&conn);
         }
         let flow = self.flow(token);
-        if flow.accepted == Some(conn) {
-            flow.accepted = None;
+        if flow.change.accepted == Some(conn) {
+            flow.change.accepted = None;
         }
         // It is dead and held no CONFIRM, so the peer's kernel has had no stream byte acknowledged.
-        if flow.awaiting == Some(conn) {
-            flow.awaiting = None;
+        if flow.change.awaiting == Some(conn) {
+            flow.change.awaiting = None;
         }
         self.settle(token);
         self.timers

@@ -91,8 +91,10 @@ impl Endpoint {
     /// [`Why::Death`], the peer's resume port has just been found to be closed, or somebody else's.
     pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
         let flow = &self.flows[&token];
-        let (Some(to), Some(peer)) = (flow.control(), flow.peer.as_ref().map(|peer| peer.id))
-        else {
+        let (Some(to), Some(peer)) = (
+            flow.control(),
+            flow.peer.as_ref().map(|peer| peer.process.id),
+        ) else {
             return;
         };
         let confirmed = why == Why::Death && self.inquiries.refused_long_ago(now, peer);
@@ -154,12 +156,12 @@ impl Endpoint {
     /// of the peer can be reached. An address that we have, too, leads to ourselves.
     pub(super) fn turn(&self, token: FlowToken, sent: u32) -> SocketAddr {
         let flow = &self.flows[&token];
-        let first = flow.remote.ip();
+        let first = flow.ends.remote().ip();
         let mut ips = vec![first];
-        let mut port = flow.remote.port();
+        let mut port = flow.ends.remote().port();
         if let Some(peer) = &flow.peer {
-            port = peer.control_port;
-            let others = peer.addrs.iter().copied();
+            port = peer.process.control_port;
+            let others = peer.process.addrs.iter().copied();
             ips.extend(others.filter(|ip| *ip != first && !self.addrs.contains(ip)));
         }
         SocketAddr::new(ips[sent as usize % ips.len()], port)
@@ -234,7 +236,11 @@ impl Endpoint {
         let waits = |token: FlowToken, query: &Asked| query.sent == 0 || asked == Some(token);
         self.flows
             .values()
-            .filter(|flow| flow.peer.as_ref().is_some_and(|known| known.id == peer))
+            .filter(|flow| {
+                flow.peer
+                    .as_ref()
+                    .is_some_and(|known| known.process.id == peer)
+            })
             .filter(|flow| {
                 flow.query
                     .as_ref()
@@ -278,7 +284,7 @@ impl Endpoint {
                     .as_ref()
                     .is_some_and(|q| q.sent > 0 && q.to == to)
             })
-            .filter_map(|flow| Some((flow.token, flow.peer.as_ref()?.id)))
+            .filter_map(|flow| Some((flow.token, flow.peer.as_ref()?.process.id)))
             .collect();
         for (token, peer) in late {
             let asked = self.inquiries.open.entry(peer).or_insert(Inquiry {
@@ -327,9 +333,13 @@ impl Endpoint {
         let flows: Vec<FlowToken> = self
             .flows
             .values()
-            .filter(|flow| flow.peer.as_ref().is_some_and(|known| known.id == peer))
+            .filter(|flow| {
+                flow.peer
+                    .as_ref()
+                    .is_some_and(|known| known.process.id == peer)
+            })
             .filter(|flow| match flow.state() {
-                State::Suspended | State::Resuming => flow.pump.is_none(),
+                State::Suspended | State::Resuming => flow.change.pump.is_none(),
                 // A stall is being looked into.
                 State::Live => flow.outage.is_some(),
                 _ => false,
@@ -345,7 +355,7 @@ impl Endpoint {
         let Some(token) = self.genuine(status.flow, parsed) else {
             return self.drop_one();
         };
-        let peer = self.flow(token).peer.as_ref().map(|peer| peer.id);
+        let peer = self.flow(token).peer.as_ref().map(|peer| peer.process.id);
         if let Some(peer) = peer
             && self.probe_answered(now, peer, status.nonce)
         {
@@ -380,7 +390,7 @@ impl Endpoint {
             let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
                 continue;
             };
-            let peer = self.flows[&token].peer.as_ref().map(|peer| peer.id);
+            let peer = self.flows[&token].peer.as_ref().map(|peer| peer.process.id);
             if let Some(peer) = peer
                 && self.probe_answered(now, peer, unknown.nonce)
             {
@@ -394,7 +404,7 @@ impl Endpoint {
             if query.nonce != unknown.nonce {
                 continue;
             }
-            let peer = peer.id;
+            let peer = peer.process.id;
             if unknown.endpoint == peer {
                 self.drop_query(token);
                 self.peer_answered(now, peer);

@@ -85,6 +85,7 @@
 mod action;
 mod attempts;
 mod close;
+mod ends;
 mod flow;
 mod initiate;
 mod inquiry;
@@ -92,6 +93,7 @@ mod negotiate;
 mod pace;
 mod pending;
 mod probe;
+mod processes;
 mod record;
 mod refusals;
 mod respond;
@@ -114,11 +116,13 @@ pub use flow::State;
 pub use pending::PendingHello;
 
 use close::Tombs;
+use ends::Ends;
 use inquiry::Inquiries;
 use negotiate::{Askers, plain};
 use pace::Pace;
 use pending::Pending;
 use probe::Probes;
+use processes::Processes;
 use record::{Bar, Drained, Flow, Leaving, Outage};
 use refusals::Refusals;
 use resume::Conn;
@@ -135,9 +139,10 @@ pub struct Endpoint {
     rng: Rng,
     /// In the order of their tokens, so that a run can be repeated.
     flows: BTreeMap<FlowToken, Box<Flow>>,
-    by_id: HashMap<(FlowId, Role), FlowToken>,
-    /// Accepted flows, by (our end, their end).
-    by_tuple: HashMap<(SocketAddr, SocketAddr), FlowToken>,
+    by_id: BTreeMap<(FlowId, Role), FlowToken>,
+    /// Accepted flows.
+    by_ends: BTreeMap<Ends, FlowToken>,
+    processes: Processes,
     pending: Pending,
     tombs: Tombs,
     inquiries: Inquiries,
@@ -200,8 +205,9 @@ impl Endpoint {
             control_port,
             rng: Rng::new(seed),
             flows: BTreeMap::new(),
-            by_id: HashMap::new(),
-            by_tuple: HashMap::new(),
+            by_id: BTreeMap::new(),
+            by_ends: BTreeMap::new(),
+            processes: Processes::default(),
             pending: Pending::default(),
             tombs: Tombs::default(),
             inquiries: Inquiries::default(),
@@ -223,6 +229,17 @@ impl Endpoint {
     /// Where a flow stands; `None` if there is no flow of that token.
     pub fn state(&self, token: FlowToken) -> Option<State> {
         self.flows.get(&token).map(|flow| flow.state())
+    }
+
+    /// The addresses that a flow was opened with, our end and their end; `None` if there is no flow of that token.
+    pub fn addrs(&self, token: FlowToken) -> Option<(SocketAddr, SocketAddr)> {
+        self.flows.get(&token).map(|flow| flow.ends.both())
+    }
+
+    /// Whether nobody knows yet if the peer of a flow has SLIM, at an address of ours for which `fits` holds.
+    pub fn negotiates_at(&self, fits: impl Fn(SocketAddr) -> bool) -> bool {
+        let mut flows = self.flows.values();
+        flows.any(|flow| flow.state() == State::Negotiating && fits(flow.ends.local()))
     }
 
     /// Messages and connections thrown away so far because they were garbage, not genuine, of no
@@ -265,11 +282,12 @@ impl Endpoint {
             debug_assert!(false, "{token:?} is in use");
             return;
         }
-        self.flows
-            .insert(token, Box::new(Flow::new(now, token, role, local, remote)));
+        let ends = Ends::new(local, remote);
         if role == Role::Acceptor {
-            self.by_tuple.insert((local, remote), token);
+            self.by_ends.insert(ends.clone(), token);
         }
+        self.flows
+            .insert(token, Box::new(Flow::new(now, token, role, ends)));
         self.start_negotiation(now, token);
     }
 
@@ -314,13 +332,13 @@ impl Endpoint {
         if let (Cause::Errno(errno), Some(outage)) = (cause, &mut flow.outage) {
             outage.errno.get_or_insert(errno);
         }
-        if flow.pump.is_none() || cause == Cause::Stall {
+        if flow.change.pump.is_none() || cause == Cause::Stall {
             return;
         }
         // The new transport has failed before it was of any use. The peer may already be using it.
-        flow.pump = None;
+        flow.change.pump = None;
         flow.bar = Bar::Shut;
-        flow.drained = Drained::No;
+        flow.change.drained = Drained::No;
         self.settle(token);
         self.start_attempts(now, token);
     }

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::ends::Ends;
 use super::flow::State;
 use super::pending::{PendingHello, Waiting};
+use super::processes::Process;
 use super::record::{Asking, Bar, Leaving, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
@@ -67,7 +69,7 @@ impl Endpoint {
         let Some(flow) = self.flows.get(&token) else {
             return;
         };
-        let (role, local, remote) = (flow.role, flow.local, flow.remote);
+        let (role, (local, remote)) = (flow.role, flow.ends.both());
         if role == Role::Connector && self.refusals.refuses(now, remote) {
             return self.become_legacy(now, token, LegacyReason::NoControlSocket);
         }
@@ -140,7 +142,7 @@ impl Endpoint {
 
     pub(super) fn send_hello(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
-        let to = flow.remote;
+        let to = flow.ends.remote();
         let Some(asking) = &mut flow.hello else {
             return;
         };
@@ -171,7 +173,7 @@ impl Endpoint {
     pub(super) fn hello_again(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         if flow.hello.as_ref().is_some_and(|asking| !asking.waiting) {
-            let to = flow.remote;
+            let to = flow.ends.remote();
             self.hellos.lost(now, to);
         }
         self.send_hello(now, token);
@@ -183,7 +185,7 @@ impl Endpoint {
         if flow.role == Role::Acceptor {
             return;
         }
-        let to = flow.remote;
+        let to = flow.ends.remote();
         self.hellos.leave(to, token);
         while let Some(next) = self.hellos.next(to) {
             self.send_hello(now, next);
@@ -194,8 +196,8 @@ impl Endpoint {
         let age = self.config.hello_timeout;
         let flow = &self.flows[&token];
         let known = match flow.role {
-            Role::Connector => self.hellos.heard_within(now, flow.remote, age),
-            Role::Acceptor => self.askers.within(now, flow.remote.ip(), age),
+            Role::Connector => self.hellos.heard_within(now, flow.ends.remote(), age),
+            Role::Acceptor => self.askers.within(now, flow.ends.remote().ip(), age),
         };
         if known && flow.outage.is_none() && now.since(flow.opened) < age * (KNOWN - 1) {
             let deadline = Owner::Flow(token, Timer::HelloDeadline);
@@ -217,34 +219,47 @@ impl Endpoint {
         if self.by_id.contains_key(&(hello.flow, Role::Acceptor)) {
             return self.drop_one();
         }
-        let inputs = KeyInputs {
-            flow: hello.flow,
-            random_c: hello.random_c,
-            random_s: self.rng.block(),
-            connector: hello.endpoint,
-            acceptor: self.id,
-        };
+        let random_s = self.rng.block();
         let peer = Peer {
-            id: hello.endpoint,
-            key: FlowKey::derive(self.config.job_key.as_ref(), &inputs),
-            inputs,
-            addrs: hello.addrs.to_vec(),
-            resume_port: hello.resume_port,
-            control_port: hello.control_port,
+            process: self.processes.share(Process {
+                id: hello.endpoint,
+                addrs: hello.addrs[..].into(),
+                resume_port: hello.resume_port,
+                control_port: hello.control_port,
+            }),
+            key: self.key_of(hello, random_s),
+            random_s,
         };
         let flow = self.flow(token);
         flow.id = Some(hello.flow);
         flow.peer = Some(peer.clone());
         self.by_id.insert((hello.flow, Role::Acceptor), token);
-        self.send_ack(&peer, from, local);
+        self.send_ack(hello.flow, &peer, from, local);
         self.become_live(now, token);
     }
 
-    fn send_ack(&mut self, peer: &Peer, to: SocketAddr, from: SocketAddr) {
+    /// Acceptor: the key of the flow that this HELLO asks for.
+    fn key_of(&self, hello: &Hello, random_s: [u8; 32]) -> FlowKey {
+        let inputs = KeyInputs {
+            flow: hello.flow,
+            random_c: hello.random_c,
+            random_s,
+            connector: hello.endpoint,
+            acceptor: self.id,
+        };
+        FlowKey::derive(self.config.job_key.as_ref(), &inputs)
+    }
+
+    /// Whether it is this HELLO, come late or twice, that the flow began with: no other makes its key.
+    fn began_with(&self, peer: &Peer, hello: &Hello) -> bool {
+        self.key_of(hello, peer.random_s) == peer.key
+    }
+
+    fn send_ack(&mut self, flow: FlowId, peer: &Peer, to: SocketAddr, from: SocketAddr) {
         let ack = Message::HelloAck(HelloAck {
-            flow: peer.inputs.flow,
+            flow,
             endpoint: self.id,
-            random_s: peer.inputs.random_s,
+            random_s: peer.random_s,
             features: 0,
             resume_port: self.resume_port,
             control_port: self.control_port,
@@ -280,24 +295,27 @@ impl Endpoint {
         let age = self.config.hello_timeout;
         self.askers.note(now, hello.connector.ip(), age);
         if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {
-            let flow = self.flow(token);
+            let flow = &self.flows[&token];
             let same = flow.peer.as_ref().filter(|peer| {
-                peer.inputs.random_c == hello.random_c && flow.remote == hello.connector
+                flow.ends.remote() == hello.connector && self.began_with(peer, hello)
             });
             return match same.cloned() {
                 Some(peer) => {
-                    self.send_ack(&peer, from, local);
+                    self.send_ack(hello.flow, &peer, from, local);
                     // Sent before the peer could read it, perhaps.
                     self.announce_fin(token);
                 }
                 None => self.drop_one(),
             };
         }
-        if let Some(peer) = self.tombs.acceptor(now, hello.flow, &hello.random_c) {
-            return self.send_ack(&peer, from, local);
+        if let Some(tomb) = self.tombs.get(now, hello.flow, Role::Acceptor)
+            && self.began_with(&tomb.peer, hello)
+        {
+            let peer = tomb.peer.clone();
+            return self.send_ack(hello.flow, &peer, from, local);
         }
         let tuple = (hello.acceptor, hello.connector);
-        let Some(&token) = self.by_tuple.get(&tuple) else {
+        let Some(&token) = self.by_ends.get(&Ends::new(tuple.0, tuple.1)) else {
             let waiting = Waiting {
                 hello: *hello,
                 from,
@@ -333,7 +351,7 @@ impl Endpoint {
             return;
         };
         asking.waiting = true;
-        let to = flow.remote;
+        let to = flow.ends.remote();
         // The application at the other end accepts when it likes. A flow that has lost its
         // connection cannot wait for ever, though.
         if !faulted {
@@ -366,15 +384,19 @@ impl Endpoint {
         if !key.verify(Role::Acceptor, Fresh::None, parsed) {
             return self.drop_one();
         }
-        flow.peer = Some(Peer {
-            id: ack.endpoint,
+        let peer = Peer {
+            process: self.processes.share(Process {
+                id: ack.endpoint,
+                addrs: ack.addrs[..].into(),
+                resume_port: ack.resume_port,
+                control_port: ack.control_port,
+            }),
             key,
-            inputs,
-            addrs: ack.addrs.to_vec(),
-            resume_port: ack.resume_port,
-            control_port: ack.control_port,
-        });
-        let remote = flow.remote;
+            random_s: ack.random_s,
+        };
+        let flow = self.flow(token);
+        flow.peer = Some(peer);
+        let remote = flow.ends.remote();
         self.refusals.forget(remote);
         self.hellos.answered(now, remote);
         self.peer_answered(now, ack.endpoint);
@@ -406,7 +428,9 @@ impl Endpoint {
             .flows
             .values()
             .filter(|flow| {
-                flow.state() == State::Negotiating && flow.hello.is_some() && flow.remote == to
+                flow.state() == State::Negotiating
+                    && flow.hello.is_some()
+                    && flow.ends.remote() == to
             })
             .map(|flow| flow.token)
             .collect();
@@ -438,7 +462,7 @@ impl Endpoint {
                 if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }
-                let to = self.flow(token).remote;
+                let to = self.flow(token).ends.remote();
                 if self.hellos.is_waiting(to, token) {
                     // There is no time to wait for its turn.
                     self.hellos.leave(to, token);

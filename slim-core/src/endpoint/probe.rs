@@ -73,7 +73,7 @@ impl Probe {
 impl Endpoint {
     /// The flow gets no connection: as soon as its peer answers, it wants to know.
     pub(super) fn probe(&mut self, now: Time, token: FlowToken) {
-        let Some(peer) = self.flows[&token].peer.as_ref().map(|peer| peer.id) else {
+        let Some(peer) = self.flows[&token].peer.as_ref().map(|peer| peer.process.id) else {
             return;
         };
         if let Some(probe) = self.probes.open.get_mut(&peer) {
@@ -124,7 +124,7 @@ impl Endpoint {
         let Some(flow) = self.flows.get(&token) else {
             return false;
         };
-        match flow.outgoing {
+        match flow.change.outgoing {
             Some(conn) => matches!(
                 self.conns.get(&conn),
                 Some(Conn::Out {
@@ -190,7 +190,7 @@ impl Endpoint {
         if silence {
             return self.connect_anew(now, token, via);
         }
-        if self.flows[&token].outgoing.is_none() {
+        if self.flows[&token].change.outgoing.is_none() {
             return;
         }
         let slow = SLOW + trip * SLOW_TRIPS;

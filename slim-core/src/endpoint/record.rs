@@ -1,14 +1,17 @@
 //! What the endpoint knows of one flow.
 
-use std::net::{IpAddr, SocketAddr};
-
-use super::flow::{Lifecycle, State};
-use crate::auth::{FlowKey, Fresh, KeyInputs};
-use crate::event::Trouble;
-use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
-use crate::wire::{FlowStatus, Hello, Parsed};
+use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 
 use super::attempts::Attempts;
+use super::ends::Ends;
+use super::flow::{Lifecycle, State};
+use super::processes::Process;
+use crate::auth::{FlowKey, Fresh};
+use crate::event::Trouble;
+use crate::ids::{Cause, ConnId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::wire::{FlowStatus, Hello, Parsed};
 
 /// Error numbers of Linux. This crate has no libc to ask.
 pub(super) const ECONNRESET: i32 = 104;
@@ -18,8 +21,7 @@ pub(super) const ECONNREFUSED: i32 = 111;
 pub(super) struct Flow {
     pub(super) token: FlowToken,
     pub(super) role: Role,
-    pub(super) local: SocketAddr,
-    pub(super) remote: SocketAddr,
+    pub(super) ends: Ends,
     pub(super) life: Lifecycle,
     pub(super) opened: Time,
     /// Our name for it if we connected, the peer's once it has said HELLO.
@@ -29,31 +31,20 @@ pub(super) struct Flow {
     /// The other side, once there is a key.
     pub(super) peer: Option<Peer>,
     pub(super) bar: Bar,
-    pub(super) drained: Drained,
     /// Our application has finished.
     pub(super) fin: Option<(u64, FinHow)>,
     /// The peer's application has finished.
     pub(super) peer_fin: Option<(u64, FinHow)>,
     pub(super) epochs: Epochs,
-    /// Connection we asked for.
-    pub(super) outgoing: Option<ConnId>,
-    /// Where we connect, or wait for our turn to.
-    pub(super) lane: Option<SocketAddr>,
-    /// Connection with a genuine RESUME that has no answer yet.
-    pub(super) accepted: Option<ConnId>,
-    /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.
-    pub(super) awaiting: Option<ConnId>,
-    /// `Flush` under way.
-    pub(super) flushing: Option<ConnId>,
+    pub(super) change: Changing,
     pub(super) outage: Option<Box<Outage>>,
     pub(super) query: Option<Box<Asked>>,
-    pub(super) pump: Option<Pump>,
     /// Becomes plain TCP as soon as a transport stands.
     pub(super) leaving: Option<Leaving>,
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 600);
+const _: () = assert!(size_of::<Flow>() <= 232);
 
 /// HELLO under way.
 pub(super) struct Asking {
@@ -66,12 +57,72 @@ pub(super) struct Asking {
 /// The other side of a flow.
 #[derive(Clone)]
 pub(super) struct Peer {
-    pub(super) id: EndpointId,
+    pub(super) process: Arc<Process>,
     pub(super) key: FlowKey,
-    pub(super) inputs: KeyInputs,
-    pub(super) addrs: Vec<IpAddr>,
-    pub(super) resume_port: u16,
-    pub(super) control_port: u16,
+    /// From HELLO_ACK, which the acceptor says again if it is asked again.
+    pub(super) random_s: [u8; 32],
+}
+
+/// The change of a flow to another transport.
+#[derive(PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) drained: Drained,
+    /// Connection we asked for.
+    pub(super) outgoing: Option<ConnId>,
+    /// Where we connect, or wait for our turn to.
+    pub(super) lane: Option<SocketAddr>,
+    /// Connection with a genuine RESUME that has no answer yet.
+    pub(super) accepted: Option<ConnId>,
+    /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.
+    pub(super) awaiting: Option<ConnId>,
+    /// `Flush` under way.
+    pub(super) flushing: Option<ConnId>,
+    pub(super) pump: Option<Pump>,
+}
+
+impl Change {
+    const NONE: Self = Change {
+        drained: Drained::No,
+        outgoing: None,
+        lane: None,
+        accepted: None,
+        awaiting: None,
+        flushing: None,
+        pump: None,
+    };
+}
+
+/// A [`Change`] that takes memory from the first time it is written to until it is over.
+#[derive(Default)]
+pub(super) struct Changing(Option<Box<Change>>);
+
+impl Changing {
+    /// Gives the memory back if nothing is under way.
+    pub(super) fn rest(&mut self) {
+        if **self == Change::NONE {
+            self.0 = None;
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Deref for Changing {
+    type Target = Change;
+
+    fn deref(&self) -> &Change {
+        static NONE: Change = Change::NONE;
+        self.0.as_deref().unwrap_or(&NONE)
+    }
+}
+
+impl DerefMut for Changing {
+    fn deref_mut(&mut self) -> &mut Change {
+        self.0.get_or_insert_with(|| Box::new(Change::NONE))
+    }
 }
 
 /// Is the application kept out?
@@ -190,6 +241,7 @@ pub(super) enum Why {
 }
 
 /// The replay is being written to a new transport.
+#[derive(PartialEq, Eq)]
 pub(super) struct Pump {
     pub(super) epoch: u64,
     /// Bytes the peer has to send again.
@@ -206,36 +258,23 @@ pub(super) enum Leaving {
 }
 
 impl Flow {
-    pub(super) fn new(
-        now: Time,
-        token: FlowToken,
-        role: Role,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> Self {
+    pub(super) fn new(now: Time, token: FlowToken, role: Role, ends: Ends) -> Self {
         Flow {
             token,
             role,
-            local,
-            remote,
+            ends,
             life: Lifecycle::new(),
             opened: now,
             id: None,
             hello: None,
             peer: None,
             bar: Bar::Open,
-            drained: Drained::No,
             fin: None,
             peer_fin: None,
             epochs: Epochs::default(),
-            outgoing: None,
-            lane: None,
-            accepted: None,
-            awaiting: None,
-            flushing: None,
+            change: Changing::default(),
             outage: None,
             query: None,
-            pump: None,
             leaving: None,
         }
     }
@@ -267,17 +306,20 @@ impl Flow {
     /// Where control messages for the peer go.
     pub(super) fn control(&self) -> Option<SocketAddr> {
         let peer = self.peer.as_ref()?;
-        Some(SocketAddr::new(self.remote.ip(), peer.control_port))
+        Some(SocketAddr::new(
+            self.ends.remote().ip(),
+            peer.process.control_port,
+        ))
     }
 
     /// The old transport can be put back to use: nothing was done to it, and the peer has not been
     /// given reason to do anything to its end.
     pub(super) fn intact(&self) -> bool {
         self.bar == Bar::Shut
-            && self.drained == Drained::No
-            && self.accepted.is_none()
-            && self.awaiting.is_none()
-            && self.pump.is_none()
+            && self.change.drained == Drained::No
+            && self.change.accepted.is_none()
+            && self.change.awaiting.is_none()
+            && self.change.pump.is_none()
             && self
                 .outage
                 .as_ref()
@@ -295,5 +337,23 @@ impl Flow {
             (_, Some((seq, FinHow::Close))) => FlowStatus::Closed(seq),
             (_, None) => FlowStatus::Open,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_takes_memory_while_it_lasts() {
+        let mut change = Changing::default();
+        assert_eq!(change.outgoing, None);
+        assert!(change.is_at_rest());
+        change.outgoing = Some(ConnId(1));
+        change.rest();
+        assert_eq!(change.outgoing, Some(ConnId(1)));
+        change.outgoing = None;
+        change.rest();
+        assert!(change.is_at_rest());
     }
 }

@@ -165,7 +165,7 @@ impl Endpoint {
 
     /// The number of the RESUME of ours that the peer may be answering right now.
     fn own_request(&self, flow: &Flow) -> Option<u64> {
-        match self.conns.get(&flow.outgoing?)? {
+        match self.conns.get(&flow.change.outgoing?)? {
             Conn::Out {
                 stage: Stage::Requested { epoch, .. } | Stage::Agreed { epoch, .. },
                 ..
@@ -181,8 +181,8 @@ impl Endpoint {
         flow.epochs.seen = flow.epochs.seen.max(epoch);
         flow.epochs.answered = epoch;
         // No answer was given on it, so there is nothing in it.
-        let older = flow.accepted.replace(conn);
-        let peer = flow.peer.as_ref().map(|peer| peer.id);
+        let older = flow.change.accepted.replace(conn);
+        let peer = flow.peer.as_ref().map(|peer| peer.process.id);
         self.conns.insert(
             conn,
             Conn::In {
@@ -237,8 +237,8 @@ impl Endpoint {
             sent,
             final_seq: flow.fin.map(|(end, _)| end),
         });
-        flow.accepted = None;
-        flow.awaiting = Some(conn);
+        flow.change.accepted = None;
+        flow.change.awaiting = Some(conn);
         let data = self.seal(token, bound.into(), &message);
         self.out.push(Action::Send { conn, data });
         self.timers
@@ -258,14 +258,14 @@ impl Endpoint {
         };
         let (epoch, bound) = (*epoch, *bound);
         let flow = &self.flows[&token];
-        if flow.awaiting != Some(conn) {
+        if flow.change.awaiting != Some(conn) {
             return self.bad_message(now, conn);
         }
         if !flow.said(bound.into(), parsed) {
             return self.bad_message(now, conn);
         }
         // What we said in RESUME_OK still holds: nothing can have come in since.
-        let Drained::Done { received, sent } = flow.drained else {
+        let Drained::Done { received, sent } = flow.change.drained else {
             return;
         };
         let said = (confirm.received, confirm.sent, confirm.final_seq);
@@ -275,13 +275,16 @@ impl Endpoint {
         let flow = self.flow(token);
         // The peer may be acting on a later RESUME of ours, which says that no older connection
         // is used any more; or it has sent a later one itself. Then this one is only to be read.
-        if flow.epochs.sent > epoch || flow.accepted.is_some() || flow.flushing == Some(conn) {
+        if flow.epochs.sent > epoch
+            || flow.change.accepted.is_some()
+            || flow.change.flushing == Some(conn)
+        {
             if let Some(Conn::In { confirm: kept, .. }) = self.conns.get_mut(&conn) {
                 *kept = Some(*confirm);
             }
             return;
         }
-        flow.awaiting = None;
+        flow.change.awaiting = None;
         self.drop_outgoing(now, token);
         self.install(now, token, conn, epoch, received, *confirm);
     }
@@ -291,9 +294,10 @@ impl Endpoint {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
-        let Some(pump) = flow.pump.take() else {
+        let Some(pump) = flow.change.pump.take() else {
             return;
         };
+        flow.change.rest();
         flow.go(State::Live);
         let outage = flow.outage.take();
         let leaving = flow.leaving.take();

@@ -85,14 +85,14 @@ impl Endpoint {
         if flow.bar != Bar::Shut || !matches!(flow.state(), State::Suspended | State::Resuming) {
             return;
         }
-        if let Some(conn) = flow.outgoing
+        if let Some(conn) = flow.change.outgoing
             && let Some(Conn::Out { stage, .. }) = self.conns.get(&conn)
             && let Stage::Challenged { nonce_r } = *stage
         {
             return self.send_resume(now, token, conn, nonce_r);
         }
         let flow = &self.flows[&token];
-        let agreed = flow.outgoing.filter(|conn| {
+        let agreed = flow.change.outgoing.filter(|conn| {
             let conn = self.conns.get(conn);
             matches!(
                 conn,
@@ -103,7 +103,7 @@ impl Endpoint {
             )
         });
         let done = flow.outage.as_ref().and_then(|outage| outage.peer_done);
-        if flow.accepted.is_none() && agreed.is_none() && done.is_none() {
+        if flow.change.accepted.is_none() && agreed.is_none() && done.is_none() {
             return;
         }
         let Some((received, sent)) = self.read_dry(token) else {
@@ -112,7 +112,7 @@ impl Endpoint {
         let flow = &self.flows[&token];
         if let Some(end) = done {
             self.end_at(now, token, received, end);
-        } else if let Some(conn) = flow.accepted {
+        } else if let Some(conn) = flow.change.accepted {
             self.send_ok(now, token, conn, received, sent);
         } else if let Some(conn) = agreed {
             self.commit(now, token, conn, received, sent);
@@ -123,28 +123,28 @@ impl Endpoint {
     /// suspended the flow, so what it sent into them is all there is.
     fn read_dry(&mut self, token: FlowToken) -> Option<(u64, u64)> {
         let flow = self.flow(token);
-        if flow.flushing.is_some() {
+        if flow.change.flushing.is_some() {
             return None;
         }
-        if let Some(conn) = flow.awaiting {
+        if let Some(conn) = flow.change.awaiting {
             if let Some(Conn::In {
                 confirm: Some(_), ..
             }) = self.conns.get(&conn)
             {
                 self.install_to_drain(token, conn);
             } else {
-                self.flow(token).flushing = Some(conn);
+                self.flow(token).change.flushing = Some(conn);
                 self.flushes.insert(conn, token);
                 self.out.push(Action::Flush { conn });
                 return None;
             }
         }
         let flow = self.flow(token);
-        match flow.drained {
+        match flow.change.drained {
             Drained::Done { received, sent } => Some((received, sent)),
             Drained::Asked => None,
             Drained::No => {
-                flow.drained = Drained::Asked;
+                flow.change.drained = Drained::Asked;
                 self.out.push(Action::Drain { token });
                 None
             }
@@ -163,8 +163,8 @@ impl Endpoint {
             return;
         };
         let flow = self.flow(token);
-        flow.awaiting = None;
-        flow.drained = Drained::No;
+        flow.change.awaiting = None;
+        flow.change.drained = Drained::No;
         flow.epochs.committed = epoch;
         self.push_install(token, conn, &confirm);
     }
@@ -187,17 +187,17 @@ impl Endpoint {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
-        if flow.flushing != Some(conn) {
+        if flow.change.flushing != Some(conn) {
             return;
         }
-        flow.flushing = None;
-        if flow.awaiting == Some(conn) {
+        flow.change.flushing = None;
+        if flow.change.awaiting == Some(conn) {
             match self.conns.get(&conn) {
                 Some(Conn::In {
                     confirm: Some(_), ..
                 }) => self.install_to_drain(token, conn),
                 _ => {
-                    self.flow(token).awaiting = None;
+                    self.flow(token).change.awaiting = None;
                     self.close_conn(conn);
                 }
             }
@@ -223,8 +223,8 @@ impl Endpoint {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
-        if flow.drained == Drained::Asked {
-            flow.drained = Drained::Done { received, sent };
+        if flow.change.drained == Drained::Asked {
+            flow.change.drained = Drained::Done { received, sent };
             self.advance(now, token);
         }
     }
@@ -261,10 +261,10 @@ impl Endpoint {
         let flow = self.flow(token);
         flow.go(State::Resuming);
         flow.bar = Bar::Open;
-        flow.drained = Drained::No;
+        flow.change.drained = Drained::No;
         flow.epochs.committed = epoch;
         flow.epochs.behind = 0;
-        flow.pump = Some(Pump {
+        flow.change.pump = Some(Pump {
             epoch,
             owed: confirm.sent.saturating_sub(received),
         });
@@ -297,10 +297,10 @@ impl Endpoint {
         if !matches!(flow.state(), State::Suspended | State::Resuming) {
             return;
         }
-        let asking = flow.outgoing.and_then(|conn| self.conns.get(&conn));
-        let resuming = flow.accepted.is_some()
-            || flow.awaiting.is_some()
-            || flow.pump.is_some()
+        let asking = flow.change.outgoing.and_then(|conn| self.conns.get(&conn));
+        let resuming = flow.change.accepted.is_some()
+            || flow.change.awaiting.is_some()
+            || flow.change.pump.is_some()
             || matches!(
                 asking,
                 Some(Conn::Out {
@@ -327,11 +327,11 @@ impl Endpoint {
     pub(super) fn abandon_connections(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let conns = [
-            flow.outgoing.take(),
-            flow.accepted.take(),
-            flow.awaiting.take(),
+            flow.change.outgoing.take(),
+            flow.change.accepted.take(),
+            flow.change.awaiting.take(),
         ];
-        if let Some(conn) = flow.flushing.take() {
+        if let Some(conn) = flow.change.flushing.take() {
             self.flushes.remove(&conn);
         }
         for conn in conns.into_iter().flatten() {
@@ -341,6 +341,7 @@ impl Endpoint {
             self.timers.clear(Owner::Flow(token, timer));
         }
         self.leave_lane(now, token);
+        self.flow(token).change.rest();
     }
 
     /// Writes a message of ours under the flow's key.

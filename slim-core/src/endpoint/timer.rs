@@ -1,6 +1,6 @@
 //! When what is to happen: one table, whose earliest entry is what `poll_timeout` tells.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{ConnId, EndpointId, FlowToken, Time};
 
@@ -56,7 +56,7 @@ pub(super) enum Owner {
 #[derive(Default)]
 pub(super) struct Timers {
     due: BTreeSet<(Time, Owner)>,
-    at: HashMap<Owner, Time>,
+    at: BTreeMap<Owner, Time>,
 }
 
 impl Timers {

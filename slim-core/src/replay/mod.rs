@@ -24,7 +24,6 @@
 
 mod pool;
 
-use std::collections::VecDeque;
 use std::fmt;
 
 pub use pool::{CHUNK, POOL_CHUNKS};
@@ -32,7 +31,7 @@ pub use pool::{CHUNK, POOL_CHUNKS};
 use pool::POOL;
 
 /// Bytes in the first chunk.
-const FIRST: usize = 256;
+const FIRST: usize = 64;
 
 /// The replay buffer of one direction of one flow. See the [module](self).
 #[derive(Default)]
@@ -42,7 +41,7 @@ pub struct Replay {
     /// The chunk with room; its bytes end at `end`.
     last: Vec<u8>,
     /// The chunks before it.
-    full: VecDeque<Chunk>,
+    full: Vec<Chunk>,
     /// The byte before `start`, unless it was skipped.
     before: Option<u8>,
 }
@@ -91,7 +90,7 @@ impl Replay {
             start: 0,
             end: 0,
             last: Vec::new(),
-            full: VecDeque::new(),
+            full: Vec::new(),
             before: None,
         }
     }
@@ -160,7 +159,7 @@ impl Replay {
             POOL.give([full]);
         } else {
             let from = self.end - full.len() as u64;
-            self.full.push_back(Chunk { from, bytes: full });
+            self.full.push(Chunk { from, bytes: full });
         }
     }
 
@@ -200,7 +199,7 @@ impl Replay {
     pub fn shrink(&mut self) {
         if self.is_empty() {
             POOL.give([std::mem::take(&mut self.last)]);
-            self.full = VecDeque::new();
+            self.full = Vec::new();
         }
     }
 

@@ -294,10 +294,13 @@ pub unsafe fn name(
     };
     let moved = ctl.epoch > 0 || !matches!(ctl.mode, Mode::Open | Mode::Dead(_));
     let saved = match end {
-        End::Local => ctl.local,
-        End::Peer => ctl.peer,
+        End::Local => &ctl.local,
+        End::Peer => &ctl.peer,
     };
-    match saved.filter(|_| moved && !addr.is_null() && !len.is_null()) {
+    match saved
+        .as_ref()
+        .filter(|_| moved && !addr.is_null() && !len.is_null())
+    {
         Some(saved) => {
             // SAFETY: the caller's contract.
             unsafe { saved.give(addr, len) };

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 /// A call that does not wait, nor raise a signal.
 const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
-const LARGE: usize = 64 << 10;
+const LARGE: usize = 8 << 10;
 
 /// How a call writes.
 #[derive(Clone, Copy)]

@@ -386,6 +386,6 @@ fn graves_are_bounded() {
     }
     let end = &pair.ends[B];
     assert_eq!(end.tombs.len(), 4096);
-    assert!(end.flows.is_empty() && end.by_id.is_empty() && end.by_tuple.is_empty());
+    assert!(end.flows.is_empty() && end.by_id.is_empty() && end.by_ends.is_empty());
     assert_eq!(end.poll_timeout(), None);
 }

@@ -77,6 +77,19 @@ fn four_messages_and_the_counts_are_exchanged() {
 }
 
 #[test]
+fn a_flow_that_was_resumed_keeps_nothing_of_it() {
+    let mut pair = Pair::live();
+    for n in [A, B] {
+        fault(&mut pair, n);
+        pair.run();
+        assert_eq!(pair.states(), [State::Live; 2]);
+        for end in &pair.ends {
+            assert!(end.flows[&FLOW].change.is_at_rest());
+        }
+    }
+}
+
+#[test]
 fn nothing_is_drained_before_the_peer_has() {
     let mut pair = Pair::live();
     pair.answers = false;

@@ -1,0 +1,86 @@
+//! The processes at the other ends of our flows: each is kept once, however many flows lead to it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::ids::EndpointId;
+
+/// Records kept at least before those that no flow has any more are looked for.
+const LEAST: usize = 64;
+
+/// What a process has told about itself in HELLO or HELLO_ACK.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Process {
+    pub(super) id: EndpointId,
+    pub(super) addrs: Box<[IpAddr]>,
+    pub(super) resume_port: u16,
+    pub(super) control_port: u16,
+}
+
+/// All that flows have, and some that they had.
+#[derive(Default)]
+pub(super) struct Processes {
+    known: BTreeSet<Arc<Process>>,
+    /// How many there may be before they are looked through.
+    room: usize,
+}
+
+impl Processes {
+    /// The record of this process that other flows have, too. One that tells something new about itself has a new
+    /// record, and older flows keep theirs.
+    pub(super) fn share(&mut self, process: Process) -> Arc<Process> {
+        if let Some(known) = self.known.get(&process) {
+            return known.clone();
+        }
+        if self.known.len() >= self.room {
+            self.known.retain(|known| Arc::strong_count(known) > 1);
+            self.room = LEAST.max(2 * self.known.len());
+        }
+        let process = Arc::new(process);
+        self.known.insert(process.clone());
+        process
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, addrs: &[[u8; 4]]) -> Process {
+        Process {
+            id: EndpointId {
+                host: [1; 16],
+                pid,
+                incarnation: 7,
+            },
+            addrs: addrs.iter().map(|ip| (*ip).into()).collect(),
+            resume_port: 700,
+            control_port: 701,
+        }
+    }
+
+    #[test]
+    fn what_is_alike_is_kept_once() {
+        let mut processes = Processes::default();
+        let first = processes.share(process(1, &[[10, 0, 0, 1]]));
+        let again = processes.share(process(1, &[[10, 0, 0, 1]]));
+        let moved = processes.share(process(1, &[[10, 0, 0, 2]]));
+        let other = processes.share(process(2, &[[10, 0, 0, 1]]));
+        assert!(Arc::ptr_eq(&first, &again));
+        assert_eq!(first.addrs[..], [IpAddr::from([10, 0, 0, 1])]);
+        assert_eq!(moved.addrs[..], [IpAddr::from([10, 0, 0, 2])]);
+        assert_eq!(other.id.pid, 2);
+    }
+
+    #[test]
+    fn what_no_flow_has_is_forgotten_and_the_rest_is_not() {
+        let mut processes = Processes::default();
+        let kept = processes.share(process(0, &[]));
+        for pid in 1..10 * LEAST as u32 {
+            processes.share(process(pid, &[]));
+        }
+        assert!(processes.known.len() <= LEAST);
+        assert!(Arc::ptr_eq(&kept, &processes.share(process(0, &[]))));
+    }
+}
