@@ -81,7 +81,7 @@ fn a_flow_that_was_resumed_keeps_nothing_of_it() {
     let mut pair = Pair::live();
     for n in [A, B] {
         fault(&mut pair, n);
-        pair.run();
+        pair.wait(HEAD_START);
         assert_eq!(pair.states(), [State::Live; 2]);
         for end in &pair.ends {
             assert!(end.flows[&FLOW].change.is_at_rest());
