@@ -37,12 +37,16 @@ fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
-    if let Some(placeholder) = ctl.fds.first().filter(|_| ctl.mode == Mode::Suspended) {
-        // Whoever got it from us without our seeing it is not to wait for ever.
-        sys::shutdown(*placeholder, libc::SHUT_RDWR);
-    }
+    let placeholder = ctl.fds.first().filter(|_| ctl.mode == Mode::Suspended);
+    let placeholder = placeholder.and_then(|fd| sys::dup_high(*fd).ok());
     let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
     SWAPS.fetch_add(1, Ordering::SeqCst);
+    if let Some(fd) = placeholder {
+        // Whoever got it from us without our seeing it is not to wait for ever. Not before the swap: who is woken
+        // looks the number up again, and is to find the new file.
+        sys::shutdown(fd, libc::SHUT_RDWR);
+        sys::close(fd);
+    }
     if registered {
         for e in &ctl.epolls {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
@@ -189,7 +193,7 @@ fn announced(flow: &Flow, received: u64) -> bool {
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
         };
-        let _ = sys::futex_wait(&flow.signal, seen, Some(left));
+        let _ = sys::keep_errno(|| sys::futex_wait(&flow.signal, seen, Some(left)));
     }
     false
 }

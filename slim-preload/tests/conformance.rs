@@ -16,6 +16,11 @@ fn calls_that_move_bytes() {
 }
 
 #[test]
+fn calls_on_other_descriptors() {
+    same_alone("others", &[], &[]);
+}
+
+#[test]
 fn wrong_calls() {
     same_alone("wrong", &[], &[]);
 }

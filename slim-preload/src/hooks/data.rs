@@ -56,8 +56,10 @@ hook! { unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: siz
     receive(fd, buf, len, flags, move || real!(__recv_chk)(fd, buf, len, room, flags))
 }}
 hook! { unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim_recvfrom {
-    let n = receive(fd, buf, len, flags, move || real!(recvfrom)(fd, buf, len, flags, from, from_len));
-    // TCP gives no address.
+    let direct = move || direct::recvfrom(fd, buf, len, flags, from, from_len);
+    let real = move || real!(recvfrom)(fd, buf, len, flags, from, from_len);
+    let n = Receive::run(fd, flags, move || Buffers::one(buf, len), direct, real);
+    // TCP gives no address, and bytes that were waiting here come without one.
     if n >= 0 && !from.is_null() && !from_len.is_null() && table::flow(fd).is_some() { *from_len = 0; }
     n
 }}

@@ -176,7 +176,7 @@ static void waits(void) {
             ms(60);
             MUST(full_send(fd, "now", 3));
         } else {
-            double t0 = now_s();
+            double t0 = tick_s();
             struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
             struct timespec ts = {5, 0};
             fd_set r;
@@ -204,7 +204,7 @@ static void waits(void) {
         if (is_server()) {
             break_now();
         } else {
-            double t0 = now_s();
+            double t0 = tick_s();
             struct pollfd p = {.fd = fd, .events = POLLIN | POLLRDHUP};
             R(poll(&p, 1, 120));
             line("%s %s", took(t0, 120), bits(p.revents));

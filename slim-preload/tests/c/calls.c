@@ -176,7 +176,7 @@ static void messages(void) {
     R(sendmsg(a, &m, 0));
     m.msg_controllen = 3;
     R(sendmsg(a, &m, 0));
-    ms(5);
+    arrived(b, 8);
     rest();
     struct sockaddr_in x = v4(9);
     m = (struct msghdr){.msg_name = &x, .msg_namelen = sizeof x, .msg_iov = v, .msg_iovlen = 1};

@@ -134,7 +134,7 @@ int main(void) {
     c = R(socket(AF_INET, SOCK_STREAM, 0));
     struct timeval tv = {0, 100000};
     R(setsockopt(c, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv));
-    double t0 = now_s();
+    double t0 = tick_s();
     R(connect(c, (void *)&busy, sizeof busy));
     line("%s", took(t0, 100));
     R(connect(c, (void *)&busy, sizeof busy));

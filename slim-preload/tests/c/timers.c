@@ -46,7 +46,7 @@ static void *talker(void *x) {
 
 #define INTERRUPTED(call)                                                                                          \
     do {                                                                                                           \
-        double t0_ = now_s();                                                                                      \
+        double t0_ = tick_s();                                                                                      \
         pthread_t t_ = soon(0);                                                                                    \
         R(call);                                                                                                   \
         line("  %s", took(t0_, 60));                                                                               \
@@ -81,27 +81,27 @@ int main(void) {
     line("-- SO_RCVTIMEO");
     struct timeval tv = {0, 60000}, none = {0, 0};
     R(setsockopt(x.c, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv));
-    t0 = now_s();
+    t0 = tick_s();
     R(recv(x.c, buf, 9, 0));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(read(x.c, buf, 9));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(readv(x.c, &v, 1));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(recvmsg(x.c, &m, 0));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(recv(x.c, buf, 9, MSG_PEEK));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(recv(x.c, buf, 9, MSG_DONTWAIT));
     line("%s", took(t0, 0));
     MUST(send(x.s, "abc", 3, 0));
     arrived(x.c, 3);
-    t0 = now_s();
+    t0 = tick_s();
     R(recv(x.c, buf, 9, MSG_WAITALL));
     line("%s", took(t0, 60));
     // Within a limit that a busy machine does not reach.
@@ -111,11 +111,11 @@ int main(void) {
     pthread_create(&t, NULL, talker, &lt);
     R(recv(x.c, buf, 9, 0));
     pthread_join(t, NULL);
-    t0 = now_s();
+    t0 = tick_s();
     R(poll(&(struct pollfd){x.c, POLLIN, 0}, 1, 100));
     line("%s", took(t0, 100));
     R(setsockopt(x.l, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv));
-    t0 = now_s();
+    t0 = tick_s();
     R(accept(x.l, NULL, NULL));
     line("%s", took(t0, 60));
     R(setsockopt(x.l, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none));
@@ -126,13 +126,13 @@ int main(void) {
     R(setsockopt(x.c, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv));
     // How much room the kernel finds after all is its own affair; then none.
     while (send(x.c, buf, sizeof buf, 0) > 0) {}
-    t0 = now_s();
+    t0 = tick_s();
     R(send(x.c, buf, sizeof buf, 0));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(write(x.c, buf, 1000000));
     line("%s", took(t0, 60));
-    t0 = now_s();
+    t0 = tick_s();
     R(send(x.c, buf, 9, MSG_DONTWAIT));
     line("%s", took(t0, 0));
     R(setsockopt(x.c, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none));
@@ -170,7 +170,7 @@ int main(void) {
     handle(SIGUSR1, t_on_usr1, SA_RESTART);
     lt.ms = 150;
     for (int i = 0; i < 4; i++) {
-        t0 = now_s();
+        t0 = tick_s();
         pthread_create(&t, NULL, talker, &lt);
         pthread_t u = soon(0);
         if (i == 0) R(recv(x.c, buf, 9, 0));

@@ -202,7 +202,7 @@ int main(void) {
     R(select(778, &rd, NULL, NULL, &zero));
     line("still set %d", FD_ISSET(777, &rd));
     struct timeval soon = {0, 50000};
-    double t0 = now_s();
+    double t0 = tick_s();
     FD_SET(x.l, &rd);
     R(select(1024, &rd, NULL, NULL, &soon));
     line("%s, still set %d %d", took(t0, 50), FD_ISSET(777, &rd), FD_ISSET(x.l, &rd));
