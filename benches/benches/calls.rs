@@ -61,49 +61,50 @@ fn measure(name: &str) {
         .expect("an option that every socket has");
     wait_live();
     let (left, right) = UnixStream::pair().expect("a pair of sockets");
-    for (kind, from, to) in [
-        ("tcp", near.as_raw_fd(), far.as_raw_fd()),
-        ("unix", left.as_raw_fd(), right.as_raw_fd()),
-    ] {
-        let mut group = criterion.benchmark_group(format!("calls/{kind}"));
-        group.bench_function(format!("write and read/{name}"), |b| {
-            b.iter(|| write_and_read(from, to));
-        });
-        group.bench_function(format!("send and recv/{name}"), |b| {
-            b.iter(|| send_and_recv(from, to));
-        });
-        // Something to be found from here on.
-        write_only(from);
-        let epoll = epoll_of(to);
-        group.bench_function(format!("poll/{name}"), |b| b.iter(|| poll(&mut [to])));
-        group.bench_function(format!("epoll_wait/{name}"), |b| {
-            b.iter(|| epoll_wait(epoll))
-        });
-        group.finish();
-    }
-    let mut group = criterion.benchmark_group("calls/unix");
-    group.bench_function(format!("poll of {MANY}/{name}"), |b| {
-        b.iter(|| poll(&mut [right.as_raw_fd(); MANY]));
-    });
-    group.finish();
+    let (from, to) = (left.as_raw_fd(), right.as_raw_fd());
+    calls(
+        &mut criterion,
+        "tcp",
+        name,
+        near.as_raw_fd(),
+        far.as_raw_fd(),
+    );
+    calls(&mut criterion, "unix", name, from, to);
+    poll_of_many(&mut criterion, "unix", name, to);
     // Sleeps until the process ends.
     thread::spawn(|| {
         loop {
             thread::park();
         }
     });
-    let mut group = criterion.benchmark_group("calls/unix, two threads");
-    let (from, to) = (left.as_raw_fd(), right.as_raw_fd());
+    calls(&mut criterion, "unix, two threads", name, from, to);
+    poll_of_many(&mut criterion, "unix, two threads", name, to);
+}
+
+/// Calls on a connection from `from` to `to`.
+fn calls(criterion: &mut Criterion, kind: &str, name: &str, from: RawFd, to: RawFd) {
+    let mut group = criterion.benchmark_group(format!("calls/{kind}"));
     group.bench_function(format!("write and read/{name}"), |b| {
         b.iter(|| write_and_read(from, to));
     });
-    group.bench_function(format!("poll/{name}"), |b| b.iter(|| poll(&mut [to])));
+    group.bench_function(format!("send and recv/{name}"), |b| {
+        b.iter(|| send_and_recv(from, to));
+    });
+    // Something to be found from here on.
+    write_only(from);
     let epoll = epoll_of(to);
+    group.bench_function(format!("poll/{name}"), |b| b.iter(|| poll(&mut [to])));
     group.bench_function(format!("epoll_wait/{name}"), |b| {
         b.iter(|| epoll_wait(epoll))
     });
+    group.finish();
+}
+
+/// A poll that has one descriptor, which is ready, many times.
+fn poll_of_many(criterion: &mut Criterion, kind: &str, name: &str, fd: RawFd) {
+    let mut group = criterion.benchmark_group(format!("calls/{kind}"));
     group.bench_function(format!("poll of {MANY}/{name}"), |b| {
-        b.iter(|| poll(&mut [to; MANY]));
+        b.iter(|| poll(&mut [fd; MANY]));
     });
     group.finish();
 }

@@ -242,10 +242,7 @@ impl Endpoint {
     /// Asks for a connection, unless one is under way in either direction.
     fn connect(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
-        if flow.change.outgoing.is_some()
-            || flow.change.accepted.is_some()
-            || flow.change.pump.is_some()
-        {
+        if flow.change.has_connection() {
             return;
         }
         let paths = self.paths(token);
@@ -282,9 +279,7 @@ impl Endpoint {
     /// It is this flow's turn to connect.
     fn launch(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
-        let busy = flow.change.outgoing.is_some()
-            || flow.change.accepted.is_some()
-            || flow.change.pump.is_some();
+        let busy = flow.change.has_connection();
         let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
         let Some(attempts) = attempts.filter(|_| !busy) else {
             debug_assert!(false, "{token:?} waits for what it has");

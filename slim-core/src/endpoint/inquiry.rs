@@ -91,10 +91,7 @@ impl Endpoint {
     /// [`Why::Death`], the peer's resume port has just been found to be closed, or somebody else's.
     pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
         let flow = &self.flows[&token];
-        let (Some(to), Some(peer)) = (
-            flow.control(),
-            flow.peer.as_ref().map(|peer| peer.process.id),
-        ) else {
+        let (Some(to), Some(peer)) = (flow.control(), flow.peer_id()) else {
             return;
         };
         let confirmed = why == Why::Death && self.inquiries.refused_long_ago(now, peer);
@@ -236,11 +233,7 @@ impl Endpoint {
         let waits = |token: FlowToken, query: &Asked| query.sent == 0 || asked == Some(token);
         self.flows
             .values()
-            .filter(|flow| {
-                flow.peer
-                    .as_ref()
-                    .is_some_and(|known| known.process.id == peer)
-            })
+            .filter(|flow| flow.peer_id() == Some(peer))
             .filter(|flow| {
                 flow.query
                     .as_ref()
@@ -284,7 +277,7 @@ impl Endpoint {
                     .as_ref()
                     .is_some_and(|q| q.sent > 0 && q.to == to)
             })
-            .filter_map(|flow| Some((flow.token, flow.peer.as_ref()?.process.id)))
+            .filter_map(|flow| Some((flow.token, flow.peer_id()?)))
             .collect();
         for (token, peer) in late {
             let asked = self.inquiries.open.entry(peer).or_insert(Inquiry {
@@ -333,11 +326,7 @@ impl Endpoint {
         let flows: Vec<FlowToken> = self
             .flows
             .values()
-            .filter(|flow| {
-                flow.peer
-                    .as_ref()
-                    .is_some_and(|known| known.process.id == peer)
-            })
+            .filter(|flow| flow.peer_id() == Some(peer))
             .filter(|flow| match flow.state() {
                 State::Suspended | State::Resuming => flow.change.pump.is_none(),
                 // A stall is being looked into.
@@ -355,7 +344,7 @@ impl Endpoint {
         let Some(token) = self.genuine(status.flow, parsed) else {
             return self.drop_one();
         };
-        let peer = self.flow(token).peer.as_ref().map(|peer| peer.process.id);
+        let peer = self.flow(token).peer_id();
         if let Some(peer) = peer
             && self.probe_answered(now, peer, status.nonce)
         {
@@ -390,7 +379,7 @@ impl Endpoint {
             let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
                 continue;
             };
-            let peer = self.flows[&token].peer.as_ref().map(|peer| peer.process.id);
+            let peer = self.flows[&token].peer_id();
             if let Some(peer) = peer
                 && self.probe_answered(now, peer, unknown.nonce)
             {

@@ -73,7 +73,7 @@ impl Probe {
 impl Endpoint {
     /// The flow gets no connection: as soon as its peer answers, it wants to know.
     pub(super) fn probe(&mut self, now: Time, token: FlowToken) {
-        let Some(peer) = self.flows[&token].peer.as_ref().map(|peer| peer.process.id) else {
+        let Some(peer) = self.flows[&token].peer_id() else {
             return;
         };
         if let Some(probe) = self.probes.open.get_mut(&peer) {

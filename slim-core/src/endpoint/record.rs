@@ -10,7 +10,7 @@ use super::flow::{Lifecycle, State};
 use super::processes::Process;
 use crate::auth::{FlowKey, Fresh};
 use crate::event::Trouble;
-use crate::ids::{Cause, ConnId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::wire::{FlowStatus, Hello, Parsed};
 
 /// Error numbers of Linux. This crate has no libc to ask.
@@ -90,6 +90,11 @@ impl Change {
         flushing: None,
         pump: None,
     };
+
+    /// Whether a new transport is being made, in either direction, or is there already.
+    pub(super) fn has_connection(&self) -> bool {
+        self.outgoing.is_some() || self.accepted.is_some() || self.pump.is_some()
+    }
 }
 
 /// A [`Change`] that takes memory from the first time it is written to until it is over.
@@ -301,6 +306,11 @@ impl Flow {
         self.peer
             .as_ref()
             .is_some_and(|peer| peer.key.verify(self.role.other(), fresh, parsed))
+    }
+
+    /// The process at the other end, once it is known.
+    pub(super) fn peer_id(&self) -> Option<EndpointId> {
+        self.peer.as_ref().map(|peer| peer.process.id)
     }
 
     /// Where control messages for the peer go.

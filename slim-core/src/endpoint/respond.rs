@@ -182,7 +182,7 @@ impl Endpoint {
         flow.epochs.answered = epoch;
         // No answer was given on it, so there is nothing in it.
         let older = flow.change.accepted.replace(conn);
-        let peer = flow.peer.as_ref().map(|peer| peer.process.id);
+        let peer = flow.peer_id();
         self.conns.insert(
             conn,
             Conn::In {

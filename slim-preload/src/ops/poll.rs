@@ -193,10 +193,7 @@ fn at_once(direct: impl FnOnce() -> isize, real: impl FnOnce() -> c_int) -> c_in
     if !direct::is_allowed() {
         return real();
     }
-    match direct() {
-        n if n < 0 => super::fail(direct::errno_in(n)) as c_int,
-        n => n as c_int,
-    }
+    direct::as_libc(direct()) as c_int
 }
 
 /// `poll` that does not wait; `direct` asks the kernel past libc.

@@ -178,8 +178,7 @@ pub unsafe fn accept(
                     // SAFETY: the kernel has just written an address there, cut to the room it was given.
                     unsafe { RawAddr::copy(addr, *len) }
                 };
-                let known = matches!(table::entry(listener), Entry::Listener);
-                if !known {
+                if !matches!(table::entry(listener), Entry::Listener) {
                     options::any();
                 }
                 manage(fd, Role::Acceptor, true, Some(peer).filter(whole));

@@ -113,7 +113,13 @@ pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> 
     if KNOWN.load(Ordering::Relaxed) != ALLOWED {
         return real();
     }
-    match direct() {
+    as_libc(direct())
+}
+
+/// What the kernel answered, as libc's function gives it.
+#[inline(always)]
+pub fn as_libc(answer: isize) -> isize {
+    match answer {
         n if n < 0 => crate::ops::fail(errno_in(n)),
         n => n,
     }
