@@ -77,3 +77,4 @@ pub mod numbers;
 
 pub use agent::{Agent, as_agent};
 pub use flow_io::{Drained, FlowIo, Probe};
+pub use sys::SignalsBlocked;

@@ -357,10 +357,12 @@ pub(crate) fn host_name() -> String {
 
 /// Blocks every signal in the calling thread for the lifetime of the guard. A thread started
 /// meanwhile is born with them blocked.
-pub(crate) struct SignalsBlocked(libc::sigset_t);
+pub struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
-    pub(crate) fn new() -> Self {
+    /// Until the guard goes. It must go in the thread that made it.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
         let mut all = MaybeUninit::<libc::sigset_t>::uninit();
         let mut old = MaybeUninit::<libc::sigset_t>::uninit();
         // SAFETY: both sets are valid for writes; `sigfillset` and `sigemptyset` initialise them

@@ -4,20 +4,20 @@
 //! holds what the application registered; [`Instance::detach`] and [`Instance::attach`] frame each swap.
 
 use crate::flow::{Ctl, Mode};
+use crate::lock::{Guard, Undisturbed};
 use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{runtime, sys};
 use libc::{c_int, epoll_event};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// One epoll instance. Never freed, only used again: the table points to it.
 pub struct Instance {
     /// The number it is known by; -1 when closed.
     fd: AtomicI32,
     /// By descriptor number: what the application asked for.
-    mirror: Mutex<BTreeMap<c_int, Registration>>,
+    mirror: Undisturbed<BTreeMap<c_int, Registration>>,
 }
 
 #[derive(Clone, Copy)]
@@ -30,14 +30,14 @@ struct Registration {
     keep_armed: bool,
 }
 
-static INSTANCES: Mutex<Vec<&'static Instance>> = Mutex::new(Vec::new());
+static INSTANCES: Undisturbed<Vec<&'static Instance>> = Undisturbed::new(Vec::new());
 
 /// The instance behind an epoll descriptor, known from the first `epoll_ctl` on.
 pub fn instance(epfd: c_int) -> Option<&'static Instance> {
     match table::entry(epfd) {
         Entry::Epoll(i) => Some(i),
         Entry::None => {
-            let mut all = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = INSTANCES.lock();
             let reused = all.iter().find(|i| {
                 i.fd.compare_exchange(-1, epfd, Ordering::SeqCst, Ordering::SeqCst)
                     .is_ok()
@@ -45,7 +45,7 @@ pub fn instance(epfd: c_int) -> Option<&'static Instance> {
             let instance = reused.copied().unwrap_or_else(|| {
                 let new: &Instance = Box::leak(Box::new(Instance {
                     fd: AtomicI32::new(epfd),
-                    mirror: Mutex::default(),
+                    mirror: Undisturbed::new(BTreeMap::new()),
                 }));
                 all.push(new);
                 new
@@ -59,7 +59,7 @@ pub fn instance(epfd: c_int) -> Option<&'static Instance> {
 
 /// A socket that becomes a flow may have been registered before.
 pub fn adopt(fd: c_int, ctl: &mut Ctl) {
-    let all = INSTANCES.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = INSTANCES.lock();
     ctl.epolls
         .extend(all.iter().copied().filter(|i| i.lock().contains_key(&fd)));
 }
@@ -131,8 +131,8 @@ impl Instance {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<c_int, Registration>> {
-        self.mirror.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> Guard<'_, BTreeMap<c_int, Registration>> {
+        self.mirror.lock()
     }
 
     fn ctl(&self, op: c_int, fd: c_int, r: Registration) -> Result<(), sys::Errno> {

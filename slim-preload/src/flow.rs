@@ -4,9 +4,11 @@
 //! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
+mod inside;
+
 use crate::addr::{Name, RawAddr};
 use crate::epoll::Instance;
-use crate::lock::Lock;
+use crate::lock::{Guard, Lock, Undisturbed};
 use crate::sys;
 use crate::{runtime, table};
 use libc::c_int;
@@ -16,7 +18,8 @@ use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use inside::{Inside, forget_marks};
 
 /// "Not known", for sequence numbers.
 pub const UNKNOWN: u64 = u64::MAX;
@@ -25,8 +28,10 @@ pub const UNKNOWN: u64 = u64::MAX;
 pub struct Flow {
     /// Lets data calls in; barred while no transport is under the descriptor numbers.
     pub gate: Gate,
-    /// Bytes taken from transports: what the application got, plus the stash.
-    pub received: AtomicU64,
+    /// Bytes taken from transports by all but the owner of the pass, and by that one: what the application got, plus
+    /// the stash.
+    received: AtomicU64,
+    received_by_pass: AtomicU64,
     /// Where the peer's stream ends, once it has said so.
     pub peer_final: AtomicU64,
     /// Where our stream ends, once the application has shut it.
@@ -44,18 +49,18 @@ pub struct Flow {
     /// The connection is known to have stood; ask [`Flow::was_established`].
     pub established: AtomicBool,
     /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
-    pub send: Lock<SendHalf>,
+    send: Lock<SendHalf>,
     /// Changes whenever a call that waits for the flow should look again.
     pub signal: AtomicU32,
     /// The slot that a forked child marks when it uses the connection ([`crate::process`]).
     pub slot: u32,
     token: AtomicU64,
     refs: AtomicU32,
-    ctl: Mutex<Ctl>,
+    ctl: Undisturbed<Ctl>,
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 280);
+const _: () = assert!(size_of::<Flow>() <= 296);
 
 /// The sending direction.
 pub struct SendHalf {
@@ -151,8 +156,8 @@ impl Start {
             };
             if before == after {
                 return Some(Self {
-                    received: flow.received.load(Ordering::SeqCst),
-                    sent: flow.send.with(|s| s.replay.end()),
+                    received: flow.received(),
+                    sent: flow.with_half(|s| s.replay.end()),
                     kernel_received: after.received.saturating_sub(unread),
                     kernel_sent: after.acked + unacked,
                 });
@@ -250,6 +255,7 @@ impl Flow {
         let recycled = FREE.with(Vec::pop);
         let flow = recycled.unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
         flow.received.store(0, Ordering::Relaxed);
+        flow.received_by_pass.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
         flow.local_final.store(UNKNOWN, Ordering::Relaxed);
         for flag in [&flow.live, &flow.read_shut, &flow.forked] {
@@ -260,7 +266,7 @@ impl Flow {
         flow.established.store(established, Ordering::Relaxed);
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);
-        flow.send.with(|s| {
+        flow.with_half(|s| {
             *s = SendHalf {
                 replay: Replay::new(),
                 trim_at: TRIM_FLOOR,
@@ -290,6 +296,7 @@ impl Flow {
         Self {
             gate: Gate::new(),
             received: AtomicU64::new(0),
+            received_by_pass: AtomicU64::new(0),
             peer_final: AtomicU64::new(UNKNOWN),
             local_final: AtomicU64::new(UNKNOWN),
             live: AtomicBool::new(false),
@@ -306,7 +313,7 @@ impl Flow {
             slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
             token: AtomicU64::new(0),
             refs: AtomicU32::new(0),
-            ctl: Mutex::new(Ctl::new()),
+            ctl: Undisturbed::new(Ctl::new()),
         }
     }
 
@@ -316,40 +323,26 @@ impl Flow {
     }
 
     /// The control part. Never held over a call that may block.
-    pub fn ctl(&self) -> MutexGuard<'_, Ctl> {
-        self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn ctl(&self) -> Guard<'_, Ctl> {
+        self.ctl.lock()
     }
 
     /// The control part, if the flow is still the one behind `fd`.
-    pub fn ctl_of(&'static self, fd: c_int) -> Option<MutexGuard<'static, Ctl>> {
+    pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
         let ctl = self.ctl();
         ctl.fds.contains(&fd).then_some(ctl)
-    }
-
-    /// Leaves the gate.
-    #[inline]
-    pub fn leave(&'static self) {
-        if self.gate.leave().last_and_barred {
-            self.left_barred();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn left_barred(&'static self) {
-        sys::keep_errno(|| self.try_recycle());
     }
 
     /// The table, or the agent, lets go of the flow.
     pub fn drop_ref(&'static self) {
         if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.gate.close();
+            self.close();
             self.try_recycle();
         }
     }
 
     fn try_recycle(&'static self) {
-        if self.refs.load(Ordering::Acquire) != 0 || !self.gate.idle() {
+        if self.refs.load(Ordering::Acquire) != 0 || !self.idle() {
             return;
         }
         // Several may come here at once (the last one inside, the last reference); one of them gets the token.
@@ -361,8 +354,26 @@ impl Flow {
             ctl.set_transport(None);
             *ctl = Ctl::new();
         }
-        self.send.with(|s| s.replay = Replay::new());
+        self.with_half(|s| s.replay = Replay::new());
         FREE.with(|free| free.push(self));
+    }
+
+    /// Bytes taken from transports.
+    pub fn received(&self) -> u64 {
+        let by_pass = self.received_by_pass.load(Ordering::SeqCst);
+        self.received.load(Ordering::SeqCst).wrapping_add(by_pass)
+    }
+
+    /// Counts bytes that control took from a transport.
+    pub fn add_received(&self, n: u64) {
+        self.received.fetch_add(n, Ordering::SeqCst);
+    }
+
+    /// All bytes that were taken, by whichever process.
+    pub fn set_received(&self, all: u64) {
+        let by_pass = self.received_by_pass.load(Ordering::SeqCst);
+        self.received
+            .store(all.wrapping_sub(by_pass), Ordering::SeqCst);
     }
 
     /// Whether a thread inside a call, or waiting for one, should look at the flow again.
@@ -386,8 +397,8 @@ impl Flow {
     pub fn was_established(&self, fd: c_int) -> bool {
         if !self.established.load(Ordering::Relaxed) {
             // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
-            let stood = self.received.load(Ordering::Relaxed) > 0
-                || self.send.with(|s| s.replay.end()) > 0
+            let stood = self.received() > 0
+                || self.with_half(|s| s.replay.end()) > 0
                 || sys::counters(fd).is_some_and(|c| c.acked > 0);
             self.established.store(stood, Ordering::Relaxed);
         }

@@ -50,7 +50,7 @@ impl FlowIo for Handle {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
             if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start().all_received(*fd)) {
-                self.flow.received.store(all, Ordering::SeqCst);
+                self.flow.set_received(all);
             }
             let token = self.token();
             transport::unmanage(self.flow, ctl);
@@ -60,26 +60,26 @@ impl FlowIo for Handle {
         // Without a descriptor for a placeholder the old transport stays under the numbers; a flow that the
         // application has closed has no numbers. Both are barred all the same.
         let _ = transport::suspend(self.flow, &mut ctl);
-        self.flow.gate.bar();
+        self.flow.bar();
         transport::cut(&mut ctl);
         drop(ctl);
-        self.flow.gate.idle()
+        self.flow.idle()
     }
 
     fn idle(&self) -> bool {
-        self.flow.gate.idle()
+        self.flow.idle()
     }
 
     fn drain(&self) -> Drained {
         transport::drain(self.flow);
         Drained {
-            received: self.flow.received.load(Ordering::SeqCst),
+            received: self.flow.received(),
             sent: self.sent(),
         }
     }
 
     fn sent(&self) -> u64 {
-        self.flow.send.with(|s| s.replay.end())
+        self.flow.with_half(|s| s.replay.end())
     }
 
     fn stash(&self, data: &[u8]) {
@@ -87,18 +87,16 @@ impl FlowIo for Handle {
         if ctl.mode != Mode::Lingering {
             ctl.stash.push(data);
         }
-        self.flow
-            .received
-            .fetch_add(data.len() as u64, Ordering::SeqCst);
+        self.flow.add_received(data.len() as u64);
     }
 
     fn trim(&self, peer_received: u64) {
-        self.flow.send.with(|s| s.replay.trim(peer_received));
+        self.flow.with_half(|s| s.replay.trim(peer_received));
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         let mut at = from;
-        let lost = self.flow.send.with(|s| {
+        let lost = self.flow.with_half(|s| {
             loop {
                 match s.replay.chunk_at(at) {
                     Ok(Some(piece)) => {
@@ -157,11 +155,11 @@ impl FlowIo for Handle {
             (Mode::Open | Mode::Lingering, Some(fd)) => fd,
             _ => return busy,
         };
-        if !self.flow.send.try_lock() {
+        if !self.flow.try_lock_half() {
             return busy;
         }
         // SAFETY: locked one line above, unlocked below.
-        let half = unsafe { self.flow.send.get() };
+        let half = unsafe { self.flow.half() };
         let sent = half.replay.end();
         let unacked = sys::unacked(fd).unwrap_or(0).min(half.replay.len() as u64);
         half.replay.trim(sent - unacked);
@@ -170,7 +168,7 @@ impl FlowIo for Handle {
             half.replay.shrink();
             self.flow.dirty.store(false, Ordering::Relaxed);
         }
-        self.flow.send.unlock();
+        self.flow.unlock_half();
         let info = sys::tcp_info(fd);
         Probe {
             unacked,
@@ -194,7 +192,7 @@ impl FlowIo for Handle {
         let unacked = sys::unacked(fd).unwrap_or(0);
         if unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE) {
             if !self.flow.gate.is_barred() {
-                self.flow.gate.bar();
+                self.flow.bar();
                 drop(ctl);
                 let token = self.token();
                 crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));

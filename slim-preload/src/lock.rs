@@ -1,13 +1,19 @@
-//! A lock without a guard.
+//! Locks that survive what an application's threads go through: cancellation and signals.
+//!
+//! A signal's handler may call what we hook, and so come upon a lock that the thread has which it interrupts. So
+//! whoever takes a lock for itself, and not over a call of the application's, is not interrupted meanwhile.
 //!
 //! The send lock is held over the application's own (cancellable) system call. `pthread_cancel` unwinds
 //! through our frames without running destructors, so there must be none; hence lock and unlock by hand. A
 //! thread that was cancelled while it waited in the kernel has left the lock behind; whoever waits for it finds
 //! that out ([`Lock::may_die`]).
 
-use crate::sys;
+use crate::{runtime, sys};
+use slim_agent::SignalsBlocked;
 use std::cell::UnsafeCell;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const FREE: u32 = 0;
@@ -15,6 +21,50 @@ const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
 /// How often a waiter looks whether the holder still lives.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Keeps signals from the calling thread, if it is one of the application's.
+pub fn undisturbed() -> Option<SignalsBlocked> {
+    (!runtime::is_our_call()).then(SignalsBlocked::new)
+}
+
+/// A mutex whose holder is not interrupted by signals.
+pub struct Undisturbed<T>(Mutex<T>);
+
+/// Its value. What is first here goes first.
+pub struct Guard<'a, T> {
+    value: MutexGuard<'a, T>,
+    _signals: Option<SignalsBlocked>,
+}
+
+impl<T> Undisturbed<T> {
+    /// A free one.
+    pub const fn new(value: T) -> Self {
+        Self(Mutex::new(value))
+    }
+
+    /// Takes it.
+    pub fn lock(&self) -> Guard<'_, T> {
+        let signals = undisturbed();
+        Guard {
+            value: self.0.lock().unwrap_or_else(PoisonError::into_inner),
+            _signals: signals,
+        }
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
 
 /// A value under a futex lock.
 pub struct Lock<T> {
@@ -43,6 +93,12 @@ impl<T> Lock<T> {
         self.word
             .compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed)
             .is_ok()
+    }
+
+    /// Whether nobody has the lock.
+    #[inline]
+    pub fn is_free(&self) -> bool {
+        self.word.load(Ordering::Acquire) == FREE
     }
 
     /// Takes the lock.
@@ -104,6 +160,7 @@ impl<T> Lock<T> {
 
     /// Runs `f` with the lock held.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+        let _signals = undisturbed();
         self.lock();
         // SAFETY: locked one line above, unlocked after `f` has given its reference back.
         let r = f(unsafe { self.get() });

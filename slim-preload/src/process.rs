@@ -115,6 +115,7 @@ extern "C" fn after_fork_child() {
     table::inherit(|f| f.slot);
     sleep::after_fork(true);
     flow::after_fork(true);
+    flow::forget_marks();
     runtime::after_fork_child();
 }
 
@@ -181,7 +182,7 @@ extern "C" fn at_exit() {
             .ctl_of(fd)
             .is_some_and(|c| c.mode == flow::Mode::Suspended);
         if suspended && f.live.load(Ordering::Acquire) {
-            let sent = f.send.with(|s| s.replay.end());
+            let sent = f.with_half(|s| s.replay.end());
             let _ = f.local_final.compare_exchange(
                 flow::UNKNOWN,
                 sent,

@@ -23,7 +23,9 @@ macro_rules! call {
 }
 
 pub mod direct;
+mod fence;
 mod tcp;
+pub use fence::{can_fence, fence};
 pub use tcp::*;
 
 /// The calling thread's errno.

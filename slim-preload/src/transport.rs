@@ -7,13 +7,13 @@
 //! * `received` is final only after [`drain`], which waits until no call is inside the gate.
 
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
+use crate::lock::Guard;
 use crate::stand_in::{self, Left};
 use crate::sys::{self, Errno};
 use crate::{options, runtime};
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Cause, Verdict};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ pub const TO_BE_ASKED: c_int = 0;
 /// How long an end of stream waits for its announcement before it is looked into.
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 
-type CtlGuard = MutexGuard<'static, Ctl>;
+type CtlGuard = Guard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
 fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
@@ -68,7 +68,7 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) -> Result<(), Errno> {
         let old = sys::dup_high(first).inspect_err(|_| sys::close(placeholder))?;
         ctl.set_transport(Some(old));
     }
-    flow.gate.bar();
+    flow.bar();
     // While the stash is shown, the flags are the waiting transport's.
     let flags = sys::status(ctl.transport.unwrap_or(first));
     sys::set_status(placeholder, flags);
@@ -220,7 +220,7 @@ pub fn cut(ctl: &mut Ctl) {
 pub fn drain(flow: &'static Flow) {
     cut(&mut flow.ctl());
     let begun = Instant::now();
-    while !flow.gate.idle() {
+    while !flow.idle() {
         if begun.elapsed() > LEAVE_LIMIT {
             runtime::say(&format!(
                 "a thread never left its call on flow {:?}",
@@ -245,7 +245,7 @@ pub fn drain(flow: &'static Flow) {
             Ok(0) | Err(libc::EAGAIN) => break,
             Ok(n) => {
                 ctl.stash.push(&buf[..n]);
-                flow.received.fetch_add(n as u64, Ordering::SeqCst);
+                flow.add_received(n as u64);
             }
             Err(libc::EINTR) => {}
             Err(_) if errors < 2 => errors += 1,
@@ -448,7 +448,7 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
     ) {
         return;
     }
-    flow.gate.bar();
+    flow.bar();
     let mut unread = vec![0; ctl.stash.len()];
     ctl.stash.peek(&mut unread);
     let whole = stand_in::over(how, &unread).ok().filter(|_| owed.is_none());

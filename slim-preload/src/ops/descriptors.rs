@@ -1,12 +1,12 @@
 //! Descriptor numbers: close, dup, exec, passing to others.
 
 use crate::flow::{Ctl, Flow, Mode, UNKNOWN};
+use crate::lock::Guard;
 use crate::table::{self, Entry};
 use crate::{runtime, stand_in, sys, transport};
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Cause, FinHow, Verdict};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -74,7 +74,7 @@ pub enum Left {
 }
 
 /// A number leaves its flow. The real close comes after it, then [`finish`].
-pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -> Left {
+pub fn part(flow: &'static Flow, mut ctl: Guard<'static, Ctl>, fd: c_int) -> Left {
     for e in &ctl.epolls {
         // While the transport is away the kernel has no registration to drop by itself.
         e.forget(fd);
@@ -92,7 +92,7 @@ pub fn part(flow: &'static Flow, mut ctl: MutexGuard<'static, Ctl>, fd: c_int) -
         runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
     }
-    let sent = flow.send.with(|s| s.replay.end());
+    let sent = flow.with_half(|s| s.replay.end());
     let linger: Option<libc::linger> = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER);
     let hard = linger.is_some_and(|l| l.l_onoff != 0);
     let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);

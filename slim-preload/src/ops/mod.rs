@@ -9,37 +9,23 @@ pub mod sleep;
 pub mod sockets;
 pub mod transmit;
 
-use crate::flow::{Ctl, Flow};
+use crate::flow::{Ctl, Flow, Inside};
+use crate::lock::Guard;
 use crate::sys;
 use crate::table;
 use libc::c_int;
-use std::sync::MutexGuard;
 
 /// How a call gets at a descriptor.
 pub enum Way {
     /// Straight to the kernel: no flow.
     Plain,
-    /// Inside the gate of a flow whose transport is under the number: [`Flow::leave`] afterwards.
+    /// Inside the gate of a flow whose transport is under the number, counted: [`Flow::leave`] afterwards.
     In(&'static Flow),
     /// The flow's transport is away.
     Barred(&'static Flow),
 }
 
-/// Enters a flow that was found behind `fd`, if that is so at once.
-#[inline(always)]
-fn get_in(flow: &'static Flow, fd: c_int) -> bool {
-    if !flow.gate.enter() {
-        return false;
-    }
-    // The number may have changed hands between the load and the entry.
-    let same = table::is_still(fd, flow);
-    if !same {
-        flow.leave();
-    }
-    same
-}
-
-/// Enters the flow behind `fd`, if there is one.
+/// Enters the flow behind `fd`, if there is one, and is counted there.
 pub fn enter(fd: c_int) -> Way {
     loop {
         let Some(flow) = table::flow(fd) else {
@@ -48,7 +34,7 @@ pub fn enter(fd: c_int) -> Way {
         match (flow.gate.enter(), table::is_still(fd, flow)) {
             (true, true) => return Way::In(flow),
             (false, true) => return Way::Barred(flow),
-            (true, false) => flow.leave(),
+            (true, false) => flow.leave(Inside::Counted),
             (false, false) => {}
         }
     }
@@ -73,7 +59,7 @@ pub enum Next {
 /// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
 pub fn wait(
     flow: &'static Flow,
-    ctl: MutexGuard<'static, Ctl>,
+    ctl: Guard<'static, Ctl>,
     fd: c_int,
     dontwait: bool,
     option: c_int,

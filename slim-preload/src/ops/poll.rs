@@ -180,7 +180,7 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
                 return false;
             }
             Cause::Eof {
-                received: flow.received.load(Ordering::SeqCst),
+                received: flow.received(),
             }
         }
     };

@@ -1,17 +1,18 @@
 //! Reading from a flow.
 //!
-//! Budget of a small receive: one table load, one atomic read-modify-write to enter the gate and one to leave it,
-//! one to count. No allocation, no system call of ours, no log. [`Receive::run`] is that and nothing else; whatever is
+//! Budget of a small receive: one table load, a mark to enter the gate and one to leave it (by another thread than the
+//! one that sends on the flow an atomic read-modify-write each, and one to count). No allocation, no system call of ours, no log. [`Receive::run`] is that and nothing else; whatever is
 //! out of the ordinary goes on in [`Receive::go_on`].
 
 use super::buffers::Buffers;
-use super::{Next, Way, broken, enter, fail, get_in};
-use crate::flow::{Flow, Mode};
+use super::{Next, Way, broken, enter, fail};
+use crate::flow::{Flow, Inside, Mode};
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
+use slim_core::gate::Left;
 use std::sync::atomic::Ordering;
 
 /// Looks whether there is anything, without waiting and without taking it.
@@ -38,67 +39,109 @@ impl Receive {
     /// Runs a call on `fd` with these MSG_ flags: two closures ask the kernel for the whole of it, `real` through libc,
     /// `direct` past it ([`direct`]). `buffers` says where the bytes go, if that is not the kernel's business alone.
     #[inline(always)]
+    #[expect(
+        clippy::redundant_closure,
+        reason = "they are copies, so that the originals need not be in memory"
+    )]
     pub fn run(
         fd: c_int,
         flags: c_int,
-        buffers: impl Fn() -> Buffers,
-        direct: impl FnOnce() -> isize,
+        buffers: impl Fn() -> Buffers + Copy,
+        direct: impl Fn() -> isize + Copy,
         real: impl Fn() -> isize + Copy,
     ) -> isize {
         let Some(flow) = table::flow(fd) else {
             return direct::plainly(direct, real);
         };
-        let on = |tried| {
+        let on = move || {
             let buffers = buffers();
-            Self { fd, buffers, flags }.go_on(tried, real)
+            Self { fd, buffers, flags }.go_on(None, move || real())
         };
-        if flags & (ASIDE | libc::MSG_WAITALL) != 0 || !get_in(flow, fd) {
-            return on(None);
+        if flags & (ASIDE | libc::MSG_WAITALL) != 0 {
+            return on();
         }
-        let n = if flags & libc::MSG_DONTWAIT != 0 || flow.never_waits() {
-            direct::quickly(direct)
-        } else {
-            direct::waiting(direct, real)
-        };
-        if n > 0 {
-            flow.received.fetch_add(n as u64, Ordering::Relaxed);
-            flow.leave();
-            return n;
+        if !direct::is_allowed_if(|| flags & libc::MSG_DONTWAIT != 0 || flow.never_waits()) {
+            return on();
         }
-        on(Some((flow, n)))
+        match flow.pass_to_receive(fd) {
+            Ok(inside) => Self::try_inside((fd, flags), (flow, inside), buffers, direct, real),
+            Err(left) => Self::counted(
+                (fd, flags),
+                (flow, left),
+                move || buffers(),
+                move || direct(),
+                move || real(),
+            ),
+        }
     }
 
-    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow whose gate has been
-    /// entered, and what the kernel then said.
+    /// The usual way of a thread without a pass.
+    #[inline(never)]
+    fn counted(
+        (fd, flags): (c_int, c_int),
+        (flow, left): (&'static Flow, Left),
+        buffers: impl Fn() -> Buffers + Copy,
+        direct: impl Fn() -> isize + Copy,
+        real: impl Fn() -> isize + Copy,
+    ) -> isize {
+        flow.left(left);
+        if let Some(inside) = flow.enter_to_receive(fd) {
+            return Self::try_inside((fd, flags), (flow, inside), buffers, direct, real);
+        }
+        let buffers = buffers();
+        Self { fd, buffers, flags }.go_on(None, real)
+    }
+
+    /// Asks the kernel, inside.
+    #[inline(always)]
+    #[expect(
+        clippy::redundant_closure,
+        reason = "they are copies, so that the originals need not be in memory"
+    )]
+    fn try_inside(
+        (fd, flags): (c_int, c_int),
+        (flow, inside): (&'static Flow, Inside),
+        buffers: impl Fn() -> Buffers + Copy,
+        direct: impl Fn() -> isize + Copy,
+        real: impl Fn() -> isize + Copy,
+    ) -> isize {
+        let n = direct();
+        if n > 0 {
+            flow.count(&inside, n as usize);
+            flow.leave(inside);
+            return n;
+        }
+        let buffers = buffers();
+        Self { fd, buffers, flags }.go_on(Some((flow, inside, n)), move || real())
+    }
+
+    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow that has been
+    /// entered, how, and what the kernel then said.
     #[cold]
     #[inline(never)]
-    fn go_on(self, mut tried: Option<(&'static Flow, isize)>, real: impl Fn() -> isize) -> isize {
+    fn go_on(
+        self,
+        mut tried: Option<(&'static Flow, Inside, isize)>,
+        real: impl Fn() -> isize,
+    ) -> isize {
         let errno = sys::errno();
-        if let Some((flow, direct::NOT_MADE)) = tried {
-            flow.leave();
-            tried = None;
-        }
         loop {
-            let way = match tried {
-                Some((flow, _)) => Way::In(flow),
-                None => {
-                    direct::cancellation_point();
-                    enter(self.fd)
-                }
+            let way = || {
+                direct::cancellation_point();
+                enter(self.fd)
             };
-            let next = match way {
-                Way::Plain => return real(),
-                Way::In(flow) => {
-                    let n = match tried.take() {
-                        Some((_, n)) => n,
-                        None if self.has(libc::MSG_DONTWAIT) || flow.never_waits() => {
-                            direct::surely(&real)
-                        }
-                        None => direct::answer(real()),
+            let next = match tried.take().map_or_else(|| Err(way()), Ok) {
+                Ok((flow, inside, n)) => self.asked(flow, inside, n),
+                Err(Way::Plain) => return real(),
+                Err(Way::In(flow)) => {
+                    let n = if self.has(libc::MSG_DONTWAIT) || flow.never_waits() {
+                        direct::surely(&real)
+                    } else {
+                        direct::answer(real())
                     };
-                    self.asked(flow, n)
+                    self.asked(flow, Inside::Counted, n)
                 }
-                Way::Barred(flow) => self.barred(flow),
+                Err(Way::Barred(flow)) => self.barred(flow),
             };
             if let Next::Return(n) = next {
                 if n >= 0 {
@@ -110,29 +153,29 @@ impl Receive {
     }
 
     /// After the kernel's answer, which is minus an errno when the call failed. Leaves the gate.
-    fn asked(self, flow: &'static Flow, n: isize) -> Next {
+    fn asked(self, flow: &'static Flow, inside: Inside, n: isize) -> Next {
         let errno = direct::errno_in(n);
         if n > 0 {
             if !self.has(ASIDE) {
-                flow.received.fetch_add(n as u64, Ordering::Relaxed);
+                flow.count(&inside, n as usize);
             }
             let stopped = (n as usize) < self.buffers.len()
                 && self.has(libc::MSG_WAITALL)
                 && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT)
                 && !sys::is_nonblocking(self.fd);
             if !stopped {
-                flow.leave();
-            } else if self.transport_stopped(flow, None) {
+                flow.leave(inside);
+            } else if self.transport_stopped(flow, inside, None) {
                 return Next::Return(self.complete(n as usize));
             }
             return Next::Return(n);
         }
         let cause = if n == 0 {
-            let at = flow.received.load(Ordering::SeqCst);
+            let at = flow.received();
             let orderly = flow.peer_final.load(Ordering::Acquire) == at
                 || flow.read_shut.load(Ordering::Relaxed);
             if orderly || self.buffers.len() == 0 || self.has(libc::MSG_OOB) {
-                flow.leave();
+                flow.leave(inside);
                 return Next::Return(0);
             }
             Cause::Eof { received: at }
@@ -142,17 +185,17 @@ impl Receive {
             let dead = broken(self.fd, errno);
             if flow.gate.is_barred() {
                 // The transport was shut under the call, or it met a placeholder.
-                flow.leave();
+                flow.leave(inside);
                 transport::remember(flow, self.fd, errno);
                 return Next::Again;
             }
             if !dead {
-                flow.leave();
+                flow.leave(inside);
                 return Next::Return(fail(errno));
             }
             Cause::Errno(errno)
         };
-        flow.leave();
+        flow.leave(inside);
         match transport::fault(flow, self.fd, cause) {
             Fault::Suspended => Next::Again,
             Fault::Plain if n == 0 => Next::Return(0),
@@ -163,8 +206,8 @@ impl Receive {
     /// After MSG_WAITALL gave less than was asked for, and `error` if the kernel said that: whether the transport
     /// was the reason, and not a signal or a time limit. Asked inside the gate, for there nobody exchanges the
     /// transport of this call; leaves it.
-    fn transport_stopped(self, flow: &'static Flow, error: Option<c_int>) -> bool {
-        let at = flow.received.load(Ordering::SeqCst);
+    fn transport_stopped(self, flow: &'static Flow, inside: Inside, error: Option<c_int>) -> bool {
+        let at = flow.received();
         // An error is not taken from the kernel, for it may be the next call's.
         let asked = || match sys::has_error(self.fd) {
             true => Err(transport::TO_BE_ASKED),
@@ -178,7 +221,7 @@ impl Receive {
             _ => None,
         };
         let barred = flow.gate.is_barred();
-        flow.leave();
+        flow.leave(inside);
         let Some(cause) = cause.filter(|_| !barred) else {
             return barred;
         };
@@ -201,7 +244,7 @@ impl Receive {
                 Way::Plain => break,
                 Way::In(flow) => {
                     if sys::is_nonblocking(self.fd) {
-                        flow.leave();
+                        flow.leave(Inside::Counted);
                         break;
                     }
                     let mut error = None;
@@ -214,11 +257,11 @@ impl Receive {
                             }
                         }
                     });
-                    flow.received.fetch_add(got as u64, Ordering::Relaxed);
+                    flow.count(&Inside::Counted, got);
                     have += got;
                     if have >= want {
-                        flow.leave();
-                    } else if !self.transport_stopped(flow, error) {
+                        flow.leave(Inside::Counted);
+                    } else if !self.transport_stopped(flow, Inside::Counted, error) {
                         break;
                     }
                 }

@@ -209,15 +209,15 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     let errno = sys::errno();
     let first = flow.local_final.load(Ordering::Acquire) == UNKNOWN;
     // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
-    let (r, sent) = if flow.send.try_lock() {
+    let (r, sent) = if flow.try_lock_half() {
         // SAFETY: locked one line above, unlocked below.
-        let sent = unsafe { flow.send.get() }.replay.end();
-        flow.send.unlock();
+        let sent = unsafe { flow.half() }.replay.end();
+        flow.unlock_half();
         announce(flow, sent);
         (shut_transport(&ctl, how, real), sent)
     } else {
         let r = shut_transport(&ctl, how, real);
-        (r, sys::keep_errno(|| flow.send.with(|s| s.replay.end())))
+        (r, sys::keep_errno(|| flow.with_half(|s| s.replay.end())))
     };
     announce(flow, sent);
     if r == 0 || !first || ctl.mode != Mode::Open || !flow.live.load(Ordering::Acquire) {
@@ -420,7 +420,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
         (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => None,
         (_, libc::FIONREAD) => number(ctl.stash.len()),
-        (Mode::Suspended, _) => number(flow.send.with(|s| s.replay.len())),
+        (Mode::Suspended, _) => number(flow.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
     }
 }

@@ -1,17 +1,18 @@
 //! Writing to a flow.
 //!
-//! Budget of a small send: one table load, one atomic read-modify-write to enter the gate and one to leave it, an
-//! uncontended lock, a copy. No allocation, no system call of ours, no log. [`Transmit::run`] is that and nothing else;
+//! Budget of a small send: one table load, a mark to enter the gate and one to leave it (by another thread than the
+//! flow's usual one two atomic read-modify-writes each, with the lock), a copy. No allocation, no system call of ours, no log. [`Transmit::run`] is that and nothing else;
 //! whatever is out of the ordinary goes on in [`Transmit::go_on`].
 
 use super::buffers::Source;
-use super::{Next, Way, broken, enter, fail, get_in, sleep};
-use crate::flow::{Flow, Mode, SendHalf, TRIM_FLOOR, Then, UNKNOWN};
+use super::{Next, Way, broken, enter, fail, sleep};
+use crate::flow::{Flow, Inside, Mode, SendHalf, TRIM_FLOOR, Then, UNKNOWN};
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
+use slim_core::gate::Left;
 use std::sync::atomic::Ordering;
 
 /// A call that does not wait, nor raise a signal.
@@ -34,6 +35,10 @@ impl<S: Source> Transmit<S> {
     /// Runs the call: `plain` is the application's own call, for a descriptor that is no flow's; the others ask the
     /// kernel, on the descriptor and with the flags given, `real` through libc and `direct` past it.
     #[inline(always)]
+    #[expect(
+        clippy::redundant_closure,
+        reason = "they are copies, so that the originals need not be in memory"
+    )]
     pub fn run(
         self,
         plain: impl Fn() -> isize + Copy,
@@ -43,36 +48,86 @@ impl<S: Source> Transmit<S> {
         let Some(flow) = table::flow(self.fd) else {
             return plain();
         };
-        if !get_in(flow, self.fd) {
-            return self.go_on(None, plain, real);
+        if !direct::is_allowed() {
+            return self
+                .anew()
+                .go_on(None, move || plain(), move |fd, flags| real(fd, flags));
         }
-        if !flow.send.try_lock() {
-            flow.leave();
-            return self.go_on(None, plain, real);
+        match flow.pass_to_send(self.fd) {
+            Ok(inside) => self.try_inside(flow, inside, plain, direct, real),
+            Err(left) => self.anew().counted(
+                flow,
+                left,
+                move || plain(),
+                move |fd, flags| direct(fd, flags),
+                move |fd, flags| real(fd, flags),
+            ),
         }
-        let n = direct::quickly(|| direct(self.fd, self.flags | AT_ONCE));
+    }
+
+    /// A copy for what is not inlined, so that the original need not be in memory.
+    #[inline(always)]
+    fn anew(&self) -> Self {
+        let Self { fd, source, flags } = *self;
+        Self { fd, source, flags }
+    }
+
+    /// The usual way of a thread without a pass.
+    #[inline(never)]
+    fn counted(
+        self,
+        flow: &'static Flow,
+        left: Left,
+        plain: impl Fn() -> isize + Copy,
+        direct: impl Fn(c_int, c_int) -> isize + Copy,
+        real: impl Fn(c_int, c_int) -> isize + Copy,
+    ) -> isize {
+        flow.left(left);
+        match flow.enter_to_send(self.fd) {
+            Some(inside) => self.try_inside(flow, inside, plain, direct, real),
+            None => self.go_on(None, plain, real),
+        }
+    }
+
+    /// Asks the kernel, inside and with the sending half.
+    #[inline(always)]
+    #[expect(
+        clippy::redundant_closure,
+        reason = "they are copies, so that the originals need not be in memory"
+    )]
+    fn try_inside(
+        self,
+        flow: &'static Flow,
+        inside: Inside,
+        plain: impl Fn() -> isize + Copy,
+        direct: impl Fn(c_int, c_int) -> isize + Copy,
+        real: impl Fn(c_int, c_int) -> isize + Copy,
+    ) -> isize {
+        let n = direct(self.fd, self.flags | AT_ONCE);
         if n <= 0 || n as usize != self.source.total() || n as usize >= LARGE {
-            return self.go_on(Some((flow, n)), plain, real);
+            return self.anew().go_on(
+                Some((flow, inside, n)),
+                move || plain(),
+                move |fd, flags| real(fd, flags),
+            );
         }
-        // SAFETY: the send lock is held.
-        let half = unsafe { flow.send.get() };
+        // SAFETY: entered to send.
+        let half = unsafe { flow.half() };
         self.source.copy_all(|bytes| half.replay.push(bytes));
         if half.replay.len() > half.trim_at {
             trim(flow, half, self.fd);
         }
-        flow.send.unlock();
-        flow.mark_dirty();
-        flow.leave();
+        flow.leave_sending(inside);
         n
     }
 
-    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow whose gate has been
-    /// entered and whose send lock is held, and what the kernel then said.
+    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow that has been entered
+    /// to send, how, and what the kernel then said.
     #[cold]
     #[inline(never)]
     fn go_on(
         self,
-        mut tried: Option<(&'static Flow, isize)>,
+        mut tried: Option<(&'static Flow, Inside, isize)>,
         plain: impl Fn() -> isize + Copy,
         real: impl Fn(c_int, c_int) -> isize + Copy,
     ) -> isize {
@@ -83,32 +138,29 @@ impl<S: Source> Transmit<S> {
                 self.attempt(&real)
             };
             let next = match tried.take().map_or_else(attempt, Ok) {
-                Ok((flow, direct::NOT_MADE)) => {
-                    flow.send.unlock();
-                    flow.leave();
+                // To wait there is the lock: a thread that is cancelled meanwhile is found out.
+                Ok((flow, Inside::Passed(passed), n)) if self.would_wait(n) => {
+                    flow.leave_sending(Inside::Passed(passed));
                     Next::Again
                 }
-                Ok((flow, mut n)) => {
-                    if n < 0 {
-                        n = self.wait_for_room(flow, n, &real);
+                Ok((flow, inside, mut n)) => {
+                    if self.would_wait(n) {
+                        n = self.wait_for_room(flow, &real);
                     }
                     if n > 0 {
                         self.account(flow, self.fd, 0, n as usize);
-                        flow.send.unlock();
-                        flow.mark_dirty();
-                        flow.leave();
+                        flow.leave_sending(inside);
                         if (n as usize) < self.source.total() {
                             n = self.rest(n as usize);
                         }
                         Next::Return(n)
                     } else {
-                        flow.send.unlock();
-                        self.unusual(flow, n)
+                        self.unusual(flow, inside, n)
                     }
                 }
                 Err(Way::Plain) => return plain(),
                 Err(Way::In(flow)) => {
-                    flow.leave();
+                    flow.leave(Inside::Counted);
                     return fail(libc::EAGAIN);
                 }
                 Err(Way::Barred(flow)) => self.barred(flow, &real),
@@ -127,55 +179,51 @@ impl<S: Source> Transmit<S> {
     fn attempt(
         &self,
         real: &impl Fn(c_int, c_int) -> isize,
-    ) -> Result<(&'static Flow, isize), Way> {
+    ) -> Result<(&'static Flow, Inside, isize), Way> {
         match enter(self.fd) {
             // Without waiting first: most sends need not, and one that waits may be cancelled.
             Way::In(flow) if self.take_turn(flow) => {
                 let ask = || direct::surely(|| real(self.fd, self.flags | AT_ONCE));
-                Ok((flow, sys::keep_errno(ask)))
+                Ok((flow, Inside::Counted, sys::keep_errno(ask)))
             }
             way => Err(way),
         }
     }
 
-    /// Takes the send lock; false when that would mean to wait for another thread's blocking send in a
+    /// Takes the sending half; false when that would mean to wait for another thread's blocking send in a
     /// call that must not wait.
     fn take_turn(&self, flow: &'static Flow) -> bool {
-        if flow.send.try_lock() {
+        if flow.try_take_half() {
             return true;
         }
         if self.flags & libc::MSG_DONTWAIT != 0 && !sys::keep_errno(|| sys::is_nonblocking(self.fd))
         {
-            return flow.send.try_lock();
+            return flow.try_take_half();
         }
-        sys::keep_errno(|| flow.send.lock());
+        sys::keep_errno(|| flow.lock_half());
         true
     }
 
-    /// After the kernel took nothing without waiting, and said why: a blocking call waits now, with the lock held, so
-    /// that threads write in turn.
-    fn wait_for_room(
-        &self,
-        flow: &'static Flow,
-        answer: isize,
-        real: &impl Fn(c_int, c_int) -> isize,
-    ) -> isize {
-        if direct::errno_in(answer) != libc::EAGAIN
-            || self.flags & libc::MSG_DONTWAIT != 0
-            || sys::is_nonblocking(self.fd)
-        {
-            return answer;
-        }
-        flow.send.may_die(true);
+    /// Whether this is a blocking call of which the kernel took nothing without waiting.
+    fn would_wait(&self, answer: isize) -> bool {
+        answer < 0
+            && direct::errno_in(answer) == libc::EAGAIN
+            && self.flags & libc::MSG_DONTWAIT == 0
+            && !sys::is_nonblocking(self.fd)
+    }
+
+    /// A blocking call waits, with the lock held, so that threads write in turn.
+    fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
+        flow.holder_may_die(true);
         let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
-        flow.send.may_die(false);
+        flow.holder_may_die(false);
         direct::answer(n)
     }
 
-    /// Copies what the kernel took and has not seen acknowledged. The send lock is held.
+    /// Copies what the kernel took and has not seen acknowledged. The caller has the sending half.
     fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
-        // SAFETY: the send lock is held, see `go_on`.
-        let half = unsafe { flow.send.get() };
+        // SAFETY: all callers have it.
+        let half = unsafe { flow.half() };
         if n >= LARGE {
             return self.account_large(flow, half, fd, from, n);
         }
@@ -219,24 +267,24 @@ impl<S: Source> Transmit<S> {
                 // What the transport has to report is for the next call: this one has sent something.
                 Way::In(flow) if sys::has_error(self.fd) => {
                     let barred = flow.gate.is_barred();
-                    flow.leave();
+                    flow.leave(Inside::Counted);
                     let cause = Cause::Errno(transport::TO_BE_ASKED);
                     if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {
                         return short(have);
                     }
                 }
                 Way::In(flow) => {
-                    flow.send.lock();
+                    flow.lock_half();
                     let sent = self.push_on(have, libc::MSG_DONTWAIT);
                     if let Ok(n) = sent {
                         self.account(flow, self.fd, have, n);
                         have += n;
                     }
-                    flow.send.unlock();
+                    flow.unlock_half();
                     flow.mark_dirty();
                     let dead = sent.is_err_and(|e| broken(self.fd, e));
                     let barred = flow.gate.is_barred();
-                    flow.leave();
+                    flow.leave(Inside::Counted);
                     match sent {
                         Ok(_) => {}
                         Err(e) if barred => transport::remember(flow, self.fd, e),
@@ -299,12 +347,12 @@ impl<S: Source> Transmit<S> {
     }
 
     /// After the kernel took nothing, and said why. Leaves the gate.
-    fn unusual(&self, flow: &'static Flow, n: isize) -> Next {
+    fn unusual(&self, flow: &'static Flow, inside: Inside, n: isize) -> Next {
         let errno = direct::errno_in(n);
         // In this order, see `Receive::unusual`.
         let dead = n < 0 && broken(self.fd, errno);
         let barred = flow.gate.is_barred();
-        flow.leave();
+        flow.leave_sending(inside);
         if n == 0 {
             return Next::Return(0);
         }
@@ -359,13 +407,13 @@ impl<S: Source> Transmit<S> {
         };
         // A transport is there, but its number still shows the stash. Never wait with the control lock held:
         // the reader of the stash needs it.
-        flow.send.lock();
+        flow.lock_half();
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
         if n > 0 {
             self.account(flow, fd, 0, n as usize);
         }
-        flow.send.unlock();
+        flow.unlock_half();
         if n > 0 {
             drop(ctl);
             flow.mark_dirty();
@@ -389,7 +437,7 @@ impl<S: Source> Transmit<S> {
     }
 }
 
-/// Forgets what the peer's kernel has, and sets when to ask next. The send lock is held.
+/// Forgets what the peer's kernel has, and sets when to ask next.
 #[cold]
 #[inline(never)]
 fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {

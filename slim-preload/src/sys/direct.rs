@@ -8,23 +8,21 @@
 //!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
 //!   `SIGEV_THREAD`, are not seen.)
 
-use super::{Errno, errno, set_errno};
+use super::{Errno, errno};
 use libc::{c_int, c_long, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
 use slim_agent::cancel;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// libc's functions are what the application would call.
-const ALLOWED: u8 = 1 << 0;
+/// It is not known that libc's functions are what the application would call.
+const UNAGAINST: u8 = 1 << 0;
 /// The application has made a thread.
 const THREADS: u8 = 1 << 1;
 /// It has cancelled one.
 const CANCELS: u8 = 1 << 2;
-/// No answer of the kernel's: the call is still to be made, through libc.
-pub const NOT_MADE: isize = isize::MIN;
 
-/// What is known of the process. Bits are only ever added.
-static KNOWN: AtomicU8 = AtomicU8::new(0);
+/// What speaks against going past libc.
+static AGAINST: AtomicU8 = AtomicU8::new(UNAGAINST);
 
 /// From now on calls go past libc, unless another library takes its calls too: that one is not to be left out.
 pub fn allow() {
@@ -45,18 +43,18 @@ pub fn allow() {
     let libc = library_of(c"gnu_get_libc_version");
     let own = cfg!(target_arch = "x86_64") && libc.is_some();
     if own && names.iter().all(|name| library_of(name) == libc) {
-        KNOWN.fetch_or(ALLOWED, Ordering::SeqCst);
+        AGAINST.fetch_and(!UNAGAINST, Ordering::SeqCst);
     }
 }
 
 /// The application makes a thread: what waits can be interrupted from now on.
 pub fn threads() {
-    KNOWN.fetch_or(THREADS, Ordering::SeqCst);
+    AGAINST.fetch_or(THREADS, Ordering::SeqCst);
 }
 
 /// A thread is to be cancelled: every call is a cancellation point from now on.
 pub fn cancels() {
-    KNOWN.fetch_or(CANCELS, Ordering::SeqCst);
+    AGAINST.fetch_or(CANCELS, Ordering::SeqCst);
 }
 
 /// Where the library that the next function of this name is in has been loaded.
@@ -73,21 +71,24 @@ fn library_of(name: &CStr) -> Option<usize> {
 /// Whether a call that does not wait may go past libc.
 #[inline(always)]
 pub fn is_allowed() -> bool {
-    KNOWN.load(Ordering::Relaxed) & !THREADS == ALLOWED
+    AGAINST.load(Ordering::Relaxed) & !THREADS == 0
+}
+
+/// Whether a call may go past libc; asks whether it never waits only if that matters.
+#[inline(always)]
+pub fn is_allowed_if(never_waits: impl FnOnce() -> bool) -> bool {
+    match AGAINST.load(Ordering::Relaxed) {
+        0 => true,
+        THREADS => never_waits(),
+        _ => false,
+    }
 }
 
 /// Where a call of the application begins that libc has as a cancellation point. It holds nothing yet.
 pub fn cancellation_point() {
-    if KNOWN.load(Ordering::Relaxed) & CANCELS != 0 {
+    if AGAINST.load(Ordering::Relaxed) & CANCELS != 0 {
         cancel::point();
     }
-}
-
-/// Makes a call that does not wait, past libc, or says [`NOT_MADE`]. The answer is the kernel's, minus an errno when it
-/// failed; errno is not touched.
-#[inline(always)]
-pub fn quickly(direct: impl FnOnce() -> isize) -> isize {
-    if is_allowed() { direct() } else { NOT_MADE }
 }
 
 /// Makes a call that does not wait through libc, and comes back. The answer is the kernel's.
@@ -95,22 +96,11 @@ pub fn surely(real: impl FnOnce() -> isize) -> isize {
     answer(cancel::uncancelled(real))
 }
 
-/// Makes a call that may wait: past libc with `direct`, else with `real`, libc's own function. The answer is the
-/// kernel's, minus an errno when it failed; errno is not touched.
-#[inline(always)]
-pub fn waiting(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
-    if KNOWN.load(Ordering::Relaxed) == ALLOWED {
-        direct()
-    } else {
-        through_libc(real)
-    }
-}
-
 /// Makes a call on a descriptor that is none of our business, of which nobody knows whether it waits: past libc with
 /// `direct`, else with `real`, libc's own function. The answer is libc's.
 #[inline(always)]
 pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
-    if KNOWN.load(Ordering::Relaxed) != ALLOWED {
+    if AGAINST.load(Ordering::Relaxed) != 0 {
         return real();
     }
     as_libc(direct())
@@ -123,15 +113,6 @@ pub fn as_libc(answer: isize) -> isize {
         n if n < 0 => crate::ops::fail(errno_in(n)),
         n => n,
     }
-}
-
-#[cold]
-#[inline(never)]
-fn through_libc(real: impl FnOnce() -> isize) -> isize {
-    let before = errno();
-    let n = answer(real());
-    set_errno(before);
-    n
 }
 
 /// What libc's function gave, as the kernel says it.
@@ -195,9 +176,50 @@ macro_rules! calls {
         #[inline(always)]
         pub unsafe fn $name($($arg: $kind),*) -> isize {
             // SAFETY: the caller's contract; arguments beyond those of the call are not looked at.
-            unsafe { syscall(number!($nr), padded([$($arg as usize),*])) }
+            unsafe { syscall(number!($nr), padded([$($arg.word()),*])) }
         }
     )*};
+}
+
+/// An argument as the kernel gets it.
+trait Word {
+    fn word(self) -> usize;
+}
+
+impl Word for usize {
+    #[inline(always)]
+    fn word(self) -> usize {
+        self
+    }
+}
+
+impl Word for libc::socklen_t {
+    #[inline(always)]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+impl Word for c_int {
+    /// The kernel looks at the lower half only.
+    #[inline(always)]
+    fn word(self) -> usize {
+        self as u32 as usize
+    }
+}
+
+impl<T> Word for *const T {
+    #[inline(always)]
+    fn word(self) -> usize {
+        self as usize
+    }
+}
+
+impl<T> Word for *mut T {
+    #[inline(always)]
+    fn word(self) -> usize {
+        self as usize
+    }
 }
 
 #[inline(always)]

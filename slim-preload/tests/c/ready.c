@@ -198,6 +198,7 @@ int main(void) {
     wait_for(x.s, POLLHUP, 1000);
     show("both ended, data left", x.s);
     MUST(recv(x.s, buf, 1, 0));
+    wait_for(x.s, POLLHUP, 1000);
     show("both ended", x.s);
     wait_for(x.c, POLLHUP, 1000);
     show("both ended, client", x.c);

@@ -8,23 +8,35 @@ static int fd, in_fd, out_fd;
 static const char *way;
 static uint64_t in_seed, out_seed;
 static volatile uint64_t got;
-static volatile int over;
+static volatile int over, broken;
+
+static int breaks(void) { return getenv("T_BREAKS") ? atoi(getenv("T_BREAKS")) : 0; }
 
 static int is(const char *w) { return !strcmp(way, w); }
 
 // Breaks at every 1/n of what is received, and a little later again while the first wound heals.
 static void *breaker(void *p UNUSED) {
-    int n = getenv("T_BREAKS") ? atoi(getenv("T_BREAKS")) : 0;
+    int n = breaks();
     for (int i = 1; i <= n; i++) {
         while (!over && got < (uint64_t)TOTAL / (n + 1) * i) usleep(200);
         if (over) break;
         if (break_connections() < 0) line("cannot break connections: %s", ename(errno));
+        broken = i;
         if (i % 3 == 0) {
             usleep(t_word(7, i) % 6000);
             break_connections();
         }
     }
     return NULL;
+}
+
+// The breaker is not left behind, however busy the machine is: the reader waits for it.
+static void count(size_t n) {
+    static int due;
+    int all = is_server() ? breaks() : 0;
+    got += n;
+    while (due < all && got >= (uint64_t)TOTAL / (all + 1) * (due + 1)) due++;
+    while (broken < due) usleep(200);
 }
 
 static size_t size_at(uint64_t seed, uint64_t off) {
@@ -74,7 +86,7 @@ static int take(void) {
         return -1;
     }
     if (!verify(b, got, n, in_seed)) return -1;
-    got += n;
+    count(n);
     return 1;
 }
 
@@ -251,7 +263,7 @@ static void with_threads(void) {
             break;
         }
         if (!verify(b, got, n, in_seed)) break;
-        got += n;
+        count(n);
     }
     pthread_join(t, NULL);
     if (e >= 0) close(e);
