@@ -4,9 +4,17 @@ use std::fmt;
 
 use crate::{Error, Netns, Node, Result};
 
-/// Bytes that a line limited by `tbf` lets pass at once after a rest: room for a whole offloaded segment. The other
-/// disciplines let less pass.
-pub const BURST: u32 = 64 << 10;
+/// Bytes that a line of so many kilobits a second, limited by `tbf`, lets pass at once after a rest. The other
+/// disciplines let less pass. Room for a whole offloaded segment, and on fast lines for what falls into the time
+/// that a virtual machine may need to come back from a timer; else it is the timer that limits the line.
+pub fn burst(rate_kbit: u64) -> u32 {
+    const SEGMENT: u64 = 64 << 10;
+    let late = rate_kbit.saturating_mul(1000) / 8 * TIMER_US / 1_000_000;
+    u32::try_from(late.max(SEGMENT)).unwrap_or(u32::MAX)
+}
+
+/// How late a timer may be, in microseconds.
+const TIMER_US: u64 = 400;
 
 /// What the line is to be like, in the sending direction of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -124,7 +132,7 @@ impl Shape {
             }
             Discipline::Tbf => {
                 let rate = rate.as_deref().unwrap_or("1gbit");
-                let burst = BURST.to_string();
+                let burst = burst(self.rate_kbit.unwrap_or_default()).to_string();
                 args.extend(["tbf", "rate", rate, "burst", &burst, "latency", "200ms"]);
                 net.exec("tc", &args).map(drop)
             }

@@ -242,7 +242,7 @@ impl Plan {
     /// How turns are to be.
     fn pace(&self) -> Pace {
         let burst = self.rate_kbit.map_or(Duration::ZERO, |rate| {
-            Duration::from_secs_f64(shape::BURST as f64 * 8.0 / (rate as f64 * 1e3))
+            Duration::from_secs_f64(f64::from(shape::burst(rate)) * 8.0 / (rate as f64 * 1e3))
         });
         let turn = TURN.max(burst * BURSTS);
         Pace {
@@ -412,11 +412,15 @@ mod tests {
     #[test]
     fn turns_on_a_slow_line_are_long() {
         assert_eq!(plan(None, 80).pace().turn, TURN);
-        assert_eq!(plan(Some(10_000_000), 80).pace().turn, TURN);
+        let fast = plan(Some(10_000_000), 80).pace().turn;
+        assert_eq!(fast.as_millis(), 12);
         let slow = plan(Some(1_000_000), 80).pace().turn;
         assert_eq!(slow.as_millis(), 16);
         // Before the clock starts, the line is asked for more than passes at once.
-        assert!(slow.as_secs_f64() / 8.0 * 1e9 / 8.0 > f64::from(shape::BURST));
+        for (turn, rate) in [(slow, 1_000_000), (fast, 10_000_000)] {
+            let asked = turn.as_secs_f64() / 8.0 * rate as f64 * 1e3 / 8.0;
+            assert!(asked > f64::from(shape::burst(rate)));
+        }
         // Not so long that there are hardly any.
         assert_eq!(plan(Some(1_000_000), 20).pace().turn.as_millis(), 5);
     }
