@@ -39,6 +39,8 @@ pub struct Flow {
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
+    /// [`Ctl::exposed`], for a forked child, where the lock may be held for ever.
+    pub exposed: AtomicBool,
     /// Calls on the connection are known not to wait (O_NONBLOCK). That some do may be unknown.
     nonblocking: AtomicBool,
     /// The connection is known to have stood; ask [`Flow::was_established`].
@@ -73,7 +75,7 @@ pub const TRIM_FLOOR: usize = 64 << 10;
 pub enum Mode {
     /// The transport.
     Open,
-    /// A placeholder that is never ready.
+    /// The old transport, which data calls, poll, select and epoll do not see; or a placeholder ([`Ctl::veiled`]).
     Suspended,
     /// A stand-in: the stash is read first, then `then` happens.
     Stashed {
@@ -103,14 +105,18 @@ pub struct Ctl {
     pub mode: Mode,
     /// The application's descriptor numbers for this flow; mostly one.
     pub fds: SmallVec<[c_int; 4]>,
-    /// A descriptor of ours: the old transport (suspended, lingering), or the new one (stashed).
+    /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
     pub transport: Option<c_int>,
+    /// Suspended, and a placeholder that is never ready is under the numbers.
+    pub veiled: bool,
     /// Whether `transport` has been read dry for good.
     pub drained: bool,
     /// The error that somebody of us took from the transport: owed if the transport is put back.
     pub taken: Option<c_int>,
     /// We have ended the transport, so that it cannot be put back.
     pub cut: bool,
+    /// The kernel has given the old transport up: nothing of it changes any more.
+    pub over: bool,
     /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
     pub plain: bool,
     /// Bytes taken from a transport that the application has not read yet.
@@ -123,8 +129,8 @@ pub struct Ctl {
     pub peer: Option<Name>,
     /// Where the present transport began; the first one began with nothing.
     pub start: Option<Box<Start>>,
-    /// How many transports the flow has had before this one.
-    pub epoch: u32,
+    /// This transport is not the first.
+    pub moved: bool,
 }
 
 /// Bytes of both directions, as we count them and as the kernel counts those of one transport. From the moment
@@ -150,14 +156,24 @@ impl Start {
                 sys::counters(fd)?
             };
             if before == after {
-                return Some(Self {
-                    received: flow.received.load(Ordering::SeqCst),
-                    sent: flow.send.with(|s| s.replay.end()),
-                    kernel_received: after.received.saturating_sub(unread),
-                    kernel_sent: after.acked + unacked,
-                });
+                return Some(Self::new(flow, after, unread, unacked));
             }
             before = after;
+        }
+    }
+
+    /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
+    pub fn of_dry(flow: &Flow, fd: c_int) -> Option<Self> {
+        let counters = sys::counters(fd).filter(|c| c.is_over)?;
+        Some(Self::new(flow, counters, 0, sys::unacked(fd).ok()?))
+    }
+
+    fn new(flow: &Flow, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
+        Self {
+            received: flow.received.load(Ordering::SeqCst),
+            sent: flow.send.with(|s| s.replay.end()),
+            kernel_received: counters.received.saturating_sub(unread),
+            kernel_sent: counters.acked + unacked,
         }
     }
 
@@ -192,16 +208,18 @@ impl Ctl {
             mode: Mode::Lingering,
             fds: SmallVec::new_const(),
             transport: None,
+            veiled: false,
             drained: false,
             taken: None,
             cut: false,
+            over: false,
             plain: false,
             stash: Stash::new(),
             epolls: SmallVec::new_const(),
             local: None,
             peer: None,
             start: None,
-            epoch: 0,
+            moved: false,
         }
     }
 
@@ -214,8 +232,35 @@ impl Ctl {
     pub fn probe_fd(&self) -> Option<c_int> {
         match self.mode {
             Mode::Open => self.fds.first().copied(),
-            _ => self.transport,
+            _ => self.old(),
         }
+    }
+
+    /// The number of a suspended flow under which its old transport still is.
+    pub fn exposed(&self) -> Option<c_int> {
+        let exposed = self.mode == Mode::Suspended && !self.veiled && self.transport.is_none();
+        self.fds.first().copied().filter(|_| exposed)
+    }
+
+    /// The transport that is away, or waits.
+    pub fn old(&self) -> Option<c_int> {
+        self.transport.or_else(|| self.exposed())
+    }
+
+    /// The descriptor that has the status flags of the flow's number `fd`: the always-ready stand-in is one file for
+    /// all flows, so a flow that shows it has those of its waiting transport.
+    pub fn flags_of(&self, fd: c_int) -> c_int {
+        match self.mode {
+            Mode::Stashed { .. } => self.transport.unwrap_or(fd),
+            Mode::Suspended if !self.veiled => self.transport.unwrap_or(fd),
+            _ => fd,
+        }
+    }
+
+    /// Something else is under the numbers than while the flow was suspended.
+    pub fn uncover(&mut self, flow: &Flow) {
+        self.veiled = false;
+        flow.exposed.store(false, Ordering::SeqCst);
     }
 
     /// Sets the private transport and closes the one that was there.
@@ -252,7 +297,7 @@ impl Flow {
         flow.received.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
         flow.local_final.store(UNKNOWN, Ordering::Relaxed);
-        for flag in [&flow.live, &flow.read_shut, &flow.forked] {
+        for flag in [&flow.live, &flow.read_shut, &flow.forked, &flow.exposed] {
             flag.store(false, Ordering::Relaxed);
         }
         // As the agent begins with it.
@@ -296,6 +341,7 @@ impl Flow {
             dirty: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             forked: AtomicBool::new(false),
+            exposed: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
             send: Lock::new(SendHalf {

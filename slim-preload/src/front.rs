@@ -57,9 +57,8 @@ impl FlowIo for Handle {
             crate::runtime::with_agent(|a| a.demote(token));
             return true;
         }
-        // Without a descriptor for a placeholder the old transport stays under the numbers; a flow that the
-        // application has closed has no numbers. Both are barred all the same.
-        let _ = transport::suspend(self.flow, &mut ctl);
+        transport::suspend(self.flow, &mut ctl);
+        // A flow that the application has closed has no numbers, and is barred all the same.
         self.flow.gate.bar();
         transport::cut(&mut ctl);
         drop(ctl);

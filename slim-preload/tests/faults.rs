@@ -172,6 +172,11 @@ fn a_thousand_connections_at_once() {
 }
 
 #[test]
+fn more_connections_than_free_descriptors() {
+    unnoticed("broken", &["scarce"], 1);
+}
+
+#[test]
 fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
 }
