@@ -17,6 +17,7 @@ use slim_core::stash::Stash;
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// "Not known", for sequence numbers.
 pub const UNKNOWN: u64 = u64::MAX;
@@ -147,7 +148,12 @@ pub struct Start {
 impl Start {
     /// For a transport that nobody reads from or writes to just now.
     pub fn of(flow: &Flow, fd: c_int) -> Option<Self> {
+        let quiet = sys::unacked(fd) == Ok(0);
         let mut before = sys::counters(fd)?;
+        if quiet && sys::readable(fd) == 0 {
+            // Nothing that is being acknowledged, and nothing has come.
+            return Some(Self::new(flow, before, 0, 0));
+        }
         loop {
             let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
             let after = if before.is_over {
@@ -272,6 +278,8 @@ impl Ctl {
 }
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
+/// Threads that wait for any flow. One that never comes back costs the others a system call.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
 
@@ -411,10 +419,21 @@ impl Flow {
         FREE.with(|free| free.push(self));
     }
 
-    /// Whether a thread inside a call, or waiting for one, should look at the flow again.
+    /// Tells threads that wait for the flow ([`Flow::wait`]) to look at it again.
     pub fn wake(&self) {
         self.signal.fetch_add(1, Ordering::SeqCst);
-        sys::futex_wake(&self.signal, c_int::MAX);
+        // Who begins to wait after this has been asked finds that the signal has changed.
+        if WAITERS.load(Ordering::SeqCst) > 0 {
+            sys::futex_wake(&self.signal, c_int::MAX);
+        }
+    }
+
+    /// Waits until the flow is woken; `seen` is what its signal was when there was reason to wait.
+    pub fn wait(&self, seen: u32, limit: Option<Duration>) -> Result<(), sys::Errno> {
+        WAITERS.fetch_add(1, Ordering::SeqCst);
+        let waited = sys::futex_wait(&self.signal, seen, limit);
+        WAITERS.fetch_sub(1, Ordering::SeqCst);
+        waited
     }
 
     /// From now on the numbers are plain descriptors. `ctl` is this flow's.

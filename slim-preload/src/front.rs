@@ -170,6 +170,13 @@ impl FlowIo for Handle {
             self.flow.dirty.store(false, Ordering::Relaxed);
         }
         self.flow.send.unlock();
+        if unacked == 0 {
+            // What else there is to tell matters only as long as something is on its way.
+            return Probe {
+                acked: sent,
+                ..Probe::default()
+            };
+        }
         let info = sys::tcp_info(fd);
         Probe {
             unacked,

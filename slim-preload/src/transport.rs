@@ -35,7 +35,8 @@ pub const TO_BE_ASKED: c_int = 0;
 /// How long an end of stream waits for its announcement before it is looked into.
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 
-type CtlGuard = MutexGuard<'static, Ctl>;
+/// The control part of a flow, locked.
+pub type CtlGuard = MutexGuard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
 fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
@@ -141,7 +142,7 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         return Fault::Plain;
     }
     // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
-    let Some(mut ctl) = flow.ctl_of(fd) else {
+    let Some(ctl) = flow.ctl_of(fd) else {
         return Fault::Plain;
     };
     if ctl.mode != Mode::Open {
@@ -158,6 +159,11 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     if !still {
         return Fault::Suspended;
     }
+    found_dead(flow, ctl, fd, cause)
+}
+
+/// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
+pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
     let live = flow.live.load(Ordering::Acquire);
     let given_up = flow.used_by_child()
         || !flow.was_established(fd)
@@ -245,7 +251,7 @@ fn announced(flow: &Flow, received: u64) -> bool {
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
         };
-        let _ = sys::keep_errno(|| sys::futex_wait(&flow.signal, seen, Some(left)));
+        let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
     }
     false
 }
@@ -344,7 +350,11 @@ pub fn install(flow: &'static Flow, new: c_int) {
     let mut ctl = flow.ctl();
     match (ctl.mode, ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
-            sys::set_status(new, sys::status(ctl.flags_of(fd)));
+            let flags = sys::status(ctl.flags_of(fd));
+            // The agent's connections are like that already.
+            if flags != libc::O_RDWR | libc::O_NONBLOCK {
+                sys::set_status(new, flags);
+            }
             dismiss(&mut ctl);
             ctl.moved = true;
             ctl.drained = false;

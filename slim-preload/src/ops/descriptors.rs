@@ -178,7 +178,7 @@ pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
     {
         let seen = flow.signal.load(Ordering::SeqCst);
         drop(ctl);
-        let _ = sys::futex_wait(&flow.signal, seen, Some(limit - Instant::now()));
+        let _ = flow.wait(seen, Some(limit - Instant::now()));
     }
     demote(flow, fd);
 }

@@ -182,7 +182,6 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         Mode::Open => {}
         _ => return false,
     }
-    drop(ctl);
     let Some(info) = sys::tcp_info(fd) else {
         return true;
     };
@@ -192,22 +191,21 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
         return false;
     }
-    let cause = match closed && sys::has_error(fd) {
+    let fault = if closed && sys::has_error(fd) {
         // Which one is asked for when the flow is suspended, for asking takes it away.
-        true => Cause::Errno(transport::TO_BE_ASKED),
+        transport::found_dead(flow, ctl, fd, Cause::Errno(transport::TO_BE_ASKED))
+    } else {
         // An end of both directions, or of the peer's, that it has not announced (yet).
-        false => {
-            let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
-            let unread = sys::readable(fd) > 0;
-            if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
-                return false;
-            }
-            Cause::Eof {
-                received: flow.received.load(Ordering::SeqCst),
-            }
+        let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
+        let unread = sys::readable(fd) > 0;
+        if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
+            return false;
         }
+        drop(ctl);
+        let received = flow.received.load(Ordering::SeqCst);
+        transport::fault(flow, fd, Cause::Eof { received })
     };
-    matches!(transport::fault(flow, fd, cause), Fault::Suspended)
+    matches!(fault, Fault::Suspended)
 }
 
 /// A call that does not wait, past libc if that is allowed.
