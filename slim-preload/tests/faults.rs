@@ -177,6 +177,11 @@ fn more_connections_than_free_descriptors() {
 }
 
 #[test]
+fn no_descriptor_is_left() {
+    unnoticed("broken", &["none-left", "none-left-close"], 1);
+}
+
+#[test]
 fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
 }
