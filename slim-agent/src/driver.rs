@@ -1,7 +1,7 @@
 //! The driver: whatever happens is told to the endpoint, and what follows from it is done, one
 //! thing after the other.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
@@ -11,17 +11,17 @@ use std::time::Instant;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
-use slim_core::{Cause, ConnId, FinHow, FlowToken, Role, Time};
-use tokio::sync::mpsc;
+use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use tokio::task;
 
 use crate::agent::{Elsewhere, Listeners};
 use crate::claims::Claims;
 use crate::command::Command;
 use crate::control::{Control, OwnSockets};
-use crate::events::{EventLog, Log};
+use crate::events::{self, EventLog, Log};
 use crate::fds;
 use crate::identity;
+use crate::mailbox::{self, mailbox};
 use crate::netlink;
 use crate::panic::Survivor;
 use crate::resume_io::{self, Order};
@@ -65,7 +65,7 @@ pub(crate) struct Driver {
     pub(crate) notices: VecDeque<Notice>,
     pub(crate) control: Control,
     pub(crate) claims: Claims,
-    conns: HashMap<ConnId, mpsc::UnboundedSender<Order>>,
+    conns: Counted<ConnId, mailbox::Sender<Order>>,
     /// Accepted connections on which no message has come yet, oldest first.
     silent: BTreeSet<ConnId>,
     accepted: u64,
@@ -117,7 +117,7 @@ impl Driver {
             notices: VecDeque::new(),
             control: Control::new(control, log)?,
             claims: Claims::default(),
-            conns: HashMap::new(),
+            conns: Counted::default(),
             silent: BTreeSet::new(),
             accepted: 0,
             incoming: 0,
@@ -180,8 +180,11 @@ impl Driver {
             Command::Unlisten { addr, done: None } => self.unlistened(now, addr),
             Command::Unlisten { addr, done } => self.close_listener(addr, done, shared),
             Command::Warn(text) => self.log.warn(|| text),
-            // The waiting thread may have given up; nobody else wants to know.
-            Command::Flush { done } => drop(done.try_send(())),
+            Command::Flush { done } => {
+                events::write_out();
+                // The waiting thread may have given up; nobody else wants to know.
+                let _ = done.try_send(());
+            }
             Command::DrainExit { limit, done } => {
                 self.look_at_lingering(now);
                 self.watch.exiting(now + limit, done);
@@ -297,8 +300,8 @@ impl Driver {
     }
 
     /// Makes the connection known; what its task is to do comes out of the receiver.
-    fn add_conn(&mut self, conn: ConnId) -> mpsc::UnboundedReceiver<Order> {
-        let (sender, receiver) = mpsc::unbounded_channel();
+    fn add_conn(&mut self, conn: ConnId) -> mailbox::Receiver<Order> {
+        let (sender, receiver) = mailbox();
         self.conns.insert(conn, sender);
         self.incoming += usize::from(conn.is_incoming());
         receiver
@@ -315,7 +318,7 @@ impl Driver {
     pub(crate) fn order(&mut self, conn: ConnId, order: Order) -> bool {
         self.conns
             .get(&conn)
-            .is_some_and(|orders| orders.send(order).is_ok())
+            .is_some_and(|orders| orders.send(order))
     }
 
     /// Whether the endpoint, or a flow, still has this connection.
@@ -329,7 +332,7 @@ impl Driver {
         &mut self,
         now: Time,
         from: SocketAddr,
-    ) -> Option<(ConnId, mpsc::UnboundedReceiver<Order>)> {
+    ) -> Option<(ConnId, mailbox::Receiver<Order>)> {
         if self.incoming >= self.most_incoming {
             // Those that say nothing make way, the oldest first.
             let silent = self.silent.pop_first()?;

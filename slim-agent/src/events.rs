@@ -1,8 +1,10 @@
 //! What people and programs get to read: the event log, and messages on standard error.
 
+use std::cell::RefCell;
 use std::fs::OpenOptions;
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -18,6 +20,8 @@ use crate::sys;
 /// A pipe that can be written to takes as much (`PIPE_BUF`) without blocking, the end of the line
 /// included.
 const LONGEST_LINE: usize = 4095;
+/// As much of the event log is written at once: a pipe takes it whole, or not at all.
+const ONE_WRITE: usize = LONGEST_LINE + 1;
 
 /// Messages for people: one line each on standard error, `slim[pid]: ` in front.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +64,11 @@ impl Log {
     }
 }
 
-/// The event log: one JSON object per line, one write per line, so that processes can share a file.
+/// The event log: one JSON object per line, whole lines in each write, so that processes can share a file.
+///
+/// Thousands of flows may have something to tell in one moment. So lines are kept until the agent thread has nothing
+/// else to do ([`write_out`]), somebody waits for what was done, or they are as many as fit one write: who ends the
+/// process sees to it that the thread has done its work, or ends it in the middle of that.
 pub(crate) struct EventLog {
     file: Option<OwnFd>,
     host: String,
@@ -82,6 +90,8 @@ impl EventLog {
                 .inspect_err(|e| log.warn(|| format!("no event log: {}: {e}", path.display())))
                 .ok()
         });
+        let number = file.as_ref().map(OwnFd::raw);
+        LINES.with_borrow_mut(|lines| lines.file = number);
         EventLog {
             file,
             host,
@@ -93,19 +103,18 @@ impl EventLog {
     /// Writes down what happened to a flow.
     pub(crate) fn write(&mut self, event: Event, flow: FlowId, addrs: (SocketAddr, SocketAddr)) {
         self.tell(&event, flow, addrs.1);
-        let Some(file) = &self.file else { return };
+        if self.file.is_none() {
+            return;
+        }
         let ts = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0.0, |d| d.as_secs_f64());
         let record = event.record(ts, (&self.host, self.pid), flow, addrs);
-        let mut line = Vec::with_capacity(256);
-        if serde_json::to_writer(&mut line, &record).is_ok() && line.write_all(b"\n").is_ok() {
-            let written = sys::write_line(file.raw(), &line);
-            if written.is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock) {
-                self.log
-                    .warn(|| "the event log cannot be written any more".to_owned());
-                self.file = None;
-            }
+        let line = |to: &mut Vec<u8>| serde_json::to_writer(to, &record).is_ok();
+        if !LINES.with_borrow_mut(|lines| lines.add(line)) {
+            self.log
+                .warn(|| "the event log cannot be written any more".to_owned());
+            self.file = None;
         }
     }
 
@@ -135,6 +144,55 @@ impl EventLog {
     }
 }
 
+thread_local! {
+    /// Of the agent thread.
+    static LINES: RefCell<Lines> = const { RefCell::new(Lines { file: None, text: Vec::new() }) };
+}
+
+/// Lines that are not written yet.
+struct Lines {
+    file: Option<RawFd>,
+    text: Vec<u8>,
+}
+
+/// Writes down what has been told so far. To be called by the agent thread before it sleeps, and before it answers who
+/// waits for it.
+pub(crate) fn write_out() {
+    // Not there any more while the thread ends; borrowed if the thread has panicked in the middle of it.
+    let _ = LINES.try_with(|lines| lines.try_borrow_mut().map(|mut lines| lines.write_out()));
+}
+
+impl Lines {
+    /// One more, which `put` appends; false if the file cannot be written.
+    fn add(&mut self, put: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
+        let before = self.text.len();
+        let whole = put(&mut self.text);
+        self.text.push(b'\n');
+        if !whole {
+            self.text.truncate(before);
+        } else if self.text.len() > ONE_WRITE {
+            // Without this one, which may be the first.
+            let line = self.text.split_off(before);
+            self.write_out();
+            self.text = line;
+        }
+        self.file.is_some()
+    }
+
+    fn write_out(&mut self) {
+        if self.text.is_empty() {
+            return;
+        }
+        let written = self.file.map(|file| sys::write_line(file, &self.text));
+        if let Some(Err(e)) = written
+            && e.kind() != io::ErrorKind::WouldBlock
+        {
+            self.file = None;
+        }
+        self.text.clear();
+    }
+}
+
 /// An event in words: its kind, then its particulars.
 fn phrase(event: &Event) -> String {
     let Ok(Value::Object(fields)) = serde_json::to_value(event) else {
@@ -155,9 +213,48 @@ fn plain(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+
     use slim_core::event::Trouble;
 
     use super::*;
+
+    /// How much is written in one piece.
+    fn written(file: &mut File) -> Vec<u8> {
+        let mut all = Vec::new();
+        file.read_to_end(&mut all).unwrap();
+        all
+    }
+
+    #[test]
+    fn lines_are_written_before_the_thread_sleeps_and_when_they_fill_a_write() {
+        let path = std::env::temp_dir().join(format!("slim-lines-{}", process::id()));
+        let to = File::create(&path).unwrap();
+        let mut from = File::open(&path).unwrap();
+        let mut lines = Lines {
+            file: Some(to.as_raw_fd()),
+            text: Vec::new(),
+        };
+        let mut add = |line: &str| {
+            assert!(lines.add(|to| {
+                to.extend(line.as_bytes());
+                true
+            }));
+            written(&mut from)
+        };
+        let long = "x".repeat(ONE_WRITE / 2);
+        let endless = "y".repeat(2 * ONE_WRITE);
+        assert_eq!(add("one"), b"");
+        assert_eq!(add(&long), b"");
+        assert_eq!(add(&long), format!("one\n{long}\n").as_bytes());
+        assert_eq!(add(&endless), format!("{long}\n").as_bytes());
+        assert_eq!(add("last"), format!("{endless}\n").as_bytes());
+        lines.write_out();
+        assert_eq!(written(&mut from), b"last\n");
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn people_get_the_words_of_the_event_log() {

@@ -28,6 +28,8 @@ const HIGHEST_FLOOR: u64 = 4096;
 const REREAD: u32 = 32;
 
 static FLOOR: AtomicI32 = AtomicI32::new(-1);
+/// The soft limit, when it was last read.
+static LIMITED: AtomicU64 = AtomicU64::new(0);
 static USES: AtomicU32 = AtomicU32::new(0);
 /// With as many numbers behind the one just given it need not be tried out whether there are some.
 const PLENTY: usize = 256;
@@ -75,7 +77,9 @@ pub fn floor() -> RawFd {
 }
 
 fn read_floor() -> RawFd {
-    let floor = floor_for(soft_limit());
+    let soft = soft_limit();
+    let floor = floor_for(soft);
+    LIMITED.store(soft, Ordering::Relaxed);
     FLOOR.store(floor, Ordering::Relaxed);
     floor
 }
@@ -97,10 +101,12 @@ fn soft_limit() -> u64 {
 
 /// How many descriptors fit between the floor and the soft limit.
 pub(crate) fn room() -> usize {
-    let soft = soft_limit();
-    usize::try_from(soft)
-        .unwrap_or(usize::MAX)
-        .saturating_sub(floor_for(soft) as usize)
+    room_above(soft_limit(), floor_for(soft_limit()))
+}
+
+fn room_above(soft: u64, floor: RawFd) -> usize {
+    let floor = u64::try_from(floor).unwrap_or(0);
+    usize::try_from(soft.saturating_sub(floor)).unwrap_or(usize::MAX)
 }
 
 /// Whether `count` more descriptors could be had right now, after `fd`, which was the last one. Tried
@@ -108,9 +114,10 @@ pub(crate) fn room() -> usize {
 pub(crate) fn are_left(fd: impl AsFd, count: usize) -> bool {
     let fd = fd.as_fd().as_raw_fd();
     let floor = floor();
+    let room = room_above(LIMITED.load(Ordering::Relaxed), floor);
     // It has the lowest free number above the floor; the application's are below, or few.
     let used = usize::try_from(fd.saturating_sub(floor)).unwrap_or(usize::MAX);
-    if fd >= floor && room().saturating_sub(used) > count + PLENTY {
+    if fd >= floor && room.saturating_sub(used) > count + PLENTY {
         return true;
     }
     numbers::make(|| {

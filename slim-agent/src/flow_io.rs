@@ -16,7 +16,7 @@ pub struct Drained {
 /// What [`FlowIo::probe`] read from the kernel about a flow's transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Bytes sent that the peer's kernel has not acknowledged.
+    /// Bytes sent that the peer's kernel has not acknowledged. If there are none, the rest need not be filled in.
     pub unacked: u64,
     /// Bytes that the peer's kernel has acknowledged since the flow began.
     pub acked: u64,

@@ -59,6 +59,7 @@ mod flow_io;
 mod flows;
 mod identity;
 mod listeners;
+mod mailbox;
 mod netlink;
 mod panic;
 mod ports;

@@ -22,7 +22,7 @@ use slim_core::{FlowToken, Verdict};
 
 use crate::FlowIo;
 use crate::command::{Command, Receiver};
-use crate::events::Log;
+use crate::events::{self, Log};
 use crate::fds;
 
 thread_local! {
@@ -107,6 +107,7 @@ impl Survivor {
 
     fn go_on(&self, why: &str) {
         let why = why.replace('\n', " ");
+        events::write_out();
         self.log
             .error(|| format!("internal error ({why}): connections are plain TCP from now on"));
         // For the case that it happened while starting.

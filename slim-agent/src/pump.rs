@@ -15,11 +15,11 @@ use std::os::fd::AsFd;
 
 use tokio::io::Interest;
 use tokio::select;
-use tokio::sync::mpsc::error::TryRecvError;
 use tokio::task;
 
 use crate::FlowIo;
 use crate::fds;
+use crate::mailbox::Ended;
 use crate::resume_io::{Install, Link, Order};
 use crate::shared::Shared;
 use crate::sys;
@@ -84,11 +84,11 @@ async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End
     loop {
         loop {
             match link.orders.try_recv() {
-                Ok(Order::Stop) => return End::Stopped,
-                Ok(Order::Drain) => return End::Drain,
-                Ok(_) => {}
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return End::Dropped,
+                Ok(Some(Order::Stop)) => return End::Stopped,
+                Ok(Some(Order::Drain)) => return End::Drain,
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(Ended) => return End::Dropped,
             }
         }
         let moved = match step(link, install, progress) {

@@ -2,20 +2,28 @@
 
 use std::io;
 
-use slim_core::wire::layout::header;
+use slim_core::wire::layout::{self, header};
 use slim_core::wire::{self, HEADER_LEN, MAX_LEN};
 
 use crate::sys;
 
 /// Messages that one side sends on a connection at most; what comes then is data.
-const MESSAGES: u8 = 2;
+const MESSAGES: usize = 2;
+
+/// Bytes that can be taken at once from a connection of ours, for each message: the longest that may come there. Behind
+/// a shorter one nothing follows before our answer.
+const FROM_RESPONDER: [usize; MESSAGES] = [layout::challenge::LEN, layout::resume_ok::LEN];
+/// From one that the peer has made. Bytes of the stream may follow CONFIRM.
+const FROM_INITIATOR: [usize; MESSAGES] = [layout::resume::LEN, layout::confirm::LEN];
+const _: () = assert!(layout::refuse::LEN <= layout::resume_ok::LEN);
 
 /// Puts messages together.
 pub(crate) struct Reader {
-    buf: [u8; MAX_LEN],
-    have: usize,
+    /// What has come of a message; mostly one is there whole.
+    part: Vec<u8>,
     /// Whole messages read so far.
-    messages: u8,
+    messages: usize,
+    at_once: &'static [usize; MESSAGES],
 }
 
 pub(crate) enum Read {
@@ -26,11 +34,15 @@ pub(crate) enum Read {
 }
 
 impl Reader {
-    pub(crate) fn new() -> Self {
+    /// For a connection that is `incoming`, or of ours.
+    pub(crate) fn new(incoming: bool) -> Self {
         Reader {
-            buf: [0; MAX_LEN],
-            have: 0,
+            part: Vec::new(),
             messages: 0,
+            at_once: match incoming {
+                true => &FROM_INITIATOR,
+                false => &FROM_RESPONDER,
+            },
         }
     }
 
@@ -39,28 +51,31 @@ impl Reader {
         self.messages == MESSAGES
     }
 
-    /// One message, if it is there. Never reads beyond its end.
+    /// One message, if it is there. Never reads stream bytes behind it.
     pub(crate) fn step(&mut self, fd: i32) -> Read {
-        if self.is_done() {
-            return Read::Nothing;
-        }
+        let mut space = [0; MAX_LEN];
         loop {
-            let want = match self.wanted() {
-                Some(want) => want,
-                None => return Read::Lost(libc::EPROTO),
+            let Some(at_once) = self.at_once.get(self.messages) else {
+                return Read::Nothing;
             };
-            if want == self.have {
-                let message = self.buf.get(..self.have).unwrap_or_default().to_vec();
-                self.have = 0;
-                self.messages += 1;
-                return Read::Message(message);
-            }
-            let Some(space) = self.buf.get_mut(self.have..want) else {
+            let have = self.part.len();
+            let want = match self.length() {
+                Ok(None) => *at_once,
+                Ok(Some(length)) if length == have => {
+                    self.messages += 1;
+                    return Read::Message(std::mem::take(&mut self.part));
+                }
+                Ok(Some(length)) if length > have => length,
+                Ok(Some(_)) | Err(NoMessage) => return Read::Lost(libc::EPROTO),
+            };
+            let Some(space) = space.get_mut(..want - have) else {
                 return Read::Lost(libc::EPROTO);
             };
             match sys::recv(fd, space) {
                 Ok(0) => return Read::Lost(0),
-                Ok(n) => self.have += n,
+                Ok(n) => self
+                    .part
+                    .extend_from_slice(space.get(..n).unwrap_or_default()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Read::Lost(e.raw_os_error().unwrap_or(libc::EIO)),
@@ -68,19 +83,27 @@ impl Reader {
         }
     }
 
-    /// Up to where to read: the header, then what it says. `None`: this is no message of ours.
-    fn wanted(&self) -> Option<usize> {
-        if self.have < HEADER_LEN {
-            return Some(HEADER_LEN);
+    /// How long the message is, once its header is there.
+    fn length(&self) -> Result<Option<usize>, NoMessage> {
+        let Some(header) = self.part.get(..HEADER_LEN) else {
+            return Ok(None);
+        };
+        if !header.starts_with(&wire::MAGIC) {
+            return Err(NoMessage);
         }
-        if !self.buf.starts_with(&wire::MAGIC) {
-            return None;
+        let length = header.get(header::LENGTH..header::LENGTH + 2);
+        let length = length.and_then(|l| l.try_into().ok()).ok_or(NoMessage)?;
+        let length = usize::from(u16::from_be_bytes(length));
+        if (HEADER_LEN + 1..=MAX_LEN).contains(&length) {
+            Ok(Some(length))
+        } else {
+            Err(NoMessage)
         }
-        let length = self.buf.get(header::LENGTH..header::LENGTH + 2)?;
-        let length = usize::from(u16::from_be_bytes(length.try_into().ok()?));
-        (HEADER_LEN < length && length <= MAX_LEN).then_some(length)
     }
 }
+
+/// What has come is none of ours.
+struct NoMessage;
 
 #[cfg(test)]
 mod tests {
@@ -110,17 +133,23 @@ mod tests {
         reader.step(stream.as_raw_fd())
     }
 
+    /// The two that an initiator sends, as far as a reader looks at them.
+    fn of_initiator() -> [Vec<u8>; 2] {
+        [layout::resume::LEN, layout::confirm::LEN].map(|len| message(&vec![7; len - HEADER_LEN]))
+    }
+
     #[test]
-    fn bytes_after_a_message_stay_in_the_socket() {
+    fn bytes_after_the_last_message_stay_in_the_socket() {
         let (mut near, far) = pair();
-        let mut all = message(b"hello");
-        all.extend(b"data of the flow");
-        near.write_all(&all).unwrap();
-        let mut reader = Reader::new();
-        let Read::Message(m) = step(&mut reader, &far) else {
-            panic!("no message")
-        };
-        assert_eq!(m, message(b"hello"));
+        let mut reader = Reader::new(true);
+        let [resume, confirm] = of_initiator();
+        for (message, behind) in [(resume, &b""[..]), (confirm, b"data of the flow")] {
+            near.write_all(&[&message[..], behind].concat()).unwrap();
+            let Read::Message(m) = step(&mut reader, &far) else {
+                panic!("no message")
+            };
+            assert_eq!(m, message);
+        }
         let mut rest = [0; 16];
         far.peek(&mut rest).unwrap();
         assert_eq!(&rest, b"data of the flow");
@@ -129,27 +158,39 @@ mod tests {
     #[test]
     fn the_second_message_is_the_last() {
         let (mut near, far) = pair();
-        for n in [b"1", b"2", b"3"] {
-            near.write_all(&message(n)).unwrap();
+        let messages = of_initiator();
+        for message in messages.iter().chain(&messages[1..]) {
+            near.write_all(message).unwrap();
         }
-        let mut reader = Reader::new();
-        for n in [b"1", b"2"] {
+        let mut reader = Reader::new(true);
+        for message in &messages {
             let Read::Message(m) = step(&mut reader, &far) else {
                 panic!("no message")
             };
-            assert_eq!(m, message(n));
+            assert_eq!(m, *message);
         }
         assert!(matches!(step(&mut reader, &far), Read::Nothing));
-        let mut rest = [0; 9];
+        let mut rest = [0; layout::confirm::LEN];
         far.peek(&mut rest).unwrap();
-        assert_eq!(&rest[..], message(b"3"));
+        assert_eq!(&rest[..], messages[1]);
+    }
+
+    #[test]
+    fn a_refusal_is_shorter_than_what_may_come_there() {
+        let (mut near, far) = pair();
+        let mut reader = Reader::new(false);
+        for len in [layout::challenge::LEN, layout::refuse::LEN] {
+            near.write_all(&message(&vec![7; len - HEADER_LEN]))
+                .unwrap();
+            assert!(matches!(step(&mut reader, &far), Read::Message(m) if m.len() == len));
+        }
     }
 
     #[test]
     fn a_message_may_come_in_pieces() {
         let (mut near, far) = pair();
-        let mut reader = Reader::new();
-        let whole = message(b"0123456789");
+        let mut reader = Reader::new(true);
+        let [whole, _] = of_initiator();
         for piece in whole.chunks(3) {
             assert!(matches!(reader.step(far.as_raw_fd()), Read::Nothing));
             near.write_all(piece).unwrap();
@@ -164,14 +205,17 @@ mod tests {
 
     #[test]
     fn what_is_no_message_ends_the_connection() {
+        let mut followed = message(b"short");
+        followed.extend([7; 20]);
         for garbage in [
             &b"GET / HTTP/1.0\r\n"[..],
             b"SLIM\x01\x01\xff\xff",
             b"SLIM\x01\x01\0\0",
+            &followed,
         ] {
             let (mut near, far) = pair();
             near.write_all(garbage).unwrap();
-            let mut reader = Reader::new();
+            let mut reader = Reader::new(true);
             assert!(matches!(step(&mut reader, &far), Read::Lost(libc::EPROTO)));
         }
     }

@@ -14,12 +14,12 @@ use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
-use tokio::sync::mpsc;
 use tokio::task;
 
 use crate::FlowIo;
 use crate::agent::canonical;
 use crate::fds::{self, OwnFd};
+use crate::mailbox::{Ended, Receiver};
 use crate::ports::on_one_port;
 use crate::pump;
 use crate::reader::{Read, Reader};
@@ -74,6 +74,8 @@ impl ResumeListeners {
 
 fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
     let fd = stream(addr)?;
+    // What it accepts has it from the listener.
+    set_nodelay(&fd)?;
     let socket = SockRef::from(&fd);
     if addr.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -159,7 +161,7 @@ fn is_of_one_connection(e: &io::Error) -> bool {
 }
 
 fn incoming(fd: OwnFd, from: SocketAddr, shared: &Rc<Shared>) {
-    let Ok(fd) = register(fd) else { return };
+    let Ok(fd) = watch(fd) else { return };
     let accepted = shared.with_self(|d, now, shared| {
         let (conn, orders) = d.accept(now, from)?;
         let task = Link::new(conn, fd, orders, shared.clone());
@@ -178,9 +180,13 @@ pub(crate) async fn outgoing(
     conn: ConnId,
     local: Option<IpAddr>,
     remote: SocketAddr,
-    orders: mpsc::UnboundedReceiver<Order>,
+    orders: Receiver<Order>,
     shared: Rc<Shared>,
 ) {
+    // The peer may have come first since this was asked for.
+    if orders.is_closed() {
+        return;
+    }
     let connected = match connect(local, remote, &shared) {
         Ok(fd) => {
             let mut link = Link::new(conn, fd, orders, shared.clone());
@@ -226,12 +232,15 @@ fn connect(
         Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
         _ => {}
     }
-    register(fd)
+    set_nodelay(&fd)?;
+    watch(fd)
 }
 
-/// Prepares a connection for messages.
-fn register(fd: OwnFd) -> io::Result<AsyncFd<OwnFd>> {
-    sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+fn set_nodelay(fd: &OwnFd) -> io::Result<()> {
+    sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
+}
+
+fn watch(fd: OwnFd) -> io::Result<AsyncFd<OwnFd>> {
     fds::watch(fd, Interest::READABLE | Interest::WRITABLE)
 }
 
@@ -245,9 +254,11 @@ pub(crate) struct Link {
     pub(crate) fd: AsyncFd<OwnFd>,
     /// After `fd`: fields are dropped in order.
     _freed: Freed,
-    pub(crate) orders: mpsc::UnboundedReceiver<Order>,
+    pub(crate) orders: Receiver<Order>,
     pub(crate) shared: Rc<Shared>,
     reader: Reader,
+    /// There may be something to read.
+    readable: bool,
     /// A `Flush` is to be answered.
     flushing: bool,
 }
@@ -269,19 +280,15 @@ enum Next {
 }
 
 impl Link {
-    fn new(
-        conn: ConnId,
-        fd: AsyncFd<OwnFd>,
-        orders: mpsc::UnboundedReceiver<Order>,
-        shared: Rc<Shared>,
-    ) -> Self {
+    fn new(conn: ConnId, fd: AsyncFd<OwnFd>, orders: Receiver<Order>, shared: Rc<Shared>) -> Self {
         Link {
             conn,
             fd,
             _freed: Freed(shared.clone()),
             orders,
             shared,
-            reader: Reader::new(),
+            reader: Reader::new(conn.is_incoming()),
+            readable: false,
             flushing: false,
         }
     }
@@ -296,7 +303,12 @@ impl Link {
                 None => Ok(false),
             },
             ready = self.fd.writable() => {
-                ready?.retain_ready();
+                let mut ready = ready?;
+                let ended = ready.ready().is_write_closed();
+                ready.retain_ready();
+                if !ended {
+                    return Ok(true);
+                }
                 match sys::option(self.fd.get_ref().raw(), libc::SOL_SOCKET, libc::SO_ERROR)? {
                     0 => Ok(true),
                     errno => Err(io::Error::from_raw_os_error(errno)),
@@ -331,26 +343,36 @@ impl Link {
     fn step(&mut self) -> Next {
         loop {
             match self.orders.try_recv() {
-                Ok(order) => match self.obey(order) {
+                Ok(Some(order)) => match self.obey(order) {
                     Next::Go => continue,
                     other => return other,
                 },
-                Err(mpsc::error::TryRecvError::Disconnected) => return Next::End,
-                Err(mpsc::error::TryRecvError::Empty) => {}
+                Err(Ended) => return Next::End,
+                Ok(None) => {}
+            }
+            if !self.readable && !self.flushing {
+                return Next::Go;
             }
             match self.reader.step(self.fd.get_ref().raw()) {
                 Read::Message(message) => {
+                    // The next one comes only after our answer to this one.
+                    self.wait_for_more();
                     let conn = self.conn;
                     self.shared.with(|d, now| d.message(now, conn, &message));
                 }
                 Read::Nothing if self.flushing => self.flushed(),
                 Read::Nothing => {
-                    fds::forget_ready(&self.fd, Interest::READABLE);
+                    self.wait_for_more();
                     return Next::Go;
                 }
                 Read::Lost(errno) => return self.lost(errno),
             }
         }
+    }
+
+    fn wait_for_more(&mut self) {
+        self.readable = false;
+        fds::forget_ready(&self.fd, Interest::READABLE);
     }
 
     /// Sleeps until there is an order or something to read.
@@ -364,7 +386,10 @@ impl Link {
             ready = self.fd.readable(), if !self.reader.is_done() => ready,
         };
         match ready {
-            Ok(_) => Next::Go,
+            Ok(_) => {
+                self.readable = true;
+                Next::Go
+            }
             Err(e) => {
                 let errno = errno_of(&e);
                 self.lost(errno)
@@ -409,7 +434,7 @@ impl Link {
         }
         // What followed from that, or from the last message, may be that this connection carries a
         // flow now; then its loss is the flow's.
-        while let Ok(order) = self.orders.try_recv() {
+        while let Ok(Some(order)) = self.orders.try_recv() {
             match order {
                 Order::Install(install) => return Next::Install(install),
                 Order::Flush => self.flushed(),

@@ -14,7 +14,7 @@ use crate::agent::{Elsewhere, Listeners, as_agent, during};
 use crate::command::Receiver;
 use crate::control::OwnSockets;
 use crate::driver::Driver;
-use crate::events::Log;
+use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
 use crate::netlink;
 use crate::panic::Survivor;
@@ -80,6 +80,7 @@ fn run(parts: Parts, commands: Receiver, report: &mpsc::SyncSender<io::Result<()
     let built = runtime::Builder::new_current_thread()
         .enable_io()
         .event_interval(TASKS_PER_LOOK)
+        .on_thread_park(events::write_out)
         .build();
     let runtime = match built.map_err(during("start the event loop")) {
         Ok(runtime) => runtime,

@@ -18,6 +18,7 @@ use slim_core::endpoint::State;
 use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 
 use crate::driver::{Driver, Notice};
+use crate::events;
 
 const SWEEP: Duration = Duration::from_secs(1);
 /// When a closed listener's control socket that is still needed is looked at again.
@@ -219,6 +220,7 @@ impl Driver {
         self.watch.exiting.retain(|(until, done)| {
             let wait = undelivered && now < *until;
             if !wait {
+                events::write_out();
                 // The thread may have given up by itself.
                 let _ = done.try_send(());
             }

@@ -94,6 +94,28 @@ impl FlowKey {
         FlowKey(hmac.finalize().into_bytes().into())
     }
 
+    /// See [`Prepared::seal`].
+    pub fn seal(&self, from: Role, fresh: Fresh, message: &Message) -> Vec<u8> {
+        self.prepare().seal(from, fresh, message)
+    }
+
+    /// See [`Prepared::verify`].
+    #[must_use]
+    pub fn verify(&self, from: Role, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
+        self.prepare().verify(from, fresh, parsed)
+    }
+
+    /// For several messages.
+    pub fn prepare(&self) -> Prepared {
+        Prepared(keyed(&self.0))
+    }
+}
+
+/// A [`FlowKey`], with the part of the work done that is the same for all messages: two fifths of it. Never printed.
+#[derive(Clone)]
+pub struct Prepared(Hmac<Sha256>);
+
+impl Prepared {
     /// The bytes of `message` as said by the side that has the role `from`.
     pub fn seal(&self, from: Role, fresh: Fresh, message: &Message) -> Vec<u8> {
         wire::encode(message, |covered| {
@@ -110,7 +132,7 @@ impl FlowKey {
     }
 
     fn over(&self, from: Role, fresh: Fresh, covered: &[u8]) -> Hmac<Sha256> {
-        let mut hmac = keyed(&self.0);
+        let mut hmac = self.0.clone();
         hmac.update(FLOW_MAC_LABEL);
         let direction = match from {
             Role::Connector => b'c',
@@ -128,6 +150,12 @@ impl FlowKey {
         }
         hmac.update(covered);
         hmac
+    }
+}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Prepared(..)")
     }
 }
 

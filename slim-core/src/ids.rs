@@ -1,6 +1,8 @@
 //! Names for the things a session is made of, and the small enums everybody shares.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Add;
 use std::time::Duration;
 
@@ -30,6 +32,33 @@ impl fmt::Display for EndpointId {
 /// The front end's own handle of a flow. Local to the process, never on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowToken(pub u64);
+
+/// A map by numbers that this process counts itself ([`FlowToken`], [`ConnId`]), so that nobody can choose those that
+/// meet in one place.
+pub type Counted<K, V> = HashMap<K, V, BuildHasherDefault<CountedHasher>>;
+
+/// See [`Counted`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CountedHasher(u64);
+
+impl Hasher for CountedHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        // 2^64 divided by the golden ratio: neighbours come to lie far apart, in the high bits, too.
+        self.0 = (self.0 ^ n)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .rotate_left(32);
+    }
+}
 
 /// The name of a flow on the wire: random, chosen by the side that connected.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -64,4 +64,6 @@ pub mod stash;
 mod sync;
 pub mod wire;
 
-pub use ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict};
+pub use ids::{
+    Cause, ConnId, Counted, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict,
+};

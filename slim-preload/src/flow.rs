@@ -18,6 +18,7 @@ use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 pub use inside::{Inside, forget_marks};
 
@@ -44,6 +45,8 @@ pub struct Flow {
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
+    /// [`Ctl::exposed`], for a forked child, where the lock may be held for ever.
+    pub exposed: AtomicBool,
     /// Calls on the connection are known not to wait (O_NONBLOCK). That some do may be unknown.
     nonblocking: AtomicBool,
     /// The connection is known to have stood; ask [`Flow::was_established`].
@@ -78,7 +81,7 @@ pub const TRIM_FLOOR: usize = 64 << 10;
 pub enum Mode {
     /// The transport.
     Open,
-    /// A placeholder that is never ready.
+    /// The old transport, which data calls, poll, select and epoll do not see; or a placeholder ([`Ctl::veiled`]).
     Suspended,
     /// A stand-in: the stash is read first, then `then` happens.
     Stashed {
@@ -108,14 +111,18 @@ pub struct Ctl {
     pub mode: Mode,
     /// The application's descriptor numbers for this flow; mostly one.
     pub fds: SmallVec<[c_int; 4]>,
-    /// A descriptor of ours: the old transport (suspended, lingering), or the new one (stashed).
+    /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
     pub transport: Option<c_int>,
+    /// Suspended, and a placeholder that is never ready is under the numbers.
+    pub veiled: bool,
     /// Whether `transport` has been read dry for good.
     pub drained: bool,
     /// The error that somebody of us took from the transport: owed if the transport is put back.
     pub taken: Option<c_int>,
     /// We have ended the transport, so that it cannot be put back.
     pub cut: bool,
+    /// The kernel has given the old transport up: nothing of it changes any more.
+    pub over: bool,
     /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
     pub plain: bool,
     /// Bytes taken from a transport that the application has not read yet.
@@ -128,8 +135,8 @@ pub struct Ctl {
     pub peer: Option<Name>,
     /// Where the present transport began; the first one began with nothing.
     pub start: Option<Box<Start>>,
-    /// How many transports the flow has had before this one.
-    pub epoch: u32,
+    /// This transport is not the first.
+    pub moved: bool,
 }
 
 /// Bytes of both directions, as we count them and as the kernel counts those of one transport. From the moment
@@ -146,7 +153,12 @@ pub struct Start {
 impl Start {
     /// For a transport that nobody reads from or writes to just now.
     pub fn of(flow: &Flow, fd: c_int) -> Option<Self> {
+        let quiet = sys::unacked(fd) == Ok(0);
         let mut before = sys::counters(fd)?;
+        if quiet && sys::readable(fd) == 0 {
+            // Nothing that is being acknowledged, and nothing has come.
+            return Some(Self::new(flow, before, 0, 0));
+        }
         loop {
             let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
             let after = if before.is_over {
@@ -155,14 +167,24 @@ impl Start {
                 sys::counters(fd)?
             };
             if before == after {
-                return Some(Self {
-                    received: flow.received(),
-                    sent: flow.with_half(|s| s.replay.end()),
-                    kernel_received: after.received.saturating_sub(unread),
-                    kernel_sent: after.acked + unacked,
-                });
+                return Some(Self::new(flow, after, unread, unacked));
             }
             before = after;
+        }
+    }
+
+    /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
+    pub fn of_dry(flow: &Flow, fd: c_int) -> Option<Self> {
+        let counters = sys::counters(fd).filter(|c| c.is_over)?;
+        Some(Self::new(flow, counters, 0, sys::unacked(fd).ok()?))
+    }
+
+    fn new(flow: &Flow, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
+        Self {
+            received: flow.received(),
+            sent: flow.with_half(|s| s.replay.end()),
+            kernel_received: counters.received.saturating_sub(unread),
+            kernel_sent: counters.acked + unacked,
         }
     }
 
@@ -197,16 +219,18 @@ impl Ctl {
             mode: Mode::Lingering,
             fds: SmallVec::new_const(),
             transport: None,
+            veiled: false,
             drained: false,
             taken: None,
             cut: false,
+            over: false,
             plain: false,
             stash: Stash::new(),
             epolls: SmallVec::new_const(),
             local: None,
             peer: None,
             start: None,
-            epoch: 0,
+            moved: false,
         }
     }
 
@@ -219,8 +243,35 @@ impl Ctl {
     pub fn probe_fd(&self) -> Option<c_int> {
         match self.mode {
             Mode::Open => self.fds.first().copied(),
-            _ => self.transport,
+            _ => self.old(),
         }
+    }
+
+    /// The number of a suspended flow under which its old transport still is.
+    pub fn exposed(&self) -> Option<c_int> {
+        let exposed = self.mode == Mode::Suspended && !self.veiled && self.transport.is_none();
+        self.fds.first().copied().filter(|_| exposed)
+    }
+
+    /// The transport that is away, or waits.
+    pub fn old(&self) -> Option<c_int> {
+        self.transport.or_else(|| self.exposed())
+    }
+
+    /// The descriptor that has the status flags of the flow's number `fd`: the always-ready stand-in is one file for
+    /// all flows, so a flow that shows it has those of its waiting transport.
+    pub fn flags_of(&self, fd: c_int) -> c_int {
+        match self.mode {
+            Mode::Stashed { .. } => self.transport.unwrap_or(fd),
+            Mode::Suspended if !self.veiled => self.transport.unwrap_or(fd),
+            _ => fd,
+        }
+    }
+
+    /// Something else is under the numbers than while the flow was suspended.
+    pub fn uncover(&mut self, flow: &Flow) {
+        self.veiled = false;
+        flow.exposed.store(false, Ordering::SeqCst);
     }
 
     /// Sets the private transport and closes the one that was there.
@@ -232,6 +283,8 @@ impl Ctl {
 }
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
+/// Threads that wait for any flow. One that never comes back costs the others a system call.
+static WAITERS: AtomicU32 = AtomicU32::new(0);
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
 
@@ -258,7 +311,7 @@ impl Flow {
         flow.received_by_pass.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
         flow.local_final.store(UNKNOWN, Ordering::Relaxed);
-        for flag in [&flow.live, &flow.read_shut, &flow.forked] {
+        for flag in [&flow.live, &flow.read_shut, &flow.forked, &flow.exposed] {
             flag.store(false, Ordering::Relaxed);
         }
         // As the agent begins with it.
@@ -303,6 +356,7 @@ impl Flow {
             dirty: AtomicBool::new(false),
             read_shut: AtomicBool::new(false),
             forked: AtomicBool::new(false),
+            exposed: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
             send: Lock::new(SendHalf {
@@ -376,10 +430,21 @@ impl Flow {
             .store(all.wrapping_sub(by_pass), Ordering::SeqCst);
     }
 
-    /// Whether a thread inside a call, or waiting for one, should look at the flow again.
+    /// Tells threads that wait for the flow ([`Flow::wait`]) to look at it again.
     pub fn wake(&self) {
         self.signal.fetch_add(1, Ordering::SeqCst);
-        sys::futex_wake(&self.signal, c_int::MAX);
+        // Who begins to wait after this has been asked finds that the signal has changed.
+        if WAITERS.load(Ordering::SeqCst) > 0 {
+            sys::futex_wake(&self.signal, c_int::MAX);
+        }
+    }
+
+    /// Waits until the flow is woken; `seen` is what its signal was when there was reason to wait.
+    pub fn wait(&self, seen: u32, limit: Option<Duration>) -> Result<(), sys::Errno> {
+        WAITERS.fetch_add(1, Ordering::SeqCst);
+        let waited = sys::futex_wait(&self.signal, seen, limit);
+        WAITERS.fetch_sub(1, Ordering::SeqCst);
+        waited
     }
 
     /// From now on the numbers are plain descriptors. `ctl` is this flow's.

@@ -57,9 +57,8 @@ impl FlowIo for Handle {
             crate::runtime::with_agent(|a| a.demote(token));
             return true;
         }
-        // Without a descriptor for a placeholder the old transport stays under the numbers; a flow that the
-        // application has closed has no numbers. Both are barred all the same.
-        let _ = transport::suspend(self.flow, &mut ctl);
+        transport::suspend(self.flow, &mut ctl);
+        // A flow that the application has closed has no numbers, and is barred all the same.
         self.flow.bar();
         transport::cut(&mut ctl);
         drop(ctl);
@@ -169,6 +168,13 @@ impl FlowIo for Handle {
             self.flow.dirty.store(false, Ordering::Relaxed);
         }
         self.flow.unlock_half();
+        if unacked == 0 {
+            // What else there is to tell matters only as long as something is on its way.
+            return Probe {
+                acked: sent,
+                ..Probe::default()
+            };
+        }
         let info = sys::tcp_info(fd);
         Probe {
             unacked,

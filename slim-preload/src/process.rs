@@ -7,7 +7,7 @@
 use crate::flow::Flow;
 use crate::ops::{descriptors, sleep};
 use crate::stand_in::{self, Left};
-use crate::{flow, runtime, sys, table};
+use crate::{flow, runtime, sys, table, transport};
 use libc::c_int;
 use slim_core::FinHow;
 use std::io;
@@ -106,8 +106,8 @@ extern "C" fn after_fork_child() {
         Ordering::Relaxed,
     );
     // What stands in for a transport means nothing without the parent's agent.
-    table::for_each_flow(|fd, _| {
-        if !sys::is_tcp(fd) {
+    table::for_each_flow(|fd, f| {
+        if f.exposed.load(Ordering::SeqCst) || !sys::is_tcp(fd) {
             break_off(fd);
             table::clear(fd);
         }
@@ -154,6 +154,9 @@ pub fn before_spawn(chosen: bool) {
             table::for_each_flow(|fd, f| {
                 if chosen || sys::survives_exec(fd) {
                     f.mark_forked();
+                    if let Some(mut ctl) = f.ctl_of(fd) {
+                        transport::veil(f, &mut ctl);
+                    }
                 }
             });
         });
@@ -163,9 +166,20 @@ pub fn before_spawn(chosen: bool) {
 /// A vforked child has our memory, but descriptors of its own: what of them the new program gets is settled here, and
 /// not a word of it in the tables.
 fn before_exec_of_vforked() {
-    table::for_each_flow(|_, f| f.mark_forked());
+    let mut exposed = Vec::new();
+    table::for_each_flow(|fd, f| {
+        f.mark_forked();
+        if f.exposed.load(Ordering::SeqCst) {
+            // As the parent has it: under the child's number may be something else.
+            exposed.extend(runtime::file_in_owner(fd));
+        }
+    });
+    let away = |fd| {
+        let same = |file| exposed.contains(&file);
+        stand_in::is_one(fd) || (!exposed.is_empty() && runtime::file(fd).is_some_and(same))
+    };
     for fd in descriptors::open_numbers() {
-        if stand_in::is_one(fd) && sys::survives_exec(fd) {
+        if sys::survives_exec(fd) && away(fd) {
             break_off(fd);
         }
     }

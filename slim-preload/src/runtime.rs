@@ -11,6 +11,7 @@ use slim_agent::Agent;
 use slim_core::config::{Config, Policy};
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 
@@ -52,6 +53,21 @@ pub fn possible() -> bool {
 pub fn in_own_process() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner == 0 || owner == sys::pid()
+}
+
+/// Which file a descriptor of the calling process is: device and number.
+pub fn file(fd: c_int) -> Option<(u64, u64)> {
+    file_in(sys::pid(), fd)
+}
+
+/// Which file a number of the process that the table belongs to is, asked by a vforked child of it.
+pub fn file_in_owner(fd: c_int) -> Option<(u64, u64)> {
+    file_in(OWNER.load(Ordering::Relaxed), fd)
+}
+
+fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
+    let file = quietly(|| std::fs::metadata(format!("/proc/{pid}/fd/{fd}")));
+    file.ok().map(|f| (f.dev(), f.ino()))
 }
 
 /// Whether sockets of this process are to be managed; sets everything up at the first call that asks.

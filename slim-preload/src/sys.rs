@@ -61,7 +61,12 @@ pub fn close(fd: c_int) {
 
 /// `shutdown(2)`.
 pub fn shutdown(fd: c_int, how: c_int) {
-    let _ = call!(libc::SYS_shutdown, fd, how);
+    let _ = try_shutdown(fd, how);
+}
+
+/// `shutdown(2)`; `ENOTCONN` when the kernel has given the connection up.
+pub fn try_shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
+    call!(libc::SYS_shutdown, fd, how).map(drop)
 }
 
 /// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next, if

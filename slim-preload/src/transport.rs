@@ -3,8 +3,13 @@
 //! Invariants, all under the flow's control lock:
 //! * the gate is barred before anything is swapped, and opened only when the transport is back, so a data
 //!   call never accounts bytes of one transport to another;
-//! * epoll registrations are taken out before each swap and put back after it;
+//! * epoll registrations are taken out before each swap and put back after it, and are out while a flow is suspended;
 //! * `received` is final only after [`drain`], which waits until no call is inside the gate.
+//!
+//! A flow that is suspended needs no descriptor: the old transport stays under its numbers, *exposed*, until another one
+//! takes them. Nobody of the application sees it: data calls meet the barred gate, epoll does not have it, poll and
+//! select leave it out ([`crate::ops::poll`]). Only before others get the numbers, who know nothing of all that, they
+//! are [veiled](veil): a placeholder that is never ready takes them.
 
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
 use crate::lock::Guard;
@@ -30,14 +35,15 @@ pub const TO_BE_ASKED: c_int = 0;
 /// How long an end of stream waits for its announcement before it is looked into.
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 
-type CtlGuard = Guard<'static, Ctl>;
+/// The control part of a flow, locked.
+pub type CtlGuard = Guard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
 fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
-    let placeholder = ctl.fds.first().filter(|_| ctl.mode == Mode::Suspended);
+    let placeholder = ctl.fds.first().filter(|_| ctl.veiled);
     let placeholder = placeholder.and_then(|fd| sys::dup_high(*fd).ok());
     let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
     SWAPS.fetch_add(1, Ordering::SeqCst);
@@ -56,27 +62,68 @@ fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
     swapped
 }
 
-/// Bars the flow and puts a placeholder under its numbers; the transport is kept. Does nothing when that is
-/// so already. An error leaves everything as it was.
-pub fn suspend(flow: &Flow, ctl: &mut Ctl) -> Result<(), Errno> {
-    let first = match (ctl.mode, ctl.fds.first()) {
-        (Mode::Open | Mode::Stashed { then: Then::Open }, Some(fd)) => *fd,
-        _ => return Ok(()),
-    };
-    let placeholder = stand_in::placeholder()?;
-    if ctl.mode == Mode::Open {
-        let old = sys::dup_high(first).inspect_err(|_| sys::close(placeholder))?;
-        ctl.set_transport(Some(old));
+/// Bars the flow; the transport is kept. Does nothing when that is so already.
+pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
+    if ctl.fds.is_empty() {
+        return;
     }
-    flow.bar();
-    // While the stash is shown, the flags are the waiting transport's.
-    let flags = sys::status(ctl.transport.unwrap_or(first));
-    sys::set_status(placeholder, flags);
-    let swapped = swap_in(ctl, placeholder, false);
-    sys::close(placeholder);
-    ctl.mode = Mode::Suspended;
+    match ctl.mode {
+        Mode::Open => {
+            flow.bar();
+            for e in &ctl.epolls {
+                ctl.fds.iter().for_each(|fd| e.detach(*fd));
+            }
+            ctl.mode = Mode::Suspended;
+            flow.exposed.store(true, Ordering::SeqCst);
+            SWAPS.fetch_add(1, Ordering::SeqCst);
+            crate::ops::sleep::wake_all();
+        }
+        Mode::Stashed { then: Then::Open } => {
+            flow.bar();
+            // The always-ready stand-in is under the numbers; without a descriptor for a placeholder it stays there.
+            ctl.mode = Mode::Suspended;
+            veil(flow, ctl);
+        }
+        _ => return,
+    }
     flow.wake();
-    swapped
+}
+
+/// Puts a placeholder under the numbers of a suspended flow, unless one is there, or there is no descriptor for it.
+pub fn veil(flow: &Flow, ctl: &mut Ctl) {
+    let Some(first) = ctl.fds.first().copied() else {
+        return;
+    };
+    if ctl.mode != Mode::Suspended || ctl.veiled {
+        return;
+    }
+    let Ok(placeholder) = stand_in::placeholder() else {
+        return;
+    };
+    if ctl.transport.is_none() {
+        match sys::dup_high(first) {
+            Ok(old) => ctl.transport = Some(old),
+            Err(_) => return sys::close(placeholder),
+        }
+    }
+    sys::set_status(placeholder, sys::status(ctl.flags_of(first)));
+    let _ = swap_in(ctl, placeholder, false);
+    sys::close(placeholder);
+    ctl.veiled = true;
+    flow.exposed.store(false, Ordering::SeqCst);
+}
+
+/// The old transport, which is not drained yet, is about to be closed with the last number `fd` of its flow.
+pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
+    match sys::dup_high(fd) {
+        Ok(old) => ctl.set_transport(Some(old)),
+        // Nobody is left to read it: what it has brought only counts, and once it is shut it brings no more.
+        Err(_) => {
+            sys::shutdown(fd, libc::SHUT_RDWR);
+            flow.add_received(sys::readable(fd));
+            ctl.drained = true;
+        }
+    }
 }
 
 /// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
@@ -95,7 +142,7 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         return Fault::Plain;
     }
     // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
-    let Some(mut ctl) = flow.ctl_of(fd) else {
+    let Some(ctl) = flow.ctl_of(fd) else {
         return Fault::Plain;
     };
     if ctl.mode != Mode::Open {
@@ -112,17 +159,28 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     if !still {
         return Fault::Suspended;
     }
+    found_dead(flow, ctl, fd, cause)
+}
+
+/// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
+pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
     let live = flow.live.load(Ordering::Acquire);
     let given_up = flow.used_by_child()
         || !flow.was_established(fd)
         || (matches!(cause, Cause::Eof { .. }) && !live);
-    if given_up || suspend(flow, &mut ctl).is_err() {
+    if given_up {
         let token = flow.token();
         unmanage(flow, ctl);
         runtime::with_agent(|a| a.demote(token));
         return Fault::Plain;
     }
-    let cause = match (cause, ctl.transport) {
+    suspend(flow, &mut ctl);
+    match cause {
+        // It looks as if there were something to read, and nothing is wrong with it.
+        Cause::Eof { .. } => veil(flow, &mut ctl),
+        _ => ctl.over = true,
+    }
+    let cause = match (cause, ctl.old()) {
         (Cause::Errno(TO_BE_ASKED), Some(old)) => {
             let errno = sys::option::<c_int>(old, libc::SOL_SOCKET, libc::SO_ERROR);
             Cause::Errno(errno.filter(|e| *e != 0).unwrap_or(libc::ECONNRESET))
@@ -143,7 +201,7 @@ pub fn lost_behind_stash(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
     if ctl.plain {
         return conclude(flow, ctl, Verdict::Errno(errno));
     }
-    let _ = suspend(flow, &mut ctl);
+    suspend(flow, &mut ctl);
     ctl.taken = Some(errno);
     runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
 }
@@ -193,7 +251,7 @@ fn announced(flow: &Flow, received: u64) -> bool {
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
         };
-        let _ = sys::keep_errno(|| sys::futex_wait(&flow.signal, seen, Some(left)));
+        let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
     }
     false
 }
@@ -210,9 +268,9 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
 
 /// Ends the old transport, if it has not ended yet; wakes whoever is blocked in a call on it.
 pub fn cut(ctl: &mut Ctl) {
-    if let Some(old) = ctl.transport {
-        sys::shutdown(old, libc::SHUT_RDWR);
+    if let Some(old) = ctl.old().filter(|_| !ctl.cut) {
         ctl.cut = true;
+        ctl.over = ctl.over || sys::try_shutdown(old, libc::SHUT_RDWR) == Err(libc::ENOTCONN);
     }
 }
 
@@ -231,21 +289,25 @@ pub fn drain(flow: &'static Flow) {
         std::thread::sleep(Duration::from_micros(20));
     }
     let mut ctl = flow.ctl();
-    let Some(old) = ctl.transport.filter(|_| !ctl.drained) else {
+    let Some(old) = ctl.old().filter(|_| !ctl.drained) else {
         return;
     };
     ctl.drained = true;
     // Mostly there is nothing, and thousands of flows may be drained at once.
-    let there = usize::try_from(sys::readable(old)).unwrap_or(usize::MAX);
-    let mut buf = vec![0; there.clamp(1, 64 << 10)];
+    let (mut small, mut large) = ([0; 512], Vec::new());
+    let mut buf = &mut small[..];
     // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
     let mut errors = 0;
     loop {
-        match sys::recv(old, &mut buf, libc::MSG_DONTWAIT) {
+        match sys::recv(old, buf, libc::MSG_DONTWAIT) {
             Ok(0) | Err(libc::EAGAIN) => break,
             Ok(n) => {
                 ctl.stash.push(&buf[..n]);
                 flow.add_received(n as u64);
+                if n == buf.len() {
+                    large.resize(64 << 10, 0);
+                    buf = &mut large;
+                }
             }
             Err(libc::EINTR) => {}
             Err(_) if errors < 2 => errors += 1,
@@ -253,12 +315,15 @@ pub fn drain(flow: &'static Flow) {
         }
     }
     let start = ctl.start();
-    drop(ctl);
-    let now = Start::of(flow, old);
+    let dry = Start::of_dry(flow, old);
+    ctl.over |= dry.is_some();
+    let now = dry.or_else(|| Start::of(flow, old));
     if flow.forked.load(Ordering::Relaxed) {
         // Another process that has the transport must not take what is left of it for an orderly end.
         sys::disconnect(old);
     }
+    // Not before: while we have it nobody closes an exposed transport.
+    drop(ctl);
     if let Some(why) = now.and_then(|now| start.contradiction(now)) {
         give_up(flow, &why);
     }
@@ -283,63 +348,88 @@ pub fn out_of_step(flow: &'static Flow) {
 /// A replayed transport becomes the flow's.
 pub fn install(flow: &'static Flow, new: c_int) {
     let mut ctl = flow.ctl();
-    if let Some(old) = ctl.transport.take() {
-        abort(old);
-    }
     match (ctl.mode, ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
-            sys::set_status(new, sys::status(fd));
-            ctl.epoch += 1;
+            let flags = sys::status(ctl.flags_of(fd));
+            // The agent's connections are like that already.
+            if flags != libc::O_RDWR | libc::O_NONBLOCK {
+                sys::set_status(new, flags);
+            }
+            dismiss(&mut ctl);
+            ctl.moved = true;
             ctl.drained = false;
-            (ctl.taken, ctl.cut) = (None, false);
+            (ctl.taken, ctl.cut, ctl.over) = (None, false, false);
             ctl.start = Start::of(flow, new).map(Box::new);
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
             } else {
-                show_stash(&mut ctl);
+                show_stash(flow, &mut ctl);
             }
         }
         (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
+            dismiss(&mut ctl);
             ctl.drained = false;
             ctl.start = Start::of(flow, new).map(Box::new);
             ctl.transport = Some(new);
             flow.gate.open();
         }
-        _ => abort(new),
+        _ => {
+            dismiss(&mut ctl);
+            abort(new);
+        }
     }
     drop(ctl);
     flow.wake();
 }
 
-/// The private transport takes the numbers and data calls go straight to it.
+/// The old transport is of no use any more. The kernel is not to go on with it, nor is another process that has it.
+fn dismiss(ctl: &mut Ctl) {
+    let over = std::mem::take(&mut ctl.over);
+    if let Some(exposed) = ctl.exposed() {
+        if !over {
+            sys::disconnect(exposed);
+        }
+    } else if over {
+        ctl.set_transport(None);
+    } else if let Some(old) = ctl.transport.take() {
+        abort(old);
+    }
+}
+
+/// The private transport takes the numbers, or the exposed one keeps them, and data calls go straight to it.
 fn open(flow: &Flow, ctl: &mut Ctl) {
-    let Some(new) = ctl.transport.take() else {
+    if let Some(new) = ctl.transport.take() {
+        let _ = swap_in(ctl, new, true);
+        sys::close(new);
+    } else if ctl.exposed().is_some() {
+        for e in &ctl.epolls {
+            ctl.fds.iter().for_each(|fd| e.attach(*fd));
+        }
+        SWAPS.fetch_add(1, Ordering::SeqCst);
+        crate::ops::sleep::wake_all();
+    } else {
         return;
-    };
-    let _ = swap_in(ctl, new, true);
-    sys::close(new);
+    }
     ctl.mode = Mode::Open;
-    (ctl.taken, ctl.cut) = (None, false);
+    ctl.uncover(flow);
+    (ctl.taken, ctl.cut, ctl.over) = (None, false, false);
     flow.gate.open();
 }
 
 /// Stashed bytes come first; the transport waits.
-fn show_stash(ctl: &mut Ctl) {
+fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     if let Ok(file) = stand_in::ready() {
-        // Its status flags are not the flow's, see `nonblocking`.
+        // Its status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(ctl, file, true);
     }
     ctl.mode = Mode::Stashed { then: Then::Open };
+    ctl.uncover(flow);
 }
 
-/// Whether calls on the flow must not wait. The always-ready stand-in is one file for all flows, so a
-/// stashed flow's flags are those of its waiting transport.
+/// Whether calls on the flow must not wait.
 pub fn nonblocking(ctl: &Ctl, fd: c_int) -> bool {
-    sys::is_nonblocking(match ctl.mode {
-        Mode::Stashed { .. } => ctl.transport.unwrap_or(fd),
-        _ => fd,
-    })
+    sys::is_nonblocking(ctl.flags_of(fd))
 }
 
 /// Called when the stash may have been read up: what was to follow it happens.
@@ -389,12 +479,13 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
     }
     if ctl.mode == Mode::Suspended {
         if let (Some(old), Some(fd)) = (ctl.transport, ctl.fds.first()) {
-            sys::set_status(old, sys::status(*fd));
+            sys::set_status(old, sys::status(ctl.flags_of(*fd)));
         }
-        if ctl.stash.is_empty() {
+        // What was never drained has a stash only if it was suspended with one, and is not exposed then.
+        if ctl.stash.is_empty() || ctl.exposed().is_some() {
             open(flow, &mut ctl);
         } else {
-            show_stash(&mut ctl);
+            show_stash(flow, &mut ctl);
         }
     }
     if legacy && ctl.mode == Mode::Open {
@@ -460,6 +551,7 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
         sys::shutdown(fd, libc::SHUT_WR);
     }
     bury(&mut ctl, file);
+    ctl.uncover(flow);
     ctl.mode = match owed {
         None if ctl.stash.is_empty() => return unmanage(flow, ctl),
         None => Mode::Stashed { then: Then::Over },
@@ -474,27 +566,28 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
 
 /// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.
 fn bury(ctl: &mut Ctl, file: Option<c_int>) {
-    let old = ctl.transport.take();
     let Some(fd) = ctl.fds.first().copied() else {
-        return;
+        return ctl.set_transport(None);
     };
+    let exposed = ctl.exposed();
+    let flags = sys::status(ctl.flags_of(fd));
+    let old = ctl.transport.take();
     let Some(file) = file.or(old) else {
+        for e in ctl.epolls.iter().filter(|_| exposed.is_some()) {
+            ctl.fds.iter().for_each(|fd| e.attach(*fd));
+        }
         return;
     };
-    let before = match ctl.mode {
-        Mode::Open => fd,
-        _ => old.unwrap_or(fd),
-    };
-    let flags = match ctl.mode {
-        Mode::Stashed { .. } => before,
-        _ => fd,
-    };
-    sys::set_status(file, sys::status(flags));
+    let before = old.unwrap_or(fd);
+    sys::set_status(file, flags);
     if before != file {
         options::copy(before, file);
     }
-    if ctl.mode == Mode::Open {
+    if old.is_none() {
         sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
+    }
+    if let Some(exposed) = exposed {
+        sys::disconnect(exposed);
     }
     let _ = swap_in(ctl, file, true);
     sys::close(file);

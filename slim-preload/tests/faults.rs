@@ -177,6 +177,16 @@ fn a_thousand_connections_at_once() {
 }
 
 #[test]
+fn more_connections_than_free_descriptors() {
+    unnoticed("broken", &["scarce"], 1);
+}
+
+#[test]
+fn no_descriptor_is_left() {
+    unnoticed("broken", &["none-left", "none-left-close"], 1);
+}
+
+#[test]
 fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
 }

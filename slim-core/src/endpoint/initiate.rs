@@ -64,7 +64,8 @@ impl Endpoint {
         // What is still to be waited for is our own front end.
         self.stop_waiting(token);
         if let Some(to) = self.flow(token).change.lane {
-            self.connects.answered(now, to);
+            let took = self.connecting_for(now, token);
+            self.connects.answered(now, to, Some(took));
         }
         self.leave_lane(now, token);
         // An end of stream is asked about first: it may be genuine, and RESUME would make the old

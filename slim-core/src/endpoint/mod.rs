@@ -103,12 +103,12 @@ mod rng;
 mod tests;
 mod timer;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::config::Config;
 use crate::event::Event;
-use crate::ids::{Cause, ConnId, EndpointId, FlowId, FlowToken, Role, Time};
+use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
 use crate::wire::{self, Message};
 
 pub use action::Action;
@@ -152,11 +152,11 @@ pub struct Endpoint {
     connects: Pace,
     probes: Probes,
     askers: Askers,
-    conns: HashMap<ConnId, Conn>,
+    conns: Counted<ConnId, Conn>,
     /// Connections that have not said for which flow they are, oldest first.
     fresh: VecDeque<ConnId>,
     /// `Flush`es under way.
-    flushes: HashMap<ConnId, FlowToken>,
+    flushes: Counted<ConnId, FlowToken>,
     next_conn: u64,
     timers: Timers,
     out: Out,
@@ -216,9 +216,9 @@ impl Endpoint {
             connects: Pace::default(),
             probes: Probes::default(),
             askers: Askers::default(),
-            conns: HashMap::new(),
+            conns: Counted::default(),
             fresh: VecDeque::new(),
-            flushes: HashMap::new(),
+            flushes: Counted::default(),
             next_conn: 0,
             timers: Timers::default(),
             out: Out::default(),

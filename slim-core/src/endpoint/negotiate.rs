@@ -360,7 +360,7 @@ impl Endpoint {
         let wait = self.spread(RETRY_MAX);
         self.timers
             .set(Owner::Flow(token, Timer::Hello), now + wait);
-        self.hellos.answered(now, to);
+        self.hellos.answered(now, to, None);
         self.hello_over(now, token);
     }
 
@@ -398,7 +398,7 @@ impl Endpoint {
         flow.peer = Some(peer);
         let remote = flow.ends.remote();
         self.refusals.forget(remote);
-        self.hellos.answered(now, remote);
+        self.hellos.answered(now, remote, None);
         self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => self.become_live(now, token),

@@ -6,8 +6,8 @@
 //! others, which then come again, all together, when the time for that has come.
 //!
 //! So each address has a *lane*. As many flows as it allows are under way; the others wait for their
-//! turn. Every fourth success allows one more, and what is lost halves it: who can take more gets more,
-//! after some round trips.
+//! turn. Every fourth success allows one more if it is far, and what is lost halves it: who can take more gets
+//! more, after some round trips.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
@@ -20,6 +20,9 @@ use crate::ids::{FlowToken, Role, Time};
 const FIRST: usize = 128;
 const LEAST: usize = 16;
 const MOST: usize = 512;
+/// Who answers as fast is so near that the first number of flows keeps both ends busy. More under way would only wait
+/// longer; and what both sides of a flow make at the same time, one of them makes for nothing.
+const NEAR: Duration = Duration::from_millis(5);
 /// Successes that allow one more.
 const PER_MORE: u32 = 4;
 /// Losses within this time count as one.
@@ -45,6 +48,8 @@ struct Lane {
     halved: Option<Time>,
     /// When somebody there answered last.
     heard: Option<Time>,
+    /// Somebody has answered at once.
+    near: bool,
 }
 
 impl Default for Lane {
@@ -57,6 +62,7 @@ impl Default for Lane {
             successes: 0,
             halved: None,
             heard: None,
+            near: false,
         }
     }
 }
@@ -116,14 +122,16 @@ impl Pace {
         None
     }
 
-    /// Somebody there has answered.
-    pub(super) fn answered(&mut self, now: Time, to: SocketAddr) {
+    /// Somebody there has answered, and has taken as long for it, if that is known.
+    pub(super) fn answered(&mut self, now: Time, to: SocketAddr, took: Option<Duration>) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.heard = Some(now);
+            lane.near |= took.is_some_and(|took| took < NEAR);
             lane.successes += 1;
             if lane.successes == PER_MORE {
                 lane.successes = 0;
-                lane.allowed = MOST.min(lane.allowed + 1);
+                let most = if lane.near { FIRST } else { MOST };
+                lane.allowed = lane.allowed.max(most.min(lane.allowed + 1));
             }
         }
     }
@@ -205,11 +213,11 @@ mod tests {
         let mut pace = full(Role::Connector);
         for _ in 0..PER_MORE {
             assert_eq!(pace.next(to()), None);
-            pace.answered(AT, to());
+            pace.answered(AT, to(), None);
         }
         assert_eq!(pace.next(to()), Some(FlowToken(FIRST as u64)));
         for _ in 0..PER_MORE * MOST as u32 {
-            pace.answered(AT, to());
+            pace.answered(AT, to(), None);
         }
         assert_eq!(pace.lanes[&to()].allowed, MOST);
         pace.lost(AT, to());
@@ -219,6 +227,23 @@ mod tests {
             pace.lost(AT + ONE_LOSS * n, to());
         }
         assert_eq!(pace.lanes[&to()].allowed, LEAST);
+    }
+
+    #[test]
+    fn who_is_near_keeps_the_first_number_and_gets_it_back() {
+        let mut pace = full(Role::Connector);
+        let allowed = |pace: &Pace| pace.lanes[&to()].allowed;
+        pace.answered(AT, to(), Some(Duration::ZERO));
+        for _ in 0..PER_MORE * MOST as u32 {
+            pace.answered(AT, to(), Some(2 * NEAR));
+        }
+        assert_eq!(allowed(&pace), FIRST);
+        pace.lost(AT, to());
+        assert_eq!(allowed(&pace), FIRST / 2);
+        for _ in 0..PER_MORE * MOST as u32 {
+            pace.answered(AT, to(), Some(2 * NEAR));
+        }
+        assert_eq!(allowed(&pace), FIRST);
     }
 
     #[test]

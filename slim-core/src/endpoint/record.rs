@@ -1,5 +1,6 @@
 //! What the endpoint knows of one flow.
 
+use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -8,10 +9,10 @@ use super::attempts::Attempts;
 use super::ends::Ends;
 use super::flow::{Lifecycle, State};
 use super::processes::Process;
-use crate::auth::{FlowKey, Fresh};
+use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::event::Trouble;
 use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
-use crate::wire::{FlowStatus, Hello, Parsed};
+use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
 /// Error numbers of Linux. This crate has no libc to ask.
 pub(super) const ECONNRESET: i32 = 104;
@@ -192,6 +193,8 @@ pub(super) struct Outage {
     /// The peer has closed and forgotten the flow after sending this many bytes.
     pub(super) peer_done: Option<u64>,
     pub(super) attempts: Option<Attempts>,
+    /// The flow's key, from the first message that it was needed for.
+    key: OnceCell<Prepared>,
 }
 
 impl Outage {
@@ -209,6 +212,7 @@ impl Outage {
             eof,
             peer_done: None,
             attempts: None,
+            key: OnceCell::new(),
         }
     }
 
@@ -303,9 +307,26 @@ impl Flow {
 
     /// Whether the peer said this, bound to what `fresh` says.
     pub(super) fn said(&self, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
-        self.peer
-            .as_ref()
-            .is_some_and(|peer| peer.key.verify(self.role.other(), fresh, parsed))
+        let from = self.role.other();
+        match (self.prepared(), &self.peer) {
+            (Some(key), _) => key.verify(from, fresh, parsed),
+            (None, Some(peer)) => peer.key.verify(from, fresh, parsed),
+            (None, None) => false,
+        }
+    }
+
+    /// The bytes of a message of ours; `None` while the peer is not known.
+    pub(super) fn seal(&self, fresh: Fresh, message: &Message) -> Option<Vec<u8>> {
+        match (self.prepared(), &self.peer) {
+            (Some(key), _) => Some(key.seal(self.role, fresh, message)),
+            (None, peer) => Some(peer.as_ref()?.key.seal(self.role, fresh, message)),
+        }
+    }
+
+    /// While the transport is away, several messages are to be said and heard.
+    fn prepared(&self) -> Option<&Prepared> {
+        let key = &self.peer.as_ref()?.key;
+        Some(self.outage.as_ref()?.key.get_or_init(|| key.prepare()))
     }
 
     /// The process at the other end, once it is known.

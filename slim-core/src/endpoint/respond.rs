@@ -134,7 +134,7 @@ impl Endpoint {
             if let Some(&token) = self.by_id.get(&(resume.flow, role)) {
                 let flow = &self.flows[&token];
                 match &flow.peer {
-                    Some(peer) if peer.key.verify(role.other(), fresh, parsed) => {
+                    Some(_) if flow.said(fresh, parsed) => {
                         return answer_for(flow, self.own_request(flow), resume.epoch);
                     }
                     Some(_) => stranger = RefuseReason::BadProof,

@@ -346,11 +346,7 @@ impl Endpoint {
 
     /// Writes a message of ours under the flow's key.
     pub(super) fn seal(&self, token: FlowToken, fresh: Fresh, message: &Message) -> Vec<u8> {
-        let flow = &self.flows[&token];
-        let peer = flow
-            .peer
-            .as_ref()
-            .expect("only flows whose peer is known resume");
-        peer.key.seal(flow.role, fresh, message)
+        let sealed = self.flows[&token].seal(fresh, message);
+        sealed.expect("only flows whose peer is known resume")
     }
 }

@@ -23,15 +23,15 @@ impl Rng {
             rest: None,
         };
         // The seed may be used elsewhere, too: never hand out anything made of it directly.
-        rng.key = rng.hmac(b"slim endpoint rng v1");
+        rng.key = drawn(rng.keyed(), b"slim endpoint rng v1");
         rng
     }
 
     /// 32 fresh bytes.
     pub(super) fn block(&mut self) -> [u8; 32] {
-        let out = self.hmac(b"out");
-        self.key = self.hmac(b"next");
-        out
+        let keyed = self.keyed();
+        self.key = drawn(keyed.clone(), b"next");
+        drawn(keyed, b"out")
     }
 
     /// 16 fresh bytes.
@@ -56,12 +56,14 @@ impl Rng {
         (wide % (u128::from(most) + 1)) as u64
     }
 
-    fn hmac(&self, label: &[u8]) -> [u8; 32] {
-        let mut hmac =
-            Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes keys of any length");
-        hmac.update(label);
-        hmac.finalize().into_bytes().into()
+    fn keyed(&self) -> Hmac<Sha256> {
+        Hmac::new_from_slice(&self.key).expect("HMAC takes keys of any length")
     }
+}
+
+fn drawn(mut hmac: Hmac<Sha256>, label: &[u8]) -> [u8; 32] {
+    hmac.update(label);
+    hmac.finalize().into_bytes().into()
 }
 
 #[cfg(test)]

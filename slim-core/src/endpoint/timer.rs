@@ -1,8 +1,10 @@
 //! When what is to happen: one table, whose earliest entry is what `poll_timeout` tells.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use crate::ids::{ConnId, EndpointId, FlowToken, Time};
+use crate::ids::{ConnId, Counted, EndpointId, FlowToken, Time};
 
 /// What a flow can be waiting for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,49 +55,104 @@ pub(super) enum Owner {
     Probe(EndpointId),
 }
 
+/// All timers. In an outage each of thousands of flows sets a dozen of them, of which hardly any ever goes off. So
+/// setting one is cheap, and what is set anew or cleared stays in the queue until its turn would have come.
 #[derive(Default)]
 pub(super) struct Timers {
-    due: BTreeSet<(Time, Owner)>,
-    at: BTreeMap<Owner, Time>,
+    /// The earliest first. Who means something is what `flows` and `others` say; the first one always does.
+    queue: BinaryHeap<Reverse<(Time, Owner)>>,
+    /// Of each flow that has any; the places are in the order of [`Timer::ALL`].
+    flows: Counted<FlowToken, [Option<Time>; Timer::ALL.len()]>,
+    others: BTreeMap<Owner, Time>,
+    /// How many are set.
+    set: usize,
 }
+
+/// A queue as long is not looked through for what means nothing.
+const SHORT: usize = 64;
 
 impl Timers {
     /// Arms a timer; one of a kind, so an earlier setting is forgotten.
     pub(super) fn set(&mut self, owner: Owner, at: Time) {
-        self.clear(owner);
-        self.at.insert(owner, at);
-        self.due.insert((at, owner));
+        let before = match owner {
+            Owner::Flow(token, timer) => {
+                self.flows.entry(token).or_default()[timer as usize].replace(at)
+            }
+            other => self.others.insert(other, at),
+        };
+        self.set += usize::from(before.is_none());
+        if before != Some(at) {
+            self.queue.push(Reverse((at, owner)));
+            self.tidy();
+        }
     }
 
     pub(super) fn clear(&mut self, owner: Owner) {
-        if let Some(at) = self.at.remove(&owner) {
-            self.due.remove(&(at, owner));
+        let before = match owner {
+            Owner::Flow(token, timer) => {
+                let Entry::Occupied(mut all) = self.flows.entry(token) else {
+                    return;
+                };
+                let before = all.get_mut()[timer as usize].take();
+                if all.get().iter().all(Option::is_none) {
+                    all.remove();
+                }
+                before
+            }
+            other => self.others.remove(&other),
+        };
+        if before.is_some() {
+            self.set -= 1;
+            self.tidy();
         }
     }
 
     pub(super) fn get(&self, owner: Owner) -> Option<Time> {
-        self.at.get(&owner).copied()
+        match owner {
+            Owner::Flow(token, timer) => self.flows.get(&token)?[timer as usize],
+            other => self.others.get(&other).copied(),
+        }
     }
 
     pub(super) fn clear_flow(&mut self, token: FlowToken) {
-        for timer in Timer::ALL {
-            self.clear(Owner::Flow(token, timer));
+        if let Some(all) = self.flows.remove(&token) {
+            self.set -= all.iter().flatten().count();
+            self.tidy();
         }
     }
 
     /// The earliest.
     pub(super) fn next(&self) -> Option<Time> {
-        self.due.first().map(|(at, _)| *at)
+        self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
     /// Takes one that is due.
     pub(super) fn pop(&mut self, now: Time) -> Option<Owner> {
-        let (at, owner) = *self.due.first()?;
+        let Reverse((at, owner)) = *self.queue.peek()?;
         if at > now {
             return None;
         }
         self.clear(owner);
         Some(owner)
+    }
+
+    /// The first one means something again, and those that mean nothing are not many more than those that do.
+    fn tidy(&mut self) {
+        if self.set == 0 {
+            // A process that had an outage once does not keep the room for it.
+            return *self = Timers::default();
+        }
+        if self.queue.len() > SHORT.max(4 * self.set) {
+            let mut queue = std::mem::take(&mut self.queue);
+            queue.retain(|Reverse((at, owner))| self.get(*owner) == Some(*at));
+            queue.shrink_to_fit();
+            self.queue = queue;
+        }
+        while let Some(&Reverse((at, owner))) = self.queue.peek()
+            && self.get(owner) != Some(at)
+        {
+            self.queue.pop();
+        }
     }
 }
 
@@ -143,5 +200,43 @@ mod tests {
         timers.set(Owner::Flow(FlowToken(2), Timer::Hello), Time(2));
         timers.clear_flow(FLOW);
         assert_eq!(timers.next(), Some(Time(2)));
+    }
+
+    #[test]
+    fn places_are_in_the_order_of_the_list() {
+        for (n, timer) in Timer::ALL.into_iter().enumerate() {
+            assert_eq!(timer as usize, n);
+        }
+    }
+
+    #[test]
+    fn what_was_set_anew_or_cleared_is_never_due() {
+        let mut timers = Timers::default();
+        let owner = |n| Owner::Flow(FlowToken(n), Timer::Stuck);
+        for n in 0..10 {
+            for at in (0..100).rev() {
+                timers.set(owner(n), Time(10 + at + n));
+            }
+            timers.set(owner(n), Time(50 + n));
+        }
+        timers.clear(owner(3));
+        timers.set(owner(4), Time(5));
+        assert_eq!(timers.next(), Some(Time(5)));
+        let due = std::iter::from_fn(|| timers.pop(Time(1000)));
+        let in_turn = [4, 0, 1, 2, 5, 6, 7, 8, 9].map(owner);
+        assert_eq!(due.collect::<Vec<_>>(), in_turn);
+        assert!(timers.queue.is_empty() && timers.flows.is_empty());
+    }
+
+    #[test]
+    fn settings_that_mean_nothing_do_not_pile_up() {
+        let mut timers = Timers::default();
+        timers.set(Owner::Flow(FLOW, Timer::Window), Time(1));
+        for n in 2..10_000 {
+            timers.set(Owner::Flow(FLOW, Timer::Stuck), Time(n));
+            assert!(timers.queue.len() <= SHORT);
+        }
+        timers.clear(Owner::Flow(FLOW, Timer::Window));
+        assert_eq!(timers.next(), Some(Time(9_999)));
     }
 }

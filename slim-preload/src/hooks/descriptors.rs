@@ -93,6 +93,15 @@ hook! { unsafe fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int => sl
     real!(fexecve)(fd, args, env)
 }}
 
+hook! { unsafe fn system(command: *const c_char) -> c_int => slim_system {
+    process::before_spawn(false);
+    real!(system)(command)
+}}
+hook! { unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE => slim_popen {
+    process::before_spawn(false);
+    real!(popen)(command, mode)
+}}
+
 type Pid = *mut libc::pid_t;
 type Actions = *const libc::posix_spawn_file_actions_t;
 type Attributes = *const libc::posix_spawnattr_t;

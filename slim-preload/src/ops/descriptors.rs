@@ -80,11 +80,13 @@ pub fn part(flow: &'static Flow, mut ctl: Guard<'static, Ctl>, fd: c_int) -> Lef
         e.forget(fd);
     }
     table::clear(fd);
+    let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
     if !ctl.fds.is_empty() {
         return Left::Nothing;
     }
     ctl.epolls.clear();
+    ctl.uncover(flow);
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
     if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
         ctl.set_transport(None);
@@ -125,6 +127,7 @@ pub fn part(flow: &'static Flow, mut ctl: Guard<'static, Ctl>, fd: c_int) -> Lef
                 sys::shutdown(fd, libc::SHUT_WR);
             }
         }
+        Mode::Suspended if exposed && !ctl.drained => transport::keep(flow, &mut ctl, fd),
         _ => {}
     }
     // The gate of a lingering flow tells whether it has a transport.
@@ -175,7 +178,7 @@ pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
     {
         let seen = flow.signal.load(Ordering::SeqCst);
         drop(ctl);
-        let _ = sys::futex_wait(&flow.signal, seen, Some(limit - Instant::now()));
+        let _ = flow.wait(seen, Some(limit - Instant::now()));
     }
     demote(flow, fd);
 }
@@ -406,11 +409,7 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
                 Entry::Flow(flow) => flow.ctl_of(fd),
                 _ => None,
             };
-            let waiting = ctl.and_then(|c| match c.mode {
-                Mode::Stashed { .. } => c.transport,
-                _ => None,
-            });
-            let to = waiting.unwrap_or(fd);
+            let to = ctl.map_or(fd, |ctl| ctl.flags_of(fd));
             match table::flow(fd).filter(|_| command == libc::F_SETFL) {
                 Some(flow) => flow.set_mode(fd, || real(to)),
                 None => real(to),

@@ -67,10 +67,10 @@ pub fn wait(
     if dontwait || crate::transport::nonblocking(&ctl, fd) {
         return Next::Return(fail(libc::EAGAIN));
     }
-    let limit = ctl.transport.and_then(|t| timeout(t, option));
+    let limit = ctl.old().and_then(|t| timeout(t, option));
     let seen = flow.signal.load(std::sync::atomic::Ordering::SeqCst);
     drop(ctl);
-    match sys::futex_wait(&flow.signal, seen, limit) {
+    match flow.wait(seen, limit) {
         Err(libc::EINTR) => Next::Return(fail(libc::EINTR)),
         Err(libc::ETIMEDOUT) => Next::Return(fail(libc::EAGAIN)),
         _ => Next::Again,

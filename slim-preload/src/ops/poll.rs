@@ -2,7 +2,8 @@
 //!
 //! A transport that dies makes its descriptor ready before any of our code knows. What the kernel reports is
 //! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
-//! suspended, and the call goes on waiting.
+//! suspended, and the call goes on waiting: without them, for their dead transports are still under their numbers, and
+//! until a swap, which sounds the thread's alarm. (From epoll they are taken when they are suspended.)
 
 use super::sleep::with_alarm;
 use super::{descriptors, sockets};
@@ -82,6 +83,15 @@ impl Wait {
         }
     }
 
+    /// The call leaves numbers out, and if it is to be `cut_short`, nothing tells it that they are back.
+    fn unless(self, cut_short: &Cell<bool>) -> Self {
+        match self {
+            wait if !cut_short.get() => wait,
+            Wait::For(Some(left)) => Wait::For(Some(left.min(UNALARMED))),
+            _ => Wait::For(Some(UNALARMED)),
+        }
+    }
+
     /// A timespec to point to, unless the application's own serves.
     pub fn timespec(self) -> Option<libc::timespec> {
         match self {
@@ -107,7 +117,7 @@ fn until_true(
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = first();
     // An alarm ends the call as a time limit does: with nothing ready.
-    if n < 0 || ((n == 0 || clean(n)) && SWAPS.load(Ordering::Acquire) == swaps) {
+    if n < 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
         return n;
     }
     again(limit, n, real, clean, swaps, sift)
@@ -150,6 +160,19 @@ fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
         || (flow.live.load(Ordering::Acquire) && SWAPS.load(Ordering::Acquire) != swaps)
 }
 
+/// Whether the number is one whose transport is away, of which the kernel is not to be asked.
+fn is_away(fd: c_int) -> bool {
+    table::flow(fd).is_some_and(|flow| {
+        flow.gate.is_barred()
+            && flow
+                .ctl_of(fd)
+                .is_some_and(|ctl| ctl.mode == Mode::Suspended)
+    })
+}
+
+/// How long a call sleeps at most that leaves numbers out and has no alarm, for want of a descriptor.
+const UNALARMED: Duration = Duration::from_millis(10);
+
 fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let Some(ctl) = flow.ctl_of(fd) else {
         return false;
@@ -159,7 +182,6 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         Mode::Open => {}
         _ => return false,
     }
-    drop(ctl);
     let Some(info) = sys::tcp_info(fd) else {
         return true;
     };
@@ -169,22 +191,21 @@ fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
         return false;
     }
-    let cause = match closed && sys::has_error(fd) {
+    let fault = if closed && sys::has_error(fd) {
         // Which one is asked for when the flow is suspended, for asking takes it away.
-        true => Cause::Errno(transport::TO_BE_ASKED),
+        transport::found_dead(flow, ctl, fd, Cause::Errno(transport::TO_BE_ASKED))
+    } else {
         // An end of both directions, or of the peer's, that it has not announced (yet).
-        false => {
-            let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
-            let unread = sys::readable(fd) > 0;
-            if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
-                return false;
-            }
-            Cause::Eof {
-                received: flow.received(),
-            }
+        let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
+        let unread = sys::readable(fd) > 0;
+        if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
+            return false;
         }
+        drop(ctl);
+        let received = flow.received();
+        transport::fault(flow, fd, Cause::Eof { received })
     };
-    matches!(transport::fault(flow, fd, cause), Fault::Suspended)
+    matches!(fault, Fault::Suspended)
 }
 
 /// A call that does not wait, past libc if that is allowed.
@@ -256,7 +277,11 @@ unsafe fn poll_asked(
     if table::any_inherited_listener() {
         entries().iter().for_each(|p| sockets::waits_on(p.fd));
     }
-    let clean = |_| entries().iter().all(|p| p.revents & SUSPICIOUS == 0);
+    let cut_short = Cell::new(false);
+    let clean = |n| match n {
+        0 => !cut_short.get(),
+        _ => entries().iter().all(|p| p.revents & SUSPICIOUS == 0),
+    };
     let sift = |_, swaps| {
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
@@ -271,39 +296,49 @@ unsafe fn poll_asked(
         }
         n
     };
-    let plainly = |wait| real(fds, count, wait);
+    let ask = |alarm, wait| poll_with(entries(), alarm, wait, &cut_short, &real);
+    let at_once = |wait| ask(None, wait);
     if let Some((n, swaps)) = asked {
-        return again(limit, n, plainly, clean, swaps, sift);
+        return again(limit, n, at_once, clean, swaps, sift);
     }
     if limit.sleeps() && entries().iter().any(|p| table::is_flow(p.fd)) {
-        let asleep =
-            |wait| with_alarm(|alarm| poll_with(entries(), alarm, |fds, n| real(fds, n, wait)));
+        let asleep = |wait| with_alarm(|alarm| ask(alarm, wait));
         limit.begin();
         return until_true(limit, || asleep(Wait::AsGiven), asleep, clean, sift);
     }
     // Without a flow nothing is kept back; a clock is asked only if one has come under a number meanwhile.
-    until_true(limit, || plainly(Wait::AsGiven), plainly, clean, sift)
+    let plainly = || real(fds, count, Wait::AsGiven);
+    until_true(limit, plainly, at_once, clean, sift)
 }
 
-/// Polls the entries and the alarm, which is not counted.
+/// Polls the entries, but not those whose transport is away, and the alarm, which is not counted.
 fn poll_with(
     entries: &mut [pollfd],
     alarm: Option<c_int>,
-    real: impl FnOnce(*mut pollfd, usize) -> c_int,
+    wait: Wait,
+    cut_short: &Cell<bool>,
+    real: impl FnOnce(*mut pollfd, usize, Wait) -> c_int,
 ) -> c_int {
-    let Some(alarm) = alarm else {
-        return real(entries.as_mut_ptr(), entries.len());
-    };
+    let mut away = false;
     let mut all = Vec::with_capacity(entries.len() + 1);
-    all.extend_from_slice(entries);
-    all.push(pollfd {
-        fd: alarm,
+    all.extend(entries.iter().map(|p| {
+        let hide = is_away(p.fd);
+        away |= hide;
+        // The kernel passes over a negative number.
+        let fd = if hide { -1 } else { p.fd };
+        pollfd { fd, ..*p }
+    }));
+    all.extend(alarm.map(|fd| pollfd {
+        fd,
         events: libc::POLLIN,
         revents: 0,
-    });
-    let n = real(all.as_mut_ptr(), all.len());
-    entries.copy_from_slice(&all[..entries.len()]);
-    let rang = n > 0 && all.last().is_some_and(|a| a.revents != 0);
+    }));
+    cut_short.set(away && alarm.is_none());
+    let n = real(all.as_mut_ptr(), all.len(), wait.unless(cut_short));
+    for (entry, polled) in entries.iter_mut().zip(&all) {
+        entry.revents = polled.revents;
+    }
+    let rang = n > 0 && alarm.is_some() && all.last().is_some_and(|a| a.revents != 0);
     n - c_int::from(rang)
 }
 
@@ -333,7 +368,7 @@ impl Sets {
     }
 
     /// Whether `is` holds for any number in the saved sets.
-    fn any(&self, saved: &[Vec<u8>; 3], is: impl Fn(c_int) -> bool) -> bool {
+    fn any(&self, saved: &[Vec<u8>; 3], mut is: impl FnMut(c_int) -> bool) -> bool {
         (0..self.count).any(|fd| {
             let set = |bytes: &Vec<u8>| {
                 bytes
@@ -377,6 +412,22 @@ impl Sets {
             }));
         }
         n - c_int::from(rang)
+    }
+
+    /// Takes the numbers whose transport is away out of the sets, which are as they were saved; whether there are any.
+    fn leave_out(&self, saved: &[Vec<u8>; 3]) -> bool {
+        let mut away = false;
+        self.any(saved, |fd| {
+            if is_away(fd) {
+                away = true;
+                for set in self.sets.iter().filter(|set| !set.is_null()) {
+                    // SAFETY: the saved copies are of sets as long, which the kernel is about to write to.
+                    unsafe { *set.cast::<u8>().add(fd as usize / 8) &= !(1 << (fd % 8)) };
+                }
+            }
+            false
+        });
+        away
     }
 
     /// The numbers that the kernel has left in the sets.
@@ -438,16 +489,22 @@ fn select_all(sets: Sets, mut limit: Limit, real: &impl Fn(Sets, Wait) -> c_int)
     if flows {
         limit.begin();
     }
-    let ask = |wait| {
+    let cut_short = Cell::new(false);
+    let ask = |wait: Wait| {
         if !first.replace(false) {
             sets.restore(&saved);
         }
         if !sleeps {
+            sets.leave_out(&saved);
             return real(sets, wait);
         }
-        with_alarm(|alarm| match alarm {
-            Some(alarm) => sets.with(alarm, |sets| real(sets, wait)),
-            None => real(sets, wait),
+        with_alarm(|alarm| {
+            let away = sets.leave_out(&saved);
+            cut_short.set(away && alarm.is_none());
+            match alarm {
+                Some(alarm) => sets.with(alarm, |sets| real(sets, wait)),
+                None => real(sets, wait.unless(&cut_short)),
+            }
         })
     };
     let suspicious = || {
@@ -461,7 +518,10 @@ fn select_all(sets: Sets, mut limit: Limit, real: &impl Fn(Sets, Wait) -> c_int)
         limit,
         || ask(Wait::AsGiven),
         ask,
-        |_| !flows || suspicious().is_empty(),
+        |n| match n {
+            0 => !cut_short.get(),
+            _ => !flows || suspicious().is_empty(),
+        },
         |n, swaps| {
             let mut hide = SWAPS.load(Ordering::Acquire) != swaps;
             for fd in suspicious() {
@@ -474,6 +534,7 @@ fn select_all(sets: Sets, mut limit: Limit, real: &impl Fn(Sets, Wait) -> c_int)
             }
             // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
             sets.restore(&saved);
+            sets.leave_out(&saved);
             let n = real(sets, Wait::For(Some(Duration::ZERO))).max(0);
             if suspicious().is_empty() { n } else { 0 }
         },

@@ -291,7 +291,7 @@ pub unsafe fn name(
     let Some(ctl) = flow.ctl_of(fd) else {
         return real();
     };
-    let moved = ctl.epoch > 0 || !matches!(ctl.mode, Mode::Open | Mode::Dead(_));
+    let moved = ctl.moved || !matches!(ctl.mode, Mode::Open | Mode::Dead(_));
     let saved = match end {
         End::Local => &ctl.local,
         End::Peer => &ctl.peer,
@@ -343,7 +343,7 @@ pub unsafe fn option(
         }
         Mode::Stashed { then: Then::Over } if error => return real(fd),
         Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
-        Mode::Suspended | Mode::Stashed { .. } => ctl.transport.unwrap_or(fd),
+        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
     };
     let open = ctl.mode == Mode::Open;
     drop(ctl);
@@ -382,7 +382,7 @@ pub fn set_option(fd: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
         return real(fd);
     };
     match ctl.mode {
-        Mode::Suspended | Mode::Stashed { .. } => real(ctl.transport.unwrap_or(fd)),
+        Mode::Suspended | Mode::Stashed { .. } => real(ctl.old().unwrap_or(fd)),
         Mode::Open | Mode::Dead(_) | Mode::Lingering => real(fd),
     }
 }
@@ -418,7 +418,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode, request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
-        (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => None,
+        (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => Some(Ioctl::Ask(ctl.flags_of(fd))),
         (_, libc::FIONREAD) => number(ctl.stash.len()),
         (Mode::Suspended, _) => number(flow.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),

@@ -279,12 +279,13 @@ static void connecting(void) {
     }
 }
 
-static void many(void) {
-    enum { MANY = 1000 };
-    static int fds[MANY];
+static void many(int count, int limit) {
+    static int fds[1000];
+    struct rlimit r = {limit, limit};
+    if (limit) MUST(setrlimit(RLIMIT_NOFILE, &r));
     if (is_server()) l = listener(), tell(port_of(l));
     int port = is_server() ? 0 : hear(), good = 0;
-    for (int i = 0; i < MANY; i++) {
+    for (int i = 0; i < count; i++) {
         fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
         if (!is_server()) MUST(full_send(fds[i], &i, sizeof i));
     }
@@ -292,7 +293,7 @@ static void many(void) {
     ms(500);
     for (int round = 0; round < 2; round++) {
         both_break();
-        for (int i = 0; i < MANY; i++) {
+        for (int i = 0; i < count; i++) {
             int v[20];
             if (!is_server()) {
                 for (int k = 0; k < 20; k++) v[k] = i * 20 + k;
@@ -310,7 +311,44 @@ static void many(void) {
     }
     line("good %d", good);
     meet();
-    for (int i = 0; i < MANY; i++) close(fds[i]);
+    for (int i = 0; i < count; i++) close(fds[i]);
+}
+
+static int filler[256];
+static void *free_later(void *p) {
+    ms(300);
+    for (int i = 0; i < 256 && filler[i] >= 0; i++) close(filler[i]);
+    return p;
+}
+
+// Not one descriptor is left when the connection breaks: who waits for it waits until there is one, and closes it then,
+// or while it is broken.
+static void none_left(int close_it) {
+    struct rlimit r = {128, 128};
+    if (!is_server()) {
+        MUST(setrlimit(RLIMIT_NOFILE, &r));
+        for (int i = 0; (filler[i] = dup(0)) >= 0;) i++;
+    }
+    if (!is_server()) MUST(full_send(fd, "before, ", 8));
+    both_break();
+    if (is_server()) {
+        if (!close_it) MUST(full_send(fd, "after it", 8));
+        line("all: %zd", full_recv(fd, buf, 20));
+    } else if (close_it) {
+        // It is noticed.
+        wait_for(fd, POLLRDHUP, 40);
+        MUST(close(fd));
+        free_later(NULL);
+    } else {
+        pthread_t t;
+        pthread_create(&t, NULL, free_later, NULL);
+        line("%s", bits(wait_for(fd, POLLIN, 10000)));
+        R(full_recv(fd, buf, 8));
+        MUST(full_send(fd, "and the last", 12));
+        pthread_join(t, NULL);
+        MUST(close(fd));
+    }
+    meet();
 }
 
 // The peer dies, with the connection whole or broken at the same moment: the end, quickly.
@@ -547,7 +585,7 @@ int main(int argc, char **argv) {
         line("SIGPIPE %d", pipes());
         return 0;
     }
-    if (!is("hello") && !is("connecting") && !is("many")) fd = pair_up(&l);
+    if (!is("hello") && !is("connecting") && !is("many") && !is("scarce")) fd = pair_up(&l);
     if (is("idle")) idle();
     if (is("half-close")) half_close();
     if (is("linger")) linger(0);
@@ -556,7 +594,11 @@ int main(int argc, char **argv) {
     if (is("waits")) waits();
     if (is("hello")) hello();
     if (is("connecting")) connecting();
-    if (is("many")) many();
+    if (is("many")) many(1000, 0);
+    // Descriptors for all connections and what SLIM always has, but not for as many again.
+    if (is("scarce")) many(200, 240);
+    if (is("none-left")) none_left(0);
+    if (is("none-left-close")) none_left(1);
     if (is("death")) death(0);
     if (is("death-poll")) death(1);
     if (is("death-unread")) death(2);
