@@ -99,15 +99,33 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     let lines: Vec<_> = client.lines().into_iter().map(|l| l.text).collect();
     let events = Events::read(lab);
     println!("{killed} connections killed; {events}");
+    let tail = &lines[lines.len().saturating_sub(20)..];
     if killed > 0 {
         // Also of a server whose workers are forked from a process that has cleared its environment.
         let hosts: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
-        assert_eq!(hosts.len(), 2, "both ends have an event log: {hosts:?}");
+        assert_eq!(
+            hosts.len(),
+            2,
+            "both ends have resumed: {hosts:?}; {status:?}, {tail:#?}, {:#?}",
+            events_files(lab)
+        );
     }
-    let tail = &lines[lines.len().saturating_sub(20)..];
     let code = status.map(|s| s.code().unwrap_or(-1));
     assert_eq!(code, Some(0), "hung, if none: {tail:#?}");
     (lines.join("\n"), killed)
+}
+
+/// What the event logs say, file by file.
+fn events_files(lab: &Lab) -> Vec<(String, String)> {
+    let files = fs::read_dir(events_dir(lab))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let file = |f: fs::DirEntry| {
+        let name = f.file_name().to_string_lossy().into_owned();
+        (name, fs::read_to_string(f.path()).unwrap_or_default())
+    };
+    files.map(file).collect()
 }
 
 /// One way to run the programs.
