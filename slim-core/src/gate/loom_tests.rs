@@ -183,6 +183,13 @@ fn spawn_with_pass(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHan
     thread::spawn(move || flow.call_with_pass(me, times))
 }
 
+/// Tells how often it has written.
+fn spawn_sender(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHandle<usize> {
+    flow.give_pass(me);
+    let flow = flow.clone();
+    thread::spawn(move || (0..times).filter(|_| flow.send_with_pass(me)).count())
+}
+
 fn spawn(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHandle<Calls> {
     let flow = flow.clone();
     thread::spawn(move || flow.call(me, times))
@@ -300,11 +307,7 @@ fn loom_a_pass_sees_what_control_did() {
 fn loom_who_has_the_pass_and_who_has_the_lock_never_write_at_once() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
-        flow.give_pass(0);
-        let owner = {
-            let flow = flow.clone();
-            thread::spawn(move || (0..2).filter(|_| flow.send_with_pass(0)).count())
-        };
+        let owner = spawn_sender(&flow, 0, 2);
         let others = usize::from(flow.send_with_lock());
         let sent = owner.join().unwrap() + others;
         assert_eq!(flow.sent.load(Relaxed) as usize, sent);
@@ -315,11 +318,7 @@ fn loom_who_has_the_pass_and_who_has_the_lock_never_write_at_once() {
 fn loom_a_shared_gate_has_no_pass() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
-        flow.give_pass(0);
-        let owner = {
-            let flow = flow.clone();
-            thread::spawn(move || flow.send_with_pass(0))
-        };
+        let owner = spawn_sender(&flow, 0, 1);
         flow.gate.share();
         flow.fence();
         if !flow.gate.is_owner_sending(&flow.marks) {
@@ -334,11 +333,7 @@ fn loom_a_shared_gate_has_no_pass() {
 fn loom_a_pass_of_an_earlier_life_is_good_for_nothing() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
-        flow.give_pass(0);
-        let former = {
-            let flow = flow.clone();
-            thread::spawn(move || flow.send_with_pass(0))
-        };
+        let former = spawn_sender(&flow, 0, 1);
         flow.gate.close();
         flow.fence();
         if flow.idle() {

@@ -199,14 +199,11 @@ impl Flow {
         if !self.send.try_lock() {
             return false;
         }
-        if self.has_pass_in_use() {
-            self.fence_others();
-            if self.gate.is_owner_sending(&MARKS) {
-                self.send.unlock();
-                return false;
-            }
+        let alone = !self.owner_has_half();
+        if !alone {
+            self.send.unlock();
         }
-        true
+        alone
     }
 
     /// Gives the sending half back.
@@ -254,14 +251,18 @@ impl Flow {
 
     /// With the lock taken: until the owner of the pass has not the half either.
     fn wait_for_owner(&self) {
-        if self.has_pass_in_use() {
-            self.fence_others();
+        if self.owner_has_half() {
             self.wait_while_owner_sends();
         }
     }
 
-    fn has_pass_in_use(&self) -> bool {
-        self.gate.has_owner() && !self.gate.is_shared()
+    /// With the lock taken: whether the owner of the pass has the half just now. It takes it no more.
+    fn owner_has_half(&self) -> bool {
+        if !self.gate.has_owner() || self.gate.is_shared() {
+            return false;
+        }
+        self.fence_others();
+        self.gate.is_owner_sending(&MARKS)
     }
 
     /// It holds the half for a system call that does not wait, and a copy.

@@ -1,9 +1,9 @@
 //! Descriptor numbers: close, dup, exec, passing to others.
 
-use crate::flow::{Ctl, Flow, Mode, UNKNOWN};
-use crate::lock::Guard;
+use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::table::{self, Entry};
-use crate::{runtime, stand_in, sys, transport};
+use crate::transport::{self, CtlGuard};
+use crate::{runtime, stand_in, sys};
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Cause, FinHow, Verdict};
@@ -74,7 +74,7 @@ pub enum Left {
 }
 
 /// A number leaves its flow. The real close comes after it, then [`finish`].
-pub fn part(flow: &'static Flow, mut ctl: Guard<'static, Ctl>, fd: c_int) -> Left {
+pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     for e in &ctl.epolls {
         // While the transport is away the kernel has no registration to drop by itself.
         e.forget(fd);

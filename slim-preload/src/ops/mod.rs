@@ -9,10 +9,10 @@ pub mod sleep;
 pub mod sockets;
 pub mod transmit;
 
-use crate::flow::{Ctl, Flow, Inside};
-use crate::lock::Guard;
+use crate::flow::{Flow, Inside};
 use crate::sys;
 use crate::table;
+use crate::transport::CtlGuard;
 use libc::c_int;
 
 /// How a call gets at a descriptor.
@@ -57,13 +57,7 @@ pub enum Next {
 
 /// Waits until something about the flow changes; `option` is the socket option that limits the wait
 /// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
-pub fn wait(
-    flow: &'static Flow,
-    ctl: Guard<'static, Ctl>,
-    fd: c_int,
-    dontwait: bool,
-    option: c_int,
-) -> Next {
+pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, option: c_int) -> Next {
     if dontwait || crate::transport::nonblocking(&ctl, fd) {
         return Next::Return(fail(libc::EAGAIN));
     }

@@ -138,13 +138,13 @@ impl<S: Source> Transmit<S> {
                 self.attempt(&real)
             };
             let next = match tried.take().map_or_else(attempt, Ok) {
-                // To wait there is the lock: a thread that is cancelled meanwhile is found out.
-                Ok((flow, Inside::Passed(passed), n)) if self.would_wait(n) => {
-                    flow.leave_sending(Inside::Passed(passed));
-                    Next::Again
-                }
                 Ok((flow, inside, mut n)) => {
                     if self.would_wait(n) {
+                        // To wait there is the lock: a thread that is cancelled meanwhile is found out.
+                        let Inside::Counted = inside else {
+                            flow.leave_sending(inside);
+                            continue;
+                        };
                         n = self.wait_for_room(flow, &real);
                     }
                     if n > 0 {
