@@ -33,6 +33,7 @@ impl Drop for Handle {
 impl FlowIo for Handle {
     fn live(&self) {
         self.flow.live.store(true, Ordering::Release);
+        self.flow.wake();
     }
 
     fn legacy(&self, refused: bool) {

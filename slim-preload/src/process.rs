@@ -192,6 +192,7 @@ extern "C" fn at_exit() {
         return;
     }
     table::for_each_flow(|fd, f| {
+        transport::notice(f, fd);
         let suspended = f
             .ctl_of(fd)
             .is_some_and(|c| c.mode == flow::Mode::Suspended);

@@ -162,6 +162,13 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     found_dead(flow, ctl, fd, cause)
 }
 
+/// Suspends a live flow whose transport died when nobody was looking.
+pub fn notice(flow: &'static Flow, fd: c_int) {
+    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
+        fault(flow, fd, Cause::Errno(TO_BE_ASKED));
+    }
+}
+
 /// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
 pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
     let live = flow.live.load(Ordering::Acquire);

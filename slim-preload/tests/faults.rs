@@ -147,6 +147,16 @@ fn closed_and_gone_with_bytes_on_the_way() {
 }
 
 #[test]
+fn gone_without_having_noticed() {
+    unnoticed("broken", &["leave"], 1);
+}
+
+#[test]
+fn ended_while_it_is_replaced() {
+    unnoticed("broken", &["shut"], 1);
+}
+
+#[test]
 fn one_send_of_64_mb() {
     unnoticed("broken", &["big-send"], 1);
 }
@@ -158,7 +168,7 @@ fn waiting_calls() {
 
 #[test]
 fn broken_while_negotiating() {
-    unnoticed("broken", &["hello"], 1);
+    unnoticed("broken", &["hello", "hello-shut"], 1);
 }
 
 #[test]

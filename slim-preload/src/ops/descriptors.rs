@@ -6,7 +6,7 @@ use crate::transport::{self, CtlGuard};
 use crate::{runtime, stand_in, sys};
 use libc::c_int;
 use slim_core::stash::Stash;
-use slim_core::{Cause, FinHow, Verdict};
+use slim_core::{FinHow, Verdict};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -168,19 +168,24 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// [`hand_over`], waiting until `limit`.
 pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
-    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
-        // It is away, and nobody has noticed yet.
-        transport::fault(flow, fd, Cause::Errno(transport::TO_BE_ASKED));
-    }
+    transport::notice(flow, fd);
+    wait_while_away(flow, fd, limit, || false);
+    demote(flow, fd);
+}
+
+/// Waits until the flow behind `fd` has a transport again or is given up, `enough` holds, or `limit` has come.
+pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: impl Fn() -> bool) {
     while let Some(ctl) = flow.ctl_of(fd)
         && ctl.mode == Mode::Suspended
-        && Instant::now() < limit
     {
         let seen = flow.signal.load(Ordering::SeqCst);
         drop(ctl);
-        let _ = flow.wait(seen, Some(limit - Instant::now()));
+        let left = limit.saturating_duration_since(Instant::now());
+        if left.is_zero() || enough() {
+            break;
+        }
+        let _ = flow.wait(seen, Some(left));
     }
-    demote(flow, fd);
 }
 
 /// The flow behind `fd` becomes plain TCP here and at the peer. Where that cannot be, because the transport is away or

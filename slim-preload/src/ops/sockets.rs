@@ -14,7 +14,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Makes a new connection a flow, where SLIM works; whether it is one.
 fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bool {
@@ -220,21 +220,26 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         (r, sys::keep_errno(|| flow.with_half(|s| s.replay.end())))
     };
     announce(flow, sent);
-    if r == 0 || !first || ctl.mode != Mode::Open || !flow.live.load(Ordering::Acquire) {
+    if r == 0 || !first || ctl.mode != Mode::Open {
         return r;
     }
-    // The transport was dead already. That is not the flow's end: the next one is shut when all is sent.
+    // The transport was dead already. That is not the flow's end: the next one is shut when all is sent. Asked before
+    // the lock is let go, for then there may be another one.
+    let failed = sys::errno();
+    let dead = super::broken(fd, failed);
     drop(ctl);
-    let dead = super::broken(fd, sys::errno());
-    if dead
-        && matches!(
-            transport::fault(flow, fd, Cause::Errno(libc::ECONNRESET)),
-            Fault::Suspended
-        )
-    {
-        sys::set_errno(errno);
-        return 0;
+    let cause = Cause::Errno(transport::TO_BE_ASKED);
+    let suspended = dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended);
+    if suspended {
+        // Whether there will be another one, who still negotiates has to learn first.
+        let live = || flow.live.load(Ordering::Acquire);
+        descriptors::wait_while_away(flow, fd, Instant::now() + descriptors::PATIENCE, live);
+        if live() {
+            sys::set_errno(errno);
+            return 0;
+        }
     }
+    sys::set_errno(failed);
     r
 }
 

@@ -95,33 +95,94 @@ static void half_close(void) {
     }
 }
 
+// As much as goes without waiting, until nothing has gone for a while: how much.
+static uint64_t send_till_full(uint64_t seed) {
+    uint64_t off = 0;
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    for (int quiet = 0; quiet < 3; quiet++) {
+        ssize_t r;
+        while (fill(buf, off, sizeof buf, seed), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
+        ms(20);
+    }
+    line("more than a little %d", off > 100000);
+    return off;
+}
+
+static void recv_to_end(uint64_t n, uint64_t seed) {
+    uint64_t off = 0;
+    ssize_t r;
+    while ((r = recv(fd, buf, sizeof buf, 0)) > 0) {
+        if (!verify(buf, off, r, seed)) return;
+        off += r;
+    }
+    line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+}
+
+static void on_usr2(int s UNUSED) {
+    int e = errno;
+    ms(4);
+    errno = e;
+}
+
+// A direction is ended just when the connection is replaced, because the peer has noticed: a signal's handler makes the
+// call last.
+static void shut(void) {
+    enum { N = 200 };
+    static int fds[N];
+    timer_t timer;
+    struct sigevent by_usr2 = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2};
+    handle(SIGUSR2, on_usr2, SA_RESTART);
+    MUST(timer_create(CLOCK_MONOTONIC, &by_usr2, &timer));
+    if (is_server()) l = listener(), tell(port_of(l));
+    int port = is_server() ? 0 : hear(), ends = 0;
+    for (int i = 0; i < N; i++) {
+        fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
+        if (!is_server()) MUST(full_send(fds[i], "x", 1));
+    }
+    meet();
+    settle();
+    both_break();
+    for (int i = 0; i < N; i++) {
+        if (is_server()) {
+            ends += full_recv(fds[i], buf, 2) == 1;
+            continue;
+        }
+        struct itimerspec soon = {.it_value.tv_nsec = 1 + t_word(7, i) % 60000};
+        MUST(timer_settime(timer, 0, &soon, NULL));
+        if (shutdown(fds[i], SHUT_WR)) line("shutdown: %s", ename(errno));
+    }
+    line("ends %d", ends);
+    meet();
+}
+
 // Closed with bytes on the way, and then broken: they come, and then the end.
 static void linger(int then_exit) {
     if (is_server()) {
-        uint64_t n = hear(), off = 0;
+        uint64_t n = hear();
         break_now();
         tell(1);
-        ssize_t r;
-        while ((r = recv(fd, buf, sizeof buf, 0)) > 0) {
-            if (!verify(buf, off, r, 3)) return;
-            off += r;
-        }
-        line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+        recv_to_end(n, 3);
         if (!then_exit) meet();
     } else {
-        uint64_t off = 0;
-        fcntl(fd, F_SETFL, O_NONBLOCK);
-        for (int quiet = 0; quiet < 3; quiet++) {
-            ssize_t r;
-            while (fill(buf, off, sizeof buf, 3), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
-            ms(20);
-        }
-        line("more than a little %d", off > 100000);
+        uint64_t n = send_till_full(3);
         R(close(fd));
-        tell(off);
+        tell(n);
         hear();
         if (then_exit) exit(0);
         meet();
+    }
+}
+
+// Broken with bytes on the way, and then the end of a process that has had no reason to notice; nor has its peer.
+static void leave(void) {
+    if (is_server()) {
+        uint64_t n = hear();
+        ms(60);
+        recv_to_end(n, 3);
+    } else {
+        uint64_t n = send_till_full(3);
+        tell(n);
+        break_now();
     }
 }
 
@@ -233,6 +294,30 @@ static void hello(void) {
     }
 }
 
+// The same, and then a direction is ended.
+static void hello_shut(void) {
+    for (int i = 0; i < 40; i++) {
+        if (is_server()) {
+            if (l < 0) l = listener();
+            tell(port_of(l));
+            fd = MUST(accept(l, NULL, NULL));
+            usleep(t_word(3, i) % 1500);
+            break_now();
+            tell(1);
+            R(recv(fd, buf, 1, 0));
+            R(send(fd, "x", 1, 0));
+        } else {
+            fd = dial(hear());
+            hear();
+            R(shutdown(fd, SHUT_WR));
+            R(recv(fd, buf, 1, 0));
+        }
+        meet();
+        close(fd);
+        meet();
+    }
+}
+
 // As fast as it can be broken, also in the middle of connect: an error is allowed then, a wrong byte is not.
 static void connecting(void) {
     pthread_t t;
@@ -261,7 +346,7 @@ static void connecting(void) {
         int port = hear(), good = 0;
         double until = now_s() + 1.2;
         struct sockaddr_in a = v4(port);
-        while (now_s() < until) {
+        while (now_s() < until || good <= 5) {
             int c = socket(AF_INET, SOCK_STREAM, 0);
             struct timeval tv = {3, 0};
             setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &tv, sizeof tv);
@@ -274,7 +359,7 @@ static void connecting(void) {
             }
             close(c);
         }
-        line("some came through: %d", good > 5);
+        line("some came through");
         tell(1);
     }
 }
@@ -585,14 +670,17 @@ int main(int argc, char **argv) {
         line("SIGPIPE %d", pipes());
         return 0;
     }
-    if (!is("hello") && !is("connecting") && !is("many") && !is("scarce")) fd = pair_up(&l);
+    if (!is("hello") && !is("hello-shut") && !is("connecting") && !is("shut") && !is("many") && !is("scarce")) fd = pair_up(&l);
     if (is("idle")) idle();
     if (is("half-close")) half_close();
     if (is("linger")) linger(0);
     if (is("linger-exit")) linger(1);
+    if (is("leave")) leave();
+    if (is("shut")) shut();
     if (is("big-send")) big_send();
     if (is("waits")) waits();
     if (is("hello")) hello();
+    if (is("hello-shut")) hello_shut();
     if (is("connecting")) connecting();
     if (is("many")) many(1000, 0);
     // Descriptors for all connections and what SLIM always has, but not for as many again.
