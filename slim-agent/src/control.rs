@@ -257,9 +257,10 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
         if guard.ready().is_error() {
             more = true;
             for _ in 0..BATCH {
-                match udp::recv_refusal(fd) {
-                    Ok(Some(to)) => {
-                        shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to)));
+                match udp::recv_refusal(fd, &mut buf) {
+                    Ok(Some((to, len))) => {
+                        let quoted = &buf[..len];
+                        shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to), quoted));
                     }
                     Ok(None) => {}
                     Err(_) => {

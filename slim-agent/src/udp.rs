@@ -48,13 +48,11 @@ pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
     Ok(Datagram { len, from, to })
 }
 
-/// Takes one error off the socket's error queue: where the datagram that caused it was sent, if an
-/// ICMP message said that nobody listens there; `Ok(None)` for any other error.
-pub(crate) fn recv_refusal(fd: RawFd) -> io::Result<Option<SocketAddr>> {
+/// Takes one error off the socket's error queue: where the datagram that caused it was sent, and how much of it has come
+/// back into `buf`, if an ICMP message said that nobody listens there; `Ok(None)` for any other error.
+pub(crate) fn recv_refusal(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {
     let mut control = Control([0; CONTROL_LEN]);
-    // The datagram itself comes along; one byte of it is enough.
-    let mut buf = [0; 1];
-    let (_, to, header) = recvmsg(fd, &mut buf, &mut control, libc::MSG_ERRQUEUE)?;
+    let (len, to, header) = recvmsg(fd, buf, &mut control, libc::MSG_ERRQUEUE)?;
     let mut refused = false;
     // SAFETY: as in `recv_datagram`.
     unsafe {
@@ -73,7 +71,7 @@ pub(crate) fn recv_refusal(fd: RawFd) -> io::Result<Option<SocketAddr>> {
             }
         });
     }
-    Ok(to.filter(|_| refused))
+    Ok(to.filter(|_| refused).map(|to| (to, len)))
 }
 
 /// Sends a datagram without blocking, from the address `source` if one is given. On an IPv6 socket,

@@ -159,12 +159,12 @@ impl World {
                 }
                 if to.ip() == addr("172.17.0.1:1").ip() {
                     // Our own bridge: nobody there, and our own kernel says so.
-                    self.us.handle_refused(now, to);
+                    self.us.handle_refused(now, to, &data);
                 } else if self.cut {
                 } else if let Some(peer) = &mut self.peer {
                     peer.handle_datagram(now, addr("10.0.0.1:701"), to, &data);
                 } else if self.icmp() {
-                    self.us.handle_refused(now, to);
+                    self.us.handle_refused(now, to, &data);
                 }
             }
             Action::Connect { conn, remote, .. } => {

@@ -383,10 +383,11 @@ impl Endpoint {
         }
     }
 
-    /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable).
-    pub fn handle_refused(&mut self, now: Time, to: SocketAddr) {
+    /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable). `quoted` is what has come
+    /// back of the datagram: all of it, its beginning, or nothing.
+    pub fn handle_refused(&mut self, now: Time, to: SocketAddr, quoted: &[u8]) {
         let to = plain(to);
-        self.hello_refused(now, to);
+        self.hello_refused(now, to, wire::hello_in(quoted));
         self.query_refused(now, to);
         self.probe_refused(now, to);
     }

@@ -95,6 +95,7 @@ impl Endpoint {
                 flow.hello = Some(Box::new(Asking {
                     hello,
                     sent: 0,
+                    at: now,
                     waiting: false,
                 }));
                 self.by_id.insert((id, Role::Connector), token);
@@ -152,6 +153,7 @@ impl Endpoint {
             RETRY_MAX.min(RETRY * (1 << asking.sent.min(8)))
         };
         asking.sent += 1;
+        asking.at = now;
         let wait = self.spread(wait);
         let flow = &self.flows[&token];
         let Some(asking) = &flow.hello else {
@@ -422,19 +424,26 @@ impl Endpoint {
         self.become_legacy(now, token, reason);
     }
 
-    /// The host at `to` says that nobody listens there.
-    pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr) {
+    /// The host at `to` says that nobody listens there, or did not when the HELLO of the flow `refused` came. That goes
+    /// for all that were sent before it, too, for of many in a row few are answered. What was sent after it may have
+    /// come later than somebody who listens.
+    pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr, refused: Option<FlowId>) {
+        let sent = |id| {
+            let token = self.by_id.get(&(id, Role::Connector))?;
+            Some(self.flows.get(token)?.hello.as_ref()?.at)
+        };
+        let until = refused.map_or(Some(now), sent);
         let asked: Vec<FlowToken> = self
             .flows
             .values()
             .filter(|flow| {
                 flow.state() == State::Negotiating
-                    && flow.hello.is_some()
                     && flow.ends.remote() == to
+                    && flow.hello.as_ref().is_some_and(|a| Some(a.at) <= until)
             })
             .map(|flow| flow.token)
             .collect();
-        if !asked.is_empty() {
+        if refused.is_some() || !asked.is_empty() {
             self.refusals.note(now, to);
         }
         for token in asked {

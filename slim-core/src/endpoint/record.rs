@@ -51,6 +51,8 @@ const _: () = assert!(size_of::<Flow>() <= 232);
 pub(super) struct Asking {
     pub(super) hello: Hello,
     pub(super) sent: u32,
+    /// When it was sent last.
+    pub(super) at: Time,
     /// HELLO_WAIT came: the peer has SLIM.
     pub(super) waiting: bool,
 }

@@ -27,6 +27,8 @@ pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
 use field::{array, put, put_u16, read_u16};
 use layout::header;
 
+use crate::ids::FlowId;
+
 /// The first four bytes of every message.
 pub const MAGIC: [u8; 4] = *b"SLIM";
 /// The version spoken here.
@@ -315,6 +317,14 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
 /// [`ParseError`] if the header is not that of a message: then nothing more must be read.
 pub fn message_len(header: &[u8; HEADER_LEN]) -> Result<usize, ParseError> {
     check_header(header).map(Kind::message_len)
+}
+
+/// Which flow's HELLO the message is that begins with `bytes`: what an ICMP message quotes may be cut off. `None` if it is
+/// another message, or too little of one.
+pub fn hello_in(bytes: &[u8]) -> Option<FlowId> {
+    let header = bytes.first_chunk()?;
+    let flow = bytes.get(layout::hello::FLOW..)?.first_chunk()?;
+    (check_header(header) == Ok(Kind::Hello)).then_some(FlowId(*flow))
 }
 
 fn check_header(h: &[u8; HEADER_LEN]) -> Result<Kind, ParseError> {

@@ -48,6 +48,7 @@ pub enum Ev {
     Refused {
         node: usize,
         to: SocketAddr,
+        data: Vec<u8>,
     },
     Timer {
         node: usize,

@@ -360,7 +360,12 @@ impl World {
                     .endpoint
                     .handle_datagram(now, from, to, &data);
             }
-            Ev::Datagram { node, from, to, .. } => {
+            Ev::Datagram {
+                node,
+                from,
+                to,
+                data,
+            } => {
                 // Nobody there: the host says so.
                 if let Some((asker, path)) = host_of(&from)
                     && self.passes(path, node)
@@ -368,13 +373,17 @@ impl World {
                     self.later(
                         self.latency,
                         self.latency * 2,
-                        Ev::Refused { node: asker, to },
+                        Ev::Refused {
+                            node: asker,
+                            to,
+                            data,
+                        },
                     );
                 }
             }
-            Ev::Refused { node, to } => {
+            Ev::Refused { node, to, data } => {
                 let now = self.clock(node);
-                self.nodes[node].endpoint.handle_refused(now, to);
+                self.nodes[node].endpoint.handle_refused(now, to, &data);
             }
             Ev::Timer { node } => {
                 self.nodes[node].armed = None;

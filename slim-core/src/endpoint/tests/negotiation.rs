@@ -244,6 +244,46 @@ fn plain_flows_get_their_errors_at_once() {
     assert_eq!(pair.state(A), Some(State::Escalated));
 }
 
+/// The answer to the first question may be read only after a second was asked, about a connection that a process with
+/// SLIM has accepted meanwhile.
+#[test]
+fn a_refusal_is_of_what_was_asked_before_it() {
+    for (refused, legacy) in [(0, 1), (1, 2), (2, 3)] {
+        let mut pair = Pair::new();
+        let mut hellos = Vec::new();
+        for flow in 0..3 {
+            pair.now = pair.now + ms(1);
+            let mut ours = addrs()[A];
+            ours.set_port(flow + 1);
+            let token = FlowToken(u64::from(flow));
+            pair.ends[A].open(pair.now, token, Role::Connector, ours, addrs()[B]);
+            while let Some(action) = pair.ends[A].poll_action() {
+                if let Action::Datagram { data, .. } = action {
+                    hellos.push(data);
+                }
+            }
+        }
+        pair.ends[A].handle_refused(pair.now, addrs()[B], &hellos[refused]);
+        let states: Vec<_> = (0..3)
+            .map(|flow| pair.ends[A].state(FlowToken(flow)))
+            .collect();
+        let (plain, asking) = states.split_at(legacy);
+        assert!(
+            plain.iter().all(|state| *state == Some(State::Legacy)),
+            "{states:?}"
+        );
+        assert!(
+            asking
+                .iter()
+                .all(|state| *state == Some(State::Negotiating)),
+            "{states:?}"
+        );
+        // As much as a router must quote says nothing.
+        pair.ends[A].handle_refused(pair.now, addrs()[B], &[]);
+        assert_eq!(pair.ends[A].state(FlowToken(2)), Some(State::Legacy));
+    }
+}
+
 #[test]
 fn nobody_names_a_connection_of_another_host() {
     let mut pair = Pair::new();

@@ -213,7 +213,7 @@ impl Pair {
                     self.ends[other].handle_datagram(now, from, to, &data);
                 }
                 Net::Silent => {}
-                Net::Refuses => self.ends[n].handle_refused(now, to),
+                Net::Refuses => self.ends[n].handle_refused(now, to, &data),
             },
             Action::Connect { conn, .. } => match self.tcp[other] {
                 Net::Works => {
