@@ -251,7 +251,7 @@ impl<S: Source> Transmit<S> {
         self.source
             .copy(from + n - tail, from + n, |bytes| half.replay.push(bytes));
         half.replay.trim(half.replay.end().saturating_sub(unacked));
-        half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+        half.trim_at = half.replay.len() + TRIM_FLOOR;
     }
 
     /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
@@ -444,7 +444,7 @@ fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
     if let Some(unacked) = unacked(flow, fd) {
         half.replay.trim(half.replay.end().saturating_sub(unacked));
     }
-    half.trim_at = half.replay.len() + (half.replay.len() / 2).max(TRIM_FLOOR);
+    half.trim_at = half.replay.len() + TRIM_FLOOR;
 }
 
 /// Bytes of the flow that the peer's kernel may not have; `None` when that cannot be told. The number may have
