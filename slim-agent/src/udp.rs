@@ -239,3 +239,31 @@ pub(crate) fn mapped(ip: IpAddr) -> Ipv6Addr {
         IpAddr::V6(ip) => ip,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::bind_alone;
+    use std::net::{Ipv4Addr, UdpSocket};
+
+    #[test]
+    fn a_refusal_tells_what_was_refused_and_where() {
+        let ours = |ip: IpAddr| bind_alone(SocketAddr::new(ip, 0)).expect("a socket");
+        let nobody = |ip: IpAddr| {
+            let was = UdpSocket::bind((ip, 0)).expect("a socket");
+            was.local_addr().expect("its address")
+        };
+        let v4 = IpAddr::from(Ipv4Addr::LOCALHOST);
+        let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+        for ip in [v4, v6] {
+            let (socket, to) = (ours(ip), nobody(ip));
+            let fd = socket.raw();
+            let data: Vec<u8> = (0..=255).collect();
+            send_datagram(fd, &data, to, None).expect("sent");
+            let mut buf = [0; 512];
+            let refused = recv_refusal(fd, &mut buf).expect("the kernel answers at once");
+            assert_eq!(refused, Some((to, data.len())));
+            assert_eq!(buf[..data.len()], data);
+        }
+    }
+}
