@@ -18,6 +18,9 @@ use crate::table::Table;
 
 /// Time between two faults, for everything of the first to be over.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Time before a death, which is known by ICMP messages: Linux sends six in a row to one host, and then one a second
+/// (`icmp_ratelimit`). Processes that die faster than that are told later.
+const ICMP_AGAIN: Duration = Duration::from_secs(3);
 /// How long after the beginning of a hole the program sends.
 const INTO_HOLE: Duration = Duration::from_millis(200);
 
@@ -190,7 +193,7 @@ impl Plan {
         let kills: Duration = self.flows.iter().map(kill).sum();
         // Bare TCP may sleep as long again until it tries the next time.
         let holes: Duration = self.holes.iter().map(|length| *length * 3).sum();
-        kills + (holes + Duration::from_secs(3)) * self.rounds as u32
+        kills + (holes + ICMP_AGAIN + Duration::from_secs(3)) * self.rounds as u32
     }
 }
 
@@ -283,7 +286,7 @@ fn death_of_peer(ground: &Ground, slim: bool) -> Result<f64, Failure> {
     let mut connected = ground.connected(slim, "serve", 1)?;
     round_trip(&mut connected)?;
     connected.client.say("watch")?;
-    thread::sleep(PAUSE);
+    thread::sleep(if slim { ICMP_AGAIN } else { PAUSE });
     let start = now();
     connected.server.kill();
     let told: Failed = connected.client.answer()?;
