@@ -13,7 +13,7 @@ use std::{
 };
 
 use common::{
-    events::{Events, events_dir, word},
+    events::{Events, event_logs, events_dir, word},
     eventually, lab,
 };
 use netem_tests::{
@@ -107,25 +107,12 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
             hosts.len(),
             2,
             "both ends have resumed: {hosts:?}; {status:?}, {tail:#?}, {:#?}",
-            events_files(lab)
+            event_logs(lab)
         );
     }
     let code = status.map(|s| s.code().unwrap_or(-1));
     assert_eq!(code, Some(0), "hung, if none: {tail:#?}");
     (lines.join("\n"), killed)
-}
-
-/// What the event logs say, file by file.
-fn events_files(lab: &Lab) -> Vec<(String, String)> {
-    let files = fs::read_dir(events_dir(lab))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let file = |f: fs::DirEntry| {
-        let name = f.file_name().to_string_lossy().into_owned();
-        (name, fs::read_to_string(f.path()).unwrap_or_default())
-    };
-    files.map(file).collect()
 }
 
 /// One way to run the programs.

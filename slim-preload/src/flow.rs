@@ -73,8 +73,21 @@ pub struct SendHalf {
     pub trim_at: usize,
 }
 
-/// Below this many bytes of replay buffer nobody asks the kernel what it may forget.
-pub const TRIM_FLOOR: usize = 64 << 10;
+/// After this many bytes more in the replay buffer the kernel is asked what may be forgotten.
+const TRIM_STEP: usize = 64 << 10;
+
+impl SendHalf {
+    const NEW: Self = Self {
+        replay: Replay::new(),
+        trim_at: TRIM_STEP,
+    };
+
+    /// Forgets what the peer's kernel has, all but the last `unacked` bytes, and sets when to ask next.
+    pub fn trim(&mut self, unacked: u64) {
+        self.replay.trim(self.replay.end().saturating_sub(unacked));
+        self.trim_at = self.replay.len() + TRIM_STEP;
+    }
+}
 
 /// What is under the descriptor numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -320,10 +333,7 @@ impl Flow {
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);
         flow.with_half(|s| {
-            *s = SendHalf {
-                replay: Replay::new(),
-                trim_at: TRIM_FLOOR,
-            }
+            *s = SendHalf::NEW;
         });
         crate::process::clear_mark(flow.slot);
         flow.refs.store(2, Ordering::Relaxed);
@@ -359,10 +369,7 @@ impl Flow {
             exposed: AtomicBool::new(false),
             nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
-            send: Lock::new(SendHalf {
-                replay: Replay::new(),
-                trim_at: TRIM_FLOOR,
-            }),
+            send: Lock::new(SendHalf::NEW),
             signal: AtomicU32::new(0),
             slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
             token: AtomicU64::new(0),

@@ -15,6 +15,19 @@ pub fn events_dir(lab: &Lab) -> PathBuf {
     dir
 }
 
+/// What they wrote, file by file: its name, its text.
+pub fn event_logs(lab: &Lab) -> Vec<(String, String)> {
+    let files = fs::read_dir(events_dir(lab))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let log = |f: fs::DirEntry| {
+        let name = f.file_name().to_string_lossy().into_owned();
+        (name, fs::read_to_string(f.path()).unwrap_or_default())
+    };
+    files.map(log).collect()
+}
+
 /// All event logs of a lab, in the order of time.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
@@ -25,12 +38,7 @@ impl Events {
     /// Reads all event logs of `lab`.
     pub fn read(lab: &Lab) -> Self {
         let mut lines: Vec<Value> = Vec::new();
-        for entry in fs::read_dir(events_dir(lab))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        for (_, text) in event_logs(lab) {
             // A killed process may leave half a line.
             lines.extend(
                 text.lines()

@@ -229,8 +229,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     let dead = super::broken(fd, failed);
     drop(ctl);
     let cause = Cause::Errno(transport::TO_BE_ASKED);
-    let suspended = dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended);
-    if suspended {
+    if dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended) {
         // Whether there will be another one, who still negotiates has to learn first.
         let live = || flow.live.load(Ordering::Acquire);
         descriptors::wait_while_away(flow, fd, Instant::now() + descriptors::PATIENCE, live);

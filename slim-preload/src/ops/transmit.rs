@@ -6,7 +6,7 @@
 
 use super::buffers::Source;
 use super::{Next, Way, broken, enter, fail, sleep};
-use crate::flow::{Flow, Inside, Mode, SendHalf, TRIM_FLOOR, Then, UNKNOWN};
+use crate::flow::{Flow, Inside, Mode, SendHalf, Then, UNKNOWN};
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, Fault};
@@ -242,7 +242,7 @@ impl<S: Source> Transmit<S> {
         from: usize,
         n: usize,
     ) {
-        let unacked = unacked(flow, fd).unwrap_or(u64::MAX);
+        let unacked = unacked(flow, fd);
         // One byte more than unacknowledged, see `Replay`.
         let tail = (n as u64).min(unacked.saturating_add(1)) as usize;
         if tail < n {
@@ -250,8 +250,7 @@ impl<S: Source> Transmit<S> {
         }
         self.source
             .copy(from + n - tail, from + n, |bytes| half.replay.push(bytes));
-        half.replay.trim(half.replay.end().saturating_sub(unacked));
-        half.trim_at = half.replay.len() + TRIM_FLOOR;
+        half.trim(unacked);
     }
 
     /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
@@ -437,20 +436,19 @@ impl<S: Source> Transmit<S> {
     }
 }
 
-/// Forgets what the peer's kernel has, and sets when to ask next.
+/// Asks the kernel what may be forgotten, and forgets it.
 #[cold]
 #[inline(never)]
 fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
-    if let Some(unacked) = unacked(flow, fd) {
-        half.replay.trim(half.replay.end().saturating_sub(unacked));
-    }
-    half.trim_at = half.replay.len() + TRIM_FLOOR;
+    half.trim(unacked(flow, fd));
 }
 
-/// Bytes of the flow that the peer's kernel may not have; `None` when that cannot be told. The number may have
+/// Bytes of the flow that the peer's kernel may not have; all that there could be when that cannot be told. The number may have
 /// got a placeholder since our bytes were sent, of which the kernel would say that nothing is unacknowledged;
 /// but the gate is barred before that.
-fn unacked(flow: &'static Flow, fd: c_int) -> Option<u64> {
+fn unacked(flow: &'static Flow, fd: c_int) -> u64 {
     let answer = sys::keep_errno(|| sys::unacked(fd)).ok();
-    answer.filter(|_| !flow.gate.is_barred())
+    answer
+        .filter(|_| !flow.gate.is_barred())
+        .unwrap_or(u64::MAX)
 }

@@ -118,6 +118,16 @@ static void recv_to_end(uint64_t n, uint64_t seed) {
     line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
 }
 
+// Many connections; the first `n` bytes of its number go over each.
+static void open_many(int *fds, int count, size_t n) {
+    if (is_server()) l = listener(), tell(port_of(l));
+    int port = is_server() ? 0 : hear();
+    for (int i = 0; i < count; i++) {
+        fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
+        if (!is_server()) MUST(full_send(fds[i], &i, n));
+    }
+}
+
 static void on_usr2(int s UNUSED) {
     int e = errno;
     ms(4);
@@ -133,12 +143,8 @@ static void shut(void) {
     struct sigevent by_usr2 = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR2};
     handle(SIGUSR2, on_usr2, SA_RESTART);
     MUST(timer_create(CLOCK_MONOTONIC, &by_usr2, &timer));
-    if (is_server()) l = listener(), tell(port_of(l));
-    int port = is_server() ? 0 : hear(), ends = 0;
-    for (int i = 0; i < N; i++) {
-        fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
-        if (!is_server()) MUST(full_send(fds[i], "x", 1));
-    }
+    int ends = 0;
+    open_many(fds, N, 1);
     meet();
     settle();
     both_break();
@@ -275,43 +281,35 @@ static void waits(void) {
     }
 }
 
-// Right after connect and accept, with no time to negotiate.
-static void hello(void) {
-    for (int i = 0; i < 40; i++) {
-        if (is_server()) {
-            if (l < 0) l = listener();
-            tell(port_of(l));
-            fd = MUST(accept(l, NULL, NULL));
-            if (i % 4 == 0) usleep(t_word(3, i) % 1500);
-            break_now();
-        } else {
-            fd = dial(hear());
-        }
-        talk("broken at once");
-        meet();
-        close(fd);
-        meet();
+// A direction is ended right after a break.
+static void end_direction(void) {
+    if (is_server()) {
+        tell(1);
+        R(recv(fd, buf, 1, 0));
+        R(send(fd, "x", 1, 0));
+    } else {
+        hear();
+        R(shutdown(fd, SHUT_WR));
+        R(recv(fd, buf, 1, 0));
     }
 }
 
-// The same, and then a direction is ended.
-static void hello_shut(void) {
+// Right after connect and accept, with no time to negotiate, or hardly any.
+static void hello(int then_shut) {
     for (int i = 0; i < 40; i++) {
         if (is_server()) {
             if (l < 0) l = listener();
             tell(port_of(l));
             fd = MUST(accept(l, NULL, NULL));
-            usleep(t_word(3, i) % 1500);
+            if (then_shut || i % 4 == 0) usleep(t_word(3, i) % 1500);
             break_now();
-            tell(1);
-            R(recv(fd, buf, 1, 0));
-            R(send(fd, "x", 1, 0));
         } else {
             fd = dial(hear());
-            hear();
-            R(shutdown(fd, SHUT_WR));
-            R(recv(fd, buf, 1, 0));
         }
+        if (then_shut)
+            end_direction();
+        else
+            talk("broken at once");
         meet();
         close(fd);
         meet();
@@ -368,12 +366,8 @@ static void many(int count, int limit) {
     static int fds[1000];
     struct rlimit r = {limit, limit};
     if (limit) MUST(setrlimit(RLIMIT_NOFILE, &r));
-    if (is_server()) l = listener(), tell(port_of(l));
-    int port = is_server() ? 0 : hear(), good = 0;
-    for (int i = 0; i < count; i++) {
-        fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
-        if (!is_server()) MUST(full_send(fds[i], &i, sizeof i));
-    }
+    int good = 0;
+    open_many(fds, count, sizeof(int));
     meet();
     ms(500);
     for (int round = 0; round < 2; round++) {
@@ -679,8 +673,8 @@ int main(int argc, char **argv) {
     if (is("shut")) shut();
     if (is("big-send")) big_send();
     if (is("waits")) waits();
-    if (is("hello")) hello();
-    if (is("hello-shut")) hello_shut();
+    if (is("hello")) hello(0);
+    if (is("hello-shut")) hello(1);
     if (is("connecting")) connecting();
     if (is("many")) many(1000, 0);
     // Descriptors for all connections and what SLIM always has, but not for as many again.
