@@ -58,8 +58,8 @@ pub(crate) struct Driver {
     pub(crate) endpoint: Endpoint,
     /// Of flows whose replay is being written.
     pub(crate) carriers: BTreeMap<FlowToken, Carrier>,
-    /// Bytes received of flows whose transport is drained and which have no other yet.
-    pub(crate) drained: BTreeMap<FlowToken, u64>,
+    /// Of flows whose transport is drained and which have no other yet.
+    pub(crate) drained: BTreeMap<FlowToken, Drained>,
     pub(crate) watch: Watch,
     pub(crate) log: Log,
     pub(crate) notices: VecDeque<Notice>,

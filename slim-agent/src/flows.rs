@@ -53,7 +53,7 @@ impl Driver {
             return;
         };
         let drained = io.drain();
-        self.drained.insert(token, drained.received);
+        self.drained.insert(token, drained);
         self.notices.push_back(Notice::Drained(token, drained));
     }
 
@@ -86,12 +86,17 @@ impl Driver {
             self.remove_conn(conn);
             return;
         };
-        let received = self.drained.get(&token).copied().unwrap_or(0);
+        let drained = self.drained.get(&token).copied();
+        let drained = drained.unwrap_or_else(|| Drained {
+            received: 0,
+            sent: io.sent(),
+        });
         let install = Install {
             token,
             io,
             peer_received,
-            expected: peer_sent.saturating_sub(received),
+            sent: drained.sent,
+            expected: peer_sent.saturating_sub(drained.received),
         };
         let carrier = Carrier {
             conn,

@@ -92,7 +92,7 @@ async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End
             }
         }
         let moved = match step(link, install, progress) {
-            Ok(_) if progress.next == install.io.sent() => return End::Done,
+            Ok(_) if progress.next == install.sent => return End::Done,
             Ok(moved) => moved,
             Err(e) => {
                 let errno = e.raw_os_error().unwrap_or(libc::ECONNRESET);
@@ -134,6 +134,9 @@ fn step(link: &Link, install: &Install, progress: &mut Progress) -> io::Result<b
 fn write_some(link: &Link, install: &Install, progress: &mut Progress) -> io::Result<bool> {
     let fd = link.fd.get_ref().raw();
     let before = progress.next;
+    if before == install.sent {
+        return Ok(false);
+    }
     let mut outcome = Ok(());
     progress.next = install.io.replay(before, &mut |piece| {
         if outcome.is_err() {

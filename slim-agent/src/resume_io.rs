@@ -52,8 +52,9 @@ pub(crate) enum Order {
 pub(crate) struct Install {
     pub(crate) token: FlowToken,
     pub(crate) io: Arc<dyn FlowIo>,
-    /// Where the replay begins.
+    /// Where the replay begins, and where it ends.
     pub(crate) peer_received: u64,
+    pub(crate) sent: u64,
     /// Bytes that the peer replays.
     pub(crate) expected: u64,
 }

@@ -283,6 +283,8 @@ impl Driver {
         let mut slow = mem::take(&mut self.watch.slow);
         slow.retain(|token, progress| self.is_dirty(now, *token, progress));
         let mut fresh = mem::take(&mut self.watch.dirty);
+        fresh.sort_unstable();
+        fresh.dedup();
         fresh.retain(|token| !slow.contains_key(token));
         for token in fresh {
             let mut progress = Progress::default();

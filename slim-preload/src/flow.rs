@@ -164,13 +164,13 @@ pub struct Start {
 }
 
 impl Start {
-    /// For a transport that nobody reads from or writes to just now.
-    pub fn of(flow: &Flow, fd: c_int) -> Option<Self> {
+    /// For a transport that nobody reads from or writes to just now; `sent`: bytes of the flow sent by then.
+    pub fn of(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
         let quiet = sys::unacked(fd) == Ok(0);
         let mut before = sys::counters(fd)?;
         if quiet && sys::readable(fd) == 0 {
             // Nothing that is being acknowledged, and nothing has come.
-            return Some(Self::new(flow, before, 0, 0));
+            return Some(Self::new(flow, sent, before, 0, 0));
         }
         loop {
             let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
@@ -180,22 +180,22 @@ impl Start {
                 sys::counters(fd)?
             };
             if before == after {
-                return Some(Self::new(flow, after, unread, unacked));
+                return Some(Self::new(flow, sent, after, unread, unacked));
             }
             before = after;
         }
     }
 
     /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
-    pub fn of_dry(flow: &Flow, fd: c_int) -> Option<Self> {
+    pub fn of_dry(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
         let counters = sys::counters(fd).filter(|c| c.is_over)?;
-        Some(Self::new(flow, counters, 0, sys::unacked(fd).ok()?))
+        Some(Self::new(flow, sent, counters, 0, sys::unacked(fd).ok()?))
     }
 
-    fn new(flow: &Flow, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
+    fn new(flow: &Flow, sent: u64, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
         Self {
             received: flow.received(),
-            sent: flow.with_half(|s| s.replay.end()),
+            sent,
             kernel_received: counters.received.saturating_sub(unread),
             kernel_sent: counters.acked + unacked,
         }

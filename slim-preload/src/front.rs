@@ -71,15 +71,15 @@ impl FlowIo for Handle {
     }
 
     fn drain(&self) -> Drained {
-        transport::drain(self.flow);
+        let sent = transport::drain(self.flow);
         Drained {
             received: self.flow.received(),
-            sent: self.sent(),
+            sent,
         }
     }
 
     fn sent(&self) -> u64 {
-        self.flow.with_half(|s| s.replay.end())
+        self.flow.sent()
     }
 
     fn stash(&self, data: &[u8]) {

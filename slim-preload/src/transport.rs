@@ -281,8 +281,8 @@ pub fn cut(ctl: &mut Ctl) {
     }
 }
 
-/// Reads the old transport dry into the stash. Final: the peer has stopped trimming.
-pub fn drain(flow: &'static Flow) {
+/// Reads the old transport dry into the stash. Final: the peer has stopped trimming. How many bytes the flow has sent.
+pub fn drain(flow: &'static Flow) -> u64 {
     cut(&mut flow.ctl());
     let begun = Instant::now();
     while !flow.idle() {
@@ -295,9 +295,10 @@ pub fn drain(flow: &'static Flow) {
         }
         std::thread::sleep(Duration::from_micros(20));
     }
+    let sent = flow.sent();
     let mut ctl = flow.ctl();
     let Some(old) = ctl.old().filter(|_| !ctl.drained) else {
-        return;
+        return sent;
     };
     ctl.drained = true;
     // Mostly there is nothing, and thousands of flows may be drained at once.
@@ -322,9 +323,9 @@ pub fn drain(flow: &'static Flow) {
         }
     }
     let start = ctl.start();
-    let dry = Start::of_dry(flow, old);
+    let dry = Start::of_dry(flow, sent, old);
     ctl.over |= dry.is_some();
-    let now = dry.or_else(|| Start::of(flow, old));
+    let now = dry.or_else(|| Start::of(flow, sent, old));
     if flow.forked.load(Ordering::Relaxed) {
         // Another process that has the transport must not take what is left of it for an orderly end.
         sys::disconnect(old);
@@ -334,6 +335,7 @@ pub fn drain(flow: &'static Flow) {
     if let Some(why) = now.and_then(|now| start.contradiction(now)) {
         give_up(flow, &why);
     }
+    sent
 }
 
 /// An invariant does not hold, because somebody uses the descriptor past us: that is said.
@@ -366,7 +368,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
             ctl.moved = true;
             ctl.drained = false;
             (ctl.taken, ctl.cut, ctl.over) = (None, false, false);
-            ctl.start = Start::of(flow, new).map(Box::new);
+            ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -377,7 +379,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
             dismiss(&mut ctl);
             ctl.drained = false;
-            ctl.start = Start::of(flow, new).map(Box::new);
+            ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
             ctl.transport = Some(new);
             flow.gate.open();
         }

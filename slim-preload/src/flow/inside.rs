@@ -226,6 +226,11 @@ impl Flow {
         r
     }
 
+    /// Bytes sent since the flow began.
+    pub fn sent(&self) -> u64 {
+        self.with_half(|s| s.replay.end())
+    }
+
     /// Settles what becomes of the pass, now that the calling thread is about to send without it and has the lock. False
     /// when this is a signal's handler, and the thread has the half already.
     #[cold]
