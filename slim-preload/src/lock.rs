@@ -10,7 +10,9 @@
 
 use crate::{runtime, sys};
 use slim_agent::SignalsBlocked;
-use std::cell::UnsafeCell;
+use std::cell::{Cell, UnsafeCell};
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,9 +24,51 @@ const CONTENDED: u32 = 2;
 /// How often a waiter looks whether the holder still lives.
 const LOOK: Duration = Duration::from_millis(50);
 
+thread_local! {
+    static QUIET: Depth = const {
+        Depth { count: Cell::new(0), blocked: Cell::new(None) }
+    };
+}
+
+/// How many [`Quiet`] the thread has, and what the first one has blocked. Without a destructor: it is used in
+/// handlers, and until the thread's last moment.
+struct Depth {
+    count: Cell<usize>,
+    blocked: Cell<Option<ManuallyDrop<SignalsBlocked>>>,
+}
+
+/// No signals come to the calling thread while it has one or more of these, in whatever order they go.
+pub struct Quiet(PhantomData<*const ()>);
+
 /// Keeps signals from the calling thread, if it is one of the application's.
-pub fn undisturbed() -> Option<SignalsBlocked> {
-    (!runtime::is_our_call()).then(SignalsBlocked::new)
+pub fn undisturbed() -> Option<Quiet> {
+    (!runtime::is_our_call()).then(Quiet::new)
+}
+
+impl Quiet {
+    fn new() -> Self {
+        QUIET.with(|depth| {
+            if depth.count.get() == 0 {
+                depth
+                    .blocked
+                    .set(Some(ManuallyDrop::new(SignalsBlocked::new())));
+            }
+            depth.count.set(depth.count.get() + 1);
+        });
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        QUIET.with(|depth| {
+            depth.count.set(depth.count.get() - 1);
+            if depth.count.get() == 0 {
+                // Taken out first: a handler that comes as soon as it goes finds nothing.
+                drop(depth.blocked.take().map(ManuallyDrop::into_inner));
+            }
+        });
+    }
 }
 
 /// A mutex whose holder is not interrupted by signals.
@@ -33,7 +77,7 @@ pub struct Undisturbed<T>(Mutex<T>);
 /// Its value. What is first here goes first.
 pub struct Guard<'a, T> {
     value: MutexGuard<'a, T>,
-    _signals: Option<SignalsBlocked>,
+    _signals: Option<Quiet>,
 }
 
 impl<T> Undisturbed<T> {
@@ -192,6 +236,27 @@ mod tests {
         assert!(LOCK.try_lock());
         assert!(!LOCK.try_lock());
         LOCK.unlock();
+    }
+
+    fn blocked() -> bool {
+        let mut set = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the set is valid for writes, and filled in by the call before it is read.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), set.as_mut_ptr());
+            libc::sigismember(set.as_ptr(), libc::SIGUSR1) == 1
+        }
+    }
+
+    #[test]
+    fn it_is_quiet_until_the_last_one_goes() {
+        let lock = Undisturbed::new(0);
+        assert!(!blocked());
+        let first = undisturbed();
+        let guard = lock.lock();
+        drop(first);
+        assert!(blocked(), "the lock is still held");
+        drop(guard);
+        assert!(!blocked());
     }
 
     #[test]
