@@ -17,7 +17,7 @@ use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use smallvec::{SmallVec, smallvec};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use inside::{Inside, forget_marks};
@@ -41,6 +41,8 @@ pub struct Flow {
     pub live: AtomicBool,
     /// The agent sweeps this flow because it has unacknowledged bytes.
     pub dirty: AtomicBool,
+    /// How many of the next calls are suspected to write more than is given to the kernel at once.
+    pub writes_much: AtomicU8,
     /// The application shut its reading side: an end of stream is its own doing.
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
@@ -364,6 +366,7 @@ impl Flow {
             local_final: AtomicU64::new(UNKNOWN),
             live: AtomicBool::new(false),
             dirty: AtomicBool::new(false),
+            writes_much: AtomicU8::new(0),
             read_shut: AtomicBool::new(false),
             forked: AtomicBool::new(false),
             exposed: AtomicBool::new(false),

@@ -288,11 +288,16 @@ pub fn recv(fd: c_int, buf: &mut [u8], flags: c_int) -> Result<usize, Errno> {
 
 /// `send` from a buffer of ours, never with a signal.
 pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
+    send_from(fd, buf.as_ptr(), buf.len(), flags)
+}
+
+/// Likewise, from memory that only the kernel looks at: `EFAULT` if it is bad.
+pub fn send_from(fd: c_int, base: *const u8, len: usize, flags: c_int) -> Result<usize, Errno> {
     call!(
         libc::SYS_sendto,
         fd,
-        buf.as_ptr(),
-        buf.len(),
+        base,
+        len,
         flags | libc::MSG_NOSIGNAL,
         0usize,
         0usize
@@ -424,6 +429,24 @@ pub fn futex_wait(
     call!(libc::SYS_futex, word.as_ptr(), op, value, ts).map(drop)
 }
 
+/// Whether memory can be read, so that an application's bad pointer stays its `EFAULT` and is not our crash. Only aligned
+/// memory can be asked about; else it is not.
+pub fn is_readable(at: *const u8, len: usize) -> bool {
+    const WORD: usize = 4;
+    const PAGE: usize = 4096;
+    if len < WORD || !at.addr().is_multiple_of(WORD) {
+        return false;
+    }
+    let pages = (0..len).step_by(PAGE).chain([(len - WORD) & !(WORD - 1)]);
+    // The kernel compares a word there with another one; whether they are the same, nobody is woken or moved.
+    let (none, other) = (0usize, std::sync::atomic::AtomicU32::new(0));
+    let op = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
+    pages.map(|offset| at.wrapping_add(offset)).all(|word| {
+        let compared = call!(libc::SYS_futex, word, op, 0, none, other.as_ptr(), 0);
+        compared != Err(libc::EFAULT)
+    })
+}
+
 /// Wakes up to `n` sleepers on `word`.
 pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
     let _ = call!(
@@ -476,4 +499,32 @@ pub fn name_of(
     len: &mut libc::socklen_t,
 ) -> Result<(), Errno> {
     call!(nr, fd, addr, std::ptr::from_mut(len)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_not_readable() {
+        let page = 4096;
+        // SAFETY: a new mapping of two pages, of which the second is then made unreadable; neither is a reference's.
+        let at = unsafe {
+            let (rw, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), 2 * page, rw, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(at.byte_add(page), page, none), 0);
+            at.cast::<u8>().cast_const()
+        };
+        let here = |from, len| is_readable(at.wrapping_add(from), len);
+        assert!(here(0, page) && here(0, 16) && here(page - 16, 16));
+        assert!(!here(page, 16), "behind the end");
+        assert!(!here(page - 16, 32), "across the end");
+        assert!(!here(0, 2 * page), "all of it");
+        assert!(!is_readable(std::ptr::null(), 16));
+        assert!(!here(1, 16), "cannot be asked about");
+        let words = [0_u64; 1024];
+        assert!(is_readable(words.as_ptr().cast(), size_of_val(&words)));
+    }
 }

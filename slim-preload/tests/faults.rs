@@ -51,7 +51,7 @@ fn unnoticed(program: &str, args: &[&str], breaks: u32) {
 
 #[test]
 fn transfers_with_blocking_calls() {
-    unnoticed("xfer", &["block", "msg", "waitall", "dup"], 12);
+    unnoticed("xfer", &["block", "msg", "much", "waitall", "dup"], 12);
 }
 
 #[test]

@@ -1,6 +1,10 @@
 //! The application's memory, as its calls name it.
 
+use super::transmit::LARGE;
+use crate::flow::Flow;
+use crate::sys;
 use libc::{iovec, msghdr};
+use std::sync::atomic::Ordering;
 
 /// The application's buffers. Nothing of them is looked at before the kernel has found them good, for a bad
 /// pointer is an `EFAULT`, not a crash.
@@ -71,17 +75,37 @@ impl Buffers {
         }
     }
 
-    /// Calls `f` with the pieces of bytes `[from, to)`.
-    fn range(&self, from: usize, to: usize, mut f: impl FnMut(&[u8])) {
+    /// Calls `f` with the places of bytes `[from, to)`, until it says false.
+    fn range(&self, from: usize, to: usize, mut f: impl FnMut(*const u8, usize) -> bool) {
         let mut at = 0;
         for (base, len) in self.slices() {
             let (lo, hi) = (from.clamp(at, at + len), to.clamp(at, at + len));
-            if lo < hi {
-                // SAFETY: the kernel has just read these bytes from there.
-                f(unsafe { std::slice::from_raw_parts(base.add(lo - at), hi - lo) });
+            if lo < hi && !f(base.wrapping_add(lo - at), hi - lo) {
+                return;
             }
             at += len;
         }
+    }
+
+    /// Whether the kernel would find the list good. Costs a system call or a few.
+    fn has_good_list(&self) -> bool {
+        let list = match *self {
+            Self::One(..) => return true,
+            Self::List(list, count) => (list, count),
+            Self::Message(m) => {
+                if !sys::is_readable(m.cast(), size_of::<msghdr>()) {
+                    return false;
+                }
+                // SAFETY: readable, as was just found out.
+                let m = unsafe { &*m };
+                // What else a message has is for one call.
+                if m.msg_controllen > 0 || m.msg_iovlen > libc::UIO_MAXIOV as usize {
+                    return false;
+                }
+                (m.msg_iov.cast_const(), m.msg_iovlen)
+            }
+        };
+        sys::is_readable(list.0.cast(), list.1 * size_of::<iovec>())
     }
 
     /// Fills them from byte `from` on by calling `f` for each piece, until it fills less than offered.
@@ -113,13 +137,43 @@ pub trait Source: Copy {
     /// Calls `f` with all of them.
     fn copy_all(&self, f: impl FnMut(&[u8]));
 
+    /// Calls `f` with the places of bytes `[from, to)`, which the kernel need not have found good, until it says false.
+    fn offer(&self, from: usize, to: usize, f: impl FnMut(*const u8, usize) -> bool);
+
+    /// Whether the call may have more to write than is usual, as far as that can be told at once.
+    fn may_be_large(&self, flow: &Flow) -> bool;
+
+    /// How much that is, if it can be told before the kernel has found it good.
+    fn announced(&self) -> Option<usize>;
+
     /// How many bytes a blocking call has to write before it returns.
     fn total(&self) -> usize;
 }
 
 impl Source for Buffers {
-    fn copy(&self, from: usize, to: usize, f: impl FnMut(&[u8])) {
+    fn copy(&self, from: usize, to: usize, mut f: impl FnMut(&[u8])) {
+        self.range(from, to, |base, len| {
+            // SAFETY: the kernel has just read these bytes from there.
+            f(unsafe { std::slice::from_raw_parts(base, len) });
+            true
+        });
+    }
+
+    fn offer(&self, from: usize, to: usize, f: impl FnMut(*const u8, usize) -> bool) {
         self.range(from, to, f);
+    }
+
+    #[inline(always)]
+    fn may_be_large(&self, flow: &Flow) -> bool {
+        match *self {
+            Self::One(_, len) => len >= LARGE,
+            // To look at a list costs more than it is worth where calls write little.
+            _ => flow.writes_much.load(Ordering::Relaxed) > 0,
+        }
+    }
+
+    fn announced(&self) -> Option<usize> {
+        self.has_good_list().then(|| self.len())
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@
 use super::buffers::Source;
 use super::descriptors;
 use super::transmit::Transmit;
+use crate::flow::Flow;
 use crate::sys;
 use crate::table;
 use libc::{c_int, off_t};
@@ -23,6 +24,19 @@ impl Source for Piece<'_> {
 
     fn copy_all(&self, mut f: impl FnMut(&[u8])) {
         f(self.0);
+    }
+
+    fn offer(&self, from: usize, to: usize, mut f: impl FnMut(*const u8, usize) -> bool) {
+        f(self.0[from..to].as_ptr(), to - from);
+    }
+
+    /// It is a piece already.
+    fn may_be_large(&self, _: &Flow) -> bool {
+        false
+    }
+
+    fn announced(&self) -> Option<usize> {
+        None
     }
 
     fn total(&self) -> usize {

@@ -3,6 +3,7 @@
 pub mod buffers;
 pub mod descriptors;
 pub mod files;
+pub mod pieces;
 pub mod poll;
 pub mod receive;
 pub mod sleep;

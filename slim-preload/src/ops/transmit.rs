@@ -5,7 +5,7 @@
 //! whatever is out of the ordinary goes on in [`Transmit::go_on`].
 
 use super::buffers::Source;
-use super::{Next, Way, broken, enter, fail, sleep};
+use super::{Next, Way, broken, enter, fail};
 use crate::flow::{Flow, Inside, Mode, SendHalf, Then, UNKNOWN};
 use crate::sys::{self, direct};
 use crate::table;
@@ -16,9 +16,9 @@ use slim_core::gate::Left;
 use std::sync::atomic::Ordering;
 
 /// A call that does not wait, nor raise a signal.
-const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+pub(super) const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
-const LARGE: usize = 8 << 10;
+pub(super) const LARGE: usize = 8 << 10;
 
 /// How a call writes.
 #[derive(Clone, Copy)]
@@ -103,10 +103,17 @@ impl<S: Source> Transmit<S> {
         direct: impl Fn(c_int, c_int) -> isize + Copy,
         real: impl Fn(c_int, c_int) -> isize + Copy,
     ) -> isize {
+        if self.source.may_be_large(flow) {
+            return self.anew().go_on(
+                Some((flow, inside, None)),
+                move || plain(),
+                move |fd, flags| real(fd, flags),
+            );
+        }
         let n = direct(self.fd, self.flags | AT_ONCE);
         if n <= 0 || n as usize != self.source.total() || n as usize >= LARGE {
             return self.anew().go_on(
-                Some((flow, inside, n)),
+                Some((flow, inside, Some(n))),
                 move || plain(),
                 move |fd, flags| real(fd, flags),
             );
@@ -122,12 +129,12 @@ impl<S: Source> Transmit<S> {
     }
 
     /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow that has been entered
-    /// to send, how, and what the kernel then said.
+    /// to send, how, and what the kernel then said if it was asked.
     #[cold]
     #[inline(never)]
     fn go_on(
         self,
-        mut tried: Option<(&'static Flow, Inside, isize)>,
+        mut tried: Option<(&'static Flow, Inside, Option<isize>)>,
         plain: impl Fn() -> isize + Copy,
         real: impl Fn(c_int, c_int) -> isize + Copy,
     ) -> isize {
@@ -135,11 +142,15 @@ impl<S: Source> Transmit<S> {
         loop {
             let attempt = || {
                 direct::cancellation_point();
-                self.attempt(&real)
+                self.attempt()
             };
             let next = match tried.take().map_or_else(attempt, Ok) {
-                Ok((flow, inside, mut n)) => {
-                    if self.would_wait(n) {
+                Ok((flow, inside, answer)) => {
+                    let (done, mut n) = match answer {
+                        Some(n) => (0, n),
+                        None => self.ask(flow, &real),
+                    };
+                    if done == 0 && self.would_wait(n) {
                         // To wait there is the lock: a thread that is cancelled meanwhile is found out.
                         let Inside::Counted = inside else {
                             flow.leave_sending(inside);
@@ -147,15 +158,12 @@ impl<S: Source> Transmit<S> {
                         };
                         n = self.wait_for_room(flow, &real);
                     }
-                    if n > 0 {
-                        self.account(flow, self.fd, 0, n as usize);
-                        flow.leave_sending(inside);
-                        if (n as usize) < self.source.total() {
-                            n = self.rest(n as usize);
+                    match done + n.max(0) as usize {
+                        0 => self.unusual(flow, inside, n),
+                        have => {
+                            self.account(flow, self.fd, 0, have);
+                            Next::Return(self.after(flow, inside, have, n))
                         }
-                        Next::Return(n)
-                    } else {
-                        self.unusual(flow, inside, n)
                     }
                 }
                 Err(Way::Plain) => return plain(),
@@ -174,18 +182,11 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// Enters the flow, takes the send lock and asks the kernel. Else how far that went: inside the gate means that the
-    /// lock would have to be waited for.
-    fn attempt(
-        &self,
-        real: &impl Fn(c_int, c_int) -> isize,
-    ) -> Result<(&'static Flow, Inside, isize), Way> {
+    /// Enters the flow and takes the send lock. Else how far that went: inside the gate means that the lock would have
+    /// to be waited for.
+    fn attempt(&self) -> Result<(&'static Flow, Inside, Option<isize>), Way> {
         match enter(self.fd) {
-            // Without waiting first: most sends need not, and one that waits may be cancelled.
-            Way::In(flow) if self.take_turn(flow) => {
-                let ask = || direct::surely(|| real(self.fd, self.flags | AT_ONCE));
-                Ok((flow, Inside::Counted, sys::keep_errno(ask)))
-            }
+            Way::In(flow) if self.take_turn(flow) => Ok((flow, Inside::Counted, None)),
             way => Err(way),
         }
     }
@@ -221,7 +222,7 @@ impl<S: Source> Transmit<S> {
     }
 
     /// Copies what the kernel took and has not seen acknowledged. The caller has the sending half.
-    fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
+    pub(super) fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
         // SAFETY: all callers have it.
         let half = unsafe { flow.half() };
         if n >= LARGE {
@@ -251,98 +252,6 @@ impl<S: Source> Transmit<S> {
         self.source
             .copy(from + n - tail, from + n, |bytes| half.replay.push(bytes));
         half.trim(unacked);
-    }
-
-    /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
-    /// transport.
-    fn rest(&self, mut have: usize) -> isize {
-        let short = |have: usize| have as isize;
-        if self.flags & libc::MSG_DONTWAIT != 0 || sys::keep_errno(|| sys::is_nonblocking(self.fd))
-        {
-            return short(have);
-        }
-        while have < self.source.total() {
-            match enter(self.fd) {
-                // What the transport has to report is for the next call: this one has sent something.
-                Way::In(flow) if sys::has_error(self.fd) => {
-                    let barred = flow.gate.is_barred();
-                    flow.leave(Inside::Counted);
-                    let cause = Cause::Errno(transport::TO_BE_ASKED);
-                    if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {
-                        return short(have);
-                    }
-                }
-                Way::In(flow) => {
-                    flow.lock_half();
-                    let sent = self.push_on(have, libc::MSG_DONTWAIT);
-                    if let Ok(n) = sent {
-                        self.account(flow, self.fd, have, n);
-                        have += n;
-                    }
-                    flow.unlock_half();
-                    flow.mark_dirty();
-                    let dead = sent.is_err_and(|e| broken(self.fd, e));
-                    let barred = flow.gate.is_barred();
-                    flow.leave(Inside::Counted);
-                    match sent {
-                        Ok(_) => {}
-                        Err(e) if barred => transport::remember(flow, self.fd, e),
-                        // A signal or a time limit ends a call that has sent something, with what it has sent.
-                        Err(libc::EAGAIN) => {
-                            if sleep::until_writable(
-                                self.fd,
-                                super::timeout(self.fd, libc::SO_SNDTIMEO),
-                            )
-                            .is_err()
-                            {
-                                return short(have);
-                            }
-                        }
-                        Err(e) if dead => {
-                            if let Fault::Plain = transport::fault(flow, self.fd, Cause::Errno(e)) {
-                                transport::owe(self.fd, e);
-                                return short(have);
-                            }
-                        }
-                        Err(_) => return short(have),
-                    }
-                }
-                Way::Barred(flow) => {
-                    let Some(ctl) = flow.ctl_of(self.fd) else {
-                        return short(have);
-                    };
-                    match ctl.mode {
-                        Mode::Suspended => {
-                            if let Next::Return(_) =
-                                super::wait(flow, ctl, self.fd, false, libc::SO_SNDTIMEO)
-                            {
-                                return short(have);
-                            }
-                        }
-                        // Never wait here for the stash to be read: that may be this thread's own next step.
-                        _ => return short(have),
-                    }
-                }
-                Way::Plain if sys::has_error(self.fd) => return short(have),
-                // The flow has become plain TCP meanwhile, as it does when the peer has no SLIM.
-                Way::Plain => match self.push_on(have, 0) {
-                    Ok(n) if n > 0 => have += n,
-                    _ => return short(have),
-                },
-            }
-        }
-        short(have)
-    }
-
-    /// Sends on from byte `from`, as much as the kernel takes at once.
-    fn push_on(&self, from: usize, flags: c_int) -> Result<usize, sys::Errno> {
-        let mut sent = Ok(0);
-        self.source.copy(from, self.source.total(), |piece| {
-            if sent == Ok(0) {
-                sent = sys::send(self.fd, piece, self.flags | flags);
-            }
-        });
-        sent
     }
 
     /// After the kernel took nothing, and said why. Leaves the gate.

@@ -2,7 +2,7 @@
 // again and again. Two programs; the way is in T_ARGS, how often the server breaks the connection in T_BREAKS.
 #include "t.h"
 
-enum { TOTAL = 12 << 20, PIECE = 50000 };
+enum { TOTAL = 12 << 20, PIECE = 50000, MUCH = (3 << 20) + 12345 };
 
 static int fd, in_fd, out_fd;
 static const char *way;
@@ -162,6 +162,35 @@ static int one_set(int fd_, unsigned what) {
     return e;
 }
 
+// Writes so long that they are given to the kernel in pieces, and some that do not wait. After such a one a list that
+// is not there must still be an error and nothing else.
+static int give_much(void) {
+    static char b[MUCH];
+    static int turn;
+    size_t n = MUCH < TOTAL - put ? MUCH : TOTAL - put, k = n / 3;
+    fill(b, put, n, out_seed);
+    struct iovec v[3] = {{b, k}, {NULL, 0}, {b + k, n - k}};
+    struct msghdr m = {.msg_iov = v, .msg_iovlen = 3};
+    ssize_t w;
+    switch (turn++ % 4) {
+    case 0: w = sendmsg(out_fd, &m, MSG_NOSIGNAL); break;
+    case 1: w = writev(out_fd, v, 3); break;
+    case 2: w = sendmsg(out_fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT); break;
+    default: w = send(out_fd, b, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+    if (w < 0 && errno == EAGAIN) return wait_for(out_fd, POLLOUT, 30000);
+    if (w < 0) {
+        line("send at %" PRIu64 ": %s", put, ename(errno));
+        return -1;
+    }
+    put += w;
+    if (writev(out_fd, (struct iovec *)4096, 2) != -1 || errno != EFAULT) line("writev of no list: %s", ename(errno));
+    if (sendmsg(out_fd, (struct msghdr *)4096, MSG_NOSIGNAL) != -1 || errno != EFAULT)
+        line("sendmsg of no message: %s", ename(errno));
+    if (put == TOTAL) shutdown(out_fd, SHUT_WR);
+    return 1;
+}
+
 static void *writer(void *p UNUSED) {
     int e = is("epoll-two") ? one_set(out_fd, EPOLLOUT | EPOLLET) : -1;
     char path[] = "/tmp/slim-xfer-XXXXXX";
@@ -194,6 +223,8 @@ static void *writer(void *p UNUSED) {
             r = w < 0 ? -1 : 1;
             if (w > 0) put += w;
             if (put == TOTAL) shutdown(out_fd, SHUT_WR);
+        } else if (is("much")) {
+            r = give_much();
         } else {
             r = give();
         }

@@ -1,0 +1,208 @@
+//! Writes that the kernel is not given, or does not take, at once.
+//!
+//! In one call the kernel copies all that it has room for, megabytes perhaps, and does not look meanwhile at what the
+//! peer has acknowledged: so it writes to ever more memory that is in no cache, and when it is our turn to copy, what
+//! was written has left the caches, too. Given in pieces, it frees the memory of one before it needs some for the next.
+//! `docs/PERFORMANCE.md` has the figures.
+
+use super::buffers::Source;
+use super::transmit::{AT_ONCE, Transmit};
+use super::{Next, Way, broken, enter, sleep};
+use crate::flow::{Flow, Inside, Mode};
+use crate::sys::{self, direct};
+use crate::transport::{self, Fault};
+use libc::c_int;
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+
+/// Calls that write at least as much do so in pieces. What the caches and the socket hold is done sooner at once.
+const MUCH: usize = 3 << 20;
+const PIECE: usize = 128 << 10;
+/// So many calls after one that wrote as much might do so, too.
+const REMEMBERED: u8 = 8;
+/// Flags that mean for each piece what they mean for all of them; of others, some mean one thing for one call.
+const ANY_NUMBER: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
+
+/// What is wrong after a call that has sent something: it is no failure of that call.
+#[derive(Clone, Copy)]
+struct Trouble {
+    errno: Option<sys::Errno>,
+    /// The transport is dead.
+    dead: bool,
+    /// It is away.
+    barred: bool,
+}
+
+impl Trouble {
+    /// To be asked inside, in this order, see `Receive::unusual`.
+    fn of(flow: &Flow, fd: c_int, errno: Option<sys::Errno>) -> Self {
+        Self {
+            errno,
+            dead: errno.is_some_and(|e| broken(fd, e)),
+            barred: flow.gate.is_barred(),
+        }
+    }
+
+    fn is_full(self) -> bool {
+        self.errno == Some(libc::EAGAIN) && !self.barred
+    }
+
+    /// Whether it makes sense to send the rest, when there is room, or another transport. To be asked outside: sees to it
+    /// that there is one, or that the next call is told why not.
+    fn is_passing(self, flow: &'static Flow, fd: c_int) -> bool {
+        let Some(errno) = self.errno.filter(|_| !self.is_full()) else {
+            return true;
+        };
+        if self.barred {
+            transport::remember(flow, fd, errno);
+            return true;
+        }
+        let fault = self
+            .dead
+            .then(|| transport::fault(flow, fd, Cause::Errno(errno)));
+        if let Some(Fault::Plain) = fault {
+            transport::owe(fd, errno);
+        }
+        matches!(fault, Some(Fault::Suspended))
+    }
+}
+
+impl<S: Source> Transmit<S> {
+    /// Asks the kernel, which is given much in pieces: how many bytes it took of those, and its answer to the whole, or to
+    /// the next piece. The caller has the sending half.
+    pub(super) fn ask(
+        &self,
+        flow: &'static Flow,
+        real: &impl Fn(c_int, c_int) -> isize,
+    ) -> (usize, isize) {
+        let splits = self.flags & !ANY_NUMBER == 0;
+        let total = match splits && self.source.may_be_large(flow) {
+            true => self.source.announced().unwrap_or(0),
+            false => 0,
+        };
+        if total < MUCH {
+            let left = flow.writes_much.load(Ordering::Relaxed);
+            flow.writes_much
+                .store(left.saturating_sub(1), Ordering::Relaxed);
+            let whole = || direct::surely(|| real(self.fd, self.flags | AT_ONCE));
+            return (0, sys::keep_errno(whole));
+        }
+        let (sent, errno) = self.push_on(0, libc::MSG_DONTWAIT);
+        (sent, errno.map_or(0, |e| -(e as isize)))
+    }
+
+    /// After a call that has sent `have` bytes, the kernel's last answer being `answer`: leaves, and sends what is left of
+    /// a blocking call. How much has been sent then.
+    pub(super) fn after(
+        &self,
+        flow: &'static Flow,
+        inside: Inside,
+        have: usize,
+        answer: isize,
+    ) -> isize {
+        let total = self.source.total();
+        if total >= MUCH {
+            flow.writes_much.store(REMEMBERED, Ordering::Relaxed);
+        }
+        let errno = (answer < 0).then(|| direct::errno_in(answer));
+        let trouble = Trouble::of(flow, self.fd, errno);
+        flow.leave_sending(inside);
+        match have < total && trouble.is_passing(flow, self.fd) {
+            true => self.rest(have),
+            false => have as isize,
+        }
+    }
+
+    /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
+    /// transport.
+    fn rest(&self, mut have: usize) -> isize {
+        let short = |have: usize| have as isize;
+        if self.flags & libc::MSG_DONTWAIT != 0 || sys::keep_errno(|| sys::is_nonblocking(self.fd))
+        {
+            return short(have);
+        }
+        while have < self.source.total() {
+            match enter(self.fd) {
+                // What the transport has to report is for the next call: this one has sent something.
+                Way::In(flow) if sys::has_error(self.fd) => {
+                    let barred = flow.gate.is_barred();
+                    flow.leave(Inside::Counted);
+                    let cause = Cause::Errno(transport::TO_BE_ASKED);
+                    if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {
+                        return short(have);
+                    }
+                }
+                Way::In(flow) => {
+                    flow.lock_half();
+                    let (sent, errno) = self.push_on(have, libc::MSG_DONTWAIT);
+                    if sent > 0 {
+                        self.account(flow, self.fd, have, sent);
+                        have += sent;
+                    }
+                    let trouble = Trouble::of(flow, self.fd, errno);
+                    flow.leave_sending(Inside::Counted);
+                    if !trouble.is_passing(flow, self.fd) {
+                        return short(have);
+                    }
+                    // A signal or a time limit ends a call that has sent something, with what it has sent.
+                    let limit = || super::timeout(self.fd, libc::SO_SNDTIMEO);
+                    if trouble.is_full() && sleep::until_writable(self.fd, limit()).is_err() {
+                        return short(have);
+                    }
+                }
+                Way::Barred(flow) => {
+                    let Some(ctl) = flow.ctl_of(self.fd) else {
+                        return short(have);
+                    };
+                    match ctl.mode {
+                        Mode::Suspended => {
+                            if let Next::Return(_) =
+                                super::wait(flow, ctl, self.fd, false, libc::SO_SNDTIMEO)
+                            {
+                                return short(have);
+                            }
+                        }
+                        // Never wait here for the stash to be read: that may be this thread's own next step.
+                        _ => return short(have),
+                    }
+                }
+                Way::Plain if sys::has_error(self.fd) => return short(have),
+                // The flow has become plain TCP meanwhile, as it does when the peer has no SLIM.
+                Way::Plain => {
+                    let (sent, errno) = self.push_on(have, 0);
+                    have += sent;
+                    if sent == 0 || errno.is_some() {
+                        return short(have);
+                    }
+                }
+            }
+        }
+        short(have)
+    }
+
+    /// Sends on from byte `from`, as much as the kernel takes at once, much in pieces: how many bytes, and the error that
+    /// ended it.
+    fn push_on(&self, from: usize, flags: c_int) -> (usize, Option<sys::Errno>) {
+        let total = self.source.total();
+        let piece = if total < MUCH { total } else { PIECE };
+        let (mut at, mut errno) = (from, None);
+        while at < total && errno.is_none() {
+            let to = total.min(at + piece);
+            let flags = match to < total {
+                true => self.flags & !libc::MSG_OOB | libc::MSG_MORE | flags,
+                false => self.flags | flags,
+            };
+            let before = at;
+            self.source.offer(before, to, |base, len| {
+                let sent = sys::send_from(self.fd, base, len, flags);
+                at += sent.unwrap_or(0);
+                errno = sent.err();
+                sent == Ok(len)
+            });
+            if at < to {
+                break;
+            }
+        }
+        (at - from, errno)
+    }
+}
