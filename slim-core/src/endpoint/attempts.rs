@@ -266,12 +266,12 @@ impl Endpoint {
         let stuck = stuck_in(attempts.n);
         self.leave_lane(now, token);
         let flow = self.flow(token);
-        let (role, place) = (flow.role, u128::from_be_bytes(flow.name().0));
+        let role = flow.role;
         flow.change.lane = Some(path.1);
         self.timers.clear(Owner::Flow(token, Timer::Backoff));
         self.timers
             .set(Owner::Flow(token, Timer::Stuck), now + stuck);
-        if self.connects.enter(path.1, token, role, place) {
+        if self.connects.enter(path.1, token, role) {
             self.launch(now, token);
         }
     }

@@ -99,7 +99,7 @@ impl Endpoint {
                     waiting: false,
                 }));
                 self.by_id.insert((id, Role::Connector), token);
-                if self.hellos.enter(remote, token, role, 0) {
+                if self.hellos.enter(remote, token, role) {
                     self.send_hello(now, token);
                 }
             }

@@ -9,7 +9,7 @@
 //! turn. Every fourth success allows one more if it is far, and what is lost halves it: who can take more gets
 //! more, after some round trips.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -20,11 +20,9 @@ use crate::ids::{FlowToken, Role, Time};
 const FIRST: usize = 128;
 const LEAST: usize = 16;
 const MOST: usize = 512;
-/// Who answers as fast is so near that few flows under way keep both ends busy. More would only wait longer, until no
-/// cache holds what they need; and what both sides of a flow make at the same time, one of them makes for nothing.
+/// Who answers as fast is so near that the first number of flows keeps both ends busy. More under way would only wait
+/// longer; and what both sides of a flow make at the same time, one of them makes for nothing.
 const NEAR: Duration = Duration::from_millis(5);
-/// Flows under way to somebody near, at most.
-const NEAR_MOST: usize = 32;
 /// Successes that allow one more.
 const PER_MORE: u32 = 4;
 /// Losses within this time count as one.
@@ -38,15 +36,11 @@ pub(super) struct Pace {
     lanes: HashMap<SocketAddr, Lane>,
 }
 
-/// Where a flow stands among those that wait. Both ends of a flow name the same place, so both see the same order.
-pub(super) type Place = u128;
-
 struct Lane {
     under_way: BTreeSet<FlowToken>,
-    waiting: HashMap<FlowToken, (Role, Place)>,
-    /// Those waiting which we had connected, and those which the peer had.
-    connectors: BTreeSet<(Place, FlowToken)>,
-    acceptors: BTreeSet<(Place, FlowToken)>,
+    /// In the order in which they came. An entry that is not in `waiting` means nothing any more.
+    queue: VecDeque<(FlowToken, Role)>,
+    waiting: HashSet<FlowToken>,
     allowed: usize,
     /// Successes since it has last changed.
     successes: u32,
@@ -62,9 +56,8 @@ impl Default for Lane {
     fn default() -> Self {
         Lane {
             under_way: BTreeSet::new(),
-            waiting: HashMap::new(),
-            connectors: BTreeSet::new(),
-            acceptors: BTreeSet::new(),
+            queue: VecDeque::new(),
+            waiting: HashSet::new(),
             allowed: FIRST,
             successes: 0,
             halved: None,
@@ -76,27 +69,21 @@ impl Default for Lane {
 
 impl Pace {
     /// Whether the flow may go now. If not, [`next`](Self::next) tells when it may. The two sides of
-    /// many flows that break together start from opposite ends, so that they meet only once: connectors
-    /// take the first place, and of those in the same place the flow that was opened first; acceptors the last.
-    pub(super) fn enter(
-        &mut self,
-        to: SocketAddr,
-        token: FlowToken,
-        role: Role,
-        place: Place,
-    ) -> bool {
+    /// many flows that break together start from opposite ends, so that they hardly meet: connectors
+    /// take those that have waited longest, acceptors those that have come last.
+    pub(super) fn enter(&mut self, to: SocketAddr, token: FlowToken, role: Role) -> bool {
         if !self.lanes.contains_key(&to) {
             self.make_room();
         }
         let lane = self.lanes.entry(to).or_default();
         if lane.under_way.len() < lane.allowed || lane.under_way.contains(&token) {
-            lane.wait_no_more(token);
+            lane.waiting.remove(&token);
             lane.under_way.insert(token);
             return true;
         }
-        lane.wait_no_more(token);
-        lane.waiting.insert(token, (role, place));
-        lane.side(role).insert((place, token));
+        if lane.waiting.insert(token) {
+            lane.queue.push_back((token, role));
+        }
         false
     }
 
@@ -104,31 +91,35 @@ impl Pace {
     pub(super) fn is_waiting(&self, to: SocketAddr, token: FlowToken) -> bool {
         self.lanes
             .get(&to)
-            .is_some_and(|lane| lane.waiting.contains_key(&token))
+            .is_some_and(|lane| lane.waiting.contains(&token))
     }
 
     /// The flow is not under way any more, and does not wait. [`next`](Self::next) is to be called.
     pub(super) fn leave(&mut self, to: SocketAddr, token: FlowToken) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.under_way.remove(&token);
-            lane.wait_no_more(token);
+            if lane.waiting.remove(&token) && lane.waiting.is_empty() {
+                lane.queue.clear();
+            }
         }
     }
 
     /// Who may go now; it is under way from here on.
     pub(super) fn next(&mut self, to: SocketAddr) -> Option<FlowToken> {
         let lane = self.lanes.get_mut(&to)?;
-        if lane.under_way.len() >= lane.allowed {
-            return None;
+        while lane.under_way.len() < lane.allowed {
+            let acceptor = matches!(lane.queue.back(), Some((_, Role::Acceptor)));
+            let (token, _) = if acceptor {
+                lane.queue.pop_back()?
+            } else {
+                lane.queue.pop_front()?
+            };
+            if lane.waiting.remove(&token) {
+                lane.under_way.insert(token);
+                return Some(token);
+            }
         }
-        let next = match lane.acceptors.len() > lane.connectors.len() {
-            true => lane.acceptors.pop_last(),
-            false => lane.connectors.pop_first(),
-        };
-        let (_, token) = next?;
-        lane.waiting.remove(&token);
-        lane.under_way.insert(token);
-        Some(token)
+        None
     }
 
     /// Somebody there has answered, and has taken as long for it, if that is known.
@@ -139,10 +130,9 @@ impl Pace {
             lane.successes += 1;
             if lane.successes == PER_MORE {
                 lane.successes = 0;
-                lane.allowed += 1;
+                let most = if lane.near { FIRST } else { MOST };
+                lane.allowed = lane.allowed.max(most.min(lane.allowed + 1));
             }
-            let most = if lane.near { NEAR_MOST } else { MOST };
-            lane.allowed = lane.allowed.min(most);
         }
     }
 
@@ -170,25 +160,8 @@ impl Pace {
     }
 }
 
-impl Lane {
-    fn side(&mut self, role: Role) -> &mut BTreeSet<(Place, FlowToken)> {
-        match role {
-            Role::Connector => &mut self.connectors,
-            Role::Acceptor => &mut self.acceptors,
-        }
-    }
-
-    fn wait_no_more(&mut self, token: FlowToken) {
-        if let Some((role, place)) = self.waiting.remove(&token) {
-            self.side(role).remove(&(place, token));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::iter;
-
     use super::*;
 
     const AT: Time = Time(1_000_000);
@@ -200,7 +173,7 @@ mod tests {
     fn full(role: Role) -> Pace {
         let mut pace = Pace::default();
         for n in 0..FIRST as u64 + 3 {
-            let goes = pace.enter(to(), FlowToken(n), role, 0);
+            let goes = pace.enter(to(), FlowToken(n), role);
             assert_eq!(goes, n < FIRST as u64);
         }
         pace
@@ -225,31 +198,6 @@ mod tests {
             pace.leave(to(), FlowToken(0));
             assert_eq!(pace.next(to()), Some(FlowToken(FIRST as u64 + next)));
         }
-    }
-
-    /// Two ends that learn of their broken flows in orders that have nothing to do with each other.
-    #[test]
-    fn both_ends_see_one_order_and_meet_in_the_middle() {
-        let [mut ours, mut theirs] = [Pace::default(), Pace::default()];
-        let places = 0..500_u128;
-        for place in places.clone() {
-            // Another order, and other names, at the other end.
-            let there = place * 7 % places.end;
-            ours.enter(to(), FlowToken(place as u64), Role::Connector, place);
-            let name = FlowToken(1000 + there as u64);
-            theirs.enter(to(), name, Role::Acceptor, there);
-        }
-        let in_turn = |pace: &mut Pace| -> Vec<u64> {
-            let all = iter::from_fn(|| {
-                let free = *pace.lanes[&to()].under_way.first()?;
-                pace.leave(to(), free);
-                pace.next(to())
-            });
-            all.map(|token| token.0 % 1000).collect()
-        };
-        let (ours, theirs) = (in_turn(&mut ours), in_turn(&mut theirs));
-        assert!(ours.is_sorted() && theirs.is_sorted_by(|a, b| a > b));
-        assert_eq!((ours.len(), theirs.len()), (500 - FIRST, 500 - FIRST));
     }
 
     #[test]
@@ -282,20 +230,20 @@ mod tests {
     }
 
     #[test]
-    fn for_who_is_near_few_are_under_way() {
+    fn who_is_near_keeps_the_first_number_and_gets_it_back() {
         let mut pace = full(Role::Connector);
         let allowed = |pace: &Pace| pace.lanes[&to()].allowed;
         pace.answered(AT, to(), Some(Duration::ZERO));
         for _ in 0..PER_MORE * MOST as u32 {
             pace.answered(AT, to(), Some(2 * NEAR));
         }
-        assert_eq!(allowed(&pace), NEAR_MOST);
+        assert_eq!(allowed(&pace), FIRST);
         pace.lost(AT, to());
-        assert_eq!(allowed(&pace), NEAR_MOST / 2);
+        assert_eq!(allowed(&pace), FIRST / 2);
         for _ in 0..PER_MORE * MOST as u32 {
             pace.answered(AT, to(), Some(2 * NEAR));
         }
-        assert_eq!(allowed(&pace), NEAR_MOST);
+        assert_eq!(allowed(&pace), FIRST);
     }
 
     #[test]
@@ -303,7 +251,7 @@ mod tests {
         let mut pace = Pace::default();
         for n in 0..3 * IDLE as u64 {
             let to = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));
-            pace.enter(to, FlowToken(n), Role::Connector, 0);
+            pace.enter(to, FlowToken(n), Role::Connector);
             pace.leave(to, FlowToken(n));
         }
         assert!(pace.lanes.len() <= IDLE);
