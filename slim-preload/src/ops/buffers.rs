@@ -173,7 +173,11 @@ impl Source for Buffers {
     }
 
     fn announced(&self) -> Option<usize> {
-        self.has_good_list().then(|| self.len())
+        // The kernel refuses lists that say they are longer than that.
+        let most = isize::MAX as usize;
+        let add = |sum: usize, (_, len)| sum.checked_add(len).filter(|sum| *sum <= most);
+        self.has_good_list()
+            .then(|| self.slices().try_fold(0, add))?
     }
 
     #[inline(always)]

@@ -187,6 +187,8 @@ static int give_much(void) {
     if (writev(out_fd, (struct iovec *)4096, 2) != -1 || errno != EFAULT) line("writev of no list: %s", ename(errno));
     if (sendmsg(out_fd, (struct msghdr *)4096, MSG_NOSIGNAL) != -1 || errno != EFAULT)
         line("sendmsg of no message: %s", ename(errno));
+    struct iovec endless[2] = {{b, 1}, {b, (size_t)-1}};
+    if (writev(out_fd, endless, 2) != -1 || errno != EINVAL) line("writev without end: %s", ename(errno));
     if (put == TOTAL) shutdown(out_fd, SHUT_WR);
     return 1;
 }
