@@ -121,15 +121,19 @@ impl Running {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until the program ends, at most `limit`; `None` if it still runs then.
+    /// Waits until the program ends, at most `limit`, and for its last lines; `None` if it still runs then.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
+        let status = self.wait_end(limit)?;
+        self.settle();
+        Some(status)
+    }
+
+    /// Waits until the program ends, at most `limit`, for who wants to know when that was: its last lines may be missing.
+    pub fn wait_end(&mut self, limit: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
             match self.child.try_wait() {
-                Ok(Some(status)) => {
-                    self.settle();
-                    return Some(status);
-                }
+                Ok(Some(status)) => return Some(status),
                 _ if start.elapsed() > limit => return None,
                 _ => thread::sleep(Duration::from_millis(10)),
             }
