@@ -4,7 +4,8 @@
  *   slim_flows serve ADDRESS PORT            sends back what it receives, on any number of connections
  *   slim_flows sink ADDRESS PORT             accepts any number of connections and never reads
  *   slim_flows pairs ADDRESS PORT COUNT      one connection, COUNT times send and recv of 8 bytes
- *   slim_flows short ADDRESS PORT COUNT      COUNT connections one after the other, a byte there and back
+ *   slim_flows short ADDRESS PORT COUNT      COUNT connections one after the other, a byte there and back, after an
+ *                                            eighth as many
  *   slim_flows hold ADDRESS PORT COUNT       COUNT connections at once, then does what it reads:
  *       go      sends a byte on each connection and waits until all have come back
  *       fill    writes on each connection until the kernel takes no more
@@ -16,7 +17,8 @@
  *   {"first":81234,"median":81300,"p99":81444,"last":81499}     go: when the bytes came back
  *   {"bytes":4194304}                                           fill: what all connections took
  *   {"at":81234,"errno":104}                                    watch; a failure ends go with the same
- *   {"ns":123456789}                                            short and pairs: how long all took
+ *   {"ns":123456789}                                            pairs: how long all took
+ *   {"ns":123456789,"connect":15800}                            short: likewise, and the median of connect
  *
  * Exit status: 0; 1 when something failed that is not to be measured; 2 for bad usage.
  */
@@ -144,24 +146,42 @@ static void pairs(long count)
     printf("{\"ns\":%lld}\n", now() - start);
 }
 
-static void short_ones(long count)
-{
-    char byte = 'x';
-    say("READY");
-    long long start = now();
-    for (long i = 0; i < count; i++) {
-        int fd = connected();
-        if (write(fd, &byte, 1) != 1 || read(fd, &byte, 1) != 1)
-            die("a short connection");
-        close(fd);
-    }
-    printf("{\"ns\":%lld}\n", now() - start);
-}
-
 static int by_value(const void *a, const void *b)
 {
     long long x = *(const long long *)a, y = *(const long long *)b;
     return (x > y) - (x < y);
+}
+
+/* One connection; gives how long connect took. */
+static long long short_one(void)
+{
+    char byte = 'x';
+    int one = 1, fd = socket(AF_INET, SOCK_STREAM, 0);
+    long long before = now();
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
+        die("connect");
+    long long took = now() - before;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
+    if (write(fd, &byte, 1) != 1 || read(fd, &byte, 1) != 1)
+        die("a short connection");
+    close(fd);
+    return took;
+}
+
+static void short_ones(long count)
+{
+    long long *connects = calloc((size_t)count + 1, sizeof *connects);
+    if (!connects)
+        die("short");
+    say("READY");
+    for (long i = 0; i < count / 8; i++)
+        short_one();
+    long long start = now();
+    for (long i = 0; i < count; i++)
+        connects[i] = short_one();
+    long long took = now() - start;
+    qsort(connects, (size_t)count, sizeof *connects, by_value);
+    printf("{\"ns\":%lld,\"connect\":%lld}\n", took, connects[count / 2]);
 }
 
 static void report_failure(int error)

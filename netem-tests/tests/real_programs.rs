@@ -5,7 +5,8 @@ mod common;
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -61,7 +62,9 @@ fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
         command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
         // The settings have to reach every worker of a server, this one above all.
         let key = lab.dir().join("key");
-        fs::write(&key, "of this job").expect("write the job key");
+        // Workers that have given up the right to read it have it from the process that started them.
+        fs::write(&key, "the key of this job").expect("write the job key");
+        fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("hide the job key");
         command.env("SLIM_JOB_KEY_FILE", key);
     }
     command

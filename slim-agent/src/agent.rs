@@ -3,11 +3,14 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
@@ -18,6 +21,7 @@ use crate::cancel;
 use crate::claims::{self, Found};
 use crate::command::{self, Command};
 use crate::control;
+use crate::done::{self, Done};
 use crate::fds::{self, OwnFd};
 use crate::numbers;
 use crate::thread;
@@ -25,6 +29,7 @@ use crate::thread;
 thread_local! {
     /// Constant and without destructor, so that reading it never allocates.
     static IN_AGENT: Cell<bool> = const { Cell::new(false) };
+    static IS_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
 /// How long [`Agent::release`] waits for the agent thread to close a socket.
@@ -33,13 +38,13 @@ const RELEASE_LIMIT: Duration = Duration::from_millis(200);
 /// When a control socket that nobody has, and that cannot be bound, is looked for again.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// The application wants the port for itself.
-const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
+pub(crate) const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
 /// Methods without a result queue a command and return at once. They may be called from any
-/// thread, but not from signal handlers: queueing may allocate. After
-/// [`after_fork_child`](Self::after_fork_child) they do nothing.
+/// thread; those that name a flow by its token also from signal handlers, if the process's Rust
+/// allocator may be. After [`after_fork_child`](Self::after_fork_child) they do nothing.
 #[derive(Clone)]
 pub struct Agent {
     inner: Arc<Inner>,
@@ -77,7 +82,7 @@ impl Agent {
         numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
             let listeners = Arc::<Listeners>::default();
-            let config = with_job_key(config)?;
+            let config = with_job_key(config).map_err(io::Error::other)?;
             let elsewhere = Arc::<Elsewhere>::default();
             claims::draw_lineage()?;
             thread::start(config, receiver, listeners.clone(), elsewhere.clone())?;
@@ -102,7 +107,7 @@ impl Agent {
     /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
     /// and port, in the caller, so that it is there before the first connection.
     ///
-    /// If that port is taken, connections accepted there stay plain TCP; the log says so.
+    /// If that port is taken, connections accepted there stay plain TCP; the log says so on its level `info`.
     pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
         if self.is_dead() {
             return;
@@ -125,7 +130,7 @@ impl Agent {
                     self.send(Command::Elsewhere { addr, owner });
                 }
                 Found::Nobody(error) => {
-                    self.send(Command::Warn(format!(
+                    self.send(Command::Inform(format!(
                         "no control socket on {addr} ({error}): connections to it are plain TCP"
                     )));
                 }
@@ -140,18 +145,19 @@ impl Agent {
 
     /// Gives the UDP port of a listener's address back, because the application wants it for
     /// itself. Waits until the control socket is closed, at most 0.2 s. Flows that are already
-    /// negotiated are not affected.
-    pub fn release(&self, addr: SocketAddr) {
+    /// negotiated are not affected. False if no control socket of this process was in the way.
+    pub fn release(&self, addr: SocketAddr) -> bool {
         if self.is_dead() {
-            return;
+            return false;
         }
         // A wildcard address is in the way of every address with its port.
         let wanted = |other: &SocketAddr| {
             *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
         };
         let in_the_way: Vec<SocketAddr> = self.listeners().keys().copied().filter(wanted).collect();
+        let any = !in_the_way.is_empty();
         for addr in in_the_way {
-            let (done, closed) = mpsc::sync_channel(1);
+            let (done, closed) = done::done();
             // Not to be bound again when the next connection is accepted.
             let until = Instant::now().checked_add(NEVER);
             self.elsewhere().insert(addr, until);
@@ -159,9 +165,10 @@ impl Agent {
                 *count = 1;
             }
             if self.unlisten_with(addr, Some(done)) {
-                as_agent(|| closed.recv_timeout(RELEASE_LIMIT).ok());
+                as_agent(|| closed.wait(RELEASE_LIMIT));
             }
         }
+        any
     }
 
     /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
@@ -194,14 +201,26 @@ impl Agent {
     /// To be called while still holding the lock under which it was suspended, the one that
     /// [`FlowIo::suspend`] needs. Otherwise the peer may resume the flow in between, and this fault
     /// would be taken for one of the new transport.
-    pub fn fault(&self, token: FlowToken, cause: Cause) {
-        self.send(Command::Fault { token, cause });
+    ///
+    /// False if the agent thread is gone: nobody resumes the flow.
+    pub fn fault(&self, token: FlowToken, cause: Cause) -> bool {
+        self.send(Command::Fault { token, cause })
     }
 
     /// The application ended its direction after `final_seq` bytes. With [`FinHow::Close`] the agent
-    /// keeps the flow until [`FlowIo::lingering_delivered`] says that it may go.
+    /// keeps the flow until [`FlowIo::owed`] says that it may go, or too many such flows have to be kept.
     pub fn finish(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Finish {
+            token,
+            final_seq,
+            how,
+        });
+    }
+
+    /// The process is about to end, and the kernel to close the flow's transport: the peer is told. Nothing changes
+    /// for the flow, which may still be used until then.
+    pub fn announce(&self, token: FlowToken, final_seq: u64, how: FinHow) {
+        self.send(Command::Announce {
             token,
             final_seq,
             how,
@@ -228,20 +247,33 @@ impl Agent {
     /// is. Before `exec`, which ends the agent, and after [`open`](Self::open) of a connector, whose HELLO
     /// is sent then, or waits for its turn.
     pub fn flush(&self, limit: Duration) -> bool {
-        let (done, is_done) = mpsc::sync_channel(1);
-        self.send(Command::Flush { done }) && as_agent(|| is_done.recv_timeout(limit).is_ok())
+        let (done, is_done) = done::done();
+        self.send(Command::Flush { done }) && as_agent(|| is_done.wait(limit))
     }
 
     /// At process exit: sends what is announced, and waits at most `limit` for flows that the
     /// application closed while they were suspended. What is live and closed the kernel delivers
     /// by itself.
     pub fn drain_exit(&self, limit: Duration) {
-        let (done, is_done) = mpsc::sync_channel(1);
+        let (done, is_done) = done::done();
         if self.send(Command::DrainExit { limit, done }) {
             // A little longer than the agent's own limit, which is the one that should fire.
             let limit = limit + Duration::from_millis(50);
-            as_agent(|| is_done.recv_timeout(limit).ok());
+            as_agent(|| is_done.wait(limit));
         }
+    }
+
+    /// The first thread of the process is about to end, and the process goes on with others. The agent's thread will
+    /// end with the last of those.
+    pub fn first_leaves(&self) {
+        self.send(Command::FirstLeaves);
+    }
+
+    /// Ends the agent's thread, and waits for that, at most `limit`; whether it has ended. Nothing that is asked for
+    /// afterwards is done.
+    pub fn retire(&self, limit: Duration) -> bool {
+        self.send(Command::Retire);
+        as_agent(|| thread::wait_for_end(limit))
     }
 
     /// In a forked child: closes the descriptors shared with the parent's agent and forgets the
@@ -256,7 +288,7 @@ impl Agent {
         fds::close_all_in_child();
     }
 
-    fn unlisten_with(&self, addr: SocketAddr, done: Option<mpsc::SyncSender<()>>) -> bool {
+    fn unlisten_with(&self, addr: SocketAddr, done: Option<Done>) -> bool {
         if self.is_dead() {
             return false;
         }
@@ -362,21 +394,50 @@ pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
     cancel::uncancelled(f)
 }
 
-/// Reads the job key where the configuration says it is in a file.
-fn with_job_key(mut config: Config) -> io::Result<Config> {
+/// Whether the calling thread is the agent's. It blocks all signals for good.
+#[inline]
+pub fn is_agent_thread() -> bool {
+    IS_THREAD.get()
+}
+
+/// The calling thread is the agent's.
+pub(crate) fn be_agent_thread() {
+    IS_THREAD.set(true);
+}
+
+/// Takes the job key where the configuration says it is in a file that has not been read yet.
+fn with_job_key(mut config: Config) -> Result<Config, String> {
     if let Some(path) = config.job_key_file.clone() {
-        let contents = std::fs::read(path).map_err(|e| e.to_string());
-        config
-            .set_job_key(contents.as_deref().map_err(String::as_str))
-            .map_err(|problem| io::Error::other(problem.to_string()))?;
+        let file = read_job_key(&path);
+        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+        let taken = config.set_job_key(file.map_err(String::as_str));
+        taken.map_err(|problem| problem.to_string())?;
     }
     Ok(config)
 }
 
-/// An IPv4 address as such, also when it came from an IPv6 socket.
-pub(crate) fn canonical(addr: SocketAddr) -> SocketAddr {
-    SocketAddr::new(addr.ip().to_canonical(), addr.port())
+/// What [`Config::set_job_key`] wants to know of the file with the job key.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn read_job_key(path: &Path) -> Result<(Vec<u8>, u32), String> {
+    let read = || {
+        // To open a FIFO that nobody writes to must not wait.
+        let how = libc::O_NONBLOCK | libc::O_CLOEXEC;
+        let mut file = File::options().read(true).custom_flags(how).open(path)?;
+        let about = file.metadata()?;
+        if !about.is_file() {
+            return Err(io::Error::other("not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        // More than any key has.
+        file.by_ref().take(1 << 16).read_to_end(&mut bytes)?;
+        Ok((bytes, about.mode() & 0o777))
+    };
+    read().map_err(|e: io::Error| e.to_string())
 }
+
+pub(crate) use slim_core::canonical;
 
 /// Adds what was being done to an error.
 pub(crate) fn during(what: &str) -> impl Fn(io::Error) -> io::Error + '_ {

@@ -12,9 +12,9 @@ use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slim_core::wire::{self, Message};
 use slim_core::{FlowToken, Time};
@@ -37,6 +37,8 @@ const CLAIM_AGE: Duration = Duration::from_secs(60);
 const LINKS: usize = 256;
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 128;
+/// How long an owner that has no room for one more is waited for. Whoever is in its way, it takes at once.
+const ROOM: Duration = Duration::from_millis(50);
 
 /// Known to all processes that come from one by `fork`, once one of them has drawn it.
 static LINEAGE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
@@ -64,8 +66,10 @@ pub(crate) fn draw_lineage() -> io::Result<()> {
 
 /// Where the owner of a listener's address can be found: a name in the network namespace, as the
 /// address itself is.
+pub(crate) const NAME: &str = "slim/";
+
 fn name(addr: SocketAddr) -> io::Result<SockAddr> {
-    SockAddr::unix(format!("\0slim/{}", canonical(addr)))
+    SockAddr::unix(format!("\0{NAME}{}", canonical(addr)))
 }
 
 fn socket() -> io::Result<OwnFd> {
@@ -130,10 +134,35 @@ pub(crate) fn reach(local: SocketAddr) -> Option<OwnFd> {
     candidates.into_iter().flatten().find_map(reach_at)
 }
 
+/// Connects to whoever has the name of the owner of `addr`.
+pub(crate) fn reach_anybody(addr: SocketAddr) -> Option<OwnFd> {
+    let (fd, name) = (socket().ok()?, name(addr).ok()?);
+    let socket = SockRef::from(&fd);
+    let until = Instant::now() + ROOM;
+    let mut connected = socket.connect(&name);
+    if matches!(&connected, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+        // There is an owner, and too many who want something of it at once.
+        socket.set_nonblocking(false).ok()?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            socket.set_write_timeout(Some(left)).ok()?;
+            connected = socket.connect(&name);
+            if !matches!(&connected, Err(e) if e.kind() == io::ErrorKind::Interrupted) {
+                break;
+            }
+        }
+        socket.set_nonblocking(true).ok()?;
+    }
+    connected.ok()?;
+    Some(fd)
+}
+
 /// Connects to the owner of `addr` itself.
 fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
-    let fd = socket().ok()?;
-    SockRef::from(&fd).connect(&name(addr).ok()?).ok()?;
+    let fd = reach_anybody(addr)?;
     // It is told the secret. The name may have been taken by anybody.
     let owner = sys::peer_user(fd.raw())?;
     (owner == sys::user() || owner == 0).then_some(fd)
@@ -141,13 +170,17 @@ fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
 
 /// What processes of one host tell each other.
 #[derive(Debug, PartialEq, Eq)]
-enum Note {
+pub(crate) enum Note {
     /// To the owner: I have accepted this connection (our end, their end).
     Claim(SocketAddr, SocketAddr),
     /// To the owner: it is over.
     Drop(SocketAddr, SocketAddr),
     /// From the owner: this came, from there, to here.
     Hello(SocketAddr, SocketAddr, Vec<u8>),
+    /// To the owner: I want the UDP port of this listener for myself.
+    Release(SocketAddr),
+    /// From the owner: it was given to somebody else.
+    Given(SocketAddr),
 }
 
 /// Kind, secret, two addresses.
@@ -155,14 +188,21 @@ const NOTE_HEAD: usize = 1 + 16 + 2 * ADDR;
 const ADDR: usize = 18;
 
 impl Note {
-    fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let (kind, a, b, data): (_, _, _, &[u8]) = match self {
             Note::Claim(a, b) => (1, a, b, &[]),
             Note::Drop(a, b) => (2, a, b, &[]),
             Note::Hello(a, b, data) => (3, a, b, data),
+            Note::Release(a) => (4, a, a, &[]),
+            Note::Given(a) => (5, a, a, &[]),
         };
         let mut note = vec![kind];
-        note.extend(lineage());
+        // Who has the name of an owner may be anybody, and is not told more than what is wanted.
+        let secret = match self {
+            Note::Release(_) => [0; 16],
+            _ => lineage(),
+        };
+        note.extend(secret);
         for addr in [a, b] {
             let ip = match addr.ip() {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
@@ -186,6 +226,8 @@ impl Note {
             (1, []) => Note::Claim(a, b),
             (2, []) => Note::Drop(a, b),
             (3, [_, ..]) => Note::Hello(a, b, data.to_vec()),
+            (4, []) if a == b => Note::Release(a),
+            (5, []) if a == b => Note::Given(a),
             _ => return None,
         };
         Some((note, *secret))
@@ -249,13 +291,15 @@ pub(crate) struct Claims {
     owners: HashMap<SocketAddr, Rc<Link>>,
     /// What we have claimed.
     mine: HashMap<FlowToken, Tuple>,
+    /// Other processes at addresses of ours.
+    guests: Vec<(SocketAddr, Weak<Link>)>,
 }
 
 impl Claims {
     /// Serves other processes that accept at our address `addr`.
     pub(crate) fn open(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
         if let Ok(fd) = fds::watch(fd, Interest::READABLE) {
-            let task = take_links(fd, shared.clone());
+            let task = take_links(addr, fd, shared.clone());
             self.open.insert(addr, task::spawn_local(task));
         }
     }
@@ -312,9 +356,10 @@ impl Claims {
         all.map(|(token, tuple)| (*token, *tuple)).collect()
     }
 
-    /// A flow of this process is over.
-    pub(crate) fn gone(&mut self, token: FlowToken) {
-        if let Some(tuple) = self.mine.remove(&token) {
+    /// A flow of this process is over. With `plain` it is not its connection that is: a HELLO that is late is still to
+    /// come here, and be refused.
+    pub(crate) fn gone(&mut self, token: FlowToken, plain: bool) {
+        if let Some(tuple) = self.mine.remove(&token).filter(|_| !plain) {
             let owner = answering(self.owners.keys().copied(), tuple.0);
             if let Some(link) = owner.and_then(|owner| self.owners.get(&owner)) {
                 link.tell(&Note::Drop(tuple.0, tuple.1));
@@ -344,6 +389,14 @@ impl Claims {
         true
     }
 
+    /// Tells the other processes at our address `addr`.
+    pub(crate) fn tell_guests(&self, addr: SocketAddr, note: &Note) {
+        let there = self.guests.iter().filter(|(at, _)| *at == addr);
+        for link in there.filter_map(|(_, link)| link.upgrade()) {
+            link.tell(note);
+        }
+    }
+
     fn claim(&mut self, now: Time, tuple: Tuple, link: Rc<Link>) {
         self.expire(now);
         while self.claimed.len() >= CLAIMS {
@@ -361,6 +414,16 @@ impl Claims {
             self.order
                 .retain(|(at, tuple)| claimed.get(tuple).is_some_and(|(since, _)| since == at));
         }
+    }
+
+    /// Forgets claims that are too old; whether there are others.
+    pub(crate) fn tidy(&mut self, now: Time) -> bool {
+        self.expire(now);
+        if self.claimed.is_empty() {
+            self.claimed.shrink_to_fit();
+            self.order.shrink_to_fit();
+        }
+        !self.claimed.is_empty()
     }
 
     fn expire(&mut self, now: Time) {
@@ -388,7 +451,7 @@ struct Guest {
 }
 
 /// Owner: takes other processes' connections. They all end with this task.
-async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
+async fn take_links(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     let mut links = JoinSet::new();
     let mut guests: Vec<Guest> = Vec::new();
     while let Ok(mut guard) = listener.readable().await {
@@ -405,7 +468,7 @@ async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
                     && let Ok(link) = Link::new(fd)
                 {
                     let believed = Rc::new(Cell::new(false));
-                    let task = hear_claims(link, believed.clone(), shared.clone());
+                    let task = hear_claims(addr, link, believed.clone(), shared.clone());
                     let task = links.spawn_local(task);
                     guests.push(Guest { task, believed });
                 }
@@ -420,9 +483,29 @@ async fn take_links(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
 }
 
 /// Owner: does what another process asks for.
-async fn hear_claims(link: Rc<Link>, believed: Rc<Cell<bool>>, shared: Rc<Shared>) {
+async fn hear_claims(
+    addr: SocketAddr,
+    link: Rc<Link>,
+    believed: Rc<Cell<bool>>,
+    shared: Rc<Shared>,
+) {
+    shared.with(|d, _| {
+        let guests = &mut d.claims.guests;
+        guests.retain(|(_, link)| link.strong_count() > 0);
+        guests.push((addr, Rc::downgrade(&link)));
+    });
     let relative = sys::peer_user(link.fd.get_ref().raw()) == Some(sys::user());
     while let Some((note, secret)) = link.next().await {
+        if let Note::Release(_) = note {
+            let user = sys::peer_user(link.fd.get_ref().raw());
+            let gave =
+                shared.with_self(|d, _, shared| d.may_have(user) && d.give_way(addr, shared));
+            // The link ends when the control socket is closed; at once, where there is nothing to be waited for.
+            match gave {
+                true => continue,
+                false => break,
+            }
+        }
         if !relative && secret != lineage() {
             break;
         }
@@ -430,7 +513,7 @@ async fn hear_claims(link: Rc<Link>, believed: Rc<Cell<bool>>, shared: Rc<Shared
         shared.with(|d, now| match note {
             Note::Claim(local, remote) => {
                 d.claims.claim(now, (local, remote), link.clone());
-                if let Some(hello) = d.endpoint.take_pending(now, local, remote) {
+                while let Some(hello) = d.endpoint.take_pending(now, local, remote) {
                     link.tell(&Note::Hello(hello.from, hello.local, hello.data));
                 }
             }
@@ -444,7 +527,7 @@ async fn hear_claims(link: Rc<Link>, believed: Rc<Cell<bool>>, shared: Rc<Shared
                     d.claims.claimed.remove(&tuple);
                 }
             }
-            Note::Hello(..) => {}
+            Note::Hello(..) | Note::Release(_) | Note::Given(_) => {}
         });
     }
     shared.with(|d, _| d.claims.claimed.retain(|_, (_, l)| !Rc::ptr_eq(l, &link)));
@@ -453,9 +536,13 @@ async fn hear_claims(link: Rc<Link>, believed: Rc<Cell<bool>>, shared: Rc<Shared
 /// Others: takes what the owner of `addr` has received for us.
 async fn hear_owner(addr: SocketAddr, link: Rc<Link>, shared: Rc<Shared>) {
     while let Some((note, _)) = link.next().await {
-        if let Note::Hello(from, local, data) = note {
-            shared.with(|d, now| d.endpoint.handle_datagram(now, from, local, &data));
-        }
+        shared.with(|d, now| match note {
+            Note::Hello(from, local, data) => {
+                d.endpoint.handle_datagram(now, from, local, &data);
+            }
+            Note::Given(addr) => d.never_again(addr),
+            Note::Claim(..) | Note::Drop(..) | Note::Release(_) => {}
+        });
     }
     shared.with_self(|d, _, shared| d.owner_lost(addr, &link, shared));
 }
@@ -475,11 +562,14 @@ mod tests {
             Note::Claim(a, b),
             Note::Drop(b, a),
             Note::Hello(a, b, vec![1, 2, 3]),
+            Note::Given(b),
         ] {
             let bytes = note.encode();
             assert_eq!(Note::decode(&bytes).unwrap(), (note, lineage()));
             assert_eq!(Note::decode(&bytes[..NOTE_HEAD - 1]), None);
         }
+        let (release, secret) = Note::decode(&Note::Release(a).encode()).unwrap();
+        assert_eq!((release, secret), (Note::Release(a), [0; 16]));
         assert_eq!(Note::decode(&[]), None);
         let mut longer = Note::Claim(a, b).encode();
         longer.push(0);
@@ -496,6 +586,36 @@ mod tests {
         assert!(secret.iter().any(|byte| *byte != 0));
         draw_lineage().unwrap();
         assert_eq!(lineage(), secret);
+    }
+
+    /// Of an owner that is slow, and of one that does not take anybody.
+    #[test]
+    fn an_owner_without_room_is_waited_for() {
+        for takes in [true, false] {
+            let addr = at(if takes {
+                "127.0.0.1:54322"
+            } else {
+                "127.0.0.1:54323"
+            });
+            let owner = listen(addr).unwrap();
+            let waiting: Vec<_> = std::iter::from_fn(|| {
+                let fd = socket().unwrap();
+                SockRef::from(&fd).connect(&name(addr).unwrap()).ok()?;
+                Some(fd)
+            })
+            .collect();
+            assert!(waiting.len() >= BACKLOG as usize);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(5));
+                    takes.then(|| sys::accept_local(owner.raw()))
+                });
+                let begun = Instant::now();
+                assert_eq!(reach_anybody(addr).is_some(), takes);
+                // The kernel counts in ticks.
+                assert!(takes || begun.elapsed() > ROOM / 2);
+            });
+        }
     }
 
     #[test]

@@ -3,14 +3,17 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
+use crate::done::Done;
 use crate::fds::OwnFd;
+use crate::memory;
+use crate::queue::{Queue, Taken};
 use crate::sys;
 
 /// What an application thread wants done. Carried out in the order sent.
@@ -27,6 +30,12 @@ pub(crate) enum Command {
         cause: Cause,
     },
     Finish {
+        token: FlowToken,
+        final_seq: u64,
+        how: FinHow,
+    },
+    /// The same is about to happen, and the peer is told.
+    Announce {
         token: FlowToken,
         final_seq: u64,
         how: FinHow,
@@ -54,34 +63,40 @@ pub(crate) enum Command {
     /// Somebody stopped listening on `addr`; the control socket goes if nobody else does.
     Unlisten {
         addr: SocketAddr,
-        done: Option<mpsc::SyncSender<()>>,
+        done: Option<Done>,
     },
     /// Tell the user.
-    Warn(String),
+    Inform(String),
     /// Everything sent before this has been carried out.
     Flush {
-        done: mpsc::SyncSender<()>,
+        done: Done,
     },
     /// As `Flush`, and no flow that the application closed is suspended any more.
     DrainExit {
         limit: Duration,
-        done: mpsc::SyncSender<()>,
+        done: Done,
     },
+    /// The first thread of the process ends, and others may go on.
+    FirstLeaves,
+    /// The thread is to end.
+    Retire,
 }
 
-/// The application's end: any thread, never blocks.
+/// The application's end: any thread, and any signal's handler in it; never blocks.
 pub(crate) struct Sender {
-    queue: mpsc::Sender<Command>,
     shared: Arc<Shared>,
 }
 
 /// The agent's end.
 pub(crate) struct Receiver {
-    queue: mpsc::Receiver<Command>,
+    taken: Taken<Command>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
+    queue: Queue<Command>,
+    /// The agent thread is gone.
+    closed: AtomicBool,
     wake: OwnFd,
     /// A wake-up is on its way, so that a burst of commands costs one system call.
     awake: AtomicBool,
@@ -90,30 +105,32 @@ struct Shared {
 /// A new queue.
 pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
     let shared = Arc::new(Shared {
+        queue: Queue::new(),
+        closed: AtomicBool::new(false),
         wake: sys::eventfd()?,
         awake: AtomicBool::new(false),
     });
-    let (sender, receiver) = mpsc::channel();
-    Ok((
-        Sender {
-            queue: sender,
-            shared: shared.clone(),
-        },
-        Receiver {
-            queue: receiver,
-            shared,
-        },
-    ))
+    memory::begin(shared.wake.raw());
+    let sender = Sender {
+        shared: shared.clone(),
+    };
+    let taken = Taken::new();
+    Ok((sender, Receiver { taken, shared }))
 }
 
 impl Sender {
-    /// Queues a command; false if the agent thread is gone.
+    /// Queues a command; false if the agent thread is gone, or cannot be woken any more: some programs close all
+    /// numbers that there are.
     pub(crate) fn send(&self, command: Command) -> bool {
-        if self.queue.send(command).is_err() {
+        if self.shared.closed.load(Ordering::Acquire) {
             return false;
         }
-        if !self.shared.awake.swap(true, Ordering::AcqRel) {
-            sys::eventfd_wake(self.shared.wake.raw());
+        self.shared.queue.put(command);
+        if !self.shared.awake.swap(true, Ordering::AcqRel)
+            && !sys::eventfd_wake(self.shared.wake.raw())
+        {
+            self.shared.closed.store(true, Ordering::Release);
+            return false;
         }
         true
     }
@@ -122,12 +139,18 @@ impl Sender {
 impl Receiver {
     /// The next command, if one is there.
     pub(crate) fn next(&self) -> Option<Command> {
-        self.queue.try_recv().ok()
+        self.taken.next(&self.shared.queue)
     }
 
-    /// The next command, when one comes; `None` if none can.
-    pub(crate) fn wait(&self) -> Option<Command> {
-        self.queue.recv().ok()
+    /// The next command, when one comes.
+    pub(crate) fn wait(&self) -> Command {
+        loop {
+            self.rearm();
+            match self.next() {
+                Some(command) => return command,
+                None => sys::wait_readable(self.shared.wake.raw()),
+            }
+        }
     }
 
     /// Makes the agent thread look again.
@@ -140,6 +163,12 @@ impl Receiver {
     pub(crate) fn rearm(&self) {
         sys::eventfd_clear(self.shared.wake.raw());
         self.shared.awake.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
     }
 }
 

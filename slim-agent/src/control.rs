@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 
@@ -30,6 +30,8 @@ use crate::udp;
 const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
+/// Datagrams taken from each socket before the endpoint is told that time is up.
+const MOST_WAITING: usize = 8 * BATCH;
 /// Datagrams taken from a socket that is about to be closed.
 const MOST_LEFT: usize = 4096;
 
@@ -118,6 +120,12 @@ impl Control {
         }
     }
 
+    /// Our own and those of listeners.
+    pub(crate) fn all(&self) -> Vec<Rc<ControlSocket>> {
+        let listeners = self.listeners.values().map(|(socket, _)| socket);
+        self.own.iter().chain(listeners).cloned().collect()
+    }
+
     /// Takes over the control socket of a listener.
     pub(crate) fn add(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
         match ControlSocket::new(fd, addr) {
@@ -155,7 +163,7 @@ impl Control {
                 .debug(|| format!("no control socket that reaches {to}"));
             return;
         };
-        let source = from.map(|from| from.ip()).filter(|ip| !ip.is_unspecified());
+        let source = from.filter(|from| !from.ip().is_unspecified());
         if let Err(e) = socket.send(to, source, data) {
             self.log.debug(|| format!("control message to {to}: {e}"));
         }
@@ -201,19 +209,43 @@ impl ControlSocket {
     fn receive(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
         let datagram = udp::recv_datagram(self.fd.get_ref().raw(), buf)?;
         let from = canonical(datagram.from);
-        let to = datagram.to.unwrap_or(self.bound.ip());
-        let to = canonical(SocketAddr::new(to, self.bound.port()));
+        let mut to = datagram.to.unwrap_or(self.bound);
+        to.set_port(self.bound.port());
+        let to = canonical(to);
         let data = buf.get(..datagram.len).unwrap_or_default();
         shared.with(|d, now| d.datagram(now, from, to, data));
         Ok(())
     }
 
+    /// Takes the next refusal; an error when there is none.
+    fn receive_refusal(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
+        if let Some((to, len)) = udp::recv_refusal(self.fd.get_ref().raw(), buf)? {
+            let quoted = buf.get(..len).unwrap_or_default();
+            shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to), quoted));
+        }
+        Ok(())
+    }
+
+    /// Takes what waits, refusals first, but not all of a flood.
+    pub(crate) fn receive_waiting(&self, shared: &Rc<Shared>) {
+        let mut buf = BUFFER;
+        for _ in 0..MOST_WAITING {
+            if self.receive_refusal(&mut buf, shared).is_err() {
+                break;
+            }
+        }
+        self.receive_up_to(MOST_WAITING, &mut buf, shared);
+    }
+
     /// Takes what has come before the socket is closed: who is not answered asks again, and that would come to whoever
     /// has the port then.
     pub(crate) fn receive_rest(&self, shared: &Rc<Shared>) {
-        let mut buf = BUFFER;
-        for _ in 0..MOST_LEFT {
-            match self.receive(&mut buf, shared) {
+        self.receive_up_to(MOST_LEFT, &mut { BUFFER }, shared);
+    }
+
+    fn receive_up_to(&self, most: usize, buf: &mut [u8], shared: &Rc<Shared>) {
+        for _ in 0..most {
+            match self.receive(buf, shared) {
                 // A refusal reported once more is no end.
                 Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => break,
                 _ => {}
@@ -221,22 +253,26 @@ impl ControlSocket {
         }
     }
 
-    fn send(&self, to: SocketAddr, source: Option<IpAddr>, data: &[u8]) -> io::Result<()> {
-        let v6 = self.bound.is_ipv6();
-        let to = if v6 {
-            SocketAddr::new(udp::mapped(to.ip()).into(), to.port())
-        } else {
-            to
+    fn send(&self, to: SocketAddr, source: Option<SocketAddr>, data: &[u8]) -> io::Result<()> {
+        let of_family = |addr: SocketAddr| match addr {
+            SocketAddr::V4(v4) if self.bound.is_ipv6() => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            addr => addr,
         };
-        let source = source.map(|ip| if v6 { udp::mapped(ip).into() } else { ip });
+        let (to, source) = (of_family(to), source.map(of_family));
         let fd = self.fd.get_ref().raw();
-        let first = udp::send_datagram(fd, data, to, source);
-        match first {
+        let send = |source| match udp::send_datagram(fd, data, to, source) {
             // An earlier datagram's refusal, reported here though it stays in the error queue.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 udp::send_datagram(fd, data, to, source)
             }
             other => other,
+        };
+        match (send(source), source) {
+            // This host has lost the address: from another one it may be of use all the same.
+            (Err(e), Some(_)) if e.kind() != io::ErrorKind::WouldBlock => send(None),
+            (sent, _) => sent,
         }
     }
 }
@@ -252,22 +288,14 @@ async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
         let Ok(mut guard) = socket.fd.ready(Interest::READABLE | Interest::ERROR).await else {
             return;
         };
-        let fd = socket.fd.get_ref().raw();
         let mut more = false;
         if guard.ready().is_error() {
             more = true;
             for _ in 0..BATCH {
-                match udp::recv_refusal(fd, &mut buf) {
-                    Ok(Some((to, len))) => {
-                        let quoted = &buf[..len];
-                        shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to), quoted));
-                    }
-                    Ok(None) => {}
-                    Err(_) => {
-                        guard.clear_ready_matching(Ready::ERROR);
-                        more = false;
-                        break;
-                    }
+                if socket.receive_refusal(&mut buf, &shared).is_err() {
+                    guard.clear_ready_matching(Ready::ERROR);
+                    more = false;
+                    break;
                 }
             }
         }

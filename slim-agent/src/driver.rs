@@ -4,14 +4,15 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::mem;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
+use tokio::io::Interest;
 use tokio::task;
 
 use crate::agent::{Elsewhere, Listeners};
@@ -22,13 +23,16 @@ use crate::events::{self, EventLog, Log};
 use crate::fds;
 use crate::identity;
 use crate::mailbox::{self, mailbox};
-use crate::netlink;
+use crate::netlink::{self, Addresses};
 use crate::panic::Survivor;
 use crate::resume_io::{self, Order};
 use crate::shared::Shared;
+use crate::sys;
 use crate::watch::Watch;
 use crate::{Drained, FlowIo};
 
+/// How often it is looked whether this thread is the only one that is left.
+const ALONE: Duration = Duration::from_millis(50);
 /// Resume connections at most, of those that we accepted, when descriptors are plenty.
 const MOST_INCOMING: usize = 4096;
 
@@ -46,6 +50,7 @@ pub(crate) struct Carrier {
 pub(crate) enum Notice {
     Suspended(FlowToken),
     Drained(FlowToken, Drained),
+    Verified(FlowToken, bool),
     Flushed(ConnId),
     Fault(FlowToken, Cause),
     Finish(FlowToken, u64, FinHow),
@@ -78,7 +83,10 @@ pub(crate) struct Driver {
     pub(crate) elsewhere: Arc<Elsewhere>,
     /// All flows, among other things.
     pub(crate) survivor: Rc<Survivor>,
-    addresses: Vec<IpAddr>,
+    /// Our own, and the networks that they are in.
+    addresses: Addresses,
+    /// There is a job key.
+    pub(crate) keyed: bool,
     events: EventLog,
     origin: Instant,
 }
@@ -94,25 +102,28 @@ impl Driver {
         seed: &[u8; 40],
     ) -> io::Result<Self> {
         let log = Log::new(config.log);
-        let addresses = netlink::addresses(log);
+        let (addresses, networks) = netlink::addresses(log);
         let (for_core, incarnation) = split(seed);
         let id = identity::endpoint(incarnation);
         let events = EventLog::open(&config, log);
-        let stall = config.stall;
+        let keyed = config.job_key.is_some();
+        let watch = Watch::new(&config);
         let control_port = control.port;
         log.debug(|| format!("endpoint {id}: control port {control_port}, resume port {resume_port}, addresses {addresses:?}"));
+        let mut endpoint = Endpoint::new(
+            config,
+            id,
+            addresses.clone(),
+            resume_port,
+            control_port,
+            for_core,
+        );
+        endpoint.set_addrs(addresses.clone(), networks.clone());
         Ok(Driver {
-            endpoint: Endpoint::new(
-                config,
-                id,
-                addresses.clone(),
-                resume_port,
-                control_port,
-                for_core,
-            ),
+            endpoint,
             carriers: BTreeMap::new(),
             drained: BTreeMap::new(),
-            watch: Watch::new(stall),
+            watch,
             log,
             notices: VecDeque::new(),
             control: Control::new(control, log)?,
@@ -126,7 +137,8 @@ impl Driver {
             listeners,
             elsewhere,
             survivor,
-            addresses,
+            addresses: (addresses, networks),
+            keyed,
             events,
             origin: Instant::now(),
         })
@@ -134,6 +146,7 @@ impl Driver {
 
     /// Carries out what an application thread asked for.
     pub(crate) fn command(&mut self, now: Time, command: Command, shared: &Rc<Shared>) {
+        self.watch.tidy_later(now);
         match command {
             Command::Open {
                 token,
@@ -163,6 +176,11 @@ impl Driver {
                     self.linger(now, token);
                 }
             }
+            Command::Announce {
+                token,
+                final_seq,
+                how,
+            } => self.endpoint.announce(token, final_seq, how),
             Command::Dirty { token } => self.watch.dirty(now, token),
             Command::Demote { token } => self.endpoint.demote(now, token),
             Command::Gone { token } => self.gone(now, token),
@@ -179,16 +197,20 @@ impl Driver {
             Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
             Command::Unlisten { addr, done: None } => self.unlistened(now, addr),
             Command::Unlisten { addr, done } => self.close_listener(addr, done, shared),
-            Command::Warn(text) => self.log.warn(|| text),
+            Command::Inform(text) => self.log.info(|| text),
             Command::Flush { done } => {
                 events::write_out();
                 // The waiting thread may have given up; nobody else wants to know.
-                let _ = done.try_send(());
+                done.tell();
             }
             Command::DrainExit { limit, done } => {
                 self.look_at_lingering(now);
+                self.log
+                    .debug(|| format!("at exit: {:?}", self.endpoint.tables()));
                 self.watch.exiting(now + limit, done);
             }
+            Command::FirstLeaves => drop(task::spawn_local(retire_when_alone(shared.clone()))),
+            Command::Retire => shared.retire(),
         }
     }
 
@@ -210,6 +232,9 @@ impl Driver {
                 Some(Notice::Suspended(token)) => self.endpoint.handle_suspended(now, token),
                 Some(Notice::Drained(token, d)) => {
                     self.endpoint.handle_drained(now, token, d.received, d.sent);
+                }
+                Some(Notice::Verified(token, ended)) => {
+                    self.endpoint.handle_verified(now, token, ended);
                 }
                 Some(Notice::Flushed(conn)) => self.endpoint.handle_flushed(now, conn),
                 Some(Notice::Fault(token, cause)) => self.endpoint.fault(now, token, cause),
@@ -238,11 +263,13 @@ impl Driver {
             Action::Datagram { to, from, data } => self.control.send(to, from, &data),
             Action::Connect {
                 conn,
+                token,
                 local,
                 remote,
             } => {
-                let orders = self.add_conn(conn);
-                let task = resume_io::outgoing(conn, local, remote, orders, shared.clone());
+                let (orders, io) = (self.add_conn(conn), self.survivor.io(token));
+                let path = (local, remote);
+                let task = resume_io::outgoing(conn, io, path, orders, shared.clone());
                 task::spawn_local(task);
             }
             Action::Send { conn, data } => drop(self.order(conn, Order::Send(data))),
@@ -268,8 +295,10 @@ impl Driver {
                 self.drop_carrier(token);
                 self.with_io(token, |io| io.legacy(required_refused));
                 self.survivor.set_away(token, false);
+                self.let_go(token);
             }
             Action::Suspend { token } => self.suspend(token),
+            Action::Verify { token } => self.verify(token),
             Action::Drain { token } => self.drain(token, action),
             Action::Install {
                 token,
@@ -287,6 +316,9 @@ impl Driver {
                 let legacy = self.endpoint.state(token) == Some(State::Legacy);
                 self.with_io(token, |io| io.reinstate(legacy));
                 self.survivor.set_away(token, false);
+                if legacy {
+                    self.let_go(token);
+                }
             }
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
             Action::Escalate { token, .. } => self.escalate(token, action),
@@ -352,7 +384,17 @@ impl Driver {
     pub(crate) fn message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
         self.silent.remove(&conn);
         if self.has_conn(conn) {
+            self.let_go_of_closed(now, data);
             self.endpoint.handle_message(now, conn, data);
+        }
+    }
+
+    /// Before a message is answered: flows that it asks about may have been closed where the front end did not see it.
+    fn let_go_of_closed(&mut self, now: Time, data: &[u8]) {
+        for token in self.endpoint.asked_about(data).into_iter().flatten() {
+            if self.survivor.io(token).is_some_and(|io| !io.is_held()) {
+                self.endpoint.demote(now, token);
+            }
         }
     }
 
@@ -366,35 +408,70 @@ impl Driver {
 
     /// A datagram came from `from` to our control socket at `local`.
     pub(crate) fn datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        if !self.claims.forward(now, from, local, data) {
-            self.endpoint.handle_datagram(now, from, local, data);
+        self.watch.tidy_later(now);
+        if self.claims.forward(now, from, local, data) {
+            return;
         }
+        self.let_go_of_closed(now, data);
+        self.endpoint.handle_datagram(now, from, local, data);
     }
 
     /// These are our addresses now.
-    pub(crate) fn set_addresses(&mut self, addresses: Vec<IpAddr>) {
+    pub(crate) fn set_addresses(&mut self, addresses: Addresses) {
         if self.addresses != addresses {
             self.log
-                .info(|| format!("own addresses are now {addresses:?}"));
+                .info(|| format!("own addresses are now {:?}", addresses.0));
             self.addresses.clone_from(&addresses);
-            self.endpoint.set_addrs(addresses);
+            self.endpoint.set_addrs(addresses.0, addresses.1);
         }
     }
 
     /// Forgets a flow, once what is to be said about its end is said.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
+        let plain = self.endpoint.state(token) == Some(State::Legacy);
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
         self.drained.remove(&token);
-        self.claims.gone(token);
+        self.claims.gone(token, plain);
         self.watch.forget(token);
         self.departed.entry(token).or_insert(addrs);
+    }
+
+    /// The flow has no session any more, and its front end goes on by itself: there is nothing left to be done for it,
+    /// once all actions are carried out.
+    pub(crate) fn let_go(&mut self, token: FlowToken) {
+        self.notices.push_back(Notice::Gone(token));
+    }
+
+    /// Forgets what is too old.
+    pub(crate) fn tidy(&mut self, now: Time) -> bool {
+        let claims = self.claims.tidy(now);
+        self.endpoint.tidy(now) || claims
     }
 
     fn with_io(&mut self, token: FlowToken, f: impl FnOnce(&dyn FlowIo)) {
         if let Some(io) = self.survivor.io(token) {
             f(&*io);
+        }
+    }
+}
+
+/// The process ends with the last thread of the application's, and so must we: once the first one is gone, it is looked now
+/// and then whether there are others.
+async fn retire_when_alone(shared: Rc<Shared>) {
+    let clock = sys::timerfd().and_then(|clock| fds::watch(clock, Interest::READABLE));
+    let Ok(clock) = clock else { return };
+    loop {
+        sys::timerfd_set(clock.get_ref().raw(), Some(ALONE));
+        let Ok(mut ready) = clock.readable().await else {
+            return;
+        };
+        sys::eventfd_clear(clock.get_ref().raw());
+        ready.clear_ready();
+        // The first thread, which is gone, and this one.
+        if sys::first_has_ended() && sys::threads() <= 2 {
+            return shared.retire();
         }
     }
 }

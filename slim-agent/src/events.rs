@@ -1,11 +1,12 @@
 //! What people and programs get to read: the event log, and messages on standard error.
 
 use std::cell::RefCell;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -82,11 +83,7 @@ impl EventLog {
     pub(crate) fn open(config: &Config, log: Log) -> Self {
         let (host, pid) = (sys::host_name(), process::id());
         let file = config.events_path(pid, &host).and_then(|path| {
-            let mut options = OpenOptions::new();
-            // A pipe that nobody reads must not stop the agent.
-            let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
-            options.append(true).create(true).custom_flags(flags);
-            OwnFd::make(|| options.open(&path))
+            OwnFd::make(|| open_log(&path))
                 .inspect_err(|e| log.warn(|| format!("no event log: {}: {e}", path.display())))
                 .ok()
         });
@@ -132,6 +129,7 @@ impl EventLog {
             | Event::Suspend { .. }
             | Event::Resume { .. }
             | Event::Reinstate
+            | Event::Orphaned { .. }
             | Event::Demoted => {
                 self.log.info(text);
             }
@@ -193,6 +191,30 @@ impl Lines {
     }
 }
 
+/// Opens an event log for appending. It is its owner's alone if it does not exist yet. A symbolic link of another
+/// user's, in a directory that all can write to, must not lead us to a file of ours.
+fn open_log(path: &Path) -> io::Result<File> {
+    let open = |more| {
+        // A pipe that nobody reads must not stop the agent.
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+        let mut options = OpenOptions::new();
+        options.append(true).create(true).mode(0o600);
+        options.custom_flags(flags | more).open(path)
+    };
+    match open(libc::O_NOFOLLOW) {
+        // `/dev/stderr` is one.
+        Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
+            let owner = std::fs::symlink_metadata(path)?.uid();
+            if owner == 0 || owner == sys::user() {
+                open(0)
+            } else {
+                Err(io::Error::other("it is a link that another user has made"))
+            }
+        }
+        other => other,
+    }
+}
+
 /// An event in words: its kind, then its particulars.
 fn phrase(event: &Event) -> String {
     let Ok(Value::Object(fields)) = serde_json::to_value(event) else {
@@ -213,7 +235,6 @@ fn plain(value: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::Read;
     use std::os::fd::AsRawFd;
 
@@ -254,6 +275,25 @@ mod tests {
         lines.write_out();
         assert_eq!(written(&mut from), b"last\n");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn the_log_is_its_owners_and_no_link_of_another_user_is_followed() {
+        let dir = std::env::temp_dir().join(format!("slim-log-{}", process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let (file, link) = (dir.join("file"), dir.join("link"));
+        open_log(&file).unwrap();
+        let mode = std::fs::metadata(&file).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        open_log(&link).unwrap();
+        if std::os::unix::fs::lchown(&link, Some(65534), None).is_ok() {
+            let refused = open_log(&link).unwrap_err().to_string();
+            assert!(refused.contains("another user"), "{refused}");
+        } else {
+            println!("skip: only root can make a link another user's");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

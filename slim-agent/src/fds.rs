@@ -37,8 +37,10 @@ const PLENTY: usize = 256;
 static INTERNAL: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 thread_local! {
-    /// What this thread watches, and owns.
-    static WATCHED: RefCell<BTreeSet<RawFd>> = const { RefCell::new(BTreeSet::new()) };
+    /// What this thread watches, and owns. Without a destructor, for which libc would allocate: threads of the
+    /// application come by here, too.
+    static WATCHED: RefCell<ManuallyDrop<BTreeSet<RawFd>>> =
+        const { RefCell::new(ManuallyDrop::new(BTreeSet::new())) };
 }
 
 /// Whether `fd` is one of the agent's own. Async-signal-safe.
@@ -158,7 +160,7 @@ fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
 pub(crate) fn shut_watched() {
     // Borrowed for single calls elsewhere; none of them is where we come from.
     if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
-        all.into_iter().for_each(sys::shut);
+        all.iter().copied().for_each(sys::shut);
     }
 }
 

@@ -1,6 +1,8 @@
 //! What a front end does for the agent.
 
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use slim_core::Verdict;
 
@@ -24,6 +26,15 @@ pub struct Probe {
     pub retransmits: u32,
     /// Whether the transport is still established.
     pub established: bool,
+}
+
+/// What [`FlowIo::owed`] has found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owed {
+    /// Bytes of which there is a copy.
+    pub kept: usize,
+    /// Bytes that the peer's kernel has acknowledged since the flow began; of no meaning while it is suspended.
+    pub acked: u64,
 }
 
 /// One flow, as its front end sees it.
@@ -55,6 +66,12 @@ pub trait FlowIo: Send + Sync + 'static {
     /// After [`suspend`](Self::suspend): whether no call is inside any more.
     fn idle(&self) -> bool;
 
+    /// Whether the application still has the connection. It may have closed it where the front end does not see it, and the
+    /// peer, which asks about the flow now, is then to believe its kernel.
+    fn is_held(&self) -> bool {
+        true
+    }
+
     /// Reads the old transport dry into the stash and closes it. After that nothing received can
     /// change any more, except by [`stash`](Self::stash).
     ///
@@ -75,9 +92,14 @@ pub trait FlowIo: Send + Sync + 'static {
     /// was offered or there are no more. Returns the position reached.
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64;
 
+    /// A connection is about to be made for this flow: copies those socket options that the kernel
+    /// looks at when it is bound and connected. After an error it is not made.
+    fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()>;
+
     /// Makes a fresh connection like the one the application had: copies its socket options. The
-    /// connection must stay non-blocking until [`install`](Self::install).
-    fn prepare(&self, fd: BorrowedFd<'_>);
+    /// connection must stay non-blocking until [`install`](Self::install). After an error nothing of the
+    /// flow is sent on it.
+    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()>;
 
     /// The replay is written: `fd` is the flow's transport. Swaps it in and wakes sleepers. If the
     /// application has half-closed, the write side must be shut down here (the agent has done so
@@ -105,11 +127,23 @@ pub trait FlowIo: Send + Sync + 'static {
     /// the next bytes sent must call again.
     fn probe(&self) -> Probe;
 
+    /// The transport has ended. Begins, or stops, to have the kernel ask the peer's kernel on it every second.
+    fn ask_kernel(&self, on: bool) {
+        let _ = on;
+    }
+
+    /// Whether the peer's kernel has answered such a question within the time `since`, with a segment from behind the end of
+    /// the stream.
+    fn kernel_answered(&self, since: Duration) -> bool {
+        let _ = since;
+        false
+    }
+
     /// After how many bytes the application ended its direction, if it has.
     fn local_final(&self) -> Option<u64>;
 
-    /// For a flow that the application has closed: true once nothing is owed to anybody, that is,
+    /// For a flow that the application has closed: what is owed to the peer. `None` once that is nothing, that is,
     /// all bytes sent are acknowledged (or data came in after the close, or the flow was given
-    /// up) and the transport is closed. False while it is suspended.
-    fn lingering_delivered(&self) -> bool;
+    /// up) and the transport is closed. Something is owed while it is suspended.
+    fn owed(&self) -> Option<Owed>;
 }

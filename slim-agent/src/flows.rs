@@ -70,8 +70,7 @@ impl Driver {
             io.escalate(verdict);
             self.survivor.set_away(token, false);
         }
-        let now = self.now();
-        self.linger_again(now, token);
+        self.let_go(token);
     }
 
     /// Carries out `Install`.

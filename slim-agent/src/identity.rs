@@ -4,13 +4,14 @@ use std::fs;
 use std::process;
 
 use slim_core::EndpointId;
+use slim_core::auth::host_id;
 
 use crate::sys;
 
 /// The name of this life of this process. `incarnation` is random.
 pub(crate) fn endpoint(incarnation: u64) -> EndpointId {
     EndpointId {
-        host: host_id(),
+        host: host(),
         pid: process::id(),
         incarnation,
     }
@@ -18,24 +19,24 @@ pub(crate) fn endpoint(incarnation: u64) -> EndpointId {
 
 /// Tells hosts apart: also those that were cloned from one image, and network namespaces of one
 /// kernel, whose addresses are as different as those of two machines.
-fn host_id() -> [u8; 16] {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let mut id = [0; 16];
-    let digits = boot.bytes().filter_map(|b| char::from(b).to_digit(16));
-    for (i, digit) in digits.take(32).enumerate() {
-        if let Some(byte) = id.get_mut(i / 2) {
-            *byte = *byte << 4 | digit as u8;
+fn host() -> [u8; 16] {
+    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let here = sys::network_namespace().to_be_bytes();
+    host_id(&boot, &[&here, sys::host_name().as_bytes()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_processes_of_a_host_have_one_host_and_do_not_tell_the_boot_id() {
+        assert_eq!(host(), host());
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let boot: String = boot.chars().filter(char::is_ascii_hexdigit).collect();
+        let told: String = host().iter().map(|b| format!("{b:02x}")).collect();
+        for at in 0..=told.len() - 8 {
+            assert!(!boot.contains(&told[at..at + 8]), "{told}");
         }
     }
-    let here = sys::network_namespace().to_be_bytes();
-    let name = sys::host_name();
-    // The last half is enough of the random boot id to mix the rest into.
-    let mut mix = u64::from_be_bytes(here);
-    for byte in name.bytes() {
-        mix = (mix ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    }
-    for (byte, other) in id.iter_mut().skip(8).zip(mix.to_be_bytes()) {
-        *byte ^= other;
-    }
-    id
 }

@@ -29,11 +29,12 @@
 //! | `shared`, `driver` | one mutation of the endpoint after the other, and what follows from each |
 //! | `flows` | suspending, draining, new transports |
 //! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
-//! | `listeners`, `claims` | the application's listeners; those that several processes accept from |
+//! | `listeners`, `listened`, `claims` | the application's listeners; those that several processes accept from |
 //! | `control`, `udp` | UDP control sockets, ICMP refusals |
 //! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
 //! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
 //! | `events` | event log and messages for people |
+//! | [`turn`] | seeing to it that the thread runs |
 //! | [`fds`], [`numbers`] | our descriptors, out of the application's way |
 //!
 //! # What it is not
@@ -49,21 +50,28 @@
 //! While the agent's own code runs, [`Agent::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
+mod addresses;
 mod agent;
 mod claims;
 mod command;
 mod control;
+mod done;
 mod driver;
 mod events;
 mod flow_io;
 mod flows;
+mod give_way;
 mod identity;
+mod linger;
+mod listened;
 mod listeners;
 mod mailbox;
+mod memory;
 mod netlink;
 mod panic;
 mod ports;
 mod pump;
+mod queue;
 mod reader;
 mod resume_io;
 mod shared;
@@ -75,7 +83,10 @@ mod watch;
 pub mod cancel;
 pub mod fds;
 pub mod numbers;
+pub mod turn;
 
-pub use agent::{Agent, as_agent};
-pub use flow_io::{Drained, FlowIo, Probe};
+pub use agent::{Agent, as_agent, is_agent_thread, read_job_key};
+pub use flow_io::{Drained, FlowIo, Owed, Probe};
+pub use give_way::ask_for_port;
+pub use memory::memory_is_out;
 pub use sys::SignalsBlocked;

@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::PoisonError;
-use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 use slim_core::endpoint::State;
@@ -13,8 +12,9 @@ use tokio::task;
 use crate::agent::LOOK_AGAIN;
 use crate::claims::{self, Found, Link};
 use crate::control::{self, answering};
+use crate::done::Done;
 use crate::driver::{Driver, Notice};
-use crate::ports;
+use crate::listened::is_listened_on;
 use crate::shared::Shared;
 
 impl Driver {
@@ -97,7 +97,7 @@ impl Driver {
             return self.watch.unlistened_no_more(addr);
         }
         let here = |local| answering([addr].into_iter(), local).is_some();
-        if self.endpoint.negotiates_at(here) || ports::is_listened_on(addr) {
+        if self.endpoint.negotiates_at(here) || is_listened_on(addr) {
             self.watch.unlistened(now, addr);
             return;
         }
@@ -110,7 +110,7 @@ impl Driver {
     pub(crate) fn close_listener(
         &mut self,
         addr: SocketAddr,
-        done: Option<SyncSender<()>>,
+        done: Option<Done>,
         shared: &Rc<Shared>,
     ) {
         self.watch.unlistened_no_more(addr);
@@ -122,7 +122,6 @@ impl Driver {
         if listeners.get(&addr) == Some(&0) {
             listeners.remove(&addr);
             let stopped = self.control.stop(addr);
-            self.claims.close(addr);
             let shared = shared.clone();
             task::spawn_local(async move {
                 if let Some((socket, receiving)) = stopped {
@@ -131,8 +130,10 @@ impl Driver {
                     socket.receive_rest(&shared);
                     shared.with(|d, _| d.control.forget(&socket));
                 }
+                // Not before the socket is closed: others find the port free when their links end.
+                shared.with(|d, _| d.claims.close(addr));
                 if let Some(done) = done {
-                    let _ = done.try_send(());
+                    done.tell();
                 }
             });
         }

@@ -42,6 +42,13 @@ pub(crate) struct Survivor {
     away: RefCell<BTreeSet<FlowToken>>,
 }
 
+/// The agent thread cannot go on, though it has not panicked. Does not return, unless that has happened before.
+pub(crate) fn give_up(why: &str) {
+    if let Some(survivor) = SURVIVOR.take() {
+        survivor.go_on(why);
+    }
+}
+
 impl Survivor {
     /// From now on a panic of this thread is survived.
     pub(crate) fn prepare(
@@ -56,7 +63,7 @@ impl Survivor {
             panic::set_hook(Box::new(move |info| {
                 let survivor = SURVIVOR.try_with(|s| s.try_borrow_mut().ok()?.take());
                 match survivor.ok().flatten() {
-                    Some(survivor) => survivor.go_on(&info.to_string()),
+                    Some(survivor) => survivor.go_on(&format!("internal error ({info})")),
                     None => others(info),
                 }
             }));
@@ -105,11 +112,16 @@ impl Survivor {
         }
     }
 
-    fn go_on(&self, why: &str) {
+    /// Whether any flow is.
+    pub(crate) fn any_away(&self) -> bool {
+        !self.away.borrow().is_empty()
+    }
+
+    fn go_on(&self, why: &str) -> ! {
         let why = why.replace('\n', " ");
         events::write_out();
         self.log
-            .error(|| format!("internal error ({why}): connections are plain TCP from now on"));
+            .error(|| format!("{why}: connections are plain TCP from now on"));
         // For the case that it happened while starting.
         let _ = self
             .started
@@ -136,11 +148,8 @@ impl Survivor {
         }
         before.into_iter().for_each(|command| self.obey(command));
         loop {
-            match self.commands.wait() {
-                Some(command) => self.obey(command),
-                // All handles are gone, but the front end's calls may still be on our stack.
-                None => std::thread::park(),
-            }
+            let command = self.commands.wait();
+            self.obey(command);
         }
     }
 
@@ -151,7 +160,7 @@ impl Survivor {
                 done: Some(done), ..
             }
             | Command::Flush { done }
-            | Command::DrainExit { done, .. } => drop(done.try_send(())),
+            | Command::DrainExit { done, .. } => done.tell(),
             // Every flow that there was is plain TCP or has its error; a socket that comes along is
             // closed here.
             _ => {}

@@ -1,9 +1,9 @@
 //! Which ports our own sockets take.
 
-use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::fs;
+use std::io;
 use std::iter;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use crate::fds::OwnFd;
@@ -59,47 +59,6 @@ pub(crate) fn quiet_ports() -> impl Iterator<Item = u16> {
         .take(TRIES)
 }
 
-/// Whether anybody in this network namespace listens for TCP connections to `addr`.
-pub(crate) fn is_listened_on(addr: SocketAddr) -> bool {
-    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
-    tables.iter().any(|path| {
-        let Ok(table) = OwnFd::make(|| File::open(path)) else {
-            return false;
-        };
-        let listeners = BufReader::new(sys::Reading(&table)).lines().skip(1);
-        listeners
-            .map_while(|line| listener(&line.ok()?))
-            .any(|other| overlap(addr, other))
-    })
-}
-
-/// The address in a line of the kernel's table, if it is that of a listener; those come first.
-fn listener(line: &str) -> Option<SocketAddr> {
-    let mut fields = line.split_whitespace().skip(1);
-    let (ip, port) = fields.next()?.split_once(':')?;
-    if fields.nth(1)? != "0A" {
-        return None;
-    }
-    let word = |n: usize| u32::from_str_radix(ip.get(8 * n..8 * n + 8)?, 16).ok();
-    let ip = if ip.len() == 8 {
-        IpAddr::from(word(0)?.to_ne_bytes())
-    } else {
-        let words = [word(0)?, word(1)?, word(2)?, word(3)?];
-        let mut octets = [0; 16];
-        for (bytes, word) in octets.chunks_mut(4).zip(words) {
-            bytes.copy_from_slice(&word.to_ne_bytes());
-        }
-        IpAddr::from(octets)
-    };
-    let port = u16::from_str_radix(port, 16).ok()?;
-    Some(SocketAddr::new(ip.to_canonical(), port))
-}
-
-fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
-    let any = a.ip().is_unspecified() || b.ip().is_unspecified();
-    a.port() == b.port() && (any || a.ip().to_canonical() == b.ip())
-}
-
 fn parse(text: &str) -> Option<RangeInclusive<u16>> {
     let mut numbers = text.split_whitespace().map(str::parse);
     Some(numbers.next()?.ok()?..=numbers.next()?.ok()?)
@@ -125,7 +84,7 @@ fn draw(range: RangeInclusive<u16>) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::net::{TcpListener, UdpSocket};
+    use std::net::UdpSocket;
 
     use super::*;
 
@@ -140,22 +99,6 @@ mod tests {
             for _ in 0..100 {
                 assert!(range.contains(&draw(range.clone()).unwrap()));
             }
-        }
-    }
-
-    #[test]
-    fn a_listener_is_seen_while_there_is_one() {
-        for at in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"] {
-            // A host without IPv6.
-            let Ok(listener) = TcpListener::bind(at) else {
-                continue;
-            };
-            let addr = listener.local_addr().unwrap();
-            let copy = listener.try_clone().unwrap();
-            drop(listener);
-            assert!(is_listened_on(addr), "{addr}");
-            drop(copy);
-            assert!(!is_listened_on(addr), "{addr}");
         }
     }
 

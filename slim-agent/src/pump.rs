@@ -52,13 +52,16 @@ enum End {
 
 /// Replays, makes the connection the flow's transport, and ends; or keeps it until it is drained.
 pub(crate) async fn carry(mut link: Link, install: Install) {
-    install.io.prepare(link.fd.get_ref().as_fd());
     install.io.trim(install.peer_received);
     let mut progress = Progress {
         next: install.peer_received,
         left: install.expected,
     };
-    let end = match run(&mut link, &install, &mut progress).await {
+    let end = match install.io.prepare(link.fd.get_ref().as_fd()) {
+        Ok(()) => run(&mut link, &install, &mut progress).await,
+        Err(e) => failed(&link, &install, &e),
+    };
+    let end = match end {
         End::Done => {
             let (token, conn) = (install.token, link.conn);
             if link.shared.with(|d, _| d.may_go_live(token, conn)) {
@@ -94,12 +97,7 @@ async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End
         let moved = match step(link, install, progress) {
             Ok(_) if progress.next == install.sent => return End::Done,
             Ok(moved) => moved,
-            Err(e) => {
-                let errno = e.raw_os_error().unwrap_or(libc::ECONNRESET);
-                link.shared
-                    .with(|d, _| d.carrier_failed(install.token, errno));
-                return End::Stopped;
-            }
+            Err(e) => return failed(link, install, &e),
         };
         if moved {
             task::yield_now().await;
@@ -122,6 +120,14 @@ async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End
             },
         }
     }
+}
+
+/// The connection cannot be the flow's transport, or not for long.
+fn failed(link: &Link, install: &Install, e: &io::Error) -> End {
+    let errno = e.raw_os_error().unwrap_or(libc::ECONNRESET);
+    link.shared
+        .with(|d, _| d.carrier_failed(install.token, errno));
+    End::Stopped
 }
 
 /// Writes and reads as much as goes now, up to one turn. Whether anything moved.

@@ -6,6 +6,7 @@
 use std::io;
 use std::iter;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -179,8 +180,8 @@ fn incoming(fd: OwnFd, from: SocketAddr, shared: &Rc<Shared>) {
 /// Connects, and then converses.
 pub(crate) async fn outgoing(
     conn: ConnId,
-    local: Option<IpAddr>,
-    remote: SocketAddr,
+    io: Option<Arc<dyn FlowIo>>,
+    (local, remote): (Option<IpAddr>, SocketAddr),
     orders: Receiver<Order>,
     shared: Rc<Shared>,
 ) {
@@ -188,7 +189,9 @@ pub(crate) async fn outgoing(
     if orders.is_closed() {
         return;
     }
-    let connected = match connect(local, remote, &shared) {
+    let made = connect(io.as_deref(), local, remote, &shared);
+    drop(io);
+    let connected = match made {
         Ok(fd) => {
             let mut link = Link::new(conn, fd, orders, shared.clone());
             let outcome = link.established().await;
@@ -214,6 +217,7 @@ pub(crate) async fn outgoing(
 }
 
 fn connect(
+    io: Option<&dyn FlowIo>,
     local: Option<IpAddr>,
     remote: SocketAddr,
     shared: &Shared,
@@ -221,6 +225,9 @@ fn connect(
     let fd = stream(remote)?;
     if shared.is_starved() || !fds::are_left(&fd, FOR_ACCEPTING) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
+    }
+    if let Some(io) = io {
+        io.before_connect(fd.as_fd())?;
     }
     let socket = SockRef::from(&fd);
     if let Some(local) = local {

@@ -17,7 +17,10 @@ use crate::command::Receiver;
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::fds::OwnFd;
+use crate::memory;
+use crate::panic;
 use crate::sys;
+use crate::turn;
 
 /// A deadline that has passed already is looked at again after this long, should the endpoint not
 /// have moved it: a mistake there must not make the process spin.
@@ -36,6 +39,8 @@ pub(crate) struct Shared {
     starved: Cell<u32>,
     /// Tells them that one may be free.
     maybe_free: Notify,
+    /// The thread is to end.
+    retired: Cell<bool>,
     /// For reading during a replay; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
@@ -53,6 +58,7 @@ impl Shared {
             armed: Cell::new(None),
             starved: Cell::new(0),
             maybe_free: Notify::new(),
+            retired: Cell::new(false),
             scratch: RefCell::default(),
         }
     }
@@ -70,10 +76,14 @@ impl Shared {
         // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
         // called from inside (`Endpoint`, `FlowIo`) has this object.
         let mut driver = self.driver.borrow_mut();
+        turn::begin();
         self.take_commands(&mut driver);
         let now = driver.now();
         let result = f(&mut driver, now, self);
         driver.settle(self);
+        if driver.survivor.any_away() {
+            turn::want();
+        }
         self.arm(&driver);
         // The application's old transports are closed in there.
         self.descriptor_freed();
@@ -97,6 +107,17 @@ impl Shared {
         self.starved.set(self.starved.get() - 1);
     }
 
+    /// The thread is to end.
+    pub(crate) fn retire(&self) {
+        self.retired.set(true);
+        self.commands.get_ref().wake();
+    }
+
+    /// Whether it is.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.get()
+    }
+
     /// A descriptor was closed.
     pub(crate) fn descriptor_freed(&self) {
         if self.is_starved() {
@@ -109,7 +130,13 @@ impl Shared {
     /// the fault is not taken for one of a later transport.
     fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
         let mut taken = 0;
-        while let Some(command) = self.commands.get_ref().next() {
+        loop {
+            if memory::is_out() {
+                panic::give_up("no memory is left");
+            }
+            let Some(command) = self.commands.get_ref().next() else {
+                break;
+            };
             driver.command(driver.now(), command, self);
             driver.settle(self);
             taken += 1;
@@ -122,8 +149,8 @@ impl Shared {
     }
 
     /// The control sockets, when there is nothing to follow.
-    pub(crate) fn with_control(&self, f: impl FnOnce(&Control)) {
-        f(&self.driver.borrow().control);
+    pub(crate) fn with_control<R>(&self, f: impl FnOnce(&Control) -> R) -> R {
+        f(&self.driver.borrow().control)
     }
 
     pub(crate) fn commands(&self) -> &AsyncFd<Rc<Receiver>> {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::{self, MaybeUninit};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -11,7 +11,6 @@ use libc::c_int;
 use socket2::SockAddr;
 
 use crate::fds::OwnFd;
-use crate::numbers;
 
 /// A non-blocking counter that readers can sleep on.
 pub(crate) fn eventfd() -> io::Result<OwnFd> {
@@ -19,11 +18,12 @@ pub(crate) fn eventfd() -> io::Result<OwnFd> {
     own(|| unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
-/// Makes an eventfd readable. No cancellation point.
-pub(crate) fn eventfd_wake(fd: RawFd) {
+/// Makes an eventfd readable; false if somebody has closed it. No cancellation point.
+pub(crate) fn eventfd_wake(fd: RawFd) -> bool {
     let one: u64 = 1;
     // SAFETY: `one` is valid for reads of 8 bytes.
-    unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
+    let written = unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
+    written >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
 /// Sleeps while `*word == value`, for no longer than `limit`; may wake up for nothing. errno is not touched.
@@ -55,6 +55,17 @@ pub(crate) fn eventfd_clear(fd: RawFd) {
     let mut count: u64 = 0;
     // SAFETY: `count` is valid for writes of 8 bytes.
     unsafe { libc::read(fd, (&raw mut count).cast(), 8) };
+}
+
+/// Sleeps until a descriptor can be read.
+pub(crate) fn wait_readable(fd: RawFd) {
+    let mut entry = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&raw mut entry, 1, -1) };
 }
 
 /// A non-blocking alarm clock on `CLOCK_MONOTONIC`.
@@ -95,16 +106,16 @@ pub(crate) fn timerfd_set(fd: RawFd, delay: Option<Duration>) {
     unsafe { libc::timerfd_settime(fd, 0, &spec, std::ptr::null_mut()) };
 }
 
+/// A socket on which the kernel can be asked of links and addresses. What it tells comes before the question has been sent.
+pub(crate) fn route_socket() -> io::Result<OwnFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: no memory is passed.
+    own(|| unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_ROUTE) })
+}
+
 /// A socket that reports changes of links and addresses.
 pub(crate) fn rtnetlink_watch() -> io::Result<OwnFd> {
-    // SAFETY: no memory is passed.
-    let fd = own(|| unsafe {
-        libc::socket(
-            libc::AF_NETLINK,
-            libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-            libc::NETLINK_ROUTE,
-        )
-    })?;
+    let fd = route_socket()?;
     // SAFETY: all bytes zero is a valid `sockaddr_nl`.
     let mut addr: libc::sockaddr_nl = unsafe { mem::zeroed() };
     addr.nl_family = libc::AF_NETLINK as libc::sa_family_t;
@@ -123,6 +134,13 @@ pub(crate) fn rtnetlink_watch() -> io::Result<OwnFd> {
     } else {
         Ok(fd)
     }
+}
+
+/// A socket on which the kernel tells of others. What it tells comes before the question has been sent.
+pub(crate) fn sock_diag() -> io::Result<OwnFd> {
+    let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
+    // SAFETY: no memory is passed.
+    own(|| unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_SOCK_DIAG) })
 }
 
 /// Reads without blocking.
@@ -261,35 +279,16 @@ pub(crate) fn option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_int> 
     }
 }
 
-/// Addresses of this host that others can use to reach it: interfaces that are up, no loopback, no
-/// link-local ones (they mean nothing without an interface).
-pub(crate) fn own_addresses() -> io::Result<Vec<IpAddr>> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // It asks over a socket of its own.
-    // SAFETY: `list` is valid for writes.
-    if numbers::make(|| unsafe { libc::getifaddrs(&mut list) }) < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let mut found = Vec::new();
-    let mut at = list;
-    while !at.is_null() {
-        // SAFETY: `getifaddrs` made a list of valid entries, freed only below.
-        let entry = unsafe { &*at };
-        at = entry.ifa_next;
-        if entry.ifa_addr.is_null() || entry.ifa_flags & libc::IFF_UP as u32 == 0 {
-            continue;
-        }
-        // SAFETY: the address is valid for its family.
-        let ip = unsafe { ip_of(entry.ifa_addr) };
-        if let Some(ip) = ip.filter(is_reachable)
-            && !found.contains(&ip)
-        {
-            found.push(ip);
-        }
-    }
-    // SAFETY: `list` came from `getifaddrs` and is not used any more.
-    unsafe { libc::freeifaddrs(list) };
-    Ok(found)
+/// Waits until there is something to read, at most `limit`.
+pub(crate) fn readable_within(fd: RawFd, limit: Duration) -> bool {
+    let mut poll = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let millis = libc::c_int::try_from(limit.as_millis()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&mut poll, 1, millis) > 0 }
 }
 
 /// Our effective user.
@@ -335,6 +334,109 @@ pub(crate) fn stack_size(room: usize) -> usize {
     // SAFETY: all bytes zero is as good as any: the function does not look at it.
     let attr: libc::pthread_attr_t = unsafe { mem::zeroed() };
     room + least(&attr)
+}
+
+/// Whether the calling thread has a real-time policy.
+pub(crate) fn is_real_time() -> bool {
+    // SAFETY: no memory is passed.
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
+    let policy = policy & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
+    [libc::SCHED_FIFO, libc::SCHED_RR]
+        .map(libc::c_long::from)
+        .contains(&policy)
+}
+
+/// A thread with a real-time policy gets a priority above it, or the usual policy if that is refused.
+pub(crate) fn leave_real_time() {
+    if !is_real_time() {
+        return;
+    }
+    // SAFETY: all bytes zero is valid; the structure is valid for reads and writes in each call. The C library's functions
+    // mean the whole process or the calling thread, depending on the library: the system calls mean the thread.
+    unsafe {
+        let mut param: libc::sched_param = mem::zeroed();
+        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut param);
+        param.sched_priority = (param.sched_priority + 1).min(99);
+        let set = libc::SYS_sched_setscheduler;
+        if libc::syscall(set, 0, libc::SCHED_FIFO, &raw const param) != 0 {
+            param.sched_priority = 0;
+            libc::syscall(set, 0, libc::SCHED_OTHER, &raw const param);
+        }
+    }
+}
+
+/// The calling thread may run wherever the process's first thread may, and where it could itself.
+pub(crate) fn use_all_processors() {
+    /// Bits; more than any kernel is built for.
+    const WORDS: usize = 8192 / 64;
+    let (mut own, mut first) = ([0u64; WORDS], [0u64; WORDS]);
+    let size = mem::size_of_val(&own);
+    let pid = std::process::id();
+    // SAFETY: both are valid for writes and reads of their size.
+    unsafe {
+        let get = libc::SYS_sched_getaffinity;
+        let got = libc::syscall(get, 0, size, own.as_mut_ptr());
+        if got <= 0 || libc::syscall(get, pid, size, first.as_mut_ptr()) <= 0 {
+            return;
+        }
+        let both: [u64; WORDS] =
+            std::array::from_fn(|i| own.get(i).unwrap_or(&0) | first.get(i).unwrap_or(&0));
+        if both != own {
+            libc::syscall(libc::SYS_sched_setaffinity, 0, got as usize, both.as_ptr());
+        }
+    }
+}
+
+/// The calling thread's number.
+pub(crate) fn thread() -> c_int {
+    // SAFETY: no arguments.
+    unsafe { libc::syscall(libc::SYS_gettid) as c_int }
+}
+
+/// Whether this process has such a thread.
+pub(crate) fn is_thread(thread: c_int) -> bool {
+    // SAFETY: no memory is passed, and no signal is sent.
+    unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), thread, 0) == 0 }
+}
+
+/// How many threads this process has; the first one counts until the process has ended.
+pub(crate) fn threads() -> libc::nlink_t {
+    // SAFETY: all bytes zero is a valid `stat`.
+    let mut stat: libc::stat = unsafe { mem::zeroed() };
+    // SAFETY: a valid C string and a buffer for the answer.
+    let r = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut stat) };
+    if r < 0 {
+        libc::nlink_t::MAX
+    } else {
+        stat.st_nlink.saturating_sub(2)
+    }
+}
+
+/// Whether the process's first thread has ended, while others go on.
+pub(crate) fn first_has_ended() -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", std::process::id()));
+    // The name, which may be anything, is in brackets; the state follows.
+    stat.is_ok_and(|s| {
+        s.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" Z"))
+    })
+}
+
+/// Nanoseconds of the monotonic clock.
+pub(crate) fn now() -> u64 {
+    // SAFETY: all bytes zero is valid, and it is valid for a write.
+    let now = unsafe {
+        let mut now: libc::timespec = mem::zeroed();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now);
+        now
+    };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Sleeps. errno is not touched, and no signal's handler makes it longer.
+pub(crate) fn nap(time: Duration) {
+    futex_wait(&AtomicU32::new(0), 0, time);
 }
 
 /// Number of the network namespace, which makes hosts differ that share a kernel.
@@ -392,35 +494,6 @@ fn own(create: impl FnOnce() -> c_int) -> io::Result<OwnFd> {
     })
 }
 
-/// The IP address in a socket address.
-///
-/// # Safety
-/// `addr` must be valid for its family.
-unsafe fn ip_of(addr: *const libc::sockaddr) -> Option<IpAddr> {
-    // SAFETY: the caller's promise, checked by family.
-    unsafe {
-        match c_int::from((*addr).sa_family) {
-            libc::AF_INET => {
-                let addr = addr.cast::<libc::sockaddr_in>().read_unaligned();
-                Some(IpAddr::from(addr.sin_addr.s_addr.to_ne_bytes()))
-            }
-            libc::AF_INET6 => {
-                let addr = addr.cast::<libc::sockaddr_in6>().read_unaligned();
-                Some(IpAddr::from(addr.sin6_addr.s6_addr))
-            }
-            _ => None,
-        }
-    }
-}
-
-fn is_reachable(ip: &IpAddr) -> bool {
-    let link_local = match ip {
-        IpAddr::V4(ip) => ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_unicast_link_local(),
-    };
-    !(ip.is_loopback() || ip.is_unspecified() || link_local)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -442,19 +515,5 @@ mod tests {
         timerfd_set(fd.raw(), Some(Duration::from_millis(20)));
         timerfd_set(fd.raw(), None);
         assert_eq!(ready(50), 0);
-    }
-
-    #[test]
-    fn only_addresses_that_others_can_use_are_announced() {
-        for (ip, usable) in [
-            ("127.0.0.1", false),
-            ("169.254.1.1", false),
-            ("::1", false),
-            ("fe80::1", false),
-            ("10.0.0.1", true),
-            ("2001:db8::1", true),
-        ] {
-            assert_eq!(is_reachable(&ip.parse().unwrap()), usable, "{ip}");
-        }
     }
 }

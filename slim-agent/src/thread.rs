@@ -2,17 +2,19 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use slim_core::config::{Config, Policy};
 use tokio::io::Interest;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
-use crate::agent::{Elsewhere, Listeners, as_agent, during};
+use crate::agent::{Elsewhere, Listeners, as_agent, be_agent_thread, during};
 use crate::command::Receiver;
-use crate::control::OwnSockets;
+use crate::control::{Control, OwnSockets};
 use crate::driver::Driver;
 use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
@@ -21,11 +23,30 @@ use crate::panic::Survivor;
 use crate::resume_io::{self, ResumeListeners};
 use crate::shared::Shared;
 use crate::sys;
+use crate::turn;
 
 /// Besides what the C library needs. Address space, not memory: pages are touched as needed.
 const STACK: usize = 512 * 1024;
 /// Tasks run between two looks at the sockets. Low, so that a flood on one does not delay the rest.
 const TASKS_PER_LOOK: u32 = 8;
+
+/// The thread's number, from when it runs.
+static THREAD: AtomicI32 = AtomicI32::new(0);
+
+/// Waits until the thread is gone, after it was told to retire. Whether it is.
+pub(crate) fn wait_for_end(limit: Duration) -> bool {
+    let begun = Instant::now();
+    let thread = THREAD.load(Ordering::Acquire);
+    loop {
+        if !sys::is_thread(thread) {
+            return true;
+        }
+        if begun.elapsed() > limit {
+            return false;
+        }
+        sys::nap(Duration::from_micros(200));
+    }
+}
 
 /// Everything that can fail for want of resources is created in the caller, or reported to it.
 struct Parts {
@@ -70,6 +91,9 @@ pub(crate) fn start(
 }
 
 fn run(parts: Parts, commands: Receiver, report: &mpsc::SyncSender<io::Result<()>>) {
+    be_agent_thread();
+    THREAD.store(sys::thread(), Ordering::Release);
+    turn::take_own();
     let commands = Rc::new(commands);
     let survivor = Survivor::prepare(
         commands.clone(),
@@ -135,6 +159,10 @@ async fn obey(shared: Rc<Shared>) {
         guard.clear_ready();
         drop(guard);
         shared.with(|_, _| ());
+        if shared.is_retired() {
+            // What is not closed with the tasks is of no use to anybody.
+            return fds::shut_watched();
+        }
     }
 }
 
@@ -145,6 +173,10 @@ async fn keep_time(shared: Rc<Shared>) {
         guard.clear_ready();
         drop(guard);
         shared.alarm_fired();
+        // This thread may have had no turn since long before the deadline. What came until then was in time.
+        for socket in shared.with_control(Control::all) {
+            socket.receive_waiting(&shared);
+        }
         shared.with(|d, now| d.on_time(now));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::RawFd;
 
 use libc::{c_int, c_void, cmsghdr, msghdr};
@@ -19,8 +19,8 @@ struct Control([u8; CONTROL_LEN]);
 pub(crate) struct Datagram {
     pub(crate) len: usize,
     pub(crate) from: SocketAddr,
-    /// Address of ours that it was sent to, if the kernel told.
-    pub(crate) to: Option<IpAddr>,
+    /// Address of ours that it was sent to, without the port, if the kernel told.
+    pub(crate) to: Option<SocketAddr>,
 }
 
 /// Receives a datagram and the address it was sent to, without blocking.
@@ -33,12 +33,15 @@ pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
         each_cmsg(&header, |level, kind, data| match (level, kind) {
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 if let Some(info) = read::<libc::in_pktinfo>(data) {
-                    to = Some(IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                    let ip = IpAddr::from(info.ipi_addr.s_addr.to_ne_bytes());
+                    to = Some(SocketAddr::new(ip, 0));
                 }
             }
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 if let Some(info) = read::<libc::in6_pktinfo>(data) {
-                    to = Some(IpAddr::from(info.ipi6_addr.s6_addr));
+                    let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
+                    // What is valid on one link only came by that.
+                    to = Some(SocketAddrV6::new(ip, 0, 0, info.ipi6_ifindex).into());
                 }
             }
             _ => {}
@@ -80,7 +83,7 @@ pub(crate) fn send_datagram(
     fd: RawFd,
     data: &[u8],
     to: SocketAddr,
-    source: Option<IpAddr>,
+    source: Option<SocketAddr>,
 ) -> io::Result<()> {
     let to = SockAddr::from(to);
     let mut control = Control([0; CONTROL_LEN]);
@@ -95,7 +98,8 @@ pub(crate) fn send_datagram(
     header.msg_iov = &mut iov;
     header.msg_iovlen = 1;
     match source {
-        Some(IpAddr::V4(ip)) => {
+        Some(SocketAddr::V4(source)) => {
+            let ip = source.ip();
             let info = libc::in_pktinfo {
                 ipi_ifindex: 0,
                 ipi_spec_dst: libc::in_addr {
@@ -111,12 +115,12 @@ pub(crate) fn send_datagram(
                 &info,
             );
         }
-        Some(IpAddr::V6(ip)) => {
+        Some(SocketAddr::V6(source)) => {
             let info = libc::in6_pktinfo {
                 ipi6_addr: libc::in6_addr {
-                    s6_addr: ip.octets(),
+                    s6_addr: source.ip().octets(),
                 },
-                ipi6_ifindex: 0,
+                ipi6_ifindex: source.scope_id(),
             };
             attach(
                 &mut header,
@@ -229,14 +233,6 @@ fn attach<T: Copy>(
         (*cmsg).cmsg_type = kind;
         (*cmsg).cmsg_len = len as _;
         libc::CMSG_DATA(cmsg).cast::<T>().write_unaligned(*info);
-    }
-}
-
-/// `addr` as an IPv6 socket wants it.
-pub(crate) fn mapped(ip: IpAddr) -> Ipv6Addr {
-    match ip {
-        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-        IpAddr::V6(ip) => ip,
     }
 }
 

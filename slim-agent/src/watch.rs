@@ -4,23 +4,28 @@
 //!   trims their replay buffers; none is left, and nobody wakes the process any more. Those that a
 //!   look finds dirty still are *slow*: only of these it is remembered how they get on.
 //! * *suspending*: a data call was still inside when the flow was suspended.
-//! * *lingering*: closed by the application, not yet delivered.
+//! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has done that.
+//! * *lingering*: closed by the application, not yet delivered ([`linger`](crate::linger)).
 //! * *unlistened*: control sockets whose listener is gone, but which are still needed.
 //! * *exiting*: threads that wait for the above before the process ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
 use std::net::SocketAddr;
-use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+use slim_core::config::Config;
 use slim_core::endpoint::State;
 use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 
+use crate::done::Done;
 use crate::driver::{Driver, Notice};
 use crate::events;
+use crate::linger::Linger;
 
 const SWEEP: Duration = Duration::from_secs(1);
+/// How often what is too old is looked for, while something happens.
+const TIDY: Duration = Duration::from_secs(60);
 /// When a closed listener's control socket that is still needed is looked at again.
 const UNLISTENED_FIRST: Duration = Duration::from_millis(50);
 const UNLISTENED_LAST: Duration = Duration::from_secs(60);
@@ -29,8 +34,10 @@ const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
 const IDLE_POLL: Duration = Duration::from_micros(200);
 const IDLE_WARN: Duration = Duration::from_secs(2);
 const IDLE_GIVE_UP: Duration = Duration::from_secs(10);
-const LINGER_FIRST: Duration = Duration::from_millis(10);
-const LINGER_LAST: Duration = Duration::from_secs(1);
+/// How often it is looked whether the peer's kernel has answered, which it is asked a second after it was last heard;
+/// and for how long.
+const VERIFY_POLL: Duration = Duration::from_millis(100);
+const VERIFY_LIMIT: Duration = Duration::from_millis(1400);
 /// A segment lost once is nothing: the kernel must have tried this often before it is a stall.
 const STALL_RETRANSMITS: u32 = 2;
 
@@ -40,11 +47,14 @@ pub(crate) struct Watch {
     dirty: Vec<FlowToken>,
     slow: BTreeMap<FlowToken, Progress>,
     suspending: HashMap<FlowToken, Suspending>,
-    lingering: HashMap<FlowToken, Lingering>,
+    /// Since when.
+    verifying: HashMap<FlowToken, Time>,
+    pub(crate) linger: Linger,
     /// Looks at single flows. An entry that its flow's table does not know of means nothing.
     agenda: BTreeSet<(Time, FlowToken)>,
     sweep_at: Option<Time>,
-    exiting: Vec<(Time, SyncSender<()>)>,
+    tidy_at: Option<Time>,
+    exiting: Vec<(Time, Done)>,
     /// Control sockets that outlive their listeners, and how long they had been let alone.
     unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
@@ -58,29 +68,25 @@ struct Progress {
     since: Option<Time>,
 }
 
-struct Lingering {
-    /// When it is looked at next, and how long after that again.
-    at: Time,
-    wait: Duration,
-}
-
 struct Suspending {
     since: Time,
     warned: bool,
 }
 
 impl Watch {
-    pub(crate) fn new(stall: Duration) -> Self {
+    pub(crate) fn new(config: &Config) -> Self {
         Watch {
             dirty: Vec::new(),
             slow: BTreeMap::new(),
             suspending: HashMap::new(),
-            lingering: HashMap::new(),
+            verifying: HashMap::new(),
+            linger: Linger::new(config),
             agenda: BTreeSet::new(),
             sweep_at: None,
+            tidy_at: None,
             exiting: Vec::new(),
             unlistened: HashMap::new(),
-            stall,
+            stall: config.stall,
         }
     }
 
@@ -89,7 +95,7 @@ impl Watch {
         let look = self.agenda.first().map(|(at, _)| *at);
         let exit = self.exiting.iter().map(|(at, _)| *at).min();
         let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
-        [look, exit, unlistened, self.sweep_at]
+        [look, exit, unlistened, self.sweep_at, self.tidy_at]
             .into_iter()
             .flatten()
             .min()
@@ -98,6 +104,11 @@ impl Watch {
     pub(crate) fn dirty(&mut self, now: Time, token: FlowToken) {
         self.dirty.push(token);
         self.sweep_at.get_or_insert(now + self.interval());
+    }
+
+    /// Something has happened that is remembered for a while.
+    pub(crate) fn tidy_later(&mut self, now: Time) {
+        self.tidy_at.get_or_insert(now + TIDY);
     }
 
     pub(crate) fn suspending(&mut self, now: Time, token: FlowToken) {
@@ -111,11 +122,16 @@ impl Watch {
         self.agenda.insert((now + IDLE_POLL, token));
     }
 
+    /// Looks at the flow at this time.
+    pub(crate) fn look(&mut self, at: Time, token: FlowToken) {
+        self.agenda.insert((at, token));
+    }
+
     pub(crate) fn stop_suspending(&mut self, token: FlowToken) {
         self.suspending.remove(&token);
     }
 
-    pub(crate) fn exiting(&mut self, until: Time, done: SyncSender<()>) {
+    pub(crate) fn exiting(&mut self, until: Time, done: Done) {
         self.exiting.push((until, done));
     }
 
@@ -137,7 +153,8 @@ impl Watch {
     pub(crate) fn forget(&mut self, token: FlowToken) {
         self.slow.remove(&token);
         self.suspending.remove(&token);
-        self.lingering.remove(&token);
+        self.verifying.remove(&token);
+        self.linger.forget(token);
     }
 
     fn interval(&self) -> Duration {
@@ -159,6 +176,10 @@ impl Driver {
         if self.watch.sweep_at.is_some_and(|at| at <= now) {
             self.sweep(now);
         }
+        if self.watch.tidy_at.is_some_and(|at| at <= now) {
+            let again = self.tidy(now);
+            self.watch.tidy_at = again.then(|| now + TIDY);
+        }
         let unlistened = self.watch.unlistened.iter();
         let due = unlistened.filter(|(_, (at, _))| *at <= now);
         for addr in due.map(|(addr, _)| *addr).collect::<Vec<_>>() {
@@ -168,40 +189,11 @@ impl Driver {
             self.watch.agenda.remove(&(at, token));
             if self.watch.suspending.contains_key(&token) {
                 self.poll_idle(now, token);
-            } else if self.watch.lingering.get(&token).is_some_and(|l| l.at == at) {
+            } else if self.watch.verifying.contains_key(&token) {
+                self.poll_verified(now, token);
+            } else if self.watch.linger.is_due(at, token) {
                 self.poll_linger(now, token);
             }
-        }
-    }
-
-    /// The application has closed the flow: it stays until what it sent is delivered.
-    pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
-        if self.survivor.has(token) {
-            let wait = LINGER_FIRST;
-            self.watch
-                .lingering
-                .insert(token, Lingering { at: now, wait });
-            self.poll_linger(now, token);
-        }
-    }
-
-    /// Something has happened to the flow: if it lingers, the end may be near.
-    pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
-        if let Some(lingering) = self.watch.lingering.get_mut(&token) {
-            *lingering = Lingering {
-                at: now,
-                wait: LINGER_FIRST,
-            };
-            self.watch.agenda.insert((now, token));
-        }
-    }
-
-    /// The process is about to end: a flow whose last bytes are held up by a transport that died unnoticed must be
-    /// found now.
-    pub(crate) fn look_at_lingering(&mut self, now: Time) {
-        let all: Vec<FlowToken> = self.watch.lingering.keys().copied().collect();
-        for token in all {
-            self.poll_linger(now, token);
         }
     }
 
@@ -211,9 +203,9 @@ impl Driver {
             return;
         }
         let now = self.now();
-        let undelivered = self.watch.lingering.keys().any(|token| {
+        let undelivered = self.watch.linger.tokens().any(|token| {
             matches!(
-                self.endpoint.state(*token),
+                self.endpoint.state(token),
                 Some(State::Suspended | State::Resuming)
             )
         });
@@ -222,7 +214,7 @@ impl Driver {
             if !wait {
                 events::write_out();
                 // The thread may have given up by itself.
-                let _ = done.try_send(());
+                done.tell();
             }
             wait
         });
@@ -254,6 +246,7 @@ impl Driver {
             self.notices
                 .push_back(Notice::Finish(token, sent, FinHow::Reset));
             io.escalate(Verdict::Errno(libc::ETIMEDOUT));
+            self.let_go(token);
             return;
         }
         if waited >= IDLE_WARN && !wait.warned {
@@ -264,18 +257,35 @@ impl Driver {
         self.watch.agenda.insert((now + IDLE_POLL, token));
     }
 
-    fn poll_linger(&mut self, now: Time, token: FlowToken) {
-        let Some(io) = self.survivor.io(token) else {
-            self.watch.lingering.remove(&token);
+    /// Carries out `Verify`.
+    pub(crate) fn verify(&mut self, token: FlowToken) {
+        let now = self.now();
+        if let Some(io) = self.survivor.io(token) {
+            io.ask_kernel(true);
+            self.watch.verifying.insert(token, now);
+            self.watch.agenda.insert((now + VERIFY_POLL, token));
+        }
+    }
+
+    fn poll_verified(&mut self, now: Time, token: FlowToken) {
+        let begun = self.watch.verifying.get(&token).copied();
+        let (Some(begun), Some(io)) = (begun, self.survivor.io(token)) else {
+            self.watch.verifying.remove(&token);
             return;
         };
-        if io.lingering_delivered() {
-            self.notices.push_back(Notice::Gone(token));
-        } else if let Some(lingering) = self.watch.lingering.get_mut(&token) {
-            lingering.at = now + lingering.wait;
-            lingering.wait = (lingering.wait * 2).min(LINGER_LAST);
-            self.watch.agenda.insert((lingering.at, token));
+        let since = now.since(begun);
+        let ended = io.kernel_answered(since);
+        let away = matches!(
+            self.endpoint.state(token),
+            Some(State::Suspended | State::Resuming)
+        );
+        if away && !ended && since < VERIFY_LIMIT {
+            self.watch.agenda.insert((now + VERIFY_POLL, token));
+            return;
         }
+        self.watch.verifying.remove(&token);
+        io.ask_kernel(false);
+        self.notices.push_back(Notice::Verified(token, ended));
     }
 
     /// Probes all dirty flows.

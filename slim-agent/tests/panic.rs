@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, Server, Stream};
-use slim_agent::{Agent, Drained, FlowIo, Probe};
+use slim_agent::{Agent, Drained, FlowIo, Owed, Probe};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
 
@@ -48,7 +48,12 @@ impl FlowIo for Mistake {
     fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         from
     }
-    fn prepare(&self, _: BorrowedFd<'_>) {}
+    fn before_connect(&self, _: BorrowedFd<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
+    fn prepare(&self, _: BorrowedFd<'_>) -> std::io::Result<()> {
+        Ok(())
+    }
     fn install(&self, _: OwnedFd) {}
     fn reinstate(&self, _: bool) {}
     fn peer_final(&self, _: u64) {}
@@ -59,8 +64,8 @@ impl FlowIo for Mistake {
     fn local_final(&self) -> Option<u64> {
         None
     }
-    fn lingering_delivered(&self) -> bool {
-        true
+    fn owed(&self) -> Option<Owed> {
+        None
     }
 }
 

@@ -121,9 +121,12 @@ fn different_job_keys_mean_plain_tcp() {
     let short = ("SLIM_HELLO_TIMEOUT", "0.5");
     let keyless: &[_] = &[short];
     for (ours, theirs) in [
-        (&[key("one"), short][..], &[key("another"), short][..]),
-        (&[key("one"), short], keyless),
-        (keyless, &[key("one"), short]),
+        (
+            &[key("one job's own key"), short][..],
+            &[key("another job's key"), short][..],
+        ),
+        (&[key("one job's own key"), short], keyless),
+        (keyless, &[key("one job's own key"), short]),
     ] {
         let client = Agent::start(config(ours)).unwrap();
         let server = Server::start(config(theirs));
@@ -144,7 +147,7 @@ fn different_job_keys_mean_plain_tcp() {
             s.legacy == Some(true)
         });
     }
-    let same = config(&[key("one"), ("SLIM", "required")]);
+    let same = config(&[key("one job's own key"), ("SLIM", "required")]);
     let server = Server::start(same.clone());
     let (near, far) = server.pair(&Agent::start(same).unwrap());
     near.wait_live();

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::env;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use slim_core::config::{Config, LAB_PREFIX, TOOL_VARIABLES};
@@ -67,9 +68,18 @@ impl Settings {
     pub fn checked(self) -> Result<(Self, Config), Failure> {
         let (mut config, mut problems) = Config::from_vars(self.0.clone());
         if let Some(path) = config.job_key_file.clone() {
-            let contents = std::fs::read(path).map_err(|e| e.to_string());
-            let read = config.set_job_key(contents.as_deref().map_err(|e| &**e));
-            problems.extend(read.err());
+            let read = std::fs::read(&path).and_then(|bytes| {
+                let about = std::fs::metadata(&path)?;
+                let mode = if about.is_file() {
+                    about.mode() & 0o777
+                } else {
+                    0
+                };
+                Ok((bytes, mode))
+            });
+            let file = read.map_err(|e| e.to_string());
+            let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+            problems.extend(config.set_job_key(file.map_err(|e| &**e)).err());
         }
         let mut lines: Vec<String> = problems.iter().map(|p| p.mistake().to_owned()).collect();
         if let Some(path) = &config.events

@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
 use common::{Scratch, assert_refused, output, slim};
 
 const HYDRA: &str = "echo 'HYDRA build details:'; echo '    Version: 4.0.2'";
@@ -221,6 +224,12 @@ fn bad_input_is_refused_in_one_line() {
             &["SLIM_JOB_KEY_FILE", "no job key"],
         );
     }
+    let key = scratch.write("key", "0123456789abcdef");
+    fs::set_permissions(&key, Permissions::from_mode(0o640)).unwrap();
+    assert_refused(
+        run().env("SLIM_JOB_KEY_FILE", &key).arg("true"),
+        &["SLIM_JOB_KEY_FILE", "no job key", "chmod 600"],
+    );
     for args in [&["--no-such-option", "--", "true"][..], &["-x", "true"]] {
         let (status, _, err) = output(run().args(args));
         assert_eq!(status, 2, "{err}");
@@ -250,7 +259,10 @@ fn bad_input_is_refused_in_one_line() {
     );
     let mpirun = mpirun(&scratch, "4.1.4");
     assert_refused(
-        run().env("SLIM_JOB_KEY", "secret").arg(&mpirun).arg("prog"),
+        run()
+            .env("SLIM_JOB_KEY", "0123456789abcdef")
+            .arg(&mpirun)
+            .arg("prog"),
         &["SLIM_JOB_KEY_FILE", "process list"],
     );
 }

@@ -430,6 +430,10 @@ impl World {
                 self.nodes[n].endpoint.handle_suspended(now, token);
                 cost::OTHER
             }
+            Action::Verify { token } => {
+                self.nodes[n].endpoint.handle_verified(now, token, false);
+                cost::OTHER
+            }
             Action::Drain { token } => {
                 self.nodes[n].endpoint.handle_drained(now, token, 0, 0);
                 cost::OTHER

@@ -17,9 +17,11 @@ use hmac::{Hmac, KeyInit, Mac as _};
 use sha2::Sha256;
 
 use crate::ids::{EndpointId, FlowId, Nonce, Role};
-use crate::wire::{self, MAC_LEN, Mac, Message, Parsed, layout::header};
+use crate::wire::{self, Hello, MAC_LEN, Mac, Message, Parsed, layout::header};
 
 const FLOW_KEY_LABEL: &[u8] = b"slim flow key v1";
+const HOST_LABEL: &[u8] = b"slim host id v1";
+const ANSWER_LABEL: &[u8] = b"slim answer v1";
 const FLOW_MAC_LABEL: &[u8] = b"slim flow mac v1";
 const JOB_MAC_LABEL: &[u8] = b"slim job mac v1";
 
@@ -163,6 +165,29 @@ impl fmt::Debug for FlowKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("FlowKey(..)")
     }
+}
+
+/// Names a host: the same for all that know its `boot` id, which changes with every start of the kernel and is
+/// not to be had from the name; different in each `place`, which tells parts of one host apart.
+pub fn host_id(boot: &[u8], place: &[&[u8]]) -> [u8; 16] {
+    let mut hmac = keyed(boot);
+    hmac.update(HOST_LABEL);
+    for part in place {
+        hmac.update(&(part.len() as u64).to_be_bytes());
+        hmac.update(part);
+    }
+    truncated(hmac)
+}
+
+/// The acceptor's part of a flow key. It follows from `secret`, which the acceptor tells nobody, and all
+/// that HELLO says: one that was forgotten gets the same answer when it comes again, and an answer
+/// that was given for one connection is worth nothing for another.
+pub(crate) fn answer_random(secret: &[u8; 32], hello: &Hello) -> [u8; 32] {
+    let said = wire::encode(&Message::Hello(*hello), |_| NO_MAC);
+    let mut hmac = keyed(secret);
+    hmac.update(ANSWER_LABEL);
+    hmac.update(&said);
+    hmac.finalize().into_bytes().into()
 }
 
 /// The bytes of a `message` for which no flow key exists: authenticated with the job key, or with

@@ -16,6 +16,7 @@
 //! | [`auth`] | job key, flow keys, message authentication codes |
 //! | [`replay`] | copy of the bytes sent that the peer is not yet known to hold |
 //! | [`stash`] | bytes taken out of a dead transport that the application has not read yet |
+//! | [`memory`] | requests for memory that may be refused |
 //! | [`gate`] | lets data calls in, and keeps them out while a flow is suspended |
 //! | [`config`] | what the user asked for, checked once |
 //! | [`event`] | what happened to a flow, for people and programs |
@@ -53,17 +54,20 @@
 
 #![forbid(unsafe_code)]
 
+mod addr;
 pub mod auth;
 pub mod config;
 pub mod endpoint;
 pub mod event;
 pub mod gate;
 pub mod ids;
+pub mod memory;
 pub mod replay;
 pub mod stash;
 mod sync;
 pub mod wire;
 
+pub use addr::canonical;
 pub use ids::{
     Cause, ConnId, Counted, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time, Verdict,
 };

@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::memory::{self, OutOfMemory};
+
 /// A byte queue. Empty nearly always, and then it holds no memory.
 ///
 /// What the kernel of a dead connection still holds is moved here, so that the number of bytes
@@ -31,20 +33,38 @@ impl Stash {
     }
 
     /// Appends.
-    pub fn push(&mut self, data: impl AsRef<[u8]>) {
+    ///
+    /// # Errors
+    /// There is no memory for that; nothing is appended then.
+    pub fn push(&mut self, data: impl AsRef<[u8]>) -> Result<(), OutOfMemory> {
         let data = data.as_ref();
-        if !data.is_empty() {
-            self.bytes.get_or_insert_default().extend(data);
+        if data.is_empty() {
+            return Ok(());
         }
+        let bytes = self.bytes.get_or_insert_default();
+        if bytes.capacity() - bytes.len() < data.len() {
+            // Twice as much each time, if that is to be had.
+            memory::reserve_in_queue(bytes, data.len().max(bytes.len()))
+                .or_else(|_| memory::reserve_in_queue(bytes, data.len()))
+                .inspect_err(|_| self.consume(0))?;
+        }
+        if let Some(bytes) = &mut self.bytes {
+            bytes.extend(data);
+        }
+        Ok(())
     }
 
-    /// Copies the first bytes into `out` without taking them, as `MSG_PEEK` does; says how many.
-    pub fn peek(&self, out: &mut [u8]) -> usize {
+    /// Copies bytes from the `from`th on into `out` without taking them, as `MSG_PEEK` does; says how many.
+    pub fn peek(&self, from: usize, out: &mut [u8]) -> usize {
         let Some(bytes) = &self.bytes else {
             return 0;
         };
-        let n = out.len().min(bytes.len());
         let (front, back) = bytes.as_slices();
+        let front = &front[from.min(front.len())..];
+        let back = &back[from
+            .saturating_sub(bytes.len() - back.len())
+            .min(back.len())..];
+        let n = out.len().min(front.len() + back.len());
         let from_front = n.min(front.len());
         out[..from_front].copy_from_slice(&front[..from_front]);
         out[from_front..n].copy_from_slice(&back[..n - from_front]);
@@ -53,7 +73,7 @@ impl Stash {
 
     /// Takes the first bytes into `out`; says how many.
     pub fn read(&mut self, out: &mut [u8]) -> usize {
-        let n = self.peek(out);
+        let n = self.peek(0, out);
         self.consume(n);
         n
     }
@@ -79,7 +99,8 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Push(Vec<u8>),
-        Peek(usize),
+        /// From the first number on.
+        Peek(usize, usize),
         Read(usize),
         Consume(usize),
     }
@@ -87,7 +108,7 @@ mod tests {
     fn op() -> impl Strategy<Value = Op> {
         prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..50).prop_map(Op::Push),
-            (0..60usize).prop_map(Op::Peek),
+            (0..60usize, 0..60usize).prop_map(|(from, n)| Op::Peek(from, n)),
             (0..60usize).prop_map(Op::Read),
             (0..60usize).prop_map(Op::Consume),
         ]
@@ -101,14 +122,15 @@ mod tests {
             for op in ops {
                 match op {
                     Op::Push(data) => {
-                        stash.push(&data);
+                        stash.push(&data).unwrap();
                         model.extend(&data);
                     }
-                    Op::Peek(n) => {
+                    Op::Peek(from, n) => {
                         let mut out = vec![0; n];
-                        let got = stash.peek(&mut out);
-                        prop_assert_eq!(got, n.min(model.len()));
-                        prop_assert_eq!(&out[..got], &model[..got]);
+                        let got = stash.peek(from, &mut out);
+                        let rest = model.get(from..).unwrap_or_default();
+                        prop_assert_eq!(got, n.min(rest.len()));
+                        prop_assert_eq!(&out[..got], &rest[..got]);
                     }
                     Op::Read(n) => {
                         let mut out = vec![0; n];
@@ -130,7 +152,7 @@ mod tests {
     #[test]
     fn keeps_no_memory_when_empty() {
         let mut stash = Stash::new();
-        stash.push(vec![1; 1 << 20]);
+        stash.push(vec![1; 1 << 20]).unwrap();
         stash.consume(1 << 20);
         assert!(stash.bytes.is_none());
     }

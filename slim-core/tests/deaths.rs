@@ -182,6 +182,7 @@ impl World {
                 }
             }
             Action::Suspend { token } => self.us.handle_suspended(now, token),
+            Action::Verify { token } => self.us.handle_verified(now, token, false),
             Action::Drain { token } => self.us.handle_drained(now, token, 0, 0),
             Action::Reinstate { token }
             | Action::Legacy { token, .. }

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use slim_core::wire::{
     self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
-    HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Query, Refuse,
-    RefuseReason, Resume, ResumeOk, Status, Unknown, VERSION,
+    HelloDone, HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Query,
+    Refuse, RefuseReason, Resume, ResumeOk, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -62,7 +62,7 @@ fn corpus() -> Vec<Vec<u8>> {
     let mut messages = Vec::new();
     for (a, b, addrs) in [(v4, v6, &many[..]), (v6, v4, &many[..1]), (v4, v4, &[])] {
         let addrs = AddrList::new(addrs.iter().copied());
-        messages.push(Message::Hello(Hello {
+        let hello = Hello {
             flow,
             connector: a,
             acceptor: b,
@@ -72,7 +72,9 @@ fn corpus() -> Vec<Vec<u8>> {
             resume_port: 7000,
             control_port: 7001,
             addrs,
-        }));
+        };
+        messages.push(Message::Hello(hello));
+        messages.push(Message::HelloDone(HelloDone(hello)));
         messages.push(Message::HelloAck(HelloAck {
             flow,
             endpoint,

@@ -36,7 +36,7 @@ fn rows(text: &str) -> Vec<(usize, usize, &str)> {
 /// The code's offsets of every field of a kind, its authentication code last.
 fn offsets(kind: Kind) -> Vec<usize> {
     match kind {
-        Kind::Hello => vec![
+        Kind::Hello | Kind::HelloDone => vec![
             hello::FLOW,
             hello::CONNECTOR,
             hello::ACCEPTOR,
@@ -174,6 +174,7 @@ fn sections_that_the_code_names_exist() {
 #[test]
 fn numbers_in_the_text_are_those_of_the_code() {
     const NEGOTIATE: &str = include_str!("../src/endpoint/negotiate.rs");
+    const CANDIDATES: &str = include_str!("../src/endpoint/candidates.rs");
     const PENDING: &str = include_str!("../src/endpoint/pending.rs");
     const REFUSALS: &str = include_str!("../src/endpoint/refusals.rs");
     const INQUIRY: &str = include_str!("../src/endpoint/inquiry.rs");
@@ -204,14 +205,34 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "at most half a second for the answer",
         ),
         (
+            NEGOTIATE,
+            "WAIT_LIFE: Duration = Duration::from_secs(300)",
+            "asks once in 1 to 1.5 s, for five minutes",
+        ),
+        (
             PENDING,
             "PENDING: usize = 4096",
-            "keeps the HELLO (at most 4096, for 60 s each)",
+            "keeps the HELLO (for at most 4096 connections, 4 for each, for 60 s)",
+        ),
+        (
+            CANDIDATES,
+            "CANDIDATES: usize = 4",
+            "4 of a connection, of which",
+        ),
+        (
+            CANDIDATES,
+            "PATIENCE: Duration = Duration::from_millis(200)",
+            "heard nothing from a candidate after 200 ms",
+        ),
+        (
+            CANDIDATES,
+            "QUERIES: u32 = 5",
+            "asks it by QUERY, up to five times",
         ),
         (
             PENDING,
             "PENDING_AGE: Duration = Duration::from_secs(60)",
-            "keeps the HELLO (at most 4096, for 60 s each)",
+            "keeps the HELLO (for at most 4096 connections, 4 for each, for 60 s)",
         ),
         (
             REFUSALS,

@@ -9,7 +9,9 @@
 //!
 //! * what an application has read is a prefix of what the other one wrote;
 //! * an end of stream comes where the other one ended, nowhere else;
-//! * nothing hangs once the network is well again, and without a crash nothing is given up.
+//! * nothing hangs once the network is well again, and without a crash nothing is given up;
+//! * what somebody sends who cannot read makes no connection plain TCP;
+//! * nothing is left of flows that are over, after some minutes.
 //!
 //! `SLIM_SIM_SEEDS` says how many seeds are run, `SLIM_SIM_SEED` runs one of them and
 //! tells what happens.
@@ -86,9 +88,9 @@ fn every_schedule_is_byte_exact_and_ends() {
     );
 }
 
-/// Bytes are lost or wrong, as opposed to a flow that only does not get on.
+/// Bytes are lost or wrong, or a session was prevented, as opposed to a flow that only does not get on.
 fn is_loss(problem: &str) -> bool {
-    ["is forgotten", "ends at", "byte"]
+    ["is forgotten", "ends at", "byte", "made plain"]
         .iter()
         .any(|sign| problem.contains(sign))
 }
@@ -115,4 +117,9 @@ fn trimming_while_suspended_is_noticed() {
 #[test]
 fn dropping_a_connection_that_may_hold_confirm_is_noticed() {
     is_found(Mutation::DropAwaiting);
+}
+
+#[test]
+fn an_attacker_who_reads_along_is_noticed() {
+    is_found(Mutation::ReadsAlong);
 }

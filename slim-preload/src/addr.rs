@@ -111,6 +111,14 @@ pub enum Name {
 }
 
 impl Name {
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        match self {
+            Name::V4(..) => size_of::<libc::sockaddr_in>(),
+            Name::V6(_) => size_of::<libc::sockaddr_in6>(),
+        }
+    }
+
     /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the
     /// full length told.
     ///
@@ -142,8 +150,8 @@ unsafe fn give<A>(whole: &A, addr: *mut libc::sockaddr, len: *mut libc::socklen_
     }
     // SAFETY: the caller's contract: `len` says how much room `addr` has.
     unsafe {
-        let room = (*len as usize).min(size_of::<A>());
+        let room = (len.read_unaligned() as usize).min(size_of::<A>());
         std::ptr::copy_nonoverlapping((&raw const *whole).cast::<u8>(), addr.cast(), room);
-        *len = size_of::<A>() as _;
+        len.write_unaligned(size_of::<A>() as _);
     }
 }

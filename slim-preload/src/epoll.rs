@@ -3,21 +3,27 @@
 //! The kernel keys a registration by file *and* number, so every swap of a transport loses it. The mirror
 //! holds what the application registered; [`Instance::detach`] and [`Instance::attach`] frame each swap.
 
-use crate::flow::{Ctl, Mode};
-use crate::lock::{Guard, Undisturbed};
+mod unseen;
+
+use crate::flow::{Ctl, Flow, Mode};
+use crate::lock::{Guard, Lock, Undisturbed};
 use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
-use crate::{runtime, sys};
+use crate::{rings, runtime, sys};
 use libc::{c_int, epoll_event};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicI32, Ordering};
+use unseen::registered;
+pub use unseen::{any as any_unseen, read_back};
 
 /// One epoll instance. Never freed, only used again: the table points to it.
-pub struct Instance {
-    /// The number it is known by; -1 when closed.
-    fd: AtomicI32,
+pub struct Instance(Undisturbed<Mirror>);
+
+struct Mirror {
+    /// The numbers of the instance: more than one after a `dup`, none when it is closed.
+    numbers: SmallVec<[c_int; 2]>,
     /// By descriptor number: what the application asked for.
-    mirror: Undisturbed<BTreeMap<c_int, Registration>>,
+    registered: BTreeMap<c_int, Registration>,
 }
 
 #[derive(Clone, Copy)]
@@ -30,25 +36,54 @@ struct Registration {
     keep_armed: bool,
 }
 
-static INSTANCES: Undisturbed<Vec<&'static Instance>> = Undisturbed::new(Vec::new());
+static INSTANCES: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
 
-/// The instance behind an epoll descriptor, known from the first `epoll_ctl` on.
+/// Around a fork: no other thread may be changing what the child is to inherit in one piece.
+pub fn before_fork() {
+    INSTANCES.lock();
+}
+
+/// After a fork, on either side. A child begins without the parent's instances: its registrations are the parent's,
+/// and a number that the child closes may become another instance's. It does not touch them, for another thread may
+/// have had the lock of one.
+pub fn after_fork(child: bool) {
+    if child {
+        // SAFETY: locked by `before_fork`. Forgotten, for freeing would use the allocator in a forked child.
+        std::mem::forget(std::mem::take(unsafe { INSTANCES.get() }));
+    }
+    INSTANCES.unlock();
+}
+
+/// A number that was just given out for a new instance. It is known from its beginning on, for it may be duplicated
+/// before anything is registered.
+pub fn created(epfd: c_int) -> c_int {
+    if epfd >= 0
+        && runtime::possible()
+        && !runtime::is_our_call()
+        && sys::keep_errno(runtime::in_own_process)
+    {
+        if let Entry::Epoll(old) = table::entry(epfd) {
+            // Closed where no hook has seen it.
+            old.closed(epfd);
+            table::clear(epfd);
+        }
+        instance(epfd);
+    }
+    epfd
+}
+
+/// The instance behind an epoll descriptor; an inherited one is known from the first `epoll_ctl` on.
 pub fn instance(epfd: c_int) -> Option<&'static Instance> {
     match table::entry(epfd) {
         Entry::Epoll(i) => Some(i),
         Entry::None => {
-            let mut all = INSTANCES.lock();
-            let reused = all.iter().find(|i| {
-                i.fd.compare_exchange(-1, epfd, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_ok()
-            });
-            let instance = reused.copied().unwrap_or_else(|| {
-                let new: &Instance = Box::leak(Box::new(Instance {
-                    fd: AtomicI32::new(epfd),
-                    mirror: Undisturbed::new(BTreeMap::new()),
-                }));
-                all.push(new);
-                new
+            let instance = INSTANCES.with(|all| {
+                let reused = all.iter().copied().find(|i| i.take(epfd));
+                reused.unwrap_or_else(|| {
+                    let new: &Instance = Box::leak(Box::new(Instance::new(epfd)));
+                    all.push(new);
+                    new
+                })
             });
             table::set_epoll(epfd, instance);
             Some(instance)
@@ -59,9 +94,10 @@ pub fn instance(epfd: c_int) -> Option<&'static Instance> {
 
 /// A socket that becomes a flow may have been registered before.
 pub fn adopt(fd: c_int, ctl: &mut Ctl) {
-    let all = INSTANCES.lock();
-    ctl.epolls
-        .extend(all.iter().copied().filter(|i| i.lock().contains_key(&fd)));
+    INSTANCES.with(|all| {
+        let know = |i: &&Instance| i.lock().registered.contains_key(&fd);
+        ctl.epolls.extend(all.iter().copied().filter(know));
+    });
 }
 
 /// A forked child waits on `epfd`, for the first time perhaps: listeners may have been registered before the fork.
@@ -69,25 +105,11 @@ pub fn inherited(epfd: c_int) {
     if !matches!(table::entry(epfd), Entry::None) || !runtime::in_own_process() {
         return;
     }
-    let registered = registered(epfd);
+    let registered = registered(epfd).unwrap_or_default();
     if !registered.is_empty() {
         instance(epfd);
-        registered.iter().for_each(|(fd, _)| waits_on(*fd));
+        registered.iter().for_each(|r| waits_on(r.fd));
     }
-}
-
-/// What the kernel has registered: numbers, and what it would report of each (proc(5), fdinfo).
-fn registered(epfd: c_int) -> Vec<(c_int, u32)> {
-    let path = format!("/proc/self/fdinfo/{epfd}");
-    let text = runtime::quietly(|| std::fs::read_to_string(path)).unwrap_or_default();
-    let line = |line: &str| {
-        let mut words = line.split_whitespace();
-        (words.next()? == "tfd:").then_some(())?;
-        let fd = words.next()?.parse().ok()?;
-        (words.next()? == "events:").then_some(())?;
-        Some((fd, u32::from_str_radix(words.next()?, 16).ok()?))
-    };
-    text.lines().filter_map(line).collect()
 }
 
 /// `epoll_ctl`; `event` is null or the application's.
@@ -103,6 +125,8 @@ pub fn control(
     }
     waits_on(fd);
     let flow = match table::entry(fd) {
+        // What is added may be something else than the flow.
+        Entry::Flow(f) if op == libc::EPOLL_CTL_ADD => f.own_at(fd),
         Entry::Flow(f) => f.ctl_of(fd),
         _ => None,
     };
@@ -111,7 +135,13 @@ pub fn control(
     };
     match flow {
         Some(mut ctl) => {
-            let r = instance.control(op, fd, event, ctl.mode != Mode::Suspended, real);
+            let r = instance.control(
+                op,
+                fd,
+                event,
+                ctl.mode != Mode::Suspended || ctl.registered,
+                real,
+            );
             if r == 0 && !ctl.epolls.iter().any(|i| std::ptr::eq(*i, instance)) {
                 ctl.epolls.push(instance);
             }
@@ -121,26 +151,59 @@ pub fn control(
     }
 }
 
+/// Whether the kernel takes this combination of events (epoll_ctl(2), EPOLLEXCLUSIVE).
+fn is_allowed(op: c_int, event: epoll_event) -> bool {
+    let with_exclusive = libc::EPOLLIN
+        | libc::EPOLLOUT
+        | libc::EPOLLERR
+        | libc::EPOLLHUP
+        | libc::EPOLLWAKEUP
+        | libc::EPOLLET
+        | libc::EPOLLEXCLUSIVE;
+    let events = event.events;
+    events & libc::EPOLLEXCLUSIVE as u32 == 0
+        || (op == libc::EPOLL_CTL_ADD && events & !(with_exclusive as u32) == 0)
+}
+
 impl Instance {
-    /// The epoll descriptor is closed.
-    pub fn closed(&self, fd: c_int) {
-        // Duplicates of an epoll descriptor share the instance; the first number stands for it.
-        if self.fd.load(Ordering::Relaxed) == fd {
-            self.lock().clear();
-            self.fd.store(-1, Ordering::Relaxed);
+    fn new(fd: c_int) -> Self {
+        let mut numbers = SmallVec::new();
+        numbers.push(fd);
+        Self(Undisturbed::new(Mirror {
+            numbers,
+            registered: BTreeMap::new(),
+        }))
+    }
+
+    /// Uses a closed instance again, under this number; false if it is not closed.
+    fn take(&self, fd: c_int) -> bool {
+        let mut mirror = self.lock();
+        let free = mirror.numbers.is_empty();
+        if free {
+            mirror.numbers.push(fd);
+        }
+        free
+    }
+
+    /// The instance has got another number.
+    pub fn duplicated(&self, fd: c_int) {
+        let mut mirror = self.lock();
+        if !mirror.numbers.contains(&fd) {
+            mirror.numbers.push(fd);
         }
     }
 
-    fn lock(&self) -> Guard<'_, BTreeMap<c_int, Registration>> {
-        self.mirror.lock()
+    /// A number of the instance is closed.
+    pub fn closed(&self, fd: c_int) {
+        let mut mirror = self.lock();
+        mirror.numbers.retain(|n| *n != fd);
+        if mirror.numbers.is_empty() {
+            mirror.registered.clear();
+        }
     }
 
-    fn ctl(&self, op: c_int, fd: c_int, r: Registration) -> Result<(), sys::Errno> {
-        let mut e = epoll_event {
-            events: r.events,
-            u64: r.data,
-        };
-        sys::epoll_ctl(self.fd.load(Ordering::Relaxed), op, fd, &raw mut e)
+    fn lock(&self) -> Guard<'_, Mirror> {
+        self.0.lock()
     }
 
     /// `epoll_ctl` on one descriptor. Where the kernel can see it (`present`) its answer counts; else the mirror
@@ -154,7 +217,11 @@ impl Instance {
         real: impl Fn() -> c_int,
     ) -> c_int {
         let mut mirror = self.lock();
-        let known = mirror.contains_key(&fd);
+        let known = mirror.registered.contains_key(&fd);
+        // The kernel would read it first.
+        let bad = || {
+            op != libc::EPOLL_CTL_DEL && !sys::is_readable(event.cast(), size_of::<epoll_event>())
+        };
         let refused = match op {
             _ if present => {
                 let r = real();
@@ -163,9 +230,15 @@ impl Instance {
                 }
                 None
             }
+            _ if bad() => Some(libc::EFAULT),
+            // SAFETY: readable, as was just found out.
+            _ if op != libc::EPOLL_CTL_DEL
+                && !is_allowed(op, unsafe { event.read_unaligned() }) =>
+            {
+                Some(libc::EINVAL)
+            }
             libc::EPOLL_CTL_ADD if known => Some(libc::EEXIST),
             libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL if !known => Some(libc::ENOENT),
-            libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD if event.is_null() => Some(libc::EFAULT),
             libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD | libc::EPOLL_CTL_DEL => None,
             _ => Some(libc::EINVAL),
         };
@@ -176,8 +249,8 @@ impl Instance {
         let event = if op == libc::EPOLL_CTL_DEL {
             None
         } else {
-            // SAFETY: the kernel has just read it; or, while it is not asked, the application says it is there.
-            unsafe { event.as_ref() }.copied()
+            // SAFETY: the kernel has just read it, or it was found to be readable.
+            Some(unsafe { event.read_unaligned() })
         };
         match event {
             Some(e) => {
@@ -187,10 +260,10 @@ impl Instance {
                     attached: present,
                     keep_armed: false,
                 };
-                mirror.insert(fd, r);
+                mirror.registered.insert(fd, r);
             }
             None => {
-                mirror.remove(&fd);
+                mirror.registered.remove(&fd);
             }
         }
         0
@@ -198,73 +271,92 @@ impl Instance {
 
     /// Whether an event of `fd` is being kept from the application.
     pub fn keep_armed(&self, fd: c_int, keep: bool) {
-        if let Some(r) = self.lock().get_mut(&fd) {
+        if let Some(r) = self.lock().registered.get_mut(&fd) {
             r.keep_armed = keep;
         }
     }
 
     /// An event of `fd` was kept back from the application, though the transport that it spoke of may be the present
-    /// one: an edge or a one-shot registration that fired must fire again.
-    pub fn rearm(&self, fd: c_int) {
-        let mirror = self.lock();
-        if let Some(r) = mirror.get(&fd).filter(|r| r.attached) {
-            let _ = self.ctl(libc::EPOLL_CTL_MOD, fd, *r);
-        }
+    /// one: an edge or a one-shot registration that fired must fire again. Any other does by itself. What the mirror has
+    /// may be out of date where registrations are changed unseen, and must not undo such a change.
+    pub fn rearm(&self, flow: &Flow, fd: c_int) {
+        rings::swapping(|| {
+            if any_unseen() {
+                self.learn(flow, &[fd]);
+            }
+            let fires_again = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+            let mirror = self.lock();
+            let r = mirror.registered.get(&fd).filter(|r| r.attached);
+            if let Some(r) = r.filter(|r| r.events & fires_again != 0) {
+                let _ = mirror.ctl(libc::EPOLL_CTL_MOD, fd, *r);
+            }
+        });
     }
 
     /// Before the file under `fd` is swapped away: takes the registration out of the kernel.
     pub fn detach(&self, fd: c_int) {
         let mut mirror = self.lock();
-        let Some(r) = mirror.get_mut(&fd).filter(|r| r.attached) else {
+        let Some(mut r) = mirror.registered.get(&fd).copied().filter(|r| r.attached) else {
             return;
         };
         if r.events & libc::EPOLLONESHOT as u32 != 0 && !std::mem::take(&mut r.keep_armed) {
-            r.events = self.kernel_events(fd).unwrap_or(r.events);
+            r.events = mirror.kernel_events(fd).unwrap_or(r.events);
         }
         r.attached = false;
-        let r = *r;
-        if self.ctl(libc::EPOLL_CTL_DEL, fd, r).is_err() {
+        if mirror.ctl(libc::EPOLL_CTL_DEL, fd, r).is_ok() {
+            mirror.registered.insert(fd, r);
+        } else {
             // Of an earlier file with this number, which took its registration along.
-            mirror.remove(&fd);
+            mirror.registered.remove(&fd);
         }
     }
 
     /// After another file came under `fd`: registers it again, which also re-arms edge triggers.
     pub fn attach(&self, fd: c_int) {
         let mut mirror = self.lock();
-        let Some(r) = mirror.get_mut(&fd).filter(|r| !r.attached) else {
+        let Some(r) = mirror.registered.get_mut(&fd).filter(|r| !r.attached) else {
             return;
         };
         r.attached = true;
         let r = *r;
-        let _ = self.ctl(libc::EPOLL_CTL_ADD, fd, r);
+        let _ = mirror.ctl(libc::EPOLL_CTL_ADD, fd, r);
     }
 
     /// The descriptor is closed, or no flow any more (the kernel keeps its registration then).
     pub fn forget(&self, fd: c_int) {
-        self.lock().remove(&fd);
+        self.lock().registered.remove(&fd);
     }
 
     /// Numbers registered with this user data.
-    pub fn by_data(&self, data: u64) -> Vec<c_int> {
-        let mirror = self.lock();
+    pub fn by_data(&self, data: u64) -> SmallVec<[c_int; 4]> {
+        let registered = &self.lock().registered;
         let low = data as u32 as c_int;
-        if mirror.get(&low).is_some_and(|r| r.data == data) {
-            return vec![low];
+        if registered.get(&low).is_some_and(|r| r.data == data) {
+            return smallvec![low];
         }
-        mirror
+        registered
             .iter()
             .filter(|(_, r)| r.data == data)
             .map(|(fd, _)| *fd)
             .collect()
     }
+}
+
+impl Mirror {
+    /// `epoll_ctl`, by any of the numbers.
+    fn ctl(&self, op: c_int, fd: c_int, r: Registration) -> Result<(), sys::Errno> {
+        let mut e = epoll_event {
+            events: r.events,
+            u64: r.data,
+        };
+        let number = self.numbers.first().copied().unwrap_or(-1);
+        sys::epoll_ctl(number, op, fd, &raw mut e)
+    }
 
     /// What the kernel would report `fd` for right now: a fired EPOLLONESHOT registration reports nothing
     /// until it is armed again, and must stay so over a swap.
     fn kernel_events(&self, fd: c_int) -> Option<u32> {
-        let all = registered(self.fd.load(Ordering::Relaxed));
-        all.iter()
-            .find(|(n, _)| *n == fd)
-            .map(|(_, events)| *events)
+        let all = registered(*self.numbers.first()?)?;
+        all.iter().find(|r| r.fd == fd).map(|r| r.events)
     }
 }

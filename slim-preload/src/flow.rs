@@ -5,22 +5,28 @@
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
 mod inside;
+mod numbers;
+mod start;
 
 use crate::addr::{Name, RawAddr};
 use crate::epoll::Instance;
 use crate::lock::{Guard, Lock, Undisturbed};
+use crate::options::Receives;
 use crate::sys;
 use crate::{runtime, table};
 use libc::c_int;
-use slim_core::FlowToken;
 use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
+use slim_core::{FlowToken, Role, memory};
 use smallvec::{SmallVec, smallvec};
+use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use inside::{Inside, forget_marks};
+pub use inside::{Inside, forget_marks, forget_waiting, waiting};
+pub use numbers::given_out;
+pub use start::Start;
 
 /// "Not known", for sequence numbers.
 pub const UNKNOWN: u64 = u64::MAX;
@@ -47,6 +53,8 @@ pub struct Flow {
     pub read_shut: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
+    /// Which file is under the numbers ([`sys::identity`]).
+    under: AtomicU64,
     /// [`Ctl::exposed`], for a forked child, where the lock may be held for ever.
     pub exposed: AtomicBool,
     /// Calls on the connection are known not to wait (O_NONBLOCK). That some do may be unknown.
@@ -65,7 +73,7 @@ pub struct Flow {
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 296);
+const _: () = assert!(size_of::<Flow>() <= 312);
 
 /// The sending direction.
 pub struct SendHalf {
@@ -130,14 +138,21 @@ pub struct Ctl {
     pub transport: Option<c_int>,
     /// Suspended, and a placeholder that is never ready is under the numbers.
     pub veiled: bool,
+    /// ... and epoll instances have it.
+    pub registered: bool,
     /// Whether `transport` has been read dry for good.
     pub drained: bool,
+    /// Suspended because the peer's direction has ended unannounced: ours may be as well as it was.
+    pub ended: bool,
     /// The error that somebody of us took from the transport: owed if the transport is put back.
-    pub taken: Option<c_int>,
+    pub taken: Option<NonZeroI32>,
     /// We have ended the transport, so that it cannot be put back.
     pub cut: bool,
     /// The kernel has given the old transport up: nothing of it changes any more.
     pub over: bool,
+    /// The application has closed the last number unseen: what it wrote to the flow, and what to the number's next file,
+    /// cannot be told apart.
+    pub lost: bool,
     /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
     pub plain: bool,
     /// Bytes taken from a transport that the application has not read yet.
@@ -152,80 +167,10 @@ pub struct Ctl {
     pub start: Option<Box<Start>>,
     /// This transport is not the first.
     pub moved: bool,
-}
-
-/// Bytes of both directions, as we count them and as the kernel counts those of one transport. From the moment
-/// a transport becomes the flow's, both must grow alike.
-#[derive(Clone, Copy, Default)]
-pub struct Start {
-    received: u64,
-    sent: u64,
-    /// What was read from the transport; the handshake's messages are among it.
-    kernel_received: u64,
-    kernel_sent: u64,
-}
-
-impl Start {
-    /// For a transport that nobody reads from or writes to just now; `sent`: bytes of the flow sent by then.
-    pub fn of(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
-        let quiet = sys::unacked(fd) == Ok(0);
-        let mut before = sys::counters(fd)?;
-        if quiet && sys::readable(fd) == 0 {
-            // Nothing that is being acknowledged, and nothing has come.
-            return Some(Self::new(flow, sent, before, 0, 0));
-        }
-        loop {
-            let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
-            let after = if before.is_over {
-                before
-            } else {
-                sys::counters(fd)?
-            };
-            if before == after {
-                return Some(Self::new(flow, sent, after, unread, unacked));
-            }
-            before = after;
-        }
-    }
-
-    /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
-    pub fn of_dry(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
-        let counters = sys::counters(fd).filter(|c| c.is_over)?;
-        Some(Self::new(flow, sent, counters, 0, sys::unacked(fd).ok()?))
-    }
-
-    fn new(flow: &Flow, sent: u64, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
-        Self {
-            received: flow.received(),
-            sent,
-            kernel_received: counters.received.saturating_sub(unread),
-            kernel_sent: counters.acked + unacked,
-        }
-    }
-
-    /// How much has been received since, by whichever process, as the kernel counts it.
-    pub fn all_received(self, fd: c_int) -> Option<u64> {
-        let now = sys::counters(fd)?.received;
-        Some(self.received + now.saturating_sub(self.kernel_received))
-    }
-
-    /// Whether the two counts have grown apart between `self` and `now`: somebody reads or writes the descriptor
-    /// past us (io_uring, stdio, a raw system call). SYN and FIN count as bytes with the kernel.
-    pub fn contradiction(self, now: Self) -> Option<String> {
-        let differ = |what, ours: u64, kernel: u64, extra: u64| {
-            (kernel < ours || kernel > ours + extra).then(|| {
-                format!("{ours} bytes {what} here, {kernel} by the kernel: something uses the descriptor past SLIM")
-            })
-        };
-        let received = differ(
-            "received",
-            now.received - self.received,
-            now.kernel_received.saturating_sub(self.kernel_received),
-            1,
-        );
-        let sent = now.kernel_sent.saturating_sub(self.kernel_sent);
-        received.or_else(|| differ("sent", now.sent - self.sent, sent, 2))
-    }
+    /// We connected.
+    pub dialled: bool,
+    /// Of the present transport.
+    pub receives: Receives,
 }
 
 impl Ctl {
@@ -235,10 +180,13 @@ impl Ctl {
             fds: SmallVec::new_const(),
             transport: None,
             veiled: false,
+            registered: false,
             drained: false,
+            ended: false,
             taken: None,
             cut: false,
             over: false,
+            lost: false,
             plain: false,
             stash: Stash::new(),
             epolls: SmallVec::new_const(),
@@ -246,12 +194,17 @@ impl Ctl {
             peer: None,
             start: None,
             moved: false,
+            dialled: false,
+            receives: 0,
         }
     }
 
     /// Where the present transport began.
     pub fn start(&self) -> Start {
-        self.start.as_deref().copied().unwrap_or_default()
+        match self.start.as_deref() {
+            Some(start) => *start,
+            None => Start::of_first(self.dialled),
+        }
     }
 
     /// The descriptor on which the kernel's view of the flow's present transport can be asked.
@@ -273,6 +226,13 @@ impl Ctl {
         self.transport.or_else(|| self.exposed())
     }
 
+    /// Where bytes can still be sent while the flow is suspended. They are kept as all others are, and nothing is
+    /// forgotten meanwhile, so it does no harm if the old transport turns out to be of no use.
+    pub fn half_open(&self) -> Option<c_int> {
+        let open = self.ended && !self.drained && !self.cut && self.taken.is_none();
+        self.old().filter(|_| open && self.mode == Mode::Suspended)
+    }
+
     /// The descriptor that has the status flags of the flow's number `fd`: the always-ready stand-in is one file for
     /// all flows, so a flow that shows it has those of its waiting transport.
     pub fn flags_of(&self, fd: c_int) -> c_int {
@@ -283,9 +243,15 @@ impl Ctl {
         }
     }
 
+    /// Nothing has happened yet to the transport that is now the flow's.
+    pub fn is_new(&mut self) {
+        (self.taken, self.cut, self.over) = (None, false, false);
+    }
+
     /// Something else is under the numbers than while the flow was suspended.
     pub fn uncover(&mut self, flow: &Flow) {
         self.veiled = false;
+        self.registered = false;
         flow.exposed.store(false, Ordering::SeqCst);
     }
 
@@ -319,9 +285,14 @@ pub fn after_fork(child: bool) {
 
 impl Flow {
     /// A flow for the connection under `fd`, known to the table and to be known to the agent.
-    pub fn create(fd: c_int, established: bool, peer: Option<RawAddr>) -> Option<&'static Self> {
+    pub fn create(
+        fd: c_int,
+        role: Role,
+        established: bool,
+        peer: Option<RawAddr>,
+    ) -> Option<&'static Self> {
         let recycled = FREE.with(Vec::pop);
-        let flow = recycled.unwrap_or_else(|| Box::leak(Box::new(Self::blank())));
+        let flow = recycled.or_else(Self::another)?;
         flow.received.store(0, Ordering::Relaxed);
         flow.received_by_pass.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
@@ -338,12 +309,14 @@ impl Flow {
             *s = SendHalf::NEW;
         });
         crate::process::clear_mark(flow.slot);
+        flow.set_under(fd);
         flow.refs.store(2, Ordering::Relaxed);
         *flow.ctl() = Ctl {
             mode: Mode::Open,
             fds: smallvec![fd],
             local: RawAddr::local(fd).and_then(|a| a.name()),
             peer: peer.and_then(|a| a.name()),
+            dialled: role == Role::Connector,
             ..Ctl::new()
         };
         flow.token
@@ -355,6 +328,14 @@ impl Flow {
         flow.drop_ref();
         flow.drop_ref();
         None
+    }
+
+    /// A new one, which stays; `None` when there is no memory for it.
+    fn another() -> Option<&'static Self> {
+        let mut one = Vec::new();
+        memory::reserve(&mut one, 1).ok()?;
+        one.push(Self::blank());
+        one.leak().first()
     }
 
     fn blank() -> Self {
@@ -370,6 +351,7 @@ impl Flow {
             read_shut: AtomicBool::new(false),
             forked: AtomicBool::new(false),
             exposed: AtomicBool::new(false),
+            under: AtomicU64::new(0),
             nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
             send: Lock::new(SendHalf::NEW),
@@ -391,17 +373,21 @@ impl Flow {
         self.ctl.lock()
     }
 
-    /// The control part, if the flow is still the one behind `fd`.
-    pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
-        let ctl = self.ctl();
-        ctl.fds.contains(&fd).then_some(ctl)
-    }
-
     /// The table, or the agent, lets go of the flow.
     pub fn drop_ref(&'static self) {
         if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.close();
             self.try_recycle();
+        }
+    }
+
+    /// The last who has the flow is about to let go of it. A call that waits inside, for the next bytes of what is plain
+    /// TCP by now, keeps the flow from being used again, but needs no copy.
+    pub fn forget_copy(&self) {
+        if self.refs.load(Ordering::Acquire) == 1 && !self.idle() && self.try_lock_half() {
+            // SAFETY: locked one line above, unlocked below.
+            unsafe { self.half() }.replay = Replay::new();
+            self.unlock_half();
         }
     }
 
@@ -460,7 +446,7 @@ impl Flow {
     /// From now on the numbers are plain descriptors. `ctl` is this flow's.
     pub fn release_numbers(&'static self, ctl: &mut Ctl) {
         for fd in ctl.fds.drain(..) {
-            table::clear(fd);
+            table::release(fd, self);
             for e in &ctl.epolls {
                 e.forget(fd);
             }

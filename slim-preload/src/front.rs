@@ -2,20 +2,29 @@
 
 use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::{options, sys, transport};
-use slim_agent::{Drained, FlowIo, Probe};
+use slim_agent::{Drained, FlowIo, Owed, Probe};
 use slim_core::{Cause, FlowToken, Verdict};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// The agent's hold on one life of a flow.
 pub struct Handle {
     flow: &'static Flow,
+    /// What the application had set, while the kernel of the old transport asks the peer's. Of use to the agent's
+    /// thread only.
+    asking: Mutex<Option<sys::KeepAlive>>,
 }
 
 impl Handle {
     /// Takes over the agent's reference that the flow was created with.
     pub fn new(flow: &'static Flow) -> Self {
-        Self { flow }
+        Self {
+            flow,
+            asking: Mutex::new(None),
+        }
     }
 
     /// The name of this life.
@@ -24,8 +33,24 @@ impl Handle {
     }
 }
 
+impl Handle {
+    fn copy_options(
+        &self,
+        to: BorrowedFd<'_>,
+        copy: impl FnOnce(RawFd, RawFd, &mut options::Receives) -> Result<(), sys::Errno>,
+    ) -> io::Result<()> {
+        let Some(mut ctl) = self.flow.own() else {
+            return Ok(());
+        };
+        let from = ctl.probe_fd();
+        let copied = from.map_or(Ok(()), |from| copy(from, to.as_raw_fd(), &mut ctl.receives));
+        copied.map_err(io::Error::from_raw_os_error)
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
+        self.flow.forget_copy();
         self.flow.drop_ref();
     }
 }
@@ -46,7 +71,9 @@ impl FlowIo for Handle {
     }
 
     fn suspend(&self) -> bool {
-        let mut ctl = self.flow.ctl();
+        let Some(mut ctl) = self.flow.own() else {
+            return true;
+        };
         if ctl.mode == Mode::Open && self.flow.used_by_child() {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
@@ -70,6 +97,10 @@ impl FlowIo for Handle {
         self.flow.idle()
     }
 
+    fn is_held(&self) -> bool {
+        self.flow.own().is_some()
+    }
+
     fn drain(&self) -> Drained {
         let sent = transport::drain(self.flow);
         Drained {
@@ -84,10 +115,16 @@ impl FlowIo for Handle {
 
     fn stash(&self, data: &[u8]) {
         let mut ctl = self.flow.ctl();
-        if ctl.mode != Mode::Lingering {
-            ctl.stash.push(data);
-        }
+        let kept = match ctl.mode {
+            Mode::Suspended => ctl.stash.push(data),
+            // Nobody is to read it; or the flow was given up meanwhile, and this comes behind a gap.
+            _ => Ok(()),
+        };
+        drop(ctl);
         self.flow.add_received(data.len() as u64);
+        if kept.is_err() {
+            transport::give_up(self.flow, transport::NO_MEMORY);
+        }
     }
 
     fn trim(&self, peer_received: u64) {
@@ -95,6 +132,9 @@ impl FlowIo for Handle {
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        if self.flow.own().is_none_or(|ctl| ctl.lost) {
+            return self.sent();
+        }
         let mut at = from;
         let lost = self.flow.with_half(|s| {
             loop {
@@ -124,13 +164,20 @@ impl FlowIo for Handle {
         transport::install(self.flow, slim_agent::fds::adopt(fd).into_raw_fd());
     }
 
-    fn prepare(&self, fd: BorrowedFd<'_>) {
-        if let Some(from) = self.flow.ctl().probe_fd() {
-            options::copy(from, fd.as_raw_fd());
-        }
+    fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask_kernel(false);
+        self.copy_options(fd, |from, to, receives| {
+            options::copy_before(from, to, *receives)
+        })
+    }
+
+    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        self.ask_kernel(false);
+        self.copy_options(fd, options::copy)
     }
 
     fn reinstate(&self, legacy: bool) {
+        self.ask_kernel(false);
         transport::reinstate(self.flow, legacy);
     }
 
@@ -140,16 +187,19 @@ impl FlowIo for Handle {
     }
 
     fn escalate(&self, verdict: Verdict) {
+        self.ask_kernel(false);
         transport::escalate(self.flow, verdict);
     }
 
     fn probe(&self) -> Probe {
-        let ctl = self.flow.ctl();
         let busy = Probe {
             unacked: 1,
             acked: 0,
             retransmits: 0,
             established: true,
+        };
+        let Some(ctl) = self.flow.own() else {
+            return busy;
         };
         let fd = match (ctl.mode, ctl.probe_fd()) {
             (Mode::Open | Mode::Lingering, Some(fd)) => fd,
@@ -187,30 +237,78 @@ impl FlowIo for Handle {
         }
     }
 
+    fn ask_kernel(&self, on: bool) {
+        let Some(ctl) = self.flow.own() else { return };
+        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        match (ctl.old().filter(|_| ctl.mode == Mode::Suspended), on) {
+            (Some(old), true) if asking.is_none() => {
+                *asking = sys::KeepAlive::of(old);
+                sys::KeepAlive::SOON.set(old);
+            }
+            (Some(old), false) => {
+                if let Some(as_it_was) = asking.take() {
+                    as_it_was.set(old);
+                }
+            }
+            (_, on) => drop(asking.take_if(|_| !on)),
+        }
+    }
+
+    fn kernel_answered(&self, since: Duration) -> bool {
+        let ctl = self.flow.ctl();
+        let old = ctl.old().filter(|_| ctl.mode == Mode::Suspended);
+        old.is_some_and(|old| sys::answered_within(old, since))
+    }
+
     fn local_final(&self) -> Option<u64> {
         Some(self.flow.local_final.load(Ordering::Acquire)).filter(|f| *f != UNKNOWN)
     }
 
-    fn lingering_delivered(&self) -> bool {
+    fn owed(&self) -> Option<Owed> {
         let mut ctl = self.flow.ctl();
+        let away = self.flow.gate.is_barred();
         let Some(fd) = ctl.transport.filter(|_| ctl.mode == Mode::Lingering) else {
-            return ctl.mode == Mode::Lingering && !self.flow.gate.is_barred();
+            let over = ctl.mode == Mode::Lingering && (ctl.lost || !away);
+            return (!over).then(|| self.copied(None));
         };
         let unacked = sys::unacked(fd).unwrap_or(0);
-        if unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE) {
-            if !self.flow.gate.is_barred() {
-                self.flow.bar();
-                drop(ctl);
-                let token = self.token();
-                crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
-            }
-            return false;
-        }
+        let dead = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
         // Bytes for a closed descriptor: the kernel would answer them with a reset, and does so on close.
-        let done = unacked == 0 || sys::readable(fd) > 0;
-        if done {
+        if unacked == 0 || (!dead && sys::readable(fd) > 0) {
             ctl.set_transport(None);
+            return None;
         }
-        done
+        let owed = self.copied((!away).then_some(unacked));
+        if dead && !away {
+            self.flow.bar();
+            drop(ctl);
+            let token = self.token();
+            crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
+        }
+        Some(owed)
+    }
+}
+
+impl Handle {
+    /// What there is a copy of, trimmed if the kernel can be believed about what is `unacked`.
+    fn copied(&self, unacked: Option<u64>) -> Owed {
+        if !self.flow.try_lock_half() {
+            return Owed::default();
+        }
+        // SAFETY: locked three lines above, unlocked below.
+        let half = unsafe { self.flow.half() };
+        let sent = half.replay.end();
+        let unacked = unacked.map_or(half.replay.len() as u64, |n| {
+            n.min(half.replay.len() as u64)
+        });
+        if unacked < half.replay.len() as u64 {
+            half.replay.trim(sent - unacked);
+        }
+        let owed = Owed {
+            kept: half.replay.len(),
+            acked: sent - unacked,
+        };
+        self.flow.unlock_half();
+        owed
     }
 }

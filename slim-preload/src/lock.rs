@@ -8,7 +8,7 @@
 //! thread that was cancelled while it waited in the kernel has left the lock behind; whoever waits for it finds
 //! that out ([`Lock::may_die`]).
 
-use crate::{runtime, sys};
+use crate::sys;
 use slim_agent::SignalsBlocked;
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -40,9 +40,9 @@ struct Depth {
 /// No signals come to the calling thread while it has one or more of these, in whatever order they go.
 pub struct Quiet(PhantomData<*const ()>);
 
-/// Keeps signals from the calling thread, if it is one of the application's.
+/// Keeps signals from the calling thread. The agent's has none.
 pub fn undisturbed() -> Option<Quiet> {
-    (!runtime::is_our_call()).then(Quiet::new)
+    (!slim_agent::is_agent_thread()).then(Quiet::new)
 }
 
 impl Quiet {

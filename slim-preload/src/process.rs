@@ -7,7 +7,7 @@
 use crate::flow::Flow;
 use crate::ops::{descriptors, sleep};
 use crate::stand_in::{self, Left};
-use crate::{flow, runtime, sys, table, transport};
+use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
 use libc::c_int;
 use slim_core::FinHow;
 use std::io;
@@ -25,6 +25,11 @@ static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
+
+unsafe extern "C" {
+    // libc has it, the crate of this name not.
+    fn at_quick_exit(f: extern "C" fn()) -> c_int;
+}
 
 /// Makes this process's shared page and registers for fork and exit.
 pub fn prepare() -> io::Result<()> {
@@ -56,10 +61,40 @@ pub fn prepare() -> io::Result<()> {
                 Some(after_fork_parent),
                 Some(after_fork_child),
             );
-            libc::atexit(at_exit);
+            // `exit` comes to `AT_EXIT`.
+            at_quick_exit(at_exit);
         }
     });
     Ok(())
+}
+
+/// A call that makes a process with the same connections, without a word of libc's to us. The child returns, too.
+pub fn forking(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
+    if !runtime::in_use() {
+        return fork();
+    }
+    sys::keep_errno(|| before_fork());
+    let child = fork();
+    sys::keep_errno(|| match child {
+        0 => after_fork_child(),
+        _ => after_fork_parent(),
+    });
+    child
+}
+
+/// Before a child with memory of its own is made that begins elsewhere (`clone`): it has the connections as well.
+pub fn before_clone() {
+    if runtime::in_use() {
+        table::for_each_flow(|_, f| f.mark_forked());
+    }
+}
+
+/// What `clone3` is asked for.
+pub fn clone3_flags(args: *const u8, size: usize) -> u64 {
+    let flags = sys::memory(args, size.min(size_of::<u64>()));
+    flags
+        .and_then(|bytes| Some(u64::from_ne_bytes(bytes.try_into().ok()?)))
+        .unwrap_or_default()
 }
 
 fn mark(page: &AtomicPtr<AtomicU8>, slot: u32) -> Option<&AtomicU8> {
@@ -88,32 +123,46 @@ pub fn tell_parent(slot: u32) {
 }
 
 extern "C" fn before_fork() {
+    sys::keep_limit_over_fork();
     runtime::before_fork();
     flow::before_fork();
+    epoll::before_fork();
+    listeners::before_fork();
     sleep::before_fork();
     table::for_each_flow(|_, f| f.mark_forked());
+    heap::before_fork();
 }
 
 extern "C" fn after_fork_parent() {
+    heap::after_fork();
     sleep::after_fork(false);
+    epoll::after_fork(false);
+    listeners::after_fork(false);
     flow::after_fork(false);
     runtime::after_fork_parent();
+    sys::limit_over_fork(false);
 }
 
 extern "C" fn after_fork_child() {
+    sys::limit_over_fork(true);
+    heap::after_fork();
     PARENT_MARKS.store(
         MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),
         Ordering::Relaxed,
     );
     // What stands in for a transport means nothing without the parent's agent.
     table::for_each_flow(|fd, f| {
-        if f.exposed.load(Ordering::SeqCst) || !sys::is_tcp(fd) {
+        if !f.is_under(fd) {
+            table::clear(fd);
+        } else if f.exposed.load(Ordering::SeqCst) || !sys::is_tcp(fd) {
             break_off(fd);
             table::clear(fd);
         }
     });
     table::inherit(|f| f.slot);
     sleep::after_fork(true);
+    epoll::after_fork(true);
+    listeners::after_fork(true);
     flow::after_fork(true);
     flow::forget_marks();
     runtime::after_fork_child();
@@ -146,6 +195,30 @@ pub fn before_exec() {
     runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
 }
 
+/// Before the application installs a system call filter, which knows nothing of the calls that we make besides its own,
+/// and may apply to all threads: all flows are plain TCP from now on, nothing new is managed, and the agent's thread ends.
+pub fn before_filter() {
+    if !runtime::possible() || runtime::is_our_call() || !runtime::in_own_process() {
+        return;
+    }
+    sys::keep_errno(|| {
+        let limit = Instant::now() + descriptors::PATIENCE;
+        let mut all: Vec<(c_int, &'static Flow)> = Vec::new();
+        table::for_each_flow(|fd, f| all.push((fd, f)));
+        for (fd, f) in all {
+            descriptors::hand_over_until(f, fd, limit);
+        }
+        runtime::switch_off("the program installs a system call filter");
+    });
+}
+
+/// Before the calling thread ends: if it is the first one, the process goes on with the others.
+pub fn before_thread_exit() {
+    if runtime::in_own_process() && sys::tid() == sys::pid() {
+        runtime::with_agent(slim_agent::Agent::first_leaves);
+    }
+}
+
 /// Before another process gets what it is to have of our descriptors, without a word of libc's to us: all of them with
 /// `chosen`, else those that survive an exec.
 pub fn before_spawn(chosen: bool) {
@@ -154,7 +227,7 @@ pub fn before_spawn(chosen: bool) {
             table::for_each_flow(|fd, f| {
                 if chosen || sys::survives_exec(fd) {
                     f.mark_forked();
-                    if let Some(mut ctl) = f.ctl_of(fd) {
+                    if let Some(mut ctl) = f.own_at(fd) {
                         transport::veil(f, &mut ctl);
                     }
                 }
@@ -171,7 +244,7 @@ fn before_exec_of_vforked() {
         f.mark_forked();
         if f.exposed.load(Ordering::SeqCst) {
             // As the parent has it: under the child's number may be something else.
-            exposed.extend(runtime::file_in_owner(fd));
+            exposed.extend(runtime::file_in_owner(fd).filter(|file| f.is_file(*file)));
         }
     });
     let away = |fd| {
@@ -185,26 +258,36 @@ fn before_exec_of_vforked() {
     }
 }
 
-/// An exiting process's connections are closed by the kernel, which also delivers what it has of them. What it
-/// cannot deliver, because the transport is just away, is waited for.
+/// After `main`, or `exit`: the program's own exit handlers come first, for they may still write, and close in order.
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+/// An exiting process's connections are closed by the kernel, which also delivers what it has of them. The peers are
+/// told that these ends are genuine. What the kernel cannot deliver, because the transport is just away, is waited for.
 extern "C" fn at_exit() {
-    if !runtime::in_own_process() {
+    if !table::any() || !runtime::in_own_process() {
         return;
     }
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
-        let suspended = f
-            .ctl_of(fd)
-            .is_some_and(|c| c.mode == flow::Mode::Suspended);
-        if suspended && f.live.load(Ordering::Acquire) {
-            let sent = f.with_half(|s| s.replay.end());
-            let _ = f.local_final.compare_exchange(
-                flow::UNKNOWN,
-                sent,
-                Ordering::SeqCst,
-                Ordering::SeqCst,
-            );
-            runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
+        let mode = f.own_at(fd).map(|c| c.mode);
+        if !f.live.load(Ordering::Acquire) {
+            return;
+        }
+        match mode {
+            Some(flow::Mode::Suspended) => {
+                let sent = f.with_half(|s| s.replay.end());
+                let _ = f.local_final.compare_exchange(
+                    flow::UNKNOWN,
+                    sent,
+                    Ordering::SeqCst,
+                    Ordering::SeqCst,
+                );
+                runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
+            }
+            Some(flow::Mode::Open) => leave(fd, f),
+            _ => {}
         }
     });
     // The first look makes the agent find out which closed flows have lost their transport; the second waits for
@@ -213,4 +296,21 @@ extern "C" fn at_exit() {
         a.drain_exit(Duration::ZERO);
         a.drain_exit(EXIT_LIMIT);
     });
+}
+
+/// The kernel is about to close the connection under `fd`, unless a child has it, too.
+fn leave(fd: c_int, f: &Flow) {
+    if f.forked.load(Ordering::Relaxed) {
+        runtime::with_agent(|a| a.demote(f.token()));
+        return;
+    }
+    // A thread that is just sending goes on until the process ends: nobody knows where.
+    if !f.try_lock_half() {
+        return;
+    }
+    // SAFETY: locked above, unlocked below.
+    let sent = unsafe { f.half() }.replay.end();
+    f.unlock_half();
+    let how = descriptors::how_closed(fd);
+    runtime::with_agent(|a| a.announce(f.token(), sent, how));
 }

@@ -5,7 +5,7 @@
 //! whatever cannot be set up makes the process run as if SLIM were absent, with one line that says why.
 
 use crate::lock::Lock;
-use crate::sys;
+use crate::{heap, sys};
 use libc::c_int;
 use slim_agent::Agent;
 use slim_core::config::{Config, Policy};
@@ -14,6 +14,10 @@ use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
+use std::time::Duration;
+
+/// How long each step of an end before the process's may take.
+const RETIRING: Duration = Duration::from_secs(5);
 
 const UNINIT: u8 = 0;
 const READY: u8 = 1;
@@ -46,6 +50,11 @@ pub fn out_of_the_way(fd: c_int) -> c_int {
 /// Whether sockets of this process may become flows some time.
 pub fn possible() -> bool {
     STATE.load(Ordering::Relaxed) != OFF
+}
+
+/// Whether this process, or one that it was forked from, has used its first TCP socket.
+pub fn in_use() -> bool {
+    STATE.load(Ordering::Acquire) == READY
 }
 
 /// Whether this is the process that the table and the agent belong to, not a vforked child of it that
@@ -91,18 +100,45 @@ fn start() -> bool {
     })
 }
 
+/// The job key's file as it was when the program began: later the process may have given up the right to
+/// read it, and its children have it from there.
+static KEY_FILE: OnceLock<Result<(Vec<u8>, u32), String>> = OnceLock::new();
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_START: extern "C" fn() = {
+    extern "C" fn at_start() {
+        sys::keep_errno(|| {
+            quietly(|| {
+                if let Some(path) = std::env::var_os("SLIM_JOB_KEY_FILE") {
+                    let file = slim_agent::read_job_key(path.as_ref());
+                    KEY_FILE.get_or_init(|| file);
+                }
+            });
+        });
+    }
+    at_start
+};
+
 /// The settings as they were when the first process of a family of forks began: some programs (nginx)
 /// clear their environment before they fork. What is wrong with them is said once.
 fn config() -> &'static Config {
     // Never locked by another thread at a fork: whoever gets here has `AGENT`, which a fork waits for.
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
-        let (config, problems) = quietly(|| {
+        let (mut config, mut problems) = quietly(|| {
             let vars = std::env::vars_os()
                 .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
             Config::from_vars(vars)
         });
-        if config.policy != Policy::Off {
+        let wanted = config.policy != Policy::Off;
+        if let Some(path) = config.job_key_file.clone() {
+            let read = || quietly(|| slim_agent::read_job_key(&path));
+            let file = KEY_FILE.get_or_init(read).as_ref();
+            let file = file.map(|(bytes, mode)| (&bytes[..], *mode));
+            problems.extend(config.set_job_key(file.map_err(String::as_str)).err());
+        }
+        if wanted {
             for p in problems {
                 say(&p.to_string());
             }
@@ -119,8 +155,16 @@ fn start_agent() -> Option<Agent> {
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     crate::ops::descriptors::note_table_size();
+    if sys::has_symbol(c"__tsan_acquire") {
+        say(
+            "the program is built for the thread sanitizer, which does not see our locks; connections are plain TCP",
+        );
+        return None;
+    }
     sys::direct::allow();
+    sys::register_fence();
     let agent = enough_descriptors()
+        .and_then(|()| enough_memory())
         .and_then(|()| crate::process::prepare())
         .and_then(|()| quietly(|| Agent::start(config.clone())));
     agent
@@ -149,6 +193,33 @@ fn enough_descriptors() -> io::Result<()> {
         return Err(io::Error::other(text));
     }
     Ok(())
+}
+
+/// What is to be done when memory runs out needs some, too.
+fn enough_memory() -> io::Result<()> {
+    match heap::prepare() {
+        true => Ok(()),
+        false => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
+    }
+}
+
+/// From now on everything is plain TCP, in this process and its children, and nothing of ours runs. Says why, if it did
+/// run.
+pub fn switch_off(why: &str) {
+    let agent = AGENT.with(|agent| {
+        STATE.store(OFF, Ordering::SeqCst);
+        agent.take()
+    });
+    if let Some(agent) = agent {
+        say(&format!("{why}; connections are plain TCP"));
+        // The peers are told, and what was closed with bytes on the way is delivered.
+        agent.drain_exit(RETIRING);
+        if !agent.retire(RETIRING) {
+            say("the thread of SLIM has not ended");
+        }
+    }
+    // No need to ask the kernel whose process this is.
+    OWNER.store(0, Ordering::SeqCst);
 }
 
 /// Calls `f` with the agent, if there is one.
@@ -186,6 +257,5 @@ pub fn after_fork_child() {
 /// Says one line on standard error, without going through anything that could be hooked or buffered.
 pub fn say(text: &str) {
     let line = format!("slim[{}]: {text}\n", sys::pid());
-    // SAFETY: a valid buffer; what cannot be written is lost.
-    unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
+    sys::write(2, line.as_bytes());
 }

@@ -87,9 +87,11 @@ pub enum Left {
 }
 
 /// More bytes than this are not tried to be put into a socket of ours.
-const MOST: usize = 128 << 10;
+pub const MOST: usize = 128 << 10;
 /// How long the kernel is given to move them.
 const PATIENCE: Duration = Duration::from_millis(5);
+/// And how often it is asked at least: more often than strangers can come first.
+const LOOKS: c_int = 2 * STRANGERS;
 
 /// A connection whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors, the
 /// poll bits and the end of file. `EMSGSIZE` when there are more bytes than it takes.
@@ -142,11 +144,13 @@ fn feed(near: c_int, far: c_int, bytes: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// Looks again and again, for a moment: on loopback hardly ever twice.
+/// Looks again and again, for a moment: on loopback hardly ever twice. Also if the scheduler stops the thread for as long.
 fn until(mut done: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
+    let mut looks = 0;
     while !done() {
-        if begun.elapsed() > PATIENCE {
+        looks += 1;
+        if looks > LOOKS && begun.elapsed() > PATIENCE {
             return false;
         }
         std::thread::sleep(Duration::from_micros(20));
@@ -184,7 +188,15 @@ fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
         sys::set_option(near, libc::SOL_SOCKET, libc::SO_RCVBUF, &room);
     }
     sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
-    sys::listen(listener, 1)?;
+    sys::listen(listener, STRANGERS)?;
+    join(listener, near)
+}
+
+/// Connections of others that may come in between: every user of the host can find the listener.
+const STRANGERS: c_int = 16;
+
+/// Connects `near` to the listener, and takes the other end of that connection, not of whoever came before.
+fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
     let at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
     sys::set_status(near, libc::O_NONBLOCK);
     // On loopback it stands at once, or not at all.
@@ -193,7 +205,22 @@ fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
         return Err(libc::ENETUNREACH);
     }
     sys::set_status(near, 0);
-    sys::accept(listener)
+    let ours = RawAddr::local(near).and_then(|a| a.internet());
+    sys::set_status(listener, libc::O_NONBLOCK);
+    // If the kernel has dropped our connection because strangers fill the queue, it does not come.
+    let mut far = Err(libc::ECONNREFUSED);
+    until(|| match sys::accept(listener) {
+        Ok(fd) if RawAddr::peer(fd).and_then(|a| a.internet()) == ours => {
+            far = Ok(fd);
+            true
+        }
+        Ok(stranger) => {
+            sys::close(stranger);
+            false
+        }
+        Err(_) => false,
+    });
+    far
 }
 
 #[cfg(test)]
@@ -229,6 +256,29 @@ mod tests {
         assert_eq!(sys::recv(fd, &mut byte, libc::MSG_PEEK), Ok(0));
         assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE));
         assert!(!is_one(0));
+    }
+
+    #[test]
+    fn a_stranger_who_connects_first_is_not_taken() {
+        use std::io::Write;
+        use std::net::{TcpListener, TcpStream};
+        use std::os::fd::{AsRawFd, IntoRawFd};
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let mut strangers: Vec<_> = (0..5).map(|_| TcpStream::connect(at).unwrap()).collect();
+        for stranger in &mut strangers {
+            stranger.write_all(b"evil").unwrap();
+        }
+        let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
+        let far = join(listener.as_raw_fd(), near).unwrap();
+        sys::send(far, b"ours", 0).unwrap();
+        let mut buf = [0; 8];
+        assert_eq!(sys::recv(near, &mut buf, 0), Ok(4));
+        assert_eq!(&buf[..4], b"ours");
+        assert_eq!(sys::readable(far), 0);
+        sys::close(near);
+        sys::close(far);
+        sys::close(listener.into_raw_fd());
     }
 
     const DEAD: i16 =

@@ -2,9 +2,8 @@
 //!
 //! The preload's own calls must never reach its own hooks, and must work before the constructor, in a
 //! vforked child and in signal context; so they are raw system calls, no cancellation points, and give
-//! `Err(errno)` instead of touching the caller's `errno` for good (see [`keep_errno`]).
+//! `Err(errno)` instead of touching the caller's `errno`.
 
-use crate::lock::Lock;
 use libc::{c_int, c_long, c_void};
 use slim_agent::numbers;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -17,15 +16,27 @@ macro_rules! call {
     ($nr:expr $(, $arg:expr)*) => {{
         // SAFETY: every caller passes arguments that are valid for this system call; pointers refer to
         // live locals or to memory its own contract vouches for.
-        let r = unsafe { libc::syscall($nr $(, $arg)*) };
-        if r < 0 { Err(errno()) } else { Ok(r) }
+        unsafe { $crate::sys::raw::result($crate::sys::raw::syscall(
+            $nr,
+            $crate::sys::raw::padded([$($crate::sys::raw::Word::word($arg)),*]),
+        )) }
     }};
 }
 
 pub mod direct;
 mod fence;
+mod identity;
+mod limit;
+mod memory;
+mod owner;
+pub mod raw;
 mod tcp;
-pub use fence::{can_fence, fence};
+pub use fence::{can_fence, fence, register_fence};
+pub use identity::{identity, identity_of};
+use limit::above_limit;
+pub use limit::{keep_limit, keep_limit_over_fork, limit_over_fork};
+pub use memory::{copy_of, is_readable, is_writable, memory, read_memory};
+pub use owner::{copy_owner, tell_owner};
 pub use tcp::*;
 
 /// The calling thread's errno.
@@ -51,6 +62,12 @@ pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
 /// Process id, from the kernel (a vforked child shares our memory, not our pid).
 pub fn pid() -> c_int {
     call!(libc::SYS_getpid).unwrap_or(0) as c_int
+}
+
+/// Whether the program, or a library of its, has something of this name.
+pub fn has_symbol(name: &std::ffi::CStr) -> bool {
+    // SAFETY: a valid name.
+    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
 }
 
 /// Closes a descriptor of ours.
@@ -79,53 +96,6 @@ pub fn dup_high(fd: c_int) -> Result<c_int, Errno> {
         .or_else(|_| dup(slim_agent::fds::floor()))
         .or_else(|_| dup(3))
         .map(own)
-}
-
-/// Numbers from here on are not worth the trouble: there is room enough below.
-const AMPLE: u64 = 32 << 10;
-
-/// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
-/// the kernel looks at it only when a number is given out.
-fn above_limit<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
-    static TURN: Lock<()> = Lock::new(());
-    TURN.with(|()| {
-        let mut own = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        call!(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE,
-            0usize,
-            &raw mut own
-        )
-        .ok()?;
-        let raised = libc::rlimit {
-            rlim_cur: own.rlim_max.min(2 * AMPLE),
-            ..own
-        };
-        if own.rlim_cur > AMPLE || raised.rlim_cur <= own.rlim_cur {
-            return None;
-        }
-        call!(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE,
-            &raw const raised,
-            0usize
-        )
-        .ok()?;
-        let r = f(own.rlim_cur as c_int);
-        let _ = call!(
-            libc::SYS_prlimit64,
-            0,
-            libc::RLIMIT_NOFILE,
-            &raw const own,
-            0usize
-        );
-        Some(r)
-    })
 }
 
 /// Registers a descriptor as ours.
@@ -186,6 +156,11 @@ pub fn readable(fd: c_int) -> u64 {
 
 /// A socket option of a plain type.
 pub fn option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+    try_option(fd, level, name).ok()
+}
+
+/// Likewise, or why there is none.
+pub fn try_option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Result<T, Errno> {
     let mut v = std::mem::MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as libc::socklen_t;
     call!(
@@ -195,22 +170,37 @@ pub fn option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
         name,
         v.as_mut_ptr(),
         &raw mut len
-    )
-    .ok()?;
+    )?;
     // SAFETY: zeroed first, and every T used here (integers, timeval, linger, tcp_info) is valid for any bits.
-    Some(unsafe { v.assume_init() })
+    Ok(unsafe { v.assume_init() })
 }
 
 /// Sets a socket option of a plain type.
 pub fn set_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) {
-    let _ = call!(
+    let _ = try_set_option(fd, level, name, value);
+}
+
+/// Likewise, and says whether it is set.
+pub fn try_set_option<T: Copy>(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: &T,
+) -> Result<(), Errno> {
+    call!(
         libc::SYS_setsockopt,
         fd,
         level,
         name,
         std::ptr::from_ref(value),
         size_of::<T>() as libc::socklen_t
-    );
+    )
+    .map(drop)
+}
+
+/// The number that the kernel has given a socket, and gives no other one.
+pub fn cookie(fd: c_int) -> Option<u64> {
+    option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
 }
 
 /// The family of a socket.
@@ -305,6 +295,11 @@ pub fn send_from(fd: c_int, base: *const u8, len: usize, flags: c_int) -> Result
     .map(|n| n as usize)
 }
 
+/// `write`; what cannot be written is lost.
+pub fn write(fd: c_int, bytes: &[u8]) {
+    let _ = call!(libc::SYS_write, fd, bytes.as_ptr(), bytes.len());
+}
+
 /// `pread` into a buffer of ours.
 pub fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
     call!(libc::SYS_pread64, fd, buf.as_mut_ptr(), buf.len(), offset).map(|n| n as usize)
@@ -315,27 +310,90 @@ pub fn file_offset(fd: c_int) -> Result<i64, Errno> {
     call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR)
 }
 
-/// A copy of memory that an application points to; `None` where it points to nothing.
-pub fn memory(at: *const u8, len: usize) -> Option<Vec<u8>> {
-    let mut copy = vec![0; len];
-    let to = libc::iovec {
-        iov_base: copy.as_mut_ptr().cast(),
-        iov_len: len,
-    };
-    let from = libc::iovec {
-        iov_base: at.cast_mut().cast(),
-        iov_len: len,
-    };
-    let n = call!(
-        libc::SYS_process_vm_readv,
-        pid(),
-        &raw const to,
-        1usize,
-        &raw const from,
-        1usize,
-        0usize
+/// Memory from the system: whole pages of zeros, or null. errno is not touched.
+pub fn map(len: usize) -> *mut u8 {
+    let (kind, flags) = (
+        libc::PROT_READ | libc::PROT_WRITE,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
     );
-    (n == Ok(len as c_long)).then_some(copy)
+    let mapped = keep_errno(|| call!(libc::SYS_mmap, 0usize, len, kind, flags, -1, 0usize));
+    std::ptr::with_exposed_provenance_mut(mapped.unwrap_or(0) as usize)
+}
+
+/// Gives such memory back, or as much of it as the system takes back. errno is not touched.
+pub fn unmap(at: *mut u8, len: usize) -> bool {
+    keep_errno(|| {
+        let done = call!(libc::SYS_munmap, at, len).is_ok();
+        if !done {
+            // The process has as many mappings as it may: only the address space stays.
+            let _ = call!(libc::SYS_madvise, at, len, libc::MADV_DONTNEED);
+        }
+        done
+    })
+}
+
+/// Makes such memory larger or smaller; it may move. Null if that cannot be. errno is not touched.
+pub fn remap(at: *mut u8, old: usize, new: usize) -> *mut u8 {
+    let flags = libc::MREMAP_MAYMOVE;
+    let mapped = keep_errno(|| call!(libc::SYS_mremap, at, old, new, flags));
+    std::ptr::with_exposed_provenance_mut(mapped.unwrap_or(0) as usize)
+}
+
+/// No number beyond is open, unless the limit was higher before.
+fn numbers_at_most() -> c_int {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let none = std::ptr::null::<libc::rlimit>();
+    let asked = call!(
+        libc::SYS_prlimit64,
+        0,
+        libc::RLIMIT_NOFILE,
+        none,
+        &raw mut limit
+    );
+    // As many as the kernel has by default (fs.nr_open).
+    let most = 1 << 20;
+    asked.map_or(most, |_| limit.rlim_cur.min(most as u64) as c_int)
+}
+
+/// Calls `f` with the numbers that are open, but for the one that it takes to find out. Uses no heap.
+pub fn for_each_open(mut f: impl FnMut(c_int)) {
+    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    numbers::make(|| {
+        let at = c"/proc/self/fd".as_ptr();
+        let Ok(dir) = call!(libc::SYS_openat, libc::AT_FDCWD, at, flags) else {
+            // There is no /proc, after a chroot for example: every number is tried.
+            return (0..numbers_at_most())
+                .filter(|fd| is_open(*fd))
+                .for_each(&mut f);
+        };
+        // As in linux/dirent.h: where in an entry its length is, and its name.
+        const LENGTH: usize = 16;
+        const NAME: usize = 19;
+        let mut entries = [0u8; 2048];
+        while let Ok(filled @ 1..) = call!(
+            libc::SYS_getdents64,
+            dir,
+            entries.as_mut_ptr(),
+            entries.len()
+        ) {
+            let mut rest = &entries[..filled as usize];
+            while rest.len() > NAME {
+                let length = u16::from_ne_bytes([rest[LENGTH], rest[LENGTH + 1]]);
+                let (entry, others) = rest.split_at(rest.len().min(length.max(1).into()));
+                let name = entry.get(NAME..).unwrap_or_default();
+                let name = name.split(|b| *b == 0).next().unwrap_or_default();
+                let number = std::str::from_utf8(name).ok().and_then(|n| n.parse().ok());
+                if let Some(number) = number.filter(|n| c_long::from(*n) != dir) {
+                    f(number);
+                }
+                rest = others;
+            }
+        }
+        let _ = call!(libc::SYS_close, dir);
+    });
 }
 
 /// Sets the file offset.
@@ -385,9 +443,10 @@ pub fn wait_ready(fd: c_int, events: i16, timeout: c_int) {
     let _ = call!(libc::SYS_ppoll, &raw mut p, 1, &raw const ts, 0usize, 8);
 }
 
-/// Whether a socket has an error to report; it keeps it.
+/// Whether a TCP socket has failed, and has the error to report; it keeps it. One that has not may have a passing error, or
+/// messages in its error queue.
 pub fn has_error(fd: c_int) -> bool {
-    state_bits(fd) & libc::POLLERR != 0
+    state_bits(fd) & libc::POLLERR != 0 && tcp_state(fd) == Some(TCP_CLOSE)
 }
 
 /// Whether a socket has failed, or ended in both directions.
@@ -429,24 +488,6 @@ pub fn futex_wait(
     call!(libc::SYS_futex, word.as_ptr(), op, value, ts).map(drop)
 }
 
-/// Whether memory can be read, so that an application's bad pointer stays its `EFAULT` and is not our crash. Only aligned
-/// memory can be asked about; else it is not.
-pub fn is_readable(at: *const u8, len: usize) -> bool {
-    const WORD: usize = 4;
-    const PAGE: usize = 4096;
-    if len < WORD || !at.addr().is_multiple_of(WORD) {
-        return false;
-    }
-    let pages = (0..len).step_by(PAGE).chain([(len - WORD) & !(WORD - 1)]);
-    // The kernel compares a word there with another one; whether they are the same, nobody is woken or moved.
-    let (none, other) = (0usize, std::sync::atomic::AtomicU32::new(0));
-    let op = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
-    pages.map(|offset| at.wrapping_add(offset)).all(|word| {
-        let compared = call!(libc::SYS_futex, word, op, 0, none, other.as_ptr(), 0);
-        compared != Err(libc::EFAULT)
-    })
-}
-
 /// Wakes up to `n` sleepers on `word`.
 pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
     let _ = call!(
@@ -467,6 +508,12 @@ pub fn random() -> [u8; 8] {
         libc::GRND_NONBLOCK
     );
     bytes
+}
+
+/// Sleeps for a millisecond. No cancellation point; errno is not touched.
+pub fn nap() {
+    let nobody = std::sync::atomic::AtomicU32::new(0);
+    let _ = keep_errno(|| futex_wait(&nobody, 0, Some(Duration::from_millis(1))));
 }
 
 /// The calling thread.
@@ -499,32 +546,4 @@ pub fn name_of(
     len: &mut libc::socklen_t,
 ) -> Result<(), Errno> {
     call!(nr, fd, addr, std::ptr::from_mut(len)).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn memory_that_is_not_there_is_not_readable() {
-        let page = 4096;
-        // SAFETY: a new mapping of two pages, of which the second is then made unreadable; neither is a reference's.
-        let at = unsafe {
-            let (rw, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-            let at = libc::mmap(std::ptr::null_mut(), 2 * page, rw, flags, -1, 0);
-            assert_ne!(at, libc::MAP_FAILED);
-            assert_eq!(libc::mprotect(at.byte_add(page), page, none), 0);
-            at.cast::<u8>().cast_const()
-        };
-        let here = |from, len| is_readable(at.wrapping_add(from), len);
-        assert!(here(0, page) && here(0, 16) && here(page - 16, 16));
-        assert!(!here(page, 16), "behind the end");
-        assert!(!here(page - 16, 32), "across the end");
-        assert!(!here(0, 2 * page), "all of it");
-        assert!(!is_readable(std::ptr::null(), 16));
-        assert!(!here(1, 16), "cannot be asked about");
-        let words = [0_u64; 1024];
-        assert!(is_readable(words.as_ptr().cast(), size_of_val(&words)));
-    }
 }

@@ -73,11 +73,20 @@ pub fn is_flow(fd: c_int) -> bool {
     w != 0 && w & TAG == 0
 }
 
+/// Whether a number means anything, without more.
+#[inline]
+pub fn is_known(fd: c_int) -> bool {
+    word(fd) != 0
+}
+
 #[cold]
 #[inline(never)]
 fn tagged(fd: c_int, w: usize) -> Option<&'static Flow> {
     if w & TAG == INHERITED {
-        crate::process::tell_parent((w >> 2) as u32);
+        // A descriptor that we have just made has this number only because the connection was closed unseen.
+        if !crate::runtime::is_our_call() {
+            crate::process::tell_parent((w >> 2) as u32);
+        }
         clear(fd);
     }
     None
@@ -128,6 +137,14 @@ pub fn set_epoll(fd: c_int, instance: &'static Instance) {
 /// The number means nothing to us any more.
 pub fn clear(fd: c_int) {
     store(fd, 0);
+}
+
+/// The number is this flow's no more, if it has not become something else meanwhile.
+pub fn release(fd: c_int, flow: &Flow) {
+    if let Some(slot) = TABLE.get(fd as u32 as usize) {
+        let word = std::ptr::from_ref(flow) as usize;
+        let _ = slot.compare_exchange(word, 0, Ordering::SeqCst, Ordering::SeqCst);
+    }
 }
 
 /// In a forked child: what were flows are now the parent's.

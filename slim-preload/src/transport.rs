@@ -15,10 +15,12 @@ use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
 use crate::lock::Guard;
 use crate::stand_in::{self, Left};
 use crate::sys::{self, Errno};
-use crate::{options, runtime};
+use crate::{epoll, options, rings, runtime};
 use libc::c_int;
+use slim_agent::turn;
 use slim_core::stash::Stash;
-use slim_core::{Cause, Verdict};
+use slim_core::{Cause, Verdict, memory};
+use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -39,13 +41,20 @@ const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 pub type CtlGuard = Guard<'static, Ctl>;
 
 /// Puts `file` under all numbers of the flow.
-fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
+fn swap_in(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
+    flow.drop_lost(ctl);
+    rings::swapping(|| swap(flow, ctl, file, registered))
+}
+
+fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
+    epoll::read_back(flow, ctl);
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
     let placeholder = ctl.fds.first().filter(|_| ctl.veiled);
     let placeholder = placeholder.and_then(|fd| sys::dup_high(*fd).ok());
     let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
+    flow.set_under(file);
     SWAPS.fetch_add(1, Ordering::SeqCst);
     if let Some(fd) = placeholder {
         // Whoever got it from us without our seeing it is not to wait for ever. Not before the swap: who is woken
@@ -57,6 +66,9 @@ fn swap_in(ctl: &Ctl, file: c_int, registered: bool) -> Result<(), Errno> {
         for e in &ctl.epolls {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
         }
+    }
+    if let Some(fd) = ctl.fds.first().filter(|_| registered) {
+        options::tell_owner(*fd, *fd);
     }
     crate::ops::sleep::wake_all();
     swapped
@@ -70,10 +82,17 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
     match ctl.mode {
         Mode::Open => {
             flow.bar();
+            epoll::read_back(flow, ctl);
+            ctl.mode = Mode::Suspended;
+            if epoll::any_unseen() {
+                veil(flow, ctl);
+            }
+            if ctl.veiled {
+                return flow.wake();
+            }
             for e in &ctl.epolls {
                 ctl.fds.iter().for_each(|fd| e.detach(*fd));
             }
-            ctl.mode = Mode::Suspended;
             flow.exposed.store(true, Ordering::SeqCst);
             SWAPS.fetch_add(1, Ordering::SeqCst);
             crate::ops::sleep::wake_all();
@@ -107,7 +126,8 @@ pub fn veil(flow: &Flow, ctl: &mut Ctl) {
         }
     }
     sys::set_status(placeholder, sys::status(ctl.flags_of(first)));
-    let _ = swap_in(ctl, placeholder, false);
+    ctl.registered = epoll::any_unseen();
+    let _ = swap_in(flow, ctl, placeholder, ctl.registered);
     sys::close(placeholder);
     ctl.veiled = true;
     flow.exposed.store(false, Ordering::SeqCst);
@@ -136,13 +156,17 @@ pub enum Fault {
 
 /// A data call, or a poll, found the transport under `fd` dead.
 pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
+    // What is not the flow's any more has its own errors and ends.
+    if flow.own_at(fd).is_none() {
+        return Fault::Plain;
+    }
     if let Cause::Eof { received } = cause
         && announced(flow, received)
     {
         return Fault::Plain;
     }
     // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
-    let Some(ctl) = flow.ctl_of(fd) else {
+    let Some(ctl) = flow.own_at(fd) else {
         return Fault::Plain;
     };
     if ctl.mode != Mode::Open {
@@ -182,6 +206,7 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         return Fault::Plain;
     }
     suspend(flow, &mut ctl);
+    ctl.ended = matches!(cause, Cause::Eof { .. });
     match cause {
         // It looks as if there were something to read, and nothing is wrong with it.
         Cause::Eof { .. } => veil(flow, &mut ctl),
@@ -195,22 +220,38 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         (cause, _) => cause,
     };
     if let Cause::Errno(errno) = cause {
-        ctl.taken = Some(errno);
+        ctl.taken = NonZeroI32::new(errno);
     }
     // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
     // thread does with the flow, and before it can resume it for the peer.
-    runtime::with_agent(|a| a.fault(flow.token(), cause));
+    match runtime::with_agent(|a| a.fault(flow.token(), cause)) {
+        Some(true) => turn::want(),
+        // As bare, since nobody is left to resume it.
+        _ => conclude(flow, ctl, verdict(cause)),
+    }
     Fault::Suspended
 }
 
-/// The transport that waits behind the stash is dead.
-pub fn lost_behind_stash(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
+/// What the application sees of a transport that is lost for good.
+fn verdict(cause: Cause) -> Verdict {
+    match cause {
+        Cause::Errno(errno) => Verdict::Errno(errno),
+        Cause::Eof { .. } => Verdict::Eof,
+        Cause::PeerAsked | Cause::Stall => Verdict::Errno(libc::ECONNRESET),
+    }
+}
+
+/// The transport that bytes are sent on, though nobody may read from it yet, is dead.
+pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
     if ctl.plain {
         return conclude(flow, ctl, Verdict::Errno(errno));
     }
     suspend(flow, &mut ctl);
-    ctl.taken = Some(errno);
-    runtime::with_agent(|a| a.fault(flow.token(), Cause::Errno(errno)));
+    ctl.taken = NonZeroI32::new(errno);
+    let cause = Cause::Errno(errno);
+    if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
+        conclude(flow, ctl, verdict(cause));
+    }
 }
 
 /// A call has taken the error of a connection that is plain TCP, and cannot give it to its caller: the next call
@@ -242,7 +283,7 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
         && let Some(mut ctl) = flow.ctl_of(fd)
         && ctl.mode == Mode::Suspended
     {
-        ctl.taken.get_or_insert(errno);
+        ctl.taken = ctl.taken.or(NonZeroI32::new(errno));
     }
 }
 
@@ -265,7 +306,9 @@ fn announced(flow: &Flow, received: u64) -> bool {
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
 pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
+    // A reader that has met the end of the stream need not wait for an announcement.
     flow.release_numbers(&mut ctl);
+    flow.live.store(false, Ordering::Release);
     ctl.set_transport(None);
     ctl.mode = Mode::Lingering;
     drop(ctl);
@@ -283,7 +326,9 @@ pub fn cut(ctl: &mut Ctl) {
 
 /// Reads the old transport dry into the stash. Final: the peer has stopped trimming. How many bytes the flow has sent.
 pub fn drain(flow: &'static Flow) -> u64 {
-    cut(&mut flow.ctl());
+    if let Some(mut ctl) = flow.own() {
+        cut(&mut ctl);
+    }
     let begun = Instant::now();
     while !flow.idle() {
         if begun.elapsed() > LEAVE_LIMIT {
@@ -296,25 +341,34 @@ pub fn drain(flow: &'static Flow) -> u64 {
         std::thread::sleep(Duration::from_micros(20));
     }
     let sent = flow.sent();
-    let mut ctl = flow.ctl();
+    let Some(mut ctl) = flow.own() else {
+        return sent;
+    };
     let Some(old) = ctl.old().filter(|_| !ctl.drained) else {
         return sent;
     };
     ctl.drained = true;
     // Mostly there is nothing, and thousands of flows may be drained at once.
     let (mut small, mut large) = ([0; 512], Vec::new());
-    let mut buf = &mut small[..];
     // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
     let mut errors = 0;
+    let mut no_memory = false;
     loop {
+        let buf = match large.is_empty() {
+            true => &mut small[..],
+            false => &mut large[..],
+        };
         match sys::recv(old, buf, libc::MSG_DONTWAIT) {
             Ok(0) | Err(libc::EAGAIN) => break,
             Ok(n) => {
-                ctl.stash.push(&buf[..n]);
                 flow.add_received(n as u64);
-                if n == buf.len() {
+                if ctl.stash.push(&buf[..n]).is_err() {
+                    no_memory = true;
+                    break;
+                }
+                let full = n == buf.len() && large.is_empty();
+                if full && memory::reserve(&mut large, 64 << 10).is_ok() {
                     large.resize(64 << 10, 0);
-                    buf = &mut large;
                 }
             }
             Err(libc::EINTR) => {}
@@ -326,19 +380,26 @@ pub fn drain(flow: &'static Flow) -> u64 {
     let dry = Start::of_dry(flow, sent, old);
     ctl.over |= dry.is_some();
     let now = dry.or_else(|| Start::of(flow, sent, old));
+    let why = now.and_then(|now| start.contradiction(now, || sys::has_come_to_an_end(old)));
     if flow.forked.load(Ordering::Relaxed) {
         // Another process that has the transport must not take what is left of it for an orderly end.
         sys::disconnect(old);
     }
     // Not before: while we have it nobody closes an exposed transport.
     drop(ctl);
-    if let Some(why) = now.and_then(|now| start.contradiction(now)) {
+    if no_memory {
+        give_up(flow, NO_MEMORY);
+    } else if let Some(why) = why {
         give_up(flow, &why);
     }
     sent
 }
 
-/// An invariant does not hold, because somebody uses the descriptor past us: that is said.
+/// Why a flow is given up whose bytes cannot be kept.
+pub const NO_MEMORY: &str = "no memory for what has been received";
+
+/// An invariant does not hold, because somebody uses the descriptor past us, or what was received cannot be kept: that
+/// is said.
 pub fn give_up(flow: &'static Flow, why: &str) {
     let token = flow.token();
     runtime::say(&format!(
@@ -350,13 +411,18 @@ pub fn give_up(flow: &'static Flow, why: &str) {
 /// The flow ends in an error rather than with wrong bytes.
 pub fn out_of_step(flow: &'static Flow) {
     let token = flow.token();
-    conclude(flow, flow.ctl(), Verdict::Errno(libc::ECONNRESET));
+    if let Some(ctl) = flow.own() {
+        let errno = ctl.taken.map_or(libc::ECONNRESET, NonZeroI32::get);
+        conclude(flow, ctl, Verdict::Errno(errno));
+    }
     runtime::with_agent(|a| a.demote(token));
 }
 
 /// A replayed transport becomes the flow's.
 pub fn install(flow: &'static Flow, new: c_int) {
-    let mut ctl = flow.ctl();
+    let Some(mut ctl) = flow.own() else {
+        return abort(new);
+    };
     match (ctl.mode, ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
             let flags = sys::status(ctl.flags_of(fd));
@@ -367,7 +433,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
             dismiss(&mut ctl);
             ctl.moved = true;
             ctl.drained = false;
-            (ctl.taken, ctl.cut, ctl.over) = (None, false, false);
+            ctl.is_new();
             ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
@@ -376,7 +442,9 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 show_stash(flow, &mut ctl);
             }
         }
-        (Mode::Lingering, _) if flow.local_final.load(Ordering::Acquire) != UNKNOWN => {
+        (Mode::Lingering, _)
+            if !ctl.lost && flow.local_final.load(Ordering::Acquire) != UNKNOWN =>
+        {
             dismiss(&mut ctl);
             ctl.drained = false;
             ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
@@ -395,6 +463,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
 /// The old transport is of no use any more. The kernel is not to go on with it, nor is another process that has it.
 fn dismiss(ctl: &mut Ctl) {
     let over = std::mem::take(&mut ctl.over);
+    ctl.ended = false;
     if let Some(exposed) = ctl.exposed() {
         if !over {
             sys::disconnect(exposed);
@@ -409,20 +478,22 @@ fn dismiss(ctl: &mut Ctl) {
 /// The private transport takes the numbers, or the exposed one keeps them, and data calls go straight to it.
 fn open(flow: &Flow, ctl: &mut Ctl) {
     if let Some(new) = ctl.transport.take() {
-        let _ = swap_in(ctl, new, true);
+        let _ = swap_in(flow, ctl, new, true);
         sys::close(new);
-    } else if ctl.exposed().is_some() {
+    } else if let Some(fd) = ctl.exposed() {
         for e in &ctl.epolls {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
         }
+        options::tell_owner(fd, fd);
         SWAPS.fetch_add(1, Ordering::SeqCst);
         crate::ops::sleep::wake_all();
     } else {
         return;
     }
     ctl.mode = Mode::Open;
+    ctl.ended = false;
     ctl.uncover(flow);
-    (ctl.taken, ctl.cut, ctl.over) = (None, false, false);
+    ctl.is_new();
     flow.gate.open();
 }
 
@@ -430,7 +501,11 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
 fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     if let Ok(file) = stand_in::ready() {
         // Its status flags are not the flow's, see `Ctl::flags_of`.
-        let _ = swap_in(ctl, file, true);
+        let _ = swap_in(flow, ctl, file, true);
+    }
+    if let (Some(transport), Some(fd)) = (ctl.transport, ctl.fds.first()) {
+        // The stand-in has no owner.
+        options::tell_owner(transport, *fd);
     }
     ctl.mode = Mode::Stashed { then: Then::Open };
     ctl.uncover(flow);
@@ -479,9 +554,12 @@ pub fn become_plain(flow: &'static Flow) {
 
 /// The old transport is put back: it was not dead after all, or the error it reports is the true one.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
-    let mut ctl = flow.ctl();
+    let Some(mut ctl) = flow.own() else { return };
     if ctl.mode == Mode::Suspended
-        && let Some(errno) = ctl.taken.or(ctl.cut.then_some(libc::ECONNRESET))
+        && let Some(errno) = ctl
+            .taken
+            .map(NonZeroI32::get)
+            .or(ctl.cut.then_some(libc::ECONNRESET))
     {
         drop(ctl);
         return escalate(flow, Verdict::Errno(errno));
@@ -497,6 +575,14 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
             show_stash(flow, &mut ctl);
         }
     }
+    if ctl.mode == Mode::Lingering && flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+        // The application has closed it meanwhile. The kernel goes on with it, and if it breaks now, that is noticed.
+        if let Some(old) = ctl.transport {
+            sys::shutdown(old, libc::SHUT_WR);
+        }
+        ctl.cut = false;
+        flow.gate.open();
+    }
     if legacy && ctl.mode == Mode::Open {
         unmanage(flow, ctl);
     } else {
@@ -510,11 +596,11 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
 pub fn escalate(flow: &'static Flow, verdict: Verdict) {
     // What the kernel has received is the application's, whatever becomes of the connection.
     drain_if_suspended(flow);
-    let mut ctl = flow.ctl();
+    let Some(mut ctl) = flow.own() else { return };
     if ctl.mode == Mode::Lingering {
         ctl.set_transport(None);
     }
-    let verdict = match (verdict, ctl.taken) {
+    let verdict = match (verdict, ctl.taken.map(NonZeroI32::get)) {
         // The end had come before the transport failed: it is what we sent that was refused.
         (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
         (verdict, _) => verdict,
@@ -549,9 +635,18 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
         return;
     }
     flow.bar();
-    let mut unread = vec![0; ctl.stash.len()];
-    ctl.stash.peek(&mut unread);
-    let whole = stand_in::over(how, &unread).ok().filter(|_| owed.is_none());
+    let mut unread = Vec::new();
+    let copied = owed.is_none()
+        && ctl.stash.len() <= stand_in::MOST
+        && memory::reserve(&mut unread, ctl.stash.len()).is_ok();
+    let whole = match copied {
+        true => {
+            unread.resize(ctl.stash.len(), 0);
+            ctl.stash.peek(0, &mut unread);
+            stand_in::over(how, &unread).ok()
+        }
+        false => None,
+    };
     if whole.is_some() {
         ctl.stash = Stash::new();
     }
@@ -559,7 +654,7 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
     if let Some(fd) = file.filter(|_| flow.local_final.load(Ordering::Acquire) != UNKNOWN) {
         sys::shutdown(fd, libc::SHUT_WR);
     }
-    bury(&mut ctl, file);
+    bury(flow, &mut ctl, file);
     ctl.uncover(flow);
     ctl.mode = match owed {
         None if ctl.stash.is_empty() => return unmanage(flow, ctl),
@@ -574,8 +669,9 @@ fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
 }
 
 /// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.
-fn bury(ctl: &mut Ctl, file: Option<c_int>) {
+fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
     let Some(fd) = ctl.fds.first().copied() else {
+        file.into_iter().for_each(sys::close);
         return ctl.set_transport(None);
     };
     let exposed = ctl.exposed();
@@ -590,7 +686,8 @@ fn bury(ctl: &mut Ctl, file: Option<c_int>) {
     let before = old.unwrap_or(fd);
     sys::set_status(file, flags);
     if before != file {
-        options::copy(before, file);
+        // What is over sends nothing.
+        let _ = options::copy(before, file, &mut ctl.receives);
     }
     if old.is_none() {
         sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
@@ -598,7 +695,7 @@ fn bury(ctl: &mut Ctl, file: Option<c_int>) {
     if let Some(exposed) = exposed {
         sys::disconnect(exposed);
     }
-    let _ = swap_in(ctl, file, true);
+    let _ = swap_in(flow, ctl, file, true);
     sys::close(file);
     if let Some(old) = old.filter(|o| *o != file) {
         abort(old);

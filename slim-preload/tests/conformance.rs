@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Program, SETTLED, compare, compile, pair, preload, same_alone, same_pair};
+use common::{Program, SETTLED, apart, compare, compile, pair, preload, same_alone, same_pair};
 use std::fs;
 use std::process::Command;
 
@@ -36,8 +36,38 @@ fn endings() {
 }
 
 #[test]
+fn short_connections() {
+    same_alone("shorts", &[], &[]);
+}
+
+#[test]
+fn calls_left_by_a_jump() {
+    same_alone("jumps", &[], &[]);
+}
+
+#[test]
+fn urgent_bytes() {
+    for case in [
+        "close",
+        "close,aside",
+        "close,inline",
+        "shut,twice",
+        "shut,inline,twice",
+        "more,aside",
+    ] {
+        same_pair("urgent", &[], &[case]);
+    }
+}
+
+#[test]
 fn readiness() {
     same_alone("ready", &[], &[]);
+}
+
+/// An error queue is the application's, and time limits hold.
+#[test]
+fn events_of_whole_connections() {
+    same_alone("events", &[], &[]);
 }
 
 #[test]
@@ -48,6 +78,54 @@ fn epoll() {
 #[test]
 fn copies_and_numbers() {
     same_alone("dups", &[], &[]);
+}
+
+/// A program that closes a number by a system call of its own means what `close` means.
+#[test]
+fn numbers_closed_unseen() {
+    same_alone("unseen", &[], &[]);
+}
+
+/// Random sequences of calls on both ends, some of them by system calls that no hook sees: as bare sockets.
+/// `SLIM_SEQUENCES`: how many; a failure names the blocks of 20 that differ, and how to see all of one.
+#[test]
+fn sequences_of_calls() {
+    const PROCESSES: u32 = 4;
+    const PER_BLOCK: u32 = 20;
+    let want = std::env::var("SLIM_SEQUENCES").ok();
+    let want = want.and_then(|n| n.parse().ok()).unwrap_or(20_000);
+    let blocks = (want / PER_BLOCK).div_ceil(PROCESSES);
+    let program = compile("sequences", &[]);
+    let run = |preloaded: bool| {
+        let start = |part: u32| {
+            Program::new(&program)
+                .args([part * blocks, blocks].map(|n| n.to_string()))
+                .preloaded(preloaded)
+                .settle(5)
+                .env("SLIM_LOG", "off")
+                .start()
+        };
+        let all: Vec<_> = (0..PROCESSES).map(start).collect();
+        let limit = std::time::Duration::from_secs(600);
+        all.into_iter()
+            .map(|one| one.finish_within(limit))
+            .collect::<Vec<_>>()
+    };
+    let (bare, got) = (run(false), run(true));
+    for (want, got) in bare.iter().zip(&got) {
+        assert!(want.ok(), "{}", want.transcript());
+        assert!(got.ok(), "{}", got.transcript());
+        let different: Vec<_> = want
+            .stdout
+            .lines()
+            .zip(got.stdout.lines())
+            .filter(|(a, b)| a != b)
+            .collect();
+        assert!(
+            different.is_empty(),
+            "{different:?}: to see what block N does, run tests/c/sequences.c with N 1 N, bare and with the library"
+        );
+    }
 }
 
 /// What we make for a resume takes no number that the program could have had, not even for a moment.
@@ -84,8 +162,23 @@ fn time_limits_and_signals() {
 }
 
 #[test]
+fn a_process_without_connections() {
+    same_alone("alone", &[], &[]);
+}
+
+#[test]
 fn processes() {
     same_alone("forks", &[], &[]);
+}
+
+#[test]
+fn forks_while_others_register() {
+    same_alone("mirrors", &[], &["forking"]);
+}
+
+#[test]
+fn unusual_processes_and_limits() {
+    same_alone("kin", &[], &[]);
 }
 
 #[test]
@@ -206,7 +299,13 @@ fn little_memory() {
 
 #[test]
 fn the_udp_port_is_taken() {
-    scarce(&["udp-before"], 1);
+    scarce(&["udp-before"], 0);
+    let said = Program::new(compile("scarce", &[]))
+        .arg("udp-before")
+        .preloaded(true)
+        .env("SLIM_LOG", "info")
+        .run();
+    assert!(said.stderr.contains("no control socket on"), "{said:?}");
 }
 
 /// A program may bind UDP on the port of its TCP listener; ours must give way.
@@ -245,6 +344,37 @@ fn bad_settings_are_named_once() {
             "{name} in:\n{said}"
         );
     }
+}
+
+/// A control socket gives way to another process that wants its port; there is nothing to be said about it.
+#[test]
+fn a_udp_port_that_another_process_wants() {
+    apart();
+    let program = compile("udp_wanted", &[]);
+    let run = |server, client, settle| {
+        let one = |preloaded| Program::new(&program).preloaded(preloaded).settle(settle);
+        pair(one(server), one(client))
+    };
+    let bare = run(false, false, 0);
+    assert!(bare.0.ok() && bare.1.ok(), "{bare:?}");
+    for (mode, got) in [
+        ("negotiating", run(true, true, 0)),
+        ("settled", run(true, true, SETTLED)),
+        ("client only", run(false, true, 0)),
+    ] {
+        let differences = [
+            compare(&format!("server, {mode}"), &bare.0, &got.0),
+            compare(&format!("client, {mode}"), &bare.1, &got.1),
+        ];
+        assert_eq!(differences, [None, None], "{differences:#?}");
+    }
+}
+
+/// A peer's unannounced end is looked into; our direction is not held up by that.
+#[test]
+fn an_end_that_nobody_has_announced() {
+    same_pair("half_ends", &[], &["send"]);
+    same_pair("half_ends", &[], &["shut"]);
 }
 
 /// What SLIM asks by UDP does not come to the program that has the port by then.
@@ -309,4 +439,22 @@ fn settled_flows_are_live() {
             "SLIM={slim}:\n{log}"
         );
     }
+}
+
+/// The thread sanitizer does not see our locks: a program that is built for it is left alone, which is said.
+#[test]
+fn programs_with_the_thread_sanitizer() {
+    let program = common::compile("sanitized", &["-fsanitize=thread"]);
+    let run = |preloaded| {
+        Program::new(&program)
+            .preloaded(preloaded)
+            .settle(SETTLED)
+            .run()
+    };
+    let (bare, mut got) = (run(false), run(true));
+    assert!(bare.ok(), "{}", bare.transcript());
+    assert_eq!(got.stderr.matches("thread sanitizer").count(), 1);
+    assert_eq!(got.stderr.lines().count(), 1, "{}", got.stderr);
+    got.stderr.clear();
+    assert_eq!(got.transcript(), bare.transcript());
 }

@@ -4,6 +4,8 @@
 //! namespace is destroyed (`SOCK_DESTROY`) again and again; what it writes down must be the same. Needs root.
 
 mod common;
+#[path = "../src/options/table.rs"]
+mod table;
 
 use common::{Outcome, Program, SETTLED, compare, compile, own_network, pair, scratch};
 use std::fs;
@@ -121,6 +123,39 @@ fn resumes_are_written_to_the_event_log() {
     assert!(!log.contains("escalate"), "{log}");
 }
 
+/// Full connections with buffers of the application's size lose nothing, and do not stall on the next transport.
+#[test]
+fn small_buffers() {
+    if !own_network("small_buffers") {
+        return;
+    }
+    let binary = compile("small", &[]);
+    for sizes in [
+        ["8192", "0"],
+        ["4096", "100000"],
+        ["8192", "8192"],
+        ["0", "8192"],
+    ] {
+        let run = |preloaded, breaks| {
+            let one = Program::new(&binary)
+                .args(sizes)
+                .env("T_OWN_NETWORK", "1")
+                .env("T_BREAKS", breaks)
+                .preloaded(preloaded)
+                .settle(SETTLED);
+            let mut outcome = one.run();
+            println!("{sizes:?}: {}", outcome.stderr);
+            outcome.stderr.clear();
+            outcome
+        };
+        let bare = run(false, "0");
+        assert!(bare.ok(), "{sizes:?} fails bare:\n{}", bare.transcript());
+        if let Some(difference) = compare(&format!("{sizes:?}"), &bare, &run(true, "1")) {
+            panic!("\n{difference}");
+        }
+    }
+}
+
 #[test]
 fn idle_connections() {
     unnoticed("broken", &["idle"], 1);
@@ -129,6 +164,31 @@ fn idle_connections() {
 #[test]
 fn options_go_with_the_connection() {
     unnoticed("broken", &["options", "options-exec"], 1);
+}
+
+/// A connection with an urgent byte is plain TCP, and breaks like a bare one.
+#[test]
+fn broken_with_urgent_bytes() {
+    if !own_network("broken_with_urgent_bytes") {
+        return;
+    }
+    let binary = compile("urgent", &[]);
+    for case in ["close", "close,aside", "close,inline", "shut,twice"] {
+        let bare = run(&binary, case, 1, false, 0);
+        let got = run(&binary, case, 1, true, SETTLED);
+        let bad = differences(&format!("urgent {case}"), &bare, &got);
+        assert!(bad.is_empty() && bare.0.ok(), "\n{}", bad.join("\n"));
+    }
+}
+
+/// What is wrong with an application's pointers the kernel says, or nobody; also when no transport is there to ask.
+#[test]
+fn bad_pointers() {
+    unnoticed(
+        "pointers",
+        &["idle", "unread", "away", "over,unread", "over,idle"],
+        1,
+    );
 }
 
 #[test]
@@ -176,6 +236,27 @@ fn broken_while_connecting() {
     unnoticed("broken", &["connecting"], 1);
 }
 
+/// Processes that share the descriptors, or close what they have inherited where no hook sees it.
+#[test]
+fn other_processes_with_the_same_descriptors() {
+    unnoticed("kindred", &["shares", "server"], 1);
+}
+
+/// SLIM's own are among them: nobody resumes the connection, and nobody waits for that.
+#[test]
+fn all_numbers_are_closed_unseen() {
+    let args = "closes-all";
+    if !own_network(args) {
+        return;
+    }
+    let binary = compile("kindred", &[]);
+    let bare = run(&binary, args, 1, false, 0);
+    let got = run(&binary, args, 1, true, SETTLED);
+    let bad = differences(args, &bare, &got);
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    assert!(got.1.took.as_secs() < 20, "ended after {:?}", got.1.took);
+}
+
 #[test]
 fn several_senders_on_one_connection() {
     unnoticed("senders", &["threads"], 12);
@@ -199,6 +280,45 @@ fn no_descriptor_is_left() {
 #[test]
 fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
+}
+
+#[test]
+fn registrations_that_no_hook_sees() {
+    let ways = [
+        "level",
+        "edge",
+        "once",
+        "level-unseen",
+        "edge-unseen",
+        "once-unseen",
+        "level-change",
+        "edge-change",
+    ];
+    unnoticed("wakes", &ways, 1);
+}
+
+/// What the program puts under a number, unseen, stays there.
+#[test]
+fn numbers_taken_while_the_connection_is_away() {
+    if !own_network("numbers_taken_while_the_connection_is_away") {
+        return;
+    }
+    let binary = compile("taken", &[]);
+    for what in ["file", "pair", "sink"] {
+        let bare = run(&binary, what, 0, false, 0);
+        let mut got = run(&binary, what, 1, true, SETTLED);
+        // That connections were lost is said.
+        for end in [&mut got.0, &mut got.1] {
+            assert!(
+                end.stderr.lines().all(|l| l.contains("escalate")),
+                "{}",
+                end.stderr
+            );
+            end.stderr.clear();
+        }
+        let bad = differences(&format!("taken {what}"), &bare, &got);
+        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    }
 }
 
 #[test]
@@ -245,4 +365,216 @@ fn a_peer_that_dies() {
         ],
         0,
     );
+}
+
+#[test]
+fn epoll_instances_whose_numbers_change_hands() {
+    unnoticed("mirrors", &["fork", "first", "second", "over"], 1);
+}
+
+/// One byte that the library has not seen is enough: the connection is given up, and nothing is delivered twice.
+#[test]
+fn bytes_moved_past_the_library() {
+    if !own_network("bytes_moved_past_the_library") {
+        return;
+    }
+    let binary = compile("past", &[]);
+    for (args, read) in [
+        ("read", 1000),
+        ("read-all", 1000),
+        ("read-many", 1000),
+        ("write", 501),
+    ] {
+        let (server, client) = run(&binary, args, 1, true, SETTLED);
+        let said = format!("{args}:\n{}\n{}", server.transcript(), client.transcript());
+        // Which error it is, is the broken connection's to say.
+        for (end, read) in [(&server, 0), (&client, read)] {
+            let error = format!("{read} bytes, then ECONN");
+            assert!(end.stdout.starts_with(&error) && end.ok(), "{said}");
+        }
+        // One byte more that was written may be our FIN: that it was none, the peer knows.
+        let why = match args {
+            "write" => "reason=out_of_step",
+            _ => "something uses the descriptor past SLIM",
+        };
+        assert!(said.contains(why), "{said}");
+    }
+}
+
+/// The table, as the test program reads it.
+fn table() -> String {
+    let mut text = String::new();
+    for row in table::ROWS {
+        let (fate, kind) = match row.fate {
+            table::Fate::After(kind) => ("After", kind),
+            table::Fate::Before(kind) | table::Fate::Must(kind) => ("Before", kind),
+            table::Fate::Like(_) => ("Like", table::Kind::Int),
+            table::Fate::Bound => ("Bound", table::Kind::Int),
+            table::Fate::Nothing => ("Nothing", table::Kind::Int),
+        };
+        text += &format!("{} {} {kind:?} {fate} {}\n", row.level, row.name, row.label);
+    }
+    text
+}
+
+fn options(case: &str) -> Option<(Outcome, Outcome)> {
+    if !own_network(&format!("every_option {case}")) {
+        return None;
+    }
+    let binary = compile("every_option", &[]);
+    let file = scratch("table");
+    fs::write(&file, table()).expect("a file of our own");
+    let one = || {
+        Program::new(&binary)
+            .env("T_ARGS", case)
+            .env("T_TABLE", &file)
+            .env("T_OWN_NETWORK", "1")
+            .preloaded(true)
+            .settle(SETTLED)
+    };
+    Some(pair(one(), one()))
+}
+
+/// Each option keeps its value over a break, or ends the connection's being a flow.
+#[test]
+fn every_option_of_a_connection() {
+    let Some((server, client)) = options("every") else {
+        return;
+    };
+    for (end, got) in [("server", server), ("client", client)] {
+        let text = got.transcript();
+        let number = |what| {
+            let line = text.lines().find_map(|l| l.strip_prefix(what));
+            line.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0)
+        };
+        let bad = ["LOST", "HELD", "BROKEN", "owner 0", "signal 0", "flag 0"];
+        let bad = bad.into_iter().chain([": 0", "stderr"]);
+        let bad: Vec<_> = bad.filter(|word| text.contains(word)).collect();
+        assert!(got.ok() && bad.is_empty(), "{end}: {bad:?} in\n{text}");
+        // The kernel may be older than the table.
+        assert!(number("changed ") >= 60, "{end}:\n{text}");
+        assert!(end == "server" || number("bound ") >= 6, "{end}:\n{text}");
+    }
+}
+
+/// Connections of ours that need the mark have it from their first packet on.
+#[test]
+fn marks_are_there_before_the_connection() {
+    if let Some((server, client)) = options("marked") {
+        let (server, client) = (server.transcript(), client.transcript());
+        let want = "marked: 1\nagain: 1\nexit 0\n";
+        assert_eq!(server, want);
+        let refused = "connect(fd, (void *)&a, sizeof a) = -1 EHOSTUNREACH\n";
+        let made = "connect(fd, (void *)&a, sizeof a) = 0\n";
+        assert_eq!(client, format!("{refused}{made}{want}"));
+    }
+}
+
+/// What the kernel's headers have, the table has.
+#[test]
+fn every_option_of_the_headers() {
+    let files = [
+        ("asm-generic/socket.h", "SO_", libc::SOL_SOCKET),
+        ("linux/in.h", "IP_", libc::IPPROTO_IP),
+        ("linux/in6.h", "IPV6_", libc::IPPROTO_IPV6),
+        ("linux/tcp.h", "TCP_", libc::IPPROTO_TCP),
+    ];
+    // Values of options, flags and constants.
+    let others = [
+        "IP_PMTUDISC_",
+        "IP_DEFAULT_MULTICAST_",
+        "IP_MSFILTER_SIZE",
+        "IPV6_FL_",
+        "IPV6_FLOWINFO_FLOWLABEL",
+        "IPV6_FLOWINFO_PRIORITY",
+        "IPV6_PRIORITY_",
+        "IPV6_TLV_",
+        "IPV6_PMTUDISC_",
+        "IPV6_PREFER_SRC_",
+        "TCP_MSS_",
+        "TCP_REPAIR_ON",
+        "TCP_REPAIR_OFF",
+        "TCP_MD5SIG_MAXKEYLEN",
+        "TCP_MD5SIG_FLAG",
+        "TCP_AO_MAXKEYLEN",
+        "TCP_AO_KEYF_",
+        "TCP_RECEIVE_ZEROCOPY_FLAG",
+        "TCP_CM_INQ",
+    ];
+    let mut seen = 0;
+    for (file, prefix, level) in files {
+        let text = fs::read_to_string(Path::new("/usr/include").join(file))
+            .expect("the kernel's headers (linux-libc-dev)");
+        for line in text.lines() {
+            let mut words = line.split_whitespace();
+            let (Some("#define"), Some(name), Some(value)) =
+                (words.next(), words.next(), words.next())
+            else {
+                continue;
+            };
+            let Ok(number) = value.parse::<i32>() else {
+                continue;
+            };
+            if name.starts_with(prefix) && !others.iter().any(|o| name.starts_with(o)) {
+                seen += 1;
+                let known = |row: &&table::Row| row.level == level && row.name == number;
+                assert!(
+                    table::ROWS.iter().any(|row| known(&row)),
+                    "{name} ({number}) of {file} is in no row of the table"
+                );
+            }
+        }
+    }
+    assert!(seen > 150, "only {seen} options found");
+}
+
+/// A real-time thread that asks without a pause, on the one processor that its process may use.
+#[test]
+fn a_thread_that_leaves_its_processor_to_nobody() {
+    unnoticed("realtime", &["recv", "poll", "select", "epoll"], 1);
+    unnoticed(
+        "realtime",
+        &[
+            "recv-user",
+            "poll-user",
+            "epoll-user",
+            "select-user",
+            "recv-late",
+        ],
+        1,
+    );
+}
+
+/// A filter of the program's own, and processes that end with their last thread: both as without the library, which says
+/// once that it steps back.
+#[test]
+fn filters_and_last_threads() {
+    let binary = compile("filters", &[]);
+    let mut bad = Vec::new();
+    for args in [
+        "strict",
+        "thread",
+        "process",
+        "by-number",
+        "seccomp",
+        "killed",
+        "main-exits",
+        "main-exits-first",
+    ] {
+        let bare = run(&binary, args, 0, false, 0);
+        let mut got = run(&binary, args, 0, true, SETTLED);
+        let filtered = !args.starts_with("main");
+        let said = got.1.stderr.matches("connections are plain TCP").count();
+        if said != usize::from(filtered) {
+            bad.push(format!("{args}: said {said} times: {}", got.1.stderr));
+        }
+        got.1.stderr.clear();
+        bad.extend(differences(&format!("filters {args}"), &bare, &got));
+    }
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+}
+
+#[test]
+fn the_limit_on_open_files_is_the_programs() {
+    unnoticed("limits", &["alone", "fork"], 0);
 }

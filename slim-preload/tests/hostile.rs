@@ -3,26 +3,13 @@
 
 mod common;
 
-use common::{Program, SETTLED, compare, compile, own_network, pair_started, preload};
-use std::collections::BTreeSet;
+use common::{
+    Program, SETTLED, compare, compile, own_network, pair_started, ports, preload, scratch,
+};
 use std::fs;
 use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
-use std::time::Duration;
-
-/// Local ports in one of the tables of /proc/net, in the given state.
-fn ports(table: &str, state: &str) -> BTreeSet<u16> {
-    let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
-    text.lines()
-        .skip(1)
-        .filter_map(|l| {
-            let mut words = l.split_whitespace().skip(1);
-            let local = words.next()?;
-            (words.nth(1)? == state)
-                .then(|| u16::from_str_radix(local.rsplit(':').next()?, 16).ok())?
-        })
-        .collect()
-}
+use std::time::{Duration, Instant};
 
 /// Kilobytes in memory.
 fn resident(pid: u32) -> u64 {
@@ -63,9 +50,11 @@ fn noise_does_no_harm() {
         return;
     }
     let program = compile("broken", &[]);
+    let noisy = scratch("noisy");
     let one = |slim: bool| {
         Program::new(&program)
             .env("T_ARGS", "steady")
+            .env("T_WHILE", &noisy)
             .env("T_BREAKS", if slim { "1" } else { "0" })
             .env("T_OWN_NETWORK", "1")
             .settle(SETTLED)
@@ -74,7 +63,12 @@ fn noise_does_no_harm() {
     let bare = common::pair(one(false), one(false));
     assert!(preload().exists());
 
+    fs::write(&noisy, "").expect("a file");
     let (server, client) = pair_started(one(true), one(true));
+    let begun = Instant::now();
+    while ports("udp", "07").len() < 3 && begun.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(10));
+    }
     std::thread::sleep(Duration::from_millis(600));
     let (udp, tcp) = (ports("udp", "07"), ports("tcp", "0A"));
     assert!(
@@ -107,6 +101,7 @@ fn noise_does_no_harm() {
             "from {before} to {after} kB"
         );
     }
+    fs::remove_file(&noisy).expect("the file");
     let got = (server.finish(), client.finish());
     for (end, want, got) in [("server", &bare.0, &got.0), ("client", &bare.1, &got.1)] {
         if let Some(difference) = compare(end, want, got) {

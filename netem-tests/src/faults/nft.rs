@@ -1,4 +1,4 @@
-//! A firewall in the way: packets dropped, or connections reset.
+//! A firewall in the way: packets dropped, connections reset, or only what belongs to a connection of the host's own.
 
 use std::{
     fmt,
@@ -19,6 +19,10 @@ pub enum Action {
     /// TCP connections are reset. RSTs themselves pass, or the other end would never hear of it.
     /// Other protocols are left alone.
     Reset,
+    /// What belongs to a connection that the host has begun passes. Everything else is dropped.
+    Guard,
+    /// The same, but the sender is told (ICMP port unreachable).
+    GuardAndTell,
 }
 
 /// A rule to be laid on hosts: what to do, with which packets.
@@ -40,6 +44,17 @@ impl Rule {
     /// Reset every TCP connection that comes by any path.
     pub fn reset() -> Self {
         Rule::new(Action::Reset)
+    }
+
+    /// The usual firewall of a host: what it has not asked for is dropped, on any path. The ports given with
+    /// [`except_ports`](Self::except_ports) are open, for TCP and UDP.
+    pub fn guard() -> Self {
+        Rule::new(Action::Guard)
+    }
+
+    /// [`guard`](Self::guard), with an answer to what does not pass.
+    pub fn guard_and_tell() -> Self {
+        Rule::new(Action::GuardAndTell)
     }
 
     fn new(action: Action) -> Self {
@@ -111,8 +126,13 @@ impl Rule {
             from += &format!(" meta length > {bytes}");
         }
         let mut rules = Vec::new();
+        let guards = matches!(self.action, Action::Guard | Action::GuardAndTell);
         for port in &self.except {
-            rules.push(format!("tcp sport {port} accept"));
+            if guards {
+                rules.push(format!("udp dport {port} accept"));
+            } else {
+                rules.push(format!("tcp sport {port} accept"));
+            }
             rules.push(format!("tcp dport {port} accept"));
         }
         let verdict = match self.action {
@@ -121,9 +141,18 @@ impl Rule {
                 rules.push("tcp flags & rst == rst accept".into());
                 "reject with tcp reset"
             }
+            Action::Guard | Action::GuardAndTell => {
+                rules.push("ct state established,related accept".into());
+                match self.action {
+                    Action::Guard => "drop",
+                    _ => "reject",
+                }
+            }
         };
         match (self.only.as_slice(), self.action) {
-            ([], Action::Drop) => rules.push(format!("{from} counter {verdict}")),
+            ([], Action::Drop | Action::Guard | Action::GuardAndTell) => {
+                rules.push(format!("{from} counter {verdict}"));
+            }
             ([], Action::Reset) => rules.push(format!("{from} meta l4proto tcp counter {verdict}")),
             (ports, _) => {
                 for port in ports {
@@ -268,6 +297,25 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("iifname \"path1\" counter drop"), "{text}");
+    }
+
+    #[test]
+    fn a_guard_lets_its_hosts_own_connections_pass() {
+        for (rule, verdict) in [(Rule::guard(), "drop"), (Rule::guard_and_tell(), "reject")] {
+            let text = rule.except_ports([80]).text("t");
+            let own = text.find("ct state established,related accept").unwrap();
+            let rest = text
+                .find(&format!("iifname \"path*\" counter {verdict}"))
+                .unwrap();
+            assert!(own < rest, "{text}");
+            for protocol in ["tcp", "udp"] {
+                assert!(
+                    text.contains(&format!("{protocol} dport 80 accept")),
+                    "{text}"
+                );
+            }
+            assert!(!text.contains("sport"), "{text}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use slim_agent::{Agent, Drained, FlowIo, Probe};
+use slim_agent::{Agent, Drained, FlowIo, Owed, Probe};
 use slim_core::config::Config;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
@@ -282,7 +282,7 @@ impl State {
             // An error is reported once, and may hide what comes after it.
             for _ in 0..2 {
                 while let Ok(n @ 1..) = recv(fd, &mut buf) {
-                    self.stash.push(&buf[..n]);
+                    self.stash.push(&buf[..n]).unwrap();
                     self.received += n as u64;
                 }
             }
@@ -335,7 +335,7 @@ impl FlowIo for Stream {
 
     fn stash(&self, data: &[u8]) {
         let mut s = self.state();
-        s.stash.push(data);
+        s.stash.push(data).unwrap();
         s.received += data.len() as u64;
     }
 
@@ -356,11 +356,17 @@ impl FlowIo for Stream {
         at
     }
 
-    fn prepare(&self, fd: BorrowedFd<'_>) {
+    fn before_connect(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
+        assert!(slim_agent::fds::is_internal(fd.as_raw_fd()));
+        assert!(socket2::SockRef::from(&fd).peer_addr().is_err());
+        Ok(())
+    }
+
+    fn prepare(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
         assert!(slim_agent::fds::is_internal(fd.as_raw_fd()));
         // Small, so that a replay takes several turns.
         let sock = socket2::SockRef::from(&fd);
-        sock.set_send_buffer_size(64 << 10).unwrap();
+        sock.set_send_buffer_size(64 << 10)
     }
 
     fn install(&self, fd: OwnedFd) {
@@ -425,10 +431,14 @@ impl FlowIo for Stream {
         self.state().local_final
     }
 
-    fn lingering_delivered(&self) -> bool {
+    fn owed(&self) -> Option<Owed> {
         let mut s = self.state();
+        let owed = Owed {
+            kept: s.replay.len(),
+            acked: s.replay.end() - s.replay.len() as u64,
+        };
         if s.barred || !s.closed {
-            return false;
+            return Some(owed);
         }
         let done = s.verdict.is_some() || s.trim() == 0;
         if let Some(fd) = s.fd().filter(|_| !done)
@@ -436,12 +446,12 @@ impl FlowIo for Stream {
         {
             s.barred = true;
             self.agent.fault(self.token, Cause::Errno(errno));
-            return false;
+            return Some(owed);
         }
         if done {
             s.sock = None;
         }
-        done
+        (!done).then_some(owed)
     }
 }
 

@@ -165,6 +165,12 @@ impl Flows {
             .map_err(|_| Failure::failed("slim_flows ended, or said nothing for two minutes"))
     }
 
+    /// How many of its connections have been live.
+    pub fn live(&self) -> usize {
+        let log = fs::read_to_string(&self.events).unwrap_or_default();
+        log.matches("\"kind\":\"live\"").count()
+    }
+
     /// Waits until it is known of so many connections whether they are live, and wants all of them so.
     fn wait_live(&self, count: usize) -> Result<(), Failure> {
         let begun = Instant::now();

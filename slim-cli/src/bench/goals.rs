@@ -69,6 +69,18 @@ fn at_most(what: &str, goal: f64, unit: &str, measured: Option<f64>, all: &mut V
     });
 }
 
+fn at_least(what: &str, goal: f64, measured: Option<f64>, all: &mut Vec<Goal>) {
+    let Some(measured) = measured.filter(|m| m.is_finite()) else {
+        return;
+    };
+    all.push(Goal {
+        what: what.into(),
+        goal: format!(">= {goal}"),
+        measured: format!("{measured:.4}"),
+        reached: Some(measured >= goal),
+    });
+}
+
 fn goals(report: &Report) -> Vec<Goal> {
     let mut all = Vec::new();
     for measured in &report.messages {
@@ -123,6 +135,12 @@ fn goals(report: &Report) -> Vec<Goal> {
             Some(woken),
             &mut all,
         );
+        let what = "short connections, ratio to bare";
+        at_least(what, 0.5, memory.short.ratio(), &mut all);
+        let what = "short connections, live at both ends";
+        at_least(what, 1.0, Some(memory.short.live), &mut all);
+        let extra = memory.short.connect_extra();
+        at_most("connect, extra", 20.0, " us", extra, &mut all);
         let start = median(&memory.start.slim).zip(median(&memory.start.bare));
         let added = start.map(|(slim, bare)| slim - bare);
         at_most(

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::flows::{Ground, now};
+use super::flows::{Flows, Ground, now};
 use super::report::Section;
 use super::stats::median;
 use crate::failure::Failure;
@@ -17,6 +17,8 @@ use crate::table::Table;
 const IDLE: usize = 1000;
 /// Connections with full pipes.
 const BUSY: usize = 50;
+/// Long enough for a server to hear of the last end, and to write it down.
+const LAST_ENDS: Duration = Duration::from_millis(100);
 /// Long enough for every timer that a freshly used connection has.
 const SETTLE: Duration = Duration::from_secs(2);
 /// How long wake-ups are counted.
@@ -27,6 +29,8 @@ const WATCH: Duration = Duration::from_secs(3);
 pub struct Plan {
     /// Starts of a process, and rounds of short connections.
     pub rounds: usize,
+    /// Rounds of short connections.
+    pub short_rounds: usize,
     /// Short connections in a round.
     pub short: usize,
 }
@@ -56,8 +60,8 @@ pub struct Measured {
     pub start: Times,
     /// Milliseconds to run a program that makes one connection.
     pub connect: Times,
-    /// Short connections in a second.
-    pub short_rate: Times,
+    /// Short connections.
+    pub short: Short,
 }
 
 /// Figures of the same rounds.
@@ -72,6 +76,52 @@ pub struct Times {
 impl Times {
     fn of(&mut self, slim: bool) -> &mut Vec<f64> {
         if slim { &mut self.slim } else { &mut self.bare }
+    }
+}
+
+/// Connections one after the other, a byte there and back on each; bare and SLIM take turns.
+#[derive(Debug, Default, Serialize)]
+pub struct Short {
+    /// In a second.
+    pub rate: Times,
+    /// Microseconds that `connect` takes, medians of the turns.
+    pub connect: Times,
+    /// Of all connections under SLIM, how many were protected at both ends.
+    pub live: f64,
+    count: usize,
+}
+
+/// What one turn of them came to.
+struct Turn {
+    count: usize,
+    took: Took,
+    live: usize,
+}
+
+impl Short {
+    fn add(&mut self, turn: Turn, slim: bool) {
+        let rate = turn.count as f64 / (turn.took.ns / 1e9);
+        self.rate.of(slim).push(rate);
+        self.connect.of(slim).push(turn.took.connect / 1e3);
+        if slim {
+            // Those before the clock starts are counted, too.
+            let all = turn.count + turn.count / 8;
+            let live = self.live * self.count as f64 + turn.live as f64;
+            self.count += all;
+            self.live = live / self.count as f64;
+        }
+    }
+
+    /// Rate of SLIM, as a part of that of the bare turn before it: the median.
+    pub fn ratio(&self) -> Option<f64> {
+        let pairs = self.rate.bare.iter().zip(&self.rate.slim);
+        median(&pairs.map(|(bare, slim)| slim / bare).collect::<Vec<_>>())
+    }
+
+    /// Microseconds more for `connect`: the median.
+    pub fn connect_extra(&self) -> Option<f64> {
+        let pairs = self.connect.bare.iter().zip(&self.connect.slim);
+        median(&pairs.map(|(bare, slim)| slim - bare).collect::<Vec<_>>())
     }
 }
 
@@ -92,6 +142,7 @@ struct Filled {
 #[derive(Debug, Deserialize)]
 struct Took {
     ns: f64,
+    connect: f64,
 }
 
 impl Plan {
@@ -108,8 +159,7 @@ impl Plan {
         told("busy connections");
         let (busy_bare, _) = busy(&ground, false)?;
         let (busy_slim, busy_in_kernel) = busy(&ground, true)?;
-        let (mut start, mut connect, mut short_rate) =
-            (Times::default(), Times::default(), Times::default());
+        let (mut start, mut connect) = (Times::default(), Times::default());
         for round in 1..=self.rounds {
             told(&format!("starts, round {round}/{}", self.rounds));
             for slim in [false, true] {
@@ -118,10 +168,10 @@ impl Plan {
             }
         }
         told("short connections");
-        for _ in 0..self.rounds.min(5) {
+        let mut short = Short::default();
+        for _ in 0..self.short_rounds {
             for slim in [false, true] {
-                let rate = short_connections(&ground, slim, self.short)?;
-                short_rate.of(slim).push(rate);
+                short.add(short_connections(&ground, slim, self.short)?, slim);
             }
         }
         Ok(Measured {
@@ -136,7 +186,7 @@ impl Plan {
             busy_in_kernel,
             start,
             connect,
-            short_rate,
+            short,
         })
     }
 }
@@ -146,6 +196,7 @@ impl Plan {
     pub fn estimate(&self) -> Duration {
         (SETTLE + WATCH + Duration::from_secs(2)) * 4
             + Duration::from_millis(300) * self.rounds as u32
+            + Duration::from_millis(1200) * self.short_rounds as u32
     }
 }
 
@@ -201,20 +252,22 @@ fn first_connection(ground: &Ground, slim: bool) -> Result<f64, Failure> {
     Ok((now() - start) as f64 / 1e6)
 }
 
-/// Connections in a second, one after the other, a byte there and back on each.
-fn short_connections(ground: &Ground, slim: bool, count: usize) -> Result<f64, Failure> {
-    let _server = ground.server(slim, "serve")?;
-    Ok(count as f64 / (run_short(ground, slim, count)?.ns / 1e9))
+fn short_connections(ground: &Ground, slim: bool, count: usize) -> Result<Turn, Failure> {
+    let server = ground.server(slim, "serve")?;
+    let (took, client) = run_short(ground, slim, count)?;
+    thread::sleep(LAST_ENDS);
+    let live = client.live().min(server.live());
+    Ok(Turn { count, took, live })
 }
 
-fn run_short(ground: &Ground, slim: bool, count: usize) -> Result<Took, Failure> {
+fn run_short(ground: &Ground, slim: bool, count: usize) -> Result<(Took, Flows), Failure> {
     let args = ground.client_arguments("short", count);
     let args = args.each_ref().map(String::as_str);
     let mut client = ground.start(ground.lab.node(0), slim, &args)?;
     client.expect("READY")?;
     let took = client.answer()?;
     client.wait_end()?;
-    Ok(took)
+    Ok((took, client))
 }
 
 impl Measured {
@@ -252,7 +305,8 @@ impl Measured {
         for (what, times, unit) in [
             ("to run a program without sockets", &self.start, "ms"),
             ("to run one that connects once", &self.connect, "ms"),
-            ("short connections", &self.short_rate, "/s"),
+            ("short connections", &self.short.rate, "/s"),
+            ("  their connect", &self.short.connect, "us"),
         ] {
             let (bare, slim) = (median(&times.bare), median(&times.slim));
             let (bare, slim) = (bare.unwrap_or(f64::NAN), slim.unwrap_or(f64::NAN));
@@ -266,7 +320,13 @@ impl Measured {
         Section {
             title: "What flows and processes cost".into(),
             table,
-            notes: vec!["Anonymous memory, less that of the same program without SLIM.".into()],
+            notes: vec![
+                "Anonymous memory, less that of the same program without SLIM.".into(),
+                format!(
+                    "Of the short connections, {:.2} % were live at both ends.",
+                    self.short.live * 100.0
+                ),
+            ],
             plots: Vec::new(),
         }
     }

@@ -195,11 +195,13 @@ impl Options {
         match self.quick {
             true => memory::Plan {
                 rounds: 5,
+                short_rounds: 2,
                 short: 200,
             },
             false => memory::Plan {
                 rounds: 10 * self.other_rounds(),
-                short: 1000,
+                short_rounds: 2 * self.other_rounds(),
+                short: 2000,
             },
         }
     }

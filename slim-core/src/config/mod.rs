@@ -4,6 +4,7 @@
 //! of a job. [`Config::from_vars`] turns them into plain values; from there on nothing has to be
 //! checked again. A value that cannot be used is named in one line, and the default stands.
 
+mod peers;
 mod problem;
 mod value;
 
@@ -12,6 +13,7 @@ use std::time::Duration;
 
 use crate::auth::JobKey;
 
+pub use peers::{Net, Peers};
 pub use problem::Problem;
 
 use value::{Bad, duration, durations, number};
@@ -30,7 +32,7 @@ pub struct Variable {
 }
 
 /// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 10] = [
+pub const VARIABLES: [Variable; 13] = [
     Variable {
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
@@ -68,16 +70,34 @@ pub const VARIABLES: [Variable; 10] = [
         help: "how long data may stay unacknowledged before a new connection is tried beside the old one",
     },
     Variable {
+        name: "SLIM_LINGER",
+        allowed: "seconds from 1 to 3600",
+        default: "120",
+        help: "how long a closed connection is kept for a resume while its peer takes nothing of what was sent",
+    },
+    Variable {
+        name: "SLIM_LINGER_MEMORY",
+        allowed: "a whole number of MiB from 1 to 65536",
+        default: "64",
+        help: "how much may be kept for all closed connections of a process",
+    },
+    Variable {
         name: "SLIM_JOB_KEY",
-        allowed: "at least one character",
+        allowed: "at least 16 characters",
         default: "no key",
         help: "a secret that only processes of this job know",
     },
     Variable {
         name: "SLIM_JOB_KEY_FILE",
-        allowed: "a readable file that is not empty, and SLIM_JOB_KEY not set",
+        allowed: "a file of at least 16 bytes that only its owner can read, and SLIM_JOB_KEY not set",
         default: "no key",
         help: "a file that holds the secret",
+    },
+    Variable {
+        name: "SLIM_PEERS",
+        allowed: "all, none, or with commas between: private, local, networks (192.0.2.0/24) and addresses",
+        default: "private,local",
+        help: "which hosts are asked for SLIM, and answered",
     },
     Variable {
         name: "SLIM_EVENTS",
@@ -99,6 +119,9 @@ pub const TOOL_VARIABLES: [&str; 2] = ["SLIM_CACHE", "SLIM_PRELOAD"];
 
 /// Variables with this prefix belong to the test lab: launchers inside it have them.
 pub const LAB_PREFIX: &str = "SLIM_LAB_";
+
+/// A job key has at least as many bytes: somebody who has recorded a HELLO can try guesses.
+pub const MIN_JOB_KEY: usize = 16;
 
 /// Most attempts, and most attempt timeouts, that can be asked for.
 pub const MAX_ATTEMPTS: u32 = 16;
@@ -144,11 +167,17 @@ pub struct Config {
     pub hello_timeout: Duration,
     /// How long data may stay unacknowledged before the flow is suspected; zero: for ever.
     pub stall: Duration,
+    /// How long a closed flow is kept while its peer takes nothing.
+    pub linger: Duration,
+    /// How many bytes may be kept for all closed flows.
+    pub linger_memory: usize,
     /// Secret of the job.
     pub job_key: Option<JobKey>,
     /// File with the secret of the job. Whoever does I/O reads it and calls
     /// [`set_job_key`](Config::set_job_key) before this configuration is used.
     pub job_key_file: Option<PathBuf>,
+    /// Who is asked for SLIM, and answered.
+    pub peers: Peers,
     /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
     pub events: Option<PathBuf>,
     /// How much is said on standard error.
@@ -164,8 +193,11 @@ impl Default for Config {
             deadline: None,
             hello_timeout: Duration::from_secs(3),
             stall: Duration::from_secs(1),
+            linger: Duration::from_secs(120),
+            linger_memory: 64 << 20,
             job_key: None,
             job_key_file: None,
+            peers: Peers::default(),
             events: None,
             log: LogLevel::default(),
         }
@@ -225,11 +257,16 @@ impl Config {
             }
             "SLIM_HELLO_TIMEOUT" => self.hello_timeout = duration(value, 0.05..=60.0)?,
             "SLIM_STALL" => self.stall = zero_or(value, 3600.0)?,
+            "SLIM_LINGER" => self.linger = duration(value, 1.0..=3600.0)?,
+            "SLIM_LINGER_MEMORY" => {
+                self.linger_memory = (number(value, 1..=65_536)? as usize) << 20
+            }
             "SLIM_JOB_KEY" => {
-                self.job_key = Some(JobKey::new(value.as_bytes()).ok_or(Bad::Key("it is empty"))?);
+                self.job_key = Some(job_key(value.as_bytes()).map_err(Bad::Key)?);
             }
             "SLIM_JOB_KEY_FILE" if value.is_empty() => return Err(Bad::Key("it is empty")),
             "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
+            "SLIM_PEERS" => self.peers = Peers::parse(value)?,
             "SLIM_EVENTS" => self.events = Some(value.into()),
             "SLIM_LOG" => self.log = log_level(value)?,
             _ => unreachable!("{name} is in VARIABLES"),
@@ -237,18 +274,24 @@ impl Config {
         Ok(())
     }
 
-    /// Takes the job key from the `contents` of [`job_key_file`](Config::job_key_file), without
-    /// white space at the end, or learns why they could not be read.
+    /// Takes the job key from the contents of [`job_key_file`](Config::job_key_file), without
+    /// white space at the end, or learns why they could not be read. With the contents come the file's
+    /// permission bits, 0 if it is no regular file.
     ///
     /// # Errors
     /// The problem to be reported if there is no key in it. Then SLIM is off: to go on without the
     /// key that was asked for would be less safe than a plain connection.
-    pub fn set_job_key(&mut self, contents: Result<&[u8], &str>) -> Result<(), Problem> {
+    pub fn set_job_key(&mut self, file: Result<(&[u8], u32), &str>) -> Result<(), Problem> {
         self.job_key_file = None;
-        let key = contents.map(|bytes| JobKey::new(bytes.trim_ascii_end()));
+        let key = match file {
+            Ok((_, mode)) if mode & 0o077 != 0 => {
+                Err("others than its owner can use the file (chmod 600)")
+            }
+            Ok((bytes, _)) => job_key(bytes.trim_ascii_end()),
+            Err(why) => Err(why),
+        };
         match key {
-            Ok(Some(key)) => self.job_key = Some(key),
-            Ok(None) => return Err(self.without_key("SLIM_JOB_KEY_FILE", "the file is empty")),
+            Ok(key) => self.job_key = Some(key),
             Err(why) => return Err(self.without_key("SLIM_JOB_KEY_FILE", why)),
         }
         Ok(())
@@ -290,6 +333,12 @@ impl Config {
         }
         Some(path.into())
     }
+}
+
+fn job_key(bytes: &[u8]) -> Result<JobKey, &'static str> {
+    let long_enough = bytes.len() >= MIN_JOB_KEY;
+    let key = JobKey::new(bytes).filter(|_| long_enough);
+    key.ok_or("it has fewer than 16 bytes")
 }
 
 fn policy(value: &str) -> Result<Policy, Bad> {

@@ -43,7 +43,10 @@ fn every_value_arrives() {
         ("SLIM_DEADLINE", "90"),
         ("SLIM_HELLO_TIMEOUT", ".5"),
         ("SLIM_STALL", "0"),
-        ("SLIM_JOB_KEY", "secret"),
+        ("SLIM_LINGER", "30"),
+        ("SLIM_LINGER_MEMORY", "8"),
+        ("SLIM_JOB_KEY", "0123456789abcdef"),
+        ("SLIM_PEERS", "192.0.2.0/24"),
         ("SLIM_EVENTS", "/tmp/x.%p"),
         ("SLIM_LOG", "debug"),
     ]);
@@ -56,8 +59,11 @@ fn every_value_arrives() {
             deadline: Some(Duration::from_secs(90)),
             hello_timeout: Duration::from_millis(500),
             stall: Duration::ZERO,
-            job_key: JobKey::new(b"secret"),
+            linger: Duration::from_secs(30),
+            linger_memory: 8 << 20,
+            job_key: JobKey::new(b"0123456789abcdef"),
             job_key_file: None,
+            peers: Peers::parse("192.0.2.0/24").unwrap(),
             events: Some("/tmp/x.%p".into()),
             log: LogLevel::Debug,
         }
@@ -83,6 +89,8 @@ fn a_bad_value_is_named_with_what_is_allowed_and_used() {
         ("SLIM_DEADLINE", &["-1", "0.01", "86401", "1 minute"]),
         ("SLIM_HELLO_TIMEOUT", &["0", "61", "+1"]),
         ("SLIM_STALL", &["0.01", "3601", "off"]),
+        ("SLIM_LINGER", &["0", "0.5", "3601", "off"]),
+        ("SLIM_LINGER_MEMORY", &["0", "65537", "8M", "0.5"]),
         ("SLIM_LOG", &["verbose", "3"]),
     ] {
         let known = VARIABLES.iter().find(|v| v.name == name).unwrap();
@@ -135,20 +143,40 @@ fn a_key_that_is_none_turns_slim_off_and_is_not_shown() {
         assert_eq!(config.policy, Policy::Off);
         assert_eq!(problems.len(), 1);
     }
+    let (config, problems) = from(&[("SLIM_JOB_KEY", "15 characters..")]);
+    assert_eq!((config.policy, config.job_key), (Policy::Off, None));
+    assert!(
+        problems.len() == 1 && !problems[0].contains("characters"),
+        "{problems:?}"
+    );
     let mut config = good(&[("SLIM_JOB_KEY_FILE", "/key")]);
     assert_eq!(config.job_key_file, Some("/key".into()));
-    assert_eq!(config.set_job_key(Ok(b"secret\n")), Ok(()));
-    assert_eq!(config.job_key, JobKey::new(b"secret"));
+    assert_eq!(
+        config.set_job_key(Ok((b"0123456789abcdef\n", 0o600))),
+        Ok(())
+    );
+    assert_eq!(config.job_key, JobKey::new(b"0123456789abcdef"));
     assert_eq!(config.policy, Policy::Preferred);
-    for contents in [Ok(&b" \n"[..]), Err("permission denied")] {
+    let long = &b"0123456789abcdef"[..];
+    for contents in [
+        Ok((&b" \n"[..], 0o600)),
+        Ok((&b"0123456789abcde\n"[..], 0o600)),
+        Ok((long, 0o640)),
+        Ok((long, 0o604)),
+        Ok((long, 0o620)),
+        Err("permission denied"),
+    ] {
         let mut config = good(&[("SLIM_JOB_KEY_FILE", "/key")]);
         assert!(config.set_job_key(contents).is_err());
         assert_eq!((config.policy, config.job_key), (Policy::Off, None));
     }
-    let (config, problems) = from(&[("SLIM_JOB_KEY_FILE", "/key"), ("SLIM_JOB_KEY", "hush")]);
+    let (config, problems) = from(&[
+        ("SLIM_JOB_KEY_FILE", "/key"),
+        ("SLIM_JOB_KEY", "hush, this is secret"),
+    ]);
     assert_eq!(
         (config.job_key, config.job_key_file),
-        (JobKey::new(b"hush"), None)
+        (JobKey::new(b"hush, this is secret"), None)
     );
     assert!(
         problems.len() == 1 && !problems[0].contains("hush"),

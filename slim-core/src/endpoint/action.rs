@@ -22,6 +22,8 @@ pub enum Action {
     Connect {
         /// Its name from now on.
         conn: ConnId,
+        /// The flow that it is for.
+        token: FlowToken,
         /// Local address to bind to, if it matters.
         local: Option<IpAddr>,
         /// The peer's resume listener.
@@ -88,6 +90,13 @@ pub enum Action {
     /// Nothing was wrong: put the old transport, which was not drained, back to use. If the flow's
     /// state is `Legacy` when this action is taken, it is plain TCP from now on.
     Reinstate {
+        /// Which flow.
+        token: FlowToken,
+    },
+    /// The flow's transport has ended, and the peer process does not answer: find out whether the peer's
+    /// *kernel* still answers on that transport as one that has ended the stream itself; answered by
+    /// `handle_verified` within one to two seconds, unless the flow is put back, resumed or given up before.
+    Verify {
         /// Which flow.
         token: FlowToken,
     },

@@ -13,10 +13,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::flow::State;
-use super::record::{Bar, ECONNREFUSED, ECONNRESET, Flow, Outage, Why};
+use super::record::{Bar, ECONNREFUSED, ECONNRESET, Flow, Outage, Proof, Why};
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
+use crate::addr::at_port;
 use crate::event::{EscalateReason, Event, Failure};
 use crate::ids::{Cause, ConnId, FinHow, FlowToken, Role, Time, Verdict};
 
@@ -54,7 +55,7 @@ pub(super) struct Attempts {
     left: Option<Duration>,
     last: Failure,
     /// The connection under way, or the one that waits for its turn.
-    path: (Option<IpAddr>, SocketAddr),
+    path: Path,
     asked: Time,
     /// Connections replaced in this window because the peer had answered.
     replaced: u32,
@@ -62,9 +63,12 @@ pub(super) struct Attempts {
     heard_at: Option<IpAddr>,
 }
 
+/// Where a connection comes from, if not from where the kernel chooses, and where it goes.
+type Path = (Option<IpAddr>, SocketAddr);
+
 /// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
 /// of this host.
-fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<(Option<IpAddr>, SocketAddr)> {
+fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     let Some(peer) = &flow.peer else {
         return Vec::new();
     };
@@ -88,17 +92,30 @@ fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<(Option<IpAddr>, S
         }
     }
     // The kernel chooses the local address by its routes; another one may lead out of another port.
+    // The one of the flow's own connection may not be its choice.
     if !loopback {
+        let local = flow.ends.local().ip();
         let others = own
             .iter()
             .copied()
             .filter(usable)
-            .filter(|ip| *ip != flow.ends.local().ip() && ip.is_ipv4() == first.is_ipv4());
-        paths.extend(others.map(|ip| (Some(ip), first)));
+            .filter(|ip| *ip != local && ip.is_ipv4() == first.is_ipv4());
+        let own_end = own.contains(&local).then_some(local);
+        paths.extend(
+            own_end
+                .into_iter()
+                .chain(others)
+                .map(|ip| (Some(ip), first)),
+        );
     }
+    let port = peer.process.resume_port;
+    let remote = |ip| match ip {
+        ip if ip == first => at_port(flow.ends.remote(), port),
+        ip => SocketAddr::new(ip, port),
+    };
     paths
         .into_iter()
-        .map(|(local, ip)| (local, SocketAddr::new(ip, peer.process.resume_port)))
+        .map(|(local, ip)| (local, remote(ip)))
         .collect()
 }
 
@@ -117,8 +134,12 @@ fn stuck_in(n: u32) -> Duration {
 
 impl Endpoint {
     /// The flow's transport is suspect or gone: find out what to do about it.
-    pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, outage: Outage) {
-        let cause = outage.cause;
+    pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, mut outage: Outage) {
+        // The peer died while its replay was being written, or somebody ended the stream.
+        if outage.eof.is_some_and(|at| at < self.flow(token).promised) {
+            (outage.eof, outage.errno) = (None, Some(ECONNRESET));
+        }
+        let (cause, ended) = (outage.cause, outage.eof.is_some());
         self.emit(
             token,
             Event::Suspend {
@@ -140,9 +161,13 @@ impl Endpoint {
             return self.escalate_with_cause(now, token, reason);
         }
         match cause {
-            Cause::Eof { .. } => self.check_eof(now, token),
+            Cause::Eof { .. } if ended => self.check_eof(now, token),
             Cause::PeerAsked => {}
-            Cause::Errno(_) | Cause::Stall => self.start_attempts(now, token),
+            // What is held may be all: that is to be counted first.
+            Cause::Errno(_) if self.flow(token).closed_by_peer().is_some() => {
+                self.advance(now, token);
+            }
+            Cause::Eof { .. } | Cause::Errno(_) | Cause::Stall => self.start_attempts(now, token),
         }
     }
 
@@ -235,7 +260,7 @@ impl Endpoint {
         self.connect(now, token);
     }
 
-    fn paths(&self, token: FlowToken) -> Vec<(Option<IpAddr>, SocketAddr)> {
+    fn paths(&self, token: FlowToken) -> Vec<Path> {
         paths(&self.flows[&token], &self.id.host, &self.addrs)
     }
 
@@ -245,16 +270,20 @@ impl Endpoint {
         if flow.change.has_connection() {
             return;
         }
+        let local = flow.ends.local().ip();
         let paths = self.paths(token);
         let flow = self.flow(token);
         let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
             return;
         };
         let known = attempts.heard_at.take();
+        // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
+        // may lead nowhere.
+        let bound = (attempts.replaced % 2 == 0).then_some(local);
         let known = known.and_then(|ip| {
-            paths
-                .iter()
-                .find(|(own, to)| own.is_none() && to.ip() == ip)
+            let fits = |(own, to): &&Path| *own == bound && to.ip() == ip;
+            let free = |(own, to): &&Path| own.is_none() && to.ip() == ip;
+            paths.iter().find(fits).or_else(|| paths.iter().find(free))
         });
         let turn = || paths.get(choose(attempts.n, attempts.turn, paths.len()));
         let Some(&path) = known.or_else(turn) else {
@@ -307,6 +336,7 @@ impl Endpoint {
         }
         self.out.push(Action::Connect {
             conn,
+            token,
             local,
             remote,
         });
@@ -513,6 +543,9 @@ impl Endpoint {
                 reason: last,
             },
         );
+        if self.proof(token) == Proof::Given && self.ended_intact(token) {
+            return self.believe_eof(now, token);
+        }
         if n + 1 < self.config.attempts {
             return self.begin_window(now, token, n + 1);
         }
@@ -534,11 +567,20 @@ impl Endpoint {
         if patient {
             return self.begin_window(now, token, n);
         }
-        self.escalate_with_cause(now, token, EscalateReason::Attempts);
+        self.give_up(now, token, EscalateReason::Attempts);
     }
 
     pub(super) fn on_deadline(&mut self, now: Time, token: FlowToken) {
-        self.escalate_with_cause(now, token, EscalateReason::Deadline);
+        self.give_up(now, token, EscalateReason::Deadline);
+    }
+
+    /// No transport was found in time. Where the old one has done nothing but end, and its peer could never be
+    /// reached by another, that end is what the application gets.
+    fn give_up(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+        if self.ended_intact(token) && !self.was_reached(token) {
+            return self.believe_eof(now, token);
+        }
+        self.escalate_with_cause(now, token, reason);
     }
 
     /// Gives the flow up with the error that the kernel had reported.

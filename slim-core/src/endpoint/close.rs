@@ -5,70 +5,41 @@
 //! question: QUERY when a stream ended that nobody had announced, RESUME when a transport failed.
 //! For these, a flow that is over leaves a tombstone.
 
-use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::aged::Aged;
+use super::candidates::Candidate;
 use super::flow::State;
 use super::record::{Bar, Drained, Flow, Leaving, Peer, Why};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
-use crate::event::{EscalateReason, Event, LegacyReason};
+use crate::event::{EscalateReason, Event, LegacyReason, LingerLimit};
 use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict};
 use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
 /// Flows remembered after their end.
 const TOMBS: usize = 4096;
 /// How long.
-const TOMB_AGE: Duration = Duration::from_secs(120);
+pub(super) const TOMB_AGE: Duration = Duration::from_secs(120);
+
+/// How the peer has come to say where its stream ends.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    /// By FIN, which may have been overtaken by what was sent since.
+    Unasked,
+    /// By STATUS.
+    Asked,
+}
 
 /// A flow that is over.
 pub(super) struct Tomb {
     pub(super) peer: Peer,
     pub(super) status: FlowStatus,
-    since: Time,
 }
 
-/// Flows that are over, oldest first in `order`.
-#[derive(Default)]
-pub(super) struct Tombs {
-    by_id: HashMap<(FlowId, Role), Tomb>,
-    order: VecDeque<(FlowId, Role)>,
-}
-
-impl Tombs {
-    fn put(&mut self, now: Time, name: (FlowId, Role), peer: Peer, status: FlowStatus) {
-        while let Some(oldest) = self.order.front() {
-            let full = self.order.len() >= TOMBS;
-            let old = |tomb: &Tomb| now.since(tomb.since) >= TOMB_AGE;
-            if !full && !self.by_id.get(oldest).is_none_or(old) {
-                break;
-            }
-            self.by_id.remove(oldest);
-            self.order.pop_front();
-        }
-        let tomb = Tomb {
-            peer,
-            status,
-            since: now,
-        };
-        if self.by_id.insert(name, tomb).is_none() {
-            self.order.push_back(name);
-        }
-    }
-
-    pub(super) fn get(&self, now: Time, flow: FlowId, role: Role) -> Option<&Tomb> {
-        self.by_id
-            .get(&(flow, role))
-            .filter(|tomb| now.since(tomb.since) < TOMB_AGE)
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        debug_assert_eq!(self.by_id.len(), self.order.len());
-        self.order.len()
-    }
-}
+/// Flows that are over.
+pub(super) type Tombs = Aged<(FlowId, Role), Tomb, TOMBS>;
 
 impl Endpoint {
     /// The application has finished with a flow after sending `final_seq` bytes: half-closed it
@@ -92,6 +63,25 @@ impl Endpoint {
         }
     }
 
+    /// The application is about to finish with a flow by ending its process; nothing changes until it does. The peer is told.
+    /// Should more be sent all the same, the peer asks where the end is.
+    pub fn announce(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
+        let flow = self.flows.get(&token);
+        if flow.is_some_and(|flow| flow.fin.is_none() && flow.state().carries()) {
+            self.tell_fin(token, None, final_seq, how);
+        }
+    }
+
+    /// The application has closed the flow, and the driver does not wait any longer until all is delivered: `owed` bytes
+    /// may not be. [`gone`](Endpoint::gone) is to follow.
+    pub fn orphan(&mut self, now: Time, token: FlowToken, owed: u64, limit: LingerLimit) {
+        self.emit(token, Event::Orphaned { owed, limit });
+        let state = self.state(token);
+        if matches!(state, Some(State::Suspended | State::Resuming)) {
+            self.escalate_with_cause(now, token, EscalateReason::Orphaned);
+        }
+    }
+
     /// The driver holds nothing of this flow any more. Its token may be used again.
     pub fn gone(&mut self, now: Time, token: FlowToken) {
         if !self.flows.contains_key(&token) {
@@ -100,6 +90,7 @@ impl Endpoint {
         self.abandon_connections(now, token);
         self.hello_over(now, token);
         self.timers.clear_flow(token);
+        let candidates = self.take_candidates(token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };
@@ -114,65 +105,97 @@ impl Endpoint {
         if self.by_ends.get(&flow.ends) == Some(&token) {
             self.by_ends.remove(&flow.ends);
         }
-        let Some(id) = flow.id else {
-            return;
+        let status = match (flow.status(), flow.fin) {
+            // A driver that has forgotten a flow can neither send nor take anything for it.
+            (FlowStatus::Open, _) => FlowStatus::Reset,
+            (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
+            (status, _) => status,
         };
-        let name = (id, flow.role);
-        self.by_id.remove(&name);
-        if let Some(peer) = flow.peer.take() {
-            let status = match (flow.status(), flow.fin) {
-                // A driver that has forgotten a flow can neither send nor take anything for it.
-                (FlowStatus::Open, _) => FlowStatus::Reset,
-                (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
-                (status, _) => status,
-            };
-            self.tombs.put(now, name, peer, status);
+        for Candidate { id, peer, .. } in candidates {
+            let tomb = Tomb { peer, status };
+            self.tombs.put(now, (id, Role::Acceptor), tomb);
+        }
+        let name = flow.id.map(|id| (id, flow.role));
+        if let Some(name) = name
+            && self.by_id.get(&name) == Some(&token)
+        {
+            self.by_id.remove(&name);
+        }
+        if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
+            self.tombs.put(now, name, Tomb { peer, status });
+        } else {
+            self.never_met(now, &flow);
         }
     }
 
     /// Tells the peer that our application has finished, if it has.
     pub(super) fn announce_fin(&mut self, token: FlowToken) {
-        let flow = &self.flows[&token];
-        if let Some((final_seq, how)) = flow.fin {
-            self.tell_fin(token, final_seq, how);
+        self.announce_fin_to(token, None);
+    }
+
+    /// The same; while it is not known who the peer is, to the candidate that is named only.
+    pub(super) fn announce_fin_to(&mut self, token: FlowToken, only: Option<FlowId>) {
+        if let Some((final_seq, how)) = self.flows[&token].fin {
+            self.tell_fin(token, only, final_seq, how);
         }
     }
 
-    fn tell_fin(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
+    fn tell_fin(&mut self, token: FlowToken, only: Option<FlowId>, final_seq: u64, how: FinHow) {
         let flow = &self.flows[&token];
         if flow.state() == State::Legacy {
             return;
         }
-        let message = Message::Fin(Fin {
-            flow: flow.name(),
-            final_seq,
-            how,
-        });
-        self.tell(token, &message);
+        let fin = |flow| {
+            Message::Fin(Fin {
+                flow,
+                final_seq,
+                how,
+            })
+        };
+        self.tell(token, only, fin);
     }
 
     pub(super) fn announce_demote(&mut self, token: FlowToken) {
-        let flow = self.flows[&token].name();
-        self.tell(token, &Message::Demote(Demote { flow }));
+        self.tell(token, None, |flow| Message::Demote(Demote { flow }));
     }
 
-    /// Sends the peer a message under the flow's key, if there is one.
-    fn tell(&mut self, token: FlowToken, message: &Message) {
-        if let Some(to) = self.flows[&token].control() {
-            let data = self.seal(token, Fresh::None, message);
-            self.out.datagram(to, None, data);
+    /// Sends the peer a message about the flow of that name under the flow's key; while it is not
+    /// known who the peer is, each that may be it, or only the one that is named.
+    pub(super) fn tell(
+        &mut self,
+        token: FlowToken,
+        only: Option<FlowId>,
+        message: impl Fn(FlowId) -> Message,
+    ) {
+        let flow = &self.flows[&token];
+        match flow.control() {
+            Some(to) => {
+                let data = self.seal(token, Fresh::None, &message(flow.name()));
+                let from = self.own_end(token, to);
+                self.out.datagram(to, from, data);
+            }
+            None => self.tell_candidates(token, only, message),
         }
     }
 
     pub(super) fn on_fin(&mut self, now: Time, parsed: &Parsed<'_>, fin: &Fin) {
+        let end = Some((fin.final_seq, fin.how));
+        self.prove(now, fin.flow, (Fresh::None, parsed), end);
         let Some(token) = self.genuine(fin.flow, parsed) else {
             return self.drop_one();
         };
-        self.peer_finished(now, token, fin.final_seq, fin.how);
+        self.peer_finished(now, token, fin.final_seq, fin.how, Said::Unasked);
     }
 
     /// The peer's application has finished, as a FIN or a STATUS says.
-    pub(super) fn peer_finished(&mut self, now: Time, token: FlowToken, end: u64, how: FinHow) {
+    pub(super) fn peer_finished(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        end: u64,
+        how: FinHow,
+        said: Said,
+    ) {
         let flow = self.flow(token);
         if !flow.state().carries() {
             return;
@@ -186,7 +209,7 @@ impl Endpoint {
             return;
         }
         self.learn_final(token, end, how);
-        self.eof_explained(now, token, end);
+        self.eof_explained(now, token, end, said);
     }
 
     /// The front end has to know where an end of stream is genuine.
@@ -199,7 +222,7 @@ impl Endpoint {
     }
 
     /// The peer sent `end` bytes in all: is that what we had when the stream ended?
-    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64) {
+    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, said: Said) {
         let flow = self.flow(token);
         let Some(at) = flow.outage.as_ref().and_then(|outage| outage.eof) else {
             return;
@@ -210,6 +233,11 @@ impl Endpoint {
             std::cmp::Ordering::Equal => self.look_for_transport(now, token),
             // Somebody ended the stream early.
             std::cmp::Ordering::Less => self.eof_is_fault(now, token),
+            // An ending process announced it, and sent some more: nobody has announced this end.
+            std::cmp::Ordering::Greater if said == Said::Unasked => {
+                self.flow(token).peer_fin = None;
+                self.ask(now, token, Why::Eof);
+            }
             std::cmp::Ordering::Greater => {
                 self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
             }
@@ -246,7 +274,7 @@ impl Endpoint {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
-            Some((end, _)) => self.eof_explained(now, token, end),
+            Some((end, _)) => self.eof_explained(now, token, end, Said::Unasked),
             None => self.ask(now, token, Why::Eof),
         }
     }
@@ -262,7 +290,7 @@ impl Endpoint {
     }
 
     /// An end of stream does not settle the matter: attempts start, if they have not yet.
-    fn look_for_transport(&mut self, now: Time, token: FlowToken) {
+    pub(super) fn look_for_transport(&mut self, now: Time, token: FlowToken) {
         let outage = self.flow(token).outage.as_ref();
         if outage.is_some_and(|outage| outage.attempts.is_none()) {
             self.drop_query(token);
@@ -285,7 +313,8 @@ impl Endpoint {
                 state,
             })
         };
-        let mut known = false;
+        self.prove(now, query.flow, (Fresh::None, parsed), None);
+        let mut known = self.candidates.may_have_been();
         for role in [Role::Connector, Role::Acceptor] {
             if let Some(&token) = self.by_id.get(&(query.flow, role)) {
                 let flow = &self.flows[&token];
@@ -300,7 +329,7 @@ impl Endpoint {
                     None => known |= flow.state() == State::Negotiating,
                 }
             }
-            if let Some(tomb) = self.tombs.get(now, query.flow, role) {
+            if let Some(tomb) = self.tombs.get(now, &(query.flow, role)) {
                 if tomb.peer.key.verify(role.other(), Fresh::None, parsed) {
                     let message = answer(tomb.status);
                     let data = tomb.peer.key.seal(role, Fresh::None, &message);
@@ -322,6 +351,7 @@ impl Endpoint {
     }
 
     pub(super) fn on_demote(&mut self, now: Time, parsed: &Parsed<'_>, demote: &Demote) {
+        self.prove(now, demote.flow, (Fresh::None, parsed), None);
         match self.genuine(demote.flow, parsed) {
             Some(token) => self.leave(now, token, Leaving::Theirs),
             None => self.drop_one(),
@@ -358,7 +388,7 @@ impl Endpoint {
     }
 
     /// An end of stream is being looked into, and the old transport still stands.
-    fn ended_intact(&self, token: FlowToken) -> bool {
+    pub(super) fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
         flow.change.drained == Drained::No
             && flow.change.awaiting.is_none()
@@ -418,10 +448,13 @@ impl Endpoint {
         }
         let peer_waits = matches!(
             reason,
-            EscalateReason::Attempts | EscalateReason::Deadline | EscalateReason::OutOfStep
+            EscalateReason::Attempts
+                | EscalateReason::Deadline
+                | EscalateReason::OutOfStep
+                | EscalateReason::Orphaned
         );
         if peer_waits {
-            self.tell_fin(token, final_seq, FinHow::Reset);
+            self.tell_fin(token, None, final_seq, FinHow::Reset);
         }
     }
 

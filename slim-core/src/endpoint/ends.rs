@@ -3,10 +3,10 @@
 use std::net::{SocketAddr, SocketAddrV4};
 
 /// Our end and their end.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ends(Inner);
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Inner {
     V4(SocketAddrV4, SocketAddrV4),
     Other(Box<(SocketAddr, SocketAddr)>),

@@ -61,6 +61,7 @@ impl Endpoint {
                 nonce_r: challenge.nonce_r,
             };
         }
+        self.processes.reached(id);
         // What is still to be waited for is our own front end.
         self.stop_waiting(token);
         if let Some(to) = self.flow(token).change.lane {

@@ -12,9 +12,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Endpoint;
+use super::close::Said;
 use super::flow::State;
-use super::record::{Asked, Why};
+use super::record::{Asked, Proof, Why};
 use super::timer::{Owner, Timer};
+use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
 use crate::event::{EscalateReason, LegacyReason};
 use crate::ids::{EndpointId, FinHow, FlowToken, Role, Time};
@@ -24,6 +26,11 @@ use crate::wire::{FlowStatus, Message, Parsed, Query, Status, Unknown};
 const RETRY: Duration = Duration::from_millis(50);
 /// QUERYs without any answer before something else is tried.
 const QUERIES: u32 = 5;
+/// So often, and after so long, QUERY is sent again where the peer's kernel has confirmed the end of the stream.
+const QUERIES_SURE: u32 = 8;
+const RETRY_SURE: Duration = Duration::from_millis(25);
+/// The peer's kernel is asked when so many QUERYs were not answered.
+const VERIFIED_AFTER: u32 = 2;
 /// A host that refused a QUERY is asked once more after this, because a firewall that is just
 /// being changed may have refused it.
 const CONFIRM_DEATH: Duration = Duration::from_millis(150);
@@ -63,12 +70,8 @@ impl Inquiries {
         self.gone.push_back((now, peer));
     }
 
-    /// It has just spoken.
-    fn revive(&mut self, peer: EndpointId) {
-        self.gone.retain(|(_, gone)| *gone != peer);
-    }
-
-    fn is_gone(&mut self, now: Time, peer: EndpointId) -> bool {
+    /// Forgets those that have been gone for long.
+    pub(super) fn expire(&mut self, now: Time) {
         while self
             .gone
             .front()
@@ -76,6 +79,20 @@ impl Inquiries {
         {
             self.gone.pop_front();
         }
+    }
+
+    /// How many questions have no answer, and how many processes are remembered as gone.
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.open.len(), self.gone.len())
+    }
+
+    /// It has just spoken.
+    fn revive(&mut self, peer: EndpointId) {
+        self.gone.retain(|(_, gone)| *gone != peer);
+    }
+
+    fn is_gone(&mut self, now: Time, peer: EndpointId) -> bool {
+        self.expire(now);
         self.gone.iter().any(|(_, gone)| *gone == peer)
     }
 
@@ -102,6 +119,9 @@ impl Endpoint {
             return;
         }
         let nonce = self.rng.nonce();
+        if why == Why::Eof && self.is_shut_off(now, token) {
+            self.set_proof(token, Proof::Given);
+        }
         self.flow(token).query = Some(Box::new(Asked {
             why,
             nonce,
@@ -140,13 +160,21 @@ impl Endpoint {
             Some(_) => inquiry.to,
             None => self.turn(token, sent),
         };
-        let wait = RETRY * (1 << sent.min(8));
+        let wait = match self.proof(token) {
+            Proof::Given => RETRY_SURE,
+            _ => RETRY * (1 << sent.min(8)),
+        };
         self.send_query(token, to);
         if let Some(inquiry) = self.inquiries.open.get_mut(&peer) {
             inquiry.to = to;
             inquiry.sent += 1;
         }
         self.timers.set(Owner::Peer(peer), now + wait);
+        if sent >= VERIFIED_AFTER {
+            for token in waiting {
+                self.verify(token);
+            }
+        }
     }
 
     /// Where the next question about a flow goes if `sent` had no answer: perhaps another address
@@ -161,7 +189,17 @@ impl Endpoint {
             let others = peer.process.addrs.iter().copied();
             ips.extend(others.filter(|ip| *ip != first && !self.addrs.contains(ip)));
         }
-        SocketAddr::new(ips[sent as usize % ips.len()], port)
+        match ips[sent as usize % ips.len()] {
+            ip if ip == first => at_port(flow.ends.remote(), port),
+            ip => SocketAddr::new(ip, port),
+        }
+    }
+
+    /// Where messages of ours to the peer's address `to` come from: our control port at the address of the flow's
+    /// own connection. Rules for routes and firewalls may know no other, and HELLO is believed from no other.
+    pub(super) fn own_end(&self, token: FlowToken, to: SocketAddr) -> Option<SocketAddr> {
+        let (local, remote) = self.flows[&token].ends.both();
+        (to.ip() == remote.ip()).then(|| at_port(local, self.control_port))
     }
 
     fn send_query(&mut self, token: FlowToken, to: SocketAddr) {
@@ -175,14 +213,17 @@ impl Endpoint {
         let nonce = query.nonce;
         let message = Message::Query(Query { flow: name, nonce });
         let data = self.seal(token, Fresh::None, &message);
-        self.out.datagram(to, None, data);
+        let from = self.own_end(token, to);
+        self.out.datagram(to, from, data);
     }
 
     /// Nobody has answered the question for `peer`.
     pub(super) fn on_peer_timer(&mut self, now: Time, peer: EndpointId) {
         match self.inquiries.open.get(&peer) {
             None => return,
-            Some(inquiry) if inquiry.sent < QUERIES => return self.inquire(now, peer),
+            Some(inquiry) if inquiry.sent < self.most(inquiry.token) => {
+                return self.inquire(now, peer);
+            }
             Some(_) => {}
         }
         let waiting = self.waiting(peer);
@@ -215,10 +256,40 @@ impl Endpoint {
     fn unanswered(&mut self, now: Time, token: FlowToken) {
         let why = self.flow(token).query.as_ref().map(|query| query.why);
         self.drop_query(token);
-        if why == Some(Why::Eof) {
+        if why != Some(Why::Eof) {
+            return;
+        }
+        self.verify(token);
+        match self.proof(token) {
+            // The kernel's answer alone does not rule out a stranger's end in the place of bytes on their way. So an attempt
+            // comes first, except where the host is known to be shut off.
+            Proof::Given if self.ended_intact(token) && self.is_shut_off(now, token) => {
+                self.believe_eof(now, token);
+            }
+            Proof::Awaited => self.set_proof(token, Proof::AwaitedAlone),
             // The network may be to blame for the end of stream, too. It is not forgotten, for
             // the peer may still say that it was genuine.
-            self.start_attempts(now, token);
+            _ => self.start_attempts(now, token),
+        }
+    }
+
+    /// Asks once more, soon and often, if the peer is being asked about this flow.
+    pub(super) fn ask_at_once(&mut self, now: Time, token: FlowToken) {
+        let Some(peer) = self.flows[&token].peer_id() else {
+            return;
+        };
+        let asked = self.inquiries.open.get_mut(&peer);
+        if let Some(inquiry) = asked.filter(|i| i.token == token && i.refused.is_none()) {
+            inquiry.sent = 0;
+            self.inquire(now, peer);
+        }
+    }
+
+    /// How often the question about a flow is asked before it is taken for unanswered.
+    fn most(&self, token: FlowToken) -> u32 {
+        match self.proof(token) {
+            Proof::Given => QUERIES_SURE,
+            _ => QUERIES,
         }
     }
 
@@ -341,6 +412,19 @@ impl Endpoint {
     }
 
     pub(super) fn on_status(&mut self, now: Time, parsed: &Parsed<'_>, status: &Status) {
+        let first = self.answers_candidate(status.flow, status.nonce);
+        let end = match status.state {
+            FlowStatus::HalfClosed(end) => Some((end, FinHow::HalfClose)),
+            FlowStatus::Closed(end) => Some((end, FinHow::Close)),
+            FlowStatus::Reset => Some((0, FinHow::Reset)),
+            FlowStatus::Open | FlowStatus::Legacy => None,
+        };
+        self.prove(
+            now,
+            status.flow,
+            (Fresh::None, parsed),
+            end.filter(|_| first),
+        );
         let Some(token) = self.genuine(status.flow, parsed) else {
             return self.drop_one();
         };
@@ -348,25 +432,32 @@ impl Endpoint {
         if let Some(peer) = peer
             && self.probe_answered(now, peer, status.nonce)
         {
+            self.processes.reached(peer);
             return self.peer_answered(now, peer);
         }
         let flow = self.flow(token);
         let why = match &flow.query {
             Some(query) if query.nonce == status.nonce => query.why,
+            // What it says of the end of the stream was taken with it.
+            _ if first && status.state != FlowStatus::Legacy => return,
+            _ if first => Why::Death,
             _ => return self.drop_one(),
         };
         self.drop_query(token);
         if let Some(peer) = peer {
+            self.processes.reached(peer);
             self.peer_answered(now, peer);
         }
         match status.state {
             FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {
-                self.peer_finished(now, token, end, FinHow::HalfClose);
+                self.peer_finished(now, token, end, FinHow::HalfClose, Said::Asked);
             }
-            FlowStatus::Closed(end) => self.peer_finished(now, token, end, FinHow::Close),
-            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset),
+            FlowStatus::Closed(end) => {
+                self.peer_finished(now, token, end, FinHow::Close, Said::Asked);
+            }
+            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset, Said::Asked),
             FlowStatus::Legacy => self.fall_back(now, token, LegacyReason::PeerDemoted),
         }
     }
@@ -374,6 +465,9 @@ impl Endpoint {
     pub(super) fn on_unknown(&mut self, now: Time, parsed: &Parsed<'_>, unknown: &Unknown) {
         if !verify_with_job(self.config.job_key.as_ref(), parsed) {
             return self.drop_one();
+        }
+        if self.candidate_unknown(now, unknown) {
+            return;
         }
         for role in [Role::Connector, Role::Acceptor] {
             let Some(&token) = self.by_id.get(&(unknown.flow, role)) else {
@@ -396,6 +490,7 @@ impl Endpoint {
             let peer = peer.process.id;
             if unknown.endpoint == peer {
                 self.drop_query(token);
+                self.processes.reached(peer);
                 self.peer_answered(now, peer);
                 return self.peer_gone(now, token, EscalateReason::PeerForgot);
             }

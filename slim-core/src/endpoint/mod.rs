@@ -18,11 +18,13 @@
 //!   [`handle_installed`], unless a fault, a `Suspend` or a `Drain` came before the replay was
 //!   written.
 //! * Before [`fault`] with an error or an end of stream the front end has suspended the flow by
-//!   itself: no data call is under way and nothing is trimmed. With a stall it has not.
+//!   itself: no data call is under way and nothing is trimmed. With a stall it has not. After an end of stream
+//!   it may go on sending on the old transport, until `Drain`, `Suspend` or `Install`.
 //! * A fault is reported for the transport in use only. While the replay after `Install` is being
 //!   written, that is the new connection.
 //! * From `Suspend` or `fault` until the flow is live again, the replay buffer is trimmed by
 //!   `Install` alone, never because the kernel says that something was acknowledged.
+//! * `Verify` is answered by [`handle_verified`], or not at all if it has come to nothing meanwhile.
 //! * `Drain` reads the newest transport dry (the one `Install` brought, if its replay is not
 //!   finished yet) and closes it. After a `Flush`, `Install` may be followed by `Drain` at once:
 //!   then there is nothing to replay.
@@ -64,8 +66,11 @@
 //! b.handle_datagram(Time(100), a_control, to, &data);
 //! let Some(Action::Datagram { to, data, .. }) = b.poll_action() else { panic!() };
 //! a.handle_datagram(Time(200), b_addr, to, &data);
-//!
 //! assert_eq!(a.poll_action(), Some(Action::Live { token: FlowToken(1) }));
+//!
+//! // Then the acceptor is told that its answer has arrived, so it was not somebody else who asked.
+//! let Some(Action::Datagram { to, data, .. }) = a.poll_action() else { panic!() };
+//! b.handle_datagram(Time(300), a_control, to, &data);
 //! assert_eq!(b.poll_action(), Some(Action::Live { token: FlowToken(9) }));
 //! assert_eq!(a.state(FlowToken(1)), Some(State::Live));
 //! # Ok::<(), std::net::AddrParseError>(())
@@ -79,16 +84,20 @@
 //! [`handle_timeout`]: Endpoint::handle_timeout
 //! [`handle_suspended`]: Endpoint::handle_suspended
 //! [`handle_drained`]: Endpoint::handle_drained
+//! [`handle_verified`]: Endpoint::handle_verified
 //! [`handle_installed`]: Endpoint::handle_installed
 //! [`handle_flushed`]: Endpoint::handle_flushed
 
 mod action;
+mod aged;
 mod attempts;
+mod candidates;
 mod close;
 mod ends;
 mod flow;
 mod initiate;
 mod inquiry;
+mod late;
 mod negotiate;
 mod pace;
 mod pending;
@@ -99,6 +108,8 @@ mod refusals;
 mod respond;
 mod resume;
 mod rng;
+mod shut_off;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod timer;
@@ -106,18 +117,21 @@ mod timer;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 
-use crate::config::Config;
+use crate::config::{Config, Net};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
-use crate::wire::{self, Message};
+use crate::wire::{self, Kind, Message};
 
 pub use action::Action;
 pub use flow::State;
 pub use pending::PendingHello;
+pub use tables::Tables;
 
-use close::Tombs;
+use candidates::Candidates;
+use close::{TOMB_AGE, Tombs};
 use ends::Ends;
 use inquiry::Inquiries;
+use late::Late;
 use negotiate::{Askers, plain};
 use pace::Pace;
 use pending::Pending;
@@ -127,6 +141,7 @@ use record::{Bar, Drained, Flow, Leaving, Outage};
 use refusals::Refusals;
 use resume::Conn;
 use rng::Rng;
+use shut_off::ShutOff;
 use timer::{Owner, Timer, Timers};
 
 /// All flows of one process. The [module](self) says how to drive it.
@@ -134,19 +149,25 @@ pub struct Endpoint {
     config: Config,
     id: EndpointId,
     addrs: Vec<IpAddr>,
+    networks: Vec<Net>,
     resume_port: u16,
     control_port: u16,
     rng: Rng,
+    /// Makes `random_s` of each HELLO.
+    secret: [u8; 32],
     /// In the order of their tokens, so that a run can be repeated.
     flows: BTreeMap<FlowToken, Box<Flow>>,
     by_id: BTreeMap<(FlowId, Role), FlowToken>,
     /// Accepted flows.
     by_ends: BTreeMap<Ends, FlowToken>,
+    candidates: Candidates,
     processes: Processes,
     pending: Pending,
     tombs: Tombs,
+    late: Late,
     inquiries: Inquiries,
     refusals: Refusals,
+    shut_off: ShutOff,
     /// By address: who asks for SLIM there, and who resumes there.
     hellos: Pace,
     connects: Pace,
@@ -197,21 +218,27 @@ impl Endpoint {
         control_port: u16,
         seed: [u8; 32],
     ) -> Self {
+        let mut rng = Rng::new(seed);
         Endpoint {
+            late: Late::new(&config),
             config,
             id,
             addrs,
+            networks: Vec::new(),
             resume_port,
             control_port,
-            rng: Rng::new(seed),
+            secret: rng.block(),
+            rng,
             flows: BTreeMap::new(),
             by_id: BTreeMap::new(),
             by_ends: BTreeMap::new(),
+            candidates: Candidates::default(),
             processes: Processes::default(),
             pending: Pending::default(),
-            tombs: Tombs::default(),
+            tombs: Tombs::new(TOMB_AGE),
             inquiries: Inquiries::default(),
             refusals: Refusals::default(),
+            shut_off: ShutOff::default(),
             hellos: Pace::default(),
             connects: Pace::default(),
             probes: Probes::default(),
@@ -284,6 +311,7 @@ impl Endpoint {
         }
         let ends = Ends::new(local, remote);
         if role == Role::Acceptor {
+            self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
         }
         self.flows
@@ -352,9 +380,26 @@ impl Endpoint {
         }
     }
 
-    /// This host's addresses have changed. Peers learn of it with new flows.
-    pub fn set_addrs(&mut self, addrs: Vec<IpAddr>) {
+    /// The flows (both ends may be here) that a message asks about, or asks to resume, whoever wrote it. The answer is
+    /// what they are when the message is handled: whoever drives the endpoint may look at them before.
+    pub fn asked_about(&self, data: &[u8]) -> [Option<FlowToken>; 2] {
+        let id = match wire::parse(data).map(|parsed| parsed.message) {
+            Ok(Message::Query(query)) => query.flow,
+            Ok(Message::Resume(resume)) => resume.flow,
+            _ => return [None; 2],
+        };
+        [Role::Connector, Role::Acceptor].map(|role| self.by_id.get(&(id, role)).copied())
+    }
+
+    /// This host's addresses have changed, or the networks that it has them in. Peers learn of it with new flows.
+    pub fn set_addrs(&mut self, addrs: Vec<IpAddr>, networks: Vec<Net>) {
         self.addrs = addrs;
+        self.networks = networks;
+    }
+
+    /// Whether the host with this address may know of us: by the settings, or because a peer has named it.
+    pub(crate) fn may_know(&self, ip: IpAddr) -> bool {
+        self.config.peers.contains(ip, &self.networks) || self.processes.have(ip.to_canonical())
     }
 }
 
@@ -362,6 +407,10 @@ impl Endpoint {
 impl Endpoint {
     /// A datagram came from `from` to the socket bound to `local`.
     pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        // A stranger does not even learn that somebody is here.
+        if !self.may_know(from.ip()) {
+            return self.drop_one();
+        }
         let Ok(parsed) = wire::parse(data) else {
             return self.drop_one();
         };
@@ -375,6 +424,7 @@ impl Endpoint {
             Message::Status(status) => self.on_status(now, &parsed, status),
             Message::Unknown(unknown) => self.on_unknown(now, &parsed, unknown),
             Message::Demote(demote) => self.on_demote(now, &parsed, demote),
+            Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
             Message::Challenge(_)
             | Message::Resume(_)
             | Message::ResumeOk(_)
@@ -384,12 +434,34 @@ impl Endpoint {
     }
 
     /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable). `quoted` is what has come
-    /// back of the datagram: all of it, its beginning, or nothing.
+    /// back of the datagram: all of it, its beginning, or nothing. Anybody can send such a message, so it is believed
+    /// only if it quotes a flow that `to` was told of.
     pub fn handle_refused(&mut self, now: Time, to: SocketAddr, quoted: &[u8]) {
         let to = plain(to);
-        self.hello_refused(now, to, wire::hello_in(quoted));
-        self.query_refused(now, to);
-        self.probe_refused(now, to);
+        match wire::quoted(quoted) {
+            Some((Kind::Hello, id)) => self.hello_refused(now, to, id),
+            Some((_, id)) if self.was_told(to, id) => {
+                self.query_refused(now, to);
+                self.probe_refused(now, to);
+            }
+            Some((_, id)) => self.candidate_refused(now, to, id),
+            None => self.drop_one(),
+        }
+    }
+
+    /// Whether `to` is an address of the peer of a flow of this name.
+    fn was_told(&self, to: SocketAddr, id: FlowId) -> bool {
+        let is_peer = |token: &FlowToken| {
+            let flow = &self.flows[token];
+            flow.peer.as_ref().is_some_and(|peer| {
+                let ip =
+                    flow.ends.remote().ip() == to.ip() || peer.process.addrs.contains(&to.ip());
+                ip && peer.process.control_port == to.port()
+            })
+        };
+        let roles = [Role::Connector, Role::Acceptor];
+        let tokens = roles.iter().filter_map(|role| self.by_id.get(&(id, *role)));
+        tokens.into_iter().any(is_peer)
     }
 
     /// The time that [`poll_timeout`](Endpoint::poll_timeout) told has come.
@@ -409,6 +481,7 @@ impl Endpoint {
             return;
         }
         match timer {
+            Timer::Hello if self.candidates.any(token) => self.ask_candidates(now, token),
             Timer::Hello => self.hello_again(now, token),
             Timer::HelloDeadline => self.on_hello_deadline(now, token),
             Timer::Window => self.on_window(now, token),

@@ -15,30 +15,34 @@ use super::processes::Process;
 use super::record::{Asking, Bar, Leaving, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
-use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
+use crate::addr::on_link_of;
+use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
 use crate::config::Policy;
 use crate::event::{Event, LegacyReason};
-use crate::ids::{Cause, FlowId, FlowToken, Role, Time};
-use crate::wire::{AddrList, Hello, HelloAck, HelloNak, HelloWait, Message, NakReason, Parsed};
+use crate::ids::{Cause, FinHow, FlowId, FlowToken, Role, Time};
+use crate::wire::{
+    AddrList, Demote, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed,
+};
 
 /// First wait before HELLO is sent again; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
 /// Longest wait before HELLO is sent again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
 /// How long a HELLO may come behind the error that ended its connection: a peer with SLIM sends it
-/// before the first byte. Without one the application has the error as soon as without SLIM.
+/// before the first byte. Without one the application has the error as soon as without SLIM. A host that has asked
+/// lately has SLIM: its HELLO is late, and is waited for as long as an answer.
 const LATE_HELLO: Duration = Duration::from_millis(20);
 /// How long the answer to HELLO is waited for once the connection has failed.
 const LATE_ANSWER: Duration = Duration::from_millis(500);
+/// How long a connector asks whether its connection has been accepted.
+const WAIT_LIFE: Duration = Duration::from_secs(300);
 /// Somebody who has answered others lately has SLIM: an answer, or a question, that does not come is
 /// late or lost, and is waited for as many times as long.
-const KNOWN: u32 = 4;
+pub(super) const KNOWN: u32 = 4;
 /// Hosts remembered for having asked.
 const ASKERS: usize = 1024;
-/// IPv4 addresses have one spelling here, or the two ends would not find each other.
-pub(super) fn plain(addr: SocketAddr) -> SocketAddr {
-    SocketAddr::new(addr.ip().to_canonical(), addr.port())
-}
+/// Addresses have one spelling here, or the two ends would not find each other.
+pub(super) use crate::addr::canonical as plain;
 
 /// When a host asked last whether we have SLIM: so it has.
 #[derive(Default)]
@@ -56,6 +60,15 @@ impl Askers {
         }
     }
 
+    pub(super) fn expire(&mut self, now: Time, age: Duration) {
+        self.heard.retain(|_, at| now.since(*at) < age);
+        self.heard.shrink_to_fit();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.heard.len()
+    }
+
     fn within(&self, now: Time, ip: IpAddr, age: Duration) -> bool {
         self.heard.get(&ip).is_some_and(|at| now.since(*at) < age)
     }
@@ -70,6 +83,9 @@ impl Endpoint {
             return;
         };
         let (role, (local, remote)) = (flow.role, flow.ends.both());
+        if !self.may_know(remote.ip()) {
+            return self.become_legacy(now, token, LegacyReason::NotAPeer);
+        }
         if role == Role::Connector && self.refusals.refuses(now, remote) {
             return self.become_legacy(now, token, LegacyReason::NoControlSocket);
         }
@@ -104,14 +120,14 @@ impl Endpoint {
                 }
             }
             Role::Acceptor => {
-                if let Some(waiting) = self.pending.take(now, (local, remote)) {
+                while let Some(waiting) = self.pending.take(now, (local, remote)) {
                     self.accept_hello(now, token, &waiting.hello, waiting.from, waiting.local);
                 }
             }
         }
     }
 
-    /// Takes the HELLO that waits for the connection from `remote` to `local` to be accepted. For
+    /// Takes a HELLO that waits for the connection from `remote` to `local` to be accepted, until there is none. For
     /// drivers of processes that share a listener: another one has accepted it.
     pub fn take_pending(
         &mut self,
@@ -161,7 +177,8 @@ impl Endpoint {
         };
         let message = Message::Hello(asking.hello);
         let data = seal_with_job(self.config.job_key.as_ref(), &message);
-        self.out.datagram(to, None, data);
+        let from = self.own_end(token, to);
+        self.out.datagram(to, from, data);
         self.timers
             .set(Owner::Flow(token, Timer::Hello), now + wait);
     }
@@ -201,14 +218,20 @@ impl Endpoint {
             Role::Connector => self.hellos.heard_within(now, flow.ends.remote(), age),
             Role::Acceptor => self.askers.within(now, flow.ends.remote().ip(), age),
         };
-        if known && flow.outage.is_none() && now.since(flow.opened) < age * (KNOWN - 1) {
+        // Others may have taken the place of whoever is meant, who then asks again.
+        let (known, least) = match self.candidates.any(token) {
+            true => (true, 2 * RETRY_MAX),
+            false => (known, Duration::ZERO),
+        };
+        let most = least.max(age * (KNOWN - 1));
+        if known && flow.outage.is_none() && now.since(flow.opened) < most {
             let deadline = Owner::Flow(token, Timer::HelloDeadline);
             return self.timers.set(deadline, now + age);
         }
         self.become_legacy(now, token, LegacyReason::NoAnswer);
     }
 
-    /// Acceptor: the peer's HELLO and our flow have met.
+    /// Acceptor: a HELLO and our flow have met. Whoever said it has to show that the answer has reached it.
     fn accept_hello(
         &mut self,
         now: Time,
@@ -221,23 +244,32 @@ impl Endpoint {
         if self.by_id.contains_key(&(hello.flow, Role::Acceptor)) {
             return self.drop_one();
         }
-        let random_s = self.rng.block();
-        let peer = Peer {
-            process: self.processes.share(Process {
-                id: hello.endpoint,
-                addrs: hello.addrs[..].into(),
-                resume_port: hello.resume_port,
-                control_port: hello.control_port,
-            }),
-            key: self.key_of(hello, random_s),
-            random_s,
-        };
-        let flow = self.flow(token);
-        flow.id = Some(hello.flow);
-        flow.peer = Some(peer.clone());
-        self.by_id.insert((hello.flow, Role::Acceptor), token);
+        let peer = self.asker(hello);
         self.send_ack(hello.flow, &peer, from, local);
-        self.become_live(now, token);
+        self.add_candidate(now, token, hello.flow, peer);
+        self.announce_fin_to(token, Some(hello.flow));
+        if self.flows[&token].outage.is_some() {
+            let most = self.config.hello_timeout.min(LATE_ANSWER);
+            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            self.timers.set(deadline, now + most);
+        }
+    }
+
+    /// Acceptor: what this HELLO says about the other side.
+    fn asker(&mut self, hello: &Hello) -> Peer {
+        let random_s = answer_random(&self.secret, hello);
+        let key = self.key_of(hello, random_s);
+        let process = self.processes.share(Process {
+            id: hello.endpoint,
+            addrs: hello.addrs[..].into(),
+            resume_port: hello.resume_port,
+            control_port: hello.control_port,
+        });
+        Peer {
+            process,
+            key,
+            random_s,
+        }
     }
 
     /// Acceptor: the key of the flow that this HELLO asks for.
@@ -283,6 +315,11 @@ impl Endpoint {
         if plain(from).ip() != hello.connector.ip() {
             return self.drop_one();
         }
+        let hello = &Hello {
+            connector: on_link_of(hello.connector, from),
+            acceptor: on_link_of(hello.acceptor, from),
+            ..*hello
+        };
         let nak = |reason| {
             Message::HelloNak(HelloNak {
                 flow: hello.flow,
@@ -298,26 +335,33 @@ impl Endpoint {
         self.askers.note(now, hello.connector.ip(), age);
         if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {
             let flow = &self.flows[&token];
-            let same = flow.peer.as_ref().filter(|peer| {
+            let candidate = self.candidates.named(token, hello.flow);
+            let peer = flow.peer.as_ref().or(candidate.map(|known| &known.peer));
+            let same = peer.filter(|peer| {
                 flow.ends.remote() == hello.connector && self.began_with(peer, hello)
             });
             return match same.cloned() {
                 Some(peer) => {
                     self.send_ack(hello.flow, &peer, from, local);
                     // Sent before the peer could read it, perhaps.
-                    self.announce_fin(token);
+                    self.announce_fin_to(token, Some(hello.flow));
                 }
                 None => self.drop_one(),
             };
         }
-        if let Some(tomb) = self.tombs.get(now, hello.flow, Role::Acceptor)
+        if let Some(tomb) = self.tombs.get(now, &(hello.flow, Role::Acceptor))
             && self.began_with(&tomb.peer, hello)
         {
             let peer = tomb.peer.clone();
             return self.send_ack(hello.flow, &peer, from, local);
         }
         let tuple = (hello.acceptor, hello.connector);
-        let Some(&token) = self.by_ends.get(&Ends::new(tuple.0, tuple.1)) else {
+        let ends = Ends::new(tuple.0, tuple.1);
+        let Some(&token) = self.by_ends.get(&ends) else {
+            if self.is_too_late(now, &ends, hello.flow) {
+                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                return self.out.datagram(from, Some(local), data);
+            }
             let waiting = Waiting {
                 hello: *hello,
                 from,
@@ -335,7 +379,7 @@ impl Endpoint {
                 let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
                 self.out.datagram(from, Some(local), data);
             }
-            // The connection has a name already.
+            // The peer is known already.
             _ => self.drop_one(),
         }
     }
@@ -352,12 +396,13 @@ impl Endpoint {
         let Some(asking) = &mut flow.hello else {
             return;
         };
-        asking.waiting = true;
+        let first = !std::mem::replace(&mut asking.waiting, true);
         let to = flow.ends.remote();
-        // The application at the other end accepts when it likes. A flow that has lost its
-        // connection cannot wait for ever, though.
-        if !faulted {
-            self.timers.clear(Owner::Flow(token, Timer::HelloDeadline));
+        // The application at the other end accepts when it likes, if it ever does. A flow that has lost
+        // its connection cannot wait as long.
+        if first && !faulted {
+            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            self.timers.set(deadline, now + WAIT_LIFE);
         }
         let wait = self.spread(RETRY_MAX);
         self.timers
@@ -368,18 +413,19 @@ impl Endpoint {
 
     pub(super) fn on_hello_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
         let Some(&token) = self.by_id.get(&(ack.flow, Role::Connector)) else {
-            return self.drop_one();
+            return self.on_late_ack(now, parsed, ack);
         };
         let job = self.config.job_key.clone();
         let flow = self.flow(token);
         let Some(asking) = flow.hello.as_ref().filter(|_| flow.peer.is_none()) else {
             return; // a second copy
         };
+        let hello = asking.hello;
         let inputs = KeyInputs {
             flow: ack.flow,
-            random_c: asking.hello.random_c,
+            random_c: hello.random_c,
             random_s: ack.random_s,
-            connector: asking.hello.endpoint,
+            connector: hello.endpoint,
             acceptor: ack.endpoint,
         };
         let key = FlowKey::derive(job.as_ref(), &inputs);
@@ -387,12 +433,7 @@ impl Endpoint {
             return self.drop_one();
         }
         let peer = Peer {
-            process: self.processes.share(Process {
-                id: ack.endpoint,
-                addrs: ack.addrs[..].into(),
-                resume_port: ack.resume_port,
-                control_port: ack.control_port,
-            }),
+            process: self.processes.share(ack.into()),
             key,
             random_s: ack.random_s,
         };
@@ -403,11 +444,52 @@ impl Endpoint {
         self.hellos.answered(now, remote, None);
         self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
-            State::Negotiating => self.become_live(now, token),
+            State::Negotiating => {
+                self.become_live(now, token, None);
+                // The peer must know that this has arrived; all that is said under the key tells it.
+                let flow = &self.flows[&token];
+                if flow.fin.is_none() && flow.state() == State::Live {
+                    self.tell(token, None, |_| Message::HelloDone(HelloDone(hello)));
+                }
+            }
             // We had stopped waiting: the peer must not rely on us.
             State::Legacy => self.announce_demote(token),
             _ => self.announce_fin(token),
         }
+    }
+
+    pub(super) fn on_hello_done(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        parsed: &Parsed<'_>,
+        done: &HelloDone,
+    ) {
+        let HelloDone(hello) = done;
+        self.prove(now, hello.flow, (Fresh::None, parsed), None);
+        if self.genuine(hello.flow, parsed).is_some() {
+            return;
+        }
+        // Others may have taken the place of this HELLO. It has all that is needed.
+        let ends = Ends::new(
+            on_link_of(hello.acceptor, from),
+            on_link_of(hello.connector, from),
+        );
+        let token = self.by_ends.get(&ends).copied();
+        let negotiating = token.filter(|token| {
+            self.flows[token].state() == State::Negotiating
+                && !self.by_id.contains_key(&(hello.flow, Role::Acceptor))
+        });
+        if let Some(token) = negotiating {
+            let random_s = answer_random(&self.secret, hello);
+            let key = self.key_of(hello, random_s);
+            if key.verify(Role::Connector, Fresh::None, parsed) {
+                let peer = self.asker(hello);
+                self.add_candidate(now, token, hello.flow, peer);
+                return self.prove(now, hello.flow, (Fresh::None, parsed), None);
+            }
+        }
+        self.drop_one();
     }
 
     pub(super) fn on_hello_nak(&mut self, now: Time, nak: &HelloNak) {
@@ -424,28 +506,27 @@ impl Endpoint {
         self.become_legacy(now, token, reason);
     }
 
-    /// The host at `to` says that nobody listens there, or did not when the HELLO of the flow `refused` came. That goes
+    /// The host at `to` says that nobody listened there when the HELLO of the flow `refused` came. That goes
     /// for all that were sent before it, too, for of many in a row few are answered. What was sent after it may have
     /// come later than somebody who listens.
-    pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr, refused: Option<FlowId>) {
-        let sent = |id| {
-            let token = self.by_id.get(&(id, Role::Connector))?;
-            Some(self.flows.get(token)?.hello.as_ref()?.at)
+    pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr, refused: FlowId) {
+        let known = self.by_id.get(&(refused, Role::Connector));
+        let flow = known.and_then(|token| self.flows.get(token));
+        let asking = flow.filter(|flow| flow.ends.remote() == to);
+        let Some(until) = asking.and_then(|flow| Some(flow.hello.as_ref()?.at)) else {
+            return self.drop_one();
         };
-        let until = refused.map_or(Some(now), sent);
         let asked: Vec<FlowToken> = self
             .flows
             .values()
             .filter(|flow| {
                 flow.state() == State::Negotiating
                     && flow.ends.remote() == to
-                    && flow.hello.as_ref().is_some_and(|a| Some(a.at) <= until)
+                    && flow.hello.as_ref().is_some_and(|a| a.at <= until)
             })
             .map(|flow| flow.token)
             .collect();
-        if refused.is_some() || !asked.is_empty() {
-            self.refusals.note(now, to);
-        }
+        self.refusals.note(now, to);
         for token in asked {
             self.become_legacy(now, token, LegacyReason::NoControlSocket);
         }
@@ -454,17 +535,33 @@ impl Endpoint {
     /// A flow lost its transport before anybody knew whether it can be resumed.
     pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
         match cause {
-            Cause::Errno(_) => {
+            // Nobody can be asked whether it is genuine, and to withhold it until somebody can
+            // would delay every short connection to a peer without SLIM.
+            Cause::Eof { .. } if !self.candidates.any(token) => {
+                self.timers.clear_flow(token);
+                self.flow(token).go(State::Legacy);
+                self.hello_over(now, token);
+                let reason = LegacyReason::NoAnswer;
+                self.emit(token, Event::Legacy { reason });
+                self.reinstate_legacy(token);
+            }
+            Cause::Errno(_) | Cause::Eof { .. } => {
                 let most = self.config.hello_timeout;
+                let asker = self.flows[&token].ends.remote().ip();
+                let asked = self.candidates.any(token) || self.askers.within(now, asker, most);
                 let flow = self.flow(token);
-                if flow.outage.is_some() {
+                if let Some(outage) = &mut flow.outage {
+                    if let Cause::Errno(errno) = cause {
+                        outage.errno.get_or_insert(errno);
+                    }
                     return;
                 }
                 flow.bar = Bar::Shut;
                 flow.outage = Some(Box::new(Outage::new(now, cause)));
-                let wait = match &flow.hello {
-                    None => most.min(LATE_HELLO),
-                    Some(_) => most.min(LATE_ANSWER),
+                let wait = if flow.hello.is_some() || asked {
+                    most.min(LATE_ANSWER)
+                } else {
+                    most.min(LATE_HELLO)
                 };
                 let deadline = Owner::Flow(token, Timer::HelloDeadline);
                 let limit = now + wait;
@@ -477,22 +574,14 @@ impl Endpoint {
                     self.hellos.leave(to, token);
                     self.send_hello(now, token);
                 }
-            }
-            // Nobody can be asked whether it is genuine, and to withhold it until somebody can
-            // would delay every short connection to a peer without SLIM.
-            Cause::Eof { .. } => {
-                let reason = LegacyReason::NoAnswer;
-                self.timers.clear_flow(token);
-                self.flow(token).go(State::Legacy);
-                self.hello_over(now, token);
-                self.emit(token, Event::Legacy { reason });
-                self.reinstate_legacy(token);
+                self.hurry_candidates(now, token);
             }
             Cause::Stall | Cause::PeerAsked => {}
         }
     }
 
-    fn become_live(&mut self, now: Time, token: FlowToken) {
+    /// The peer has SLIM, and it is known who it is. `end`: what it has said about the end of its stream.
+    pub(super) fn become_live(&mut self, now: Time, token: FlowToken, end: Option<(u64, FinHow)>) {
         self.timers.clear_flow(token);
         self.hello_over(now, token);
         let flow = self.flow(token);
@@ -501,7 +590,14 @@ impl Endpoint {
         let outage = flow.outage.take();
         self.out.push(Action::Live { token });
         self.emit(token, Event::Live);
-        self.announce_fin(token);
+        if self.flows[&token].role == Role::Connector {
+            // An acceptor has said it with HELLO_ACK, or when it came to it.
+            self.announce_fin(token);
+        }
+        match end {
+            Some((seq, how)) if how != FinHow::Reset => self.learn_final(token, seq, how),
+            reset => self.flow(token).peer_fin = reset,
+        }
         if let Some(outage) = outage {
             self.begin_outage(now, token, *outage);
         }
@@ -516,14 +612,22 @@ impl Endpoint {
         let flow = self.flow(token);
         let fault = flow.outage.take();
         flow.go(State::Legacy);
+        self.dismiss(token);
         self.emit(token, Event::Legacy { reason });
         match fault {
+            Some(outage) if outage.errno.is_none() => self.reinstate_legacy(token),
             Some(outage) => self.escalate_quietly(now, token, outage.verdict()),
             None => self.out.push(Action::Legacy {
                 token,
                 required_refused: required,
             }),
         }
+    }
+
+    /// Whoever has said HELLO for the flow must not rely on us.
+    fn dismiss(&mut self, token: FlowToken) {
+        self.tell_candidates(token, None, |flow| Message::Demote(Demote { flow }));
+        self.take_candidates(token);
     }
 
     /// Our front end cannot keep its side of a session any longer.
@@ -539,7 +643,9 @@ impl Endpoint {
                 flow.query = None;
                 flow.go(State::Legacy);
                 self.emit_leaving(token, leaving);
+                self.take_candidates(token);
                 match fault {
+                    Some(outage) if outage.errno.is_none() => self.reinstate_legacy(token),
                     Some(outage) => self.escalate_quietly(now, token, outage.verdict()),
                     None => self.push_legacy(token, leaving),
                 }

@@ -27,6 +27,8 @@ const NEAR: Duration = Duration::from_millis(5);
 const PER_MORE: u32 = 4;
 /// Losses within this time count as one.
 const ONE_LOSS: Duration = Duration::from_millis(50);
+/// How long what was learnt about an address that nobody uses any more is kept.
+const IDLE_AGE: Duration = Duration::from_secs(60);
 /// Addresses kept that nobody uses any more.
 const IDLE: usize = 1024;
 
@@ -150,6 +152,19 @@ impl Pace {
     pub(super) fn heard_within(&self, now: Time, to: SocketAddr, age: Duration) -> bool {
         let heard = self.lanes.get(&to).and_then(|lane| lane.heard);
         heard.is_some_and(|at| now.since(at) < age)
+    }
+
+    /// Forgets addresses that nobody has used for long.
+    pub(super) fn expire(&mut self, now: Time) {
+        let fresh = |lane: &Lane| lane.heard.is_some_and(|at| now.since(at) < IDLE_AGE);
+        self.lanes.retain(|_, lane| {
+            !lane.under_way.is_empty() || !lane.waiting.is_empty() || fresh(lane)
+        });
+        self.lanes.shrink_to_fit();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.lanes.len()
     }
 
     fn make_room(&mut self) {

@@ -4,10 +4,12 @@ use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use super::candidates::CANDIDATES;
 use crate::ids::Time;
 use crate::wire::Hello;
 
-/// HELLOs kept for connections that the application has not accepted yet.
+/// Connections that the application has not accepted yet for which HELLOs are kept; of each as many as
+/// there can be [candidates](super::candidates).
 const PENDING: usize = 4096;
 /// How long such a HELLO is kept; a connector that still waits asks every second.
 const PENDING_AGE: Duration = Duration::from_secs(60);
@@ -27,7 +29,7 @@ pub struct PendingHello {
 /// HELLOs that came before the application accepted their connection, by (our end, their end).
 #[derive(Default)]
 pub(super) struct Pending {
-    by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Waiting)>,
+    by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Vec<Waiting>)>,
     /// When each came first, oldest first. An entry that differs from that in `by_tuple` means nothing.
     order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
 }
@@ -43,7 +45,11 @@ impl Pending {
         self.expire(now);
         if let Some((_, known)) = self.by_tuple.get_mut(&tuple) {
             // Its place in the order stays: what is asked again all the time would else fill it.
-            *known = waiting;
+            known.retain(|other| other.hello.flow != waiting.hello.flow);
+            if known.len() >= CANDIDATES {
+                known.remove(0);
+            }
+            known.push(waiting);
             return;
         }
         if self.order.len() >= 2 * PENDING {
@@ -58,13 +64,19 @@ impl Pending {
                 self.by_tuple.remove(&oldest.1);
             }
         }
-        self.by_tuple.insert(tuple, (now, waiting));
+        self.by_tuple.insert(tuple, (now, vec![waiting]));
         self.order.push_back((now, tuple));
     }
 
+    /// Takes one of the HELLOs for a connection, the oldest first.
     pub(super) fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
         self.expire(now);
-        self.by_tuple.remove(&tuple).map(|(_, waiting)| waiting)
+        let (_, waiting) = self.by_tuple.get_mut(&tuple)?;
+        let oldest = waiting.remove(0);
+        if waiting.is_empty() {
+            self.by_tuple.remove(&tuple);
+        }
+        Some(oldest)
     }
 
     /// Takes all that wait at addresses of ours for which `fits` holds.
@@ -72,8 +84,16 @@ impl Pending {
         self.order.retain(|(_, tuple)| !fits(tuple.0));
         self.by_tuple
             .extract_if(|tuple, _| fits(tuple.0))
-            .map(|(_, (_, waiting))| waiting)
+            .flat_map(|(_, (_, waiting))| waiting)
             .collect()
+    }
+
+    /// Forgets those that are too old, and gives the memory back when these were all.
+    pub(super) fn tidy(&mut self, now: Time) {
+        self.expire(now);
+        if self.by_tuple.is_empty() {
+            *self = Self::default();
+        }
     }
 
     fn expire(&mut self, now: Time) {
@@ -88,7 +108,6 @@ impl Pending {
         }
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         debug_assert!(self.by_tuple.len() <= self.order.len());
         debug_assert!(self.order.len() <= 2 * PENDING);
@@ -98,7 +117,7 @@ impl Pending {
 
 /// Whether an entry of the order is that of a HELLO that still waits.
 fn is_known(
-    by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Waiting)>,
+    by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Vec<Waiting>)>,
     (at, tuple): &(Time, (SocketAddr, SocketAddr)),
 ) -> bool {
     by_tuple.get(tuple).is_some_and(|(since, _)| since == at)

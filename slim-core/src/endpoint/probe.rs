@@ -42,6 +42,12 @@ pub(super) struct Probes {
     open: BTreeMap<EndpointId, Probe>,
 }
 
+impl Probes {
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+}
+
 struct Probe {
     /// The nonce of question `n` is this one with `n` added to it.
     base: Nonce,
@@ -107,7 +113,8 @@ impl Endpoint {
             nonce: nth(probe.base, probe.sent),
         });
         let data = self.seal(token, Fresh::None, &message);
-        self.out.datagram(to, None, data);
+        let from = self.own_end(token, to);
+        self.out.datagram(to, from, data);
         probe.asked.insert(to);
         probe.sent += 1;
         let every = if probe.sent < OFTEN { EVERY } else { SELDOM };

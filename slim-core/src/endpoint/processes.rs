@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::ids::EndpointId;
+use crate::wire::HelloAck;
 
 /// Records kept at least before those that no flow has any more are looked for.
 const LEAST: usize = 64;
@@ -18,12 +19,25 @@ pub(super) struct Process {
     pub(super) control_port: u16,
 }
 
+impl From<&HelloAck> for Process {
+    fn from(ack: &HelloAck) -> Self {
+        Process {
+            id: ack.endpoint,
+            addrs: ack.addrs[..].into(),
+            resume_port: ack.resume_port,
+            control_port: ack.control_port,
+        }
+    }
+}
+
 /// All that flows have, and some that they had.
 #[derive(Default)]
 pub(super) struct Processes {
     known: BTreeSet<Arc<Process>>,
     /// How many there may be before they are looked through.
     room: usize,
+    /// Those of them that have answered at a port of their own, which a firewall may close.
+    reached: BTreeSet<EndpointId>,
 }
 
 impl Processes {
@@ -34,12 +48,40 @@ impl Processes {
             return known.clone();
         }
         if self.known.len() >= self.room {
-            self.known.retain(|known| Arc::strong_count(known) > 1);
-            self.room = LEAST.max(2 * self.known.len());
+            self.forget_unused();
         }
         let process = Arc::new(process);
         self.known.insert(process.clone());
         process
+    }
+
+    /// A process has answered at its control port or its resume port.
+    pub(super) fn reached(&mut self, id: EndpointId) {
+        self.reached.insert(id);
+    }
+
+    /// Whether it ever has.
+    pub(super) fn was_reached(&self, id: EndpointId) -> bool {
+        self.reached.contains(&id)
+    }
+
+    /// Forgets those that no flow has any more.
+    pub(super) fn forget_unused(&mut self) {
+        self.known.retain(|known| Arc::strong_count(known) > 1);
+        self.room = LEAST.max(2 * self.known.len());
+        let alive: BTreeSet<EndpointId> = self.known.iter().map(|known| known.id).collect();
+        self.reached.retain(|id| alive.contains(id));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+}
+
+impl Processes {
+    /// Whether one of them has this address.
+    pub(super) fn have(&self, ip: IpAddr) -> bool {
+        self.known.iter().any(|known| known.addrs.contains(&ip))
     }
 }
 

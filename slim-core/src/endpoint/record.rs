@@ -9,12 +9,14 @@ use super::attempts::Attempts;
 use super::ends::Ends;
 use super::flow::{Lifecycle, State};
 use super::processes::Process;
+use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::event::Trouble;
 use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
 /// Error numbers of Linux. This crate has no libc to ask.
+pub(super) const EPIPE: i32 = 32;
 pub(super) const ECONNRESET: i32 = 104;
 pub(super) const ECONNREFUSED: i32 = 111;
 
@@ -37,6 +39,8 @@ pub(super) struct Flow {
     /// The peer's application has finished.
     pub(super) peer_fin: Option<(u64, FinHow)>,
     pub(super) epochs: Epochs,
+    /// Bytes that the peer had sent when the present transport was made: its stream does not end before.
+    pub(super) promised: u64,
     pub(super) change: Changing,
     pub(super) outage: Option<Box<Outage>>,
     pub(super) query: Option<Box<Asked>>,
@@ -45,7 +49,7 @@ pub(super) struct Flow {
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 232);
+const _: () = assert!(size_of::<Flow>() <= 240);
 
 /// HELLO under way.
 pub(super) struct Asking {
@@ -184,7 +188,7 @@ impl Epochs {
 /// From the first suspicion until the flow is live again.
 pub(super) struct Outage {
     pub(super) cause: Cause,
-    /// What the kernel said, if it said anything.
+    /// What the kernel said, or has to be said in its place, if anything.
     pub(super) errno: Option<i32>,
     pub(super) since: Time,
     /// A RESUME of ours may have reached the peer: it may act on our not trimming any more, so the
@@ -192,6 +196,8 @@ pub(super) struct Outage {
     pub(super) exposed: bool,
     /// Bytes received when the stream ended unannounced. The old transport is intact.
     pub(super) eof: Option<u64>,
+    /// What the peer's kernel says to that.
+    pub(super) proof: Proof,
     /// The peer has closed and forgotten the flow after sending this many bytes.
     pub(super) peer_done: Option<u64>,
     pub(super) attempts: Option<Attempts>,
@@ -212,6 +218,7 @@ impl Outage {
             since: now,
             exposed: false,
             eof,
+            proof: Proof::Unasked,
             peer_done: None,
             attempts: None,
             key: OnceCell::new(),
@@ -231,6 +238,18 @@ impl Outage {
     pub(super) fn trouble(&self) -> Trouble {
         self.cause.into()
     }
+}
+
+/// Whether the peer's kernel has ended the stream, as far as [`Action::Verify`](super::Action::Verify) can tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proof {
+    Unasked,
+    /// `Verify` is under way.
+    Awaited,
+    /// `Verify` is under way, and the process has answered none of the questions about the flow meanwhile.
+    AwaitedAlone,
+    Denied,
+    Given,
 }
 
 /// QUERY under way.
@@ -283,6 +302,7 @@ impl Flow {
             fin: None,
             peer_fin: None,
             epochs: Epochs::default(),
+            promised: 0,
             change: Changing::default(),
             outage: None,
             query: None,
@@ -339,10 +359,7 @@ impl Flow {
     /// Where control messages for the peer go.
     pub(super) fn control(&self) -> Option<SocketAddr> {
         let peer = self.peer.as_ref()?;
-        Some(SocketAddr::new(
-            self.ends.remote().ip(),
-            peer.process.control_port,
-        ))
+        Some(at_port(self.ends.remote(), peer.process.control_port))
     }
 
     /// The old transport can be put back to use: nothing was done to it, and the peer has not been
@@ -357,6 +374,18 @@ impl Flow {
                 .outage
                 .as_ref()
                 .is_some_and(|outage| outage.errno.is_none() && !outage.exposed)
+    }
+
+    /// Where the stream ends, if the peer has closed the flow there, and the kernel has seen an end of the stream before
+    /// the transport was reset (EPIPE): if we hold that much, the peer owes nothing and takes nothing. Only before
+    /// attempts, whose outcome decides else.
+    pub(super) fn closed_by_peer(&self) -> Option<u64> {
+        let outage = self.outage.as_ref()?;
+        let untried = outage.errno == Some(EPIPE) && outage.attempts.is_none();
+        match self.peer_fin {
+            Some((end, FinHow::Close)) if untried => Some(end),
+            _ => None,
+        }
     }
 
     /// The answer to a QUERY.

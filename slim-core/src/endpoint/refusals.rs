@@ -51,6 +51,16 @@ impl Refusals {
         })
     }
 
+    /// Forgets those that say nothing any more.
+    pub(super) fn expire(&mut self, now: Time) {
+        self.known
+            .retain(|_, (_, last)| now.since(*last) < REFUSAL_MEMORY);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.known.len()
+    }
+
     pub(super) fn forget(&mut self, to: SocketAddr) {
         self.known.remove(&to);
     }

@@ -42,7 +42,11 @@ enum Answer {
 
 impl Endpoint {
     /// The driver has accepted a connection on the resume listener.
-    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, _from: SocketAddr) {
+    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: SocketAddr) {
+        if !self.may_know(from.ip()) {
+            self.drop_one();
+            return self.out.push(Action::Close { conn });
+        }
         if self.fresh.len() >= FRESH && !self.evict(now) {
             self.drop_one();
             return self.out.push(Action::Close { conn });
@@ -114,7 +118,7 @@ impl Endpoint {
         let data = match self.judge(now, nonce_r, parsed, resume) {
             Answer::Accept(token) => return self.accept(now, token, conn, resume.epoch, bound),
             Answer::Refuse(token, reason) => self.seal(token, bound.into(), &refusal(reason)),
-            Answer::RefuseTomb(role, reason) => match self.tombs.get(now, resume.flow, role) {
+            Answer::RefuseTomb(role, reason) => match self.tombs.get(now, &(resume.flow, role)) {
                 Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
                 None => return self.close_conn(conn),
             },
@@ -128,7 +132,11 @@ impl Endpoint {
 
     fn judge(&mut self, now: Time, nonce_r: Nonce, parsed: &Parsed<'_>, resume: &Resume) -> Answer {
         let fresh = Fresh::Responder(nonce_r);
-        let mut stranger = RefuseReason::UnknownFlow;
+        self.prove(now, resume.flow, (fresh, parsed), None);
+        let mut stranger = match self.candidates.may_have_been() {
+            true => RefuseReason::Busy,
+            false => RefuseReason::UnknownFlow,
+        };
         // Both ends of a flow may live in this process. Which one is meant, the proof tells.
         for role in [Role::Connector, Role::Acceptor] {
             if let Some(&token) = self.by_id.get(&(resume.flow, role)) {
@@ -143,7 +151,7 @@ impl Endpoint {
                     None => stranger = RefuseReason::Legacy,
                 }
             }
-            if let Some(tomb) = self.tombs.get(now, resume.flow, role) {
+            if let Some(tomb) = self.tombs.get(now, &(resume.flow, role)) {
                 if tomb.peer.key.verify(role.other(), fresh, parsed) {
                     let reason = match tomb.status {
                         FlowStatus::Closed(end) | FlowStatus::HalfClosed(end) => {

@@ -103,7 +103,9 @@ impl Endpoint {
             )
         });
         let done = flow.outage.as_ref().and_then(|outage| outage.peer_done);
-        if flow.change.accepted.is_none() && agreed.is_none() && done.is_none() {
+        let closed = flow.closed_by_peer();
+        if flow.change.accepted.is_none() && agreed.is_none() && done.is_none() && closed.is_none()
+        {
             return;
         }
         let Some((received, sent)) = self.read_dry(token) else {
@@ -116,6 +118,11 @@ impl Endpoint {
             self.send_ok(now, token, conn, received, sent);
         } else if let Some(conn) = agreed {
             self.commit(now, token, conn, received, sent);
+        } else if closed == Some(received) {
+            self.end_at(now, token, received, received);
+        } else {
+            // Bytes are missing, or the peer has sent more than it said: only the peer knows.
+            self.start_attempts(now, token);
         }
     }
 
@@ -170,6 +177,7 @@ impl Endpoint {
     }
 
     fn push_install(&mut self, token: FlowToken, conn: ConnId, confirm: &Confirm) {
+        self.flow(token).promised = confirm.sent;
         self.out.push(Action::Install {
             token,
             conn,

@@ -121,6 +121,11 @@ impl Timers {
         }
     }
 
+    /// How many are set.
+    pub(super) fn len(&self) -> usize {
+        self.set
+    }
+
     /// The earliest.
     pub(super) fn next(&self) -> Option<Time> {
         self.queue.peek().map(|Reverse((at, _))| *at)

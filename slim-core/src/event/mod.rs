@@ -96,6 +96,14 @@ pub enum Event {
     },
     /// We made it plain TCP, because somebody else uses the descriptor from here on.
     Demoted,
+    /// The application had closed the flow, and it is let go of before all is delivered. A kernel that has a connection
+    /// for it goes on alone; without one the bytes are lost.
+    Orphaned {
+        /// Bytes of which a copy was kept, because the peer is not known to have them.
+        owed: u64,
+        /// Why.
+        limit: LingerLimit,
+    },
     /// The flow has ended as the applications wanted.
     Closed {
         /// How our application ended it.
@@ -111,6 +119,8 @@ pub enum Event {
 pub enum LegacyReason {
     /// Nobody answered in time.
     NoAnswer,
+    /// The host is none of those that are to be asked for SLIM.
+    NotAPeer,
     /// Nobody listens on the peer's control port.
     NoControlSocket,
     /// The peer speaks another version.
@@ -125,6 +135,18 @@ pub enum LegacyReason {
     PeerForgot,
     /// Too many flows, or no memory.
     NoRoom,
+}
+
+/// What there was too much of when a closed flow was let go of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LingerLimit {
+    /// Closed flows.
+    Flows,
+    /// Bytes kept for closed flows.
+    Memory,
+    /// Time in which the peer has taken nothing.
+    Time,
 }
 
 /// Why a flow lost its transport: a [`Cause`] without its particulars, which are the endpoint's
@@ -189,6 +211,8 @@ pub enum EscalateReason {
     PeerClosed,
     /// The two sides do not agree on what was sent: to go on would corrupt the stream.
     OutOfStep,
+    /// Our application had closed the flow, and too many such flows wait.
+    Orphaned,
 }
 
 impl Event {
@@ -278,6 +302,10 @@ mod tests {
                 errno: 0,
             },
             Event::Demoted,
+            Event::Orphaned {
+                owed: 7,
+                limit: LingerLimit::Memory,
+            },
             Event::Closed {
                 how: FinHow::HalfClose,
                 sent: 9,

@@ -150,6 +150,13 @@ impl Gate {
         self.0.load(Ordering::Acquire) & BARRED != 0
     }
 
+    /// Whether calls are kept out because the transport is away. A call inside that has met an error finds out by this
+    /// whether it met it on a transport that counts no more; that of a flow that is only closed is still under its number.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.0.load(Ordering::Acquire) & SUSPENDED != 0
+    }
+
     /// Whether calls are kept out for good.
     #[must_use]
     pub fn is_closed(&self) -> bool {
@@ -258,6 +265,7 @@ mod tests {
                 prop_assert_eq!(gate.idle(&marks), inside == 0 && passed.is_none());
                 let sends = passed.as_ref().is_some_and(|p| p.1 == Purpose::Send);
                 prop_assert_eq!(gate.is_owner_sending(&marks), sends);
+                prop_assert_eq!(gate.is_suspended(), suspended);
                 prop_assert_eq!(gate.is_barred(), suspended || closed);
                 prop_assert_eq!(gate.is_closed(), closed);
                 prop_assert_eq!(gate.is_shared(), shared);

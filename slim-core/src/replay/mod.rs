@@ -21,10 +21,15 @@
 //! It costs one copy per byte sent, and nothing else while the last chunk has room. The first chunk is
 //! small and each new one twice as large, up to [`CHUNK`], so that a flow that has little on its way takes
 //! little memory; chunks of the full size come from a process-wide pool. No chunk is filled with zeros first.
+//!
+//! Where no memory is to be had the buffer goes on without what it should have kept. That harms nobody as long as the
+//! peer's kernel gets those bytes; should a resume ask for one of them the flow ends, as it would without SLIM.
 
 mod pool;
 
 use std::fmt;
+
+use crate::memory::{self, OutOfMemory};
 
 pub use pool::{CHUNK, POOL_CHUNKS};
 
@@ -119,7 +124,7 @@ impl Replay {
         self.start == self.end
     }
 
-    /// Bytes sent: keeps a copy and advances [`end`](Replay::end).
+    /// Bytes sent: keeps a copy, if there is memory for it, and advances [`end`](Replay::end).
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
         if bytes.len() <= self.room() {
@@ -140,8 +145,8 @@ impl Replay {
     #[inline(never)]
     fn push_on(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
-            if self.room() == 0 {
-                self.grow(bytes.len());
+            if self.room() == 0 && self.grow(bytes.len()).is_err() {
+                return self.skip_to(self.end + bytes.len() as u64);
             }
             let (now, later) = bytes.split_at(self.room().min(bytes.len()));
             self.last.extend_from_slice(now);
@@ -151,19 +156,24 @@ impl Replay {
     }
 
     /// The last chunk is full: makes a new one, for `wanted` bytes if they are not too many.
-    fn grow(&mut self, wanted: usize) {
+    fn grow(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
         let twice = 2 * self.last.capacity();
         let size = twice.max(wanted.next_power_of_two()).clamp(FIRST, CHUNK);
-        let full = std::mem::replace(&mut self.last, POOL.take(size));
+        if self.full.len() == self.full.capacity() {
+            let more = self.full.len().max(4);
+            memory::reserve(&mut self.full, more)?;
+        }
+        let full = std::mem::replace(&mut self.last, POOL.take(size)?);
         if full.is_empty() {
             POOL.give([full]);
         } else {
             let from = self.end - full.len() as u64;
             self.full.push(Chunk { from, bytes: full });
         }
+        Ok(())
     }
 
-    /// Bytes up to `end` were sent and are acknowledged already, so no copy is needed: everything
+    /// Bytes up to `end` were sent, and no copy is needed, for they are acknowledged already: everything
     /// held is forgotten, and the buffer is empty at `end`; the byte before it is not there.
     ///
     /// `end` is never less than what was sent before: that would take bytes back.

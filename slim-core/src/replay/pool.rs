@@ -2,26 +2,48 @@
 
 use std::sync::Mutex;
 
+use crate::memory::{self, OutOfMemory};
+
 /// Bytes in a chunk.
 pub const CHUNK: usize = 64 * 1024;
 /// How many free chunks the process keeps: 8 MiB.
 pub const POOL_CHUNKS: usize = 128;
 
 /// The one of this process.
-pub(super) static POOL: Pool = Pool(Mutex::new(Vec::new()));
+pub(super) static POOL: Pool = Pool::new();
 
 /// Its lock is only tried: somebody else in the pool must not make a send wait, and in a forked
 /// child the lock may be held by a thread that does not exist there.
-pub(super) struct Pool(Mutex<Vec<Vec<u8>>>);
+pub(super) struct Pool(Mutex<Kept>);
+
+struct Kept {
+    count: usize,
+    /// The first `count` are chunks.
+    chunks: [Vec<u8>; POOL_CHUNKS],
+}
 
 impl Pool {
+    const fn new() -> Self {
+        Pool(Mutex::new(Kept {
+            count: 0,
+            chunks: [const { Vec::new() }; POOL_CHUNKS],
+        }))
+    }
+
     /// An empty chunk of this size; one of the full size may come from the pool.
-    pub(super) fn take(&self, size: usize) -> Vec<u8> {
+    pub(super) fn take(&self, size: usize) -> Result<Vec<u8>, OutOfMemory> {
         let pooled = match size {
-            CHUNK => self.0.try_lock().ok().and_then(|mut pool| pool.pop()),
+            CHUNK => self.0.try_lock().ok().and_then(|mut pool| pool.take()),
             _ => None,
         };
-        pooled.unwrap_or_else(|| Vec::with_capacity(size))
+        match pooled {
+            Some(chunk) => Ok(chunk),
+            None => {
+                let mut chunk = Vec::new();
+                memory::reserve(&mut chunk, size)?;
+                Ok(chunk)
+            }
+        }
     }
 
     /// Takes chunks back; those that are small, or do not fit, go to the allocator.
@@ -30,18 +52,33 @@ impl Pool {
         for mut chunk in chunks {
             if let Some(pool) = &mut pool
                 && chunk.capacity() == CHUNK
-                && pool.len() < POOL_CHUNKS
+                && pool.count < POOL_CHUNKS
             {
                 chunk.clear();
-                pool.push(chunk);
+                let place = pool.count;
+                pool.chunks[place] = chunk;
+                pool.count += 1;
             }
         }
+    }
+}
+
+impl Kept {
+    fn take(&mut self) -> Option<Vec<u8>> {
+        self.count = self.count.checked_sub(1)?;
+        Some(std::mem::take(&mut self.chunks[self.count]))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Pool {
+        fn count(&self) -> usize {
+            self.0.lock().unwrap().count
+        }
+    }
 
     fn chunks(n: usize) -> impl Iterator<Item = Vec<u8>> {
         (0..n).map(|_| {
@@ -53,32 +90,33 @@ mod tests {
 
     #[test]
     fn a_chunk_is_used_again_and_the_pool_is_bounded() {
-        let pool = Pool(Mutex::new(Vec::new()));
+        let pool = Pool::new();
         pool.give(chunks(POOL_CHUNKS / 2));
         pool.give(chunks(POOL_CHUNKS));
-        let pooled: Vec<_> = pool.0.lock().unwrap().iter().map(|c| c.as_ptr()).collect();
-        assert_eq!(pooled.len(), POOL_CHUNKS);
-        let taken = pool.take(CHUNK);
+        assert_eq!(pool.count(), POOL_CHUNKS);
+        let last = pool.0.lock().unwrap().chunks[POOL_CHUNKS - 1].as_ptr();
+        let taken = pool.take(CHUNK).unwrap();
         assert_eq!((taken.len(), taken.capacity()), (0, CHUNK));
-        assert_eq!(pooled.last(), Some(&taken.as_ptr()));
+        assert_eq!(last, taken.as_ptr());
+        assert_eq!(pool.count(), POOL_CHUNKS - 1);
     }
 
     #[test]
     fn small_chunks_are_not_pooled() {
-        let pool = Pool(Mutex::new(Vec::new()));
-        let small = pool.take(CHUNK / 2);
+        let pool = Pool::new();
+        let small = pool.take(CHUNK / 2).unwrap();
         assert_eq!(small.capacity(), CHUNK / 2);
         pool.give([small]);
-        assert!(pool.0.lock().unwrap().is_empty());
+        assert_eq!(pool.count(), 0);
     }
 
     #[test]
     fn a_locked_pool_is_no_obstacle() {
-        let pool = Pool(Mutex::new(Vec::new()));
+        let pool = Pool::new();
         let held = pool.0.lock().unwrap();
-        assert_eq!(pool.take(CHUNK).capacity(), CHUNK);
+        assert_eq!(pool.take(CHUNK).unwrap().capacity(), CHUNK);
         pool.give(chunks(1));
         drop(held);
-        assert!(pool.0.lock().unwrap().is_empty());
+        assert_eq!(pool.count(), 0);
     }
 }

@@ -56,6 +56,11 @@ pub struct HelloAck {
     pub addrs: AddrList,
 }
 
+/// "Your HELLO_ACK has reached me." Connector to acceptor. It holds the HELLO that was answered, because an
+/// acceptor keeps few that it has had no such message for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HelloDone(pub Hello);
+
 /// "It does, and does not want to."
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloNak {
@@ -137,6 +142,16 @@ impl HelloAck {
         put_u16(b, hello_ack::RESUME_PORT, self.resume_port);
         put_u16(b, hello_ack::CONTROL_PORT, self.control_port);
         put_addrs(b, hello_ack::ADDR_LIST, &self.addrs);
+    }
+}
+
+impl HelloDone {
+    pub(super) fn read(b: &[u8]) -> Result<Self, ParseError> {
+        Ok(HelloDone(Hello::read(b)?))
+    }
+
+    pub(super) fn write(&self, b: &mut [u8]) {
+        self.0.write(b);
     }
 }
 

@@ -180,6 +180,9 @@ layout! {
     }
 }
 
+/// `docs/PROTOCOL.md`, section "HELLO_DONE": the fields of HELLO.
+pub use hello as hello_done;
+
 layout! {
     /// `docs/PROTOCOL.md`, section "CHALLENGE".
     challenge {

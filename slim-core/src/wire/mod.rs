@@ -20,7 +20,7 @@ use std::fmt;
 
 pub use field::AddrList;
 pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
-pub use hello::{Hello, HelloAck, HelloNak, HelloWait, NakReason};
+pub use hello::{Hello, HelloAck, HelloDone, HelloNak, HelloWait, NakReason};
 pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
 
@@ -59,6 +59,8 @@ pub enum Kind {
     Unknown = 8,
     /// [`Demote`]
     Demote = 9,
+    /// [`HelloDone`]
+    HelloDone = 10,
     /// [`Challenge`]
     Challenge = 16,
     /// [`Resume`]
@@ -73,7 +75,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 14] = [
+    pub const ALL: [Kind; 15] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -83,6 +85,7 @@ impl Kind {
         Kind::Status,
         Kind::Unknown,
         Kind::Demote,
+        Kind::HelloDone,
         Kind::Challenge,
         Kind::Resume,
         Kind::ResumeOk,
@@ -102,6 +105,7 @@ impl Kind {
             Kind::Status => "STATUS",
             Kind::Unknown => "UNKNOWN",
             Kind::Demote => "DEMOTE",
+            Kind::HelloDone => "HELLO_DONE",
             Kind::Challenge => "CHALLENGE",
             Kind::Resume => "RESUME",
             Kind::ResumeOk => "RESUME_OK",
@@ -122,6 +126,7 @@ impl Kind {
             Kind::Status => layout::status::LEN,
             Kind::Unknown => layout::unknown::LEN,
             Kind::Demote => layout::demote::LEN,
+            Kind::HelloDone => layout::hello_done::LEN,
             Kind::Challenge => layout::challenge::LEN,
             Kind::Resume => layout::resume::LEN,
             Kind::ResumeOk => layout::resume_ok::LEN,
@@ -155,6 +160,7 @@ pub enum Message {
     Status(Status),
     Unknown(Unknown),
     Demote(Demote),
+    HelloDone(HelloDone),
     Challenge(Challenge),
     Resume(Resume),
     ResumeOk(ResumeOk),
@@ -175,6 +181,7 @@ impl Message {
             Message::Status(_) => Kind::Status,
             Message::Unknown(_) => Kind::Unknown,
             Message::Demote(_) => Kind::Demote,
+            Message::HelloDone(_) => Kind::HelloDone,
             Message::Challenge(_) => Kind::Challenge,
             Message::Resume(_) => Kind::Resume,
             Message::ResumeOk(_) => Kind::ResumeOk,
@@ -260,6 +267,7 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::Status(m) => m.write(&mut b),
         Message::Unknown(m) => m.write(&mut b),
         Message::Demote(m) => m.write(&mut b),
+        Message::HelloDone(m) => m.write(&mut b),
         Message::Challenge(m) => m.write(&mut b),
         Message::Resume(m) => m.write(&mut b),
         Message::ResumeOk(m) => m.write(&mut b),
@@ -297,6 +305,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::Status => Message::Status(Status::read(bytes)?),
         Kind::Unknown => Message::Unknown(Unknown::read(bytes)),
         Kind::Demote => Message::Demote(Demote::read(bytes)),
+        Kind::HelloDone => Message::HelloDone(HelloDone::read(bytes)?),
         Kind::Challenge => Message::Challenge(Challenge::read(bytes)),
         Kind::Resume => Message::Resume(Resume::read(bytes)),
         Kind::ResumeOk => Message::ResumeOk(ResumeOk::read(bytes)?),
@@ -319,12 +328,15 @@ pub fn message_len(header: &[u8; HEADER_LEN]) -> Result<usize, ParseError> {
     check_header(header).map(Kind::message_len)
 }
 
-/// Which flow's HELLO the message is that begins with `bytes`: what an ICMP message quotes may be cut off. `None` if it is
-/// another message, or too little of one.
-pub fn hello_in(bytes: &[u8]) -> Option<FlowId> {
+/// Kind and flow of the control message that begins with `bytes`: what an ICMP message quotes may be cut off. `None` if
+/// it is too little of one, or none that is sent by UDP.
+pub fn quoted(bytes: &[u8]) -> Option<(Kind, FlowId)> {
     let header = bytes.first_chunk()?;
-    let flow = bytes.get(layout::hello::FLOW..)?.first_chunk()?;
-    (check_header(header) == Ok(Kind::Hello)).then_some(FlowId(*flow))
+    // Every message of the control channel begins with it.
+    let flow = bytes.get(HEADER_LEN..)?.first_chunk()?;
+    let kind = check_header(header).ok()?;
+    let on_control = (kind as u8) < Kind::Challenge as u8;
+    on_control.then_some((kind, FlowId(*flow)))
 }
 
 fn check_header(h: &[u8; HEADER_LEN]) -> Result<Kind, ParseError> {

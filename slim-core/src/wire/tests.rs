@@ -137,6 +137,10 @@ fn message() -> impl Strategy<Value = Message> {
             }
         )),
         flow().prop_map(|flow| Message::Demote(Demote { flow })),
+        hello().prop_map(|hello| match hello {
+            Message::Hello(hello) => Message::HelloDone(HelloDone(hello)),
+            other => other,
+        }),
         (endpoint(), nonce())
             .prop_map(|(endpoint, nonce_r)| Message::Challenge(Challenge { endpoint, nonce_r })),
         (flow(), any::<u64>(), nonce()).prop_map(|(flow, epoch, nonce_i)| Message::Resume(

@@ -97,7 +97,7 @@ impl World {
                 let front = self.front(node, token);
                 front.received += bytes.len() as u64;
                 if barred {
-                    front.stash.push(bytes);
+                    front.stash.push(bytes).unwrap();
                     return Ok(());
                 }
                 front.deliver(seed, node, &bytes)

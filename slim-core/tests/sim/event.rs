@@ -57,6 +57,11 @@ pub enum Ev {
         node: usize,
         token: FlowToken,
     },
+    /// The kernel of `node` has asked the other one about an end of stream.
+    Verified {
+        node: usize,
+        token: FlowToken,
+    },
     Drain {
         node: usize,
         token: FlowToken,
@@ -106,4 +111,8 @@ pub enum Harm {
     Crash { node: usize },
     /// Another one is started in its place, and gets its ports.
     Restart { node: usize },
+    /// Somebody who reads nothing says HELLO for a connection.
+    ForgeHello { flow: usize },
+    /// Somebody who reads nothing says that nobody listens where `node` asks.
+    ForgeRefusal { node: usize, flow: usize },
 }

@@ -1,9 +1,14 @@
 //! What goes wrong, and when.
 
 use slim_core::endpoint::State;
-use slim_core::{Cause, FlowToken};
+use std::net::SocketAddr;
+
+use slim_core::auth::seal_with_job;
+use slim_core::wire::{self, AddrList, Hello, Message, Query};
+use slim_core::{Cause, EndpointId, FlowId, FlowToken, Nonce};
 
 use crate::event::{Ev, Harm};
+use crate::net::CONTROL;
 use crate::tcp;
 use crate::world::{MS, Mutation, SECOND, World, endpoint};
 
@@ -118,6 +123,8 @@ impl World {
                     }
                 }
             }
+            Harm::ForgeHello { flow } => self.forge_hello(flow),
+            Harm::ForgeRefusal { node, flow } => self.forge_refusal(node, flow),
             Harm::Restart { node } => {
                 self.stats.restarts += 1;
                 let life = 1 + self.stats.restarts;
@@ -157,6 +164,87 @@ impl World {
         self.healthy = self.healthy.max(at);
         let reset = self.dice.chance(70);
         self.at(at, Ev::Fault(Harm::Snipe { conn, side, reset }));
+    }
+
+    /// An attacker at work while connections are made. He knows who connects to whom, and when.
+    pub fn some_forgery(&mut self) {
+        for _ in 0..self.dice.pick(1, 12) {
+            let at = self.dice.spread(20, 700 * MS);
+            let flow = self.dice.pick(0, self.flows as u64 - 1) as usize;
+            let harm = if self.dice.chance(70) {
+                Harm::ForgeHello { flow }
+            } else {
+                let node = self.dice.pick(0, 1) as usize;
+                Harm::ForgeRefusal { node, flow }
+            };
+            self.at(at, Ev::Fault(harm));
+        }
+    }
+
+    fn random16(&mut self) -> [u8; 16] {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&self.dice.next().to_be_bytes());
+        bytes
+    }
+
+    fn forge_hello(&mut self, flow: usize) {
+        self.stats.forged += 1;
+        let (connector, acceptor) = self.names(flow);
+        let hello = Hello {
+            flow: FlowId(self.random16()),
+            connector,
+            acceptor,
+            endpoint: EndpointId {
+                host: self.random16(),
+                pid: 1,
+                incarnation: self.dice.next(),
+            },
+            random_c: [7; 32],
+            features: 0,
+            resume_port: 9,
+            control_port: CONTROL,
+            addrs: AddrList::new([connector.ip()]),
+        };
+        let data = seal_with_job(None, &Message::Hello(hello));
+        let from = (connector.ip(), CONTROL).into();
+        self.forgery(1, from, acceptor, data);
+    }
+
+    fn forgery(&mut self, node: usize, from: SocketAddr, to: SocketAddr, data: Vec<u8>) {
+        let event = Ev::Datagram {
+            node,
+            from,
+            to,
+            data,
+        };
+        self.later(0, self.latency, event);
+    }
+
+    /// It quotes a HELLO or a QUERY as it may have been. Whoever reads what is sent knows how it was.
+    fn forge_refusal(&mut self, node: usize, flow: usize) {
+        self.stats.forged += 1;
+        let (connector, acceptor) = self.names(flow);
+        let mut quoted = Vec::new();
+        if self.mutation == Some(Mutation::ReadsAlong) {
+            quoted.clone_from(&self.read_along);
+        } else if self.dice.chance(80) {
+            let flow = FlowId(self.random16());
+            let nonce = Nonce(self.random16());
+            quoted = seal_with_job(None, &Message::Query(Query { flow, nonce }));
+            quoted[wire::layout::header::KIND] = self.dice.pick(1, 10) as u8;
+        }
+        let other = if node == 0 { acceptor } else { connector };
+        let to = if self.dice.chance(50) {
+            other
+        } else {
+            (other.ip(), CONTROL).into()
+        };
+        let event = Ev::Refused {
+            node,
+            to,
+            data: quoted,
+        };
+        self.later(0, self.latency, event);
     }
 
     pub fn recent(&self, newest: u64) -> Option<usize> {

@@ -43,6 +43,9 @@ impl World {
             return;
         };
         let from = from.unwrap_or(SocketAddr::new(addr(node, path), CONTROL));
+        if to.port() != CONTROL {
+            self.read_along.clone_from(&data);
+        }
         let copies = 1 + u64::from(self.dice.chance(self.udp_twice));
         for _ in 0..copies {
             if !self.passes(path, node) || self.dice.chance(self.udp_loss) {

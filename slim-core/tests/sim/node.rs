@@ -1,9 +1,10 @@
 //! One process: an endpoint and its driver.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use slim_core::endpoint::{Action, Endpoint, State};
-use slim_core::event::Event;
+use slim_core::endpoint::{Action, Endpoint, State, Tables};
+use slim_core::event::{Event, LegacyReason};
 use slim_core::{Cause, ConnId, FlowToken, Time, wire};
 
 use crate::event::Ev;
@@ -56,6 +57,8 @@ pub struct Node {
     links: BTreeMap<ConnId, Link>,
     accepted: u64,
     pub armed: Option<u64>,
+    /// Flows that need no session any more: the driver lets go of them when the actions are carried out.
+    over: Vec<FlowToken>,
 }
 
 impl Node {
@@ -69,6 +72,7 @@ impl Node {
             links: BTreeMap::new(),
             accepted: 0,
             armed: None,
+            over: Vec::new(),
         }
     }
 
@@ -100,6 +104,33 @@ impl Node {
     pub fn forget(&mut self, conn: ConnId) {
         self.links.remove(&conn);
     }
+
+    /// All flows are over, and much time passes: the endpoint is to know nothing of them.
+    pub fn forgets(&mut self, now: Time) -> Result<(), String> {
+        let endpoint = &mut self.endpoint;
+        self.fronts
+            .keys()
+            .for_each(|token| endpoint.gone(now, *token));
+        let tables = endpoint.tables();
+        if tables.flows > 0 || tables.names > 0 {
+            return Err(format!("flows that are over are kept: {tables:?}"));
+        }
+        let mut late = now;
+        for minute in 1..=5 {
+            let end = now + Duration::from_secs(60 * minute);
+            while let Some(at) = endpoint.poll_timeout().filter(|at| *at <= end) {
+                late = late.max(at);
+                endpoint.handle_timeout(late);
+            }
+            endpoint.tidy(end);
+        }
+        // What it said last matters no more.
+        while endpoint.poll_action().is_some() {}
+        match endpoint.tables() {
+            tables if tables == Tables::default() => Ok(()),
+            tables => Err(format!("left of flows that are over: {tables:?}")),
+        }
+    }
 }
 
 impl World {
@@ -113,11 +144,18 @@ impl World {
         if !self.nodes[node].alive {
             return Ok(());
         }
-        while let Some(action) = self.nodes[node].endpoint.poll_action() {
-            if self.trace {
-                self.tell_action(node, &action);
+        loop {
+            while let Some(action) = self.nodes[node].endpoint.poll_action() {
+                if self.trace {
+                    self.tell_action(node, &action);
+                }
+                self.act(node, action)?;
             }
-            self.act(node, action)?;
+            let Some(token) = self.nodes[node].over.pop() else {
+                break;
+            };
+            let now = self.clock(node);
+            self.nodes[node].endpoint.gone(now, token);
         }
         while let Some((token, _, event)) = self.nodes[node].endpoint.poll_event() {
             if self.trace {
@@ -127,9 +165,19 @@ impl World {
                 Event::Resume { .. } => self.stats.resumes += 1,
                 Event::Escalate { .. } => self.stats.escalations += 1,
                 Event::Reinstate => self.stats.reinstated += 1,
-                Event::Legacy { .. } => {
+                Event::Legacy { reason } => {
                     self.stats.legacy += 1;
-                    self.front(node, token).legacy = true;
+                    // A stream that ends first leaves nothing to be agreed on.
+                    let fronts = self.nodes.iter().map(|node| &node.fronts[&token]);
+                    let ended = fronts
+                        .into_iter()
+                        .any(|f| f.barred || f.over || f.fin.is_some());
+                    let front = self.front(node, token);
+                    front.legacy = true;
+                    front.made_plain = !ended;
+                    if front.live && reason == LegacyReason::NoAnswer {
+                        self.believed(node, token)?;
+                    }
                 }
                 _ => {}
             }
@@ -183,13 +231,20 @@ impl World {
                     self.close_tcp(tcp, side);
                 }
             }
-            Action::Live { .. } => {}
-            Action::Legacy { token, .. } => self.front(node, token).legacy = true,
+            Action::Live { token } => self.front(node, token).live = true,
+            Action::Legacy { token, .. } => {
+                self.front(node, token).legacy = true;
+                self.nodes[node].over.push(token);
+            }
             Action::Suspend { token } => {
                 let front = self.front(node, token);
                 front.barred = true;
                 front.pump = None;
                 self.later(0, 3 * MS, Ev::Suspended { node, token });
+            }
+            Action::Verify { token } => {
+                let (from, to) = (900 * MS, 1300 * MS);
+                self.later(from, to, Ev::Verified { node, token });
             }
             Action::Drain { token } => {
                 self.front(node, token).pump = None;
@@ -209,7 +264,11 @@ impl World {
                 let front = self.front(node, token);
                 front.barred = false;
                 front.legacy = legacy;
-                if front.tcp.is_none() {
+                let drained = front.tcp.is_none();
+                if legacy {
+                    self.nodes[node].over.push(token);
+                }
+                if drained {
                     return Err(format!(
                         "side {node}: {token:?} reinstated, but it was drained"
                     ));
@@ -217,6 +276,7 @@ impl World {
             }
             Action::PeerFinal { token, seq } => self.front(node, token).peer_final = Some(seq),
             Action::Escalate { token, verdict } => {
+                self.nodes[node].over.push(token);
                 // What the old transport still holds is for the application, too.
                 self.read_dry(node, token);
                 let front = self.front(node, token);
@@ -336,8 +396,34 @@ impl World {
         };
         while let Read::Bytes(bytes) = self.tcps[tcp].read(side, usize::MAX) {
             front.received += bytes.len() as u64;
-            front.stash.push(bytes);
+            front.stash.push(bytes).unwrap();
         }
+    }
+
+    /// An end of stream was believed without an answer of the process that is to have ended it.
+    fn believed(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
+        self.stats.believed += 1;
+        let received = self.front(node, token).received;
+        let other = &self.nodes[1 - node];
+        let (sent, fin) = (other.fronts[&token].sent, other.fronts[&token].fin);
+        if !other.crashed && (fin.is_none() || sent != received) {
+            return Err(format!(
+                "side {node}: {token:?} ends at {received}, as is believed; the peer has sent {sent} and {fin:?}"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the kernel at the other end says on the connection.
+    pub fn verified(&mut self, node: usize, token: FlowToken) {
+        let Some((tcp, side)) = self.front(node, token).tcp else {
+            return;
+        };
+        let path = self.tcps[tcp].path;
+        let passes = self.passes(path, node) && self.passes(path, 1 - node);
+        let ended = passes && self.tcps[tcp].looks_ended(side);
+        let now = self.clock(node);
+        self.nodes[node].endpoint.handle_verified(now, token, ended);
     }
 
     pub fn drain(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
@@ -417,7 +503,7 @@ impl World {
                 Read::Bytes(bytes) => {
                     pump.owed -= bytes.len() as u64;
                     front.received += bytes.len() as u64;
-                    front.stash.push(bytes);
+                    front.stash.push(bytes).unwrap();
                 }
                 Read::Nothing => break,
                 Read::End => {

@@ -177,6 +177,15 @@ impl Tcp {
         (first && dir.arrived + 1 < dir.data.len()).then_some(dir.arrived + 1)
     }
 
+    /// Whether the kernel at the other end of `side` answers with segments behind the end that `side` has seen.
+    pub fn looks_ended(&self, side: usize) -> bool {
+        let dir = &self.dirs[1 - side];
+        let alive = self.sides.iter().all(|side| side.dead.is_none());
+        // One byte takes the place of a forged end. More would be answered with a reset.
+        let beyond = dir.data.len() - dir.arrived;
+        alive && (beyond == 1 || dir.fin && beyond == 0)
+    }
+
     pub fn die(&mut self, side: usize, errno: i32) {
         self.sides[side].dead.get_or_insert(errno);
     }

@@ -28,6 +28,8 @@ pub enum Mutation {
     TrimSuspended,
     /// Answers `Flush` without having looked.
     DropAwaiting,
+    /// No driver, but an attacker who is not off the path.
+    ReadsAlong,
 }
 
 pub struct World {
@@ -59,6 +61,10 @@ pub struct World {
     /// How long after that everything must have come to an end.
     pub patience: u64,
     pub stats: Stats,
+    /// Nothing goes wrong but what is forged.
+    pub quiet: bool,
+    /// The last datagram that was sent to a listener.
+    pub read_along: Vec<u8>,
     /// Tell everything on standard output.
     pub trace: bool,
 }
@@ -72,10 +78,12 @@ pub struct Stats {
     pub reinstated: u64,
     pub legacy: u64,
     pub ended: u64,
+    pub believed: u64,
     pub confirms_flushed: u64,
     pub crashes: u64,
     pub restarts: u64,
     pub vanished: u64,
+    pub forged: u64,
 }
 
 impl Stats {
@@ -86,10 +94,12 @@ impl Stats {
         self.reinstated += other.reinstated;
         self.legacy += other.legacy;
         self.ended += other.ended;
+        self.believed += other.believed;
         self.confirms_flushed += other.confirms_flushed;
         self.crashes += other.crashes;
         self.restarts += other.restarts;
         self.vanished += other.vanished;
+        self.forged += other.forged;
     }
 }
 
@@ -143,6 +153,8 @@ impl World {
             healthy: 0,
             patience: 200 * SECOND,
             stats: Stats::default(),
+            quiet: false,
+            read_along: Vec::new(),
             trace: false,
             dice,
         };
@@ -186,8 +198,14 @@ impl World {
                 }
             }
         }
+        let attacked = self.dice.chance(30) || self.mutation == Some(Mutation::ReadsAlong);
+        if attacked {
+            self.some_forgery();
+        }
         // Harm, most of it while there is something to be harmed.
-        for _ in 0..self.dice.pick(0, 10) {
+        let harms = self.dice.pick(0, 10);
+        self.quiet = self.udp_loss == 0 && harms == 0;
+        for _ in 0..harms {
             let at = self.dice.spread(MS, 4 * SECOND);
             let harm = self.some_harm(at);
             self.healthy = self.healthy.max(at);
@@ -234,7 +252,15 @@ impl World {
                 self.drive(node)?;
             }
         }
-        self.check_end()
+        self.check_end()?;
+        for n in 0..2 {
+            let now = self.clock(n);
+            let node = &mut self.nodes[n];
+            if node.alive {
+                node.forgets(now).map_err(|e| format!("side {n}: {e}"))?;
+            }
+        }
+        Ok(())
     }
 
     fn tell(&self, event: &Ev) {
@@ -302,6 +328,9 @@ impl World {
                     return Err(format!("side {n}: {token:?} hangs, {state:?}"));
                 }
                 let other = &self.nodes[1 - n].fronts[token];
+                if self.quiet && front.made_plain {
+                    return Err(format!("side {n}: {token:?} was made plain TCP"));
+                }
                 if crashed || front.legacy || other.legacy {
                     continue;
                 }
@@ -391,6 +420,7 @@ impl World {
                 self.nodes[node].endpoint.handle_timeout(now);
             }
             Ev::Suspended { node, token } => self.suspended(node, token)?,
+            Ev::Verified { node, token } => self.verified(node, token),
             Ev::Drain { node, token } => self.drain(node, token)?,
             Ev::Drained { node, token, tcp } => self.drained(node, token, tcp),
             Ev::Accept { flow } => {

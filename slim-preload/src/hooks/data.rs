@@ -1,10 +1,11 @@
 //! Reading and writing.
 
 use crate::ops::buffers::Buffers;
+use crate::ops::limit::Given;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
-use crate::ops::{files, sockets};
-use crate::sys::direct;
+use crate::ops::{fail, files, sockets};
+use crate::sys::{direct, is_writable};
 use crate::{runtime, table};
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
@@ -12,6 +13,7 @@ use libc::{
 };
 use redhook::{hook, real};
 use std::ptr::{null, null_mut};
+use std::time::{Duration, Instant};
 
 /// `read` and its like: of no bytes it never waits, as a `recv` does.
 #[inline(always)]
@@ -56,11 +58,15 @@ hook! { unsafe fn __recv_chk(fd: c_int, buf: *mut c_void, len: size_t, room: siz
     receive(fd, buf, len, flags, move || real!(__recv_chk)(fd, buf, len, room, flags))
 }}
 hook! { unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim_recvfrom {
-    let direct = move || direct::recvfrom(fd, buf, len, flags, from, from_len);
-    let real = move || real!(recvfrom)(fd, buf, len, flags, from, from_len);
+    let asked = std::cell::Cell::new(false);
+    let direct = || { asked.set(true); direct::recvfrom(fd, buf, len, flags, from, from_len) };
+    let real = || { asked.set(true); real!(recvfrom)(fd, buf, len, flags, from, from_len) };
     let n = Receive::run(fd, flags, move || Buffers::one(buf, len), direct, real);
-    // TCP gives no address, and bytes that were waiting here come without one.
-    if n >= 0 && !from.is_null() && !from_len.is_null() && table::flow(fd).is_some() { *from_len = 0; }
+    // TCP gives no address, nor do bytes that were waiting here.
+    if n >= 0 && !asked.get() && !from.is_null() {
+        if !is_writable(from_len.cast(), size_of::<socklen_t>()) { return fail(libc::EFAULT); }
+        from_len.write_unaligned(0);
+    }
     n
 }}
 hook! { unsafe fn __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, room: size_t, flags: c_int, from: *mut sockaddr, from_len: *mut socklen_t) -> ssize_t => slim___recvfrom_chk {
@@ -68,9 +74,36 @@ hook! { unsafe fn __recvfrom_chk(fd: c_int, buf: *mut c_void, len: size_t, room:
     slim_recvfrom(fd, buf, len, flags, from, from_len)
 }}
 hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_readv {
-    let buffers = move || Buffers::new(list, usize::try_from(count).unwrap_or(0));
+    let buffers = move || Buffers::new(list, count as usize);
     let real = move || real!(readv)(fd, list, count);
     Receive::run(fd, 0, buffers, move || direct::readv(fd, list, count), real)
+}}
+/// `preadv2` and its like: on a socket that is `readv` when no offset is given, and refused else.
+unsafe fn read_at(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+    real: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
+    if offset != -1 || table::flow(fd).is_none() {
+        return real();
+    }
+    let dontwait = if flags & libc::RWF_NOWAIT != 0 {
+        libc::MSG_DONTWAIT
+    } else {
+        0
+    };
+    let buffers = move || Buffers::new(list, count as usize);
+    Receive::run(fd, dontwait, buffers, move || direct::surely(real), real)
+}
+
+hook! { unsafe fn preadv2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t => slim_preadv2 {
+    read_at(fd, list, count, offset, flags, move || real!(preadv2)(fd, list, count, offset, flags))
+}}
+hook! { unsafe fn preadv64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t => slim_preadv64v2 {
+    read_at(fd, list, count, offset, flags, move || real!(preadv64v2)(fd, list, count, offset, flags))
 }}
 hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t => slim_recvmsg {
     if table::flow(fd).is_none() || message.is_null() { return real!(recvmsg)(fd, message, flags); }
@@ -80,26 +113,67 @@ hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
     let direct = || { asked.set(true); direct::recvmsg(fd, message, flags) };
     let n = Receive::run(fd, flags, buffers, direct, real);
     if n >= 0 && !asked.get() {
+        if !is_writable(message.cast(), size_of::<msghdr>()) { return fail(libc::EFAULT); }
         ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
     }
     n
 }}
+/// Says how long a message was, if that can be written down: the kernel has looked at the header only, which may be the last
+/// of its page, or only be read.
+unsafe fn said(message: *mut mmsghdr, n: ssize_t) -> bool {
+    let len = &raw mut (*message).msg_len;
+    let good = is_writable(len.cast(), size_of::<c_uint>());
+    if good {
+        len.write_unaligned(n as c_uint);
+    }
+    good
+}
+
 hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int => slim_recvmmsg {
-    if table::flow(fd).is_none() || list.is_null() { return real!(recvmmsg)(fd, list, count, flags, timeout); }
+    // A bad time limit is the kernel's to refuse, before it looks at anything else.
+    if table::flow(fd).is_none() || list.is_null() || Given::Spec(timeout).read().is_none() {
+        return real!(recvmmsg)(fd, list, count, flags, timeout);
+    }
+    let Ok(until) = limit_of(timeout) else { return fail(libc::EINVAL) as c_int };
     let mut done = 0;
-    while done < count {
+    // As many as the kernel takes at once (recvmmsg(2)).
+    while done < count.min(libc::UIO_MAXIOV as c_uint) {
         let m = list.add(done as usize);
         let wait = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
         let n = slim_recvmsg(fd, &raw mut (*m).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
         if n < 0 {
             return if done == 0 { -1 } else { done as c_int };
         }
-        (*m).msg_len = n as c_uint;
+        if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
         done += 1;
-        if n == 0 { break; }
+        // The limit is looked at after each message only, and what is left of it is given back.
+        if let Some(until) = until {
+            let left = until.saturating_duration_since(Instant::now());
+            // Written back where that can be (recvmmsg(2)).
+            if is_writable(timeout.cast_const().cast(), size_of::<timespec>()) {
+                (*timeout).tv_sec = left.as_secs() as libc::time_t;
+                (*timeout).tv_nsec = left.subsec_nanos().into();
+            }
+            if left.is_zero() { break; }
+        }
     }
     done as c_int
 }}
+
+/// Until when a call may go on that has this limit; an error if it is none. One that is too far away is no limit.
+unsafe fn limit_of(timeout: *const timespec) -> Result<Option<Instant>, ()> {
+    if timeout.is_null() {
+        return Ok(None);
+    }
+    let limit = match (
+        u64::try_from((*timeout).tv_sec),
+        u32::try_from((*timeout).tv_nsec),
+    ) {
+        (Ok(secs), Ok(nanos)) if nanos < 1_000_000_000 => Duration::new(secs, nanos),
+        _ => return Err(()),
+    };
+    Ok(Instant::now().checked_add(limit))
+}
 
 /// All writes from one buffer end here.
 #[inline(always)]
@@ -166,10 +240,20 @@ hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_in
         real,
     )
 }}
-hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_writev {
+/// `writev` and its like.
+#[inline(always)]
+unsafe fn write_list(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    flags: c_int,
+    plain: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
     let n = count as usize;
     // writev(2) and sendmsg(2) refuse a bad count with different errnos.
-    if n > libc::UIO_MAXIOV as usize { return real!(writev)(fd, list, count); }
+    if n > libc::UIO_MAXIOV as usize {
+        return plain();
+    }
     let message = move || {
         let mut m: msghdr = std::mem::zeroed();
         (m.msg_iov, m.msg_iovlen) = (list.cast_mut(), n);
@@ -177,11 +261,50 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
     };
     let real = move |fd, flags| real!(sendmsg)(fd, &message(), flags);
     let direct = move |fd, flags| direct::sendmsg(fd, &message(), flags);
-    Transmit { fd, source: Buffers::new(list, n), flags: 0 }.run(
-        move || direct::plainly(|| direct::writev(fd, list, count), || real!(writev)(fd, list, count)),
-        direct,
-        real,
-    )
+    let source = Buffers::new(list, n);
+    Transmit { fd, source, flags }.run(plain, direct, real)
+}
+
+hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t => slim_writev {
+    let real = move || real!(writev)(fd, list, count);
+    write_list(fd, list, count, 0, move || direct::plainly(|| direct::writev(fd, list, count), real))
+}}
+
+/// `pwritev2` and its like: on a socket that is `writev` when no offset is given, and refused else.
+unsafe fn write_at(
+    fd: c_int,
+    list: *const iovec,
+    count: c_int,
+    offset: off_t,
+    flags: c_int,
+    plain: impl Fn() -> ssize_t + Copy,
+) -> ssize_t {
+    // Others than these are refused on sockets; these mean nothing there, but for the one.
+    let known = libc::RWF_HIPRI
+        | libc::RWF_DSYNC
+        | libc::RWF_SYNC
+        | libc::RWF_APPEND
+        | libc::RWF_NOAPPEND
+        | libc::RWF_NOWAIT;
+    if offset != -1 || table::flow(fd).is_none() {
+        return plain();
+    }
+    if flags & !known != 0 {
+        return fail(libc::EOPNOTSUPP);
+    }
+    let dontwait = if flags & libc::RWF_NOWAIT != 0 {
+        libc::MSG_DONTWAIT
+    } else {
+        0
+    };
+    write_list(fd, list, count, dontwait, plain)
+}
+
+hook! { unsafe fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t => slim_pwritev2 {
+    write_at(fd, list, count, offset, flags, move || real!(pwritev2)(fd, list, count, offset, flags))
+}}
+hook! { unsafe fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t => slim_pwritev64v2 {
+    write_at(fd, list, count, offset, flags, move || real!(pwritev64v2)(fd, list, count, offset, flags))
 }}
 hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
     if table::flow(fd).is_none() {
@@ -208,7 +331,7 @@ hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
         if n < 0 {
             return if done == 0 { -1 } else { done as c_int };
         }
-        (*m).msg_len = n as c_uint;
+        if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
         done += 1;
     }
     done as c_int

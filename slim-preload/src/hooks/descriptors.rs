@@ -2,8 +2,8 @@
 
 use crate::ops::descriptors as ops;
 use crate::process;
-use crate::sys::keep_errno;
-use libc::{FILE, c_char, c_int, c_uint, c_void};
+use crate::sys::{keep_errno, keep_limit};
+use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
 use redhook::{hook, real};
 use slim_agent::numbers::take;
 
@@ -93,13 +93,56 @@ hook! { unsafe fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int => sl
     real!(fexecve)(fd, args, env)
 }}
 
+hook! { unsafe fn prctl(what: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int => slim_prctl {
+    if what == libc::PR_SET_SECCOMP { process::before_filter(); }
+    real!(prctl)(what, a, b, c, d)
+}}
+hook! { unsafe fn pthread_exit(value: *mut c_void) => slim_pthread_exit {
+    process::before_thread_exit();
+    real!(pthread_exit)(value)
+}}
+hook! { unsafe fn getrlimit(what: c_int, limit: *mut c_void) -> c_int => slim_getrlimit {
+    keep_limit(|| real!(getrlimit)(what, limit))
+}}
+hook! { unsafe fn getrlimit64(what: c_int, limit: *mut c_void) -> c_int => slim_getrlimit64 {
+    keep_limit(|| real!(getrlimit64)(what, limit))
+}}
+hook! { unsafe fn setrlimit(what: c_int, limit: *const c_void) -> c_int => slim_setrlimit {
+    keep_limit(|| real!(setrlimit)(what, limit))
+}}
+hook! { unsafe fn setrlimit64(what: c_int, limit: *const c_void) -> c_int => slim_setrlimit64 {
+    keep_limit(|| real!(setrlimit64)(what, limit))
+}}
+hook! { unsafe fn prlimit(pid: libc::pid_t, what: c_int, new: *const c_void, old: *mut c_void) -> c_int => slim_prlimit {
+    keep_limit(|| real!(prlimit)(pid, what, new, old))
+}}
+hook! { unsafe fn prlimit64(pid: libc::pid_t, what: c_int, new: *const c_void, old: *mut c_void) -> c_int => slim_prlimit64 {
+    keep_limit(|| real!(prlimit64)(pid, what, new, old))
+}}
+hook! { unsafe fn getdtablesize() -> c_int => slim_getdtablesize {
+    keep_limit(|| real!(getdtablesize)())
+}}
+hook! { unsafe fn sysconf(name: c_int) -> libc::c_long => slim_sysconf {
+    if name != libc::_SC_OPEN_MAX { return real!(sysconf)(name); }
+    keep_limit(|| real!(sysconf)(name))
+}}
+hook! { unsafe fn execveat(at: c_int, path: *const c_char, args: Strings, env: Strings, flags: c_int) -> c_int => slim_execveat {
+    process::before_exec();
+    real!(execveat)(at, path, args, env, flags)
+}}
+
+// Runs no handlers of ours, other than `fork`.
+hook! { unsafe fn _Fork() -> libc::pid_t => slim__Fork {
+    process::forking(|| real!(_Fork)())
+}}
+
 hook! { unsafe fn system(command: *const c_char) -> c_int => slim_system {
     process::before_spawn(false);
-    real!(system)(command)
+    keep_limit(|| real!(system)(command))
 }}
 hook! { unsafe fn popen(command: *const c_char, mode: *const c_char) -> *mut FILE => slim_popen {
     process::before_spawn(false);
-    real!(popen)(command, mode)
+    keep_limit(|| real!(popen)(command, mode))
 }}
 
 type Pid = *mut libc::pid_t;
@@ -109,9 +152,69 @@ type Spawned = *const *mut c_char;
 
 hook! { unsafe fn posix_spawn(pid: Pid, path: *const c_char, actions: Actions, attributes: Attributes, args: Spawned, env: Spawned) -> c_int => slim_posix_spawn {
     process::before_spawn(!actions.is_null());
-    real!(posix_spawn)(pid, path, actions, attributes, args, env)
+    keep_limit(|| real!(posix_spawn)(pid, path, actions, attributes, args, env))
 }}
 hook! { unsafe fn posix_spawnp(pid: Pid, file: *const c_char, actions: Actions, attributes: Attributes, args: Spawned, env: Spawned) -> c_int => slim_posix_spawnp {
     process::before_spawn(!actions.is_null());
-    real!(posix_spawnp)(pid, file, actions, attributes, args, env)
+    keep_limit(|| real!(posix_spawnp)(pid, file, actions, attributes, args, env))
 }}
+
+type Spawn =
+    unsafe extern "C" fn(*mut c_int, *const c_char, Actions, Attributes, Spawned, Spawned) -> c_int;
+
+/// The calls that libc has from 2.39 on.
+unsafe fn spawn_by_pidfd(
+    name: &std::ffi::CStr,
+    pidfd: *mut c_int,
+    path: *const c_char,
+    (actions, attributes): (Actions, Attributes),
+    (args, env): (Spawned, Spawned),
+) -> c_int {
+    let found = keep_errno(|| libc::dlsym(libc::RTLD_NEXT, name.as_ptr()));
+    if found.is_null() {
+        return libc::ENOSYS;
+    }
+    process::before_spawn(!actions.is_null());
+    let real = std::mem::transmute::<*mut c_void, Spawn>(found);
+    let spawned = keep_limit(|| real(pidfd, path, actions, attributes, args, env));
+    if spawned == 0 && !pidfd.is_null() {
+        crate::flow::given_out(*pidfd);
+    }
+    spawned
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pidfd_spawn(
+    pidfd: *mut c_int,
+    path: *const c_char,
+    actions: Actions,
+    attributes: Attributes,
+    args: Spawned,
+    env: Spawned,
+) -> c_int {
+    spawn_by_pidfd(
+        c"pidfd_spawn",
+        pidfd,
+        path,
+        (actions, attributes),
+        (args, env),
+    )
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn pidfd_spawnp(
+    pidfd: *mut c_int,
+    file: *const c_char,
+    actions: Actions,
+    attributes: Attributes,
+    args: Spawned,
+    env: Spawned,
+) -> c_int {
+    spawn_by_pidfd(
+        c"pidfd_spawnp",
+        pidfd,
+        file,
+        (actions, attributes),
+        (args, env),
+    )
+}

@@ -18,6 +18,7 @@ mod descriptors;
 mod numbers;
 mod readiness;
 mod sockets;
+mod syscall;
 mod variadic;
 
 pub use readiness::real_poll;

@@ -3,7 +3,8 @@
 //! They get the number that they would get without us: [`numbers`](slim_agent::numbers) keeps them and the making of
 //! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
 
-use crate::runtime;
+use crate::flow::given_out;
+use crate::{epoll, runtime};
 use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
 use redhook::{hook, real};
 use slim_agent::numbers::{make, take};
@@ -11,9 +12,44 @@ use slim_agent::numbers::{make, take};
 macro_rules! give_out {
     ($($hook:ident: $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         hook! { unsafe fn $name($($arg: $kind),*) -> $result => $hook {
-            take(|| real!($name)($($arg),*))
+            let given = take(|| real!($name)($($arg),*));
+            given.note();
+            given
         }}
     )*};
+}
+
+/// What a call gives that creates a descriptor.
+trait Given {
+    /// The table may know the number from before.
+    fn note(&self);
+}
+
+impl Given for c_int {
+    #[inline]
+    fn note(&self) {
+        given_out(*self);
+    }
+}
+
+impl Given for *mut FILE {
+    fn note(&self) {
+        if !self.is_null() {
+            // SAFETY: a stream that libc has just opened.
+            given_out(unsafe { libc::fileno(*self) });
+        }
+    }
+}
+
+/// Likewise, for one that creates two.
+fn note_both(given: c_int, ends: *const c_int) -> c_int {
+    if given == 0 {
+        // SAFETY: the kernel has just written them.
+        unsafe { [*ends, *ends.add(1)] }
+            .into_iter()
+            .for_each(given_out);
+    }
+    given
 }
 
 type Path = *const c_char;
@@ -22,7 +58,6 @@ type Path = *const c_char;
 give_out! {
     slim_creat: creat(path: Path, mode: mode_t) -> c_int;
     slim_creat64: creat64(path: Path, mode: mode_t) -> c_int;
-    slim_epoll_create: epoll_create(size: c_int) -> c_int;
     slim_fopen: fopen(path: Path, mode: *const c_char) -> *mut FILE;
     slim_fopen64: fopen64(path: Path, mode: *const c_char) -> *mut FILE;
     slim_freopen: freopen(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
@@ -38,17 +73,27 @@ give_out! {
     slim_openat64: openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
     slim___openat_2: __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;
     slim___openat64_2: __openat64_2(at: c_int, path: Path, flags: c_int) -> c_int;
-    slim_pipe: pipe(ends: *mut c_int) -> c_int;
-    slim_pipe2: pipe2(ends: *mut c_int, flags: c_int) -> c_int;
     slim_signalfd: signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int;
     slim_socket: socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
-    slim_socketpair: socketpair(family: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int;
     slim_timerfd_create: timerfd_create(clock: c_int, flags: c_int) -> c_int;
 }
 
+hook! { unsafe fn epoll_create(size: c_int) -> c_int => slim_epoll_create {
+    epoll::created(ours_or_theirs(|| real!(epoll_create)(size)))
+}}
+hook! { unsafe fn pipe(ends: *mut c_int) -> c_int => slim_pipe {
+    note_both(take(|| real!(pipe)(ends)), ends)
+}}
+hook! { unsafe fn pipe2(ends: *mut c_int, flags: c_int) -> c_int => slim_pipe2 {
+    note_both(take(|| real!(pipe2)(ends, flags)), ends)
+}}
+hook! { unsafe fn socketpair(family: c_int, kind: c_int, protocol: c_int, ends: *mut c_int) -> c_int => slim_socketpair {
+    note_both(take(|| real!(socketpair)(family, kind, protocol, ends)), ends)
+}}
+
 // The agent's runtime makes descriptors of its own by these.
 hook! { unsafe fn epoll_create1(flags: c_int) -> c_int => slim_epoll_create1 {
-    ours_or_theirs(|| real!(epoll_create1)(flags))
+    epoll::created(ours_or_theirs(|| real!(epoll_create1)(flags)))
 }}
 hook! { unsafe fn eventfd(count: c_uint, flags: c_int) -> c_int => slim_eventfd {
     ours_or_theirs(|| real!(eventfd)(count, flags))
@@ -58,6 +103,8 @@ fn ours_or_theirs(real: impl Fn() -> c_int) -> c_int {
     if runtime::is_our_call() {
         make(|| runtime::out_of_the_way(real()))
     } else {
-        take(real)
+        let given = take(real);
+        given.note();
+        given
     }
 }

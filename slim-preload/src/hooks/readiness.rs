@@ -1,21 +1,12 @@
 //! Waiting for descriptors.
 
 use crate::epoll;
-use crate::ops::poll as ops;
-use crate::ops::poll::{Limit, Sets, Wait};
+use crate::ops::limit::{Given, Wait};
+use crate::ops::select::Sets;
+use crate::ops::{poll as ops, select as sets_of};
 use crate::sys::direct;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use redhook::{hook, real};
-use std::time::Duration;
-
-unsafe fn limit(t: *const timespec) -> Limit {
-    Limit::new(t.as_ref().map(|t| {
-        Duration::new(
-            t.tv_sec.max(0) as u64,
-            t.tv_nsec.clamp(0, 999_999_999) as u32,
-        )
-    }))
-}
 
 /// Calls `f` with the application's time limit, or with what is left of it.
 fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const timespec) -> R) -> R {
@@ -32,7 +23,7 @@ hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
     let real = move |fds, n, w: Wait| real!(poll)(fds, n as nfds_t, w.millis(timeout));
     match timeout {
         0 => ops::poll_now(fds, count as usize, || direct::poll(fds, count as usize, 0), real),
-        _ => ops::poll(fds, count as usize, Limit::from_millis(timeout), real),
+        _ => ops::poll(fds, count as usize, Given::Millis(timeout), real),
     }
 }}
 /// libc's own `poll`, for waits of ours in which a thread may be cancelled.
@@ -40,18 +31,18 @@ pub unsafe fn real_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_in
     real!(poll)(fds, count, timeout)
 }
 hook! { unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim___poll {
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(__poll)(fds, n as nfds_t, w.millis(timeout)))
+    ops::poll(fds, count as usize, Given::Millis(timeout), |fds, n, w| real!(__poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
 hook! { unsafe fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, room: size_t) -> c_int => slim___poll_chk {
     if count as usize > room / size_of::<pollfd>() { return real!(__poll_chk)(fds, count, timeout, room); }
-    ops::poll(fds, count as usize, Limit::from_millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
+    ops::poll(fds, count as usize, Given::Millis(timeout), |fds, n, w| real!(poll)(fds, n as nfds_t, w.millis(timeout)))
 }}
 hook! { unsafe fn ppoll(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_ppoll {
-    ops::poll(fds, count as usize, limit(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
+    ops::poll(fds, count as usize, Given::Spec(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
 }}
 hook! { unsafe fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const timespec, mask: *const sigset_t, room: size_t) -> c_int => slim___ppoll_chk {
     if count as usize > room / size_of::<pollfd>() { return real!(__ppoll_chk)(fds, count, timeout, mask, room); }
-    ops::poll(fds, count as usize, limit(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
+    ops::poll(fds, count as usize, Given::Spec(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
 }}
 
 /// `select` counts the application's own timeval down, as the kernel does.
@@ -61,23 +52,21 @@ unsafe fn select_with(
     timeout: *mut timeval,
     real: impl Fn(Sets, *mut timeval) -> c_int,
 ) -> c_int {
-    let whole = timeout.as_ref().map(|t| {
-        Duration::new(
-            t.tv_sec.max(0) as u64,
-            (t.tv_usec.max(0) as u32).saturating_mul(1000),
-        )
-    });
-    ops::select(Sets { count, sets }, Limit::new(whole), |sets, w| match w {
-        Wait::AsGiven => real(sets, timeout),
-        Wait::For(None) => real(sets, std::ptr::null_mut()),
-        Wait::For(Some(d)) => {
-            let mut left = timeval {
-                tv_sec: d.as_secs() as i64,
-                tv_usec: d.subsec_micros().into(),
-            };
-            real(sets, &raw mut left)
-        }
-    })
+    sets_of::select(
+        Sets { count, sets },
+        Given::Val(timeout),
+        |sets, w| match w {
+            Wait::AsGiven => real(sets, timeout),
+            Wait::For(None) => real(sets, std::ptr::null_mut()),
+            Wait::For(Some(d)) => {
+                let mut left = timeval {
+                    tv_sec: d.as_secs() as i64,
+                    tv_usec: d.subsec_micros().into(),
+                };
+                real(sets, &raw mut left)
+            }
+        },
+    )
 }
 
 hook! { unsafe fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int => slim_select {
@@ -88,7 +77,7 @@ hook! { unsafe fn __select(count: c_int, read: *mut fd_set, write: *mut fd_set, 
 }}
 hook! { unsafe fn pselect(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_pselect {
     let sets = Sets { count, sets: [read, write, except] };
-    ops::select(sets, limit(timeout), |s, w| with_timespec(w, timeout, |t| real!(pselect)(s.count, s.sets[0], s.sets[1], s.sets[2], t, mask)))
+    sets_of::select(sets, Given::Spec(timeout), |s, w| with_timespec(w, timeout, |t| real!(pselect)(s.count, s.sets[0], s.sets[1], s.sets[2], t, mask)))
 }}
 
 hook! { unsafe fn epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int => slim_epoll_ctl {
@@ -98,12 +87,12 @@ hook! { unsafe fn epoll_wait(epfd: c_int, events: *mut epoll_event, max: c_int, 
     let real = move |w: Wait| real!(epoll_wait)(epfd, events, max, w.millis(timeout));
     match timeout {
         0 => ops::epoll_wait_now(epfd, events, || direct::epoll_wait(epfd, events, max, 0), real),
-        _ => ops::epoll_wait(epfd, events, Limit::from_millis(timeout), real),
+        _ => ops::epoll_wait(epfd, events, Given::Millis(timeout), real),
     }
 }}
 hook! { unsafe fn epoll_pwait(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int => slim_epoll_pwait {
-    ops::epoll_wait(epfd, events, Limit::from_millis(timeout), |w| real!(epoll_pwait)(epfd, events, max, w.millis(timeout), mask))
+    ops::epoll_wait(epfd, events, Given::Millis(timeout), |w| real!(epoll_pwait)(epfd, events, max, w.millis(timeout), mask))
 }}
 hook! { unsafe fn epoll_pwait2(epfd: c_int, events: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int => slim_epoll_pwait2 {
-    ops::epoll_wait(epfd, events, limit(timeout), |w| with_timespec(w, timeout, |t| real!(epoll_pwait2)(epfd, events, max, t, mask)))
+    ops::epoll_wait(epfd, events, Given::Spec(timeout), |w| with_timespec(w, timeout, |t| real!(epoll_pwait2)(epfd, events, max, t, mask)))
 }}

@@ -1,8 +1,8 @@
 //! Connections and their options.
 
+use crate::ops::fail;
 use crate::ops::sockets::{self, End, Ioctl};
-use crate::sys::{errno, keep_errno};
-use crate::{options, runtime};
+use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::{hook, real};
 use slim_agent::numbers::take;
@@ -44,14 +44,13 @@ hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c
     sockets::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))
 }}
 hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int => slim_setsockopt {
-    if !runtime::is_our_call() { options::set(level, name); }
-    sockets::set_option(fd, |fd| real!(setsockopt)(fd, level, name, value, len))
+    sockets::set_option(fd, level, name, |fd| real!(setsockopt)(fd, level, name, value, len))
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {
     match sockets::ioctl(fd, request) {
-        Ioctl::Answer(answer) if !arg.is_null() => { arg.cast::<c_int>().write_unaligned(answer); 0 }
-        Ioctl::Answer(_) => real!(ioctl)(fd, request, arg),
+        Ioctl::Answer(answer) if is_writable(arg.cast(), size_of::<c_int>()) => { arg.cast::<c_int>().write_unaligned(answer); 0 }
+        Ioctl::Answer(_) => fail(libc::EFAULT) as c_int,
         Ioctl::Ask(to) => sockets::run_ioctl(fd, request, || real!(ioctl)(to, request, arg)),
     }
 }}

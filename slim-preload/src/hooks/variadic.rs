@@ -1,14 +1,15 @@
-//! Calls with any number of arguments, which Rust cannot define and pass on.
+//! Calls that Rust cannot define and pass on: with any number of arguments, or that jump.
 //!
 //! Each saves the registers that carry arguments, calls its `before` function, which does what is to be done and says
 //! where libc's own function is, puts the registers back and jumps there: that function finds everything as its caller
 //! left it. On other processors these names are not hooked.
 
-use crate::ops::descriptors;
+use crate::ops::{descriptors, left};
 use crate::process;
 use crate::sys::keep_errno;
 use libc::{c_char, c_int, c_void};
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Function = *mut c_void;
 
@@ -31,6 +32,60 @@ before_exec! {
     before_execl: c"execl";
     before_execle: c"execle";
     before_execlp: c"execlp";
+}
+
+/// Where the stack ends for who goes on at this `jmp_buf`. libc keeps that to itself as far as it can.
+fn stack_in(env: *const usize) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    {
+        // As `PTR_DEMANGLE` and `JB_RSP` of glibc have it.
+        const JB_RSP: usize = 6;
+        let guard: usize;
+        // SAFETY: the ABI has it at this place of the thread's segment; `env` was filled by `setjmp`.
+        unsafe {
+            std::arch::asm!("mov {}, fs:0x30", out(reg) guard, options(readonly, nostack, preserves_flags));
+            env.add(JB_RSP).read().rotate_right(17) ^ guard
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = env;
+        // All of it is left, as handlers that end in a jump usually do.
+        usize::MAX
+    }
+}
+
+macro_rules! before_jump {
+    ($($before:ident: $name:literal;)*) => {$(
+        extern "C" fn $before(env: *const usize) -> Function {
+            // Some programs jump for every error: looked up once.
+            static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+            if crate::flow::waiting().is_some() {
+                left::before_jump(stack_in(env));
+            }
+            let known = REAL.load(Ordering::Relaxed);
+            if !known.is_null() {
+                return known;
+            }
+            let found = keep_errno(|| real($name));
+            REAL.store(found, Ordering::Relaxed);
+            found
+        }
+    )*};
+}
+
+before_jump! {
+    before_longjmp: c"longjmp";
+    before__longjmp: c"_longjmp";
+    before_siglongjmp: c"siglongjmp";
+    before_longjmp_chk: c"__longjmp_chk";
+}
+
+extern "C" fn before_clone(_: Function, _: Function, flags: c_int) -> Function {
+    if flags & libc::CLONE_VM == 0 {
+        keep_errno(process::before_clone);
+    }
+    keep_errno(|| real(c"clone"))
 }
 
 extern "C" fn before_dprintf(fd: c_int) -> Function {
@@ -126,9 +181,14 @@ macro_rules! pass_on {
 }
 
 pass_on! {
+    clone => before_clone;
     execl => before_execl;
     execle => before_execle;
     execlp => before_execlp;
     dprintf => before_dprintf;
     __dprintf_chk => before_dprintf_chk;
+    longjmp => before_longjmp;
+    _longjmp => before__longjmp;
+    siglongjmp => before_siglongjmp;
+    __longjmp_chk => before_longjmp_chk;
 }

@@ -2,7 +2,7 @@
 
 use super::transmit::LARGE;
 use crate::flow::Flow;
-use crate::sys;
+use crate::sys::{self, Errno};
 use libc::{iovec, msghdr};
 use std::sync::atomic::Ordering;
 
@@ -87,25 +87,38 @@ impl Buffers {
         }
     }
 
-    /// Whether the kernel would find the list good. Costs a system call or a few.
-    fn has_good_list(&self) -> bool {
-        let list = match *self {
-            Self::One(..) => return true,
-            Self::List(list, count) => (list, count),
-            Self::Message(m) => {
-                if !sys::is_readable(m.cast(), size_of::<msghdr>()) {
-                    return false;
-                }
-                // SAFETY: readable, as was just found out.
-                let m = unsafe { &*m };
-                // What else a message has is for one call.
-                if m.msg_controllen > 0 || m.msg_iovlen > libc::UIO_MAXIOV as usize {
-                    return false;
-                }
-                (m.msg_iov.cast_const(), m.msg_iovlen)
-            }
+    /// What the kernel would say of the list before it looks at the socket. Costs a system call or a few.
+    pub fn flaw(&self) -> Option<Errno> {
+        // No address of a program's, on any processor.
+        let far = |base: *mut u8| base.addr() >> 56 != 0;
+        let (list, count, most) = match *self {
+            Self::One(base, _) => return far(base).then_some(libc::EFAULT),
+            Self::List(list, count) => (list, count, libc::EINVAL),
+            Self::Message(m) => match sys::copy_of(m) {
+                Some(m) => (m.msg_iov.cast_const(), m.msg_iovlen, libc::EMSGSIZE),
+                None => return Some(libc::EFAULT),
+            },
         };
-        sys::is_readable(list.0.cast(), list.1 * size_of::<iovec>())
+        if count > libc::UIO_MAXIOV as usize {
+            return Some(most);
+        }
+        if !sys::is_readable(list.cast(), count * size_of::<iovec>()) {
+            return Some(libc::EFAULT);
+        }
+        self.slices().find_map(|(base, len)| {
+            let endless = (len > isize::MAX as usize).then_some(libc::EINVAL);
+            endless.or_else(|| far(base).then_some(libc::EFAULT))
+        })
+    }
+
+    /// Whether the first `n` bytes of them can be filled.
+    pub fn can_take(&self, n: usize) -> bool {
+        let mut good = true;
+        self.range(0, n, |base, len| {
+            good = sys::is_writable(base, len);
+            good
+        });
+        good
     }
 
     /// Fills them from byte `from` on by calling `f` for each piece, until it fills less than offered.
@@ -148,6 +161,11 @@ pub trait Source: Copy {
 
     /// How many bytes a blocking call has to write before it returns.
     fn total(&self) -> usize;
+
+    /// What the kernel would say before it looks at the socket.
+    fn flaw(&self) -> Option<Errno> {
+        None
+    }
 }
 
 impl Source for Buffers {
@@ -176,8 +194,15 @@ impl Source for Buffers {
         // The kernel refuses lists that say they are longer than that.
         let most = isize::MAX as usize;
         let add = |sum: usize, (_, len)| sum.checked_add(len).filter(|sum| *sum <= most);
-        self.has_good_list()
-            .then(|| self.slices().try_fold(0, add))?
+        // What else a message has is for one call.
+        let control = match *self {
+            Self::Message(m) => sys::copy_of(m)?.msg_controllen,
+            _ => 0,
+        };
+        if control > 0 || self.flaw().is_some() {
+            return None;
+        }
+        self.slices().try_fold(0, add)
     }
 
     #[inline(always)]
@@ -195,5 +220,9 @@ impl Source for Buffers {
     #[inline(always)]
     fn total(&self) -> usize {
         self.len()
+    }
+
+    fn flaw(&self) -> Option<Errno> {
+        Buffers::flaw(self)
     }
 }

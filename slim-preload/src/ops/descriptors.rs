@@ -1,9 +1,9 @@
 //! Descriptor numbers: close, dup, exec, passing to others.
 
-use crate::flow::{Flow, Mode, UNKNOWN};
+use crate::flow::{Flow, Mode, Then, UNKNOWN};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
-use crate::{runtime, stand_in, sys};
+use crate::{flow, listeners, options, runtime, stand_in, sys};
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{FinHow, Verdict};
@@ -12,7 +12,12 @@ use std::time::{Duration, Instant};
 
 /// Whether a number is SLIM's own: for the application it does not exist.
 pub fn is_ours(fd: c_int) -> bool {
-    (slim_agent::fds::is_internal(fd) || stand_in::is_ours(fd)) && !runtime::is_our_call()
+    is_internal(fd) && !runtime::is_our_call()
+}
+
+/// Whether a number is SLIM's own, also for its own calls.
+pub fn is_internal(fd: c_int) -> bool {
+    slim_agent::fds::is_internal(fd) || stand_in::is_ours(fd)
 }
 
 /// `close`; `real` closes the number.
@@ -30,7 +35,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
         _ if !runtime::in_own_process() => real(),
         Entry::Flow(flow) => {
             let errno = sys::errno();
-            let taken = flow.ctl_of(fd).map(|ctl| part(flow, ctl, fd));
+            let taken = flow.own_at(fd).map(|ctl| part(flow, ctl, fd));
             let r = real();
             match (taken, r) {
                 (Some(left), 0) => {
@@ -43,12 +48,9 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
             r
         }
         Entry::Listener => {
-            let at = crate::addr::RawAddr::local(fd).and_then(|a| a.internet());
-            table::clear(fd);
+            let at = listeners::remove(fd);
             let r = real();
-            if let Some(at) = at {
-                sys::keep_errno(|| runtime::with_agent(|a| a.unlisten(at)));
-            }
+            listeners::unlisten(at);
             r
         }
         Entry::Epoll(instance) => {
@@ -60,6 +62,24 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
             table::clear(fd);
             real()
         }
+    }
+}
+
+/// The kernel has given out a number that the table knows: what was there has been closed where no hook saw it.
+#[cold]
+pub fn closed_unseen(fd: c_int) {
+    if runtime::is_our_call() || !runtime::in_own_process() {
+        return;
+    }
+    match table::entry(fd) {
+        Entry::None => {}
+        Entry::Flow(flow) => drop(flow.own()),
+        Entry::Listener => listeners::unlisten(listeners::remove(fd)),
+        Entry::Epoll(instance) => {
+            table::clear(fd);
+            instance.closed(fd);
+        }
+        Entry::Inherited => table::clear(fd),
     }
 }
 
@@ -79,7 +99,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         // While the transport is away the kernel has no registration to drop by itself.
         e.forget(fd);
     }
-    table::clear(fd);
+    table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
     if !ctl.fds.is_empty() {
@@ -91,14 +111,14 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
         ctl.set_transport(None);
         ctl.mode = Mode::Lingering;
+        flow.live.store(false, Ordering::Release);
         runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
     }
     let sent = flow.with_half(|s| s.replay.end());
-    let linger: Option<libc::linger> = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER);
-    let hard = linger.is_some_and(|l| l.l_onoff != 0);
+    let hard = lingers(fd).is_some();
     let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
-    let how = if unread || linger.is_some_and(|l| l.l_onoff != 0 && l.l_linger == 0) {
+    let how = if unread || lingers(fd) == Some(0) {
         FinHow::Reset
     } else {
         FinHow::Close
@@ -136,6 +156,21 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     ctl.mode = Mode::Lingering;
     Left::Last(how)
+}
+
+/// For how long `close` waits, if the application has set that; 0 resets the connection.
+fn lingers(fd: c_int) -> Option<c_int> {
+    let linger: libc::linger = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
+    (linger.l_onoff != 0).then_some(linger.l_linger)
+}
+
+/// What the peer sees when the kernel closes the transport under `fd`.
+pub fn how_closed(fd: c_int) -> FinHow {
+    if sys::readable(fd) > 0 || lingers(fd) == Some(0) {
+        FinHow::Reset
+    } else {
+        FinHow::Close
+    }
 }
 
 /// After the real close.
@@ -191,7 +226,7 @@ pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: i
 /// The flow behind `fd` becomes plain TCP here and at the peer. Where that cannot be, because the transport is away or
 /// bytes are stashed, it is a connection that was reset after these bytes.
 pub fn demote(flow: &'static Flow, fd: c_int) {
-    let Some(ctl) = flow.ctl_of(fd) else { return };
+    let Some(ctl) = flow.own_at(fd) else { return };
     let token = flow.token();
     if ctl.mode == Mode::Open {
         transport::unmanage(flow, ctl);
@@ -201,6 +236,28 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
     }
     runtime::with_agent(|a| a.demote(token));
 }
+
+/// The flow behind `fd`, if it has a transport, becomes plain TCP here, and the peer is told so before anything else is sent. One
+/// that has bytes stashed keeps them until they are read.
+pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
+    let Some(ctl) = flow.ctl_of(fd) else { return };
+    let token = flow.token();
+    match ctl.mode {
+        Mode::Open => transport::unmanage(flow, ctl),
+        Mode::Stashed { then: Then::Open } if !ctl.plain => {
+            drop(ctl);
+            transport::become_plain(flow);
+        }
+        _ => return,
+    }
+    runtime::with_agent(|a| {
+        a.demote(token);
+        a.flush(TELLING);
+    });
+}
+
+/// How long the agent is given to send the peer what it is to know.
+const TELLING: Duration = Duration::from_millis(100);
 
 /// Before libc reads or writes a descriptor where no hook sees it.
 pub fn for_stdio(fd: c_int) {
@@ -244,15 +301,11 @@ pub fn has_stream(fd: c_int) -> bool {
 pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
     match table::entry(to) {
         Entry::Flow(flow) => {
-            let ctl = flow.ctl_of(to)?;
+            let ctl = flow.own_at(to)?;
             Some((flow, part(flow, ctl, to)))
         }
         Entry::Listener => {
-            let at = crate::addr::RawAddr::local(to).and_then(|a| a.internet());
-            table::clear(to);
-            if let Some(at) = at {
-                runtime::with_agent(|a| a.unlisten(at));
-            }
+            listeners::unlisten(listeners::remove(to));
             None
         }
         Entry::Epoll(instance) => {
@@ -284,6 +337,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     if let (Entry::None, None | Some(Entry::None)) = (&source, &target) {
         let new = real();
         note_number(new);
+        flow::given_out(new);
         return new;
     }
     // From a bad descriptor: the target is left alone.
@@ -296,7 +350,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
         sys::keep_errno(|| hand_over(flow, from));
     }
     let mut guard = match source {
-        Entry::Flow(flow) => flow.ctl_of(from).map(|ctl| (flow, ctl)),
+        Entry::Flow(flow) => flow.own_at(from).map(|ctl| (flow, ctl)),
         _ => None,
     };
     let same = matches!((&source, &target), (Entry::Flow(a), Some(Entry::Flow(b))) if std::ptr::eq(*a, *b));
@@ -306,6 +360,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     let left = to.and_then(overwrite);
     let new = real();
     note_number(new);
+    let before = table::entry(new);
     if new >= 0 {
         match (&source, &mut guard) {
             (Entry::Flow(_), Some((flow, ctl))) => {
@@ -313,12 +368,18 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
                     ctl.fds.push(new);
                 }
             }
-            (Entry::Listener, _) => table::set_listener(new),
-            (Entry::Epoll(instance), _) => table::set_epoll(new, instance),
+            (Entry::Listener, _) => listeners::duplicated(from, new),
+            (Entry::Epoll(instance), _) => {
+                instance.duplicated(new);
+                table::set_epoll(new, instance);
+            }
             (Entry::Inherited, _) | (Entry::None, _) | (Entry::Flow(_), None) => {}
         }
     }
     drop(guard);
+    if let (None, Entry::Flow(closed)) = (to, before) {
+        sys::keep_errno(|| drop(closed.own()));
+    }
     if let Some((flow, left)) = left {
         sys::keep_errno(|| finish(flow, left));
     }
@@ -355,15 +416,9 @@ pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
 
 /// All numbers that are open.
 pub fn open_numbers() -> Vec<c_int> {
-    runtime::quietly(|| {
-        let entries = std::fs::read_dir("/proc/self/fd")
-            .into_iter()
-            .flatten()
-            .flatten();
-        entries
-            .filter_map(|e| e.file_name().to_str()?.parse().ok())
-            .collect()
-    })
+    let mut all = Vec::new();
+    sys::for_each_open(|fd| all.push(fd));
+    all
 }
 
 /// How many places the kernel's table of descriptors has, as proc(5) tells it.
@@ -420,6 +475,29 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
                 None => real(to),
             }
         }
+        libc::F_SETOWN | libc::F_GETOWN | F_SETSIG | F_GETSIG | F_SETOWN_EX | F_GETOWN_EX => {
+            options::owned();
+            real(kept_under(fd))
+        }
         _ => real(fd),
     }
+}
+
+/// As in `asm-generic/fcntl.h`.
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+
+/// The descriptor of the transport whose state a new one takes over: mostly the number itself.
+pub fn kept_under(fd: c_int) -> c_int {
+    let ctl = match table::entry(fd) {
+        Entry::Flow(flow) => flow.ctl_of(fd),
+        _ => None,
+    };
+    ctl.and_then(|ctl| match ctl.mode {
+        Mode::Suspended | Mode::Stashed { .. } => ctl.old(),
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => None,
+    })
+    .unwrap_or(fd)
 }

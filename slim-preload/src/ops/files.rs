@@ -10,6 +10,7 @@ use crate::flow::Flow;
 use crate::sys;
 use crate::table;
 use libc::{c_int, off_t};
+use slim_core::memory;
 
 /// How much of a file is read at once.
 const PIECE: usize = 128 << 10;
@@ -47,7 +48,7 @@ impl Source for Piece<'_> {
 /// `sendfile` to a flow.
 ///
 /// # Safety
-/// `offset` is null or points to an offset, as `sendfile(2)` asks.
+/// `offset` is the application's, as `sendfile(2)` asks; it may be bad.
 pub unsafe fn sendfile(
     out: c_int,
     file: c_int,
@@ -55,20 +56,26 @@ pub unsafe fn sendfile(
     count: usize,
     real: impl Fn() -> isize,
 ) -> isize {
-    if table::flow(out).is_none() {
+    if table::flow(out).is_none_or(|flow| flow.own_at(out).is_none()) {
         return real();
     }
     let start = if offset.is_null() {
         sys::file_offset(file)
     } else {
-        // SAFETY: the caller's contract.
-        Ok(unsafe { *offset })
+        sys::copy_of(offset).ok_or(libc::EFAULT)
     };
     let Ok(start) = start else { return real() };
-    let mut buffer = vec![0; PIECE.min(count)];
+    let (mut large, mut small) = (Vec::new(), [0; 1 << 10]);
+    let buffer = match memory::reserve(&mut large, PIECE.min(count)) {
+        Ok(()) => {
+            large.resize(PIECE.min(count), 0);
+            &mut large[..]
+        }
+        Err(_) => &mut small[..],
+    };
     let mut done = 0usize;
     while done < count {
-        let want = PIECE.min(count - done);
+        let want = buffer.len().min(count - done);
         let piece = match sys::pread(file, &mut buffer[..want], start + done as i64) {
             Ok(0) => break,
             Ok(n) => &buffer[..n],
@@ -101,9 +108,12 @@ pub unsafe fn sendfile(
     let end = start + done as i64;
     if offset.is_null() {
         sys::seek(file, end);
+    } else if sys::is_writable(offset.cast(), size_of::<off_t>()) {
+        // SAFETY: writable, as was just found out.
+        unsafe { offset.write_unaligned(end) };
     } else {
-        // SAFETY: the caller's contract.
-        unsafe { *offset = end };
+        // As the kernel does: when the bytes are sent.
+        return super::fail(libc::EFAULT);
     }
     done as isize
 }

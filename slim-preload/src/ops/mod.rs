@@ -3,9 +3,12 @@
 pub mod buffers;
 pub mod descriptors;
 pub mod files;
+pub mod left;
+pub mod limit;
 pub mod pieces;
 pub mod poll;
 pub mod receive;
+pub mod select;
 pub mod sleep;
 pub mod sockets;
 pub mod transmit;
@@ -48,6 +51,13 @@ pub fn fail(errno: c_int) -> isize {
     -1
 }
 
+/// After a call that failed: whether what it met is no socket at all, and so not the flow's, whose number the
+/// application has closed.
+#[cold]
+pub fn is_lost(flow: &'static Flow, fd: c_int, errno: c_int) -> bool {
+    matches!(errno, libc::ENOTSOCK | libc::EBADF) && flow.own_at(fd).is_none()
+}
+
 /// What a call on a barred flow does next.
 pub enum Next {
     /// Look at the descriptor again.
@@ -56,10 +66,20 @@ pub enum Next {
     Return(isize),
 }
 
+/// A call that does not wait has nothing to give: if the agent cannot run for it, it naps.
+#[inline]
+pub fn came_back_empty() {
+    if slim_agent::turn::is_wanted() {
+        slim_agent::turn::give_way();
+    }
+}
+
 /// Waits until something about the flow changes; `option` is the socket option that limits the wait
 /// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
 pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, option: c_int) -> Next {
     if dontwait || crate::transport::nonblocking(&ctl, fd) {
+        drop(ctl);
+        came_back_empty();
         return Next::Return(fail(libc::EAGAIN));
     }
     let limit = ctl.old().and_then(|t| timeout(t, option));

@@ -39,7 +39,7 @@ impl Trouble {
         Self {
             errno,
             dead: errno.is_some_and(|e| broken(fd, e)),
-            barred: flow.gate.is_barred(),
+            barred: flow.gate.is_suspended(),
         }
     }
 
@@ -125,7 +125,7 @@ impl<S: Source> Transmit<S> {
             match enter(self.fd) {
                 // What the transport has to report is for the next call: this one has sent something.
                 Way::In(flow) if sys::has_error(self.fd) => {
-                    let barred = flow.gate.is_barred();
+                    let barred = flow.gate.is_suspended();
                     flow.leave(Inside::Counted);
                     let cause = Cause::Errno(transport::TO_BE_ASKED);
                     if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {

@@ -5,7 +5,7 @@
 //! out of the ordinary goes on in [`Receive::go_on`].
 
 use super::buffers::Buffers;
-use super::{Next, Way, broken, enter, fail};
+use super::{Next, Way, broken, descriptors, enter, fail};
 use crate::flow::{Flow, Inside, Mode};
 use crate::sys::{self, direct};
 use crate::table;
@@ -53,15 +53,9 @@ impl Receive {
         let Some(flow) = table::flow(fd) else {
             return direct::plainly(direct, real);
         };
-        let on = move || {
-            let buffers = buffers();
-            Self { fd, buffers, flags }.go_on(None, move || real())
-        };
-        if flags & (ASIDE | libc::MSG_WAITALL) != 0 {
-            return on();
-        }
-        if !direct::is_allowed_if(|| flags & libc::MSG_DONTWAIT != 0 || flow.never_waits()) {
-            return on();
+        let at_once = || flags & libc::MSG_DONTWAIT != 0 || flow.never_waits();
+        if flags & (ASIDE | libc::MSG_WAITALL) != 0 || !direct::is_allowed_if(at_once) {
+            return Self::anew(fd, flags, move || buffers(), move || real());
         }
         match flow.pass_to_receive(fd) {
             Ok(inside) => Self::try_inside((fd, flags), (flow, inside), buffers, direct, real),
@@ -73,6 +67,19 @@ impl Receive {
                 move || real(),
             ),
         }
+    }
+
+    /// The whole of the call. A function of its own, so that its arguments are in memory only where it is called.
+    #[cold]
+    #[inline(never)]
+    fn anew(
+        fd: c_int,
+        flags: c_int,
+        buffers: impl Fn() -> Buffers,
+        real: impl Fn() -> isize,
+    ) -> isize {
+        let buffers = buffers();
+        Self { fd, buffers, flags }.go_on(None, real)
     }
 
     /// The usual way of a thread without a pass.
@@ -137,7 +144,7 @@ impl Receive {
                     let n = if self.has(libc::MSG_DONTWAIT) || flow.never_waits() {
                         direct::surely(&real)
                     } else {
-                        direct::answer(real())
+                        direct::answer(flow.wait_inside(false, &real))
                     };
                     self.asked(flow, Inside::Counted, n)
                 }
@@ -158,6 +165,12 @@ impl Receive {
         if n > 0 {
             if !self.has(ASIDE) {
                 flow.count(&inside, n as usize);
+            }
+            if self.has(libc::MSG_OOB) {
+                // From a peer that has not made the flow plain TCP: without us, or before word of it came.
+                flow.leave(inside);
+                descriptors::demote_if_open(flow, self.fd);
+                return Next::Return(n);
             }
             let stopped = (n as usize) < self.buffers.len()
                 && self.has(libc::MSG_WAITALL)
@@ -183,7 +196,7 @@ impl Receive {
             // Asked before the gate, and that before leaving it: only so is it the transport of this call that
             // was looked at.
             let dead = broken(self.fd, errno);
-            if flow.gate.is_barred() {
+            if flow.gate.is_suspended() {
                 // The transport was shut under the call, or it met a placeholder.
                 flow.leave(inside);
                 transport::remember(flow, self.fd, errno);
@@ -191,7 +204,10 @@ impl Receive {
             }
             if !dead {
                 flow.leave(inside);
-                return Next::Return(fail(errno));
+                return match super::is_lost(flow, self.fd, errno) {
+                    true => Next::Again,
+                    false => Next::Return(fail(errno)),
+                };
             }
             Cause::Errno(errno)
         };
@@ -220,7 +236,7 @@ impl Receive {
             Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
             _ => None,
         };
-        let barred = flow.gate.is_barred();
+        let barred = flow.gate.is_suspended();
         flow.leave(inside);
         let Some(cause) = cause.filter(|_| !barred) else {
             return barred;
@@ -249,7 +265,8 @@ impl Receive {
                     }
                     let mut error = None;
                     let got = self.buffers.fill(have, |piece| {
-                        match sys::recv(self.fd, piece, libc::MSG_WAITALL) {
+                        let wait = || sys::recv(self.fd, piece, libc::MSG_WAITALL);
+                        match flow.wait_inside(false, wait) {
                             Ok(n) => n,
                             Err(e) => {
                                 error = Some(e);
@@ -300,21 +317,31 @@ impl Receive {
         if !flow.gate.is_barred() {
             return Next::Again;
         }
-        if !ctl.stash.is_empty() && !self.has(libc::MSG_OOB) {
+        if let Some(errno) = self.buffers.flaw() {
+            return Next::Return(fail(errno));
+        }
+        if self.has(libc::MSG_ERRQUEUE) {
+            return Next::Return(fail(libc::EAGAIN));
+        }
+        if self.has(libc::MSG_OOB) {
+            // None was sent: a flow with an urgent byte is plain TCP.
+            return Next::Return(fail(libc::EINVAL));
+        }
+        if !ctl.stash.is_empty() {
+            let most = self.buffers.len().min(ctl.stash.len());
+            if !self.has(libc::MSG_TRUNC) && !self.buffers.can_take(most) {
+                return Next::Return(fail(libc::EFAULT));
+            }
             let n = if self.has(libc::MSG_TRUNC) && !self.has(libc::MSG_PEEK) {
                 // TCP throws the bytes away and touches no buffer (tcp(7)).
-                let n = self.buffers.len().min(ctl.stash.len());
-                ctl.stash.consume(n);
-                n
+                ctl.stash.consume(most);
+                most
             } else if self.has(libc::MSG_PEEK) {
-                let mut copy = vec![0; self.buffers.len().min(ctl.stash.len())];
-                let n = ctl.stash.peek(&mut copy);
                 let mut at = 0;
                 self.buffers.fill(0, |piece| {
-                    let k = piece.len().min(n - at);
-                    piece[..k].copy_from_slice(&copy[at..at + k]);
-                    at += k;
-                    k
+                    let n = ctl.stash.peek(at, piece);
+                    at += n;
+                    n
                 })
             } else {
                 self.buffers.fill(0, |piece| ctl.stash.read(piece))

@@ -8,49 +8,72 @@
 use crate::lock::Lock;
 use crate::sys::{self, Errno};
 use libc::{c_int, pollfd};
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The alarms of the threads that are in a call now.
-static SLEEPERS: Lock<Vec<c_int>> = Lock::new(Vec::new());
+static ALARMS: Lock<Alarms> = Lock::new(Alarms {
+    asleep: Vec::new(),
+    all: Vec::new(),
+    looked: 0,
+});
 /// How many forks lie between this process and the first: an alarm from before one is not ours.
 static FORKS: AtomicU32 = AtomicU32::new(0);
+/// At so many alarms it is looked whether their threads have ended, before a new one is made.
+const LOOKS: usize = 8;
 
-/// An event counter of one thread.
-struct Alarm {
-    fd: c_int,
-    forks: u32,
+struct Alarms {
+    /// Those of the threads that are in a call now.
+    asleep: Vec<c_int>,
+    /// All there are, and whose.
+    all: Vec<(c_int, c_int)>,
+    /// Where in `all` was looked last.
+    looked: usize,
 }
 
-impl Drop for Alarm {
-    fn drop(&mut self) {
-        if self.forks == FORKS.load(Ordering::Relaxed) {
-            // A thread that was cancelled in its call has not left the list.
-            SLEEPERS.with(|all| all.retain(|fd| *fd != self.fd));
-            sys::close(self.fd);
+impl Alarms {
+    /// The alarm of a thread that has ended, for the thread `me`.
+    fn inherit(&mut self, me: c_int) -> Option<c_int> {
+        for _ in 0..LOOKS.min(self.all.len()) {
+            self.looked = (self.looked + 1) % self.all.len();
+            let (fd, owner) = self.all[self.looked];
+            if owner == me || !sys::thread_lives(owner) {
+                self.all[self.looked].1 = me;
+                // A thread that was cancelled in its call has not left the list.
+                self.asleep.retain(|asleep| *asleep != fd);
+                return Some(fd);
+            }
         }
+        None
     }
 }
 
 thread_local! {
-    static ALARM: RefCell<Option<Alarm>> = const { RefCell::new(None) };
+    /// This thread's, with the forks before it was made. Without a destructor, for which libc would allocate: when the
+    /// thread has ended another one inherits the alarm.
+    static ALARM: Cell<Option<(c_int, u32)>> = const { Cell::new(None) };
 }
 
 /// This thread's alarm, made at its first sleep; `None` when there is no descriptor to be had.
 fn own() -> Option<c_int> {
     let forks = FORKS.load(Ordering::Relaxed);
-    let get = |slot: &RefCell<Option<Alarm>>| {
-        let mut slot = slot.try_borrow_mut().ok()?;
-        if slot.as_ref().is_none_or(|a| a.forks != forks) {
-            *slot = Some(Alarm {
-                fd: sys::eventfd().ok()?,
-                forks,
-            });
+    if let Some((fd, _)) = ALARM.get().filter(|(_, of)| *of == forks) {
+        return Some(fd);
+    }
+    let me = sys::tid();
+    let fd = match ALARMS.with(|alarms| alarms.inherit(me)) {
+        Some(fd) => {
+            sys::reset_eventfd(fd);
+            fd
         }
-        slot.as_ref().map(|a| a.fd)
+        None => {
+            let fd = sys::eventfd().ok()?;
+            ALARMS.with(|alarms| alarms.all.push((fd, me)));
+            fd
+        }
     };
-    ALARM.try_with(get).ok().flatten()
+    ALARM.set(Some((fd, forks)));
+    Some(fd)
 }
 
 /// Runs a call that may sleep, with the number of a descriptor that it is to wait for too (readable).
@@ -58,12 +81,12 @@ pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
     let Some(fd) = sys::keep_errno(own) else {
         return call(None);
     };
-    sys::keep_errno(|| SLEEPERS.with(|all| all.push(fd)));
+    sys::keep_errno(|| ALARMS.with(|alarms| alarms.asleep.push(fd)));
     let r = call(Some(fd));
     sys::keep_errno(|| {
-        SLEEPERS.with(|all| {
-            if let Some(i) = all.iter().position(|other| *other == fd) {
-                all.swap_remove(i);
+        ALARMS.with(|alarms| {
+            if let Some(i) = alarms.asleep.iter().position(|other| *other == fd) {
+                alarms.asleep.swap_remove(i);
             }
         });
         sys::reset_eventfd(fd);
@@ -98,12 +121,12 @@ pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
 
 /// After a swap.
 pub fn wake_all() {
-    SLEEPERS.with(|all| all.iter().for_each(|fd| sys::signal_eventfd(*fd)));
+    ALARMS.with(|alarms| alarms.asleep.iter().for_each(|fd| sys::signal_eventfd(*fd)));
 }
 
 /// Around a fork: holds the list.
 pub fn before_fork() {
-    SLEEPERS.lock();
+    ALARMS.lock();
 }
 
 /// After a fork, on either side. No other thread sleeps in a child, and its alarms are closed.
@@ -111,7 +134,9 @@ pub fn after_fork(child: bool) {
     if child {
         FORKS.fetch_add(1, Ordering::Relaxed);
         // SAFETY: locked by `before_fork`.
-        unsafe { SLEEPERS.get() }.clear();
+        let alarms = unsafe { ALARMS.get() };
+        alarms.asleep.clear();
+        alarms.all.clear();
     }
-    SLEEPERS.unlock();
+    ALARMS.unlock();
 }

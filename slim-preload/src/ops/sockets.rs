@@ -2,12 +2,12 @@
 
 use super::descriptors;
 use crate::addr::RawAddr;
-use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN, given_out};
 use crate::front::Handle;
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
-use crate::{epoll, options, runtime};
+use crate::{epoll, listeners, options, runtime};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
 use std::net::SocketAddr;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Makes a new connection a flow, where SLIM works; whether it is one.
 fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bool {
-    if descriptors::has_stream(fd) || !runtime::ready() {
+    if descriptors::has_stream(fd) || !runtime::ready() || options::is_bound(fd) {
         return false;
     }
     let peer = peer.or_else(|| RawAddr::peer(fd));
@@ -29,7 +29,7 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bo
     let (Some(local), Some(remote)) = ends else {
         return false;
     };
-    let Some(flow) = Flow::create(fd, established, peer) else {
+    let Some(flow) = Flow::create(fd, role, established, peer) else {
         return false;
     };
     epoll::adopt(fd, &mut flow.ctl());
@@ -52,35 +52,44 @@ pub unsafe fn connect(
     len: socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    if runtime::is_our_call() {
+    if runtime::is_our_call() || !runtime::possible() {
         return real();
     }
-    if let Entry::Flow(flow) = table::entry(fd) {
-        let family = if addr.is_null() {
-            None
-        } else {
-            // SAFETY: the caller's contract.
-            Some(i32::from(unsafe { (*addr).sa_family }))
-        };
-        if family == Some(libc::AF_UNSPEC) {
+    if let Entry::Flow(flow) = table::entry(fd)
+        && flow.own_at(fd).is_some()
+    {
+        // What else is wrong with the address the kernel says.
+        let long = len as usize >= size_of::<libc::sa_family_t>();
+        let family = sys::copy_of(addr.cast::<libc::sa_family_t>()).filter(|_| long);
+        if family.map(i32::from) == Some(libc::AF_UNSPEC) {
             // The association is dissolved (connect(2)); the socket may be connected anew.
             sys::keep_errno(|| descriptors::demote(flow, fd));
-        } else if flow.ctl_of(fd).is_some_and(|c| c.mode != Mode::Open) {
-            return super::fail(libc::EISCONN) as c_int;
+        } else if flow
+            .ctl_of(fd)
+            .is_some_and(|c| c.mode != Mode::Open || c.moved)
+        {
+            // Of a transport that we made, the kernel would not know that it has been said to be connected.
+            let errno = match len as usize {
+                len if len > size_of::<libc::sockaddr_storage>() => libc::EINVAL,
+                len if !sys::is_readable(addr.cast(), len) => libc::EFAULT,
+                _ => libc::EISCONN,
+            };
+            return super::fail(errno) as c_int;
         }
     }
     let known = matches!(table::entry(fd), Entry::Flow(_));
+    // The agent is to be there before the connection is: if the peer accepts it, and it breaks at once, the peer waits
+    // but a moment for the question that follows.
+    let managed = !known && sys::keep_errno(|| sys::is_tcp(fd) && runtime::ready());
     let r = real();
     let errno = sys::errno();
     // An interrupted connect goes on by itself (connect(2), EINTR).
-    if !known && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
+    if managed && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
         sys::keep_errno(|| {
-            if sys::is_tcp(fd) {
-                // SAFETY: the kernel has accepted the address.
-                let peer = unsafe { RawAddr::copy(addr, len) };
-                if manage(fd, Role::Connector, r == 0, Some(peer)) {
-                    runtime::with_agent(|a| a.flush(ASKING));
-                }
+            // SAFETY: the kernel has accepted the address.
+            let peer = unsafe { RawAddr::copy(addr, len) };
+            if manage(fd, Role::Connector, r == 0, Some(peer)) {
+                runtime::with_agent(|a| a.flush(ASKING));
             }
         });
     }
@@ -90,7 +99,15 @@ pub unsafe fn connect(
 /// Before `listen`: the control socket of a listener whose address is settled is there before the first connection,
 /// lest the question that a peer asks with it be refused. Gives that address.
 pub fn about_to_listen(fd: c_int) -> Option<SocketAddr> {
-    if !matches!(table::entry(fd), Entry::None) || !sys::is_tcp(fd) || !runtime::ready() {
+    if let Entry::Flow(flow) = table::entry(fd) {
+        // The number may have something else under it than the flow.
+        drop(flow.own());
+    }
+    if !runtime::possible()
+        || !matches!(table::entry(fd), Entry::None)
+        || !sys::is_tcp(fd)
+        || !runtime::ready()
+    {
         return None;
     }
     // Who is not bound yet gets a port that nobody knows of before `listen` returns.
@@ -113,15 +130,16 @@ pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
         }
         return;
     }
-    if !matches!(table::entry(fd), Entry::None) || !sys::is_tcp(fd) || !runtime::ready() {
+    if !runtime::possible()
+        || !matches!(table::entry(fd), Entry::None)
+        || !sys::is_tcp(fd)
+        || !runtime::ready()
+    {
         return;
     }
     let unbound = || RawAddr::local(fd).and_then(|a| a.internet());
-    if announced
-        .or_else(|| unbound().map(|addr| serve(fd, addr)))
-        .is_some()
-    {
-        table::set_listener(fd);
+    if let Some(addr) = announced.or_else(|| unbound().map(|addr| serve(fd, addr))) {
+        listeners::add(fd, addr);
     }
 }
 
@@ -141,7 +159,7 @@ fn take_over(fd: c_int) {
         && runtime::ready()
         && let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet())
     {
-        table::set_listener(fd);
+        listeners::add(fd, addr);
         serve(fd, addr);
     }
 }
@@ -157,7 +175,7 @@ pub unsafe fn accept(
     len: *mut socklen_t,
     real: impl Fn(*mut sockaddr, *mut socklen_t) -> c_int,
 ) -> c_int {
-    if runtime::is_our_call() {
+    if runtime::is_our_call() || !runtime::possible() {
         return real(addr, len);
     }
     let mut own = RawAddr::room();
@@ -167,7 +185,10 @@ pub unsafe fn accept(
         (addr, len)
     };
     waits_on(listener);
+    // The kernel says how long the address is, which may be more than there was room for.
+    let before = sys::copy_of(room);
     let fd = real(at, room);
+    given_out(fd);
     if fd >= 0 {
         sys::keep_errno(|| {
             if matches!(table::entry(listener), Entry::Listener) || sys::is_tcp(fd) {
@@ -175,13 +196,15 @@ pub unsafe fn accept(
                 let peer = if addr.is_null() {
                     own
                 } else {
-                    // SAFETY: the kernel has just written an address there, cut to the room it was given.
-                    unsafe { RawAddr::copy(addr, *len) }
+                    // SAFETY: the kernel has just written both: the address is cut to the room it was given.
+                    unsafe { RawAddr::copy(addr, before.map_or(0, |room| room.min(*len))) }
                 };
                 if !matches!(table::entry(listener), Entry::Listener) {
                     options::any();
                 }
-                manage(fd, Role::Acceptor, true, Some(peer).filter(whole));
+                if !options::is_bound(listener) {
+                    manage(fd, Role::Acceptor, true, Some(peer).filter(whole));
+                }
             }
         });
     }
@@ -197,7 +220,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if !known || !runtime::in_own_process() {
         return real();
     }
-    let Some(ctl) = flow.ctl_of(fd) else {
+    let Some(ctl) = flow.own_at(fd) else {
         return real();
     };
     if how != libc::SHUT_WR {
@@ -257,7 +280,12 @@ fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
     match ctl.mode {
         Mode::Open => real(),
         // The agent shuts the new transport when all is replayed.
-        Mode::Suspended => 0,
+        Mode::Suspended => {
+            if let Some(old) = ctl.half_open() {
+                sys::shutdown(old, libc::SHUT_WR);
+            }
+            0
+        }
         Mode::Stashed { then: Then::Open } => {
             if let Some(t) = ctl.transport {
                 sys::shutdown(t, how);
@@ -300,17 +328,23 @@ pub unsafe fn name(
         End::Local => &ctl.local,
         End::Peer => &ctl.peer,
     };
-    match saved
-        .as_ref()
-        .filter(|_| moved && !addr.is_null() && !len.is_null())
-    {
-        Some(saved) => {
-            // SAFETY: the caller's contract.
+    let Some(saved) = saved.as_ref().filter(|_| moved) else {
+        return real();
+    };
+    let room = sys::copy_of(len).map(c_int::try_from);
+    let errno = match room {
+        Some(Err(_)) => libc::EINVAL,
+        Some(Ok(room))
+            if sys::is_writable(len.cast(), size_of::<socklen_t>())
+                && sys::is_writable(addr.cast(), saved.len().min(room as usize)) =>
+        {
+            // SAFETY: both are writable, as was just found out.
             unsafe { saved.give(addr, len) };
-            0
+            return 0;
         }
-        None => real(),
-    }
+        _ => libc::EFAULT,
+    };
+    super::fail(errno) as c_int
 }
 
 /// `getsockopt`; `real(fd)` asks the kernel.
@@ -322,12 +356,17 @@ pub unsafe fn option(
     level: c_int,
     name: c_int,
     value: *mut c_void,
-    _len: *mut socklen_t,
+    len: *mut socklen_t,
     real: impl Fn(c_int) -> c_int,
 ) -> c_int {
     let Entry::Flow(flow) = table::entry(fd) else {
         return real(fd);
     };
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
+        // It reads.
+        sys::keep_errno(|| descriptors::hand_over(flow, fd));
+        return real(fd);
+    }
     let Some(ctl) = flow.ctl_of(fd) else {
         return real(fd);
     };
@@ -338,9 +377,9 @@ pub unsafe fn option(
             then: Then::Owed(errno),
         } if error => {
             let r = real(fd);
-            if r == 0 && !value.is_null() {
-                // SAFETY: the kernel has just written an int there, as it does for SO_ERROR.
-                unsafe { value.cast::<c_int>().write_unaligned(errno) };
+            if r == 0 {
+                // SAFETY: the kernel has just answered.
+                unsafe { answer(value, len, errno) };
             }
             transport::pay(flow, ctl);
             return r;
@@ -349,15 +388,19 @@ pub unsafe fn option(
         Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
         Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
     };
-    let open = ctl.mode == Mode::Open;
+    let (open, receives) = (ctl.mode == Mode::Open, ctl.receives);
     drop(ctl);
     let swaps = transport::SWAPS.load(Ordering::Acquire);
     let r = real(on);
-    if !error || r != 0 || value.is_null() {
+    if r == 0 && receives != 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
+        // SAFETY: the kernel has just answered.
+        unsafe { answer(value, len, receives) };
+    }
+    if !error || r != 0 {
         return r;
     }
-    // SAFETY: the kernel has just written an int there.
-    let errno = unsafe { value.cast::<c_int>().read_unaligned() };
+    // SAFETY: the kernel has just answered.
+    let errno = unsafe { answered(value, len) };
     if errno == 0 || !flow.was_established(fd) {
         return r;
     }
@@ -371,25 +414,87 @@ pub unsafe fn option(
         || transport::SWAPS.load(Ordering::Acquire) != swaps;
     if hidden {
         // SAFETY: as above.
-        unsafe { value.cast::<c_int>().write_unaligned(0) };
+        unsafe { answer(value, len, 0) };
     }
     r
 }
 
-/// `setsockopt`; `real(fd)` asks the kernel. What is set while the transport is away is set on the old one,
-/// from which the new one takes its options.
-pub fn set_option(fd: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
-    let Entry::Flow(flow) = table::entry(fd) else {
-        return real(fd);
-    };
-    let Some(ctl) = flow.ctl_of(fd) else {
-        return real(fd);
-    };
-    match ctl.mode {
-        Mode::Suspended | Mode::Stashed { .. } => real(ctl.old().unwrap_or(fd)),
-        Mode::Open | Mode::Dead(_) | Mode::Lingering => real(fd),
+/// The number in the answer to a `getsockopt`, which is as short as the application wanted it.
+///
+/// # Safety
+/// The kernel has just written `*len` bytes, of a number, to `value`, and `*len`.
+unsafe fn answered(value: *const c_void, len: *const socklen_t) -> c_int {
+    let mut bytes = [0; size_of::<c_int>()];
+    // SAFETY: the caller's contract; not more than both have.
+    unsafe {
+        let n = bytes.len().min(len.read_unaligned() as usize);
+        std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), n);
+    }
+    c_int::from_ne_bytes(bytes)
+}
+
+/// Gives another number instead.
+///
+/// # Safety
+/// As [`answered`].
+unsafe fn answer(value: *mut c_void, len: *const socklen_t, number: c_int) {
+    let bytes = number.to_ne_bytes();
+    // SAFETY: as there.
+    unsafe {
+        let n = bytes.len().min(len.read_unaligned() as usize);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), n);
     }
 }
+
+/// `setsockopt`; `real(fd)` asks the kernel. What is set while the transport is away is set on the old one,
+/// from which the new one takes its options. An option that cannot go with a connection makes it plain TCP.
+pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
+    let binds = !runtime::is_our_call() && options::set(level, name);
+    let flow = match table::entry(fd) {
+        Entry::Flow(flow) => Some(flow),
+        _ => None,
+    };
+    if let Some(flow) = flow.filter(|_| binds) {
+        let away = flow.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
+        if away {
+            sys::keep_errno(|| descriptors::hand_over(flow, fd));
+            return real(fd);
+        }
+    }
+    let Some((flow, mut ctl)) = flow.and_then(|flow| Some((flow, flow.ctl_of(fd)?))) else {
+        let r = real(fd);
+        if binds && r == 0 {
+            sys::keep_errno(|| options::bind(fd));
+        }
+        return r;
+    };
+    let mode = ctl.mode;
+    let on = match mode {
+        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
+    };
+    let r = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
+            options::set_receives(on, &mut ctl.receives, || real(on))
+        }
+        _ => real(on),
+    };
+    drop(ctl);
+    if binds && r == 0 {
+        sys::keep_errno(|| match mode {
+            Mode::Open => descriptors::demote(flow, fd),
+            // As soon as what is stashed has been read.
+            _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
+        });
+    }
+    r
+}
+
+/// Older names of `F_SETOWN` and `F_GETOWN` (asm-generic/sockios.h).
+const FIOSETOWN: libc::c_ulong = 0x8901;
+const SIOCSPGRP: libc::c_ulong = 0x8902;
+const FIOGETOWN: libc::c_ulong = 0x8903;
+const SIOCGPGRP: libc::c_ulong = 0x8904;
 
 /// What an `ioctl` comes to.
 pub enum Ioctl {
@@ -402,8 +507,15 @@ pub enum Ioctl {
 /// `ioctl`: requests that ask about a flow's bytes while its transport is away are answered here; those that set
 /// its mode while it has a stash go to the transport, for the stand-in is shared by all flows.
 pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Ioctl {
+    if matches!(request, FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP) {
+        options::owned();
+        return Ioctl::Ask(descriptors::kept_under(fd));
+    }
     asked(fd, request).unwrap_or(Ioctl::Ask(fd))
 }
+
+/// As in `asm-generic/sockios.h`.
+const SIOCATMARK: libc::c_ulong = 0x8905;
 
 fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     let known = [
@@ -411,6 +523,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         libc::TIOCOUTQ,
         libc::FIONBIO,
         libc::FIOASYNC,
+        SIOCATMARK,
     ];
     if !known.contains(&request) {
         return None;
@@ -423,6 +536,8 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     match (ctl.mode, request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
         (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => Some(Ioctl::Ask(ctl.flags_of(fd))),
+        // A flow with an urgent byte is plain TCP.
+        (_, SIOCATMARK) => number(0),
         (_, libc::FIONREAD) => number(ctl.stash.len()),
         (Mode::Suspended, _) => number(flow.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
@@ -502,8 +617,8 @@ fn hand_over_all(message: *const libc::msghdr) {
     }
 }
 
-/// After a failed `bind`: a UDP port may be taken by the control socket of a TCP listener of this very
-/// process, which gives way. `before` is errno from before the first try.
+/// After a failed `bind`: a UDP port may be taken by the control socket of a TCP listener, of this process or of
+/// another one, which gives way. `before` is errno from before the first try.
 ///
 /// # Safety
 /// `addr` and `len` as `bind(2)` asks.
@@ -521,8 +636,11 @@ pub unsafe fn give_way(
         }
         // SAFETY: the kernel has read the address.
         let at = unsafe { RawAddr::copy(addr, len) }.internet();
-        at.and_then(|at| runtime::with_agent(|a| a.release(at)))
-            .is_some()
+        let Some(at) = at.filter(|_| runtime::possible()) else {
+            return false;
+        };
+        let own = runtime::with_agent(|a| a.release(at)) == Some(true);
+        own || slim_agent::ask_for_port(at)
     };
     if ours() {
         sys::set_errno(before);

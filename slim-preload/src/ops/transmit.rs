@@ -5,7 +5,7 @@
 //! whatever is out of the ordinary goes on in [`Transmit::go_on`].
 
 use super::buffers::Source;
-use super::{Next, Way, broken, enter, fail};
+use super::{Next, Way, broken, descriptors, enter, fail};
 use crate::flow::{Flow, Inside, Mode, SendHalf, Then, UNKNOWN};
 use crate::sys::{self, direct};
 use crate::table;
@@ -48,6 +48,11 @@ impl<S: Source> Transmit<S> {
         let Some(flow) = table::flow(self.fd) else {
             return plain();
         };
+        if self.flags & libc::MSG_OOB != 0 {
+            return self
+                .anew()
+                .urgent(move || plain(), move |fd, flags| real(fd, flags));
+        }
         if !direct::is_allowed() {
             return self
                 .anew()
@@ -169,6 +174,9 @@ impl<S: Source> Transmit<S> {
                 Err(Way::Plain) => return plain(),
                 Err(Way::In(flow)) => {
                     flow.leave(Inside::Counted);
+                    if !table::is_still(self.fd, flow) {
+                        continue;
+                    }
                     return fail(libc::EAGAIN);
                 }
                 Err(Way::Barred(flow)) => self.barred(flow, &real),
@@ -177,6 +185,31 @@ impl<S: Source> Transmit<S> {
                 if n >= 0 {
                     sys::set_errno(errno);
                 }
+                return n;
+            }
+        }
+    }
+
+    /// Sends an urgent byte. It is part of the stream, or not, as the reader likes, and where it was is known to the
+    /// kernel only: a flow with one becomes plain TCP first.
+    #[cold]
+    #[inline(never)]
+    fn urgent(
+        self,
+        plain: impl Fn() -> isize + Copy,
+        real: impl Fn(c_int, c_int) -> isize + Copy,
+    ) -> isize {
+        loop {
+            let next = match enter(self.fd) {
+                Way::Plain => return plain(),
+                Way::In(flow) => {
+                    flow.leave(Inside::Counted);
+                    sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+                    Next::Again
+                }
+                Way::Barred(flow) => self.barred(flow, &real),
+            };
+            if let Next::Return(n) = next {
                 return n;
             }
         }
@@ -201,6 +234,11 @@ impl<S: Source> Transmit<S> {
         {
             return flow.try_take_half();
         }
+        if flow.waits_with_half() {
+            // A handler in the middle of the thread's own call, of which nobody knows how much the kernel has taken.
+            sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+            return false;
+        }
         sys::keep_errno(|| flow.lock_half());
         true
     }
@@ -216,7 +254,7 @@ impl<S: Source> Transmit<S> {
     /// A blocking call waits, with the lock held, so that threads write in turn.
     fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
         flow.holder_may_die(true);
-        let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
+        let n = flow.wait_inside(true, || real(self.fd, self.flags | libc::MSG_NOSIGNAL));
         flow.holder_may_die(false);
         direct::answer(n)
     }
@@ -259,12 +297,12 @@ impl<S: Source> Transmit<S> {
         let errno = direct::errno_in(n);
         // In this order, see `Receive::unusual`.
         let dead = n < 0 && broken(self.fd, errno);
-        let barred = flow.gate.is_barred();
+        let barred = flow.gate.is_suspended();
         flow.leave_sending(inside);
         if n == 0 {
             return Next::Return(0);
         }
-        if barred {
+        if barred || super::is_lost(flow, self.fd, errno) {
             return Next::Again;
         }
         if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
@@ -292,6 +330,9 @@ impl<S: Source> Transmit<S> {
         if !flow.gate.is_barred() {
             return Next::Again;
         }
+        if let Some(errno) = self.source.flaw() {
+            return Next::Return(fail(errno));
+        }
         let given_up = !matches!(
             ctl.mode,
             Mode::Suspended | Mode::Stashed { then: Then::Open }
@@ -300,8 +341,17 @@ impl<S: Source> Transmit<S> {
             return Next::Return(self.refuse(libc::EPIPE));
         }
         let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
-        let fd = match (ctl.mode, ctl.transport) {
-            (Mode::Stashed { then: Then::Open }, Some(fd)) => fd,
+        let half_open = ctl.half_open();
+        let fd = match (ctl.mode, half_open.or(ctl.transport)) {
+            (Mode::Stashed { then: Then::Open }, Some(fd)) => {
+                if self.flags & libc::MSG_OOB != 0 {
+                    drop(ctl);
+                    sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+                    return Next::Again;
+                }
+                fd
+            }
+            (Mode::Suspended, Some(fd)) if half_open.is_some() => fd,
             (Mode::Stashed { then: Then::Over }, _) => {
                 // The kernel says what becomes of it, and nothing of it is worth a copy.
                 let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
@@ -313,8 +363,8 @@ impl<S: Source> Transmit<S> {
             }
             _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
         };
-        // A transport is there, but its number still shows the stash. Never wait with the control lock held:
-        // the reader of the stash needs it.
+        // A transport is there, but its number still shows the stash, or nothing while the end of the peer's stream is
+        // looked into. Never wait with the control lock held: the reader of the stash needs it.
         flow.lock_half();
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
@@ -327,6 +377,9 @@ impl<S: Source> Transmit<S> {
             flow.mark_dirty();
             return Next::Return(n);
         }
+        if n < 0 && errno == libc::EAGAIN && half_open.is_some() {
+            return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO);
+        }
         let wait = errno == libc::EAGAIN && !dontwait && !transport::nonblocking(&ctl, self.fd);
         if n == 0 || wait {
             drop(ctl);
@@ -338,7 +391,7 @@ impl<S: Source> Transmit<S> {
             return Next::Again;
         }
         if broken(fd, errno) {
-            transport::lost_behind_stash(flow, ctl, errno);
+            transport::lost_while_barred(flow, ctl, errno);
             return Next::Again;
         }
         Next::Return(self.refuse(errno))
@@ -358,6 +411,6 @@ fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
 fn unacked(flow: &'static Flow, fd: c_int) -> u64 {
     let answer = sys::keep_errno(|| sys::unacked(fd)).ok();
     answer
-        .filter(|_| !flow.gate.is_barred())
+        .filter(|_| !flow.gate.is_suspended())
         .unwrap_or(u64::MAX)
 }

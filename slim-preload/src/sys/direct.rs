@@ -8,8 +8,9 @@
 //!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
 //!   `SIGEV_THREAD`, are not seen.)
 
+use super::raw::{Word, padded, syscall};
 use super::{Errno, errno};
-use libc::{c_int, c_long, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
+use libc::{c_int, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
 use slim_agent::cancel;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -127,35 +128,6 @@ pub fn errno_in(answer: isize) -> Errno {
     -answer as Errno
 }
 
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
-    let r;
-    // SAFETY: the kernel keeps all registers but these three; the arguments are the caller's to vouch for.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") nr as isize => r,
-            in("rdi") args[0],
-            in("rsi") args[1],
-            in("rdx") args[2],
-            in("r10") args[3],
-            in("r8") args[4],
-            in("r9") args[5],
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    r
-}
-
-/// Never called: [`allow`] does not allow it elsewhere.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn syscall(_: c_long, _: [usize; 6]) -> isize {
-    -(libc::ENOSYS as isize)
-}
-
 /// The system call of this name, where the processor has it.
 macro_rules! number {
     ($name:ident) => {{
@@ -179,52 +151,6 @@ macro_rules! calls {
             unsafe { syscall(number!($nr), padded([$($arg.word()),*])) }
         }
     )*};
-}
-
-/// An argument as the kernel gets it.
-trait Word {
-    fn word(self) -> usize;
-}
-
-impl Word for usize {
-    #[inline(always)]
-    fn word(self) -> usize {
-        self
-    }
-}
-
-impl Word for libc::socklen_t {
-    #[inline(always)]
-    fn word(self) -> usize {
-        self as usize
-    }
-}
-
-impl Word for c_int {
-    /// The kernel looks at the lower half only.
-    #[inline(always)]
-    fn word(self) -> usize {
-        self as u32 as usize
-    }
-}
-
-impl<T> Word for *const T {
-    #[inline(always)]
-    fn word(self) -> usize {
-        self as usize
-    }
-}
-
-impl<T> Word for *mut T {
-    #[inline(always)]
-    fn word(self) -> usize {
-        self as usize
-    }
-}
-
-#[inline(always)]
-fn padded<const N: usize>(args: [usize; N]) -> [usize; 6] {
-    std::array::from_fn(|i| args.get(i).copied().unwrap_or(0))
 }
 
 calls! {

@@ -1,6 +1,6 @@
 //! `membarrier(2)`: a full fence in every thread of the process, made by one of them.
 
-use super::{Errno, errno};
+use super::Errno;
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, Ordering, fence as own_fence};
 use std::time::Duration;
@@ -12,21 +12,13 @@ const REGISTER_EXPEDITED: c_int = 1 << 4;
 /// The kernel has this call, and knows that we make it.
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel is told before there is a second thread: later that takes it milliseconds.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = {
-    extern "C" fn at_start() {
-        super::keep_errno(register);
-    }
-    at_start
-};
-
 fn membarrier(command: c_int) -> Result<(), Errno> {
     call!(libc::SYS_membarrier, command, 0, 0).map(drop)
 }
 
-fn register() {
+/// Tells the kernel that this process makes such fences. With its first flow, and before the agent's thread is there: that
+/// is when a process most often has one thread only; with more it takes milliseconds.
+pub fn register_fence() {
     REGISTERED.store(membarrier(REGISTER_EXPEDITED).is_ok(), Ordering::Relaxed);
 }
 
@@ -39,7 +31,7 @@ pub fn can_fence() -> bool {
 pub fn fence() {
     // A forked child may have to say it again.
     let again = || {
-        register();
+        register_fence();
         membarrier(EXPEDITED)
     };
     if membarrier(EXPEDITED).or_else(|_| again()).is_err() {

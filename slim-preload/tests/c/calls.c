@@ -68,6 +68,37 @@ static void vectors(void) {
     fcntl(b, F_SETFL, 0);
 }
 
+static void vectors_at(void) {
+    line("-- preadv2 and pwritev2");
+    struct iovec v[3] = {{"one", 3}, {NULL, 0}, {"two", 3}};
+    char p[2], q[20];
+    struct iovec w[2] = {{p, 2}, {q, 20}};
+    R(pwritev2(a, v, 3, -1, 0));
+    R(pwritev2(a, v, 3, -1, RWF_NOWAIT));
+    R(pwritev64v2(a, v, 3, -1, RWF_SYNC));
+    arrived(b, 18);
+    R(preadv2(b, w, 2, -1, 0));
+    quote(q, 16);
+    R(pwritev64v2(a, v, 3, -1, RWF_APPEND | RWF_DSYNC | RWF_HIPRI));
+    arrived(b, 6);
+    R(preadv64v2(b, w, 1, -1, 0));
+    R(preadv64v2(b, w, 2, -1, RWF_NOWAIT));
+    R(preadv2(b, w, 2, -1, RWF_NOWAIT));
+    R(preadv2(b, w, 2, 0, 0));
+    R(preadv2(b, w, 2, -2, 0));
+    R(preadv2(b, w, 2, -1, 0x1000));
+    R(pwritev2(a, v, 3, 0, 0));
+    R(pwritev2(a, v, 3, -2, 0));
+    R(pwritev2(a, v, 3, -1, 0x1000));
+    R(pwritev2(a, v, -1, -1, 0));
+    R(pwritev2(a, v, IOV_MAX + 1, -1, 0));
+    R(pwritev2(a, (void *)1, 2, -1, 0));
+    R(preadv2(b, (void *)1, 2, -1, RWF_NOWAIT));
+    R(preadv(b, w, 2, 0));
+    R(pwritev(a, v, 3, 0));
+    rest();
+}
+
 static void *second_half(void *x) {
     ms(40);
     MUST(send(a, x, strlen(x), 0));
@@ -231,6 +262,7 @@ int main(void) {
         line("==== %s sends", turn ? "server" : "client");
         plain();
         vectors();
+    vectors_at();
         flags();
         addresses();
         messages();

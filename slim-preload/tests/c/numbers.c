@@ -1,9 +1,9 @@
 // Who asks for a descriptor gets the lowest free number, at every moment of a resume too.
 #include "t.h"
+#include "raw.h"
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <sys/signalfd.h>
-#include <sys/syscall.h>
 #include <sys/timerfd.h>
 
 // The two lowest numbers that are free.
@@ -85,7 +85,7 @@ int main(void) {
     int good = 0;
     for (int i = 0; i < 300; i++) {
         // Behind the library's back: for it, the stream has ended unannounced.
-        if (breaks) syscall(SYS_shutdown, x.s, SHUT_RDWR);
+        if (breaks) raw(SYS_shutdown, x.s, SHUT_RDWR);
         MUST(full_send(x.c, "ping", 4));
         char m[4] = "";
         for (int got = 0; got < 4;) {

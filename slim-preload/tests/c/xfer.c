@@ -214,7 +214,9 @@ static void *writer(void *p UNUSED) {
             fill(b, put, n, out_seed);
             struct iovec v[3] = {{b, k}, {NULL, 0}, {b + k, n - k}};
             struct msghdr m = {.msg_iov = v, .msg_iovlen = 3};
-            ssize_t w = put % 2 ? sendmsg(out_fd, &m, MSG_NOSIGNAL) : writev(out_fd, v, 3);
+            ssize_t w = put % 3 == 0   ? sendmsg(out_fd, &m, MSG_NOSIGNAL)
+                        : put % 3 == 1 ? writev(out_fd, v, 3)
+                                       : pwritev2(out_fd, v, 3, -1, 0);
             if (w < 0) line("sendmsg: %s", ename(errno));
             r = w < 0 ? -1 : 1;
             if (w > 0) put += w;
@@ -269,7 +271,7 @@ static void with_threads(void) {
         } else if (is("msg")) {
             struct iovec v[3] = {{b, want / 2}, {NULL, 0}, {b + want / 2, want - want / 2}};
             struct msghdr m = {.msg_iov = v, .msg_iovlen = 3};
-            n = got % 2 ? recvmsg(in_fd, &m, 0) : readv(in_fd, v, 3);
+            n = got % 3 == 0 ? recvmsg(in_fd, &m, 0) : got % 3 == 1 ? readv(in_fd, v, 3) : preadv2(in_fd, v, 3, -1, 0);
         } else if (is("fionread")) {
             int k = 0;
             wait_for(in_fd, POLLIN, 30000);

@@ -2,7 +2,9 @@
 
 #![allow(dead_code)] // every test binary uses its own part of this
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::fs;
 use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -310,7 +312,7 @@ pub const SETTLED: u32 = 120;
 
 /// The ports that the programs of one test get are not to be those of another's: a network of its own where we may have
 /// one, else the host's.
-fn apart() {
+pub fn apart() {
     static SAID: std::sync::Once = std::sync::Once::new();
     if !enter_own_network() {
         SAID.call_once(|| println!("without a network namespace: ports are shared with the host"));
@@ -410,4 +412,18 @@ fn enter_own_network() -> bool {
         assert_eq!(up, 0, "lo can be brought up in a fresh namespace");
     }
     true
+}
+
+/// Local ports in one of the tables of /proc/net, in the given state.
+pub fn ports(table: &str, state: &str) -> BTreeSet<u16> {
+    let text = fs::read_to_string(format!("/proc/thread-self/net/{table}")).unwrap_or_default();
+    text.lines()
+        .skip(1)
+        .filter_map(|l| {
+            let mut words = l.split_whitespace().skip(1);
+            let local = words.next()?;
+            (words.nth(1)? == state)
+                .then(|| u16::from_str_radix(local.rsplit(':').next()?, 16).ok())?
+        })
+        .collect()
 }

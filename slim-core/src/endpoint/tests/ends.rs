@@ -2,6 +2,7 @@
 
 use super::pair::*;
 use crate::endpoint::attempts::HEAD_START;
+use crate::endpoint::record::EPIPE;
 use crate::endpoint::{Action, State};
 use crate::event::{EscalateReason, Event, LegacyReason};
 use crate::ids::{Cause, FinHow, Verdict};
@@ -125,6 +126,32 @@ fn the_end_of_a_process_that_died_is_delivered() {
     assert_eq!(pair.events[B].last(), Some(&Event::Legacy { reason }));
 }
 
+/// It died while its replay was being written: what the kernel then ends is less than what was promised.
+#[test]
+fn an_end_in_the_middle_of_a_replay_is_never_delivered_as_one() {
+    let resumed = || {
+        let mut pair = Pair::live();
+        pair.counts[A].sent = 9;
+        pair.counts[B].received = 5;
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.wait(HEAD_START);
+        assert_eq!(pair.states(), [State::Live; 2]);
+        pair.forget();
+        (pair.udp[A], pair.tcp[A]) = (Net::Refuses, Net::Refuses);
+        pair
+    };
+    let mut pair = resumed();
+    eof(&mut pair, B, 7);
+    pair.wait(ms(400));
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
+    // With all of it, it is the end of a process that died.
+    let mut pair = resumed();
+    eof(&mut pair, B, 9);
+    pair.wait(ms(400));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+}
+
 #[test]
 fn the_end_of_a_flow_that_the_peer_never_knew_is_delivered() {
     let mut pair = Pair::live();
@@ -147,6 +174,133 @@ fn a_question_without_answer_becomes_a_fault() {
     pair.wait(ms(600));
     assert_eq!(pair.connects(B).len(), 1);
     assert_eq!(pair.states(), [State::Live; 2]);
+}
+
+#[test]
+fn an_end_that_is_about_to_come_is_announced_and_changes_nothing() {
+    let mut pair = Pair::live();
+    pair.ends[A].announce(FLOW, 42, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.done[B], [final_at(42)]);
+    assert_eq!(pair.states(), [State::Live; 2]);
+    // The process has ended.
+    pair.udp[A] = Net::Refuses;
+    eof(&mut pair, B, 42);
+    assert_eq!(pair.state(B), Some(State::Live));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+}
+
+#[test]
+fn an_end_announced_too_early_is_asked_about() {
+    let mut pair = Pair::live();
+    pair.ends[A].announce(FLOW, 42, FinHow::Close);
+    pair.run();
+    pair.udp[A] = Net::Refuses;
+    eof(&mut pair, B, 50);
+    assert_eq!(pair.state(B), Some(State::Suspended));
+    pair.wait(ms(400));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+    // Who still lives, and has sent less, contradicts itself.
+    let mut pair = Pair::live();
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
+    pair.run();
+    eof(&mut pair, B, 50);
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
+}
+
+/// A pair of which `A` can be reached by nobody, but reaches `B`.
+fn shut_off() -> Pair {
+    let mut pair = Pair::live();
+    (pair.udp[A], pair.tcp[A]) = (Net::Silent, Net::Silent);
+    pair
+}
+
+#[test]
+fn an_end_that_the_peers_kernel_confirms_is_believed_where_its_process_was_never_reached() {
+    let mut pair = shut_off();
+    pair.kernels_answer = true;
+    eof(&mut pair, B, 3);
+    // A stranger's end in the place of bytes that are on their way looks the same to the kernel.
+    pair.wait(ms(2500));
+    assert_eq!(pair.state(B), Some(State::Suspended));
+    assert!(!pair.connects(B).is_empty());
+    pair.wait(ms(2500));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+    let reason = LegacyReason::NoAnswer;
+    assert_eq!(pair.events[B].last(), Some(&Event::Legacy { reason }));
+}
+
+#[test]
+fn the_next_end_of_that_host_is_believed_sooner() {
+    let mut pair = shut_off();
+    pair.kernels_answer = true;
+    eof(&mut pair, B, 3);
+    pair.wait(ms(5000));
+    pair.open_many(A, 1);
+    pair.open_many(B, 1);
+    pair.udp[A] = Net::Works;
+    pair.run();
+    assert_eq!(pair.many(B, 1, State::Live), 1);
+    pair.udp[A] = Net::Silent;
+    pair.kernels_answer = false;
+    let cause = Cause::Eof { received: 3 };
+    pair.ends[B].fault(pair.now, crate::ids::FlowToken(1000), cause);
+    pair.wait(ms(250));
+    assert_eq!(pair.many(B, 1, State::Legacy), 1);
+}
+
+#[test]
+fn an_end_that_nobody_confirms_is_believed_when_attempts_have_ended() {
+    let mut pair = shut_off();
+    eof(&mut pair, B, 3);
+    pair.wait(ms(55_000));
+    assert_eq!(pair.state(B), Some(State::Suspended));
+    assert!(pair.connects(B).len() > 10);
+    pair.wait(ms(10_000));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
+}
+
+/// It has answered before, so it is only away: the end may be a stranger's.
+#[test]
+fn an_end_is_not_believed_where_the_process_was_reached_before() {
+    for by_resume in [false, true] {
+        let mut pair = Pair::live();
+        if by_resume {
+            pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+            pair.wait(HEAD_START);
+        } else {
+            eof(&mut pair, B, 0);
+            assert_eq!(pair.kinds(B)[0], Kind::Status);
+        }
+        assert_eq!(pair.states(), [State::Live; 2]);
+        pair.forget();
+        (pair.udp[A], pair.tcp[A]) = (Net::Silent, Net::Silent);
+        eof(&mut pair, B, 0);
+        pair.wait(ms(55_000));
+        assert_eq!(pair.state(B), Some(State::Suspended), "{by_resume}");
+        pair.wait(ms(10_000));
+        assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)), "{by_resume}");
+    }
+}
+
+#[test]
+fn a_process_that_was_reached_before_gets_an_attempt_before_its_kernel_is_believed() {
+    let mut pair = Pair::live();
+    eof(&mut pair, B, 0);
+    assert_eq!(pair.states(), [State::Live; 2]);
+    pair.forget();
+    (pair.udp[A], pair.tcp[A]) = (Net::Silent, Net::Silent);
+    pair.kernels_answer = true;
+    eof(&mut pair, B, 0);
+    pair.wait(ms(2500));
+    assert_eq!(pair.state(B), Some(State::Suspended));
+    assert!(!pair.connects(B).is_empty());
+    pair.wait(ms(1500));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    assert_eq!(pair.done[B].last(), Some(&REINSTATE));
 }
 
 #[test]
@@ -201,6 +355,29 @@ fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
         let reason = EscalateReason::PeerClosed;
         assert!(matches!(events.last(), Some(Event::Escalate { reason: r, .. }) if *r == reason));
     }
+}
+
+/// What is written to a peer that has closed is answered by a reset. Whoever knows that, and holds all, asks nobody.
+#[test]
+fn a_reset_behind_an_announced_close_is_the_end() {
+    let asks = |how, errno, received| {
+        let mut pair = Pair::live();
+        pair.counts[A].sent = 9;
+        pair.counts[B] = Counts { received, sent: 5 };
+        pair.ends[A].finish(pair.now, FLOW, 9, how);
+        pair.run();
+        pair.heard = Default::default();
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(errno));
+        pair.wait(HEAD_START);
+        (!pair.connects(B).is_empty(), pair.verdict(B))
+    };
+    assert_eq!(asks(FinHow::Close, EPIPE, 9), (false, Some(Verdict::Eof)));
+    // Bytes are missing, or more came than was announced.
+    assert!(asks(FinHow::Close, EPIPE, 8).0);
+    assert!(asks(FinHow::Close, EPIPE, 10).0);
+    // The peer still reads; or its kernel has not ended the stream.
+    assert!(asks(FinHow::HalfClose, EPIPE, 9).0);
+    assert!(asks(FinHow::Close, RESET, 9).0);
 }
 
 #[test]

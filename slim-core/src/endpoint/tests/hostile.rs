@@ -266,8 +266,50 @@ fn one_name_is_not_given_to_two_connections() {
             hello.connector,
         );
     }
-    assert_eq!(pair.ends[B].state(FlowToken(1)), Some(State::Live));
-    assert_eq!(pair.ends[B].state(FlowToken(2)), Some(State::Negotiating));
+    assert_eq!(pair.ends[B].candidates.count(FlowToken(1)), 1);
+    assert_eq!(pair.ends[B].candidates.count(FlowToken(2)), 0);
+}
+
+#[test]
+fn strangers_are_not_asked_and_not_answered() {
+    let strict = Config::from_vars([("SLIM_PEERS".to_owned(), "10.0.0.1".to_owned())]).0;
+    let mut pair = Pair::with([Config::default(), strict]);
+    let stranger = |port| std::net::SocketAddr::from(([198, 51, 100, 7], port));
+    // Neither when we connect to one, nor when one connects to us.
+    for n in [A, B] {
+        for (token, role) in [(50, Role::Connector), (51, Role::Acceptor)] {
+            let token = FlowToken(token);
+            pair.ends[n].open(pair.now, token, role, addrs()[n], stranger(80));
+            assert_eq!(pair.ends[n].state(token), Some(State::Legacy));
+        }
+    }
+    pair.run();
+    let told = |a: &Action| matches!(a, Action::Datagram { .. } | Action::Send { .. });
+    assert_eq!(pair.count(A, told) + pair.count(B, told), 0);
+    // Nor whatever one says.
+    let query = Message::Query(Query {
+        flow: FlowId([1; 16]),
+        nonce: Nonce([1; 16]),
+    });
+    let query = seal_with_job(None, &query);
+    pair.ends[B].handle_datagram(pair.now, stranger(701), control(B), &query);
+    pair.ends[B].handle_incoming(pair.now, ConnId::incoming(9), stranger(1000));
+    pair.run();
+    assert_eq!(pair.count(B, told), 0);
+    let closed = Action::Close {
+        conn: ConnId::incoming(9),
+    };
+    assert_eq!(pair.count(B, |a| *a == closed), 1);
+    // A peer is served, and by all its addresses.
+    pair.ends[A].set_addrs(vec![addrs()[A].ip(), stranger(0).ip()], Vec::new());
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    pair.forget();
+    pair.ends[B].handle_incoming(pair.now, ConnId::incoming(10), stranger(1000));
+    pair.run();
+    assert_eq!(pair.count(B, told), 1);
 }
 
 #[test]

@@ -2,9 +2,12 @@
 //! `tests/model.rs`.
 
 mod ends;
+mod forgotten;
 mod hostile;
 mod many;
 mod negotiation;
+mod off_path;
 mod pair;
 mod probing;
 mod resuming;
+mod threats;

@@ -24,10 +24,11 @@ fn both_sides_are_live_after_one_round_trip() {
     pair.open(A);
     pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
-    assert_eq!(pair.kinds(B), [Kind::Hello]);
+    assert_eq!(pair.kinds(B), [Kind::Hello, Kind::HelloDone]);
     assert_eq!(pair.kinds(A), [Kind::HelloAck]);
     pair.wait(ms(10_000));
-    assert_eq!(pair.kinds(B).len(), 1, "nothing more is said");
+    assert_eq!(pair.kinds(B).len(), 2, "nothing more is said");
+    assert_eq!(pair.kinds(A).len(), 1, "nothing more is said");
 }
 
 #[test]
@@ -76,6 +77,20 @@ fn a_connection_that_is_accepted_late_becomes_live_then() {
 }
 
 #[test]
+fn a_connection_that_is_never_accepted_is_plain_after_five_minutes() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.wait(ms(299_000));
+    assert_eq!(pair.state(A), Some(State::Negotiating));
+    pair.wait(ms(2_000));
+    assert_eq!(pair.events[A], [because(LegacyReason::NoAnswer)]);
+    // Whoever accepts it all the same is told.
+    pair.open(B);
+    pair.run();
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+}
+
+#[test]
 fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
     let mut pair = Pair::new();
     pair.open(A);
@@ -98,7 +113,7 @@ fn a_lost_answer_is_given_again_and_is_the_same() {
     pair.open(A);
     pair.open(B);
     pair.run();
-    assert_eq!(pair.states(), [State::Negotiating, State::Live]);
+    assert_eq!(pair.states(), [State::Negotiating; 2]);
     pair.udp[A] = Net::Works;
     pair.wait(ms(80));
     assert_eq!(pair.states(), [State::Live; 2]);
@@ -117,9 +132,9 @@ fn who_gave_up_waiting_says_so_to_who_did_not() {
     pair.open(A);
     pair.open(B);
     pair.wait(ms(3100));
-    assert_eq!(pair.states(), [State::Legacy, State::Live]);
+    assert_eq!(pair.states(), [State::Legacy, State::Negotiating]);
     // The last answer was only late.
-    let ack = pair.done[B].iter().rev().find_map(|action| match action {
+    let ack = pair.done[B].iter().find_map(|action| match action {
         Action::Datagram { data, .. } => Some(data.clone()),
         _ => None,
     });
@@ -218,6 +233,26 @@ fn an_error_during_negotiation_waits_for_its_outcome() {
     }
 }
 
+/// The connection is broken before its HELLO has come. Of a host that has asked before it is waited for.
+#[test]
+fn a_late_hello_of_a_host_that_has_asked_is_waited_for() {
+    for asked in [false, true] {
+        let mut pair = if asked { Pair::live() } else { Pair::new() };
+        let another = FlowToken(1000);
+        pair.open_many(B, 1);
+        pair.ends[B].fault(pair.now, another, Cause::Errno(RESET));
+        pair.wait(ms(100));
+        pair.open_many(A, 1);
+        pair.wait(ms(100));
+        let state = pair.ends[B].state(another);
+        assert_eq!(
+            state == Some(State::Live),
+            asked,
+            "asked {asked}: {state:?}"
+        );
+    }
+}
+
 #[test]
 fn an_end_during_negotiation_is_taken_as_it_is() {
     let mut pair = Pair::new();
@@ -278,9 +313,6 @@ fn a_refusal_is_of_what_was_asked_before_it() {
                 .all(|state| *state == Some(State::Negotiating)),
             "{states:?}"
         );
-        // As much as a router must quote says nothing.
-        pair.ends[A].handle_refused(pair.now, addrs()[B], &[]);
-        assert_eq!(pair.ends[A].state(FlowToken(2)), Some(State::Legacy));
     }
 }
 

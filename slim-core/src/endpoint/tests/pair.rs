@@ -45,6 +45,8 @@ pub(super) struct Pair {
     left: [usize; 2],
     /// Whether front ends and drivers answer by themselves.
     pub(super) answers: bool,
+    /// Whether a peer's kernel says that it has ended the stream itself.
+    pub(super) kernels_answer: bool,
     pub(super) counts: [Counts; 2],
     pub(super) done: [Vec<Action>; 2],
     pub(super) events: [Vec<Event>; 2],
@@ -94,6 +96,7 @@ impl Pair {
             room: usize::MAX,
             left: [usize::MAX; 2],
             answers: true,
+            kernels_answer: false,
             counts: [Counts::default(); 2],
             done: Default::default(),
             events: Default::default(),
@@ -243,6 +246,9 @@ impl Pair {
             }
             Action::Flush { conn } if self.answers => self.ends[n].handle_flushed(now, conn),
             Action::Suspend { token } if self.answers => self.ends[n].handle_suspended(now, token),
+            Action::Verify { token } if self.answers => {
+                self.ends[n].handle_verified(now, token, self.kernels_answer);
+            }
             Action::Drain { token } if self.answers => {
                 let Counts { received, sent } = self.counts[n];
                 self.ends[n].handle_drained(now, token, received, sent);

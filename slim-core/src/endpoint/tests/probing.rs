@@ -93,7 +93,7 @@ fn the_address_that_answers_is_the_one_that_is_tried() {
     let config = Config::default();
     let mut pair = Pair::with([config.clone(), config]);
     let other = std::net::IpAddr::from([10, 1, 0, 2]);
-    pair.ends[B].set_addrs(vec![addrs()[B].ip(), other]);
+    pair.ends[B].set_addrs(vec![addrs()[B].ip(), other], Vec::new());
     pair.open(A);
     pair.open(B);
     pair.run();

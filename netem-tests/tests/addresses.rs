@@ -1,0 +1,138 @@
+//! Connections from and to addresses that a host would not choose by itself: aliases, addresses with routes of their own,
+//! and those that mean something on one link only. They have sessions, and are resumed.
+
+mod common;
+
+use std::{path::Path, process::Command, time::Duration};
+
+use common::{
+    events::{Events, events_dir},
+    eventually, lab,
+};
+use netem_tests::{
+    Lab, Rng, artifacts,
+    faults::destroy::{self, Amount, Pick},
+    output::Running,
+    skip::skip,
+};
+
+/// Both ends of a connection: `server HOST PORT` and `client HOST PORT OWN-ADDRESS`. Each counts upwards, a number in each
+/// direction in turn, and checks what comes; at 300 they are done.
+const PROGRAM: &str = r#"
+import socket, sys, time
+role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
+address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+s = socket.socket(address[0], socket.SOCK_STREAM)
+if role == "server":
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    s.bind(address[4])
+    s.listen()
+    print("READY", flush=True)
+    s, _ = s.accept()
+else:
+    s.bind(socket.getaddrinfo(sys.argv[4], 0, type=socket.SOCK_STREAM)[0][4])
+    s.connect(address[4])
+for n in range(300):
+    if role == "client":
+        s.sendall(n.to_bytes(4, "big"))
+    assert int.from_bytes(s.recv(4, socket.MSG_WAITALL), "big") == n
+    if role == "server":
+        s.sendall(n.to_bytes(4, "big"))
+    time.sleep(0.01)
+print("DONE", flush=True)
+"#;
+
+fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
+    let mut command: Command = lab.node(node).command("/usr/bin/python3");
+    command.args(["-c", PROGRAM]).args(args);
+    command.env(
+        "LD_PRELOAD",
+        artifacts::preload().expect("the preload library"),
+    );
+    command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+    Running::start(command).expect("start a program")
+}
+
+fn ip(lab: &Lab, node: usize, args: &str) {
+    let args: Vec<_> = args.split_whitespace().collect();
+    lab.node(node).net().exec("ip", &args).expect("ip");
+}
+
+/// A server at `there` and a client at `here` live through a killed connection.
+fn is_protected(lab: &Lab, there: &str, here: &str) {
+    let server = start(lab, 1, &["server", there, "7000"]);
+    let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
+    assert!(ready, "{:?}", server.lines());
+    let client = start(lab, 0, &["client", there, "7000", here]);
+    let count = |kind: &str| Events::read(lab).of_kind(kind).count();
+    let told = || {
+        format!(
+            "{:?} {:?} {}",
+            server.lines(),
+            client.lines(),
+            Events::read(lab)
+        )
+    };
+    let live = eventually(Duration::from_secs(2), || count("live") == 2);
+    assert!(live, "no session: {}", told());
+    let killed = destroy::destroy(
+        lab.node(1).net(),
+        &Pick::between_hosts(),
+        Amount::All,
+        &mut Rng::new(1),
+    );
+    assert!(!killed.expect("destroy connections").connections.is_empty());
+    for program in [&server, &client] {
+        let done = program.wait_line(Duration::from_secs(20), |l| l == "DONE");
+        assert!(done, "{}", told());
+    }
+    assert_eq!(count("resume"), 2, "{}", told());
+}
+
+fn lab_with_python(test: &str, paths: usize) -> Option<Lab> {
+    if !Path::new("/usr/bin/python3").exists() {
+        skip(test, "python3 is not installed");
+        return None;
+    }
+    lab(test, 2, paths)
+}
+
+#[test]
+fn an_alias_is_an_address_like_any_other() {
+    let Some(lab) = lab_with_python("alias", 1) else {
+        return;
+    };
+    ip(&lab, 0, "addr add 10.77.0.101/24 dev path0");
+    ip(&lab, 1, "addr add 10.77.0.102/24 dev path0");
+    is_protected(&lab, "10.77.0.102", "10.77.0.101");
+}
+
+/// The host has two ways to the peer. Its usual one swallows everything; rules send what comes from the other address
+/// by the other way.
+#[test]
+fn an_address_with_routes_of_its_own() {
+    let Some(lab) = lab_with_python("policy", 2) else {
+        return;
+    };
+    ip(&lab, 1, "addr add 10.99.0.2/32 dev lo");
+    ip(&lab, 0, "route add blackhole 10.99.0.2/32");
+    ip(&lab, 0, "rule add from 10.78.0.1 lookup 100");
+    ip(&lab, 0, "route add 10.99.0.2/32 via 10.78.0.2 table 100");
+    is_protected(&lab, "10.99.0.2", "10.78.0.1");
+}
+
+#[test]
+fn addresses_of_one_link() {
+    let Some(lab) = lab_with_python("link-local", 2) else {
+        return;
+    };
+    // On the second link, so that one that is chosen without its scope is the wrong one.
+    for node in 0..2 {
+        ip(
+            &lab,
+            node,
+            &format!("addr add fe80::7{node}/64 dev path1 nodad"),
+        );
+    }
+    is_protected(&lab, "fe80::71%path1", "fe80::70%path1");
+}

@@ -1,0 +1,173 @@
+//! Hosts whose firewalls let in only what they have asked for: when a program ends, its peer sees the end of the
+//! stream, as without SLIM.
+
+mod common;
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use common::{events::events_dir, lab};
+use netem_tests::{
+    Lab, artifacts,
+    faults::nft::{self, Rule},
+    output::Running,
+    skip::skip,
+};
+
+/// One process of a connection, server or client: says hello, hears it, and then ends as it is told, or waits for the
+/// end of the stream. What happened when is its last line.
+const PROGRAM: &str = r#"
+import os, signal, socket, sys, time
+role, host, port, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+if role == "server":
+    listener = socket.create_server((host, port))
+    print("READY", flush=True)
+    s, _ = listener.accept()
+else:
+    s = socket.create_connection((host, port))
+s.sendall(b"hello")
+assert s.recv(5, socket.MSG_WAITALL) == b"hello"
+time.sleep(2.5)
+if how == "wait":
+    try:
+        what = "end" if s.recv(1) == b"" else "byte"
+    except OSError as e:
+        what = str(e)
+    print("SAW", time.time(), what, flush=True)
+else:
+    print("LEFT", time.time(), flush=True)
+    if how == "close":
+        s.close()
+    elif how == "exit":
+        s.detach()
+    elif how == "_exit":
+        os._exit(0)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+"#;
+
+const WAYS: [&str; 4] = ["close", "exit", "_exit", "kill"];
+/// One for each way of each side to end.
+const PORTS: std::ops::Range<u16> = 7100..7108;
+
+fn start(lab: &Lab, node: usize, args: [&str; 4], slim: bool) -> Running {
+    let mut command: Command = lab.node(node).command("/usr/bin/python3");
+    command.arg(lab.dir().join("ends.py")).args(args);
+    command.env_remove("LD_PRELOAD");
+    if slim {
+        command.env(
+            "LD_PRELOAD",
+            artifacts::preload().expect("the preload library"),
+        );
+        command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
+    }
+    Running::start(command).expect("start a program")
+}
+
+/// The time in the line that begins with `word`, and what follows.
+fn said(program: &Running, word: &str) -> Option<(f64, String)> {
+    let lines = program.lines();
+    let line = lines.iter().find_map(|l| l.text.strip_prefix(word))?;
+    let (time, rest) = line.trim().split_once(' ').unwrap_or((line.trim(), ""));
+    Some((time.parse().ok()?, rest.to_owned()))
+}
+
+/// All ways in which the server's and the client's program can end: how long after that the other one sees what.
+fn ends(lab: &Lab, slim: bool) -> Vec<(String, f64, String)> {
+    let host = lab.node(1).address(0).to_string();
+    let cases = ["server", "client"]
+        .into_iter()
+        .flat_map(|who| WAYS.map(|how| (who, how)));
+    let started: Vec<_> = cases
+        .zip(PORTS)
+        .map(|((who, how), port)| {
+            let port = port.to_string();
+            let ways = if who == "server" {
+                [how, "wait"]
+            } else {
+                ["wait", how]
+            };
+            let server = start(lab, 1, ["server", &host, &port, ways[0]], slim);
+            assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
+            let client = start(lab, 0, ["client", &host, &port, ways[1]], slim);
+            (format!("{who}: {how}"), who == "server", [server, client])
+        })
+        .collect();
+    let outcome = |(name, by_server, [server, client]): (String, bool, [Running; 2])| {
+        let (leaves, stays) = if by_server {
+            (server, client)
+        } else {
+            (client, server)
+        };
+        let seen = stays.wait_line(Duration::from_secs(75), |l| l.starts_with("SAW"))
+            && leaves.wait_line(Duration::from_secs(5), |l| l.starts_with("LEFT"));
+        let told = || format!("{:?} {:?}", leaves.lines(), stays.lines());
+        assert!(seen, "{name}: {}", told());
+        let (left, saw) = (said(&leaves, "LEFT"), said(&stays, "SAW"));
+        let (left, saw) = left
+            .zip(saw)
+            .unwrap_or_else(|| panic!("{name}: {}", told()));
+        (name, saw.0 - left.0, saw.1)
+    };
+    started.into_iter().map(outcome).collect()
+}
+
+fn under(name: &str, rule: fn() -> Rule) {
+    let Some(lab) = lab(name, 2, 1) else { return };
+    if !Path::new("/usr/bin/python3").exists() {
+        return skip(name, "python3 is not installed");
+    }
+    fs::write(lab.dir().join("ends.py"), PROGRAM).expect("write the program");
+    // A firewall lets answers pass for half a minute and more after a question. Here that is over in a second, as it
+    // would be with connections that last.
+    for node in lab.nodes() {
+        for setting in ["udp_timeout", "udp_timeout_stream"] {
+            let setting = format!("net.netfilter.nf_conntrack_{setting}=1");
+            let set = node.net().exec("sysctl", &["-w", &setting]);
+            set.expect("set how long a firewall remembers");
+        }
+    }
+    let guard = |node: usize| {
+        let rule = if node == 1 {
+            rule().except_ports(PORTS)
+        } else {
+            rule()
+        };
+        rule.apply([lab.node(node).net()])
+            .expect("lay the firewall")
+    };
+    for guarded in [&[0][..], &[1], &[0, 1]] {
+        let guards: Vec<nft::Guard> = guarded.iter().map(|node| guard(*node)).collect();
+        let bare = ends(&lab, false);
+        for ((name, took, what), (_, bare, seen)) in ends(&lab, true).iter().zip(&bare) {
+            println!(
+                "firewall at {guarded:?}, {name}: {what} after {took:.3} s; bare {seen} after {bare:.3} s"
+            );
+            assert_eq!(what, seen, "firewall at {guarded:?}, {name}");
+            // The peer's kernel can be asked a second after the end at the soonest; hosts send few ICMP messages; and a
+            // process that was reached when the connection was young gets an attempt of three seconds.
+            assert!(
+                *took < bare + 6.0,
+                "firewall at {guarded:?}, {name}: {took} s"
+            );
+            // Who can say that its program ends, says so.
+            let announced = name.ends_with(": close") || name.ends_with(": exit");
+            let heard = guarded == [usize::from(name.starts_with("server"))];
+            assert!(
+                !announced || !heard || *took < bare + 0.3,
+                "{name}: {took} s"
+            );
+        }
+        let stopped: u64 = guards.iter().map(|g| g.report().unwrap().packets).sum();
+        assert!(stopped > 0, "nothing was stopped at {guarded:?}");
+    }
+}
+
+#[test]
+fn ends_are_seen_behind_firewalls_that_drop() {
+    under("guard", Rule::guard);
+}
+
+#[test]
+fn ends_are_seen_behind_firewalls_that_refuse() {
+    under("guard-tell", Rule::guard_and_tell);
+}

@@ -1,0 +1,210 @@
+//! Does anybody listen for TCP connections to an address?
+//!
+//! The kernel's table of connections (`/proc/net/tcp`) would tell, but opening it takes more than a millisecond, in
+//! which nothing else of the agent gets on. So the kernel is asked for the listeners of one port (`sock_diag(7)`), and
+//! the table is read only where it does not answer.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::net::{IpAddr, SocketAddr};
+
+use crate::fds::OwnFd;
+use crate::sys;
+
+/// `SOCK_DIAG_BY_FAMILY`, and the state of a listener, as the kernel numbers them.
+const BY_FAMILY: u16 = 20;
+const LISTEN: u32 = 10;
+/// Lengths of a netlink header, and of a question about sockets behind it.
+const HEADER: usize = 16;
+const QUESTION: usize = 56;
+/// In an answer, behind its header: source port and address.
+const PORT_AT: usize = 4;
+const IP_AT: usize = 8;
+
+/// Whether anybody in this network namespace listens for TCP connections to `addr`.
+pub(crate) fn is_listened_on(addr: SocketAddr) -> bool {
+    by_asking(addr).unwrap_or_else(|_| by_table(addr))
+}
+
+fn by_asking(addr: SocketAddr) -> io::Result<bool> {
+    let socket = sys::sock_diag()?;
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        sys::send(socket.raw(), &question(family, addr.port()))?;
+        if answers(&socket, addr)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A question about all listeners on `port`. Everything that does not concern us is zero.
+fn question(family: i32, port: u16) -> [u8; HEADER + QUESTION] {
+    let mut message = [0; HEADER + QUESTION];
+    let mut put = |at: usize, bytes: &[u8]| message[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &((HEADER + QUESTION) as u32).to_ne_bytes());
+    put(4, &BY_FAMILY.to_ne_bytes());
+    put(
+        6,
+        &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes(),
+    );
+    put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
+    put(HEADER + 4, &(1u32 << LISTEN).to_ne_bytes());
+    put(HEADER + 8, &port.to_be_bytes());
+    message
+}
+
+/// Reads answers to their end: whether one is of a listener that `addr` concerns.
+fn answers(socket: &OwnFd, addr: SocketAddr) -> io::Result<bool> {
+    let mut buf = [0; 8192];
+    let mut found = false;
+    loop {
+        let n = sys::recv(socket.raw(), &mut buf)?;
+        let mut rest = buf.get(..n).unwrap_or_default();
+        while let Some((kind, body, next)) = first(rest) {
+            match i32::from(kind) {
+                libc::NLMSG_DONE => return Ok(found),
+                libc::NLMSG_ERROR => return Err(io::ErrorKind::Unsupported.into()),
+                _ => found |= listener(body).is_some_and(|other| overlap(addr, other)),
+            }
+            rest = next;
+        }
+        if n < HEADER {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// The first netlink message of a datagram: its kind, its body, and what follows it.
+pub(crate) fn first(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let len = u32::from_ne_bytes(*data.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*data.get(4..)?.first_chunk()?);
+    let body = data.get(HEADER..len)?;
+    let next = data.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body, next))
+}
+
+/// The address in an answer.
+fn listener(body: &[u8]) -> Option<SocketAddr> {
+    let port = u16::from_be_bytes(*body.get(PORT_AT..)?.first_chunk()?);
+    let ip = body.get(IP_AT..)?;
+    let ip = match i32::from(*body.first()?) {
+        libc::AF_INET => IpAddr::from(*ip.first_chunk::<4>()?),
+        _ => IpAddr::from(*ip.first_chunk::<16>()?),
+    };
+    Some(SocketAddr::new(ip.to_canonical(), port))
+}
+
+fn by_table(addr: SocketAddr) -> bool {
+    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+    tables.iter().any(|path| {
+        let Ok(table) = OwnFd::make(|| File::open(path)) else {
+            return false;
+        };
+        let listeners = BufReader::new(sys::Reading(&table)).lines().skip(1);
+        listeners
+            .map_while(|line| in_line(&line.ok()?))
+            .any(|other| overlap(addr, other))
+    })
+}
+
+/// The address in a line of the kernel's table, if it is that of a listener; those come first.
+fn in_line(line: &str) -> Option<SocketAddr> {
+    let mut fields = line.split_whitespace().skip(1);
+    let (ip, port) = fields.next()?.split_once(':')?;
+    if fields.nth(1)? != "0A" {
+        return None;
+    }
+    let word = |n: usize| u32::from_str_radix(ip.get(8 * n..8 * n + 8)?, 16).ok();
+    let ip = if ip.len() == 8 {
+        IpAddr::from(word(0)?.to_ne_bytes())
+    } else {
+        let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+        let mut octets = [0; 16];
+        for (bytes, word) in octets.chunks_mut(4).zip(words) {
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        IpAddr::from(octets)
+    };
+    let port = u16::from_str_radix(port, 16).ok()?;
+    Some(SocketAddr::new(ip.to_canonical(), port))
+}
+
+pub(crate) fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    let any = a.ip().is_unspecified() || b.ip().is_unspecified();
+    a.port() == b.port() && (any || a.ip().to_canonical() == b.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// By both ways.
+    fn both(addr: SocketAddr) -> [bool; 2] {
+        let asked = by_asking(addr).expect("a kernel that answers");
+        [asked, by_table(addr)]
+    }
+
+    #[test]
+    fn a_listener_is_seen_while_there_is_one() {
+        for at in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"] {
+            // A host without IPv6.
+            let Ok(listener) = TcpListener::bind(at) else {
+                continue;
+            };
+            let addr = listener.local_addr().unwrap();
+            let copy = listener.try_clone().unwrap();
+            drop(listener);
+            assert_eq!(both(addr), [true; 2], "{addr}");
+            drop(copy);
+            assert_eq!(both(addr), [false; 2], "{addr}");
+        }
+    }
+
+    #[test]
+    fn the_address_counts_and_a_wildcard_concerns_all() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        for (ip, concerned) in [
+            ("127.0.0.1", true),
+            ("127.0.0.2", false),
+            ("0.0.0.0", true),
+            ("::", true),
+        ] {
+            let addr = SocketAddr::new(ip.parse().unwrap(), port);
+            assert_eq!(both(addr), [concerned; 2], "{addr}");
+        }
+    }
+
+    #[test]
+    fn listeners_of_more_than_one_answer_are_all_read() {
+        let first = TcpListener::bind("127.0.1.1:0").unwrap();
+        let port = first.local_addr().unwrap().port();
+        let others =
+            (2..=200).filter_map(|n| TcpListener::bind((Ipv4Addr::new(127, 0, 1, n), port)).ok());
+        let all: Vec<_> = others.chain([first]).collect();
+        assert!(all.len() > 150, "another has the port");
+        for listener in &all {
+            assert!(by_asking(listener.local_addr().unwrap()).unwrap());
+        }
+    }
+
+    /// Closing a listener asks this, and connects of the process wait for the agent meanwhile.
+    #[test]
+    fn asking_takes_a_fraction_of_reading_the_table() {
+        let addr = SocketAddr::from(([127, 0, 0, 1], 1));
+        let took = |ask: &dyn Fn() -> bool| {
+            let begun = Instant::now();
+            assert!(!ask());
+            begun.elapsed()
+        };
+        let (mut asked, mut read) = (Duration::MAX, Duration::MAX);
+        for _ in 0..20 {
+            asked = asked.min(took(&|| by_asking(addr).unwrap()));
+            read = read.min(took(&|| by_table(addr)));
+        }
+        assert!(asked * 3 < read, "{asked:?}, by the table {read:?}");
+    }
+}

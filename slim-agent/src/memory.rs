@@ -1,0 +1,30 @@
+//! What the front end's allocator tells the agent.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+
+use crate::sys;
+
+static IS_OUT: AtomicBool = AtomicBool::new(false);
+/// Wakes the agent thread.
+static WAKE: AtomicI32 = AtomicI32::new(-1);
+
+/// The system gives the process no more memory, and what is left is only enough to end the session: the agent does so at
+/// its next step, as it does after a panic. May be called from any place, the agent's own code included; allocates
+/// nothing, takes no lock.
+pub fn memory_is_out() {
+    if !IS_OUT.swap(true, Ordering::SeqCst) {
+        sys::eventfd_wake(WAKE.load(Ordering::SeqCst));
+    }
+}
+
+/// Whether that has been said.
+pub(crate) fn is_out() -> bool {
+    IS_OUT.load(Ordering::Relaxed)
+}
+
+/// An agent starts; `wake` makes its thread look up.
+pub(crate) fn begin(wake: RawFd) {
+    WAKE.store(wake, Ordering::SeqCst);
+    IS_OUT.store(false, Ordering::SeqCst);
+}

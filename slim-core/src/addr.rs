@@ -1,0 +1,58 @@
+//! Addresses, spelt alike at both ends.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+/// An IPv4 address as such, also when it came from an IPv6 socket. Only where it is part of the address, because that is
+/// valid on one link only, is the scope kept; the flow label is not.
+pub fn canonical(addr: SocketAddr) -> SocketAddr {
+    match (addr.ip().to_canonical(), addr) {
+        (IpAddr::V6(ip), SocketAddr::V6(addr)) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, addr.port(), 0, addr.scope_id()).into()
+        }
+        (ip, _) => SocketAddr::new(ip, addr.port()),
+    }
+}
+
+/// Another port of the same address.
+pub(crate) fn at_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
+    addr.set_port(port);
+    addr
+}
+
+/// An address that a message named, which tells no scopes: a link-local one is on the link that `heard` was heard on.
+pub(crate) fn on_link_of(named: SocketAddr, heard: SocketAddr) -> SocketAddr {
+    match (named, heard) {
+        (SocketAddr::V6(mut named), SocketAddr::V6(heard))
+            if named.ip().is_unicast_link_local() =>
+        {
+            named.set_scope_id(heard.scope_id());
+            named.into()
+        }
+        _ => named,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scope_is_kept_where_it_means_something() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        for (given, want) in [
+            ("10.0.0.1:7", "10.0.0.1:7"),
+            ("[::ffff:10.0.0.1]:7", "10.0.0.1:7"),
+            ("[fd00::1%3]:7", "[fd00::1]:7"),
+            ("[fe80::1%3]:7", "[fe80::1%3]:7"),
+        ] {
+            assert_eq!(canonical(addr(given)), addr(want));
+        }
+        let heard = addr("[fe80::2%3]:9");
+        assert_eq!(
+            on_link_of(addr("[fe80::1]:7"), heard),
+            addr("[fe80::1%3]:7")
+        );
+        assert_eq!(on_link_of(addr("[fd00::1]:7"), heard), addr("[fd00::1]:7"));
+        assert_eq!(at_port(heard, 1), addr("[fe80::2%3]:1"));
+    }
+}

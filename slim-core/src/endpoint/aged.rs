@@ -1,0 +1,152 @@
+//! What is remembered for a while: tables bounded in number and in time.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use crate::ids::Time;
+
+/// A table of at most `MOST` entries, none of which is given out when it is older than the table's age. The oldest
+/// makes way for a new one.
+pub(super) struct Aged<K, V, const MOST: usize> {
+    known: HashMap<K, Entry<V>>,
+    /// By number, oldest first. A number that differs from that in `known` means nothing.
+    order: VecDeque<(u64, Time, K)>,
+    next: u64,
+    age: Duration,
+}
+
+struct Entry<V> {
+    number: u64,
+    since: Time,
+    value: V,
+}
+
+impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
+    pub(super) fn new(age: Duration) -> Self {
+        Aged {
+            known: HashMap::new(),
+            order: VecDeque::new(),
+            next: 0,
+            age,
+        }
+    }
+
+    /// Takes the place of what was there under this key.
+    pub(super) fn put(&mut self, now: Time, key: K, value: V) {
+        self.expire(now);
+        self.next += 1;
+        let entry = Entry {
+            number: self.next,
+            since: now,
+            value,
+        };
+        self.order.push_back((self.next, now, key.clone()));
+        self.known.insert(key, entry);
+        while self.known.len() > MOST && self.pop() {}
+        // What was replaced or removed must not pile up behind one that lasts.
+        if self.order.len() > 2 * MOST {
+            let known = &self.known;
+            self.order
+                .retain(|(number, _, key)| known.get(key).is_some_and(|e| e.number == *number));
+        }
+    }
+
+    pub(super) fn get(&self, now: Time, key: &K) -> Option<&V> {
+        let entry = self.known.get(key)?;
+        (now.since(entry.since) < self.age).then_some(&entry.value)
+    }
+
+    pub(super) fn get_mut(&mut self, now: Time, key: &K) -> Option<&mut V> {
+        let entry = self.known.get_mut(key)?;
+        (now.since(entry.since) < self.age).then_some(&mut entry.value)
+    }
+
+    pub(super) fn remove(&mut self, key: &K) {
+        self.known.remove(key);
+    }
+
+    /// Forgets what is too old, and gives the memory back when that was all.
+    pub(super) fn expire(&mut self, now: Time) {
+        while let Some((_, since, _)) = self.order.front()
+            && now.since(*since) >= self.age
+        {
+            self.pop();
+        }
+        if self.order.is_empty() && self.order.capacity() > 0 {
+            *self = Self::new(self.age);
+        }
+    }
+
+    /// Forgets the oldest; false if there is none.
+    fn pop(&mut self) -> bool {
+        let Some((number, _, key)) = self.order.pop_front() else {
+            return false;
+        };
+        if self.known.get(&key).is_some_and(|e| e.number == number) {
+            self.known.remove(&key);
+        }
+        true
+    }
+
+    pub(super) fn len(&self) -> usize {
+        debug_assert!(self.known.len() <= self.order.len());
+        self.known.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Table = Aged<u64, &'static str, 4>;
+
+    fn at(secs: u64) -> Time {
+        Time(secs * 1_000_000)
+    }
+
+    fn table() -> Table {
+        Aged::new(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn what_is_too_old_is_not_given_out_and_then_gone() {
+        let mut table = table();
+        table.put(at(0), 1, "a");
+        table.put(at(5), 2, "b");
+        assert_eq!(table.get(at(9), &1), Some(&"a"));
+        assert_eq!(table.get(at(10), &1), None);
+        table.expire(at(10));
+        assert_eq!((table.len(), table.get(at(10), &2)), (1, Some(&"b")));
+        table.expire(at(15));
+        assert_eq!((table.len(), table.known.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn the_oldest_makes_way() {
+        let mut table = table();
+        for n in 0..6 {
+            table.put(at(n), n, "x");
+        }
+        assert_eq!(table.len(), 4);
+        assert_eq!(
+            (table.get(at(6), &1), table.get(at(6), &2)),
+            (None, Some(&"x"))
+        );
+    }
+
+    #[test]
+    fn what_is_put_again_is_new_and_leaves_nothing_behind() {
+        let mut table = table();
+        table.put(at(0), 9, "lasts");
+        for n in 0..100 {
+            table.put(at(1 + n / 50), 1, "x");
+            table.put(at(1 + n / 50), 2, "y");
+            table.remove(&2);
+        }
+        assert!(table.order.len() <= 8);
+        assert_eq!(table.len(), 2);
+        table.expire(at(11));
+        assert_eq!(table.get(at(11), &1), Some(&"x"));
+    }
+}

@@ -1,0 +1,122 @@
+//! Negotiations that came to nothing, remembered for peers who are late: `docs/PROTOCOL.md`, section "Negotiation".
+//!
+//! A flow without a session is forgotten as soon as it has become plain TCP. What can still come is the answer to its
+//! HELLO, from a peer who counts on us then, or the peer's HELLO, which must not be kept for a connection to come.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::Endpoint;
+use super::aged::Aged;
+use super::close::Tomb;
+use super::ends::Ends;
+use super::negotiate::KNOWN;
+use super::record::{Flow, Peer};
+use crate::auth::{FlowKey, Fresh, KeyInputs};
+use crate::config::{Config, Policy};
+use crate::ids::{FlowId, Role, Time};
+use crate::wire::{Demote, FlowStatus, HelloAck, Message, Parsed};
+
+/// Negotiations remembered, of each role.
+const MOST: usize = 4096;
+/// How long an answer to HELLO may be under way: a HELLO is kept half as long for its connection to be accepted.
+const ANSWER_AGE: Duration = Duration::from_secs(120);
+
+/// See the module.
+pub(super) struct Late {
+    /// Of connectors: HELLO has had no answer.
+    asked: Aged<FlowId, Unanswered, MOST>,
+    /// Of acceptors: no HELLO has come. With the first that did, since.
+    unasked: Aged<Ends, Option<FlowId>, MOST>,
+}
+
+/// What the answer to a HELLO is checked with.
+struct Unanswered {
+    random_c: [u8; 32],
+    ip: IpAddr,
+    status: FlowStatus,
+}
+
+impl Late {
+    pub(super) fn new(config: &Config) -> Self {
+        Late {
+            asked: Aged::new(ANSWER_AGE),
+            // No connector with our settings asks longer.
+            unasked: Aged::new(config.hello_timeout * KNOWN),
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Time) {
+        self.asked.expire(now);
+        self.unasked.expire(now);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.asked.len() + self.unasked.len()
+    }
+}
+
+impl Endpoint {
+    /// Remembers a flow whose peer was never known.
+    pub(super) fn never_met(&mut self, now: Time, flow: &Flow) {
+        if self.config.policy == Policy::Off {
+            return;
+        }
+        match (flow.role, &flow.hello) {
+            (Role::Acceptor, _) => self.late.unasked.put(now, flow.ends.clone(), None),
+            (Role::Connector, Some(asking)) if asking.sent > 0 => {
+                let unanswered = Unanswered {
+                    random_c: asking.hello.random_c,
+                    ip: flow.ends.remote().ip(),
+                    status: flow.status(),
+                };
+                self.late.asked.put(now, asking.hello.flow, unanswered);
+            }
+            (Role::Connector, _) => {}
+        }
+    }
+
+    /// A connection has been accepted that has the addresses of an earlier one, perhaps.
+    pub(super) fn met_again(&mut self, ends: &Ends) {
+        self.late.unasked.remove(ends);
+    }
+
+    /// Whether this HELLO, for which there is no flow, is for one that has become plain TCP.
+    pub(super) fn is_too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> bool {
+        // The next connection with these addresses has another name, and may not be accepted yet.
+        let first = self.late.unasked.get_mut(now, ends);
+        first.is_some_and(|first| *first.get_or_insert(flow) == flow)
+    }
+
+    /// HELLO_ACK for a flow that is forgotten: its peer counts on a session, and is told that there is none.
+    pub(super) fn on_late_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
+        let Some(unanswered) = self.late.asked.get(now, &ack.flow) else {
+            return self.drop_one();
+        };
+        let inputs = KeyInputs {
+            flow: ack.flow,
+            random_c: unanswered.random_c,
+            random_s: ack.random_s,
+            connector: self.id,
+            acceptor: ack.endpoint,
+        };
+        let key = FlowKey::derive(self.config.job_key.as_ref(), &inputs);
+        if !key.verify(Role::Acceptor, Fresh::None, parsed) {
+            return self.drop_one();
+        }
+        let (ip, status) = (unanswered.ip, unanswered.status);
+        self.late.asked.remove(&ack.flow);
+        let peer = Peer {
+            process: self.processes.share(ack.into()),
+            key,
+            random_s: ack.random_s,
+        };
+        if status == FlowStatus::Legacy {
+            let demote = Message::Demote(Demote { flow: ack.flow });
+            let data = peer.key.seal(Role::Connector, Fresh::None, &demote);
+            self.out.datagram((ip, ack.control_port).into(), None, data);
+        }
+        let name = (ack.flow, Role::Connector);
+        self.tombs.put(now, name, Tomb { peer, status });
+    }
+}

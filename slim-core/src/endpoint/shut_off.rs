@@ -1,0 +1,112 @@
+//! Peers whose ports cannot be reached from here, though they reach ours: `docs/PROTOCOL.md`, section "End of a flow,
+//! and questions about it".
+//!
+//! The usual host firewall lets in only what belongs to a connection that the host has begun. So a client behind it
+//! has a session, but answers no QUERY and takes no resume connection. When its process dies, its kernel ends the
+//! stream, nobody has announced that, and nobody answers questions about it: the same as when somebody forges an end
+//! of stream and the network fails just then. What tells the two apart:
+//!
+//! * The peer's kernel still answers on the connection itself, with segments behind the end of the stream. So the
+//!   network is well, and that kernel has ended the stream too, or has sent more that is still on its way.
+//! * Questions sent after that are not answered, either.
+//! * An attempt comes to nothing. Bytes on their way, and a process that is only away, have come back by then. No
+//!   attempt is made where the host is known, and the process has never answered at a port of its own.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::record::{Proof, Why};
+use super::{Action, Endpoint};
+use crate::event::LegacyReason;
+use crate::ids::{FlowToken, Time};
+
+/// How long a host is remembered.
+const AGE: Duration = Duration::from_secs(600);
+/// Hosts remembered.
+const MOST: usize = 1024;
+
+/// Hosts of which an end of stream had to be believed without an answer.
+#[derive(Default)]
+pub(super) struct ShutOff {
+    since: HashMap<IpAddr, Time>,
+}
+
+impl ShutOff {
+    fn note(&mut self, now: Time, host: IpAddr) {
+        if self.since.len() >= MOST {
+            self.since.retain(|_, since| now.since(*since) < AGE);
+        }
+        if self.since.len() < MOST || self.since.contains_key(&host) {
+            self.since.insert(host, now);
+        }
+    }
+
+    fn knows(&self, now: Time, host: IpAddr) -> bool {
+        let since = self.since.get(&host);
+        since.is_some_and(|since| now.since(*since) < AGE)
+    }
+}
+
+impl Endpoint {
+    /// The peer's kernel was asked, see [`Action::Verify`]: whether it has ended the stream.
+    pub fn handle_verified(&mut self, now: Time, token: FlowToken, ended: bool) {
+        let proof = self.proof(token);
+        if !matches!(proof, Proof::Awaited | Proof::AwaitedAlone) {
+            return;
+        }
+        // There may be an error behind the end by now.
+        let ended = ended && self.ended_intact(token);
+        self.set_proof(token, if ended { Proof::Given } else { Proof::Denied });
+        match (ended, proof) {
+            (true, Proof::AwaitedAlone) => self.ask(now, token, Why::Eof),
+            (true, _) => self.ask_at_once(now, token),
+            (false, Proof::AwaitedAlone) => self.look_for_transport(now, token),
+            // The answer to QUERY may still come.
+            (false, _) => {}
+        }
+    }
+
+    /// Has the peer's kernel asked about an end of stream.
+    pub(super) fn verify(&mut self, token: FlowToken) {
+        let asks = |query: &super::record::Asked| query.why == Why::Eof;
+        let flow = &self.flows[&token];
+        let about_eof = flow.outage.as_ref().is_some_and(|o| o.eof.is_some())
+            && flow.query.as_deref().is_none_or(asks);
+        if about_eof && self.proof(token) == Proof::Unasked {
+            self.set_proof(token, Proof::Awaited);
+            self.out.push(Action::Verify { token });
+        }
+    }
+
+    /// The end of the stream was genuine, as far as can be found out. The old transport says what becomes of the rest.
+    pub(super) fn believe_eof(&mut self, now: Time, token: FlowToken) {
+        let host = self.flows[&token].ends.remote().ip();
+        self.shut_off.note(now, host);
+        self.announce_demote(token);
+        self.fall_back(now, token, LegacyReason::NoAnswer);
+    }
+
+    /// Whether nothing is to be expected of questions to the peer: it has never answered, and others of its host did
+    /// not when their streams ended.
+    pub(super) fn is_shut_off(&self, now: Time, token: FlowToken) -> bool {
+        let host = self.flows[&token].ends.remote().ip();
+        self.shut_off.knows(now, host) && !self.was_reached(token)
+    }
+
+    pub(super) fn was_reached(&self, token: FlowToken) -> bool {
+        let peer = self.flows[&token].peer_id();
+        peer.is_some_and(|peer| self.processes.was_reached(peer))
+    }
+
+    pub(super) fn proof(&self, token: FlowToken) -> Proof {
+        let outage = self.flows.get(&token).and_then(|flow| flow.outage.as_ref());
+        outage.map_or(Proof::Unasked, |outage| outage.proof)
+    }
+
+    pub(super) fn set_proof(&mut self, token: FlowToken, proof: Proof) {
+        if let Some(outage) = &mut self.flow(token).outage {
+            outage.proof = proof;
+        }
+    }
+}

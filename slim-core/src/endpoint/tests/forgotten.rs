@@ -1,0 +1,223 @@
+//! What is left of a flow that the driver has let go of: enough for a peer who is late, and not for long.
+
+use std::time::Duration;
+
+use super::pair::*;
+use crate::endpoint::{Action, State, Tables};
+use crate::event::{Event, LegacyReason, LingerLimit};
+use crate::ids::{Cause, FinHow, FlowToken, Role, Verdict};
+use crate::wire::Kind;
+
+/// The first datagram of a side, which the network had swallowed, comes after all.
+fn comes_late(pair: &mut Pair, from: usize) {
+    let sent = pair.done[from].iter().find_map(|action| match action {
+        Action::Datagram { to, data, .. } => Some((*to, data.clone())),
+        _ => None,
+    });
+    let (to, data) = sent.expect("something was sent");
+    pair.ends[1 - from].handle_datagram(pair.now, control(from), to, &data);
+    pair.run();
+}
+
+#[test]
+fn who_gave_up_waiting_and_has_forgotten_says_so_to_who_did_not() {
+    let mut pair = Pair::new();
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.open(B);
+    pair.wait(ms(3100));
+    assert_eq!(pair.states(), [State::Legacy, State::Negotiating]);
+    pair.ends[A].gone(pair.now, FLOW);
+    assert_eq!(pair.ends[A].tables().flows, 0);
+    pair.udp[A] = Net::Works;
+    comes_late(&mut pair, B);
+    assert_eq!(pair.kinds(B).last(), Some(&Kind::Demote));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    // Once is enough, and whoever asks hears the same.
+    let heard = pair.heard[B].len();
+    comes_late(&mut pair, B);
+    assert_eq!(pair.heard[B].len(), heard);
+}
+
+#[test]
+fn the_answer_to_a_hello_is_not_waited_for_for_ever() {
+    let mut pair = Pair::new();
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.open(B);
+    pair.wait(ms(3100));
+    pair.ends[A].gone(pair.now, FLOW);
+    pair.wait(Duration::from_secs(120));
+    let heard = pair.heard[B].len();
+    comes_late(&mut pair, B);
+    assert_eq!(pair.heard[B].len(), heard);
+}
+
+#[test]
+fn who_has_forgotten_refuses_a_late_hello_and_not_that_of_the_next_connection() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.wait(ms(3100));
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    pair.ends[B].gone(pair.now, FLOW);
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloNak]);
+    let reason = LegacyReason::Policy;
+    assert_eq!(pair.events[A], [Event::Legacy { reason }]);
+    comes_late(&mut pair, A);
+    assert_eq!(pair.kinds(A), [Kind::HelloNak; 2], "the first may be lost");
+    // The same addresses, another name.
+    let next = FlowToken(8);
+    let [ours, theirs] = addrs();
+    pair.ends[A].open(pair.now, next, Role::Connector, ours, theirs);
+    pair.run();
+    assert_eq!(pair.kinds(A).last(), Some(&Kind::HelloWait));
+    pair.ends[B].open(pair.now, next, Role::Acceptor, theirs, ours);
+    pair.run();
+    assert_eq!(pair.ends[A].state(next), Some(State::Live));
+}
+
+#[test]
+fn a_hello_is_refused_for_as_long_as_one_may_be_late() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.ends[B].demote(pair.now, FLOW);
+    pair.ends[B].gone(pair.now, FLOW);
+    pair.wait(Duration::from_secs(12));
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+}
+
+#[test]
+fn a_demoted_flow_that_is_forgotten_has_still_an_answer() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].demote(pair.now, FLOW);
+    pair.run();
+    pair.ends[A].gone(pair.now, FLOW);
+    pair.udp[B] = Net::Works;
+    pair.ends[B].fault(pair.now, FLOW, Cause::Eof { received: 0 });
+    pair.run();
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    let reason = LegacyReason::PeerDemoted;
+    assert_eq!(pair.events[B].last(), Some(&Event::Legacy { reason }));
+}
+
+#[test]
+fn a_repeated_hello_for_a_demoted_flow_is_refused() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.udp[A] = Net::Silent;
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.states(), [State::Negotiating; 2]);
+    pair.ends[B].demote(pair.now, FLOW);
+    pair.run();
+    pair.ends[B].gone(pair.now, FLOW);
+    pair.udp[A] = Net::Works;
+    pair.wait(ms(200));
+    assert_eq!(pair.state(A), Some(State::Legacy));
+    assert_eq!(pair.kinds(A), [Kind::HelloNak]);
+}
+
+/// Forgets everything that may be forgotten by then; what is left.
+fn in_a_while(pair: &mut Pair, n: usize) -> Tables {
+    for _ in 0..4 {
+        pair.wait(Duration::from_secs(60));
+        pair.ends[n].tidy(pair.now);
+    }
+    assert!(!pair.ends[n].tidy(pair.now), "nothing is left to get old");
+    pair.ends[n].tables()
+}
+
+#[test]
+fn whatever_flows_have_been_nothing_is_left_of_them() {
+    // Legacy by silence, by a refusal, by policy; refused by us; closed, reset and demoted.
+    let mut pair = Pair::new();
+    pair.open_many(A, 300);
+    pair.wait(Duration::from_secs(13));
+    pair.udp[B] = Net::Refuses;
+    pair.open(A);
+    pair.wait(ms(100));
+    for token in (0..300).map(|n| FlowToken(1000 + n)).chain([FLOW]) {
+        pair.ends[A].demote(pair.now, token);
+        pair.run();
+        pair.ends[A].gone(pair.now, token);
+    }
+    for how in [FinHow::Close, FinHow::Reset, FinHow::HalfClose] {
+        let mut other = Pair::live();
+        other.ends[A].fault(other.now, FLOW, Cause::Errno(RESET));
+        other.ends[A].finish(other.now, FLOW, 0, how);
+        other.run();
+        for n in [A, B] {
+            other.ends[n].gone(other.now, FLOW);
+            other.run();
+            assert_eq!(other.ends[n].tables().flows, 0);
+            assert_eq!(in_a_while(&mut other, n), Tables::default());
+        }
+    }
+    for n in [A, B] {
+        assert_eq!(in_a_while(&mut pair, n), Tables::default());
+    }
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let mut pair = Pair::new();
+    for n in 0..20_000_u32 {
+        let ip = std::net::Ipv4Addr::from(0x0a00_0000 + n);
+        let token = FlowToken(n.into());
+        let role = [Role::Connector, Role::Acceptor][n as usize % 2];
+        pair.ends[A].open(pair.now, token, role, addrs()[A], (ip, 80).into());
+        pair.ends[A].demote(pair.now, token);
+        pair.ends[A].gone(pair.now, token);
+        while pair.ends[A].poll_action().is_some() {}
+        while pair.ends[A].poll_event().is_some() {}
+    }
+    let tables = pair.ends[A].tables();
+    assert_eq!((tables.flows, tables.names, tables.timers), (0, 0, 0));
+    assert!(tables.past <= 2 * 4096 + 1024 + 1, "{tables:?}");
+    assert_eq!(in_a_while(&mut pair, A), Tables::default());
+}
+
+#[test]
+fn a_closed_flow_that_is_let_go_of_ends_where_it_was_closed() {
+    let (owed, limit) = (9, LingerLimit::Memory);
+    for received in [50, 41] {
+        let mut pair = Pair::live();
+        pair.counts[B].received = received;
+        pair.ends[A].finish(pair.now, FLOW, 50, FinHow::Close);
+        pair.ends[A].orphan(pair.now, FLOW, owed, limit);
+        pair.ends[A].gone(pair.now, FLOW);
+        pair.run();
+        assert_eq!(pair.events[A][0], Event::Orphaned { owed, limit });
+        // The kernel goes on by itself; if it cannot, the peer has everything, or an error.
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+        pair.wait(Duration::from_secs(1));
+        let whole = received == 50;
+        let end = if whole {
+            Verdict::Eof
+        } else {
+            Verdict::Errno(RESET)
+        };
+        assert_eq!(pair.verdict(B), Some(end));
+    }
+}
+
+#[test]
+fn a_closed_flow_that_is_let_go_of_without_a_transport_is_lost_at_both_ends() {
+    let mut pair = Pair::live();
+    pair.tcp = [Net::Silent; 2];
+    pair.ends[A].finish(pair.now, FLOW, 50, FinHow::Close);
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+    }
+    pair.run();
+    pair.ends[A].orphan(pair.now, FLOW, 9, LingerLimit::Flows);
+    pair.run();
+    assert_eq!(pair.states(), [State::Escalated; 2]);
+    pair.ends[A].gone(pair.now, FLOW);
+    assert_eq!(pair.ends[A].tables().conns, 0);
+}

@@ -1,0 +1,221 @@
+//! Registrations that no hook has seen: made through io_uring, or by system calls of a program's own making.
+//!
+//! The kernel tells what is registered with an instance (proc(5), fdinfo). To ask costs more the more there is, so it is
+//! asked only once there is reason to: the process has a ring, or a flow that does not wait is in no mirror. From then on
+//! it is asked before every swap; and the number of a flow whose transport is away stays registered, with a placeholder
+//! that is never ready under it, for the program may change at any moment what it believes registered.
+
+use super::{INSTANCES, Instance, Registration, instance};
+use crate::flow::{Ctl, Flow};
+use crate::ops::descriptors;
+use crate::table::{self, Entry};
+use crate::{rings, runtime, sys};
+use libc::c_int;
+use slim_agent::numbers;
+use smallvec::SmallVec;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A registration was found that no hook had seen.
+static FOUND: AtomicBool = AtomicBool::new(false);
+/// Before this time, in microseconds from [`BEGUN`], it is not looked again where nothing was found.
+static LOOK_AGAIN: AtomicU64 = AtomicU64::new(0);
+static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+/// Looking is to take a small part of the time only.
+const PART: u32 = 20;
+
+/// Whether there may be such registrations.
+pub fn any() -> bool {
+    FOUND.load(Ordering::SeqCst) || rings::any()
+}
+
+/// What the kernel has registered.
+pub(super) struct Registered {
+    /// The number that it was registered by.
+    pub fd: c_int,
+    /// What would be reported: of one that fires once and has, nothing.
+    pub events: u32,
+    data: u64,
+    inode: u64,
+}
+
+/// Everything that is registered with an instance, by one of its numbers; `None` if that cannot be told, for want of a
+/// descriptor perhaps.
+pub(super) fn registered(epfd: c_int) -> Option<Vec<Registered>> {
+    let path = format!("/proc/self/fdinfo/{epfd}");
+    // The file's own number is nobody else's business.
+    let text = numbers::make(|| std::fs::read_to_string(path)).ok()?;
+    Some(text.lines().filter_map(parse).collect())
+}
+
+/// `tfd: 8 events: 19 data: 8  pos:0 ino:1a2b sdev:9`, with spaces in between.
+fn parse(line: &str) -> Option<Registered> {
+    let mut words = line.split_whitespace();
+    let mut after = |name: &str| (words.next()? == name).then(|| words.next())?;
+    let fd = after("tfd:")?.parse().ok()?;
+    let events = u32::from_str_radix(after("events:")?, 16).ok()?;
+    let data = u64::from_str_radix(after("data:")?, 16).ok()?;
+    let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
+    let inode = u64::from_str_radix(inode, 16).ok()?;
+    Some(Registered {
+        fd,
+        events,
+        data,
+        inode,
+    })
+}
+
+/// Before the file under a flow's numbers changes, or the flow is suspended: the mirrors learn what they do not know.
+pub fn read_back(flow: &Flow, ctl: &mut Ctl) {
+    let unknown = || ctl.epolls.is_empty() && flow.never_waits() && is_registered(flow, ctl);
+    if any() || unknown() {
+        learn(flow, ctl);
+    }
+}
+
+fn learn(flow: &Flow, ctl: &mut Ctl) {
+    let all = INSTANCES.with(|all| all.clone());
+    for instance in all {
+        if instance.learn(flow, &ctl.fds) && !ctl.epolls.iter().any(|i| std::ptr::eq(*i, instance))
+        {
+            ctl.epolls.push(instance);
+        }
+    }
+}
+
+/// Whether the kernel knows of a number of this flow that no mirror knows of. Not asked again at once.
+#[cold]
+fn is_registered(flow: &Flow, ctl: &Ctl) -> bool {
+    let begun = BEGUN.get_or_init(Instant::now);
+    let now = |ago: Instant| u64::try_from(ago.elapsed().as_micros()).unwrap_or(u64::MAX);
+    if now(*begun) < LOOK_AGAIN.load(Ordering::Relaxed) {
+        return false;
+    }
+    let looks = Instant::now();
+    let found = sys::keep_errno(|| {
+        find_instances();
+        let all = INSTANCES.with(|all| all.clone());
+        all.iter().any(|i| {
+            let number = i.lock().numbers.first().copied();
+            let all = number.and_then(registered).unwrap_or_default();
+            all.iter().any(|r| r.is_of(flow) && ctl.fds.contains(&r.fd))
+        })
+    });
+    if found {
+        FOUND.store(true, Ordering::SeqCst);
+    }
+    let pause = (looks.elapsed() * PART).max(Duration::from_millis(1));
+    let until = now(*begun).saturating_add(pause.as_micros() as u64);
+    LOOK_AGAIN.store(until, Ordering::Relaxed);
+    found
+}
+
+/// The table learns of instances that were made where no hook saw it.
+fn find_instances() {
+    for fd in numbers::make(descriptors::open_numbers) {
+        if descriptors::is_internal(fd) || !matches!(table::entry(fd), Entry::None) {
+            continue;
+        }
+        let path = format!("/proc/self/fd/{fd}");
+        let file = runtime::quietly(|| std::fs::read_link(path));
+        if file.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventpoll]") {
+            instance(fd);
+        }
+    }
+}
+
+impl Registered {
+    fn is_of(&self, flow: &Flow) -> bool {
+        flow.is_inode(self.inode)
+    }
+}
+
+impl Instance {
+    /// Takes over what the kernel has of these numbers of a flow; whether it has, or had, any.
+    pub(super) fn learn(&self, flow: &Flow, fds: &[c_int]) -> bool {
+        let mut mirror = self.lock();
+        let Some(number) = mirror.numbers.first().copied() else {
+            return false;
+        };
+        let Some(all) = registered(number) else {
+            // What is known may still be true.
+            return fds.iter().any(|fd| mirror.registered.contains_key(fd));
+        };
+        let mut known = false;
+        for fd in fds {
+            let now = all.iter().find(|r| r.fd == *fd && r.is_of(flow));
+            let before = mirror.registered.get(fd).copied();
+            match (now, before) {
+                (Some(now), before) => {
+                    // One that fires once and has fired for us only is to fire again. Of any other the kernel knows
+                    // better: it may have been changed since it was learned.
+                    let once = now.events & libc::EPOLLONESHOT as u32 != 0;
+                    let keep = before.filter(|b| b.keep_armed && once);
+                    let registration = Registration {
+                        events: keep.map_or(now.events, |b| b.events),
+                        data: now.data,
+                        attached: true,
+                        keep_armed: keep.is_some(),
+                    };
+                    mirror.registered.insert(*fd, registration);
+                    known = true;
+                }
+                (None, Some(before)) if before.attached => {
+                    mirror.registered.remove(fd);
+                }
+                (None, before) => known |= before.is_some(),
+            }
+        }
+        known
+    }
+
+    /// Whether a number is registered for one event only.
+    pub fn fires_once(&self, fd: c_int) -> bool {
+        let mirror = self.lock();
+        let registered = mirror.registered.get(&fd);
+        registered.is_some_and(|r| r.events & libc::EPOLLONESHOT as u32 != 0)
+    }
+
+    /// The numbers of flows that the kernel has registered with this user data; those that fire but once left out: what
+    /// they were registered for is forgotten when they have.
+    pub fn by_data_unseen(&self, data: u64) -> SmallVec<[c_int; 4]> {
+        let number = self.lock().numbers.first().copied();
+        let all = number.and_then(registered).unwrap_or_default();
+        let wanted = |r: &&Registered| {
+            r.data == data && r.events & libc::EPOLLONESHOT as u32 == 0 && table::is_flow(r.fd)
+        };
+        all.iter().filter(wanted).map(|r| r.fd).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_what_is_registered() {
+        let [a, b] = sys::socketpair(libc::SOCK_STREAM).unwrap();
+        // SAFETY: no memory is passed.
+        let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        for (fd, data) in [(a, u64::MAX), (b, 7)] {
+            let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
+            let mut event = libc::epoll_event { events, u64: data };
+            sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event).unwrap();
+        }
+        let mut all = registered(epfd).unwrap();
+        all.sort_by_key(|r| r.data);
+        for (r, (fd, data)) in all.iter().zip([(b, 7), (a, u64::MAX)]) {
+            assert_eq!((r.fd, r.data), (fd, data));
+            assert_eq!(
+                r.events & !(libc::EPOLLERR | libc::EPOLLHUP) as u32,
+                (libc::EPOLLIN | libc::EPOLLET) as u32
+            );
+            assert_eq!(
+                Some(r.inode),
+                sys::identity(fd).map(|i| i & u64::from(u32::MAX))
+            );
+        }
+        assert_eq!(all.len(), 2);
+        [a, b, epfd].into_iter().for_each(sys::close);
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether the flow's numbers are still the flow's.
+//!
+//! A program can close a number where no hook sees it: by a system call of its own making, through io_uring, in a
+//! vforked child. The number then goes to whatever the program opens next. Data calls trust the table, and what goes
+//! wrong by that concerns a flow whose end nobody has noticed yet. All else (what answers in the kernel's place, what
+//! puts something under a number, what is told to the peer) asks first whether the file under the number is the one
+//! that was put there. If it is not, the application has closed it.
+
+use super::{Ctl, Flow, Mode};
+use crate::lock::Guard;
+use crate::{runtime, sys, table, transport};
+use libc::c_int;
+use std::sync::atomic::Ordering;
+
+impl Flow {
+    /// Whether what is under `fd` is what all numbers of the flow have. Costs a system call.
+    pub fn is_under(&self, fd: c_int) -> bool {
+        sys::identity(fd) == Some(self.under.load(Ordering::SeqCst))
+    }
+
+    /// Whether a file of another process, by device and number, is what all numbers of the flow have.
+    pub fn is_file(&self, (device, inode): (u64, u64)) -> bool {
+        sys::identity_of(device, inode) == self.under.load(Ordering::SeqCst)
+    }
+
+    /// Whether a file with this number is what all numbers of the flow have.
+    pub fn is_inode(&self, inode: u64) -> bool {
+        self.under.load(Ordering::SeqCst) as u32 == inode as u32
+    }
+
+    /// What is under all numbers of the flow from now on.
+    pub fn set_under(&self, file: c_int) {
+        let file = sys::identity(file).unwrap_or_default();
+        self.under.store(file, Ordering::SeqCst);
+    }
+
+    /// The control part, if the flow is still the one behind `fd`. A number that may have other things under it than
+    /// the transport is looked at first.
+    pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
+        let ctl = self.ctl();
+        if !ctl.fds.contains(&fd) {
+            return None;
+        }
+        match ctl.mode {
+            Mode::Open => Some(ctl),
+            _ => self.looked_at(ctl).filter(|ctl| ctl.fds.contains(&fd)),
+        }
+    }
+
+    /// The control part, if the file behind `fd` is the flow's.
+    pub fn own_at(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
+        self.own().filter(|ctl| ctl.fds.contains(&fd))
+    }
+
+    /// The control part, without the numbers that the application has closed; `None` if those were the last ones, and
+    /// the flow is at its end.
+    pub fn own(&'static self) -> Option<Guard<'static, Ctl>> {
+        self.looked_at(self.ctl())
+    }
+
+    fn looked_at(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
+        self.drop_lost(&mut ctl);
+        if !ctl.fds.is_empty() || ctl.mode == Mode::Lingering {
+            return Some(ctl);
+        }
+        // The peer is to believe the kernel: how much was written to the connection before it was closed, is not known.
+        let token = self.token();
+        ctl.lost = true;
+        ctl.uncover(self);
+        transport::unmanage(self, ctl);
+        sys::keep_errno(|| runtime::with_agent(|a| a.demote(token)));
+        None
+    }
+
+    /// Forgets the numbers that have something else under them now.
+    pub fn drop_lost(&self, ctl: &mut Ctl) {
+        let mut lost = std::mem::take(&mut ctl.fds);
+        ctl.fds
+            .extend(lost.iter().copied().filter(|fd| self.is_under(*fd)));
+        lost.retain(|fd| !ctl.fds.contains(fd));
+        for fd in lost {
+            table::release(fd, self);
+            for e in &ctl.epolls {
+                e.forget(fd);
+            }
+        }
+    }
+}
+
+/// The kernel has just given this number out: whatever the table has there was closed where no hook saw it.
+#[inline]
+pub fn given_out(fd: c_int) {
+    if table::is_known(fd) {
+        sys::keep_errno(|| crate::ops::descriptors::closed_unseen(fd));
+    }
+}

@@ -1,0 +1,242 @@
+//! The library's own heap: all memory of its Rust code comes from here, none from the program's `malloc`.
+//!
+//! A signal's handler may call what we hook when it has interrupted `malloc`, whose lock its thread then holds. So we
+//! never call it: small requests are served by dlmalloc's algorithm from segments that we map, under a lock that is
+//! held with signals blocked; large ones are mapped one by one, and go back to the system at once.
+//!
+//! # When memory runs out
+//!
+//! A request that its caller can do without ([`slim_core::memory`]) is refused. Of the other kind, which Rust would abort
+//! the process for, there are few and small ones: they are served from a [reserve](prepare), and the agent is told, who
+//! then makes every connection plain TCP.
+
+use crate::lock::{Lock, undisturbed};
+use crate::sys;
+use dlmalloc::{Allocator, Dlmalloc};
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::ptr::{self, null_mut};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Requests of at least this many bytes have a mapping of their own.
+const LARGE: usize = 32 << 10;
+/// Small ones come from segments of about this size, each of which goes back to the system when it is empty.
+const SEGMENT: usize = 128 << 10;
+/// After so many frees of more than a few bytes it is looked for empty segments.
+const LOOK: usize = 256;
+/// Enough to end the session of some ten thousand connections.
+const RESERVE: usize = 1 << 20;
+const PAGE: usize = 4096;
+
+struct Heap;
+
+#[global_allocator]
+static HEAP: Heap = Heap;
+
+static SMALL: Lock<Dlmalloc<Segments>> = Lock::new(
+    const {
+        let mut small = Dlmalloc::new_with_allocator(Segments {
+            urgent: Cell::new(false),
+        });
+        assert!(small.set_granularity(SEGMENT));
+        small.set_max_release_check_rate(LOOK);
+        small
+    },
+);
+
+thread_local! {
+    /// This thread has the lock for as long as it forks.
+    static FORKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What is left of the reserve: where it begins, and where it ends.
+static RESERVED: AtomicUsize = AtomicUsize::new(0);
+static RESERVE_END: AtomicUsize = AtomicUsize::new(0);
+
+/// Lays in the reserve. False when there is no memory for it.
+pub fn prepare() -> bool {
+    let begin = RESERVED.load(Ordering::Relaxed);
+    if RESERVE_END.load(Ordering::Relaxed) - begin == RESERVE {
+        return true;
+    }
+    let at = sys::map(RESERVE);
+    if !at.is_null() {
+        RESERVED.store(at.addr(), Ordering::Relaxed);
+        RESERVE_END.store(at.expose_provenance() + RESERVE, Ordering::Relaxed);
+    }
+    !at.is_null()
+}
+
+fn from_reserve(len: usize) -> *mut u8 {
+    let end = RESERVE_END.load(Ordering::Relaxed);
+    let take = |at| (end - at >= len).then_some(at + len);
+    match RESERVED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
+        Ok(at) => ptr::with_exposed_provenance_mut(at),
+        Err(_) => null_mut(),
+    }
+}
+
+fn map(len: usize, urgent: bool) -> *mut u8 {
+    let at = sys::map(len);
+    if at.is_null() && urgent {
+        return from_reserve(len);
+    }
+    at
+}
+
+const fn whole_pages(bytes: usize) -> usize {
+    bytes.next_multiple_of(PAGE)
+}
+
+fn is_large(layout: Layout) -> bool {
+    layout.size() >= LARGE && layout.align() <= PAGE
+}
+
+/// Runs `f` on the small requests' heap.
+fn with_small<R>(f: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
+    let _signals = undisturbed();
+    if FORKING.get() {
+        // SAFETY: `before_fork` has locked it for this thread.
+        return f(unsafe { SMALL.get() });
+    }
+    if !SMALL.try_lock() {
+        sys::keep_errno(|| SMALL.lock());
+    }
+    // SAFETY: locked above, unlocked after `f` has given its reference back.
+    let r = f(unsafe { SMALL.get() });
+    SMALL.unlock();
+    r
+}
+
+fn allocate(layout: Layout, urgent: bool) -> *mut u8 {
+    if is_large(layout) {
+        return map(whole_pages(layout.size()), urgent);
+    }
+    with_small(|small| {
+        small.allocator().urgent.set(urgent);
+        // SAFETY: a layout has a good size and alignment.
+        unsafe { small.malloc(layout.size(), layout.align()) }
+    })
+}
+
+/// No memory: null where the caller can do with that.
+#[cold]
+fn refused(layout: Layout) -> *mut u8 {
+    if slim_core::memory::may_fail(layout.size()) {
+        return null_mut();
+    }
+    slim_agent::memory_is_out();
+    loop {
+        let at = allocate(layout, true);
+        if !at.is_null() {
+            return at;
+        }
+        // The agent is about to free some. To give up here would be the end of the program.
+        sys::nap();
+    }
+}
+
+// SAFETY: `allocate` gives memory of that size and alignment (whole pages, or dlmalloc's word) that nobody else has until
+// `dealloc`, which takes the same way back: the layout alone says which that is. Nothing here unwinds.
+unsafe impl GlobalAlloc for Heap {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let at = allocate(layout, false);
+        if at.is_null() { refused(layout) } else { at }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's contract.
+        let at = unsafe { self.alloc(layout) };
+        if !at.is_null() && !is_large(layout) {
+            // SAFETY: just allocated. (What is mapped is zero, and so is the reserve, of which nothing is given twice.)
+            unsafe { at.write_bytes(0, layout.size()) };
+        }
+        at
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        if is_large(layout) {
+            sys::unmap(at, whole_pages(layout.size()));
+        } else {
+            // SAFETY: it comes from there, with this layout.
+            with_small(|small| unsafe { small.free(at, layout.size(), layout.align()) });
+        }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's contract.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        let moved = match (is_large(layout), is_large(new)) {
+            (true, true) => sys::remap(at, whole_pages(layout.size()), whole_pages(size)),
+            // SAFETY: it comes from there, with this layout.
+            (false, false) => with_small(|small| unsafe {
+                small.allocator().urgent.set(false);
+                small.realloc(at, layout.size(), layout.align(), size)
+            }),
+            _ => null_mut(),
+        };
+        if !moved.is_null() {
+            return moved;
+        }
+        // SAFETY: the caller's contract; both blocks have room for what is copied.
+        unsafe {
+            let moved = self.alloc(new);
+            if !moved.is_null() {
+                ptr::copy_nonoverlapping(at, moved, layout.size().min(size));
+                self.dealloc(at, layout);
+            }
+            moved
+        }
+    }
+}
+
+/// Maps segments for small requests. A page between two keeps them apart, so that each can go back to the system
+/// alone; it is never touched.
+struct Segments {
+    /// The request that is being served may use the reserve.
+    urgent: Cell<bool>,
+}
+
+// SAFETY: what is mapped is private, of the size said or larger, and only unmapped when it is given back.
+unsafe impl Allocator for Segments {
+    fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
+        let size = whole_pages(size);
+        (map(size + PAGE, self.urgent.get()), size, 0)
+    }
+
+    fn remap(&self, _: *mut u8, _: usize, _: usize, _: bool) -> *mut u8 {
+        null_mut()
+    }
+
+    fn free_part(&self, at: *mut u8, old: usize, new: usize) -> bool {
+        sys::unmap(at.wrapping_add(new + PAGE), old - new)
+    }
+
+    fn free(&self, at: *mut u8, size: usize) -> bool {
+        sys::unmap(at, size + PAGE)
+    }
+
+    fn can_release_part(&self, _: u32) -> bool {
+        true
+    }
+
+    fn allocates_zeros(&self) -> bool {
+        false
+    }
+
+    fn page_size(&self) -> usize {
+        PAGE
+    }
+}
+
+/// Around a fork: the child inherits the heap in one piece, and may use it at once.
+pub fn before_fork() {
+    SMALL.lock();
+    FORKING.set(true);
+}
+
+/// After a fork, on either side.
+pub fn after_fork() {
+    FORKING.set(false);
+    SMALL.unlock();
+}

@@ -1,0 +1,75 @@
+//! Calls that are left by a jump: a handler interrupts one that waits, and ends in `siglongjmp`.
+//!
+//! What such a call holds nobody would ever give back. So the thread does before it jumps. The call has not told how much
+//! the kernel moved for it; mostly it waited for something that did not come, and that was nothing. The kernel's own count
+//! says whether it was: else the connection becomes plain TCP, since its bytes are not known.
+
+use super::descriptors;
+use crate::flow::{Flow, Mode, Start, UNKNOWN, forget_waiting, waiting};
+use crate::sys;
+use libc::c_int;
+use std::sync::atomic::Ordering;
+
+/// Before the thread goes on where its stack ends at `target`.
+pub fn before_jump(target: usize) {
+    while let Some(top) = waiting() {
+        // The stack grows downwards: what the jump leaves lies below.
+        if top.addr().get() >= target || stays_in_handler(target, top.addr().get()) {
+            return;
+        }
+        if let Some((flow, has_half)) = forget_waiting() {
+            sys::keep_errno(|| leave(flow, has_half));
+        }
+    }
+}
+
+/// Whether a handler that has a stack of its own jumps within that, over a call that waits on another one.
+fn stays_in_handler(target: usize, waits: usize) -> bool {
+    let mut stack = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: valid for a write; zeroes are valid, and no pointer in it is followed.
+    let stack = unsafe {
+        libc::sigaltstack(std::ptr::null(), stack.as_mut_ptr());
+        stack.assume_init()
+    };
+    let within =
+        |at: usize| (stack.ss_sp.addr()..=stack.ss_sp.addr() + stack.ss_size).contains(&at);
+    stack.ss_flags & libc::SS_ONSTACK != 0 && within(target) && !within(waits)
+}
+
+fn leave(flow: &'static Flow, had_half: bool) {
+    if had_half {
+        flow.holder_may_die(false);
+        flow.unlock_half();
+    }
+    let moved = moved(flow, had_half);
+    flow.leave(crate::flow::Inside::Counted);
+    if let Some(fd) = moved {
+        descriptors::demote_if_open(flow, fd);
+    }
+}
+
+/// The flow's number, if bytes may have been moved that nobody has counted. Where a transport is away, that is found when it
+/// is drained.
+fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
+    let sent = flow.try_lock_half().then(|| {
+        // SAFETY: locked one line above, unlocked below.
+        let sent = unsafe { flow.half() }.replay.end();
+        flow.unlock_half();
+        sent
+    });
+    let ctl = flow.ctl();
+    let fd = ctl
+        .fds
+        .first()
+        .copied()
+        .filter(|_| ctl.mode == Mode::Open)?;
+    let shut = !sending && flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+    let agrees = sent.and_then(|sent| {
+        let now = Start::of(flow, sent, fd)?;
+        Some(
+            ctl.start()
+                .agrees(now, shut, || sys::has_come_to_an_end(fd)),
+        )
+    });
+    (agrees != Some(true)).then_some(fd)
+}

@@ -1,0 +1,15 @@
+// A process that makes no connection has nothing of a library that is for connections.
+#include "t.h"
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+
+int main(void) {
+    begin(20);
+    R(syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
+    int u = MUST(socket(AF_UNIX, SOCK_STREAM, 0)), d = MUST(socket(AF_INET, SOCK_DGRAM, 0)), e = MUST(epoll_create1(0));
+    struct epoll_event ev = {.events = EPOLLIN};
+    R(epoll_ctl(e, EPOLL_CTL_ADD, d, &ev));
+    R(syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
+    R(close(u));
+    return 0;
+}

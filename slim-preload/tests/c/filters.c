@@ -1,0 +1,106 @@
+// A program that installs a system call filter for itself, which knows nothing of a library's calls; and one whose first
+// thread ends before the others. The case is in T_ARGS; what a program does after that is in every case what it does bare.
+#include "t.h"
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static const char *kase;
+static int is(const char *k) { return !strcmp(kase, k); }
+static int l = -1, fd;
+
+// Everything else than these is the end of the thread, or of the process. Installed by number, if the case says so.
+static void filter(unsigned otherwise) {
+    static const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm};
+    enum { N = sizeof allowed / sizeof *allowed };
+    struct sock_filter f[N + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    for (int i = 0; i < N; i++) f[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], N - i, 0);
+    f[N + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, otherwise);
+    f[N + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    struct sock_fprog p = {N + 3, f};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    if (is("by-number"))
+        MUST(syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+    else if (is("seccomp"))
+        MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p));
+    else
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+}
+
+static void say(const char *what) {
+    if (write(1, what, strlen(what)) < 0) _exit(90);
+}
+
+// Writes and reads with the plain calls.
+static void echo(void) {
+    char b[8];
+    for (int i = 0; i < 3; i++) {
+        if (write(fd, "question", 8) != 8) say("not written\n");
+        int got = 0;
+        while (got < 8) {
+            ssize_t n = read(fd, b + got, 8 - got);
+            if (n <= 0) break;
+            got += n;
+        }
+        say(got == 8 && !memcmp(b, "question", 8) ? "answered\n" : "WRONG\n");
+    }
+}
+
+static void *other(void *x) {
+    (void)x;
+    ms(300);
+    echo();
+    close(fd);
+    line("the last thread ends");
+    return NULL;
+}
+
+// Two connections more are closed by the filtered process's end.
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 40);
+    kase = getenv("T_ARGS");
+    fd = pair_up(&l);
+    if (is_server()) {
+        // An echo until the end.
+        char b[64];
+        ssize_t n;
+        while ((n = recv(fd, b, sizeof b, 0)) > 0) full_send(fd, b, n);
+        line("end: %zd", n);
+        // The peer program is gone, with all its threads.
+        struct pollfd p = {.fd = t_sync, .events = POLLIN};
+        line("gone: %d", poll(&p, 1, 5000));
+        return 0;
+    }
+    fcntl(t_sync, F_SETFD, FD_CLOEXEC);
+    if (is("strict")) {
+        MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT, 0, 0, 0));
+        echo();
+        syscall(SYS_exit, 0);
+    }
+    if (is("thread") || is("process") || is("by-number") || is("seccomp")) {
+        filter(is("thread") ? SECCOMP_RET_KILL_THREAD : SECCOMP_RET_KILL_PROCESS);
+        echo();
+        syscall(SYS_exit_group, 0);
+    }
+    if (is("killed")) {
+        filter(SECCOMP_RET_KILL_THREAD);
+        echo();
+        // The only thread that the program has is killed, alone.
+        syscall(SYS_getppid);
+    }
+    if (is("main-exits")) {
+        echo();
+        line("the first thread ends");
+        pthread_exit(NULL);
+    }
+    if (is("main-exits-first")) {
+        pthread_t t;
+        pthread_create(&t, NULL, other, NULL);
+        line("the first thread ends");
+        pthread_exit(NULL);
+    }
+    return 0;
+}

@@ -1,0 +1,72 @@
+// What else a program does with its descriptors and processes must not cost a connection, nor leave it waiting for ever.
+// The case is in T_ARGS.
+#include "t.h"
+#include "raw.h"
+
+static char b[4096];
+static int is(const char *k) { return !strcmp(getenv("T_ARGS"), k); }
+
+static void talk(int fd, const char *what) {
+    for (int i = 0; i < 20; i++) {
+        if (is_server()) {
+            fill(b, i * sizeof b, sizeof b, 1);
+            if (full_send(fd, b, sizeof b)) line("%s: send: %s", what, ename(errno));
+        } else if (full_recv(fd, b, sizeof b) != sizeof b || !verify(b, i * sizeof b, sizeof b, 1)) {
+            line("%s: %d: %s", what, i, ename(errno));
+            return;
+        }
+    }
+    line("%s: all there", what);
+}
+
+static void child_is_over(pid_t p) {
+    int st = -1;
+    MUST(waitpid(p, &st, 0));
+    line("child: %d", st);
+}
+
+// A child that shares the descriptors, and nothing else.
+static void shares_descriptors(void) {
+    pid_t p = MUST(syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0));
+    if (!p) raw(SYS_exit_group, 0);
+    child_is_over(p);
+}
+
+// A child that closes all that it has where nobody sees it, and becomes a server.
+static void becomes_a_server(void) {
+    pid_t p = MUST(fork());
+    if (!p) {
+        for (int i = 3; i < 5000; i++) raw(SYS_close, i);
+        raw(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR, 0);
+        int l = listener();
+        _exit(l < 0);
+    }
+    child_is_over(p);
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 60);
+    int l = -1, fd = pair_up(&l);
+    talk(fd, "before");
+    if (!is_server()) {
+        if (is("shares")) shares_descriptors();
+        if (is("server")) becomes_a_server();
+        // Descriptors of others among them.
+        if (is("closes-all")) MUST(raw(SYS_close_range, 100, ~0u, 0));
+    }
+    meet();
+    if (is_server() && atoi(getenv("T_BREAKS")) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+    if (is("closes-all")) {
+        // Nobody is left to resume it: it ends as it would without anybody.
+        struct pollfd p = {.fd = fd, .events = POLLIN};
+        double since = now_s();
+        line("poll: %d", poll(&p, 1, 5000));
+        line("recv: %zd", recv(fd, b, 1, MSG_DONTWAIT));
+        line("%s", now_s() - since < 4 ? "soon" : "late");
+        return 0;
+    }
+    talk(fd, "after");
+    meet();
+    close(fd);
+    return 0;
+}

@@ -1,0 +1,144 @@
+// Epoll registrations over a break, where the numbers of the epoll instances change hands: in a forked child, and after
+// one of several numbers of an instance is closed. And forks while other threads register.
+#include "t.h"
+#include <stdatomic.h>
+
+static char buf[64];
+
+static void register_(int e, int fd, uint64_t data) {
+    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = data};
+    MUST(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
+}
+
+static void both_break(void) {
+    const char *b = getenv("T_BREAKS");
+    meet();
+    if (is_server() && b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+    meet();
+}
+
+// The server sends; what the client's epoll says of it.
+static void report(int e, int fd, const char *what) {
+    if (is_server()) {
+        MUST(full_send(fd, "hello", 5));
+        meet();
+        return;
+    }
+    struct epoll_event ev[4];
+    memset(ev, 0, sizeof ev);
+    int n = epoll_wait(e, ev, 4, 3000);
+    line("%s: %d %" PRIx64 " %s", what, n, ev[0].data.u64, n > 0 ? bits(ev[0].events) : "");
+    // Not by the descriptor that the event names: it may be the wrong one.
+    line("  %zd bytes", full_recv(fd, buf, 5));
+    line("  then %d", epoll_wait(e, ev, 4, 50));
+    meet();
+}
+
+// A child closes what it has inherited, and makes the same again under the same numbers.
+static void forked(void) {
+    int l = -1, fd = pair_up(&l);
+    int e = MUST(epoll_create1(0));
+    register_(e, fd, 0x11);
+    report(e, fd, "parent");
+    fflush(stdout);
+    pid_t child = MUST(fork());
+    if (child) {
+        int st = -1;
+        MUST(waitpid(child, &st, 0));
+        line("child: %x", st);
+        report(e, fd, "parent again");
+        return;
+    }
+    alarm(20);
+    close(e);
+    close(fd);
+    int mine = pair_up(&l), set = MUST(epoll_create1(0));
+    line("the same numbers: %d", mine == fd && set == e);
+    register_(set, mine, 0x22);
+    report(set, mine, "child");
+    both_break();
+    report(set, mine, "child after a break");
+    both_break();
+    report(set, mine, "child after another");
+    _exit(0);
+}
+
+// One of two numbers of an instance is closed; it goes on by the other.
+static void doubled(int first, int over) {
+    int l = -1, fd = pair_up(&l);
+    int a = MUST(epoll_create1(0)), b = MUST(dup(a));
+    register_(a, fd, 0x33);
+    report(b, fd, "before");
+    int gone = first ? a : b, left = first ? b : a;
+    if (over)
+        MUST(dup2(0, gone));
+    else
+        close(gone);
+    // Something else comes under the number.
+    int other = MUST(epoll_create1(0));
+    if (!over) line("the same number: %d", other == gone);
+    both_break();
+    report(left, fd, "after a break");
+    // What is registered by the number that is left is registered in the same instance.
+    struct epoll_event ev = {.events = EPOLLIN, .data.u64 = 0x44};
+    R(epoll_ctl(left, EPOLL_CTL_ADD, fd, &ev));
+    R(epoll_ctl(left, EPOLL_CTL_MOD, fd, &ev));
+    both_break();
+    report(left, fd, "after another");
+    both_break();
+    R(epoll_ctl(other, EPOLL_CTL_MOD, fd, &ev));
+    R(epoll_ctl(left, EPOLL_CTL_DEL, fd, &ev));
+}
+
+static atomic_int stop;
+
+static void *registers(void *x) {
+    int fd = *(int *)x;
+    while (!stop) {
+        int e = MUST(epoll_create1(0));
+        struct epoll_event ev = {.events = EPOLLIN};
+        for (int i = 0; i < 40; i++) {
+            MUST(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
+            MUST(epoll_ctl(e, EPOLL_CTL_DEL, fd, &ev));
+        }
+        close(e);
+    }
+    return NULL;
+}
+
+// Children that register on their part, forked while other threads of the parent do.
+static int forking(void) {
+    begin(60);
+    struct conn x = connection();
+    pthread_t t[2];
+    for (int i = 0; i < 2; i++) MUST(pthread_create(&t[i], NULL, registers, &x.c) ? -1 : 0);
+    int stuck = 0;
+    for (int i = 0; i < 150 && !stuck; i++) {
+        pid_t p = MUST(fork());
+        if (!p) {
+            int e = epoll_create1(0), s[2];
+            struct epoll_event ev = {.events = EPOLLIN};
+            _exit(e < 0 || socketpair(AF_UNIX, SOCK_STREAM, 0, s) || epoll_ctl(e, EPOLL_CTL_ADD, s[0], &ev));
+        }
+        int st = -1;
+        for (double begun = now_s(); waitpid(p, &st, WNOHANG) == 0; ms(1))
+            if (now_s() - begun > 5) kill(p, SIGKILL);
+        stuck = st;
+    }
+    stop = 1;
+    for (int i = 0; i < 2; i++) pthread_join(t[i], NULL);
+    line("children: %x", stuck);
+    hang_up(x);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "forking")) return forking();
+    begin_pair(argc, argv, 60);
+    const char *kase = getenv("T_ARGS");
+    if (!strcmp(kase, "fork")) forked();
+    if (!strcmp(kase, "first")) doubled(1, 0);
+    if (!strcmp(kase, "second")) doubled(0, 0);
+    if (!strcmp(kase, "over")) doubled(1, 1);
+    return 0;
+}

@@ -1,0 +1,292 @@
+// Numbers that are closed, and given to something else, by system calls of the program's own making: by number
+// (`syscall`), and where no hook sees them.
+#include "t.h"
+#include "raw.h"
+#include <sys/eventfd.h>
+
+static char buf[256];
+
+static void ends(int fd) {
+    line("the peer sees %s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));
+    R(recv(fd, buf, 9, MSG_DONTWAIT));
+    R(recv(fd, buf, 9, MSG_DONTWAIT));
+}
+
+static long close_seen(int fd) { return syscall(SYS_close, fd); }
+static long close_range_seen(int fd) { return syscall(SYS_close_range, fd, fd, 0); }
+static long close_unseen(int fd) { return raw(SYS_close, fd); }
+static long dup_over_unseen(int fd) {
+    int null = open("/dev/null", O_RDWR);
+    long r = raw(SYS_dup3, null, fd, 0) == fd ? 0 : -1;
+    close(null);
+    return r + raw(SYS_close, fd);
+}
+
+static const struct way {
+    const char *name;
+    long (*close)(int);
+} ways[] = {{"syscall(SYS_close)", close_seen}, {"syscall(SYS_close_range)", close_range_seen}, {"unseen", close_unseen}, {"overwritten", dup_over_unseen}};
+
+// What is written to a file gets there, and nowhere else.
+static void is_a_file(int fd) {
+    for (int i = 0; i < 3; i++) R(write(fd, "a line\n", 7));
+    struct iovec v[2] = {{"two ", 4}, {"parts\n", 6}};
+    R(writev(fd, v, 2));
+    R(lseek(fd, 0, SEEK_SET));
+    memset(buf, 0, sizeof buf);
+    R(read(fd, buf, 64));
+    quote(buf, strlen(buf));
+    R(read(fd, buf, 64));
+    R(send(fd, "x", 1, 0));
+    R(recv(fd, buf, 1, 0));
+    line("poll %s, closes on exec %d", bits(wait_for(fd, POLLIN | POLLOUT, 0)), fcntl(fd, F_GETFD));
+    R(fcntl(fd, F_GETFL) & O_ACCMODE);
+}
+
+static void is_a_pipe(int r, int w) {
+    R(write(w, "through", 7));
+    memset(buf, 0, sizeof buf);
+    R(read(r, buf, 9));
+    quote(buf, strlen(buf));
+    fcntl(r, F_SETFL, O_NONBLOCK);
+    R(read(r, buf, 9));
+    R(close(w));
+    R(read(r, buf, 9));
+    R(close(r));
+}
+
+static void is_a_pair(int a, int b) {
+    ping(a, b, "another pair");
+    int v = 0;
+    socklen_t n = sizeof v;
+    R(getsockopt(a, SOL_SOCKET, SO_DOMAIN, &v, &n));
+    line("domain %d", v);
+    R(shutdown(a, SHUT_WR));
+    R(recv(b, buf, 9, 0));
+    R(send(b, "back", 4, 0));
+    R(recv(a, buf, 9, 0));
+    R(close(b));
+    R(recv(a, buf, 9, 0));
+    R(send(a, "x", 1, MSG_NOSIGNAL));
+    R(close(a));
+}
+
+// The number is one of a connection; what takes it is made by the program's own call, or by libc's.
+static void reused(const struct way *way, int seen) {
+    line("-- %s, then reused %s", way->name, seen ? "by libc's call" : "unseen");
+    struct conn x = connection();
+    ping(x.c, x.s, "before");
+    R(way->close(x.c));
+    line("the same number %d", (seen ? memfd_create("file", 0) : (int)raw(SYS_memfd_create, "file", 0)) == x.c);
+    is_a_file(x.c);
+    ends(x.s);
+    R(close(x.c));
+    R(close(x.s));
+    R(close(x.l));
+
+    x = connection();
+    R(way->close(x.c));
+    int p[2];
+    R(seen ? pipe(p) : raw(SYS_pipe2, p, 0));
+    line("%d", p[0] == x.c);
+    is_a_pipe(p[0], p[1]);
+    ends(x.s);
+    R(close(x.s));
+    R(close(x.l));
+
+    x = connection();
+    R(way->close(x.c));
+    R(seen ? socketpair(AF_UNIX, SOCK_STREAM, 0, p) : raw(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, p));
+    line("%d", p[0] == x.c);
+    is_a_pair(p[0], p[1]);
+    ends(x.s);
+    R(close(x.s));
+    R(close(x.l));
+
+    x = connection();
+    MUST(send(x.s, "unread", 6, 0));
+    arrived(x.c, 6);
+    R(way->close(x.c));
+    int event = seen ? eventfd(0, EFD_NONBLOCK) : (int)raw(SYS_eventfd2, 0, EFD_NONBLOCK);
+    line("%d", event == x.c);
+    uint64_t one = 1;
+    R(read(event, &one, 8));
+    R(write(event, &one, 8));
+    R(read(event, &one, 8));
+    ends(x.s);
+    R(close(event));
+    R(close(x.s));
+    R(close(x.l));
+
+    // Another connection, which is a flow of its own.
+    x = connection();
+    R(way->close(x.c));
+    int again = seen ? socket(AF_INET, SOCK_STREAM, 0) : (int)raw(SYS_socket, AF_INET, SOCK_STREAM, 0);
+    line("%d", again == x.c);
+    struct sockaddr_in at = v4(port_of(x.l));
+    R(connect(again, (void *)&at, sizeof at));
+    int other = R(accept(x.l, NULL, NULL));
+    settle();
+    ping(again, other, "the new connection");
+    ends(x.s);
+    ping(again, other, "still");
+    line("its own name %d", peer_port_of(other) == port_of(again));
+    R(shutdown(again, SHUT_WR));
+    ends(other);
+    R(close(again));
+    R(close(other));
+    R(close(x.s));
+    R(close(x.l));
+}
+
+// Nobody takes the number.
+static void left(const struct way *way) {
+    line("-- %s, and left", way->name);
+    struct conn x = connection();
+    R(way->close(x.c));
+    R(send(x.c, "x", 1, 0));
+    R(recv(x.c, buf, 1, 0));
+    R(read(x.c, buf, 1));
+    R(shutdown(x.c, SHUT_RDWR));
+    R(getsockname(x.c, (void *)buf, &(socklen_t){sizeof buf}));
+    R(close(x.c));
+    ends(x.s);
+    R(close(x.s));
+
+    // With a copy that goes on.
+    x.c = dial(port_of(x.l));
+    x.s = MUST(accept(x.l, NULL, NULL));
+    settle();
+    int d = R(dup(x.c));
+    R(way->close(x.c));
+    ping(d, x.s, "the copy");
+    int null = R(open("/dev/null", O_RDWR));
+    R(write(null, "x", 1));
+    R(read(null, buf, 1));
+    ping(d, x.s, "the copy still");
+    R(close(null));
+    R(way->close(d));
+    ends(x.s);
+    R(close(x.s));
+    R(close(x.l));
+}
+
+static void waits(const struct way *way) {
+    line("-- %s, and waited for", way->name);
+    struct conn x = connection();
+    int e = R(epoll_create1(0));
+    struct epoll_event ev = {.events = EPOLLIN, .data.fd = x.c}, got;
+    R(epoll_ctl(e, EPOLL_CTL_ADD, x.c, &ev));
+    R(way->close(x.c));
+    int p[2];
+    R(raw(SYS_pipe2, p, 0));
+    line("%d", p[0] == x.c);
+    R(epoll_ctl(e, EPOLL_CTL_MOD, p[0], &ev));
+    R(epoll_ctl(e, EPOLL_CTL_ADD, p[0], &ev));
+    R(epoll_wait(e, &got, 1, 0));
+    MUST(write(p[1], "x", 1));
+    R(epoll_wait(e, &got, 1, 1000));
+    line("poll %s", bits(wait_for(p[0], POLLIN, 1000)));
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(p[0], &set);
+    R(select(p[0] + 1, &set, NULL, NULL, &(struct timeval){1, 0}));
+    ends(x.s);
+    close(p[0]);
+    close(p[1]);
+    close(e);
+    close(x.s);
+    close(x.l);
+}
+
+static void listeners(const struct way *way) {
+    line("-- a listener, %s", way->name);
+    int on = 1, l = listener(), port = port_of(l);
+    MUST(setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+    int c = dial(port), s = R(accept(l, NULL, NULL));
+    settle();
+    R(way->close(l));
+    int null = R(open("/dev/null", O_RDWR));
+    line("%d", null == l);
+    R(accept(null, NULL, NULL));
+    R(close(null));
+    ping(c, s, "accepted before");
+    struct sockaddr_in a = v4(port);
+    l = R(socket(AF_INET, SOCK_STREAM, 0));
+    R(setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
+    R(bind(l, (void *)&a, sizeof a));
+    R(listen(l, 5));
+    int c2 = dial(port), s2 = R(accept(l, NULL, NULL));
+    settle();
+    ping(c2, s2, "again on that port");
+    close(c2);
+    close(s2);
+    close(l);
+    close(c);
+    close(s);
+    // The port is free for UDP as well, before long: nobody answers questions there any more.
+    int u = R(socket(AF_INET, SOCK_DGRAM, 0)), bound = -1;
+    for (int i = 0; i < 500 && (bound = bind(u, (void *)&a, sizeof a)) < 0; i++) ms(10);
+    line("bound %d", bound);
+    R(close(u));
+}
+
+static void calls_by_number(void) {
+    line("-- all calls by number");
+    int l = R(syscall(SYS_socket, AF_INET, SOCK_STREAM, 0));
+    struct sockaddr_in a = v4(0);
+    R(syscall(SYS_bind, l, &a, sizeof a));
+    R(syscall(SYS_listen, l, 5));
+    a = v4(port_of(l));
+    int c = R(syscall(SYS_socket, AF_INET, SOCK_STREAM, 0));
+    R(syscall(SYS_connect, c, &a, sizeof a));
+    int s = R(syscall(SYS_accept4, l, NULL, NULL, 0));
+    settle();
+    R(syscall(SYS_sendto, c, "hello", 5, 0, NULL, 0));
+    memset(buf, 0, sizeof buf);
+    R(syscall(SYS_recvfrom, s, buf, 9, 0, NULL, NULL));
+    quote(buf, strlen(buf));
+    R(syscall(SYS_write, s, "answer", 6));
+    R(syscall(SYS_read, c, buf, 9));
+    quote(buf, strlen(buf));
+    struct pollfd p = {.fd = c, .events = POLLIN | POLLOUT};
+    R(syscall(SYS_ppoll, &p, 1, NULL, NULL, 8));
+    line("%s", bits(p.revents));
+    int e = R(syscall(SYS_epoll_create1, 0));
+    struct epoll_event ev = {.events = EPOLLOUT, .data.fd = c}, got;
+    R(syscall(SYS_epoll_ctl, e, EPOLL_CTL_ADD, c, &ev));
+    R(syscall(SYS_epoll_pwait, e, &got, 1, 100, NULL, 8));
+    line("%s", bits(got.events));
+    int d = R(syscall(SYS_dup, c));
+    R(syscall(SYS_dup3, c, 70, O_CLOEXEC));
+    R(syscall(SYS_fcntl, c, F_DUPFD, 71));
+    ping(70, s, "dup3");
+    ping(71, s, "F_DUPFD");
+    R(syscall(SYS_close_range, 70, 71, 0));
+    ping(d, s, "dup");
+    R(syscall(SYS_shutdown, c, SHUT_WR));
+    ends(s);
+    R(syscall(SYS_close, d));
+    R(syscall(SYS_close, c));
+    R(syscall(SYS_close, s));
+    R(syscall(SYS_close, l));
+    R(syscall(SYS_close, e));
+    R(syscall(SYS_close, e));
+    R(syscall(SYS_read, -1, buf, 1));
+    R(syscall(100000));
+    line("%d", syscall(SYS_getpid) == getpid());
+}
+
+int main(void) {
+    begin(60);
+    for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) {
+        reused(&ways[i], 1);
+        reused(&ways[i], 0);
+        left(&ways[i]);
+        waits(&ways[i]);
+        listeners(&ways[i]);
+    }
+    calls_by_number();
+    line("next number %d, SIGPIPE %d", (int)MUST(dup(1)), pipes());
+    return 0;
+}

@@ -1,0 +1,119 @@
+//! Event loops that register descriptors with epoll where no hook sees it: libuv through io_uring (Node.js, uvloop), a C
+//! program by system calls of its own. Their connections are destroyed again and again, and nobody is left waiting.
+//!
+//! scripts/setup installs both; `SLIM_KILLS` says how many connections are destroyed for each pair of programs.
+
+mod common;
+
+use common::{Program, compile, own_network, ports};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where scripts/setup puts what the tests have from the Python package index.
+fn installed(test: &str, name: &str) -> Option<PathBuf> {
+    let cache = std::env::var_os("SLIM_CACHE").map(PathBuf::from);
+    let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/slim"));
+    let bin = cache.or(home)?.join("loops/bin").join(name);
+    if !bin.exists() {
+        println!(
+            "skip: {test}: {} is not installed (scripts/setup)",
+            bin.display()
+        );
+        return None;
+    }
+    Some(bin)
+}
+
+/// How a program is run: what runs it, if anything, and the program.
+type Run = (PathBuf, PathBuf);
+
+fn script(what: &str, name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(what)
+        .join(name)
+}
+
+fn survive(test: &str, server: &Run, client: &Run) {
+    if !own_network(test) {
+        return;
+    }
+    let kills: u32 = std::env::var("SLIM_KILLS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(200);
+    let rings = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    if rings.trim() != "0" {
+        println!(
+            "io_uring is disabled here ({}): libuv uses epoll_ctl",
+            rings.trim()
+        );
+    }
+    let breaker = compile("breaker", &[]);
+    let start = |(runs, program): &Run, role: &str| {
+        Program::new(runs)
+            .arg(program)
+            .args([role, "7007"])
+            .preloaded(true)
+            .start()
+    };
+    let mut server = start(server, "server");
+    // Both interpreters take their time. A connection to find out would be none of SLIM's, and broken like the others.
+    while !ports("tcp", "0A").contains(&7007) {
+        assert!(server.alive(), "the server ended");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut client = start(client, "client");
+    let mut breaker = Program::new(&breaker)
+        .args([kills.to_string(), "200".into()])
+        .env("T_OWN_NETWORK", "1")
+        .start();
+    // Without connections there is nothing to break.
+    while client.alive() && breaker.alive() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if breaker.alive() {
+        breaker.signal(libc::SIGTERM);
+    }
+    let broken = breaker.finish_within(Duration::from_secs(400));
+    client.signal(libc::SIGTERM);
+    let client = client.finish_within(Duration::from_secs(400));
+    server.signal(libc::SIGTERM);
+    let server = server.finish_within(Duration::from_secs(60));
+    let said = format!(
+        "server:\n{}client:\n{}broken:\n{}",
+        server.transcript(),
+        client.transcript(),
+        broken.transcript()
+    );
+    println!("{said}");
+    assert!(broken.ok() && client.ok() && server.ok(), "{said}");
+    assert_eq!(client.stdout, "all right\n", "{said}");
+    assert_eq!(server.stdout, "", "{said}");
+    assert!(
+        !server.stderr.contains("slim") && !client.stderr.contains("slim"),
+        "{said}"
+    );
+}
+
+fn node(test: &str) -> Option<Run> {
+    Some((installed(test, "node")?, script("js", "echo.js")))
+}
+
+fn uvloop(test: &str) -> Option<Run> {
+    Some((installed(test, "python")?, script("py", "echo_uvloop.py")))
+}
+
+#[test]
+fn node_asks_uvloop() {
+    if let (Some(node), Some(uvloop)) = (node("node_asks_uvloop"), uvloop("node_asks_uvloop")) {
+        survive("node_asks_uvloop", &uvloop, &node);
+    }
+}
+
+#[test]
+fn uvloop_asks_node() {
+    if let (Some(node), Some(uvloop)) = (node("uvloop_asks_node"), uvloop("uvloop_asks_node")) {
+        survive("uvloop_asks_node", &node, &uvloop);
+    }
+}
