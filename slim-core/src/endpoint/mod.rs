@@ -90,6 +90,7 @@
 
 mod action;
 mod aged;
+mod asked;
 mod attempts;
 mod candidates;
 mod close;
@@ -98,6 +99,7 @@ mod flow;
 mod initiate;
 mod inquiry;
 mod late;
+mod leave;
 mod negotiate;
 mod pace;
 mod pending;
@@ -127,12 +129,13 @@ pub use flow::State;
 pub use pending::PendingHello;
 pub use tables::Tables;
 
+use asked::Askers;
 use candidates::Candidates;
 use close::{TOMB_AGE, Tombs};
 use ends::Ends;
 use inquiry::Inquiries;
 use late::Late;
-use negotiate::{Askers, plain};
+use negotiate::plain;
 use pace::Pace;
 use pending::Pending;
 use probe::Probes;

@@ -1,0 +1,273 @@
+//! The acceptor's side of negotiation: HELLOs, and those that wait for their connection to be accepted.
+//! `docs/PROTOCOL.md`, section "Negotiation".
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::ends::Ends;
+use super::flow::State;
+use super::negotiate::LATE_ANSWER;
+use super::pending::{PendingHello, Waiting};
+use super::processes::Process;
+use super::record::Peer;
+use super::timer::{Owner, Timer};
+use super::{Endpoint, plain};
+use crate::addr::on_link_of;
+use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
+use crate::ids::{FlowId, FlowToken, Role, Time};
+use crate::wire::{
+    AddrList, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed,
+};
+
+/// Hosts remembered for having asked.
+const ASKERS: usize = 1024;
+
+/// When a host asked last whether we have SLIM: so it has.
+#[derive(Default)]
+pub(super) struct Askers {
+    heard: HashMap<IpAddr, Time>,
+}
+
+impl Askers {
+    fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
+        if self.heard.len() >= ASKERS && !self.heard.contains_key(&ip) {
+            self.heard.retain(|_, at| now.since(*at) < age);
+        }
+        if self.heard.len() < ASKERS || self.heard.contains_key(&ip) {
+            self.heard.insert(ip, now);
+        }
+    }
+
+    pub(super) fn expire(&mut self, now: Time, age: Duration) {
+        self.heard.retain(|_, at| now.since(*at) < age);
+        self.heard.shrink_to_fit();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.heard.len()
+    }
+
+    pub(super) fn within(&self, now: Time, ip: IpAddr, age: Duration) -> bool {
+        self.heard.get(&ip).is_some_and(|at| now.since(*at) < age)
+    }
+}
+
+impl Endpoint {
+    /// Takes a HELLO that waits for the connection from `remote` to `local` to be accepted, until there is none. For
+    /// drivers of processes that share a listener: another one has accepted it.
+    pub fn take_pending(
+        &mut self,
+        now: Time,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<PendingHello> {
+        let waiting = self.pending.take(now, (plain(local), plain(remote)))?;
+        let message = Message::Hello(waiting.hello);
+        Some(PendingHello {
+            from: waiting.from,
+            local: waiting.local,
+            data: seal_with_job(self.config.job_key.as_ref(), &message),
+        })
+    }
+
+    /// Nobody accepts connections any more at the addresses of ours for which `fits` holds: those that
+    /// wait for it are told.
+    pub fn refuse_pending(&mut self, fits: impl Fn(SocketAddr) -> bool) {
+        for waiting in self.pending.take_all(fits) {
+            let nak = Message::HelloNak(HelloNak {
+                flow: waiting.hello.flow,
+                reason: NakReason::Policy,
+            });
+            let data = seal_with_job(self.config.job_key.as_ref(), &nak);
+            self.out.datagram(waiting.from, Some(waiting.local), data);
+        }
+    }
+
+    /// Acceptor: a HELLO and our flow have met. Whoever said it has to show that the answer has reached it.
+    pub(super) fn accept_hello(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        hello: &Hello,
+        from: SocketAddr,
+        local: SocketAddr,
+    ) {
+        // Of two connections with one name the first has it.
+        if self.by_id.contains_key(&(hello.flow, Role::Acceptor)) {
+            return self.drop_one();
+        }
+        let peer = self.asker(hello);
+        self.send_ack(hello.flow, &peer, from, local);
+        self.add_candidate(now, token, hello.flow, peer);
+        self.announce_fin_to(token, Some(hello.flow));
+        if self.flows[&token].outage.is_some() {
+            let most = self.config.hello_timeout.min(LATE_ANSWER);
+            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            self.timers.set(deadline, now + most);
+        }
+    }
+
+    /// Acceptor: what this HELLO says about the other side.
+    fn asker(&mut self, hello: &Hello) -> Peer {
+        let random_s = answer_random(&self.secret, hello);
+        let key = self.key_of(hello, random_s);
+        let process = self.processes.share(Process {
+            id: hello.endpoint,
+            addrs: hello.addrs[..].into(),
+            resume_port: hello.resume_port,
+            control_port: hello.control_port,
+        });
+        Peer {
+            process,
+            key,
+            random_s,
+        }
+    }
+
+    /// Acceptor: the key of the flow that this HELLO asks for.
+    fn key_of(&self, hello: &Hello, random_s: [u8; 32]) -> FlowKey {
+        let inputs = KeyInputs {
+            flow: hello.flow,
+            random_c: hello.random_c,
+            random_s,
+            connector: hello.endpoint,
+            acceptor: self.id,
+        };
+        FlowKey::derive(self.config.job_key.as_ref(), &inputs)
+    }
+
+    /// Whether it is this HELLO, come late or twice, that the flow began with: no other makes its key.
+    fn began_with(&self, peer: &Peer, hello: &Hello) -> bool {
+        self.key_of(hello, peer.random_s) == peer.key
+    }
+
+    fn send_ack(&mut self, flow: FlowId, peer: &Peer, to: SocketAddr, from: SocketAddr) {
+        let ack = Message::HelloAck(HelloAck {
+            flow,
+            endpoint: self.id,
+            random_s: peer.random_s,
+            features: 0,
+            resume_port: self.resume_port,
+            control_port: self.control_port,
+            addrs: AddrList::new(self.addrs.iter().copied()),
+        });
+        let data = peer.key.seal(Role::Acceptor, Fresh::None, &ack);
+        self.out.datagram(to, Some(from), data);
+    }
+
+    pub(super) fn on_hello(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        local: SocketAddr,
+        parsed: &Parsed<'_>,
+        hello: &Hello,
+    ) {
+        // Nobody may name a connection of another host.
+        if plain(from).ip() != hello.connector.ip() {
+            return self.drop_one();
+        }
+        let hello = &Hello {
+            connector: on_link_of(hello.connector, from),
+            acceptor: on_link_of(hello.acceptor, from),
+            ..*hello
+        };
+        let nak = |reason| {
+            Message::HelloNak(HelloNak {
+                flow: hello.flow,
+                reason,
+            })
+        };
+        let job = self.config.job_key.clone();
+        if !verify_with_job(job.as_ref(), parsed) {
+            let data = seal_with_job(job.as_ref(), &nak(NakReason::Unauthorized));
+            return self.out.datagram(from, Some(local), data);
+        }
+        let age = self.config.hello_timeout;
+        self.askers.note(now, hello.connector.ip(), age);
+        if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {
+            let flow = &self.flows[&token];
+            let candidate = self.candidates.named(token, hello.flow);
+            let peer = flow.peer.as_ref().or(candidate.map(|known| &known.peer));
+            let same = peer.filter(|peer| {
+                flow.ends.remote() == hello.connector && self.began_with(peer, hello)
+            });
+            return match same.cloned() {
+                Some(peer) => {
+                    self.send_ack(hello.flow, &peer, from, local);
+                    // Sent before the peer could read it, perhaps.
+                    self.announce_fin_to(token, Some(hello.flow));
+                }
+                None => self.drop_one(),
+            };
+        }
+        if let Some(tomb) = self.tombs.get(now, &(hello.flow, Role::Acceptor))
+            && self.began_with(&tomb.peer, hello)
+        {
+            let peer = tomb.peer.clone();
+            return self.send_ack(hello.flow, &peer, from, local);
+        }
+        let tuple = (hello.acceptor, hello.connector);
+        let ends = Ends::new(tuple.0, tuple.1);
+        let Some(&token) = self.by_ends.get(&ends) else {
+            if self.is_too_late(now, &ends, hello.flow) {
+                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                return self.out.datagram(from, Some(local), data);
+            }
+            let waiting = Waiting {
+                hello: *hello,
+                from,
+                local,
+            };
+            self.pending.put(now, tuple, waiting);
+            let wait = Message::HelloWait(HelloWait { flow: hello.flow });
+            let data = seal_with_job(job.as_ref(), &wait);
+            return self.out.datagram(from, Some(local), data);
+        };
+        match self.flow(token).state() {
+            State::Negotiating => self.accept_hello(now, token, hello, from, local),
+            // Too late: bytes are not counted any more.
+            State::Legacy => {
+                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                self.out.datagram(from, Some(local), data);
+            }
+            // The peer is known already.
+            _ => self.drop_one(),
+        }
+    }
+
+    pub(super) fn on_hello_done(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        parsed: &Parsed<'_>,
+        done: &HelloDone,
+    ) {
+        let HelloDone(hello) = done;
+        self.prove(now, hello.flow, (Fresh::None, parsed), None);
+        if self.genuine(hello.flow, parsed).is_some() {
+            return;
+        }
+        // Others may have taken the place of this HELLO. It has all that is needed.
+        let ends = Ends::new(
+            on_link_of(hello.acceptor, from),
+            on_link_of(hello.connector, from),
+        );
+        let token = self.by_ends.get(&ends).copied();
+        let negotiating = token.filter(|token| {
+            self.flows[token].state() == State::Negotiating
+                && !self.by_id.contains_key(&(hello.flow, Role::Acceptor))
+        });
+        if let Some(token) = negotiating {
+            let random_s = answer_random(&self.secret, hello);
+            let key = self.key_of(hello, random_s);
+            if key.verify(Role::Connector, Fresh::None, parsed) {
+                let peer = self.asker(hello);
+                self.add_candidate(now, token, hello.flow, peer);
+                return self.prove(now, hello.flow, (Fresh::None, parsed), None);
+            }
+        }
+        self.drop_one();
+    }
+}
