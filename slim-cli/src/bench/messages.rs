@@ -155,7 +155,7 @@ pub struct Run {
 
 /// About how long a turn is: shorter than the time slice that the scheduler gives whatever else wants the core, so that
 /// most turns are disturbed not at all and the others fall out of the median; and so long that waking up for
-/// it is little. docs/PERFORMANCE.md has what longer ones gave.
+/// it is little. docs/design/measuring.md has figures for longer ones.
 const TURN: Duration = Duration::from_millis(2);
 /// On a limited line, a turn is at least as long as the line takes for so many times what passes at once after a rest. The
 /// eighth before the clock starts then uses that up.

@@ -3,7 +3,7 @@
 //! In one call the kernel copies all that it has room for, megabytes perhaps, and does not look meanwhile at what the
 //! peer has acknowledged: so it writes to ever more memory that is in no cache, and when it is our turn to copy, what
 //! was written has left the caches, too. Given in pieces, it frees the memory of one before it needs some for the next.
-//! `docs/PERFORMANCE.md` has the figures.
+//! `docs/design/large-writes.md` has the figures.
 
 use super::buffers::Source;
 use super::transmit::{AT_ONCE, Transmit};
