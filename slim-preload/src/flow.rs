@@ -51,6 +51,8 @@ pub struct Flow {
     pub writes_much: AtomicU8,
     /// The application shut its reading side: an end of stream is its own doing.
     pub read_shut: AtomicBool,
+    /// The application was told of an end of stream while the flow negotiated, when nobody could be asked about it.
+    pub end_shown: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
     /// Which file is under the numbers ([`sys::identity`]).
@@ -297,7 +299,13 @@ impl Flow {
         flow.received_by_pass.store(0, Ordering::Relaxed);
         flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
         flow.local_final.store(UNKNOWN, Ordering::Relaxed);
-        for flag in [&flow.live, &flow.read_shut, &flow.forked, &flow.exposed] {
+        for flag in [
+            &flow.live,
+            &flow.read_shut,
+            &flow.end_shown,
+            &flow.forked,
+            &flow.exposed,
+        ] {
             flag.store(false, Ordering::Relaxed);
         }
         // As the agent begins with it.
@@ -349,6 +357,7 @@ impl Flow {
             dirty: AtomicBool::new(false),
             writes_much: AtomicU8::new(0),
             read_shut: AtomicBool::new(false),
+            end_shown: AtomicBool::new(false),
             forked: AtomicBool::new(false),
             exposed: AtomicBool::new(false),
             under: AtomicU64::new(0),

@@ -195,10 +195,11 @@ pub fn notice(flow: &'static Flow, fd: c_int) {
 
 /// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
 pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
-    let live = flow.live.load(Ordering::Acquire);
+    // An end that nobody could be asked about is passed on, and one that was shown to the application is not taken back.
+    let believed = || !flow.live.load(Ordering::Acquire) || flow.end_shown.load(Ordering::Acquire);
     let given_up = flow.used_by_child()
         || !flow.was_established(fd)
-        || (matches!(cause, Cause::Eof { .. }) && !live);
+        || (matches!(cause, Cause::Eof { .. }) && believed());
     if given_up {
         let token = flow.token();
         unmanage(flow, ctl);

@@ -86,6 +86,12 @@ fn numbers_closed_unseen() {
     same_alone("unseen", &[], &[]);
 }
 
+/// What poll has told stays true, whoever the peer turns out to be meanwhile.
+#[test]
+fn ends_that_were_shown() {
+    same_alone("shown", &["-rdynamic"], &[]);
+}
+
 /// Random sequences of calls on both ends, some of them by system calls that no hook sees: as bare sockets.
 /// `SLIM_SEQUENCES`: how many; a failure names the blocks of 20 that differ, and how to see all of one.
 #[test]

@@ -119,7 +119,11 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         // An end of both directions, or of the peer's, that it has not announced (yet).
         let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
         let unread = sys::readable(fd) > 0;
-        if peer_ended || shut_by_us || unread || !flow.live.load(Ordering::Acquire) {
+        if peer_ended || shut_by_us || unread {
+            return false;
+        }
+        if !flow.live.load(Ordering::Acquire) {
+            flow.end_shown.store(true, Ordering::Release);
             return false;
         }
         drop(ctl);
