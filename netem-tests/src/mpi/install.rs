@@ -82,7 +82,7 @@ impl Mpi {
                 })
             }
             Flavor::Mpich => {
-                let hint = "install the packages mpich and libmpich-dev (scripts/setup bench does)";
+                let hint = "install the packages mpich and libmpich-dev (scripts/setup does)";
                 Ok(Mpi {
                     flavor,
                     mpicc: first([PathBuf::from("/usr/bin/mpicc.mpich")], hint)?,
