@@ -38,7 +38,7 @@ fn main() -> ExitCode {
 
 /// Runs this program again under the library.
 fn with_library() -> Result<bool, String> {
-    let library = netem_tests::artifacts::preload().map_err(|e| e.to_string())?;
+    let library = slim_lab::artifacts::preload().map_err(|e| e.to_string())?;
     let program = env::current_exe().map_err(|e| e.to_string())?;
     let events = env::temp_dir().join(format!("slim-calls-{}.jsonl", std::process::id()));
     let status = Command::new(program)

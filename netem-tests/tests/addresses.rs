@@ -9,7 +9,7 @@ use common::{
     events::{Events, events_dir},
     eventually, lab,
 };
-use netem_tests::{
+use slim_lab::{
     Lab, Rng, artifacts,
     faults::destroy::{self, Amount, Pick},
     output::Running,

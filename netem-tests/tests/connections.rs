@@ -12,17 +12,17 @@ use common::{
     lab,
     streams::{End, Pair, Streams},
 };
-use netem_tests::{
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use slim_lab::{
     Lab, Rng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},
         inject::{self, Segment},
         nft,
     },
-};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
 };
 
 fn kill_all(lab: &Lab, node: usize) -> usize {
@@ -89,7 +89,7 @@ fn errors(end: &End) -> Vec<String> {
 
 /// Waits until a program reports an error, and says how long that took since `start`.
 fn error_after(
-    program: &netem_tests::output::Running,
+    program: &slim_lab::output::Running,
     start: Instant,
     limit: Duration,
 ) -> Option<Duration> {

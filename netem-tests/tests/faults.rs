@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{both, connection, eventually, lab};
-use netem_tests::{
+use slim_lab::{
     Lab, Rng,
     faults::{
         destroy::{self, Amount, Pick},
@@ -289,7 +289,7 @@ fn sorted(text: &str) -> Vec<String> {
     lines
 }
 
-fn victim_of(lab: &Lab, local: &TcpStream) -> netem_tests::faults::diag::Connection {
+fn victim_of(lab: &Lab, local: &TcpStream) -> slim_lab::faults::diag::Connection {
     let all = destroy::list(lab.node(0).net(), &Pick::between_hosts()).unwrap();
     let address = local.local_addr().unwrap();
     all.into_iter()

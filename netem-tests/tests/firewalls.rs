@@ -6,7 +6,7 @@ mod common;
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use common::{events::events_dir, lab};
-use netem_tests::{
+use slim_lab::{
     Lab, artifacts,
     faults::nft::{self, Rule},
     output::Running,

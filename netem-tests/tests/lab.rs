@@ -14,8 +14,8 @@ use std::{
 };
 
 use common::{connection, eventually, lab};
-use netem_tests::{
-    Error, Lab,
+use slim_lab::{
+    Error, Lab, artifacts,
     lab::{KEEP_VAR, operstate},
     launch, standstill,
 };
@@ -258,7 +258,9 @@ fn the_launcher_agent_enters_the_node_and_carries_what_slim_needs() {
         return;
     };
     let run = |host: &str| {
-        let mut command = lab.node(0).command(env!("CARGO_BIN_EXE_slim-lab-agent"));
+        let mut command = lab
+            .node(0)
+            .command(artifacts::program("slim-lab-agent").unwrap());
         command.envs(launch::environment(&lab));
         command
             .env("SLIM_LOG", "off")

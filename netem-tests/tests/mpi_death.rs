@@ -8,7 +8,12 @@ use common::{
     events::{Events, at, kind, word},
     jobs::{Bench, PROGRAM, Slim, assert_finished},
 };
-use netem_tests::{
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use slim_lab::{
     Lab, Rng,
     faults::{
         destroy::{self, Amount, Pick},
@@ -16,11 +21,6 @@ use netem_tests::{
     },
     mpi::{Flavor, Started, Verdict},
 };
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use serde_json::Value;
 
 /// Long enough not to end by itself.
 const WORK: u64 = 60;

@@ -11,7 +11,7 @@ use common::{
     kills::{Killed, Kills, Tally},
     soak,
 };
-use netem_tests::{
+use slim_lab::{
     Lab, Rng,
     faults::destroy::{Amount, Pick},
     mpi::{Flavor, Outcome, Verdict},

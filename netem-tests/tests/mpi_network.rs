@@ -10,7 +10,7 @@ use common::{
     kills::{Killed, Tally},
     soak,
 };
-use netem_tests::{
+use slim_lab::{
     Lab, Rng,
     faults::{
         destroy::{self, Pick},

@@ -17,7 +17,7 @@ use common::{
     events::{Events, event_logs, events_dir, word},
     eventually, lab,
 };
-use netem_tests::{
+use slim_lab::{
     Lab, Rng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},

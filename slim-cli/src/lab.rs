@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 
-use netem_tests::{Lab, artifacts, launch};
+use slim_lab::{Lab, artifacts, launch};
 
 use crate::failure::Failure;
 

@@ -6,13 +6,13 @@ mod common;
 use std::time::Duration;
 
 use common::{Scratch, assert_refused, output, slim};
-use netem_tests::mpi::{Flavor, Job, Mpi, Verdict};
-use netem_tests::skip::skip;
-use netem_tests::{Lab, artifacts};
 use slim_cli::bench::contender::{self, Contender};
 use slim_cli::bench::messages::Test;
 use slim_cli::bench::round::{Pace, Round};
 use slim_cli::bench::{callgrind, instructions};
+use slim_lab::mpi::{Flavor, Job, Mpi, Verdict};
+use slim_lab::skip::skip;
+use slim_lab::{Lab, artifacts};
 
 /// The instructions that SLIM adds to a `send` and a `recv` of 8 bytes.
 #[test]

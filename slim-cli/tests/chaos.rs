@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Scratch, assert_refused, output, slim};
-use netem_tests::{Lab, skip::skip};
+use slim_lab::{Lab, skip::skip};
 
 #[test]
 fn bad_plans_are_refused_in_one_line() {
@@ -87,7 +87,7 @@ fn a_command_in_a_lab_loses_its_connection() {
          [[fault]]\nkind = \"drop\"\nstart = 0.3\nlasts = 0.2\nnode = \"nodeB\"\n",
     );
     // A server and a client on the two nodes; the client's read ends with an error when killed.
-    let agent = netem_tests::artifacts::program("slim-lab-agent");
+    let agent = slim_lab::artifacts::program("slim-lab-agent");
     let Ok(agent) = agent else {
         return skip(
             "a_command_in_a_lab_loses_its_connection",

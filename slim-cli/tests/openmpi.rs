@@ -3,9 +3,9 @@
 mod common;
 
 use common::{Scratch, output};
-use netem_tests::mpi::{Flavor, Mpi};
-use netem_tests::{Lab, skip::skip};
 use slim_cli::lab::launcher_environment;
+use slim_lab::mpi::{Flavor, Mpi};
+use slim_lab::{Lab, skip::skip};
 
 /// Tells where it runs, what it has, and what the daemon that started it has.
 const RANK: &str = r#"

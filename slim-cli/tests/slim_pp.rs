@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Scratch, output};
-use netem_tests::mpi::{Flavor, Mpi, by_tcp};
-use netem_tests::{Lab, skip::skip};
+use slim_lab::mpi::{Flavor, Mpi, by_tcp};
+use slim_lab::{Lab, skip::skip};
 
 /// Changes one bit in the middle of every long read from a socket, where Open MPI has data and no
 /// header of its own.

@@ -19,7 +19,13 @@ fn sources(dir: &Path, text: &mut String) {
 fn every_test_that_is_named_exists() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut text = String::new();
-    for krate in ["slim-core", "slim-agent", "slim-preload", "netem-tests"] {
+    for krate in [
+        "slim-core",
+        "slim-agent",
+        "slim-preload",
+        "slim-lab",
+        "netem-tests",
+    ] {
         sources(&top.join(krate).join("src"), &mut text);
         sources(&top.join(krate).join("tests"), &mut text);
     }

@@ -2,8 +2,8 @@
 
 use std::{fmt, fs, path::PathBuf};
 
-use netem_tests::Lab;
 use serde_json::Value;
+use slim_lab::Lab;
 
 /// Why a flow is given up when the peer has left, and not because it could not be resumed.
 const PEER_LEFT: [&str; 3] = ["peer_gone", "peer_closed", "peer_reset"];

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use netem_tests::{
+use slim_lab::{
     Error, Lab, artifacts,
     mpi::{Flavor, Job, Mpi, Outcome, Started, Verdict},
     skip::skip,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netem_tests::{
+use slim_lab::{
     Lab, Rng,
     faults::destroy::{self, Amount, Pick},
     lab::KEEP_VAR,

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use netem_tests::{Lab, Netns, Node, skip::skip};
+use slim_lab::{Lab, Netns, Node, skip::skip};
 
 /// Whether the long versions are wanted (`SLIM_SOAK=1`).
 pub fn soak() -> bool {

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use super::events::events_dir;
-use netem_tests::{Lab, Node, artifacts, output::Running};
+use slim_lab::{Lab, Node, artifacts, output::Running};
 
 /// What a pair of programs is to do.
 #[derive(Clone, Debug)]

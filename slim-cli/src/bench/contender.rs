@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use netem_tests::{Lab, artifacts};
 use serde::{Deserialize, Serialize};
+use slim_lab::{Lab, artifacts};
 
 use crate::events;
 use crate::failure::Failure;

@@ -8,9 +8,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use netem_tests::{Error, Lab, Node, artifacts};
 use serde::de::DeserializeOwned;
 use slim_core::event::{Event, Record};
+use slim_lab::{Error, Lab, Node, artifacts};
 
 use crate::failure::Failure;
 

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use netem_tests::mpi::{Flavor, Job, Mpi};
-use netem_tests::output::Running;
-use netem_tests::{Error, Lab, artifacts};
 use serde::Serialize;
 use slim_core::event::Event;
+use slim_lab::mpi::{Flavor, Job, Mpi};
+use slim_lab::output::Running;
+use slim_lab::{Error, Lab, artifacts};
 
 use super::callgrind::{self, Entered, Function, Profile};
 use super::report::Section;

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use netem_tests::faults::shape::{self, Shape};
-use netem_tests::mpi::{Flavor, Job, Mpi};
-use netem_tests::{Error, Lab};
 use serde::{Deserialize, Serialize};
+use slim_lab::faults::shape::{self, Shape};
+use slim_lab::mpi::{Flavor, Job, Mpi};
+use slim_lab::{Error, Lab};
 
 use super::contender::{self, Contender, Ready};
 use super::round::{Pace, Round, Turns};

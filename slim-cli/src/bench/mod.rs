@@ -24,8 +24,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use netem_tests::Lab;
-use netem_tests::mpi::{Flavor, Mpi};
+use slim_lab::Lab;
+use slim_lab::mpi::{Flavor, Mpi};
 
 use crate::failure::{FAILED, Failure};
 use crate::run::preload;

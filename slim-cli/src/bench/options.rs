@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, ValueEnum};
-use netem_tests::mpi::Flavor;
+use slim_lab::mpi::Flavor;
 
 use super::contender::Contender;
 use super::messages::Test;

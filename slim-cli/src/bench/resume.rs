@@ -4,11 +4,11 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use netem_tests::Error;
-use netem_tests::faults::destroy::{self, Pick};
-use netem_tests::faults::diag::{self, Fate};
-use netem_tests::faults::nft;
 use serde::{Deserialize, Serialize};
+use slim_lab::Error;
+use slim_lab::faults::destroy::{self, Pick};
+use slim_lab::faults::diag::{self, Fate};
+use slim_lab::faults::nft;
 
 use super::flows::{Connected, Ground, now};
 use super::report::Section;

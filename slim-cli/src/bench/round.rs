@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use netem_tests::Lab;
-use netem_tests::mpi::{Job, Started};
+use slim_lab::Lab;
+use slim_lab::mpi::{Job, Started};
 
 use super::contender::{Contender, Ready};
 use super::messages::Test;

@@ -137,7 +137,7 @@ impl std::fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use netem_tests::Rng;
+    use slim_lab::Rng;
 
     use super::*;
 

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use netem_tests::{Error, Lab, Rng};
+use slim_lab::{Error, Lab, Rng};
 
 use crate::failure::{Failure, NOT_EXECUTABLE};
 use crate::lab;

@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use netem_tests::faults::destroy::{self, Pick};
-use netem_tests::faults::diag::{self, Connection, Fate};
-use netem_tests::faults::inject::{self, Segment};
-use netem_tests::faults::{link, nft};
-use netem_tests::{Error, Lab, Netns, Node, Rng};
+use slim_lab::faults::destroy::{self, Pick};
+use slim_lab::faults::diag::{self, Connection, Fate};
+use slim_lab::faults::inject::{self, Segment};
+use slim_lab::faults::{link, nft};
+use slim_lab::{Error, Lab, Netns, Node, Rng};
 
 use super::plan::{Fault, Hit, Kind, Plan};
 

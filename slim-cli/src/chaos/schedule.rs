@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use netem_tests::Rng;
+use slim_lab::Rng;
 
 use super::plan::{Fault, Plan, Span};
 

@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use netem_tests::mpi::{Flavor, Mpi};
-use netem_tests::{Lab, Rng};
+use slim_lab::mpi::{Flavor, Mpi};
+use slim_lab::{Lab, Rng};
 
 use crate::failure::{FAILED, Failure};
 use crate::run::preload;
@@ -52,7 +52,7 @@ pub struct Options {
 
 /// Runs the demonstration.
 pub fn main(options: &Options) -> Result<ExitCode, Failure> {
-    let input = |e: netem_tests::Error| Failure::input(e.to_string());
+    let input = |e: slim_lab::Error| Failure::input(e.to_string());
     Lab::check().map_err(input)?;
     let library = preload::find(None)?;
     let mpi = Mpi::find(Flavor::OpenMpi4).map_err(input)?;

@@ -7,10 +7,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use netem_tests::faults::destroy::{self, Amount, Pick};
-use netem_tests::mpi::{Outcome, Progress, Verdict, placement};
-use netem_tests::output::Running;
-use netem_tests::{Lab, Rng};
+use slim_lab::faults::destroy::{self, Amount, Pick};
+use slim_lab::mpi::{Outcome, Progress, Verdict, placement};
+use slim_lab::output::Running;
+use slim_lab::{Lab, Rng};
 
 use crate::failure::Failure;
 use crate::lab::launcher_environment;
@@ -79,7 +79,7 @@ impl Setting<'_> {
         rng: &mut Rng,
         told: impl Fn(&str),
     ) -> Result<Run, Failure> {
-        let failed = |e: netem_tests::Error| Failure::failed(e.to_string());
+        let failed = |e: slim_lab::Error| Failure::failed(e.to_string());
         told("starting");
         let mut job = Running::start(self.command(mode, n)?).map_err(failed)?;
         let mut killed = 0;
@@ -162,7 +162,7 @@ impl Setting<'_> {
         Ok(command)
     }
 
-    fn kill(&self, rng: &mut Rng) -> Result<usize, netem_tests::Error> {
+    fn kill(&self, rng: &mut Rng) -> Result<usize, slim_lab::Error> {
         let node = self.lab.node(rng.below(self.lab.nodes().len()));
         let amount = if rng.below(ALL_AT_ONCE) == 0 {
             Amount::All

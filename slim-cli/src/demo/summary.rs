@@ -90,7 +90,7 @@ pub fn table(summaries: &[Summary]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netem_tests::mpi::{Progress, Verdict};
+    use slim_lab::mpi::{Progress, Verdict};
 
     fn run(verdict: Verdict, status: Option<i32>, killed: usize) -> Run {
         let last = match &verdict {

@@ -1,9 +1,9 @@
-//! Stands in for ssh between the nodes of a lab. See `netem_tests::launch`.
+//! Stands in for ssh between the nodes of a lab. See `slim_lab::launch`.
 
 use std::{env, process::ExitCode};
 
 fn main() -> ExitCode {
-    let error = netem_tests::launch::agent(env::args_os().skip(1));
+    let error = slim_lab::launch::agent(env::args_os().skip(1));
     eprintln!("slim-lab-agent: {error}");
     // What ssh itself exits with when it cannot run the command.
     ExitCode::from(255)

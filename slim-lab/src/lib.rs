@@ -15,7 +15,7 @@
 //! the fault away when it is dropped.
 //!
 //! ```no_run
-//! use netem_tests::{Lab, Rng, faults::destroy::{self, Amount, Pick}};
+//! use slim_lab::{Lab, Rng, faults::destroy::{self, Amount, Pick}};
 //!
 //! let lab = Lab::builder().nodes(2).paths(1).build()?;
 //! let mut server = lab.node(1).command("iperf3").arg("-s").spawn().unwrap();
@@ -23,7 +23,7 @@
 //! let report = destroy::destroy(lab.node(0).net(), &Pick::between_hosts(), Amount::All, &mut Rng::new(1))?;
 //! println!("{report}");
 //! # server.kill().unwrap();
-//! # Ok::<(), netem_tests::Error>(())
+//! # Ok::<(), slim_lab::Error>(())
 //! ```
 //!
 //! What the lab needs: root (`CAP_NET_ADMIN` and `CAP_SYS_ADMIN`), `ip`, and for some faults
