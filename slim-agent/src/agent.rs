@@ -253,14 +253,12 @@ impl Agent {
 
     /// At process exit: sends what is announced, and waits at most `limit` for flows that the
     /// application closed while they were suspended. What is live and closed the kernel delivers
-    /// by itself.
-    pub fn drain_exit(&self, limit: Duration) {
+    /// by itself. False if the agent thread did not answer: it is busy, or gone.
+    pub fn drain_exit(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
-        if self.send(Command::DrainExit { limit, done }) {
-            // A little longer than the agent's own limit, which is the one that should fire.
-            let limit = limit + Duration::from_millis(50);
-            as_agent(|| is_done.wait(limit));
-        }
+        // A little longer than the agent's own limit, which is the one that should fire.
+        let wait = limit + Duration::from_millis(50);
+        self.send(Command::DrainExit { limit, done }) && as_agent(|| is_done.wait(wait))
     }
 
     /// The first thread of the process is about to end, and the process goes on with others. The agent's thread will

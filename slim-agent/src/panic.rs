@@ -15,7 +15,6 @@ use std::io;
 use std::mem;
 use std::panic;
 use std::rc::Rc;
-use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Once};
 
 use slim_core::{FlowToken, Verdict};
@@ -24,6 +23,7 @@ use crate::FlowIo;
 use crate::command::{Command, Receiver};
 use crate::events::{self, Log};
 use crate::fds;
+use crate::thread::Report;
 
 thread_local! {
     static SURVIVOR: RefCell<Option<Rc<Survivor>>> = const { RefCell::new(None) };
@@ -32,7 +32,7 @@ thread_local! {
 /// What outlives a panic of the agent thread.
 pub(crate) struct Survivor {
     commands: Rc<Receiver>,
-    started: SyncSender<io::Result<()>>,
+    started: Rc<Report>,
     log: Log,
     /// Whether plain TCP is not allowed.
     required: bool,
@@ -53,7 +53,7 @@ impl Survivor {
     /// From now on a panic of this thread is survived.
     pub(crate) fn prepare(
         commands: Rc<Receiver>,
-        started: SyncSender<io::Result<()>>,
+        started: Rc<Report>,
         log: Log,
         required: bool,
     ) -> Rc<Self> {
@@ -123,9 +123,7 @@ impl Survivor {
         self.log
             .error(|| format!("{why}: connections are plain TCP from now on"));
         // For the case that it happened while starting.
-        let _ = self
-            .started
-            .try_send(Err(io::Error::other("internal error")));
+        self.started.answer(Err(io::Error::other("internal error")));
         fds::shut_watched();
         let away = self.away.try_borrow_mut();
         let mut away = away.map(|mut a| mem::take(&mut *a)).unwrap_or_default();

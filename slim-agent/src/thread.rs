@@ -3,7 +3,7 @@
 use std::io;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +15,7 @@ use tokio::task::{self, LocalSet};
 use crate::agent::{Elsewhere, Listeners, as_agent, be_agent_thread, during};
 use crate::command::Receiver;
 use crate::control::{Control, OwnSockets};
+use crate::done::{self, Done};
 use crate::driver::Driver;
 use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
@@ -44,7 +45,7 @@ pub(crate) fn wait_for_end(limit: Duration) -> bool {
         if begun.elapsed() > limit {
             return false;
         }
-        sys::nap(Duration::from_micros(200));
+        sys::nap(Duration::from_micros(50));
     }
 }
 
@@ -57,6 +58,24 @@ struct Parts {
     resume: ResumeListeners,
     alarm: OwnFd,
     seed: [u8; 40],
+}
+
+/// Tells the starting thread what became of the start. The first word counts.
+///
+/// A channel of the standard library's would leave memory of libc's `malloc` behind in the starting thread.
+pub(crate) struct Report {
+    outcome: Arc<Mutex<Option<io::Result<()>>>>,
+    done: Done,
+}
+
+impl Report {
+    /// The starting thread may have been cancelled; then nobody wants to know.
+    pub(crate) fn answer(&self, outcome: io::Result<()>) {
+        let mut said = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        said.get_or_insert(outcome);
+        drop(said);
+        self.done.tell();
+    }
 }
 
 /// Creates the process-wide sockets and starts the thread; returns once it is at work.
@@ -77,20 +96,27 @@ pub(crate) fn start(
         alarm: sys::timerfd().map_err(during("create a timer"))?,
         seed,
     };
-    let (report, outcome) = mpsc::sync_channel(1);
+    let outcome = Arc::<Mutex<Option<io::Result<()>>>>::default();
+    let (done, answered) = done::done();
+    let report = Report {
+        outcome: outcome.clone(),
+        done,
+    };
     let blocked = sys::SignalsBlocked::new();
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
         .stack_size(sys::stack_size(STACK))
-        .spawn(move || as_agent(|| run(parts, commands, &report)));
+        .spawn(move || as_agent(|| run(parts, commands, report)));
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
-    outcome
-        .recv()
-        .unwrap_or_else(|_| Err(io::Error::other("the agent thread ended while starting")))
+    answered.wait(Duration::MAX);
+    let mut said = outcome.lock().unwrap_or_else(PoisonError::into_inner);
+    said.take()
+        .unwrap_or_else(|| Err(io::Error::other("the agent thread ended while starting")))
 }
 
-fn run(parts: Parts, commands: Receiver, report: &mpsc::SyncSender<io::Result<()>>) {
+fn run(parts: Parts, commands: Receiver, report: Report) {
+    let report = Rc::new(report);
     be_agent_thread();
     THREAD.store(sys::thread(), Ordering::Release);
     turn::take_own();
@@ -108,22 +134,17 @@ fn run(parts: Parts, commands: Receiver, report: &mpsc::SyncSender<io::Result<()
         .build();
     let runtime = match built.map_err(during("start the event loop")) {
         Ok(runtime) => runtime,
-        Err(e) => return answer(report, Err(e)),
+        Err(e) => return report.answer(Err(e)),
     };
     LocalSet::new().block_on(&runtime, async {
         match assemble(parts, commands, survivor) {
             Ok(shared) => {
-                answer(report, Ok(()));
+                report.answer(Ok(()));
                 obey(shared).await;
             }
-            Err(e) => answer(report, Err(e)),
+            Err(e) => report.answer(Err(e)),
         }
     });
-}
-
-/// The starting thread may have been cancelled; then nobody wants to know.
-fn answer(report: &mpsc::SyncSender<io::Result<()>>, outcome: io::Result<()>) {
-    let _ = report.send(outcome);
 }
 
 /// Registers all sockets with the runtime and starts their tasks.

@@ -292,10 +292,17 @@ extern "C" fn at_exit() {
     });
     // The first look makes the agent find out which closed flows have lost their transport; the second waits for
     // those, and returns at once when there are none.
-    runtime::with_agent(|a| {
+    let answers = runtime::with_agent(|a| {
         a.drain_exit(Duration::ZERO);
-        a.drain_exit(EXIT_LIMIT);
+        a.drain_exit(EXIT_LIMIT)
     });
+    if answers != Some(true) {
+        return;
+    }
+    // Libraries that end after us may still use connections: they are plain TCP, and one whose transport is away has its
+    // error, for nobody is left to resume it.
+    runtime::end();
+    table::for_each_flow(|fd, f| descriptors::demote(f, fd));
 }
 
 /// The kernel is about to close the connection under `fd`, unless a child has it, too.

@@ -155,6 +155,10 @@ fn start_agent() -> Option<Agent> {
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     crate::ops::descriptors::note_table_size();
+    // The sanitizer takes our calls of `memcpy` and `close`, too, and knows nothing of what orders them: it reports races
+    // (a dozen in a transfer between two threads). Told to ignore calls from this library (`called_from_lib`), it does not
+    // learn from the program's sends and receives any more what orders the program's own threads, and calls it a mistake
+    // when a thread is cancelled in one.
     if sys::has_symbol(c"__tsan_acquire") {
         say(
             "the program is built for the thread sanitizer, which does not see our locks; connections are plain TCP",
@@ -220,6 +224,18 @@ pub fn switch_off(why: &str) {
     }
     // No need to ask the kernel whose process this is.
     OWNER.store(0, Ordering::SeqCst);
+}
+
+/// The process is about to end: everything is plain TCP from now on, and the agent's thread ends.
+pub fn end() {
+    const LIMIT: Duration = Duration::from_secs(1);
+    let agent = AGENT.with(|agent| {
+        STATE.store(OFF, Ordering::SeqCst);
+        agent.take()
+    });
+    if let Some(agent) = agent {
+        agent.retire(LIMIT);
+    }
 }
 
 /// Calls `f` with the agent, if there is one.
