@@ -22,7 +22,7 @@ use crate::sys;
 
 const WORDS: usize = 1024;
 /// Numbers from here on are not registered; the floor keeps ours far below.
-const LIMIT: usize = WORDS * 64;
+pub const LIMIT: usize = WORDS * 64;
 const HIGHEST_FLOOR: u64 = 4096;
 /// The limit is read again after as many uses of the floor.
 const REREAD: u32 = 32;

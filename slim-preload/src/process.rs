@@ -196,8 +196,13 @@ pub fn before_exec() {
 }
 
 /// Before the application installs a system call filter, which knows nothing of the calls that we make besides its own,
-/// and may apply to all threads: all flows are plain TCP from now on, nothing new is managed, and the agent's thread ends.
+/// and may apply to all threads.
 pub fn before_filter() {
+    step_back("the program installs a system call filter");
+}
+
+/// All flows are plain TCP from now on, nothing new is managed, and the agent's thread ends.
+fn step_back(why: &str) {
     if !runtime::possible() || runtime::is_our_call() || !runtime::in_own_process() {
         return;
     }
@@ -208,8 +213,69 @@ pub fn before_filter() {
         for (fd, f) in all {
             descriptors::hand_over_until(f, fd, limit);
         }
-        runtime::switch_off("the program installs a system call filter");
+        runtime::switch_off(why);
     });
+}
+
+/// `unshare`: what the agent's thread shares with the program it would share no more.
+pub fn unshare(flags: c_int, real: impl Fn() -> c_int) -> c_int {
+    const ALONE: c_int =
+        libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
+    if flags & libc::CLONE_FILES != 0 {
+        before_other_numbers();
+    }
+    if flags & libc::CLONE_NEWNET != 0 {
+        before_other_network();
+    }
+    match flags & ALONE {
+        0 => real(),
+        _ => alone(real),
+    }
+}
+
+/// `setns`.
+pub fn set_namespace(fd: c_int, kind: c_int, real: impl Fn() -> c_int) -> c_int {
+    const ALONE: c_int = libc::CLONE_NEWNS | libc::CLONE_NEWUSER | libc::CLONE_NEWTIME;
+    // As in linux/nsfs.h.
+    const NS_GET_NSTYPE: libc::c_int = 0xb703;
+    let kind = match kind {
+        0 => sys::keep_errno(|| sys::ioctl(fd, NS_GET_NSTYPE as _).unwrap_or(0)),
+        kind => kind,
+    };
+    if kind & libc::CLONE_NEWNET != 0 {
+        before_other_network();
+    }
+    match kind & ALONE {
+        0 => real(),
+        _ => alone(real),
+    }
+}
+
+/// Before the calling thread gets descriptors of its own: a number no longer means the same in all threads, and the
+/// agent's thread would keep open what the program closes.
+pub fn before_other_numbers() {
+    if runtime::in_use() || sys::direct::has_threads() {
+        step_back("the program gets a table of descriptors for one thread");
+    }
+}
+
+/// Before the calling thread moves to another network, in which the agent's sockets are not.
+fn before_other_network() {
+    if runtime::in_use() {
+        step_back("the program moves to another network");
+    }
+}
+
+/// Makes a call that the kernel refuses a process with several threads.
+fn alone(real: impl Fn() -> c_int) -> c_int {
+    let errno = sys::errno();
+    let r = real();
+    if r == 0 || !runtime::in_use() || !matches!(sys::errno(), libc::EINVAL | libc::EUSERS) {
+        return r;
+    }
+    step_back("the program makes a call that is for a process of one thread");
+    sys::set_errno(errno);
+    real()
 }
 
 /// Before the calling thread ends: if it is the first one, the process goes on with the others.

@@ -8,7 +8,7 @@ use crate::lock::Lock;
 use crate::{heap, sys};
 use libc::c_int;
 use slim_agent::Agent;
-use slim_core::config::{Config, Policy};
+use slim_core::config::{Config, LogLevel, Policy};
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -154,7 +154,14 @@ fn start_agent() -> Option<Agent> {
         return None;
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
-    crate::ops::descriptors::note_table_size();
+    let status = status_of("self");
+    crate::ops::descriptors::note_table_size(&status);
+    if filters(&status) > filters(&status_of("1")) {
+        if config.log >= LogLevel::Info {
+            say("the process began under a system call filter; connections are plain TCP");
+        }
+        return None;
+    }
     // The sanitizer takes our calls of `memcpy` and `close`, too, and knows nothing of what orders them: it reports races
     // (a dozen in a transfer between two threads). Told to ignore calls from this library (`called_from_lib`), it does not
     // learn from the program's sends and receives any more what orders the program's own threads, and calls it a mistake
@@ -178,6 +185,28 @@ fn start_agent() -> Option<Agent> {
             ))
         })
         .ok()
+}
+
+/// What proc(5) has on a process, by its directory; nothing if that cannot be read.
+fn status_of(process: &str) -> String {
+    let status = quietly(|| std::fs::read_to_string(format!("/proc/{process}/status")));
+    status.unwrap_or_default()
+}
+
+/// The number on a line of that.
+pub fn number_in(status: &str, name: &str) -> Option<c_int> {
+    let line = status.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().parse().ok()
+}
+
+/// How many system call filters a process has. What they allow cannot be found out, and a filter may kill a process for
+/// one call. Those that the first process has, too, are a container's: its programs are many, and it forbids none of the
+/// calls that we make. A filter beyond those was made for this program, without us in mind.
+fn filters(status: &str) -> c_int {
+    const FILTERED: c_int = 2;
+    // Linux 5.9 and later count them.
+    let counted = number_in(status, "Seccomp_filters:");
+    counted.unwrap_or_else(|| c_int::from(number_in(status, "Seccomp:") == Some(FILTERED)))
 }
 
 /// SLIM must not take the last descriptors of a program that has few.

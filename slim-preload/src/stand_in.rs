@@ -75,6 +75,11 @@ pub fn is_ours(fd: c_int) -> bool {
     fd >= 0 && READY.load(Ordering::Relaxed) == fd
 }
 
+/// The number of one of them was closed.
+pub fn closed(fd: c_int) {
+    let _ = READY.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
+}
+
 /// How the other end of a connection left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {

@@ -142,6 +142,11 @@ pub fn survives_exec(fd: c_int) -> bool {
     call!(libc::SYS_fcntl, fd, libc::F_GETFD).is_ok_and(|f| f as c_int & libc::FD_CLOEXEC == 0)
 }
 
+/// An ioctl that takes nothing, and gives a number.
+pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Result<c_int, Errno> {
+    call!(libc::SYS_ioctl, fd, request, 0usize).map(|n| n as c_int)
+}
+
 /// An ioctl that fills one int.
 pub fn ioctl_int(fd: c_int, request: libc::c_ulong) -> Result<c_int, Errno> {
     let mut v: c_int = 0;

@@ -2,7 +2,39 @@
 
 mod common;
 
-use common::{Program, SETTLED, compile, same_alone};
+use common::{Program, SETTLED, compare, compile, own_network, same_alone};
+
+/// What the program says must be as bare; standard error may have one line of ours, with `why`.
+fn steps_back(name: &str, args: &[&str], why: Option<&str>) {
+    let program = compile(name, &[]);
+    let run = |preloaded, settle| {
+        Program::new(&program)
+            .args(args)
+            .env("SLIM_LOG", "info")
+            .preloaded(preloaded)
+            .settle(settle)
+            .run()
+    };
+    let bare = run(false, 0);
+    assert!(bare.ok(), "{name} {args:?}: {}", bare.transcript());
+    for settle in [0, SETTLED] {
+        let mut got = run(true, settle);
+        let said = got.stderr.lines().filter(|l| l.contains("plain TCP"));
+        let said: Vec<_> = said.map(str::to_owned).collect();
+        match why {
+            Some(why) => assert!(
+                !said.is_empty() && said.iter().all(|l| l.contains(why)),
+                "{name} {args:?}: {}",
+                got.stderr
+            ),
+            None => assert!(said.is_empty(), "{name} {args:?}: {}", got.stderr),
+        }
+        got.stderr.clear();
+        if let Some(difference) = compare(&format!("{name} {args:?}"), &bare, &got) {
+            panic!("{difference}");
+        }
+    }
+}
 
 #[test]
 fn ends_of_processes() {
@@ -42,4 +74,44 @@ fn valgrind_finds_nothing_lost() {
         assert!(nothing, "preloaded: {preloaded}\n{}", got.stderr);
         assert!(got.stdout.contains("works: ping, pong"), "{}", got.stdout);
     }
+}
+
+/// Calls that are for a process of one thread, or that give a thread descriptors or a network of its own.
+#[test]
+fn what_threads_no_longer_share() {
+    if !own_network("what_threads_no_longer_share") {
+        return;
+    }
+    let table = Some("table of descriptors");
+    let alone = Some("one thread");
+    for (case, why) in [
+        ("files", table),
+        ("files-by-number", table),
+        ("close-range", table),
+        ("close-all", table),
+        ("close-on-exec", table),
+        ("thread", table),
+        ("user", alone),
+        ("user-by-number", alone),
+        ("user-thread", alone),
+        ("thread-flags", alone),
+        ("mounts", alone),
+        ("network", Some("another network")),
+        ("same-network", Some("another network")),
+        ("own-mounts", None),
+        ("uts", None),
+        ("bad", Some("another network")),
+    ] {
+        steps_back("apart", &[case], why);
+    }
+}
+
+/// A filter of the program's parent, which kills for calls that only we make.
+#[test]
+fn a_filter_from_before() {
+    steps_back(
+        "filtered",
+        &["begin"],
+        Some("began under a system call filter"),
+    );
 }

@@ -14,7 +14,8 @@ hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
     ops::close(fd, || take(|| real!(__close)(fd)))
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
-    // Anything but plain closing (CLOSE_RANGE_CLOEXEC, _UNSHARE) ends no session.
+    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return ops::close_range_apart(first, last, || take(|| real!(close_range)(first, last, flags))); }
+    // CLOSE_RANGE_CLOEXEC ends no session.
     if flags == 0 && first <= last && keep_errno(|| ops::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
     take(|| real!(close_range)(first, last, flags))
 }}
@@ -96,6 +97,12 @@ hook! { unsafe fn fexecve(fd: c_int, args: Strings, env: Strings) -> c_int => sl
 hook! { unsafe fn prctl(what: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int => slim_prctl {
     if what == libc::PR_SET_SECCOMP { process::before_filter(); }
     real!(prctl)(what, a, b, c, d)
+}}
+hook! { unsafe fn unshare(flags: c_int) -> c_int => slim_unshare {
+    process::unshare(flags, || real!(unshare)(flags))
+}}
+hook! { unsafe fn setns(fd: c_int, kind: c_int) -> c_int => slim_setns {
+    process::set_namespace(fd, kind, || real!(setns)(fd, kind))
 }}
 hook! { unsafe fn pthread_exit(value: *mut c_void) => slim_pthread_exit {
     process::before_thread_exit();

@@ -175,10 +175,12 @@ on_descriptors! {
     SYS_sendmsg(x) => plainly(|| data::slim_sendmsg(fd(x[0]), x[1] as _, fd(x[2])));
     SYS_sendto(x) => plainly(|| data::slim_sendto(fd(x[0]), x[1] as _, x[2], fd(x[3]), x[4] as _, x[5] as _));
     SYS_setsockopt(x) => sockets::slim_setsockopt(fd(x[0]), fd(x[1]), fd(x[2]), x[3] as _, x[4] as _);
+    SYS_setns(x) => process::set_namespace(fd(x[0]), fd(x[1]), || real(libc::SYS_setns, x) as c_int);
     SYS_shutdown(x) => sockets::slim_shutdown(fd(x[0]), fd(x[1]));
     SYS_socket(x) => numbers::slim_socket(fd(x[0]), fd(x[1]), fd(x[2]));
     SYS_socketpair(x) => numbers::slim_socketpair(fd(x[0]), fd(x[1]), fd(x[2]), x[3] as _);
     SYS_splice(x) => plainly(|| data::slim_splice(fd(x[0]), x[1] as _, fd(x[2]), x[3] as _, x[4], x[5] as _));
+    SYS_unshare(x) => process::unshare(fd(x[0]), || real(libc::SYS_unshare, x) as c_int);
     SYS_write(x) => plainly(|| data::slim_write(fd(x[0]), x[1] as _, x[2]));
     SYS_writev(x) => plainly(|| data::slim_writev(fd(x[0]), x[1] as _, fd(x[2])));
 }

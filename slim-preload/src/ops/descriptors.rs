@@ -414,6 +414,26 @@ pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
     true
 }
 
+/// `close_range` for a thread that gets a table of descriptors of its own: what means something to us, or is ours, is
+/// closed like all else.
+pub fn close_range_apart(first: u32, last: u32, real: impl FnOnce() -> c_int) -> c_int {
+    if !runtime::in_own_process() {
+        return real();
+    }
+    crate::process::before_other_numbers();
+    let r = real();
+    if r == 0 && !runtime::possible() {
+        for fd in first..=last.min(slim_agent::fds::LIMIT as u32 - 1) {
+            let fd = fd as c_int;
+            if is_internal(fd) && !sys::keep_errno(|| sys::is_open(fd)) {
+                slim_agent::fds::release(fd);
+                stand_in::closed(fd);
+            }
+        }
+    }
+    r
+}
+
 /// All numbers that are open.
 pub fn open_numbers() -> Vec<c_int> {
     let mut all = Vec::new();
@@ -432,13 +452,9 @@ fn note_number(fd: c_int) {
     }
 }
 
-/// Before the first descriptor of ours above those of the application.
-pub fn note_table_size() {
-    let status = runtime::quietly(|| std::fs::read_to_string("/proc/self/status"));
-    let size = status.ok().and_then(|text| {
-        let line = text.lines().find_map(|l| l.strip_prefix("FDSize:"))?;
-        line.trim().parse().ok()
-    });
+/// Before the first descriptor of ours above those of the application: what the kernel says of the process.
+pub fn note_table_size(status: &str) {
+    let size = runtime::number_in(status, "FDSize:");
     PLACES.fetch_max(size.unwrap_or(sys::TABLE_MIN), Ordering::Relaxed);
 }
 

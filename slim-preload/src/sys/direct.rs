@@ -53,6 +53,11 @@ pub fn threads() {
     AGAINST.fetch_or(THREADS, Ordering::SeqCst);
 }
 
+/// Whether the application has made one.
+pub fn has_threads() -> bool {
+    AGAINST.load(Ordering::SeqCst) & THREADS != 0
+}
+
 /// A thread is to be cancelled: every call is a cancellation point from now on.
 pub fn cancels() {
     AGAINST.fetch_or(CANCELS, Ordering::SeqCst);
