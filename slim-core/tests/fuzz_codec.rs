@@ -13,6 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::panic;
 use std::time::{Duration, Instant, SystemTime};
 
+use fastrand::Rng;
 use slim_core::wire::{
     self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
     HelloDone, HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Query,
@@ -20,29 +21,11 @@ use slim_core::wire::{
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
-/// SplitMix64: small, seedable, good enough to break things with.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Less than `n`, which is not 0.
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n as u64) as usize
-    }
-
-    fn byte(&mut self) -> u8 {
-        // The values that mean something turn up more often than by chance.
-        match self.below(4) {
-            0 => [0, 1, 4, 6, 7, 8, 9, 0x7f, 0x80, 0xff][self.below(10)],
-            _ => self.next() as u8,
-        }
+/// A byte. The values that mean something turn up more often than by chance.
+fn byte(rng: &mut Rng) -> u8 {
+    match rng.usize(..4) {
+        0 => [0, 1, 4, 6, 7, 8, 9, 0x7f, 0x80, 0xff][rng.usize(..10)],
+        _ => rng.u8(..),
     }
 }
 
@@ -168,36 +151,36 @@ fn corpus() -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
-    let at = random.below(bytes.len().max(1)).min(bytes.len());
-    match random.below(9) {
-        0 if !bytes.is_empty() => bytes[at] ^= 1 << random.below(8),
-        1 if !bytes.is_empty() => bytes[at] = random.byte(),
+fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
+    let at = random.usize(..bytes.len().max(1)).min(bytes.len());
+    match random.usize(..9) {
+        0 if !bytes.is_empty() => bytes[at] ^= 1 << random.usize(..8),
+        1 if !bytes.is_empty() => bytes[at] = byte(random),
         2 => bytes.truncate(at),
         3 => {
-            for _ in 0..random.below(40) {
-                bytes.push(random.byte());
+            for _ in 0..random.usize(..40) {
+                bytes.push(byte(random));
             }
         }
         // The start of one and the end of another.
         4 => {
-            let other = &corpus[random.below(corpus.len())];
+            let other = &corpus[random.usize(..corpus.len())];
             bytes.truncate(at);
-            bytes.extend(&other[random.below(other.len())..]);
+            bytes.extend(&other[random.usize(..other.len())..]);
         }
-        5 => bytes.insert(at, random.byte()),
+        5 => bytes.insert(at, byte(random)),
         6 if !bytes.is_empty() => {
             bytes.remove(at);
         }
         // A run of one value: empties a field, or fills it.
         7 => {
-            let (value, end) = (random.byte(), bytes.len().min(at + random.below(24)));
+            let (value, end) = (byte(random), bytes.len().min(at + random.usize(..24)));
             bytes[at..end].fill(value);
         }
         // A header that is right for a kind, on whatever there is: gets past the first checks.
         _ => {
-            let kind = Kind::ALL[random.below(Kind::ALL.len())];
-            if random.below(2) == 0 {
+            let kind = Kind::ALL[random.usize(..Kind::ALL.len())];
+            if random.usize(..2) == 0 {
                 bytes.resize(kind.message_len(), 0);
             }
             let length = (kind.message_len() as u16).to_be_bytes();
@@ -253,13 +236,13 @@ fn damaged_messages_never_panic_and_survivors_are_exact() {
 
     let corpus = corpus();
     assert!(corpus.iter().all(|bytes| check(bytes)));
-    let mut random = Random(seed);
+    let mut random = Rng::with_seed(seed);
     let end = Instant::now() + Duration::from_secs(seconds);
     let (mut inputs, mut messages) = (0u64, 0u64);
     while Instant::now() < end {
         for _ in 0..1000 {
-            let mut bytes = corpus[random.below(corpus.len())].clone();
-            for _ in 0..=random.below(4) {
+            let mut bytes = corpus[random.usize(..corpus.len())].clone();
+            for _ in 0..=random.usize(..4) {
                 mutate(&mut bytes, &corpus, &mut random);
             }
             match panic::catch_unwind(|| check(&bytes)) {

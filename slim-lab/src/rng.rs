@@ -1,15 +1,13 @@
 //! Seeded choice, so that a run can be repeated.
 
-/// SplitMix64: small, and the same on every machine.
+/// A sequence that is the same on every machine.
 #[derive(Clone, Debug)]
-pub struct Rng {
-    state: u64,
-}
+pub struct Rng(fastrand::Rng);
 
 impl Rng {
     /// The sequence that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
-        Rng { state: seed }
+        Rng(fastrand::Rng::with_seed(seed))
     }
 
     /// A seed from `SLIM_LAB_SEED` if it is set, else from the clock. Print it, so that a failure
@@ -27,22 +25,18 @@ impl Rng {
 
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
+        self.0.u64(..)
     }
 
     /// A number in `0..bound`. `bound` must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "a choice among nothing");
-        ((u128::from(self.next_u64()) * bound as u128) >> 64) as usize
+        self.0.usize(..bound)
     }
 
     /// True once in two.
     pub fn coin(&mut self) -> bool {
-        self.next_u64() & 1 == 1
+        self.0.bool()
     }
 
     /// A duration in `from..to`.

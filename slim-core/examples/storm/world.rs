@@ -1,28 +1,9 @@
-//! A switch is reset, and a whole cluster resumes at once.
-//!
-//! ```sh
-//! cargo run --release -p slim-core --example storm -- --flows 1000000 --endpoints 100000 storm.csv storm.svg
-//! ```
-//!
-//! The endpoints are real: every flow is negotiated and resumed by `slim_core::endpoint::Endpoint`,
-//! with its messages, proofs and timers. What is a model is everything around them: a network with one
-//! latency and no loss but the hole; agents that do one thing after the other, each of which takes
-//! some microseconds (see [`cost`]); listeners with a backlog, and kernels that send a dropped SYN
-//! again after 1, 3 and 7 s; applications that notice at random within `--notice` milliseconds.
-//!
-//! Endpoint 0 is a server: `--hot` others have one flow with it. All other flows are between
-//! endpoints chosen at random. With `--hole 0` all connections are reset at once, and both ends
-//! notice; otherwise the network swallows everything for as many milliseconds and every flow is
-//! found to be stalled by one of its ends.
-//!
-//! The first file gets what happened in each 10 ms, the second a picture of it.
+//! The endpoints, and the model of everything around them.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
-use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
-use std::{env, fs, process};
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint};
@@ -35,9 +16,8 @@ const SYN_AGAIN: [u64; 3] = [1, 2, 4];
 const CONTROL: u16 = 701;
 const RESUME: u16 = 700;
 const SERVICE: u16 = 80;
-const ECONNRESET: i32 = 104;
-/// Width of a column of the table.
-const STEP: u64 = 10_000;
+/// Width of a column of the table, in microseconds.
+pub const STEP: u64 = 10_000;
 /// Nothing that takes longer is of interest.
 const END: Time = Time(180_000_000);
 
@@ -52,17 +32,8 @@ mod cost {
     pub const OTHER: u64 = 1;
 }
 
-struct Options {
-    flows: usize,
-    endpoints: usize,
-    hot: usize,
-    hole: u64,
-    notice: u64,
-    files: Vec<String>,
-}
-
 /// Something for an agent to do.
-enum Work {
+pub enum Work {
     Datagram {
         from: SocketAddr,
         to: SocketAddr,
@@ -80,7 +51,7 @@ enum Work {
     Timer,
 }
 
-enum Event {
+pub enum Event {
     Arrive(usize, Work),
     Syn {
         from: usize,
@@ -106,31 +77,28 @@ struct Node {
 
 /// What happened in one step of time.
 #[derive(Clone, Copy, Default)]
-struct Step {
-    resumed: u64,
-    datagrams: u64,
-    syns: u64,
-    dropped: u64,
-    messages: u64,
+pub struct Step {
+    pub resumed: u64,
+    pub datagrams: u64,
+    pub syns: u64,
+    pub dropped: u64,
+    pub messages: u64,
 }
 
-/// One of the columns.
-type Value = fn(&Step) -> u64;
-
-struct World {
+pub struct World {
     now: Time,
     nodes: Vec<Node>,
     events: BinaryHeap<Reverse<(Time, u64)>>,
     what: HashMap<u64, Event>,
     number: u64,
-    steps: Vec<Step>,
-    kinds: HashMap<Kind, u64>,
-    back_at: Time,
-    given_up: u64,
+    pub steps: Vec<Step>,
+    pub kinds: HashMap<Kind, u64>,
+    pub back_at: Time,
+    pub given_up: u64,
     /// Ends that have a new connection: whoever notices late has nothing to notice.
-    resumed: HashSet<(usize, FlowToken)>,
-    last: Time,
-    longest_backlog: usize,
+    pub resumed: HashSet<(usize, FlowToken)>,
+    pub last: Time,
+    pub longest_backlog: usize,
 }
 
 fn address(n: usize) -> IpAddr {
@@ -144,20 +112,8 @@ fn number(ip: IpAddr) -> usize {
     }
 }
 
-/// Small, and good enough to choose peers and times with.
-struct Dice(u64);
-
-impl Dice {
-    fn up_to(&mut self, most: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % most.max(1)
-    }
-}
-
 impl World {
-    fn new(endpoints: usize, back_at: Time) -> Self {
+    pub fn new(endpoints: usize, back_at: Time) -> Self {
         let node = |n: usize| {
             let mut host = [0; 16];
             host[..8].copy_from_slice(&(n as u64).to_be_bytes());
@@ -197,7 +153,7 @@ impl World {
     }
 
     /// A flow that is live at both ends.
-    fn flow(&mut self, n: usize, a: usize, b: usize) {
+    pub fn flow(&mut self, n: usize, a: usize, b: usize) {
         let token = FlowToken(n as u64);
         let ends = [
             SocketAddr::new(address(a), 1024 + (n % 60_000) as u16),
@@ -210,7 +166,8 @@ impl World {
         self.nodes[a]
             .endpoint
             .open(now, token, Role::Connector, ends[0], ends[1]);
-        for (from, to) in [(a, b), (b, a)] {
+        // HELLO, HELLO_ACK, HELLO_DONE.
+        for (from, to) in [(a, b), (b, a), (a, b)] {
             let source = SocketAddr::new(address(from), CONTROL);
             while let Some(action) = self.nodes[from].endpoint.poll_action() {
                 if let Action::Datagram {
@@ -237,7 +194,7 @@ impl World {
         &mut self.steps[n]
     }
 
-    fn at(&mut self, time: Time, event: Event) {
+    pub fn at(&mut self, time: Time, event: Event) {
         self.number += 1;
         self.events.push(Reverse((time, self.number)));
         self.what.insert(self.number, event);
@@ -247,7 +204,7 @@ impl World {
         self.now < self.back_at
     }
 
-    fn run(&mut self, wanted: u64) {
+    pub fn run(&mut self, wanted: u64) {
         while let Some(Reverse((time, number))) = self.events.pop() {
             self.now = time;
             if self.now > END || self.resumed.len() as u64 + self.given_up >= wanted {
@@ -460,190 +417,4 @@ impl World {
             *self.kinds.entry(parsed.message.kind()).or_default() += 1;
         }
     }
-
-    fn table(&self) -> String {
-        let mut out = String::from("ms,ends_resumed,datagrams,messages,syns,syns_dropped\n");
-        for (n, step) in self.steps.iter().enumerate() {
-            let Step {
-                resumed,
-                datagrams,
-                messages,
-                syns,
-                dropped,
-            } = step;
-            let ms = n as u64 * STEP / 1000;
-            let _ = writeln!(
-                out,
-                "{ms},{resumed},{datagrams},{messages},{syns},{dropped}"
-            );
-        }
-        out
-    }
-
-    /// How many ends were resumed, and what was sent for that, over time; each to its own scale.
-    fn picture(&self) -> String {
-        let (width, height, left, top) = (860.0, 320.0, 20.0, 40.0);
-        let columns = self.steps.len().max(2) as f64 - 1.0;
-        let series: [(&str, &str, Value); 4] = [
-            ("ends resumed", "#1b7f3b", |s| s.resumed),
-            ("datagrams", "#1f5fbf", |s| s.datagrams),
-            ("SYNs", "#bf7a1f", |s| s.syns),
-            ("SYNs dropped", "#c0282d", |s| s.dropped),
-        ];
-        let mut out = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 900 {}\" font-family=\"sans-serif\" \
-             font-size=\"13\"><rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
-            top + height + 40.0
-        );
-        for (place, (name, color, value)) in series.into_iter().enumerate() {
-            let most = self.steps.iter().map(value).max().unwrap_or(0);
-            let x = left + 215.0 * place as f64;
-            let _ = writeln!(
-                out,
-                "<text x=\"{x}\" y=\"22\" fill=\"{color}\">{name}, most {most} in 10 ms</text>"
-            );
-            let points = self.steps.iter().enumerate().map(|(n, step)| {
-                let x = left + width * n as f64 / columns;
-                let y = top + height * (1.0 - value(step) as f64 / most.max(1) as f64);
-                format!("{x:.1},{y:.1} ")
-            });
-            let points: String = points.collect();
-            let _ = writeln!(
-                out,
-                "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{points}\"/>"
-            );
-        }
-        let seconds = self.steps.len() as f64 * STEP as f64 / 1e6;
-        let y = top + height + 22.0;
-        let _ = writeln!(
-            out,
-            "<text x=\"{left}\" y=\"{y}\">0 s</text><text x=\"820\" y=\"{y}\">{seconds:.2} s</text></svg>"
-        );
-        out
-    }
-}
-
-fn main() {
-    let options = options();
-    let back_at = Time(options.hole * 1000);
-    let mut world = World::new(options.endpoints, back_at);
-    let mut dice = Dice(0x5eed_5eed_5eed);
-    let mut pairs = Vec::new();
-    let others = options.endpoints as u64 - 1;
-    for n in 0..options.flows {
-        let (a, b) = if n < options.hot {
-            (1 + n % others as usize, 0)
-        } else {
-            let a = 1 + dice.up_to(others);
-            let b = 1 + (a - 1 + 1 + dice.up_to(others - 1)) % others;
-            (a as usize, b as usize)
-        };
-        world.flow(n, a, b);
-        pairs.push((a, b));
-    }
-    for (n, (a, b)) in pairs.into_iter().enumerate() {
-        let token = FlowToken(n as u64);
-        if options.hole == 0 {
-            for end in [a, b] {
-                let at = Time(dice.up_to(options.notice * 1000));
-                let work = Work::Fault(token, Cause::Errno(ECONNRESET));
-                world.at(at, Event::Arrive(end, work));
-            }
-        } else {
-            let at = Time(1_000_000 + dice.up_to(options.notice * 1000));
-            let end = if dice.up_to(2) == 0 { a } else { b };
-            world.at(at, Event::Arrive(end, Work::Fault(token, Cause::Stall)));
-        }
-    }
-    let ends = 2 * options.flows as u64;
-    world.run(ends);
-    world.report(&options);
-}
-
-impl World {
-    fn report(&self, options: &Options) {
-        let total = |value: Value| self.steps.iter().map(value).sum::<u64>();
-        let most = |value: Value| self.steps.iter().map(value).max().unwrap_or(0);
-        println!(
-            "{} flows over {} endpoints, {} with one of them; hole {} ms, noticed within {} ms",
-            options.flows, options.endpoints, options.hot, options.hole, options.notice
-        );
-        println!(
-            "ends resumed {} of {}, given up {}; the last {:.3} s after the network was back",
-            self.resumed.len(),
-            2 * options.flows,
-            self.given_up,
-            (self.last.0 as f64 - self.back_at.0 as f64) / 1e6
-        );
-        for part in [50, 90, 99] {
-            let mut so_far = 0;
-            let wanted = self.resumed.len() as u64 * part / 100;
-            let at = self.steps.iter().position(|step| {
-                so_far += step.resumed;
-                so_far >= wanted
-            });
-            let ms = at.unwrap_or(0) as f64 * STEP as f64 / 1000.0 - self.back_at.0 as f64 / 1000.0;
-            println!("{part} % within {ms:.0} ms");
-        }
-        println!(
-            "datagrams {} (most in 10 ms {}), messages on connections {}, SYNs {} (most in 10 ms {}), dropped {}",
-            total(|s| s.datagrams),
-            most(|s| s.datagrams),
-            total(|s| s.messages),
-            total(|s| s.syns),
-            most(|s| s.syns),
-            total(|s| s.dropped)
-        );
-        println!("longest queue of a listener {}", self.longest_backlog);
-        let mut kinds: Vec<_> = self.kinds.iter().collect();
-        kinds.sort_by_key(|(_, count)| Reverse(**count));
-        println!("{kinds:?}");
-        for (file, text) in options.files.iter().zip([self.table(), self.picture()]) {
-            if let Err(e) = fs::write(file, text) {
-                eprintln!("{file}: {e}");
-                process::exit(1);
-            }
-        }
-    }
-}
-
-fn options() -> Options {
-    let mut options = Options {
-        flows: 100_000,
-        endpoints: 10_000,
-        hot: 5000,
-        hole: 0,
-        notice: 10,
-        files: Vec::new(),
-    };
-    let mut arguments = env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        if !argument.starts_with("--") {
-            options.files.push(argument);
-            continue;
-        }
-        let Some(value) = arguments
-            .next()
-            .and_then(|value| value.parse::<usize>().ok())
-        else {
-            usage();
-        };
-        match argument.as_str() {
-            "--flows" => options.flows = value,
-            "--endpoints" => options.endpoints = value.max(3),
-            "--hot" => options.hot = value,
-            "--hole" => options.hole = value as u64,
-            "--notice" => options.notice = value as u64,
-            _ => usage(),
-        }
-    }
-    options.hot = options.hot.min(options.flows);
-    options
-}
-
-fn usage() -> ! {
-    eprintln!(
-        "usage: storm [--flows N] [--endpoints N] [--hot N] [--hole MS] [--notice MS] [TABLE.csv [PICTURE.svg]]"
-    );
-    process::exit(2);
 }
