@@ -207,14 +207,32 @@ impl ControlSocket {
 
     /// Takes the next datagram, and does what follows from it.
     fn receive(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
+        let (from, to, data) = self.take(buf)?;
+        shared.with(|d, now| d.datagram(now, from, to, data));
+        Ok(())
+    }
+
+    /// Takes the next datagram: where it came from, where it was sent, and what it says.
+    fn take<'a>(&self, buf: &'a mut [u8]) -> io::Result<(SocketAddr, SocketAddr, &'a [u8])> {
         let datagram = udp::recv_datagram(self.fd.get_ref().raw(), buf)?;
         let from = canonical(datagram.from);
         let mut to = datagram.to.unwrap_or(self.bound);
         to.set_port(self.bound.port());
-        let to = canonical(to);
         let data = buf.get(..datagram.len).unwrap_or_default();
-        shared.with(|d, now| d.datagram(now, from, to, data));
-        Ok(())
+        Ok((from, canonical(to), data))
+    }
+
+    /// Hands over the datagrams that have come, but not all of a flood.
+    pub(crate) fn take_waiting(&self, mut each: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
+        let mut buf = BUFFER;
+        for _ in 0..MOST_WAITING {
+            match self.take(&mut buf) {
+                Ok((from, to, data)) => each(from, to, data),
+                // A refusal reported once more is no end.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(_) => break,
+            }
+        }
     }
 
     /// Takes the next refusal; an error when there is none.

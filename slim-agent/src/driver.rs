@@ -87,6 +87,8 @@ pub(crate) struct Driver {
     addresses: Addresses,
     /// There is a job key.
     pub(crate) keyed: bool,
+    /// The control sockets have been looked at in this turn.
+    datagrams_taken: bool,
     events: EventLog,
     origin: Instant,
 }
@@ -139,6 +141,7 @@ impl Driver {
             survivor,
             addresses: (addresses, networks),
             keyed,
+            datagrams_taken: false,
             events,
             origin: Instant::now(),
         })
@@ -165,6 +168,7 @@ impl Driver {
             Command::Fault { token, cause } => {
                 self.survivor.set_away(token, true);
                 self.endpoint.fault(now, token, cause);
+                self.take_datagrams(now);
             }
             Command::Finish {
                 token,
@@ -384,6 +388,10 @@ impl Driver {
     pub(crate) fn message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
         self.silent.remove(&conn);
         if self.has_conn(conn) {
+            if !conn.is_incoming() {
+                // The peer's process takes what its application has asked for before it answers us.
+                self.take_datagrams(now);
+            }
             self.let_go_of_closed(now, data);
             self.endpoint.handle_message(now, conn, data);
         }
@@ -414,6 +422,22 @@ impl Driver {
         }
         self.let_go_of_closed(now, data);
         self.endpoint.handle_datagram(now, from, local, data);
+    }
+
+    /// Takes the datagrams that have come, once in a turn. Word that the peer has closed a flow is often there as soon as the
+    /// error, and before the answer to a connection that was asked for in between: then no transport is to be looked for.
+    fn take_datagrams(&mut self, now: Time) {
+        if mem::replace(&mut self.datagrams_taken, true) {
+            return;
+        }
+        for socket in self.control.all() {
+            socket.take_waiting(|from, to, data| self.datagram(now, from, to, data));
+        }
+    }
+
+    /// Another turn begins.
+    pub(crate) fn begin_turn(&mut self) {
+        self.datagrams_taken = false;
     }
 
     /// These are our addresses now.

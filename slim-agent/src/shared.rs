@@ -77,6 +77,7 @@ impl Shared {
         // called from inside (`Endpoint`, `FlowIo`) has this object.
         let mut driver = self.driver.borrow_mut();
         turn::begin();
+        driver.begin_turn();
         self.take_commands(&mut driver);
         let now = driver.now();
         let result = f(&mut driver, now, self);

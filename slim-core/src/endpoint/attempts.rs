@@ -19,7 +19,7 @@ use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::addr::at_port;
 use crate::event::{EscalateReason, Event, Failure};
-use crate::ids::{Cause, ConnId, FinHow, FlowToken, Role, Time, Verdict};
+use crate::ids::{Cause, ConnId, FlowToken, Role, Time, Verdict};
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -140,34 +140,30 @@ impl Endpoint {
             (outage.eof, outage.errno) = (None, Some(ECONNRESET));
         }
         let (cause, ended) = (outage.cause, outage.eof.is_some());
-        self.emit(
+        let flow = self.flow(token);
+        flow.outage = Some(Box::new(outage));
+        self.emit_later(
             token,
             Event::Suspend {
                 cause: cause.into(),
             },
         );
         let flow = self.flow(token);
-        let reset = matches!(flow.peer_fin, Some((_, FinHow::Reset)));
-        flow.outage = Some(Box::new(outage));
         match cause {
             // Make before break: the old transport stays in use until the peer has answered.
-            Cause::Stall => return self.start_attempts(now, token),
+            Cause::Stall => {
+                self.report(token);
+                return self.start_attempts(now, token);
+            }
             Cause::Errno(_) | Cause::Eof { .. } => flow.bar = Bar::Shut,
-            Cause::PeerAsked => {}
+            Cause::PeerAsked => self.report(token),
         }
         self.suspend(now, token);
-        if matches!(cause, Cause::Errno(_)) && reset {
-            let reason = EscalateReason::PeerReset;
-            return self.escalate_with_cause(now, token, reason);
-        }
         match cause {
             Cause::Eof { .. } if ended => self.check_eof(now, token),
             Cause::PeerAsked => {}
-            // What is held may be all: that is to be counted first.
-            Cause::Errno(_) if self.flow(token).closed_by_peer().is_some() => {
-                self.advance(now, token);
-            }
-            Cause::Eof { .. } | Cause::Errno(_) | Cause::Stall => self.start_attempts(now, token),
+            Cause::Errno(_) => self.check_error(now, token),
+            Cause::Eof { .. } | Cause::Stall => self.start_attempts(now, token),
         }
     }
 
@@ -199,6 +195,7 @@ impl Endpoint {
 
     /// Begins to look for a transport, or goes on with it.
     pub(super) fn start_attempts(&mut self, now: Time, token: FlowToken) {
+        self.timers.clear(Owner::Flow(token, Timer::Explanation));
         let flow = self.flow(token);
         let Some(outage) = &mut flow.outage else {
             return;
@@ -242,7 +239,7 @@ impl Endpoint {
         let Some(&(local, remote)) = paths.get(choose(n, 0, paths.len())) else {
             return;
         };
-        self.emit(
+        self.emit_later(
             token,
             Event::Attempt {
                 n: begun,
@@ -252,10 +249,15 @@ impl Endpoint {
         );
         self.timers.set(Owner::Flow(token, Timer::Window), ends);
         let flow = self.flow(token);
-        let failed = |outage: &Outage| matches!(outage.cause, Cause::Errno(_));
-        if begun == 1 && flow.role == Role::Acceptor && flow.outage.as_deref().is_some_and(failed) {
-            let start = now + HEAD_START;
-            return self.timers.set(Owner::Flow(token, Timer::Backoff), start);
+        let failed = |outage: &&Outage| matches!(outage.cause, Cause::Errno(_));
+        if begun == 1
+            && flow.role == Role::Acceptor
+            && let Some(outage) = flow.outage.as_deref().filter(failed)
+        {
+            let start = outage.since + HEAD_START;
+            if start > now {
+                return self.timers.set(Owner::Flow(token, Timer::Backoff), start);
+            }
         }
         self.connect(now, token);
     }
@@ -362,6 +364,7 @@ impl Endpoint {
 
     pub(super) fn on_hung(&mut self, now: Time, token: FlowToken) {
         if self.flow(token).change.outgoing.is_some() {
+            self.report(token);
             self.probe(now, token);
         }
     }
@@ -406,6 +409,7 @@ impl Endpoint {
 
     /// The connection under way came to nothing. The driver has closed it, or was told to.
     pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
+        self.report(token);
         let flow = self.flow(token);
         flow.change.outgoing = None;
         let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
@@ -468,6 +472,7 @@ impl Endpoint {
             Timer::Backoff,
             Timer::PeerSilent,
             Timer::Query,
+            Timer::Explanation,
         ] {
             self.timers.clear(Owner::Flow(token, timer));
         }

@@ -11,7 +11,8 @@ use std::time::Duration;
 use super::aged::Aged;
 use super::candidates::Candidate;
 use super::flow::State;
-use super::record::{Bar, Drained, Flow, Leaving, Peer, Why};
+use super::record::{Bar, Drained, EPIPE, Flow, Leaving, Peer, Why};
+use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::{EscalateReason, Event, LegacyReason, LingerLimit};
@@ -22,6 +23,8 @@ use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unkno
 const TOMBS: usize = 4096;
 /// How long.
 pub(super) const TOMB_AGE: Duration = Duration::from_secs(120);
+/// A transport that failed as if the peer had closed the flow waits so long for the peer's word on that.
+const EXPLANATION: Duration = Duration::from_millis(5);
 
 /// How the peer has come to say where its stream ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -209,7 +212,13 @@ impl Endpoint {
             return;
         }
         self.learn_final(token, end, how);
-        self.eof_explained(now, token, end, said);
+        match &mut self.flow(token).outage {
+            Some(outage) if outage.errno.is_some() => {
+                outage.confirmed |= said == Said::Asked;
+                self.check_error(now, token);
+            }
+            _ => self.eof_explained(now, token, end, said),
+        }
     }
 
     /// The front end has to know where an end of stream is genuine.
@@ -244,13 +253,62 @@ impl Endpoint {
         }
     }
 
+    /// The transport has failed. That is no fault if the peer has closed the flow, or reset it; else another transport
+    /// is looked for.
+    pub(super) fn check_error(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        if flow.is_resuming() {
+            return;
+        }
+        let outage = flow.outage.as_ref();
+        let refused = outage.is_some_and(|outage| outage.errno == Some(EPIPE));
+        let counted = outage.is_some_and(|outage| outage.out_of_count);
+        match flow.peer_fin {
+            Some((_, FinHow::Reset)) => {
+                self.escalate_with_cause(now, token, EscalateReason::PeerReset);
+            }
+            // What is held may be all: that is to be counted first.
+            _ if flow.closed_by_peer().is_some() => self.advance(now, token),
+            Some((_, FinHow::Close)) if !counted => self.ask_about_error(now, token),
+            // The peer's stream has ended, too: word of that is on its way.
+            None if refused => self.ask_about_error(now, token),
+            _ => self.look_for_transport(now, token),
+        }
+    }
+
+    /// Asks whether the peer has closed the flow. What that takes is not to delay a resume much.
+    fn ask_about_error(&mut self, now: Time, token: FlowToken) {
+        let owner = Owner::Flow(token, Timer::Explanation);
+        if self.timers.get(owner).is_none() {
+            self.drop_outgoing(now, token);
+            self.timers.set(owner, now + EXPLANATION);
+            self.ask(now, token, Why::Eof);
+        }
+    }
+
+    /// Nobody has explained the error in time.
+    pub(super) fn on_unexplained(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        if !flow.is_resuming() && flow.outage.is_some() {
+            self.drop_query(token);
+            self.start_attempts(now, token);
+        }
+    }
+
     /// The old transport goes back to use: its end of stream was genuine.
     pub(super) fn put_back(&mut self, now: Time, token: FlowToken) {
+        let told = self
+            .flow(token)
+            .outage
+            .as_ref()
+            .is_none_or(|o| o.kept.is_none());
         let flow = self.end_outage(now, token);
         flow.go(State::Live);
         let leaving = flow.leaving.take();
         self.out.push(Action::Reinstate { token });
-        self.emit(token, Event::Reinstate);
+        if told {
+            self.emit(token, Event::Reinstate);
+        }
         if let Some(leaving) = leaving {
             self.leave(now, token, leaving);
         }
@@ -426,6 +484,12 @@ impl Endpoint {
         self.flow(token).change.pump = None;
         self.abandon_connections(now, token);
         self.timers.clear_flow(token);
+        if !matches!(
+            reason,
+            EscalateReason::PeerClosed | EscalateReason::PeerReset
+        ) {
+            self.report(token);
+        }
         let flow = self.flow(token);
         flow.query = None;
         let cause = flow.outage.take().map(|outage| outage.trouble());

@@ -88,8 +88,9 @@ impl Endpoint {
         if let Some(outage) = &mut flow.outage {
             outage.exposed = true;
         }
+        self.report(token);
         let message = Message::Resume(Resume {
-            flow: flow.name(),
+            flow: self.flow(token).name(),
             epoch,
             nonce_i,
         });

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::Endpoint;
 use super::close::Said;
 use super::flow::State;
-use super::record::{Asked, Proof, Why};
+use super::record::{Asked, Flow, Proof, Why};
 use super::timer::{Owner, Timer};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
@@ -128,8 +128,12 @@ impl Endpoint {
             sent: 0,
             to,
         }));
-        if self.inquiries.open.contains_key(&peer) {
-            return;
+        if let Some(inquiry) = self.inquiries.open.get(&peer) {
+            let waits = |flow: &Box<Flow>| flow.query.is_some();
+            if inquiry.refused.is_some() || self.flows.get(&inquiry.token).is_some_and(waits) {
+                return;
+            }
+            // The flow that was asked about has ended meanwhile, and so nobody takes the answer.
         }
         let inquiry = Inquiry {
             token,
@@ -210,11 +214,14 @@ impl Endpoint {
         };
         query.sent += 1;
         query.to = to;
-        let nonce = query.nonce;
+        let (nonce, again) = (query.nonce, query.sent > 1);
         let message = Message::Query(Query { flow: name, nonce });
         let data = self.seal(token, Fresh::None, &message);
         let from = self.own_end(token, to);
         self.out.datagram(to, from, data);
+        if again {
+            self.report(token);
+        }
     }
 
     /// Nobody has answered the question for `peer`.

@@ -101,6 +101,7 @@ mod inquiry;
 mod late;
 mod leave;
 mod negotiate;
+mod out;
 mod pace;
 mod pending;
 mod probe;
@@ -136,6 +137,7 @@ use ends::Ends;
 use inquiry::Inquiries;
 use late::Late;
 use negotiate::plain;
+use out::Out;
 use pace::Pace;
 use pending::Pending;
 use probe::Probes;
@@ -185,27 +187,6 @@ pub struct Endpoint {
     timers: Timers,
     out: Out,
     dropped: u64,
-}
-
-/// What is waiting to be taken.
-#[derive(Default)]
-struct Out {
-    actions: VecDeque<Action>,
-    events: VecDeque<(FlowToken, FlowId, Event)>,
-}
-
-impl Out {
-    fn push(&mut self, action: Action) {
-        self.actions.push_back(action);
-    }
-
-    fn event(&mut self, token: FlowToken, flow: FlowId, event: Event) {
-        self.events.push_back((token, flow, event));
-    }
-
-    fn datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>, data: Vec<u8>) {
-        self.push(Action::Datagram { to, from, data });
-    }
 }
 
 /// Getters.
@@ -286,12 +267,6 @@ impl Endpoint {
 
     fn drop_one(&mut self) {
         self.dropped += 1;
-    }
-
-    fn emit(&mut self, token: FlowToken, event: Event) {
-        if let Some(flow) = self.flows.get(&token) {
-            self.out.event(token, flow.name(), event);
-        }
     }
 }
 
@@ -493,6 +468,7 @@ impl Endpoint {
             Timer::Backoff => self.on_backoff(now, token),
             Timer::PeerSilent => self.on_peer_silent(now, token),
             Timer::Query => self.on_query_timer(now, token),
+            Timer::Explanation => self.on_unexplained(now, token),
             Timer::Deadline => self.on_deadline(now, token),
         }
     }

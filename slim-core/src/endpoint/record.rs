@@ -11,7 +11,7 @@ use super::flow::{Lifecycle, State};
 use super::processes::Process;
 use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
-use crate::event::Trouble;
+use crate::event::{Event, Trouble};
 use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
@@ -38,6 +38,8 @@ pub(super) struct Flow {
     pub(super) fin: Option<(u64, FinHow)>,
     /// The peer's application has finished.
     pub(super) peer_fin: Option<(u64, FinHow)>,
+    /// Given up because the peer had closed it, with all that it had sent.
+    pub(super) complete: bool,
     pub(super) epochs: Epochs,
     /// Bytes that the peer had sent when the present transport was made: its stream does not end before.
     pub(super) promised: u64,
@@ -200,6 +202,12 @@ pub(super) struct Outage {
     pub(super) proof: Proof,
     /// The peer has closed and forgotten the flow after sending this many bytes.
     pub(super) peer_done: Option<u64>,
+    /// The peer has answered that it has closed the flow.
+    pub(super) confirmed: bool,
+    /// The peer has closed the flow, but we do not hold what it says that it has sent.
+    pub(super) out_of_count: bool,
+    /// Its events, while it may turn out to be the end that the peer wanted.
+    pub(super) kept: Option<Vec<Event>>,
     pub(super) attempts: Option<Attempts>,
     /// The flow's key, from the first message that it was needed for.
     key: OnceCell<Prepared>,
@@ -220,6 +228,9 @@ impl Outage {
             eof,
             proof: Proof::Unasked,
             peer_done: None,
+            confirmed: false,
+            out_of_count: false,
+            kept: Some(Vec::new()),
             attempts: None,
             key: OnceCell::new(),
         }
@@ -301,6 +312,7 @@ impl Flow {
             bar: Bar::Open,
             fin: None,
             peer_fin: None,
+            complete: false,
             epochs: Epochs::default(),
             promised: 0,
             change: Changing::default(),
@@ -376,14 +388,23 @@ impl Flow {
                 .is_some_and(|outage| outage.errno.is_none() && !outage.exposed)
     }
 
-    /// Where the stream ends, if the peer has closed the flow there, and the kernel has seen an end of the stream before
-    /// the transport was reset (EPIPE): if we hold that much, the peer owes nothing and takes nothing. Only before
-    /// attempts, whose outcome decides else.
+    /// A new transport is agreed on with the peer, or may be.
+    pub(super) fn is_resuming(&self) -> bool {
+        self.change.accepted.is_some()
+            || self.change.awaiting.is_some()
+            || self.change.pump.is_some()
+            || self.outage.as_ref().is_some_and(|outage| outage.exposed)
+    }
+
+    /// Where the stream ends, if the peer has closed the flow there and the transport has failed: if we hold that much, the
+    /// peer owes nothing and takes nothing. An ending process may announce its end too early, so either the kernel has
+    /// seen an end of the stream before the error (EPIPE), or the peer has confirmed it.
     pub(super) fn closed_by_peer(&self) -> Option<u64> {
         let outage = self.outage.as_ref()?;
-        let untried = outage.errno == Some(EPIPE) && outage.attempts.is_none();
+        let sure = outage.errno == Some(EPIPE) || outage.eof.is_some() || outage.confirmed;
+        let failed = outage.errno.is_some() && !outage.out_of_count && !self.is_resuming();
         match self.peer_fin {
-            Some((end, FinHow::Close)) if untried => Some(end),
+            Some((end, FinHow::Close)) if sure && failed => Some(end),
             _ => None,
         }
     }
@@ -392,6 +413,9 @@ impl Flow {
     pub(super) fn status(&self) -> FlowStatus {
         match (self.state(), self.fin) {
             (State::Legacy, _) => FlowStatus::Legacy,
+            (State::Escalated, Some((seq, FinHow::HalfClose | FinHow::Close))) if self.complete => {
+                FlowStatus::Closed(seq)
+            }
             (State::Escalated | State::Closed, _) | (_, Some((_, FinHow::Reset))) => {
                 FlowStatus::Reset
             }

@@ -213,6 +213,7 @@ impl Endpoint {
         } else {
             // A stall that was looked into while the flow was live, a replay under way, or an
             // outage that the peer noticed, too.
+            self.report(token);
             self.suspend(now, token);
         }
         if let Some(outage) = &mut self.flow(token).outage {
@@ -375,7 +376,10 @@ fn answer_for(flow: &Flow, own: Option<u64>, epoch: u64) -> Answer {
         State::Live | State::Suspended | State::Resuming => {}
         State::Negotiating => return refuse(RefuseReason::Busy),
         State::Legacy => return refuse(RefuseReason::Legacy),
-        State::Escalated | State::Closed => return refuse(RefuseReason::Reset),
+        State::Escalated | State::Closed => match flow.status() {
+            FlowStatus::Closed(end) => return refuse(RefuseReason::Closed(end)),
+            _ => return refuse(RefuseReason::Reset),
+        },
     }
     let epochs = &flow.epochs;
     if epoch <= epochs.answered || epoch <= epochs.committed {

@@ -122,6 +122,9 @@ impl Endpoint {
             self.end_at(now, token, received, received);
         } else {
             // Bytes are missing, or the peer has sent more than it said: only the peer knows.
+            if let Some(outage) = &mut self.flow(token).outage {
+                outage.out_of_count = true;
+            }
             self.start_attempts(now, token);
         }
     }
@@ -290,6 +293,7 @@ impl Endpoint {
     /// we hold.
     fn end_at(&mut self, now: Time, token: FlowToken, received: u64, end: u64) {
         if received == end {
+            self.flow(token).complete = true;
             let reason = EscalateReason::PeerClosed;
             self.escalate(now, token, reason, Verdict::Eof);
         } else {
@@ -326,7 +330,7 @@ impl Endpoint {
     /// Forgets a connection and has it closed.
     pub(super) fn close_conn(&mut self, conn: ConnId) {
         self.timers.clear(Owner::Conn(conn));
-        if self.conns.remove(&conn).is_some() {
+        if self.conns.remove(&conn).is_some() && !self.out.withdraw(conn) {
             self.out.push(Action::Close { conn });
         }
     }

@@ -25,12 +25,14 @@ pub(super) enum Timer {
     PeerSilent,
     /// Send QUERY again, or do without an answer.
     Query,
+    /// The peer has not said that it has closed the flow.
+    Explanation,
     /// The user's limit for a whole resume.
     Deadline,
 }
 
 impl Timer {
-    const ALL: [Timer; 9] = [
+    const ALL: [Timer; 10] = [
         Timer::Hello,
         Timer::HelloDeadline,
         Timer::Window,
@@ -39,6 +41,7 @@ impl Timer {
         Timer::Backoff,
         Timer::PeerSilent,
         Timer::Query,
+        Timer::Explanation,
         Timer::Deadline,
     ];
 }

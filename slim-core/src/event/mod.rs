@@ -46,7 +46,7 @@ pub enum Event {
         /// Why.
         reason: LegacyReason,
     },
-    /// The transport is out of use, or suspected.
+    /// The transport is out of use, or suspected. Not told where the peer says within a moment that it has ended the flow.
     Suspend {
         /// Why.
         #[serde(with = "errno::trouble")]

@@ -4,8 +4,8 @@ use super::pair::*;
 use crate::endpoint::attempts::HEAD_START;
 use crate::endpoint::record::EPIPE;
 use crate::endpoint::{Action, State};
-use crate::event::{EscalateReason, Event, LegacyReason};
-use crate::ids::{Cause, FinHow, Verdict};
+use crate::event::{EscalateReason, Event, LegacyReason, Trouble};
+use crate::ids::{Cause, FinHow, FlowToken, Verdict};
 use crate::wire::{Kind, Message, RefuseReason};
 
 const REINSTATE: Action = Action::Reinstate { token: FLOW };
@@ -43,7 +43,19 @@ fn an_end_that_was_not_announced_is_asked_about() {
     assert_eq!(pair.kinds(B), [Kind::Status]);
     assert_eq!(pair.states(), [State::Live; 2]);
     assert_eq!(pair.done[B][1..], [final_at(42), REINSTATE]);
-    assert_eq!(pair.events[B].last(), Some(&Event::Reinstate));
+    assert_eq!(pair.events[B], [], "nothing to be told");
+}
+
+#[test]
+fn an_end_that_is_asked_about_again_is_told() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
+    eof(&mut pair, B, 42);
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(60));
+    let cause = Trouble::Eof;
+    assert_eq!(pair.events[B], [Event::Suspend { cause }, Event::Reinstate]);
 }
 
 #[test]
@@ -108,9 +120,9 @@ fn an_end_with_an_error_behind_it_is_not_waited_on_for_ever() {
         pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
         pair.udp = [Net::Works; 2];
         pair.wait(ms(2000));
-        assert_eq!(pair.state(B), Some(State::Live), "{how:?}, gone: {gone}");
-        let put_back = pair.count(B, |a| *a == REINSTATE);
-        assert_eq!(put_back, usize::from(gone), "{how:?}, gone: {gone}");
+        let over = (how == FinHow::Close).then_some(Verdict::Eof);
+        assert_eq!(pair.verdict(B), over, "{how:?}, gone: {gone}");
+        assert_eq!(pair.connects(B).is_empty(), over.is_some());
     }
 }
 
@@ -246,7 +258,7 @@ fn the_next_end_of_that_host_is_believed_sooner() {
     pair.udp[A] = Net::Silent;
     pair.kernels_answer = false;
     let cause = Cause::Eof { received: 3 };
-    pair.ends[B].fault(pair.now, crate::ids::FlowToken(1000), cause);
+    pair.ends[B].fault(pair.now, FlowToken(1000), cause);
     pair.wait(ms(250));
     assert_eq!(pair.many(B, 1, State::Legacy), 1);
 }
@@ -375,9 +387,137 @@ fn a_reset_behind_an_announced_close_is_the_end() {
     // Bytes are missing, or more came than was announced.
     assert!(asks(FinHow::Close, EPIPE, 8).0);
     assert!(asks(FinHow::Close, EPIPE, 10).0);
-    // The peer still reads; or its kernel has not ended the stream.
+    // The peer still reads.
     assert!(asks(FinHow::HalfClose, EPIPE, 9).0);
-    assert!(asks(FinHow::Close, RESET, 9).0);
+    // Its kernel has not ended the stream, but it says itself that this was all.
+    assert_eq!(asks(FinHow::Close, RESET, 9), (false, Some(Verdict::Eof)));
+    assert!(asks(FinHow::Close, RESET, 8).0);
+}
+
+/// The error comes first, by some microseconds or, where hosts are busy, by a millisecond.
+#[test]
+fn a_reset_just_before_the_announced_close_is_the_end() {
+    let after = |errno, how, wait| {
+        let mut pair = Pair::live();
+        pair.counts[A].sent = 9;
+        pair.counts[B] = Counts {
+            received: 9,
+            sent: 5,
+        };
+        pair.udp[A] = Net::Silent;
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(errno));
+        pair.wait(wait);
+        pair.ends[A].finish(pair.now, FLOW, 9, how);
+        pair.udp[A] = Net::Works;
+        pair.wait(ms(20));
+        let told: Vec<_> = pair.events[B].iter().map(name).collect();
+        (pair.verdict(B), pair.connects(B).len(), told)
+    };
+    let over = |verdict| (Some(verdict), 0, vec!["escalate"]);
+    for wait in [0, 1, 4] {
+        for errno in [EPIPE, RESET] {
+            assert_eq!(after(errno, FinHow::Close, ms(wait)), over(Verdict::Eof));
+            let reset = over(Verdict::Errno(errno));
+            assert_eq!(after(errno, FinHow::Reset, ms(wait)), reset);
+        }
+    }
+    // One that comes late finds the flow resumed, or being resumed.
+    let (_, connects, told) = after(EPIPE, FinHow::Close, ms(6));
+    assert!(connects > 0 && told.contains(&"attempt"), "{told:?}");
+}
+
+/// A question whose flow ends before the answer comes holds nobody up.
+#[test]
+fn the_next_flow_of_a_process_is_asked_about_at_once() {
+    let mut pair = Pair::live();
+    pair.open_many(A, 2);
+    pair.open_many(B, 2);
+    pair.run();
+    assert_eq!(pair.many(B, 2, State::Live), 2);
+    let [first, second] = [1000, 1001].map(FlowToken);
+    pair.udp[A] = Net::Silent;
+    pair.ends[B].fault(pair.now, first, Cause::Errno(EPIPE));
+    pair.run();
+    pair.udp = [Net::Works, Net::Silent];
+    pair.ends[A].finish(pair.now, second, 0, FinHow::Close);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    pair.ends[A].finish(pair.now, first, 0, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.ends[B].state(first), Some(State::Escalated));
+    pair.ends[B].fault(pair.now, second, Cause::Errno(EPIPE));
+    pair.run();
+    assert_eq!(pair.ends[B].state(second), Some(State::Escalated));
+}
+
+/// The side that had connected resumes at once. Until it has sent RESUME, the announcement counts.
+#[test]
+fn a_close_that_is_announced_while_a_connection_is_made_is_the_end() {
+    let mut pair = Pair::live();
+    pair.counts[B].sent = 9;
+    pair.counts[A].received = 9;
+    pair.tcp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    assert_eq!(pair.connects(A).len(), 1);
+    pair.ends[B].finish(pair.now, FLOW, 9, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.verdict(A), Some(Verdict::Eof));
+    assert_eq!(
+        pair.events[A].iter().map(name).collect::<Vec<_>>(),
+        ["escalate"]
+    );
+}
+
+/// Both have closed the flow, and one of them has seen all: so has the other, whose kernel does not know.
+#[test]
+fn a_flow_that_is_over_at_one_end_is_over_at_the_other() {
+    for gone in [false, true] {
+        let mut pair = Pair::live();
+        for n in [A, B] {
+            pair.ends[n].finish(pair.now, FLOW, 9, FinHow::Close);
+            pair.counts[n] = Counts {
+                received: 9,
+                sent: 9,
+            };
+        }
+        pair.run();
+        pair.ends[B].fault(pair.now, FLOW, Cause::Errno(EPIPE));
+        pair.run();
+        assert_eq!(pair.verdict(B), Some(Verdict::Eof));
+        if gone {
+            pair.ends[B].gone(pair.now, FLOW);
+        }
+        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+        pair.wait(ms(20));
+        assert_eq!(pair.verdict(A), Some(Verdict::Eof), "gone: {gone}");
+    }
+}
+
+/// An ending process announces its end, and sends more.
+#[test]
+fn a_reset_behind_a_close_announced_too_early_is_a_fault() {
+    let mut pair = Pair::live();
+    pair.counts[A].sent = 12;
+    pair.counts[B].received = 9;
+    pair.ends[A].announce(FLOW, 9, FinHow::Close);
+    pair.run();
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(20));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let resumed = |e: &Event| matches!(e, Event::Resume { received: 3, .. });
+    assert!(pair.events[B].iter().any(resumed), "{:?}", pair.events[B]);
+}
+
+/// What an event log would call it.
+fn name(event: &Event) -> &'static str {
+    match event {
+        Event::Suspend { .. } => "suspend",
+        Event::Attempt { .. } => "attempt",
+        Event::Resume { .. } => "resume",
+        Event::Escalate { .. } => "escalate",
+        _ => "other",
+    }
 }
 
 #[test]

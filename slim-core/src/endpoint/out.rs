@@ -1,0 +1,74 @@
+//! What is waiting to be done, and to be told to people.
+//!
+//! A transport that fails because the peer has closed the flow is no fault. Word of that comes within a moment, mostly. So
+//! the first events of an outage are kept until it is clear that it is one.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use super::{Action, Endpoint};
+use crate::event::Event;
+use crate::ids::{ConnId, FlowId, FlowToken};
+
+/// Actions among which one that is not wanted any more is looked for.
+const RECENT: usize = 8;
+
+/// What is waiting to be taken.
+#[derive(Default)]
+pub(super) struct Out {
+    pub(super) actions: VecDeque<Action>,
+    pub(super) events: VecDeque<(FlowToken, FlowId, Event)>,
+}
+
+impl Out {
+    pub(super) fn push(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
+    /// A connection that has been asked for just now is not wanted any more. Whether nobody has heard of it.
+    pub(super) fn withdraw(&mut self, conn: ConnId) -> bool {
+        let asked = |a: &Action| matches!(a, Action::Connect { conn: c, .. } if *c == conn);
+        let recent = self.actions.len().saturating_sub(RECENT);
+        let found = self.actions.range(recent..).position(asked);
+        found.is_some_and(|i| self.actions.remove(recent + i).is_some())
+    }
+
+    pub(super) fn event(&mut self, token: FlowToken, flow: FlowId, event: Event) {
+        self.events.push_back((token, flow, event));
+    }
+
+    pub(super) fn datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>, data: Vec<u8>) {
+        self.push(Action::Datagram { to, from, data });
+    }
+}
+
+impl Endpoint {
+    /// Something worth telling people, after what has been kept of it.
+    pub(super) fn emit(&mut self, token: FlowToken, event: Event) {
+        self.report(token);
+        if let Some(flow) = self.flows.get(&token) {
+            self.out.event(token, flow.name(), event);
+        }
+    }
+
+    /// Keeps an event until the outage turns out to be one.
+    pub(super) fn emit_later(&mut self, token: FlowToken, event: Event) {
+        let outage = self.flows.get_mut(&token).and_then(|f| f.outage.as_mut());
+        match outage.and_then(|outage| outage.kept.as_mut()) {
+            Some(kept) => kept.push(event),
+            None => self.emit(token, event),
+        }
+    }
+
+    /// The outage is one.
+    pub(super) fn report(&mut self, token: FlowToken) {
+        let Some(flow) = self.flows.get_mut(&token) else {
+            return;
+        };
+        let kept = flow.outage.as_mut().and_then(|outage| outage.kept.take());
+        let name = flow.name();
+        for event in kept.into_iter().flatten() {
+            self.out.event(token, name, event);
+        }
+    }
+}
