@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
@@ -41,7 +42,15 @@ pub(crate) struct Control {
     own: Vec<Rc<ControlSocket>>,
     /// Each with the task that receives, until it is stopped.
     listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<JoinHandle<()>>)>,
+    /// On ports that no peer has heard of, while answers may come there.
+    asides: Vec<Aside>,
     log: Log,
+}
+
+/// A socket on a port of its own, and the task that receives.
+struct Aside {
+    socket: Rc<ControlSocket>,
+    task: JoinHandle<()>,
 }
 
 /// One UDP socket.
@@ -109,6 +118,7 @@ impl Control {
         Ok(Control {
             own,
             listeners: HashMap::new(),
+            asides: Vec::new(),
             log,
         })
     }
@@ -169,6 +179,42 @@ impl Control {
         }
     }
 
+    /// Sends a message from a port of the address `from` that the peer has not heard of.
+    pub(crate) fn send_aside(
+        &mut self,
+        to: SocketAddr,
+        from: SocketAddr,
+        data: &[u8],
+        shared: &Rc<Shared>,
+    ) {
+        let is_there = |aside: &&Aside| same_address(aside.socket.bound, from);
+        if !self.asides.iter().any(|aside| is_there(&aside)) {
+            match aside(from) {
+                Ok(socket) => {
+                    let task = task::spawn_local(serve(socket.clone(), shared.clone()));
+                    self.asides.push(Aside { socket, task });
+                }
+                Err(e) => return self.log.debug(|| format!("no socket on {from}: {e}")),
+            }
+        }
+        if let Some(aside) = self.asides.iter().find(is_there)
+            && let Err(e) = aside.socket.send(to, None, data)
+        {
+            self.log.debug(|| format!("control message to {to}: {e}"));
+        }
+    }
+
+    pub(crate) fn has_asides(&self) -> bool {
+        !self.asides.is_empty()
+    }
+
+    /// No answer is waited for any more.
+    pub(crate) fn end_asides(&mut self) {
+        for aside in self.asides.drain(..) {
+            aside.task.abort();
+        }
+    }
+
     /// Whether datagrams to `local` come to a listener's socket of ours.
     pub(crate) fn owns(&self, local: SocketAddr) -> bool {
         self.listener(local).is_some()
@@ -183,6 +229,29 @@ impl Control {
         };
         exact.or_else(other).map(|(socket, _)| socket)
     }
+}
+
+fn same_address(a: SocketAddr, b: SocketAddr) -> bool {
+    let without_port = |mut addr: SocketAddr| {
+        addr.set_port(0);
+        addr
+    };
+    without_port(a) == without_port(b)
+}
+
+/// A socket for [`Control::send_aside`]. Not on a port that a listener may get.
+fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
+    let mut last = io::ErrorKind::AddrInUse.into();
+    for port in quiet_ports().chain(iter::once(0)) {
+        let mut addr = from;
+        addr.set_port(port);
+        match bind(addr, true) {
+            Ok(fd) => return ControlSocket::new(fd, addr).map(Rc::new),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
 }
 
 /// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of

@@ -250,6 +250,9 @@ impl Driver {
                 None => break,
             }
         }
+        if self.control.has_asides() && !self.endpoint.is_reaching() {
+            self.control.end_asides();
+        }
         while let Some((token, id, event)) = self.endpoint.poll_event() {
             let addrs = self.endpoint.addrs(token);
             if let Some(addrs) = addrs.or_else(|| *self.departed.get(&token)?) {
@@ -264,6 +267,11 @@ impl Driver {
 
     fn act(&mut self, action: Action, shared: &Rc<Shared>) {
         match action {
+            Action::Datagram {
+                to,
+                from: Some(from),
+                data,
+            } if from.port() == 0 => self.control.send_aside(to, from, &data, shared),
             Action::Datagram { to, from, data } => self.control.send(to, from, &data),
             Action::Connect {
                 conn,

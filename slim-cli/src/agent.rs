@@ -12,7 +12,7 @@ use std::process::Command;
 
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 use crate::run::openmpi::DEFAULT_AGENT;
-use crate::run::{launcher, preload};
+use crate::run::{hosts, launcher, preload};
 use crate::settings::Settings;
 use crate::shell;
 
@@ -50,7 +50,10 @@ fn command(args: &[String]) -> Result<Command, Failure> {
     let (program, agent_args) = first_present(&chosen)?;
 
     let loaded = env::var("LD_PRELOAD").unwrap_or_default();
-    let settings = Settings::from_env()?;
+    let mut settings = Settings::from_env()?;
+    // One that `slim run` did not know of.
+    let host = front.last().and_then(|host| host.rsplit('@').next());
+    hosts::make_peers(&mut settings, host.map(ToOwned::to_owned));
     let mut carried: Vec<(&str, &str)> = settings.iter().collect();
     if !loaded.is_empty() {
         carried.insert(0, ("LD_PRELOAD", &loaded));

@@ -320,3 +320,45 @@ fn without_a_command_the_status_is_2() {
         assert_eq!(output(slim().args(args)).0, 2, "{args:?}");
     }
 }
+
+/// Its hosts may be in public networks: SLIM is to ask them, and they each other.
+#[test]
+fn the_hosts_of_a_job_are_peers() {
+    let scratch = Scratch::new("peers");
+    let peers = |args: &[&str]| {
+        let mut command = slim();
+        command.args(["run", "--preload"]).arg(scratch.library());
+        command.arg("--").arg(mpirun(&scratch, "4.1.4")).args(args);
+        let (status, out, err) = output(&mut command);
+        assert_eq!((status, err.as_str()), (0, ""));
+        let exported = out.contains("arg=SLIM_PEERS\n");
+        let set = out.lines().find_map(|l| l.strip_prefix("SLIM_PEERS="));
+        assert_eq!(exported, set.is_some(), "{out}");
+        set.map(ToOwned::to_owned)
+    };
+    assert_eq!(peers(&["-H", "10.0.0.1,127.0.0.1", "prog"]), None);
+    let told = peers(&["-H", "192.0.2.7:2", "prog", "-H", "192.0.2.8"]).unwrap();
+    let words: Vec<_> = told.split(',').collect();
+    assert_eq!(words[..2], ["private", "local"]);
+    assert!(words.contains(&"192.0.2.7"), "{told}");
+    assert!(!words.contains(&"192.0.2.8"), "{told}");
+}
+
+/// The daemon of a host that only mpirun knows of is told, too.
+#[test]
+fn the_agent_makes_its_host_a_peer() {
+    let scratch = Scratch::new("agent-peers");
+    // Runs the command here, in place of the host.
+    let ssh = scratch.script("ssh", "shift; exec sh -c \"$*\"");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slim-rsh-agent"));
+    command
+        .env("_SLIM_RSH_AGENT", &ssh)
+        .env_remove("SLIM_PEERS");
+    command.args(["192.0.2.9", "echo", "$SLIM_PEERS"]);
+    let (status, out, err) = output(&mut command);
+    assert_eq!((status, err.as_str()), (0, ""));
+    assert!(
+        out.trim().split(',').any(|word| word == "192.0.2.9"),
+        "{out}"
+    );
+}

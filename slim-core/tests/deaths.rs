@@ -150,9 +150,12 @@ impl World {
     fn act(&mut self, action: Action) {
         let now = self.now;
         match action {
-            Action::Datagram { to, data, .. } => {
+            Action::Datagram { to, from, data } => {
+                // Whether the process can be reached is asked from a port of its own.
+                let about_reach = from.is_some_and(|from| from.port() == 0);
                 // Fifth byte behind the magic and the version: the kind.
                 match data[5] {
+                    _ if about_reach => {}
                     1 => self.hellos += 1,
                     6 => self.queries += 1,
                     _ => {}

@@ -13,7 +13,7 @@ use crate::epoll::Instance;
 use crate::lock::{Guard, Lock, Undisturbed};
 use crate::options::Receives;
 use crate::sys;
-use crate::{runtime, table};
+use crate::{runtime, stand_in, table};
 use libc::c_int;
 use slim_core::gate::Gate;
 use slim_core::replay::Replay;
@@ -106,7 +106,7 @@ impl SendHalf {
 pub enum Mode {
     /// The transport.
     Open,
-    /// The old transport, which data calls, poll, select and epoll do not see; or a placeholder ([`Ctl::veiled`]).
+    /// The old transport, which data calls, poll, select and epoll do not see; or a placeholder ([`Ctl::veil`]).
     Suspended,
     /// A stand-in: the stash is read first, then `then` happens.
     Stashed {
@@ -138,8 +138,8 @@ pub struct Ctl {
     pub fds: SmallVec<[c_int; 4]>,
     /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
     pub transport: Option<c_int>,
-    /// Suspended, and a placeholder that is never ready is under the numbers.
-    pub veiled: bool,
+    /// Suspended, and a placeholder that is never ready is under the numbers: its other end, a descriptor of ours.
+    pub veil: Option<NonZeroI32>,
     /// ... and epoll instances have it.
     pub registered: bool,
     /// Whether `transport` has been read dry for good.
@@ -181,7 +181,7 @@ impl Ctl {
             mode: Mode::Lingering,
             fds: SmallVec::new_const(),
             transport: None,
-            veiled: false,
+            veil: None,
             registered: false,
             drained: false,
             ended: false,
@@ -219,7 +219,8 @@ impl Ctl {
 
     /// The number of a suspended flow under which its old transport still is.
     pub fn exposed(&self) -> Option<c_int> {
-        let exposed = self.mode == Mode::Suspended && !self.veiled && self.transport.is_none();
+        let exposed =
+            self.mode == Mode::Suspended && self.veil.is_none() && self.transport.is_none();
         self.fds.first().copied().filter(|_| exposed)
     }
 
@@ -240,7 +241,7 @@ impl Ctl {
     pub fn flags_of(&self, fd: c_int) -> c_int {
         match self.mode {
             Mode::Stashed { .. } => self.transport.unwrap_or(fd),
-            Mode::Suspended if !self.veiled => self.transport.unwrap_or(fd),
+            Mode::Suspended if self.veil.is_none() => self.transport.unwrap_or(fd),
             _ => fd,
         }
     }
@@ -252,9 +253,17 @@ impl Ctl {
 
     /// Something else is under the numbers than while the flow was suspended.
     pub fn uncover(&mut self, flow: &Flow) {
-        self.veiled = false;
+        self.lift_veil();
         self.registered = false;
         flow.exposed.store(false, Ordering::SeqCst);
+    }
+
+    /// The placeholder, if there is one, is under no number any more. Whoever got it from us without our seeing it is
+    /// not to wait for ever.
+    pub fn lift_veil(&mut self) {
+        if let Some(far) = self.veil.take() {
+            stand_in::lift(far.get());
+        }
     }
 
     /// Sets the private transport and closes the one that was there.

@@ -127,8 +127,7 @@ fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
         let (mut config, mut problems) = quietly(|| {
-            let vars = std::env::vars_os()
-                .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+            let vars = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v)));
             Config::from_vars(vars)
         });
         let wanted = config.policy != Policy::Off;

@@ -1,6 +1,7 @@
 //! What takes a descriptor number while no transport can.
 //!
-//! * the *placeholder* is never ready: a listening unix socket is neither readable, writable nor hung up;
+//! * the *placeholder* is never ready: an end of a pair of unix sockets to which nothing comes, and which takes nothing
+//!   more. It has no name, so nobody else can connect to it;
 //! * the *ready* stand-in is always readable and writable: while stashed bytes wait;
 //! * a connection that is *over* is a real TCP connection over loopback that its other end has left, after it sent
 //!   what the application has not read yet: the kernel itself gives bytes, errors, poll bits and end of file.
@@ -11,43 +12,49 @@ use libc::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A new placeholder.
-pub fn placeholder() -> Result<c_int, Errno> {
-    let fd = sys::socket(libc::AF_UNIX, libc::SOCK_STREAM)?;
-    let made = sign(fd).and_then(|()| sys::listen(fd, 1));
-    made.map(|()| fd).inspect_err(|_| sys::close(fd))
+/// A new placeholder, and its other end, which must stay open as long as it is to be one.
+pub fn placeholder() -> Result<[c_int; 2], Errno> {
+    let pair @ [near, _] = sys::socketpair(libc::SOCK_STREAM)?;
+    let socket = libc::SOL_SOCKET;
+    // The kernel makes it as small as it has buffers. Full, it cannot be written to.
+    sys::set_option(near, socket, libc::SO_SNDBUF, &0);
+    while sys::send(near, &FILLING, libc::MSG_DONTWAIT).is_ok() {}
+    // A blocking call that began before a swap, and comes to the placeholder, must not stay in the kernel: the flow
+    // waits for it to come out.
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        sys::set_option(near, socket, option, &AT_ONCE);
+    }
+    sign(near);
+    Ok(pair)
 }
 
-/// How the abstract names of our unix sockets begin.
-const SIGN: &[u8] = b"\0SLIM stand-in ";
+/// What fills a placeholder at once, mostly.
+const FILLING: [u8; 2048] = [0; 2048];
+/// The shortest time limit that is one.
+const AT_ONCE: libc::timeval = libc::timeval {
+    tv_sec: 0,
+    tv_usec: 1,
+};
 
-/// Gives a unix socket a name of ours that nobody else has.
-fn sign(fd: c_int) -> Result<(), Errno> {
-    // SAFETY: plain data for which all zeroes is valid.
-    let mut name: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    name.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    let text = SIGN.iter().copied().chain(sys::random());
-    let mut len = std::mem::offset_of!(libc::sockaddr_un, sun_path);
-    for (to, byte) in name.sun_path.iter_mut().zip(text) {
-        *to = byte as libc::c_char;
-        len += 1;
-    }
-    sys::bind(fd, (&raw const name).cast(), len)
+/// Ends the placeholder that has this other end: who has it finds a connection that was reset, for its other end has not
+/// read everything, and not an orderly end.
+pub fn lift(far: c_int) {
+    sys::close(far);
+}
+
+/// What our unix sockets have as their least number of bytes to receive, by which they are known. Nothing is ever
+/// received from them.
+const SIGN: c_int = 0x534c_494d;
+
+fn sign(fd: c_int) {
+    sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &SIGN);
 }
 
 /// Whether a descriptor, perhaps under another number or in another process, is one that stands in for a transport
 /// which is away.
 pub fn is_one(fd: c_int) -> bool {
-    let Some(name) = RawAddr::local(fd) else {
-        return false;
-    };
-    if i32::from(name.storage.ss_family) != libc::AF_UNIX {
-        return false;
-    }
-    // SAFETY: the family says that a sockaddr_un is stored, which is smaller than the storage.
-    let name = unsafe { &*(&raw const name.storage).cast::<libc::sockaddr_un>() };
-    let path = name.sun_path.iter().map(|c| *c as u8);
-    path.zip(SIGN).all(|(have, want)| have == *want)
+    let option = |name| sys::option::<c_int>(fd, libc::SOL_SOCKET, name);
+    option(libc::SO_RCVLOWAT) == Some(SIGN) && option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
 }
 
 static READY: AtomicI32 = AtomicI32::new(-1);
@@ -61,7 +68,7 @@ pub fn ready() -> Result<c_int, Errno> {
     // What is there to be read is an empty packet, and nothing can be written: a program that got the number from us
     // without our knowing finds an end, and never bytes that nobody sent.
     let [a, b] = sys::socketpair(libc::SOCK_SEQPACKET)?;
-    sign(a)?;
+    sign(a);
     sys::send(b, b"", 0)?;
     sys::shutdown(a, libc::SHUT_WR);
     // `b` stays open for good: closing it would hang `a` up. Two threads that race here leak one pair.
@@ -244,11 +251,33 @@ mod tests {
     }
 
     #[test]
-    fn placeholder_is_never_ready() {
-        let fd = placeholder().unwrap();
+    fn placeholder_is_never_ready_until_it_is_lifted() {
+        let [fd, far] = placeholder().unwrap();
+        let mut byte = [0];
         assert_eq!(ready_for(fd), 0);
         assert!(is_one(fd));
+        // Blocking calls come back at once.
+        let begun = Instant::now();
+        assert_eq!(sys::recv(fd, &mut byte, 0), Err(libc::EAGAIN));
+        assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EAGAIN));
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert_eq!(ready_for(fd), 0);
+        lift(far);
+        assert_ne!(ready_for(fd) & libc::POLLHUP, 0);
+        assert_eq!(sys::recv(fd, &mut byte, 0), Err(libc::ECONNRESET));
+        assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE));
         sys::close(fd);
+    }
+
+    #[test]
+    fn nobody_can_connect_to_a_stand_in() {
+        let [near, far] = placeholder().unwrap();
+        for fd in [near, far, ready().unwrap()] {
+            let name = RawAddr::local(fd).unwrap();
+            // The family alone: no name by which another process could find it.
+            assert_eq!(name.len as usize, size_of::<libc::sa_family_t>());
+        }
+        [near, far].into_iter().for_each(sys::close);
     }
 
     #[test]

@@ -503,18 +503,6 @@ pub fn futex_wake(word: &std::sync::atomic::AtomicU32, n: c_int) {
     );
 }
 
-/// Some random bytes, not for secrets: none where the kernel has no such call.
-pub fn random() -> [u8; 8] {
-    let mut bytes = [0; 8];
-    let _ = call!(
-        libc::SYS_getrandom,
-        bytes.as_mut_ptr(),
-        bytes.len(),
-        libc::GRND_NONBLOCK
-    );
-    bytes
-}
-
 /// Sleeps for a millisecond. No cancellation point; errno is not touched.
 pub fn nap() {
     let nobody = std::sync::atomic::AtomicU32::new(0);

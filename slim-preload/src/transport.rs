@@ -51,17 +51,11 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
-    let placeholder = ctl.fds.first().filter(|_| ctl.veiled);
-    let placeholder = placeholder.and_then(|fd| sys::dup_high(*fd).ok());
     let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
     flow.set_under(file);
     SWAPS.fetch_add(1, Ordering::SeqCst);
-    if let Some(fd) = placeholder {
-        // Whoever got it from us without our seeing it is not to wait for ever. Not before the swap: who is woken
-        // looks the number up again, and is to find the new file.
-        sys::shutdown(fd, libc::SHUT_RDWR);
-        sys::close(fd);
-    }
+    // Not before the swap: who is woken looks the number up again, and is to find the new file.
+    ctl.lift_veil();
     if registered {
         for e in &ctl.epolls {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
@@ -87,7 +81,7 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
             if epoll::any_unseen() {
                 veil(flow, ctl);
             }
-            if ctl.veiled {
+            if ctl.veil.is_some() {
                 return flow.wake();
             }
             for e in &ctl.epolls {
@@ -113,23 +107,24 @@ pub fn veil(flow: &Flow, ctl: &mut Ctl) {
     let Some(first) = ctl.fds.first().copied() else {
         return;
     };
-    if ctl.mode != Mode::Suspended || ctl.veiled {
+    if ctl.mode != Mode::Suspended || ctl.veil.is_some() {
         return;
     }
-    let Ok(placeholder) = stand_in::placeholder() else {
+    let Ok([placeholder, far]) = stand_in::placeholder() else {
         return;
     };
     if ctl.transport.is_none() {
         match sys::dup_high(first) {
             Ok(old) => ctl.transport = Some(old),
-            Err(_) => return sys::close(placeholder),
+            Err(_) => return [placeholder, far].into_iter().for_each(sys::close),
         }
     }
     sys::set_status(placeholder, sys::status(ctl.flags_of(first)));
     ctl.registered = epoll::any_unseen();
     let _ = swap_in(flow, ctl, placeholder, ctl.registered);
     sys::close(placeholder);
-    ctl.veiled = true;
+    // A number of ours is never 0.
+    ctl.veil = NonZeroI32::new(far);
     flow.exposed.store(false, Ordering::SeqCst);
 }
 

@@ -7,7 +7,9 @@
 mod common;
 
 use common::{Program, SETTLED, apart, compare, compile, pair, preload, same_alone, same_pair};
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
 #[test]
@@ -338,12 +340,13 @@ fn bad_settings_are_named_once() {
         .preloaded(true)
         .env("SLIM_ATTEMPTS", "a hundred")
         .env("SLIM_NO_SUCH_THING", "1")
+        .env("SLIM_PEERS", OsStr::from_bytes(b"10.0.0.0/8,\xff"))
         .run();
     let said = std::mem::take(&mut got.stderr);
     if let Some(difference) = compare("bad settings", &bare, &got) {
         panic!("{difference}");
     }
-    for name in ["SLIM_ATTEMPTS", "SLIM_NO_SUCH_THING"] {
+    for name in ["SLIM_ATTEMPTS", "SLIM_NO_SUCH_THING", "SLIM_PEERS"] {
         assert_eq!(
             said.lines().filter(|l| l.contains(name)).count(),
             1,

@@ -1,5 +1,6 @@
 //! `slim run`: a command under the preload library, here and on other hosts.
 
+pub mod hosts;
 pub mod launcher;
 pub mod openmpi;
 pub mod preload;
@@ -79,7 +80,7 @@ pub fn main(options: &Options) -> Failure {
 impl Plan {
     /// Checks everything that can be checked before the command starts.
     pub fn new(options: &Options) -> Result<Self, Failure> {
-        let (settings, _) = settings_of(options)?.checked()?;
+        let (mut settings, _) = settings_of(options)?.checked()?;
         let library = preload::find(options.preload.as_deref())?;
         let name = options.command[0].to_string_lossy().into_owned();
         let program = launcher::resolve(&name)?;
@@ -92,9 +93,6 @@ impl Plan {
             set: vec![("LD_PRELOAD".into(), joined.into())],
             unset: TOOL_VARIABLES.map(String::from).to_vec(),
         };
-        plan.set
-            .extend(settings.iter().map(|(n, v)| (n.to_owned(), v.into())));
-
         match launcher::classify(&plan.program) {
             Launcher::Plain => {}
             Launcher::NotYet(what) => {
@@ -103,6 +101,7 @@ impl Plan {
             }
             Launcher::OpenMpi(version) => {
                 refuse_visible_key(&settings)?;
+                hosts::make_peers(&mut settings, hosts::of_job(args));
                 let mut names = vec!["LD_PRELOAD"];
                 names.extend(settings.iter().map(|(n, _)| n));
                 let wrapper = wrapper()?;
@@ -113,6 +112,8 @@ impl Plan {
                 plan.unset.extend(ready.unset);
             }
         }
+        plan.set
+            .extend(settings.iter().map(|(n, v)| (n.to_owned(), v.into())));
         Ok(plan)
     }
 

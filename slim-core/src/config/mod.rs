@@ -8,6 +8,7 @@ mod peers;
 mod problem;
 mod value;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,13 @@ pub struct Variable {
     pub default: &'static str,
     /// What it does, in one line.
     pub help: &'static str,
+}
+
+impl Variable {
+    /// Whether it is about the job key, without which it would be less safe to go on.
+    fn is_key(&self) -> bool {
+        self.name.starts_with("SLIM_JOB_KEY")
+    }
 }
 
 /// Every variable that SLIM reads, for help texts.
@@ -209,8 +217,10 @@ impl Config {
     ///
     /// Names that do not begin with `SLIM_` and are not `SLIM` are not looked at. An empty value
     /// counts as not set, but for the job key, where it would mean less safety than was asked for.
-    /// Of two variables of one name the first counts, as for `getenv`.
-    pub fn from_vars(vars: impl IntoIterator<Item = (String, String)>) -> (Config, Vec<Problem>) {
+    /// Of two variables of one name the first counts, as for `getenv`. Values that are not UTF-8 are allowed nowhere.
+    pub fn from_vars<V: Into<OsString>>(
+        vars: impl IntoIterator<Item = (String, V)>,
+    ) -> (Config, Vec<Problem>) {
         let mut config = Config::default();
         let mut problems = Vec::new();
         let mut seen: Vec<String> = Vec::new();
@@ -223,10 +233,17 @@ impl Config {
             {
                 continue;
             }
-            let outcome = match VARIABLES.iter().find(|known| known.name == name) {
-                None => Err(Problem::unknown(&name)),
-                Some(_) if value.is_empty() && !name.starts_with("SLIM_JOB_KEY") => Ok(()),
-                Some(known) => config.set(known, &value),
+            let known = VARIABLES.iter().find(|known| known.name == name);
+            let outcome = match (known, value.into().into_string()) {
+                (None, _) => Err(Problem::unknown(&name)),
+                (Some(known), Ok(value)) if value.is_empty() && !known.is_key() => Ok(()),
+                (Some(known), Ok(value)) => config.set(known, &value),
+                (Some(known), Err(_)) if known.is_key() => {
+                    Err(config.without_key(known.name, "it is not UTF-8"))
+                }
+                (Some(known), Err(value)) => {
+                    Err(Problem::bad_value(known, &value.to_string_lossy()))
+                }
             };
             problems.extend(outcome.err());
             seen.push(name);

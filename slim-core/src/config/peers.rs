@@ -14,8 +14,9 @@ pub struct Net {
 impl Net {
     /// The network with the first `len` bits of `ip`, all of them if it has fewer.
     pub fn new(ip: IpAddr, len: u8) -> Net {
-        // IPv4 addresses are compared as mapped ones, so that there is one kind.
-        let (bits, len) = match ip.to_canonical() {
+        // IPv4 addresses are compared as mapped ones, so that there is one kind; what is written as a mapped one has its
+        // length in bits of IPv6.
+        let (bits, len) = match ip {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped().to_bits(), 96 + len.min(32)),
             IpAddr::V6(v6) => (v6.to_bits(), len.min(128)),
         };
@@ -165,6 +166,17 @@ mod tests {
             ("10.0.0.1", true),
         ] {
             assert_eq!(some.contains(ip(text), &[]), is_peer, "{text}");
+        }
+        for mapped in ["::ffff:127.0.0.0/104", "::ffff:127.0.0.1"] {
+            let peers = peers(mapped);
+            for (text, is_peer) in [
+                ("127.0.0.1", true),
+                ("::ffff:127.0.0.1", true),
+                ("127.200.0.1", mapped.contains('/')),
+                ("128.0.0.1", false),
+            ] {
+                assert_eq!(peers.contains(ip(text), &[]), is_peer, "{mapped} {text}");
+            }
         }
         assert!(peers("0.0.0.0/0").contains(ip("8.8.8.8"), &[]));
         assert!(!peers("0.0.0.0/0").contains(ip("2001:db8::1"), &[]));

@@ -35,6 +35,23 @@ fn nothing_set_is_the_default() {
 }
 
 #[test]
+fn values_that_are_not_text_are_named() {
+    use std::os::unix::ffi::OsStringExt;
+    let value = || OsString::from_vec(b"10.0.0.1\xff".to_vec());
+    let (config, problems) = Config::from_vars([("SLIM_PEERS".to_owned(), value())]);
+    assert_eq!(config, Config::default());
+    let [problem] = &problems[..] else {
+        panic!("{problems:?}")
+    };
+    assert_eq!(problem.variable(), "SLIM_PEERS");
+    // Nobody goes on without the key that was asked for.
+    for name in ["SLIM_JOB_KEY", "SLIM_JOB_KEY_FILE"] {
+        let (config, problems) = Config::from_vars([(name.to_owned(), value())]);
+        assert_eq!((config.policy, problems.len()), (Policy::Off, 1), "{name}");
+    }
+}
+
+#[test]
 fn every_value_arrives() {
     let config = good(&[
         ("SLIM", "Required"),

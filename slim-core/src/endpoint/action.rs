@@ -13,7 +13,8 @@ pub enum Action {
         /// Where to.
         to: SocketAddr,
         /// Send it from the socket bound to this address, because the message it answers came to
-        /// it; `None`: from the process's own control socket.
+        /// it; `None`: from the process's own control socket. Port 0: from a port of that address which the peer has not
+        /// heard of; what comes back there is wanted as long as [`is_reaching`](super::Endpoint::is_reaching).
         from: Option<SocketAddr>,
         /// The message.
         data: Vec<u8>,

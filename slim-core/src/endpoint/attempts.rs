@@ -140,6 +140,9 @@ impl Endpoint {
             (outage.eof, outage.errno) = (None, Some(ECONNRESET));
         }
         let (cause, ended) = (outage.cause, outage.eof.is_some());
+        if !ended {
+            self.reach_in_doubt(token);
+        }
         let flow = self.flow(token);
         flow.outage = Some(Box::new(outage));
         self.emit_later(

@@ -97,6 +97,9 @@ impl Endpoint {
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };
+        if let Some(peer) = flow.peer_id() {
+            self.reach_without(token, peer);
+        }
         if let Some((sent, how)) = flow.fin
             && flow.peer.is_some()
             && !matches!(flow.state(), State::Legacy | State::Escalated)
@@ -379,6 +382,7 @@ impl Endpoint {
                 match &flow.peer {
                     Some(peer) if peer.key.verify(role.other(), Fresh::None, parsed) => {
                         let data = self.seal(token, Fresh::None, &answer(flow.status()));
+                        self.peer_asks(token);
                         return self.out.datagram(from, Some(local), data);
                     }
                     // Without a key nothing can be said yet; a negotiation that is over, though,

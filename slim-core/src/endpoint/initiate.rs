@@ -263,6 +263,7 @@ impl Endpoint {
         let token = match known {
             Conn::Out { token, .. } => Some(*token),
             Conn::Fresh { .. } => None,
+            Conn::Aside { peer } => return self.aside_lost(*peer, 0),
             Conn::In { .. } => return self.lost_incoming(now, conn, true),
         };
         self.close_conn(conn);
@@ -288,6 +289,11 @@ impl Endpoint {
                 self.fresh.retain(|fresh| *fresh != conn);
             }
             Some(Conn::In { .. }) => self.lost_incoming(now, conn, false),
+            Some(Conn::Aside { peer }) => {
+                let peer = *peer;
+                self.conns.remove(&conn);
+                self.aside_lost(peer, errno);
+            }
             Some(Conn::Out { token, stage }) => {
                 let token = *token;
                 let connecting = matches!(stage, Stage::Connecting);

@@ -437,7 +437,8 @@ impl Endpoint {
         };
         let peer = self.flow(token).peer_id();
         if let Some(peer) = peer
-            && self.probe_answered(now, peer, status.nonce)
+            && (self.probe_answered(now, peer, status.nonce)
+                || self.reach_answered(peer, status.nonce))
         {
             self.processes.reached(peer);
             return self.peer_answered(now, peer);
@@ -482,7 +483,8 @@ impl Endpoint {
             };
             let peer = self.flows[&token].peer_id();
             if let Some(peer) = peer
-                && self.probe_answered(now, peer, unknown.nonce)
+                && (self.probe_answered(now, peer, unknown.nonce)
+                    || (unknown.endpoint == peer && self.reach_answered(peer, unknown.nonce)))
             {
                 // A new connection will hear the same.
                 return;

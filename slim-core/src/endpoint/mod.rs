@@ -106,6 +106,7 @@ mod pace;
 mod pending;
 mod probe;
 mod processes;
+mod reach;
 mod record;
 mod refusals;
 mod respond;
@@ -142,6 +143,7 @@ use pace::Pace;
 use pending::Pending;
 use probe::Probes;
 use processes::Processes;
+use reach::Reaches;
 use record::{Bar, Drained, Flow, Leaving, Outage};
 use refusals::Refusals;
 use resume::Conn;
@@ -177,6 +179,7 @@ pub struct Endpoint {
     hellos: Pace,
     connects: Pace,
     probes: Probes,
+    reaches: Reaches,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Connections that have not said for which flow they are, oldest first.
@@ -226,6 +229,7 @@ impl Endpoint {
             hellos: Pace::default(),
             connects: Pace::default(),
             probes: Probes::default(),
+            reaches: Reaches::default(),
             askers: Askers::default(),
             conns: Counted::default(),
             fresh: VecDeque::new(),
@@ -449,6 +453,7 @@ impl Endpoint {
                 Owner::Conn(conn) => self.on_conn_timer(conn),
                 Owner::Peer(peer) => self.on_peer_timer(now, peer),
                 Owner::Probe(peer) => self.on_probe_timer(now, peer),
+                Owner::Reach(peer) => self.on_reach_timer(now, peer),
                 Owner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }

@@ -336,6 +336,7 @@ impl Endpoint {
         let outage = flow.outage.take();
         self.out.push(Action::Live { token });
         self.emit(token, Event::Live);
+        self.reach_later(now, token);
         if self.flows[&token].role == Role::Connector {
             // An acceptor has said it with HELLO_ACK, or when it came to it.
             self.announce_fin(token);

@@ -38,6 +38,8 @@ pub(super) struct Processes {
     room: usize,
     /// Those of them that have answered at a port of their own, which a firewall may close.
     reached: BTreeSet<EndpointId>,
+    /// Those that were found to be out of reach there.
+    shut: BTreeSet<EndpointId>,
 }
 
 impl Processes {
@@ -58,6 +60,23 @@ impl Processes {
     /// A process has answered at its control port or its resume port.
     pub(super) fn reached(&mut self, id: EndpointId) {
         self.reached.insert(id);
+        self.shut.remove(&id);
+    }
+
+    /// A process has been asked at both of them, and has answered at neither.
+    pub(super) fn shut(&mut self, id: EndpointId) {
+        if !self.was_reached(id) {
+            self.shut.insert(id);
+        }
+    }
+
+    /// What is known of its being out of reach does not hold any more.
+    pub(super) fn not_shut(&mut self, id: EndpointId) {
+        self.shut.remove(&id);
+    }
+
+    pub(super) fn is_shut(&self, id: EndpointId) -> bool {
+        self.shut.contains(&id)
     }
 
     /// Whether it ever has.
@@ -71,6 +90,7 @@ impl Processes {
         self.room = LEAST.max(2 * self.known.len());
         let alive: BTreeSet<EndpointId> = self.known.iter().map(|known| known.id).collect();
         self.reached.retain(|id| alive.contains(id));
+        self.shut.retain(|id| alive.contains(id));
     }
 
     pub(super) fn len(&self) -> usize {

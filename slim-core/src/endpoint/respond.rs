@@ -322,6 +322,7 @@ impl Endpoint {
             };
             self.emit(token, event);
         }
+        self.reach_later(now, token);
         if let Some(leaving) = leaving {
             self.leave(now, token, leaving);
         }
@@ -354,6 +355,10 @@ impl Endpoint {
             ) => {
                 let token = *token;
                 self.on_challenge(now, token, conn, &parsed, challenge);
+            }
+            (Conn::Aside { peer }, Message::Challenge(challenge)) => {
+                let peer = *peer;
+                self.on_challenge_aside(peer, &parsed, challenge);
             }
             (Conn::Out { token, .. }, Message::ResumeOk(ok)) => {
                 let token = *token;

@@ -19,13 +19,15 @@ use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::Fresh;
 use crate::event::EscalateReason;
-use crate::ids::{ConnId, FinHow, FlowToken, Nonce, Time, Verdict};
+use crate::ids::{ConnId, EndpointId, FinHow, FlowToken, Nonce, Time, Verdict};
 use crate::wire::{Confirm, Message, ResumeOk};
 
 /// A connection that is not a transport (yet).
 pub(super) enum Conn {
     /// We asked for it.
     Out { token: FlowToken, stage: Stage },
+    /// We asked for it to see whether the process can be reached.
+    Aside { peer: EndpointId },
     /// The peer made it and has not said for which flow.
     Fresh { nonce_r: Nonce, since: Time },
     /// The peer made it and has proved that it may resume this flow.

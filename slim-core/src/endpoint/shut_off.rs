@@ -9,8 +9,9 @@
 //! * The peer's kernel still answers on the connection itself, with segments behind the end of the stream. So the
 //!   network is well, and that kernel has ended the stream too, or has sent more that is still on its way.
 //! * Questions sent after that are not answered, either.
-//! * An attempt comes to nothing. Bytes on their way, and a process that is only away, have come back by then. No
-//!   attempt is made where the host is known, and the process has never answered at a port of its own.
+//! * An attempt comes to nothing. Bytes on their way, and a process that is only away, have come back by then. Neither is
+//!   the kernel asked, nor an attempt made, where the process was found to be out of reach while all was well
+//!   (`reach.rs`), or its host is known, and the process has never answered at a port of its own.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -87,11 +88,22 @@ impl Endpoint {
         self.fall_back(now, token, LegacyReason::NoAnswer);
     }
 
-    /// Whether nothing is to be expected of questions to the peer: it has never answered, and others of its host did
-    /// not when their streams ended.
+    /// Whether nothing is to be expected of questions to the peer: it has never answered, and was found to be out of
+    /// reach (`reach.rs`), or others of its host did not answer when their streams ended.
     pub(super) fn is_shut_off(&self, now: Time, token: FlowToken) -> bool {
-        let host = self.flows[&token].ends.remote().ip();
-        self.shut_off.knows(now, host) && !self.was_reached(token)
+        let flow = &self.flows[&token];
+        let shut = flow
+            .peer_id()
+            .is_some_and(|peer| self.processes.is_shut(peer));
+        (shut || self.shut_off.knows(now, flow.ends.remote().ip())) && !self.was_reached(token)
+    }
+
+    /// The peer has just asked about a flow. So its process lives, though it may be out of reach, and comes to resume the
+    /// flow if its end of the stream was a stranger's, too: ours is not believed without an attempt.
+    pub(super) fn peer_asks(&mut self, token: FlowToken) {
+        if self.proof(token) == Proof::Given {
+            self.set_proof(token, Proof::Denied);
+        }
     }
 
     pub(super) fn was_reached(&self, token: FlowToken) -> bool {

@@ -33,7 +33,7 @@ impl Endpoint {
             names: self.by_id.len() + self.by_ends.len() + self.candidates.len(),
             conns: self.conns.len() + self.fresh.len() + self.flushes.len(),
             timers: self.timers.len(),
-            questions: questions + self.probes.len(),
+            questions: questions + self.probes.len() + self.reaches.len(),
             past: [
                 self.tombs.len(),
                 gone,

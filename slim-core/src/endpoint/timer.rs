@@ -56,6 +56,8 @@ pub(super) enum Owner {
     Peer(EndpointId),
     /// A process to which connections hang.
     Probe(EndpointId),
+    /// A process of which it is not known whether it can be reached.
+    Reach(EndpointId),
 }
 
 /// All timers. In an outage each of thousands of flows sets a dozen of them, of which hardly any ever goes off. So

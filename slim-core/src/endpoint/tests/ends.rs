@@ -68,7 +68,7 @@ fn the_announcement_may_come_after_the_end() {
     pair.run();
     assert_eq!(pair.state(B), Some(State::Live));
     assert_eq!(pair.done[B].last(), Some(&REINSTATE));
-    pair.wait(ms(10_000));
+    pair.wait(ms(900));
     assert!(pair.connects(B).is_empty());
 }
 
@@ -221,11 +221,95 @@ fn an_end_announced_too_early_is_asked_about() {
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
 }
 
-/// A pair of which `A` can be reached by nobody, but reaches `B`.
+/// A pair of which `A` can be reached by nobody, and has ended: it says nothing, either.
 fn shut_off() -> Pair {
     let mut pair = Pair::live();
-    (pair.udp[A], pair.tcp[A]) = (Net::Silent, Net::Silent);
+    pair.udp = [Net::Silent; 2];
+    pair.tcp[A] = Net::Silent;
     pair
+}
+
+/// A pair of which `B` has found out that `A`'s firewall keeps it out. That firewall has forgotten what `A` has asked.
+fn found_shut(firewall: Net) -> Pair {
+    let mut pair = Pair::live();
+    pair.asked.clear();
+    pair.guard[A] = Some(firewall);
+    pair.wait(ms(3000));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert!(pair.kinds(A).contains(&Kind::Status));
+    pair.asked.clear();
+    pair.forget();
+    pair
+}
+
+#[test]
+fn the_end_of_a_process_that_was_out_of_reach_is_believed_soon() {
+    for firewall in [Net::Silent, Net::Refuses] {
+        let mut pair = found_shut(firewall);
+        eof(&mut pair, B, 3);
+        pair.wait(ms(250));
+        let ended = [State::Legacy, State::Escalated];
+        let state = pair.state(B);
+        assert!(
+            state.is_some_and(|s| ended.contains(&s)),
+            "{firewall:?}: {state:?}"
+        );
+        assert!(pair.connects(B).is_empty(), "{firewall:?}");
+    }
+}
+
+#[test]
+fn whoever_can_be_reached_by_one_of_its_ports_is_not_out_of_reach() {
+    for (udp, tcp) in [(Net::Works, Net::Silent), (Net::Silent, Net::Works)] {
+        let mut pair = Pair::live();
+        (pair.udp[A], pair.tcp[A]) = (udp, tcp);
+        pair.wait(ms(5000));
+        pair.udp = [Net::Silent; 2];
+        pair.tcp[A] = Net::Silent;
+        pair.forget();
+        eof(&mut pair, B, 3);
+        pair.wait(ms(55_000));
+        assert_eq!(pair.state(B), Some(State::Suspended), "{udp:?} {tcp:?}");
+    }
+}
+
+#[test]
+fn a_process_out_of_reach_that_asks_about_the_flow_has_not_ended() {
+    let mut pair = found_shut(Net::Silent);
+    // A stranger has ended both directions.
+    eof(&mut pair, B, 0);
+    pair.wait(ms(100));
+    eof(&mut pair, A, 0);
+    pair.wait(ms(1000));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!(pair.connects(A).len(), 1);
+}
+
+#[test]
+fn what_was_found_out_before_the_network_failed_is_asked_again() {
+    let mut pair = found_shut(Net::Silent);
+    pair.guard[A] = None;
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(100));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    pair.guard[A] = Some(Net::Silent);
+    eof(&mut pair, B, 0);
+    pair.wait(ms(3000));
+    assert_eq!(pair.state(B), Some(State::Suspended));
+}
+
+/// A server has many clients that do not stay.
+#[test]
+fn short_flows_are_not_asked_about() {
+    let mut pair = Pair::live();
+    pair.forget();
+    for end in 0..2 {
+        pair.ends[end].finish(pair.now, FLOW, 0, FinHow::Close);
+        pair.ends[end].gone(pair.now, FLOW);
+        assert_eq!(pair.ends[end].poll_timeout(), None);
+    }
+    pair.wait(ms(10_000));
+    assert!(!pair.kinds(A).contains(&Kind::Query));
 }
 
 #[test]
@@ -252,10 +336,10 @@ fn the_next_end_of_that_host_is_believed_sooner() {
     pair.wait(ms(5000));
     pair.open_many(A, 1);
     pair.open_many(B, 1);
-    pair.udp[A] = Net::Works;
+    pair.udp = [Net::Works; 2];
     pair.run();
     assert_eq!(pair.many(B, 1, State::Live), 1);
-    pair.udp[A] = Net::Silent;
+    pair.udp = [Net::Silent; 2];
     pair.kernels_answer = false;
     let cause = Cause::Eof { received: 3 };
     pair.ends[B].fault(pair.now, FlowToken(1000), cause);
@@ -304,7 +388,7 @@ fn a_process_that_was_reached_before_gets_an_attempt_before_its_kernel_is_believ
     eof(&mut pair, B, 0);
     assert_eq!(pair.states(), [State::Live; 2]);
     pair.forget();
-    (pair.udp[A], pair.tcp[A]) = (Net::Silent, Net::Silent);
+    (pair.udp, pair.tcp[A]) = ([Net::Silent; 2], Net::Silent);
     pair.kernels_answer = true;
     eof(&mut pair, B, 0);
     pair.wait(ms(2500));
@@ -541,6 +625,7 @@ fn a_grave_is_not_kept_for_ever() {
     pair.ends[A].gone(pair.now, FLOW);
     pair.wait(ms(121_000));
     pair.udp[B] = Net::Works;
+    pair.forget();
     eof(&mut pair, B, 9);
     assert_eq!(pair.kinds(B), [Kind::Unknown]);
 }

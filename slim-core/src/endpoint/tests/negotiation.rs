@@ -26,9 +26,14 @@ fn both_sides_are_live_after_one_round_trip() {
     assert_eq!(pair.states(), [State::Live; 2]);
     assert_eq!(pair.kinds(B), [Kind::Hello, Kind::HelloDone]);
     assert_eq!(pair.kinds(A), [Kind::HelloAck]);
-    pair.wait(ms(10_000));
+    pair.wait(ms(900));
     assert_eq!(pair.kinds(B).len(), 2, "nothing more is said");
     assert_eq!(pair.kinds(A).len(), 1, "nothing more is said");
+    // Each asks once whether the other can be reached.
+    pair.wait(ms(100_000));
+    let asked = [Kind::Query, Kind::Status];
+    assert_eq!(pair.kinds(B)[2..], asked);
+    assert_eq!(pair.kinds(A)[1..], asked);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Two endpoints and a virtual clock. The network does what a test tells it to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -39,6 +39,10 @@ pub(super) struct Pair {
     /// Towards whom.
     pub(super) udp: [Net; 2],
     pub(super) tcp: [Net; 2],
+    /// What becomes of datagrams and connections to a side behind a firewall, but for answers to what it has asked.
+    pub(super) guard: [Option<Net>; 2],
+    /// Who has asked from where, and whom.
+    pub(super) asked: BTreeSet<(usize, SocketAddr, SocketAddr)>,
     /// Datagrams that a side takes in a row: what its socket's buffer holds.
     pub(super) room: usize,
     /// Of those, how many it still takes.
@@ -93,6 +97,8 @@ impl Pair {
             ends: [endpoint(A, a), endpoint(B, b)],
             udp: [Net::Works; 2],
             tcp: [Net::Works; 2],
+            guard: [None; 2],
+            asked: BTreeSet::new(),
             room: usize::MAX,
             left: [usize::MAX; 2],
             answers: true,
@@ -204,10 +210,18 @@ impl Pair {
         self.now = end;
     }
 
+    /// What becomes of a datagram that `n` sends.
+    fn way(&mut self, n: usize, from: Option<SocketAddr>, to: SocketAddr) -> Net {
+        let (other, from) = (1 - n, from.unwrap_or(control(n)));
+        self.asked.insert((n, from, to));
+        let guard = self.guard[other].filter(|_| !self.asked.contains(&(other, to, from)));
+        guard.unwrap_or(self.udp[other])
+    }
+
     pub(super) fn act(&mut self, n: usize, action: Action) {
         let (now, other) = (self.now, 1 - n);
         match action {
-            Action::Datagram { to, from, data } => match self.udp[other] {
+            Action::Datagram { to, from, data } => match self.way(n, from, to) {
                 Net::Works if self.left[other] == 0 => {}
                 Net::Works => {
                     self.left[other] -= 1;
@@ -218,7 +232,7 @@ impl Pair {
                 Net::Silent => {}
                 Net::Refuses => self.ends[n].handle_refused(now, to, &data),
             },
-            Action::Connect { conn, .. } => match self.tcp[other] {
+            Action::Connect { conn, .. } => match self.guard[other].unwrap_or(self.tcp[other]) {
                 Net::Works => {
                     self.accepted += 1;
                     let twin = ConnId::incoming(self.accepted);

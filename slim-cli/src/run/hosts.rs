@@ -1,0 +1,280 @@
+//! The hosts of a job, which are to be peers of each other whatever their addresses.
+//!
+//! By default SLIM asks hosts in private networks only, and in those that a host has an address in (`SLIM_PEERS`). Whoever
+//! starts a job on hosts with public addresses has named them already: on the command line, in a file, or to the batch
+//! system.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
+
+use slim_core::config::{Config, VARIABLES};
+
+use crate::settings::Settings;
+
+const PEERS: &str = "SLIM_PEERS";
+
+/// Options of `mpirun` that list hosts.
+const LISTS: [&str; 3] = ["-H", "-host", "--host"];
+/// Those that name a file of them.
+const FILES: [&str; 5] = [
+    "-hostfile",
+    "--hostfile",
+    "-machinefile",
+    "--machinefile",
+    "--default-hostfile",
+];
+/// Options with two values.
+const PAIRS: [&str; 6] = ["-mca", "--mca", "-gmca", "--gmca", "-prtemca", "--prtemca"];
+/// Usual options without a value: what follows may be the program. Behind any other option, a word is its value.
+const FLAGS: [&str; 22] = [
+    "-q",
+    "-v",
+    "-d",
+    "--quiet",
+    "--verbose",
+    "--oversubscribe",
+    "-oversubscribe",
+    "--nooversubscribe",
+    "--allow-run-as-root",
+    "--report-bindings",
+    "-report-bindings",
+    "--display-map",
+    "--display-allocation",
+    "--tag-output",
+    "--timestamp-output",
+    "--use-hwthread-cpus",
+    "--bynode",
+    "--byslot",
+    "--nolocal",
+    "-nolocal",
+    "--enable-recovery",
+    "--do-not-launch",
+];
+/// Variables of batch systems, and of Open MPI, that name such a file.
+const FILE_VARIABLES: [&str; 6] = [
+    "PBS_NODEFILE",
+    "PE_HOSTFILE",
+    "LSB_DJOB_HOSTFILE",
+    "COBALT_NODEFILE",
+    "OMPI_MCA_orte_default_hostfile",
+    "PRTE_MCA_prte_default_hostfile",
+];
+/// Those that list hosts, in Slurm's way of writing.
+const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
+/// A list with more hosts is a mistake.
+const MOST: usize = 1 << 16;
+
+/// The hosts that `mpirun` with these arguments would start processes on, as far as that can be told.
+pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
+    let mut found = of_arguments(args);
+    for name in FILE_VARIABLES {
+        found.extend(env::var_os(name).iter().flat_map(|file| in_file(file)));
+    }
+    for name in LIST_VARIABLES {
+        found.extend(env::var(name).iter().flat_map(|list| of_slurm(list)));
+    }
+    found
+}
+
+fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut rest = args.iter();
+    while let Some(arg) = rest.next() {
+        let Some(arg) = arg.to_str() else { continue };
+        let (name, value) = match arg.split_once('=') {
+            Some((name, value)) if name.starts_with("--") => (name, Some(OsString::from(value))),
+            _ => (arg, None),
+        };
+        let has_value = value.is_some();
+        let mut value = || value.clone().or_else(|| rest.next().cloned());
+        if LISTS.contains(&name) {
+            let list = value().unwrap_or_default();
+            let list = list.to_string_lossy();
+            found.extend(list.split(',').filter_map(host));
+        } else if FILES.contains(&name) {
+            found.extend(in_file(&value().unwrap_or_default()));
+        } else if PAIRS.contains(&name) {
+            rest.nth(1);
+        } else if name.starts_with('-') {
+            if !has_value && !FLAGS.contains(&name) {
+                rest.next();
+            }
+        } else {
+            // The program: its arguments are no business of ours. Another one may follow.
+            rest.by_ref().find(|arg| *arg == ":");
+        }
+    }
+    found
+}
+
+/// The first word of each line.
+fn in_file(path: &OsStr) -> Vec<String> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let lines = text.lines().map(|line| line.split('#').next());
+    lines
+        .filter_map(|line| host(line?.split_whitespace().next()?))
+        .collect()
+}
+
+/// A host without its user and its number of slots.
+fn host(word: &str) -> Option<String> {
+    let word = word.trim().rsplit('@').next()?;
+    let name = match word.rsplit_once(':') {
+        _ if word.parse::<Ipv6Addr>().is_ok() => word,
+        Some((name, _)) => name,
+        None => word,
+    };
+    let name = name.trim_matches(['[', ']']);
+    // `+n0` is the first host of an allocation.
+    (!name.is_empty() && !name.starts_with('+')).then(|| name.to_owned())
+}
+
+/// `a[1-3,07],b` as `a1`, `a2`, `a3`, `a07` and `b`. With several brackets in a name, it is not understood.
+fn of_slurm(list: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = list;
+    while !rest.is_empty() {
+        let bracket = rest.find('[').unwrap_or(rest.len());
+        let comma = rest.find(',').unwrap_or(rest.len());
+        if comma <= bracket {
+            found.extend(host(&rest[..comma]));
+            rest = rest.get(comma + 1..).unwrap_or_default();
+            continue;
+        }
+        let (front, inside) = (&rest[..bracket], &rest[bracket + 1..]);
+        let Some((numbers, behind)) = inside.split_once(']') else {
+            break;
+        };
+        let (back, behind) = behind.split_once(',').unwrap_or((behind, ""));
+        for range in numbers.split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (Ok(from), Ok(to)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+                continue;
+            };
+            let width = first.len();
+            let room = MOST.saturating_sub(found.len());
+            let names = (from..=to).map(|n| format!("{front}{n:0width$}{back}"));
+            found.extend(names.take(room));
+        }
+        rest = behind;
+    }
+    found
+}
+
+/// Makes these hosts peers, and this one as they see it, where the settings do not do that yet.
+pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = String>) {
+    let default = VARIABLES.iter().find(|known| known.name == PEERS);
+    let default = default.map_or("", |known| known.default);
+    let set = settings.get(PEERS).filter(|value| !value.is_empty());
+    let value = set.unwrap_or(default).to_owned();
+    if value.trim().eq_ignore_ascii_case("none") {
+        return;
+    }
+    let (config, _) = Config::from_vars([(PEERS.to_owned(), value.clone())]);
+    let mut more = BTreeSet::new();
+    for host in hosts {
+        for ip in addresses(&host) {
+            more.insert(ip);
+            more.extend(own_towards(ip));
+        }
+    }
+    more.retain(|ip| !(ip.is_loopback() || ip.is_unspecified() || config.peers.contains(*ip, &[])));
+    if !more.is_empty() {
+        let more = more.iter().map(IpAddr::to_string);
+        let all: Vec<String> = [value].into_iter().chain(more).collect();
+        settings.set(PEERS, all.join(","));
+    }
+}
+
+/// None of a name that only the remote shell knows.
+fn addresses(host: &str) -> Vec<IpAddr> {
+    let found = (host, 0).to_socket_addrs();
+    found.map_or(Vec::new(), |all| all.map(|addr| addr.ip()).collect())
+}
+
+/// The address of this host that connections to that one come from. Nothing is sent.
+fn own_towards(ip: IpAddr) -> Option<IpAddr> {
+    let any = match ip {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((ip, 9)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+        names.map(String::from).into()
+    }
+
+    fn of(args: &[&str]) -> BTreeSet<String> {
+        of_arguments(&args.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn hosts_are_found_where_mpirun_finds_them() {
+        assert_eq!(of(&["-n", "2", "prog"]), set([]));
+        // Not those that the program is given.
+        let args = "--tag-output --mca a b --map-by node -H a prog --host x : -H b prog -H y";
+        let args: Vec<_> = args.split(' ').collect();
+        assert_eq!(of(&args), set(["a", "b"]));
+        assert_eq!(of(&["-H", "a:2,me@b", "prog"]), set(["a", "b"]));
+        assert_eq!(
+            of(&["--host", "192.0.2.1:4,2001:db8::1,+n0"]),
+            set(["192.0.2.1", "2001:db8::1"])
+        );
+        assert_eq!(of(&["--host=[2001:db8::1]:2"]), set(["2001:db8::1"]));
+        let file = env::temp_dir().join(format!("slim-hosts-{}", std::process::id()));
+        fs::write(&file, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
+        let path = file.to_str().unwrap();
+        for option in FILES {
+            assert_eq!(of(&[option, path]), set(["a", "b", "d"]), "{option}");
+        }
+        fs::remove_file(&file).unwrap();
+        assert_eq!(of(&["--hostfile", path]), set([]));
+    }
+
+    #[test]
+    fn slurms_lists_are_read() {
+        assert_eq!(
+            of_slurm("a[1-3,07],b,c[09-11]x"),
+            ["a1", "a2", "a3", "a07", "b", "c09x", "c10x", "c11x"]
+        );
+        assert_eq!(of_slurm("one"), ["one"]);
+        assert!(of_slurm("a[1-").is_empty());
+        assert_eq!(of_slurm("a[0-99999999]").len(), MOST);
+    }
+
+    #[test]
+    fn only_hosts_that_are_no_peers_yet_are_added() {
+        let with = |value: Option<&str>, hosts: &[&str]| {
+            let mut settings = Settings::default();
+            if let Some(value) = value {
+                settings.set(PEERS, value);
+            }
+            make_peers(&mut settings, hosts.iter().map(ToString::to_string));
+            settings.get(PEERS).map(ToOwned::to_owned)
+        };
+        assert_eq!(with(None, &["10.0.0.1", "127.0.0.1", "::1"]), None);
+        assert_eq!(with(None, &["no.such.host.invalid"]), None);
+        let told = with(None, &["192.0.2.7", "2001:db8::7"]).unwrap();
+        assert!(told.starts_with("private,local,"), "{told}");
+        for host in ["192.0.2.7", "2001:db8::7"] {
+            assert!(told.split(',').any(|word| word == host), "{told}");
+        }
+        assert!(Config::from_vars([(PEERS.to_owned(), told)]).1.is_empty());
+        let told = with(Some("10.0.0.0/8"), &["10.9.9.9", "192.0.2.7"]).unwrap();
+        assert!(told.starts_with("10.0.0.0/8,"), "{told}");
+        assert!(!told.contains("10.9.9.9"), "{told}");
+        for as_wanted in ["none", "all"] {
+            assert_eq!(with(Some(as_wanted), &["192.0.2.7"]).unwrap(), as_wanted);
+        }
+    }
+}
