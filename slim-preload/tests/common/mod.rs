@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,19 +19,30 @@ use std::time::{Duration, Instant};
 /// How long a program runs at most before it is killed; each has a shorter limit of its own.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// The library under test: `SLIM_PRELOAD`, or the one cargo built beside this test.
+/// The library under test: `SLIM_PRELOAD`, or one built now. The one that cargo builds for tests unwinds, whatever the
+/// profile says; a library that threads are cancelled in must not.
 pub fn preload() -> PathBuf {
-    if let Some(path) = std::env::var_os("SLIM_PRELOAD") {
-        return path.into();
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    match std::env::var_os("SLIM_PRELOAD") {
+        Some(path) => path.into(),
+        None => BUILT.get_or_init(build).clone(),
     }
-    let exe = std::env::current_exe().expect("a running test has a path");
-    let path = exe.with_file_name("libslim_preload.so");
-    assert!(
-        path.exists(),
-        "{} is missing: cargo builds it with this test",
-        path.display()
-    );
-    path
+}
+
+fn build() -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .parent()
+        .expect("it is in the target directory");
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let out = Command::new(&cargo)
+        .args(["build", "--profile", "fast", "--lib", "--target-dir"])
+        .arg(target)
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap_or_else(|e| panic!("cannot run {}: {e}", cargo.display()));
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "the library cannot be built: {said}");
+    target.join("fast/libslim_preload.so")
 }
 
 /// A fresh path below cargo's directory for test files.
