@@ -6,11 +6,12 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
@@ -24,6 +25,7 @@ use crate::control;
 use crate::done::{self, Done};
 use crate::fds::{self, OwnFd};
 use crate::numbers;
+use crate::sys::SignalsBlocked;
 use crate::thread;
 
 thread_local! {
@@ -349,18 +351,12 @@ impl Agent {
         }
     }
 
-    fn elsewhere(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, Option<Instant>>> {
-        self.inner
-            .elsewhere
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn elsewhere(&self) -> Held<'_, HashMap<SocketAddr, Option<Instant>>> {
+        Held::new(&self.inner.elsewhere)
     }
 
-    fn listeners(&self) -> std::sync::MutexGuard<'_, HashMap<SocketAddr, usize>> {
-        self.inner
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn listeners(&self) -> Held<'_, HashMap<SocketAddr, usize>> {
+        Held::new(&self.inner.listeners)
     }
 
     fn is_dead(&self) -> bool {
@@ -369,6 +365,38 @@ impl Agent {
 
     fn send(&self, command: Command) -> bool {
         !self.is_dead() && as_agent(|| self.inner.commands.send(command))
+    }
+}
+
+/// A mutex, held by a thread of the application. No signals come meanwhile: a handler that listens, accepts or closes
+/// would wait for the thread that it has interrupted.
+struct Held<'a, T> {
+    // Field order matters: the mutex unlocks before signals unblock.
+    value: MutexGuard<'a, T>,
+    _signals: SignalsBlocked,
+}
+
+impl<'a, T> Held<'a, T> {
+    fn new(mutex: &'a Mutex<T>) -> Self {
+        let signals = SignalsBlocked::new();
+        Held {
+            value: mutex.lock().unwrap_or_else(PoisonError::into_inner),
+            _signals: signals,
+        }
+    }
+}
+
+impl<T> Deref for Held<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for Held<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 

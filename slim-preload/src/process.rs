@@ -11,7 +11,6 @@ use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
 use libc::c_int;
 use slim_core::FinHow;
 use std::io;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
@@ -31,7 +30,7 @@ unsafe extern "C" {
     fn at_quick_exit(f: extern "C" fn()) -> c_int;
 }
 
-/// Makes this process's shared page and registers for fork and exit.
+/// Makes this process's shared page.
 pub fn prepare() -> io::Result<()> {
     // SAFETY: a fresh anonymous mapping; nothing else refers to it.
     let page = unsafe {
@@ -52,20 +51,22 @@ pub fn prepare() -> io::Result<()> {
         return Err(io::Error::last_os_error());
     }
     MARKS.store(page.cast(), Ordering::Release);
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handlers live as long as this library, which is never unloaded (it is a preload).
-        unsafe {
-            libc::pthread_atfork(
-                Some(before_fork),
-                Some(after_fork_parent),
-                Some(after_fork_child),
-            );
-            // `exit` comes to `AT_EXIT`.
-            at_quick_exit(at_exit);
-        }
-    });
     Ok(())
+}
+
+/// Registers for fork and exit, when the library is loaded: what the program registers later for forks may use
+/// connections, and comes before us; and none of it is to be allocated for in a signal's handler.
+pub fn register() {
+    // SAFETY: the handlers live as long as this library, which is never unloaded (it is a preload).
+    unsafe {
+        libc::pthread_atfork(
+            Some(before_fork),
+            Some(after_fork_parent),
+            Some(after_fork_child),
+        );
+        // `exit` comes to `AT_EXIT`.
+        at_quick_exit(at_exit);
+    }
 }
 
 /// A call that makes a process with the same connections, without a word of libc's to us. The child returns, too.

@@ -11,7 +11,6 @@ use slim_agent::Agent;
 use slim_core::config::{Config, LogLevel, Policy};
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::Duration;
@@ -75,8 +74,7 @@ pub fn file_in_owner(fd: c_int) -> Option<(u64, u64)> {
 }
 
 fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
-    let file = quietly(|| std::fs::metadata(format!("/proc/{pid}/fd/{fd}")));
-    file.ok().map(|f| (f.dev(), f.ino()))
+    sys::proc::file(format_args!("{pid}/fd/{fd}"))
 }
 
 /// Whether sockets of this process are to be managed; sets everything up at the first call that asks.
@@ -109,6 +107,8 @@ static KEY_FILE: OnceLock<Result<(Vec<u8>, u32), String>> = OnceLock::new();
 static AT_START: extern "C" fn() = {
     extern "C" fn at_start() {
         sys::keep_errno(|| {
+            crate::hooks::look_up();
+            crate::process::register();
             quietly(|| {
                 if let Some(path) = std::env::var_os("SLIM_JOB_KEY_FILE") {
                     let file = slim_agent::read_job_key(path.as_ref());
@@ -178,6 +178,7 @@ fn start_agent() -> Option<Agent> {
         .and_then(|()| crate::process::prepare())
         .and_then(|()| quietly(|| Agent::start(config.clone())));
     agent
+        .inspect(|_| sys::proc::hold())
         .inspect_err(|why| {
             say(&format!(
                 "cannot work here ({why}); connections are plain TCP"
@@ -188,8 +189,10 @@ fn start_agent() -> Option<Agent> {
 
 /// What proc(5) has on a process, by its directory; nothing if that cannot be read.
 fn status_of(process: &str) -> String {
-    let status = quietly(|| std::fs::read_to_string(format!("/proc/{process}/status")));
-    status.unwrap_or_default()
+    let status = sys::proc::read(format_args!("{process}/status"));
+    status
+        .and_then(|s| String::from_utf8(s).ok())
+        .unwrap_or_default()
 }
 
 /// The number on a line of that.
@@ -250,6 +253,7 @@ pub fn switch_off(why: &str) {
             say("the thread of SLIM has not ended");
         }
     }
+    sys::proc::release();
     // No need to ask the kernel whose process this is.
     OWNER.store(0, Ordering::SeqCst);
 }
@@ -289,6 +293,7 @@ pub fn after_fork_parent() {
 pub fn after_fork_child() {
     if STATE.load(Ordering::Relaxed) == READY {
         Agent::after_fork_child();
+        sys::proc::forget();
         // SAFETY: locked by `before_fork`. The handle's thread does not exist here; it is forgotten, not
         // dropped, because dropping would talk to that thread.
         std::mem::forget(unsafe { AGENT.get() }.take());

@@ -29,6 +29,7 @@ mod identity;
 mod limit;
 mod memory;
 mod owner;
+pub mod proc;
 pub mod raw;
 mod tcp;
 pub use fence::{can_fence, fence, register_fence};
@@ -365,10 +366,9 @@ fn numbers_at_most() -> c_int {
 
 /// Calls `f` with the numbers that are open, but for the one that it takes to find out. Uses no heap.
 pub fn for_each_open(mut f: impl FnMut(c_int)) {
-    let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
     numbers::make(|| {
-        let at = c"/proc/self/fd".as_ptr();
-        let Ok(dir) = call!(libc::SYS_openat, libc::AT_FDCWD, at, flags) else {
+        let Ok(dir) = proc::open(format_args!("self/fd"), libc::O_RDONLY | libc::O_DIRECTORY)
+        else {
             // There is no /proc, after a chroot for example: every number is tried.
             return (0..numbers_at_most())
                 .filter(|fd| is_open(*fd))
@@ -391,7 +391,7 @@ pub fn for_each_open(mut f: impl FnMut(c_int)) {
                 let name = entry.get(NAME..).unwrap_or_default();
                 let name = name.split(|b| *b == 0).next().unwrap_or_default();
                 let number = std::str::from_utf8(name).ok().and_then(|n| n.parse().ok());
-                if let Some(number) = number.filter(|n| c_long::from(*n) != dir) {
+                if let Some(number) = number.filter(|n| *n != dir) {
                     f(number);
                 }
                 rest = others;

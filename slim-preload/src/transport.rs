@@ -84,9 +84,11 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
             if ctl.veil.is_some() {
                 return flow.wake();
             }
-            for e in &ctl.epolls {
-                ctl.fds.iter().for_each(|fd| e.detach(*fd));
-            }
+            rings::swapping(|| {
+                for e in &ctl.epolls {
+                    ctl.fds.iter().for_each(|fd| e.detach(*fd));
+                }
+            });
             flow.exposed.store(true, Ordering::SeqCst);
             SWAPS.fetch_add(1, Ordering::SeqCst);
             crate::ops::sleep::wake_all();
@@ -477,9 +479,11 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
         let _ = swap_in(flow, ctl, new, true);
         sys::close(new);
     } else if let Some(fd) = ctl.exposed() {
-        for e in &ctl.epolls {
-            ctl.fds.iter().for_each(|fd| e.attach(*fd));
-        }
+        rings::swapping(|| {
+            for e in &ctl.epolls {
+                ctl.fds.iter().for_each(|fd| e.attach(*fd));
+            }
+        });
         options::tell_owner(fd, fd);
         SWAPS.fetch_add(1, Ordering::SeqCst);
         crate::ops::sleep::wake_all();

@@ -115,3 +115,63 @@ fn a_filter_from_before() {
         Some("began under a system call filter"),
     );
 }
+
+#[test]
+fn numbers_of_vforked_children() {
+    unnoticed("vforks", "");
+}
+
+/// As bare, on whole connections and on broken ones.
+fn unnoticed(name: &str, case: &str) {
+    if !own_network(&format!("{name} {case}")) {
+        return;
+    }
+    let program = compile(name, &[]);
+    let run = |preloaded, breaks: &str| {
+        Program::new(&program)
+            .arg(case)
+            .env("T_OWN_NETWORK", "1")
+            .env("T_BREAKS", breaks)
+            .preloaded(preloaded)
+            .settle(SETTLED)
+            .run()
+    };
+    let bare = run(false, "0");
+    assert!(bare.ok(), "{name} {case}: {}", bare.transcript());
+    for breaks in ["0", "1"] {
+        let got = run(true, breaks);
+        if let Some(difference) = compare(&format!("{name} {case}, {breaks}"), &bare, &got) {
+            panic!("{difference}");
+        }
+    }
+}
+
+#[test]
+fn roots_without_proc() {
+    for case in ["after", "after-unseen", "before"] {
+        unnoticed("jailed", case);
+    }
+}
+
+#[test]
+fn handlers_do_what_they_have_interrupted() {
+    for case in ["fork", "listen", "leave"] {
+        unnoticed("interrupts", case);
+    }
+}
+
+/// The loader is asked for libc's functions when the library is loaded, not in a call that a handler may make.
+#[test]
+fn first_uses_look_nothing_up() {
+    let program = compile("first_uses", &["-Wl,-z,now", "-Wno-unused-value"]);
+    let got = Program::new(&program)
+        .preloaded(true)
+        .env("LD_BIND_NOW", "1")
+        .env("LD_DEBUG", "symbols")
+        .run();
+    assert!(got.ok(), "{}", got.transcript());
+    let (_, after) = got.stderr.split_once("BEGIN\n").expect("it begins");
+    let (uses, _) = after.split_once("END\n").expect("it ends");
+    let lookups: Vec<_> = uses.lines().filter(|l| l.contains("symbol=")).collect();
+    assert!(lookups.is_empty(), "{lookups:#?}");
+}

@@ -9,7 +9,7 @@ use super::{INSTANCES, Instance, Registration, instance};
 use crate::flow::{Ctl, Flow};
 use crate::ops::descriptors;
 use crate::table::{self, Entry};
-use crate::{rings, runtime, sys};
+use crate::{rings, sys};
 use libc::c_int;
 use slim_agent::numbers;
 use smallvec::SmallVec;
@@ -42,9 +42,8 @@ pub(super) struct Registered {
 /// Everything that is registered with an instance, by one of its numbers; `None` if that cannot be told, for want of a
 /// descriptor perhaps.
 pub(super) fn registered(epfd: c_int) -> Option<Vec<Registered>> {
-    let path = format!("/proc/self/fdinfo/{epfd}");
-    // The file's own number is nobody else's business.
-    let text = numbers::make(|| std::fs::read_to_string(path)).ok()?;
+    let text = sys::proc::read(format_args!("self/fdinfo/{epfd}"))?;
+    let text = String::from_utf8(text).ok()?;
     Some(text.lines().filter_map(parse).collect())
 }
 
@@ -116,9 +115,7 @@ fn find_instances() {
         if descriptors::is_internal(fd) || !matches!(table::entry(fd), Entry::None) {
             continue;
         }
-        let path = format!("/proc/self/fd/{fd}");
-        let file = runtime::quietly(|| std::fs::read_link(path));
-        if file.is_ok_and(|name| name.as_os_str() == "anon_inode:[eventpoll]") {
+        if sys::proc::links_to(format_args!("self/fd/{fd}"), c"anon_inode:[eventpoll]") {
             instance(fd);
         }
     }

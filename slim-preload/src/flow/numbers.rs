@@ -74,6 +74,11 @@ impl Flow {
 
     /// Forgets the numbers that have something else under them now.
     pub fn drop_lost(&self, ctl: &mut Ctl) {
+        let whole = ctl.fds.iter().all(|fd| self.is_under(*fd));
+        // A vforked child has what it likes under its numbers.
+        if whole || !runtime::in_own_process() {
+            return;
+        }
         let mut lost = std::mem::take(&mut ctl.fds);
         ctl.fds
             .extend(lost.iter().copied().filter(|fd| self.is_under(*fd)));

@@ -1,5 +1,6 @@
 //! Reading and writing.
 
+use super::looked_up::hook;
 use crate::ops::buffers::Buffers;
 use crate::ops::limit::Given;
 use crate::ops::receive::Receive;
@@ -11,7 +12,7 @@ use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
     sockaddr, socklen_t, ssize_t, timespec,
 };
-use redhook::{hook, real};
+use redhook::real;
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
 

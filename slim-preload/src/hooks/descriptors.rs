@@ -1,10 +1,11 @@
 //! Descriptor numbers and processes.
 
+use super::looked_up::{hook, real_of};
 use crate::ops::descriptors as ops;
 use crate::process;
 use crate::sys::{keep_errno, keep_limit};
 use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
-use redhook::{hook, real};
+use redhook::real;
 use slim_agent::numbers::take;
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
@@ -105,6 +106,8 @@ hook! { unsafe fn setns(fd: c_int, kind: c_int) -> c_int => slim_setns {
     process::set_namespace(fd, kind, || real!(setns)(fd, kind))
 }}
 hook! { unsafe fn pthread_exit(value: *mut c_void) => slim_pthread_exit {
+    // From a handler: none of the calls that it has interrupted comes back.
+    crate::ops::left::before_jump(usize::MAX);
     process::before_thread_exit();
     real!(pthread_exit)(value)
 }}
@@ -171,13 +174,12 @@ type Spawn =
 
 /// The calls that libc has from 2.39 on.
 unsafe fn spawn_by_pidfd(
-    name: &std::ffi::CStr,
+    found: *mut c_void,
     pidfd: *mut c_int,
     path: *const c_char,
     (actions, attributes): (Actions, Attributes),
     (args, env): (Spawned, Spawned),
 ) -> c_int {
-    let found = keep_errno(|| libc::dlsym(libc::RTLD_NEXT, name.as_ptr()));
     if found.is_null() {
         return libc::ENOSYS;
     }
@@ -200,7 +202,7 @@ unsafe extern "C" fn pidfd_spawn(
     env: Spawned,
 ) -> c_int {
     spawn_by_pidfd(
-        c"pidfd_spawn",
+        real_of!(c"pidfd_spawn"),
         pidfd,
         path,
         (actions, attributes),
@@ -218,7 +220,7 @@ unsafe extern "C" fn pidfd_spawnp(
     env: Spawned,
 ) -> c_int {
     spawn_by_pidfd(
-        c"pidfd_spawnp",
+        real_of!(c"pidfd_spawnp"),
         pidfd,
         file,
         (actions, attributes),

@@ -15,10 +15,12 @@
 
 mod data;
 mod descriptors;
+mod looked_up;
 mod numbers;
 mod readiness;
 mod sockets;
 mod syscall;
 mod variadic;
 
+pub use looked_up::all as look_up;
 pub use readiness::real_poll;

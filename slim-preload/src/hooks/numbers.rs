@@ -3,10 +3,11 @@
 //! They get the number that they would get without us: [`numbers`](slim_agent::numbers) keeps them and the making of
 //! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
 
+use super::looked_up::hook;
 use crate::flow::given_out;
 use crate::{epoll, runtime};
 use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
-use redhook::{hook, real};
+use redhook::real;
 use slim_agent::numbers::{make, take};
 
 macro_rules! give_out {

@@ -1,12 +1,13 @@
 //! Waiting for descriptors.
 
+use super::looked_up::hook;
 use crate::epoll;
 use crate::ops::limit::{Given, Wait};
 use crate::ops::select::Sets;
 use crate::ops::{poll as ops, select as sets_of};
 use crate::sys::direct;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
-use redhook::{hook, real};
+use redhook::real;
 
 /// Calls `f` with the application's time limit, or with what is left of it.
 fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const timespec) -> R) -> R {

@@ -1,10 +1,11 @@
 //! Connections and their options.
 
+use super::looked_up::hook;
 use crate::ops::fail;
 use crate::ops::sockets::{self, End, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
-use redhook::{hook, real};
+use redhook::real;
 use slim_agent::numbers::take;
 
 hook! { unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_connect {

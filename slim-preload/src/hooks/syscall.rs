@@ -2,6 +2,7 @@
 //!
 //! Numbers that are none of our business go to libc at the price of one comparison.
 
+use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
 use crate::flow::given_out;
 use crate::{process, rings, runtime};
@@ -11,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 
-/// libc's own; not known before the first call.
+/// libc's own; not known before our constructor, or the first call.
 static REAL: AtomicPtr<()> = AtomicPtr::new(find as Function as *mut ());
 
 /// Finds libc's own, and makes the call.
@@ -24,10 +25,7 @@ unsafe extern "C" fn find(
     e: usize,
     f: usize,
 ) -> c_long {
-    // SAFETY: a valid name.
-    let found =
-        crate::sys::keep_errno(|| unsafe { libc::dlsym(libc::RTLD_NEXT, c"syscall".as_ptr()) });
-    REAL.store(found.cast(), Ordering::Release);
+    REAL.store(real_of!(c"syscall").cast(), Ordering::Release);
     real(nr, [a, b, c, d, e, f])
 }
 

@@ -4,26 +4,19 @@
 //! where libc's own function is, puts the registers back and jumps there: that function finds everything as its caller
 //! left it. On other processors these names are not hooked.
 
+use super::looked_up::real_of;
 use crate::ops::{descriptors, left};
 use crate::process;
 use crate::sys::keep_errno;
 use libc::{c_char, c_int, c_void};
-use std::ffi::CStr;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Function = *mut c_void;
-
-/// libc's own function of this name.
-fn real(name: &CStr) -> Function {
-    // SAFETY: a valid name; looked up each time, because none of these calls is frequent.
-    unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) }
-}
 
 macro_rules! before_exec {
     ($($before:ident: $name:literal;)*) => {$(
         extern "C" fn $before(_: *const c_char) -> Function {
             process::before_exec();
-            keep_errno(|| real($name))
+            real_of!($name)
         }
     )*};
 }
@@ -58,18 +51,10 @@ fn stack_in(env: *const usize) -> usize {
 macro_rules! before_jump {
     ($($before:ident: $name:literal;)*) => {$(
         extern "C" fn $before(env: *const usize) -> Function {
-            // Some programs jump for every error: looked up once.
-            static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
             if crate::flow::waiting().is_some() {
                 left::before_jump(stack_in(env));
             }
-            let known = REAL.load(Ordering::Relaxed);
-            if !known.is_null() {
-                return known;
-            }
-            let found = keep_errno(|| real($name));
-            REAL.store(found, Ordering::Relaxed);
-            found
+            real_of!($name)
         }
     )*};
 }
@@ -85,17 +70,17 @@ extern "C" fn before_clone(_: Function, _: Function, flags: c_int) -> Function {
     if flags & libc::CLONE_VM == 0 {
         keep_errno(process::before_clone);
     }
-    keep_errno(|| real(c"clone"))
+    real_of!(c"clone")
 }
 
 extern "C" fn before_dprintf(fd: c_int) -> Function {
     descriptors::for_stdio(fd);
-    keep_errno(|| real(c"dprintf"))
+    real_of!(c"dprintf")
 }
 
 extern "C" fn before_dprintf_chk(fd: c_int) -> Function {
     descriptors::for_stdio(fd);
-    keep_errno(|| real(c"__dprintf_chk"))
+    real_of!(c"__dprintf_chk")
 }
 
 macro_rules! pass_on {

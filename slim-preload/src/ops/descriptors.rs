@@ -68,8 +68,11 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
 /// The kernel has given out a number that the table knows: what was there has been closed where no hook saw it.
 #[cold]
 pub fn closed_unseen(fd: c_int) {
-    if runtime::is_our_call() || !runtime::in_own_process() {
+    if runtime::is_our_call() {
         return;
+    }
+    if !runtime::in_own_process() {
+        return sys::direct::numbers_differ();
     }
     match table::entry(fd) {
         Entry::None => {}
@@ -324,6 +327,9 @@ pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
 /// `dup`, `dup2`, `dup3` and `fcntl(F_DUPFD)`: `real` makes the new number.
 pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_int {
     if !runtime::in_own_process() {
+        if to.is_some_and(table::is_flow) {
+            sys::direct::numbers_differ();
+        }
         return real();
     }
     if is_ours(from) || to.is_some_and(is_ours) {

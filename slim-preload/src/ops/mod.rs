@@ -14,7 +14,7 @@ pub mod sockets;
 pub mod transmit;
 
 use crate::flow::{Flow, Inside};
-use crate::sys;
+use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::CtlGuard;
 use libc::c_int;
@@ -32,7 +32,7 @@ pub enum Way {
 /// Enters the flow behind `fd`, if there is one, and is counted there.
 pub fn enter(fd: c_int) -> Way {
     loop {
-        let Some(flow) = table::flow(fd) else {
+        let Some(flow) = table::flow(fd).filter(|_| !direct::is_another_process()) else {
             return Way::Plain;
         };
         match (flow.gate.enter(), table::is_still(fd, flow)) {
@@ -55,7 +55,13 @@ pub fn fail(errno: c_int) -> isize {
 /// application has closed.
 #[cold]
 pub fn is_lost(flow: &'static Flow, fd: c_int, errno: c_int) -> bool {
-    matches!(errno, libc::ENOTSOCK | libc::EBADF) && flow.own_at(fd).is_none()
+    let no_socket = matches!(errno, libc::ENOTSOCK | libc::EBADF);
+    if no_socket && !sys::keep_errno(crate::runtime::in_own_process) {
+        // A vforked child has changed its number before we knew that it may; the flow is its parent's.
+        direct::numbers_differ();
+        return true;
+    }
+    no_socket && flow.own_at(fd).is_none()
 }
 
 /// What a call on a barred flow does next.

@@ -21,6 +21,8 @@ const UNAGAINST: u8 = 1 << 0;
 const THREADS: u8 = 1 << 1;
 /// It has cancelled one.
 const CANCELS: u8 = 1 << 2;
+/// A child that shares our memory has put something else under a number of a flow's.
+const DIFFERS: u8 = 1 << 3;
 
 /// What speaks against going past libc.
 static AGAINST: AtomicU8 = AtomicU8::new(UNAGAINST);
@@ -56,6 +58,18 @@ pub fn threads() {
 /// Whether the application has made one.
 pub fn has_threads() -> bool {
     AGAINST.load(Ordering::SeqCst) & THREADS != 0
+}
+
+/// A vforked child gives a number of a flow's to something else. From now on every call asks who makes it.
+pub fn numbers_differ() {
+    AGAINST.fetch_or(DIFFERS, Ordering::SeqCst);
+}
+
+/// Whether the caller is such a child, to whom the flows are nothing.
+#[inline]
+pub fn is_another_process() -> bool {
+    AGAINST.load(Ordering::Relaxed) & DIFFERS != 0
+        && !super::keep_errno(crate::runtime::in_own_process)
 }
 
 /// A thread is to be cancelled: every call is a cancellation point from now on.

@@ -1,0 +1,70 @@
+// A program that changes its root directory to one without /proc, before or after its first connection. Connections break
+// if T_BREAKS is set. The case is the argument: when; "unseen" has its registrations made where no hook sees it.
+#include "t.h"
+#include "raw.h"
+
+static const char *kase;
+static int is(const char *k) { return strstr(kase, k) != NULL; }
+
+static void jail(void) {
+    char at[] = "/tmp/slim-jail-XXXXXX";
+    if (!mkdtemp(at)) _exit(97);
+    MUST(chroot(at));
+    MUST(chdir("/"));
+    // Gone with the last process in it.
+    line("proc: %d", access("/proc/self", F_OK));
+}
+
+int main(int argc, char **argv) {
+    begin(40);
+    kase = argc > 1 ? argv[1] : "";
+    int breaks = atoi(getenv("T_BREAKS") ?: "0");
+    if (is("before")) jail();
+    struct conn x = connection();
+    ping(x.c, x.s, "works");
+    int e = MUST(epoll_create1(EPOLL_CLOEXEC)), n = 0;
+    struct epoll_event v = {.events = EPOLLIN, .data.u64 = 7};
+    if (is("unseen")) {
+        MUST(raw(SYS_epoll_ctl, e, EPOLL_CTL_ADD, x.s, &v));
+        MUST(fcntl(x.s, F_SETFL, O_NONBLOCK));
+    } else {
+        MUST(epoll_ctl(e, EPOLL_CTL_ADD, x.s, &v));
+    }
+    if (is("after")) jail();
+    for (int i = 0; i < 3; i++) {
+        if (breaks) MUST(break_connections());
+        R(send(x.c, "hello", 5, 0));
+        char b[8];
+        struct epoll_event w = {0};
+        R(epoll_wait(e, &w, 1, 5000));
+        line("%" PRIu64 " %s", w.data.u64, bits(w.events));
+        R(recv(x.s, b, 8, 0));
+        // Nothing more is reported.
+        R(epoll_wait(e, &w, 1, 20));
+    }
+    // Others than ours are closed, and only those.
+    pid_t p = fork();
+    if (!p) {
+        R(close_range(3, ~0u, 0));
+        for (int i = 3; i < 64; i++) n += fcntl(i, F_GETFD) >= 0;
+        line("open: %d", n);
+        struct conn y = connection();
+        ping(y.c, y.s, "the child's");
+        line("numbers %d %d %d", y.l, y.c, y.s);
+        R(close_range(3, ~0u, 0));
+        for (int i = 3; i < 64; i++) n += fcntl(i, F_GETFD) >= 0;
+        line("open: %d", n);
+        _exit(0);
+    }
+    waitpid(p, &n, 0);
+    line("child: %x", n);
+    R(close(x.c));
+    char b[1];
+    R(recv(x.s, b, 1, 0));
+    R(close_range(3, ~0u, 0));
+    line("open: %d", fcntl(x.s, F_GETFD));
+    x = connection();
+    ping(x.c, x.s, "after that");
+    hang_up(x);
+    return 0;
+}
