@@ -136,12 +136,12 @@ options! {
             SO_SECURITY_ENCRYPTION_NETWORK = 24, SO_SECURITY_ENCRYPTION_TRANSPORT = 23, SO_SNDLOWAT, SO_TYPE;
     }
     IPPROTO_TCP {
-        Before(Int) => TCP_WINDOW_CLAMP;
         After(Int) => TCP_NODELAY, TCP_CORK, TCP_DEFER_ACCEPT, TCP_DELACK_MAX_US = 46, TCP_INQ, TCP_KEEPCNT,
             TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_LINGER2, TCP_NOTSENT_LOWAT, TCP_QUICKACK, TCP_RTO_MAX_MS = 44,
             TCP_RTO_MIN_US = 45, TCP_SYNCNT, TCP_THIN_LINEAR_TIMEOUTS, TCP_TX_DELAY = 37, TCP_USER_TIMEOUT;
         After(Name) => TCP_CONGESTION;
-        Bound => TCP_AO_ADD_KEY = 38, TCP_AO_DEL_KEY = 39, TCP_AO_INFO = 40, TCP_AO_REPAIR = 42, TCP_MAXSEG, TCP_MD5SIG,
+        // A window smaller than the one that a connection was made with lets it stall: its peer sends larger pieces.
+        Bound => TCP_WINDOW_CLAMP, TCP_AO_ADD_KEY = 38, TCP_AO_DEL_KEY = 39, TCP_AO_INFO = 40, TCP_AO_REPAIR = 42, TCP_MAXSEG, TCP_MD5SIG,
             TCP_MD5SIG_EXT, TCP_QUEUE_SEQ, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW, TCP_ULP,
             TCP_ZEROCOPY_RECEIVE;
         // Of a listener, or of the moment of connecting, but for the read-only ones.

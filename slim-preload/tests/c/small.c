@@ -1,8 +1,8 @@
 // Connections with small buffers that are full when they break: all that was sent comes, and without a stall.
-// The arguments: the sizes for SO_RCVBUF, SO_SNDBUF and, once the connection stands, TCP_WINDOW_CLAMP; 0 for the system's.
+// The arguments: the sizes for SO_RCVBUF and SO_SNDBUF, 0 for the system's.
 #include "t.h"
 
-static int rcvbuf, sndbuf, window;
+static int rcvbuf, sndbuf;
 static unsigned char b[70000];
 
 static void sizes(int fd) {
@@ -48,7 +48,6 @@ int main(int argc, char **argv) {
     begin(60);
     rcvbuf = argc > 1 ? atoi(argv[1]) : 0;
     sndbuf = argc > 2 ? atoi(argv[2]) : 0;
-    window = argc > 3 ? atoi(argv[3]) : 0;
     int l = listener();
     sizes(l);
     int c = MUST(socket(AF_INET, SOCK_STREAM, 0));
@@ -57,10 +56,6 @@ int main(int argc, char **argv) {
     MUST(connect(c, (void *)&a, sizeof a));
     int s = MUST(accept(l, NULL, NULL));
     settle();
-    if (window) {
-        MUST(setsockopt(c, IPPROTO_TCP, TCP_WINDOW_CLAMP, &window, sizeof window));
-        MUST(setsockopt(s, IPPROTO_TCP, TCP_WINDOW_CLAMP, &window, sizeof window));
-    }
     struct way there = {c, s, 3, 0, 0}, back = {s, c, 4, 0, 0};
     double longest = 0, last = 0;
     for (int round = 0; round < 6; round++) {
