@@ -98,6 +98,9 @@ fn find(name: &CStr) -> *mut c_void {
 // There is at least one row, so that the linker knows where the list is.
 look!(c"", || ());
 
+// The linker's names for it, which the library would export otherwise.
+std::arch::global_asm!(".hidden __start_slim_look", ".hidden __stop_slim_look");
+
 unsafe extern "C" {
     #[link_name = "__start_slim_look"]
     static FIRST: u8;
