@@ -1,4 +1,4 @@
-//! UDP control sockets: one per address that the application listens on, and the process's own.
+//! UDP control sockets: one per address that the application listens on, and the process's own, one per address in use.
 //!
 //! Two things make them more than a bound socket. Datagrams leave from the address that the
 //! question was sent to (`IP_PKTINFO`), because the peer takes answers from nowhere else. And a
@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::iter;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 
@@ -21,7 +21,9 @@ use tokio::task::{self, JoinHandle};
 use crate::agent::canonical;
 use crate::events::Log;
 use crate::fds::{self, OwnFd};
-use crate::ports::{on_one_port, quiet_ports};
+use crate::places::{Place, Ports, source_towards, without_port};
+use crate::ports::quiet_ports;
+use crate::resume_io;
 use crate::shared::Shared;
 use crate::sys;
 use crate::udp;
@@ -36,10 +38,16 @@ const MOST_WAITING: usize = 8 * BATCH;
 /// Datagrams taken from a socket that is about to be closed.
 const MOST_LEFT: usize = 4096;
 
+/// Addresses in use, at most: each takes two descriptors.
+const MOST_OWN: usize = 64;
+
 /// All control sockets of the process.
 pub(crate) struct Control {
-    /// For IPv4 and IPv6, the same port in both.
-    own: Vec<Rc<ControlSocket>>,
+    /// One at each address in use, all on one port.
+    own: Vec<Own>,
+    /// Of which not all are on loopback.
+    networked: bool,
+    ports: Ports,
     /// Each with the task that receives, until it is stopped.
     listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<JoinHandle<()>>)>,
     /// On ports that no peer has heard of, while answers may come there.
@@ -53,24 +61,16 @@ struct Aside {
     task: JoinHandle<()>,
 }
 
+/// A control socket of the process's own, and the listener for resumes at the same address.
+struct Own {
+    socket: Rc<ControlSocket>,
+    tasks: [Option<JoinHandle<()>>; 2],
+}
+
 /// One UDP socket.
 pub(crate) struct ControlSocket {
     fd: AsyncFd<OwnFd>,
     bound: SocketAddr,
-}
-
-/// The process's own control sockets before the runtime exists.
-pub(crate) struct OwnSockets {
-    sockets: Vec<(OwnFd, SocketAddr)>,
-    pub(crate) port: u16,
-}
-
-impl OwnSockets {
-    /// Binds to a free port, for IPv6 too if the host has it.
-    pub(crate) fn bind() -> io::Result<Self> {
-        let (sockets, port) = on_one_port(quiet_ports(), |addr| bind(addr, true))?;
-        Ok(OwnSockets { sockets, port })
-    }
 }
 
 /// The control socket that goes with the listener `fd` on `addr`.
@@ -108,32 +108,95 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
 }
 
 impl Control {
-    /// Must run inside the runtime. Nothing is received until [`serve_own`](Self::serve_own).
-    pub(crate) fn new(own: OwnSockets, log: Log) -> io::Result<Self> {
-        let own = own
-            .sockets
-            .into_iter()
-            .map(|(fd, bound)| ControlSocket::new(fd, bound).map(Rc::new))
-            .collect::<io::Result<_>>()?;
-        Ok(Control {
-            own,
+    pub(crate) fn new(ports: Ports, log: Log) -> Self {
+        Control {
+            own: Vec::new(),
+            networked: false,
+            ports,
             listeners: HashMap::new(),
             asides: Vec::new(),
             log,
-        })
+        }
     }
 
-    /// Starts to receive on the process's own sockets.
-    pub(crate) fn serve_own(&self, shared: &Rc<Shared>) {
-        for socket in &self.own {
-            task::spawn_local(serve(socket.clone(), shared.clone()));
+    /// Peers may come to an address from now on.
+    pub(crate) fn serve(&mut self, place: Place, shared: &Rc<Shared>) -> io::Result<()> {
+        let mut bound = place.at;
+        bound.set_port(self.ports.control);
+        let socket = Rc::new(ControlSocket::new(place.control, bound)?);
+        let listening = place.resume.map(|fd| resume_io::serve(fd, shared));
+        let listening = listening.transpose()?;
+        let receiving = task::spawn_local(serve(socket.clone(), shared.clone()));
+        self.networked |= !place.at.ip().is_loopback();
+        self.own.push(Own {
+            socket,
+            tasks: [Some(receiving), listening],
+        });
+        Ok(())
+    }
+
+    /// The same, unless they may already. Whether they can.
+    pub(crate) fn serve_at(&mut self, addr: SocketAddr, shared: &Rc<Shared>) -> bool {
+        let at = without_port(addr);
+        if self
+            .own
+            .iter()
+            .any(|own| without_port(own.socket.bound) == at)
+        {
+            return true;
         }
+        let served = match self.own.len() < MOST_OWN {
+            true => Place::open(at, self.ports).and_then(|place| self.serve(place, shared)),
+            false => Err(io::Error::other("there are too many addresses")),
+        };
+        if let Err(e) = &served {
+            self.log
+                .info(|| format!("peers cannot come to {}: {e}", at.ip()));
+        }
+        served.is_ok()
+    }
+
+    /// Whether there is a way to us from other hosts.
+    pub(crate) fn is_networked(&self) -> bool {
+        self.networked
+    }
+
+    /// Nobody comes to an address any more, but to those on loopback and those for which `keep` holds.
+    pub(crate) fn leave(&mut self, keep: impl Fn(IpAddr) -> bool) {
+        self.own.retain(|own| {
+            let ip = own.socket.bound.ip();
+            let stays = ip.is_loopback() || keep(ip);
+            if !stays {
+                own.tasks.iter().flatten().for_each(JoinHandle::abort);
+            }
+            stays
+        });
+        let mut own = self.own.iter();
+        self.networked = own.any(|own| !own.socket.bound.ip().is_loopback());
     }
 
     /// Our own and those of listeners.
     pub(crate) fn all(&self) -> Vec<Rc<ControlSocket>> {
+        let own = self.own.iter().map(|own| &own.socket);
         let listeners = self.listeners.values().map(|(socket, _)| socket);
-        self.own.iter().chain(listeners).cloned().collect()
+        own.chain(listeners).cloned().collect()
+    }
+
+    /// The one of ours that messages from `from` to `to` leave from: if `from` does not say, where the kernel's routes do.
+    fn own(&self, to: SocketAddr, from: Option<SocketAddr>) -> Option<&Rc<ControlSocket>> {
+        let at = |addr: SocketAddr| {
+            let is_there = |own: &&Own| without_port(own.socket.bound) == without_port(addr);
+            self.own.iter().find(is_there)
+        };
+        let fits = |own: &&Own| {
+            let bound = own.socket.bound;
+            bound.is_ipv4() == to.is_ipv4() && bound.ip().is_loopback() == to.ip().is_loopback()
+        };
+        let given = from.and_then(at);
+        let routed = || source_towards(to).ok().and_then(at);
+        let found = given.or_else(routed);
+        let found = found.or_else(|| self.own.iter().find(fits));
+        found.map(|own| &own.socket)
     }
 
     /// Takes over the control socket of a listener.
@@ -167,8 +230,7 @@ impl Control {
     /// as any datagram may be.
     pub(crate) fn send(&self, to: SocketAddr, from: Option<SocketAddr>, data: &[u8]) {
         let listener = from.and_then(|from| self.listener(from));
-        let own = || self.own.iter().find(|s| s.bound.is_ipv4() == to.is_ipv4());
-        let Some(socket) = listener.or_else(own) else {
+        let Some(socket) = listener.or_else(|| self.own(to, from)) else {
             self.log
                 .debug(|| format!("no control socket that reaches {to}"));
             return;
@@ -187,7 +249,7 @@ impl Control {
         data: &[u8],
         shared: &Rc<Shared>,
     ) {
-        let is_there = |aside: &&Aside| same_address(aside.socket.bound, from);
+        let is_there = |aside: &&Aside| without_port(aside.socket.bound) == without_port(from);
         if !self.asides.iter().any(|aside| is_there(&aside)) {
             match aside(from) {
                 Ok(socket) => {
@@ -229,14 +291,6 @@ impl Control {
         };
         exact.or_else(other).map(|(socket, _)| socket)
     }
-}
-
-fn same_address(a: SocketAddr, b: SocketAddr) -> bool {
-    let without_port = |mut addr: SocketAddr| {
-        addr.set_port(0);
-        addr
-    };
-    without_port(a) == without_port(b)
 }
 
 /// A socket for [`Control::send_aside`]. Not on a port that a listener may get.

@@ -2,7 +2,6 @@
 //! thing after the other.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::io;
 use std::mem;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -18,13 +17,14 @@ use tokio::task;
 use crate::agent::{Elsewhere, Listeners};
 use crate::claims::Claims;
 use crate::command::Command;
-use crate::control::{Control, OwnSockets};
+use crate::control::Control;
 use crate::events::{self, EventLog, Log};
 use crate::fds;
 use crate::identity;
 use crate::mailbox::{self, mailbox};
 use crate::netlink::{self, Addresses};
 use crate::panic::Survivor;
+use crate::places::Ports;
 use crate::resume_io::{self, Order};
 use crate::shared::Shared;
 use crate::sys;
@@ -84,7 +84,7 @@ pub(crate) struct Driver {
     /// All flows, among other things.
     pub(crate) survivor: Rc<Survivor>,
     /// Our own, and the networks that they are in.
-    addresses: Addresses,
+    pub(crate) addresses: Addresses,
     /// There is a job key.
     pub(crate) keyed: bool,
     /// The control sockets have been looked at in this turn.
@@ -97,12 +97,11 @@ impl Driver {
     /// Must run inside the runtime.
     pub(crate) fn new(
         config: Config,
-        control: OwnSockets,
-        resume_port: u16,
+        ports: Ports,
         (listeners, elsewhere): (Arc<Listeners>, Arc<Elsewhere>),
         survivor: Rc<Survivor>,
         seed: &[u8; 40],
-    ) -> io::Result<Self> {
+    ) -> Self {
         let log = Log::new(config.log);
         let (addresses, networks) = netlink::addresses(log);
         let (for_core, incarnation) = split(seed);
@@ -110,25 +109,24 @@ impl Driver {
         let events = EventLog::open(&config, log);
         let keyed = config.job_key.is_some();
         let watch = Watch::new(&config);
-        let control_port = control.port;
-        log.debug(|| format!("endpoint {id}: control port {control_port}, resume port {resume_port}, addresses {addresses:?}"));
+        log.debug(|| format!("endpoint {id}: {ports:?}, addresses {addresses:?}"));
         let mut endpoint = Endpoint::new(
             config,
             id,
             addresses.clone(),
-            resume_port,
-            control_port,
+            ports.resume,
+            ports.control,
             for_core,
         );
         endpoint.set_addrs(addresses.clone(), networks.clone());
-        Ok(Driver {
+        Driver {
             endpoint,
             carriers: BTreeMap::new(),
             drained: BTreeMap::new(),
             watch,
             log,
             notices: VecDeque::new(),
-            control: Control::new(control, log)?,
+            control: Control::new(ports, log),
             claims: Claims::default(),
             conns: Counted::default(),
             silent: BTreeSet::new(),
@@ -144,7 +142,7 @@ impl Driver {
             datagrams_taken: false,
             events,
             origin: Instant::now(),
-        })
+        }
     }
 
     /// Carries out what an application thread asked for.
@@ -160,7 +158,12 @@ impl Driver {
             } => {
                 self.survivor.add(token, io);
                 self.watch.dirty(now, token);
+                // First, so that HELLO names only addresses that peers can come to.
+                let served = !self.endpoint.may_know(remote.ip()) || self.serve_at(local, shared);
                 self.endpoint.open(now, token, role, local, remote);
+                if !served {
+                    self.endpoint.demote(now, token);
+                }
                 if role == Role::Acceptor {
                     self.claim(token, (local, remote), shared);
                 }
@@ -448,16 +451,6 @@ impl Driver {
         self.datagrams_taken = false;
     }
 
-    /// These are our addresses now.
-    pub(crate) fn set_addresses(&mut self, addresses: Addresses) {
-        if self.addresses != addresses {
-            self.log
-                .info(|| format!("own addresses are now {:?}", addresses.0));
-            self.addresses.clone_from(&addresses);
-            self.endpoint.set_addrs(addresses.0, addresses.1);
-        }
-    }
-
     /// Forgets a flow, once what is to be said about its end is said.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
@@ -479,7 +472,11 @@ impl Driver {
     /// Forgets what is too old.
     pub(crate) fn tidy(&mut self, now: Time) -> bool {
         let claims = self.claims.tidy(now);
-        self.endpoint.tidy(now) || claims
+        let past = self.endpoint.tidy(now);
+        if !past {
+            self.leave_unused();
+        }
+        past || claims
     }
 
     fn with_io(&mut self, token: FlowToken, f: impl FnOnce(&dyn FlowIo)) {

@@ -69,6 +69,7 @@ mod mailbox;
 mod memory;
 mod netlink;
 mod panic;
+mod places;
 mod ports;
 mod pump;
 mod queue;

@@ -60,9 +60,9 @@ async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
         guard.clear_ready();
         drop(guard);
         if changed {
-            shared.with(|d, _| {
+            shared.with_self(|d, _, shared| {
                 let now = addresses(d.log);
-                d.set_addresses(now);
+                d.set_addresses(now, shared);
             });
         }
         task::yield_now().await;

@@ -4,7 +4,6 @@
 //! transport.
 
 use std::io;
-use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::rc::Rc;
@@ -15,13 +14,12 @@ use socket2::{Domain, SockRef, Socket, Type};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
-use tokio::task;
+use tokio::task::{self, JoinHandle};
 
 use crate::FlowIo;
 use crate::agent::canonical;
 use crate::fds::{self, OwnFd};
 use crate::mailbox::{Ended, Receiver};
-use crate::ports::on_one_port;
 use crate::pump;
 use crate::reader::{Read, Reader};
 use crate::shared::Shared;
@@ -60,21 +58,15 @@ pub(crate) struct Install {
     pub(crate) expected: u64,
 }
 
-/// The listeners for resumes before the runtime has them.
-pub(crate) struct ResumeListeners {
-    sockets: Vec<(OwnFd, SocketAddr)>,
-    pub(crate) port: u16,
+/// Listens for resumes at one address.
+pub(crate) fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
+    let fd = bind(addr)?;
+    SockRef::from(&fd).listen(BACKLOG)?;
+    Ok(fd)
 }
 
-impl ResumeListeners {
-    /// Listens on a free port of every address, for IPv6 too if the host has it.
-    pub(crate) fn bind() -> io::Result<Self> {
-        let (sockets, port) = on_one_port(iter::empty(), listen)?;
-        Ok(ResumeListeners { sockets, port })
-    }
-}
-
-fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
+/// What is to become a listener.
+pub(crate) fn bind(addr: SocketAddr) -> io::Result<OwnFd> {
     let fd = stream(addr)?;
     // What it accepts has it from the listener.
     set_nodelay(&fd)?;
@@ -83,7 +75,6 @@ fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
         socket.set_only_v6(true)?;
     }
     socket.bind(&addr.into())?;
-    socket.listen(BACKLOG)?;
     Ok(fd)
 }
 
@@ -92,13 +83,10 @@ fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
     OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))
 }
 
-/// Accepts on all listeners from now on.
-pub(crate) fn serve(listeners: ResumeListeners, shared: &Rc<Shared>) -> io::Result<()> {
-    for (fd, _) in listeners.sockets {
-        let fd = fds::watch(fd, Interest::READABLE)?;
-        task::spawn_local(accept_all(fd, shared.clone()));
-    }
-    Ok(())
+/// Accepts on a listener from now on, until the task is aborted.
+pub(crate) fn serve(listener: OwnFd, shared: &Rc<Shared>) -> io::Result<JoinHandle<()>> {
+    let listener = fds::watch(listener, Interest::READABLE)?;
+    Ok(task::spawn_local(accept_all(listener, shared.clone())))
 }
 
 /// Why a listener stops accepting for now.

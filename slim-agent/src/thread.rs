@@ -14,14 +14,14 @@ use tokio::task::{self, LocalSet};
 
 use crate::agent::{Elsewhere, Listeners, as_agent, be_agent_thread, during};
 use crate::command::Receiver;
-use crate::control::{Control, OwnSockets};
+use crate::control::Control;
 use crate::done::{self, Done};
 use crate::driver::Driver;
 use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
 use crate::netlink;
 use crate::panic::Survivor;
-use crate::resume_io::{self, ResumeListeners};
+use crate::places::{self, Place, Ports};
 use crate::shared::Shared;
 use crate::sys;
 use crate::turn;
@@ -54,8 +54,8 @@ struct Parts {
     config: Config,
     listeners: Arc<Listeners>,
     elsewhere: Arc<Elsewhere>,
-    control: OwnSockets,
-    resume: ResumeListeners,
+    ports: Ports,
+    places: Vec<Place>,
     alarm: OwnFd,
     seed: [u8; 40],
 }
@@ -87,12 +87,13 @@ pub(crate) fn start(
 ) -> io::Result<()> {
     let mut seed = [0; 40];
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
+    let (ports, places) = places::take().map_err(during("bind a control socket and a listener"))?;
     let parts = Parts {
         config,
         listeners,
         elsewhere,
-        control: OwnSockets::bind().map_err(during("bind a UDP control socket"))?,
-        resume: ResumeListeners::bind().map_err(during("listen for resumes"))?,
+        ports,
+        places,
         alarm: sys::timerfd().map_err(during("create a timer"))?,
         seed,
     };
@@ -158,16 +159,20 @@ fn assemble(
     let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
     let driver = Driver::new(
         parts.config,
-        parts.control,
-        parts.resume.port,
+        parts.ports,
         (parts.listeners, parts.elsewhere),
         survivor,
         &parts.seed,
-    )
-    .map_err(&register)?;
+    );
     let shared = Rc::new(Shared::new(driver, commands, alarm));
-    shared.with_control(|control| control.serve_own(&shared));
-    resume_io::serve(parts.resume, &shared).map_err(&register)?;
+    let places = parts.places.into_iter();
+    shared
+        .with_self(|d, _, shared| {
+            places
+                .map(|place| d.control.serve(place, shared))
+                .collect::<io::Result<()>>()
+        })
+        .map_err(&register)?;
     netlink::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
     Ok(shared)

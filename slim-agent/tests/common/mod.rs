@@ -584,13 +584,13 @@ pub fn can_destroy() -> bool {
     done.is_ok() && near.take_error().is_ok_and(|e| e.is_some())
 }
 
-/// TCP listeners of this process on every address: our resume listeners.
+/// TCP listeners of this process on the loopback address of IPv6, where no test listens: our resume listeners.
 pub fn resume_listeners() -> Vec<u16> {
     let ours: Vec<u64> = fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| Some(fs::metadata(entry.ok()?.path()).ok()?.ino()))
         .collect();
-    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let table = fs::read_to_string("/proc/self/net/tcp6").unwrap();
     table
         .lines()
         .skip(1)
@@ -598,7 +598,7 @@ pub fn resume_listeners() -> Vec<u16> {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let (ip, port) = fields[1].split_once(':')?;
             let mine = ours.contains(&fields[9].parse().ok()?);
-            (mine && fields[3] == "0A" && ip == "00000000")
+            (mine && fields[3] == "0A" && ip.ends_with("000001000000"))
                 .then(|| u16::from_str_radix(port, 16).unwrap())
         })
         .collect()

@@ -257,6 +257,12 @@ impl Endpoint {
         flows.any(|flow| flow.state() == State::Negotiating && fits(flow.ends.local()))
     }
 
+    /// Whether a flow is at an address of ours for which `fits` holds.
+    pub fn has_flow_at(&self, fits: impl Fn(IpAddr) -> bool) -> bool {
+        let mut flows = self.flows.values();
+        flows.any(|flow| fits(flow.ends.local().ip()))
+    }
+
     /// Messages and connections thrown away so far because they were garbage, not genuine, of no
     /// flow, or too many.
     pub fn dropped(&self) -> u64 {
@@ -380,7 +386,7 @@ impl Endpoint {
     }
 
     /// Whether the host with this address may know of us: by the settings, or because a peer has named it.
-    pub(crate) fn may_know(&self, ip: IpAddr) -> bool {
+    pub fn may_know(&self, ip: IpAddr) -> bool {
         self.config.peers.contains(ip, &self.networks) || self.processes.have(ip.to_canonical())
     }
 }

@@ -1,0 +1,90 @@
+//! Where a process can be reached: at the addresses that it uses.
+
+mod common;
+
+use std::{fs, path::Path, process::Command, time::Duration};
+
+use common::lab;
+use slim_lab::{Lab, artifacts, output::Running, skip::skip};
+
+/// Listens at an address, or connects to some, and stays.
+const PROGRAM: &str = r#"
+import socket, sys, time
+role, *hosts = sys.argv[1:]
+if role == "server":
+    listener = socket.create_server((hosts[0], 7300))
+    print("READY", flush=True)
+    kept = []
+    while True:
+        s, _ = listener.accept()
+        kept.append(s)
+        s.sendall(s.recv(1))
+else:
+    kept = []
+    for host in hosts:
+        s = socket.create_connection((host, 7300))
+        s.sendall(b"x")
+        assert s.recv(1) == b"x"
+        kept.append(s)
+        print("HAS", host, flush=True)
+    time.sleep(60)
+"#;
+
+fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
+    let mut command: Command = lab.node(node).command("/usr/bin/python3");
+    command.arg(lab.dir().join("places.py")).args(args);
+    let library = artifacts::preload().expect("the preload library");
+    command.env("LD_PRELOAD", library);
+    Running::start(command).expect("start a program")
+}
+
+/// The local addresses of sockets that are not the server's own, on a node.
+fn bound(lab: &Lab, node: usize) -> Vec<String> {
+    let tell = |kind: &str| {
+        let told = lab.node(node).net().exec("ss", &["-Hnl", kind]);
+        told.expect("ask for the sockets")
+    };
+    let all = [tell("-t"), tell("-u")].join("\n");
+    let ends = all.lines().filter_map(|l| l.split_whitespace().nth(3));
+    ends.filter_map(|end| end.rsplit_once(':'))
+        .filter(|(_, port)| *port != "7300")
+        .map(|(ip, _)| ip.to_owned())
+        .collect()
+}
+
+#[test]
+fn what_is_bound_is_what_is_in_use() {
+    let name = "what_is_bound_is_what_is_in_use";
+    let Some(lab) = lab("places", 2, 1) else {
+        return;
+    };
+    if !Path::new("/usr/bin/python3").exists() {
+        return skip(name, "python3 is not installed");
+    }
+    fs::write(lab.dir().join("places.py"), PROGRAM).expect("write the program");
+    let limit = Duration::from_secs(20);
+    // On its own host only.
+    let near = start(&lab, 0, &["server", "127.0.0.1"]);
+    assert!(near.wait_line(limit, |l| l == "READY"));
+    let client = start(&lab, 0, &["client", "127.0.0.1"]);
+    assert!(client.wait_line(limit, |l| l.starts_with("HAS")));
+    let on_loopback = |ip: &String| ip.starts_with("127.") || ip == "[::1]";
+    let found = bound(&lab, 0);
+    assert!(
+        found.len() >= 4 && found.iter().all(on_loopback),
+        "{found:?}"
+    );
+    // With another host.
+    let far = start(&lab, 1, &["server", "0.0.0.0"]);
+    assert!(far.wait_line(limit, |l| l == "READY"));
+    let host = lab.node(1).address(0).to_string();
+    let client = start(&lab, 0, &["client", &host]);
+    assert!(client.wait_line(limit, |l| l.starts_with("HAS")));
+    let own = lab.node(0).address(0).to_string();
+    let found = bound(&lab, 0);
+    let at_own = found.iter().filter(|ip| **ip == own).count();
+    assert_eq!(at_own, 2, "{found:?}");
+    let wild = |ip: &String| ["*", "0.0.0.0", "[::]"].contains(&ip.as_str());
+    assert!(!found.iter().any(wild), "{found:?}");
+    drop((near, far));
+}
