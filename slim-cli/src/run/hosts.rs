@@ -174,14 +174,15 @@ pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = Strin
         return;
     }
     let (config, _) = Config::from_vars([(PEERS.to_owned(), value.clone())]);
+    let is_new =
+        |ip: &IpAddr| !(ip.is_loopback() || ip.is_unspecified() || config.peers.contains(*ip, &[]));
     let mut more = BTreeSet::new();
-    for host in hosts {
-        for ip in addresses(&host) {
+    for ip in hosts.into_iter().flat_map(|host| addresses(&host)) {
+        if is_new(&ip) {
             more.insert(ip);
-            more.extend(own_towards(ip));
+            more.extend(own_towards(ip).filter(is_new));
         }
     }
-    more.retain(|ip| !(ip.is_loopback() || ip.is_unspecified() || config.peers.contains(*ip, &[])));
     if !more.is_empty() {
         let more = more.iter().map(IpAddr::to_string);
         let all: Vec<String> = [value].into_iter().chain(more).collect();
