@@ -11,18 +11,23 @@
 //! select leave it out ([`crate::ops::poll`]). Only before others get the numbers, who know nothing of all that, they
 //! are [veiled](veil): a placeholder that is never ready takes them.
 
+mod fault;
+mod over;
+
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
 use crate::lock::Guard;
-use crate::stand_in::{self, Left};
+use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
 use libc::c_int;
-use slim_agent::turn;
-use slim_core::stash::Stash;
-use slim_core::{Cause, Verdict, memory};
+use slim_core::{Verdict, memory};
 use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+pub use fault::{Fault, TO_BE_ASKED, fault, found_dead, lost_while_barred, notice, owe, remember};
+use over::conclude;
+pub use over::{escalate, pay};
 
 /// Grows with every swap, so that a call that slept in poll or select knows to look again.
 pub static SWAPS: AtomicU64 = AtomicU64::new(0);
@@ -30,12 +35,6 @@ pub static SWAPS: AtomicU64 = AtomicU64::new(0);
 /// Longest wait for calls inside the gate once their transport is shut. What is still counted then is a
 /// thread that was cancelled inside its call; the kernel's own byte count guards against anything else.
 const LEAVE_LIMIT: Duration = Duration::from_secs(1);
-
-/// Stands for the error that the kernel still has to report.
-pub const TO_BE_ASKED: c_int = 0;
-
-/// How long an end of stream waits for its announcement before it is looked into.
-const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 
 /// The control part of a flow, locked.
 pub type CtlGuard = Guard<'static, Ctl>;
@@ -141,165 +140,6 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
             ctl.drained = true;
         }
     }
-}
-
-/// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
-pub enum Fault {
-    /// The flow is suspended: look again.
-    Suspended,
-    /// This is not (or no longer) a flow's failure: the caller passes on what the kernel said.
-    Plain,
-}
-
-/// A data call, or a poll, found the transport under `fd` dead.
-pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
-    // What is not the flow's any more has its own errors and ends.
-    if flow.own_at(fd).is_none() {
-        return Fault::Plain;
-    }
-    if let Cause::Eof { received } = cause
-        && announced(flow, received)
-    {
-        return Fault::Plain;
-    }
-    // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
-    let Some(ctl) = flow.own_at(fd) else {
-        return Fault::Plain;
-    };
-    if ctl.mode != Mode::Open {
-        return Fault::Suspended;
-    }
-    // Another thread may have had the transport replaced since the caller's system call failed.
-    let still = sys::tcp_state(fd).is_some_and(|s| match cause {
-        Cause::Eof { .. } => {
-            sys::recv(fd, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT) == Ok(0)
-                || s == sys::TCP_CLOSE
-        }
-        _ => s == sys::TCP_CLOSE,
-    });
-    if !still {
-        return Fault::Suspended;
-    }
-    found_dead(flow, ctl, fd, cause)
-}
-
-/// Suspends a live flow whose transport died when nobody was looking.
-pub fn notice(flow: &'static Flow, fd: c_int) {
-    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
-        fault(flow, fd, Cause::Errno(TO_BE_ASKED));
-    }
-}
-
-/// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
-pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
-    // An end that nobody could be asked about is passed on, and one that was shown to the application is not taken back.
-    let believed = || !flow.live.load(Ordering::Acquire) || flow.end_shown.load(Ordering::Acquire);
-    let given_up = flow.used_by_child()
-        || !flow.was_established(fd)
-        || (matches!(cause, Cause::Eof { .. }) && believed());
-    if given_up {
-        let token = flow.token();
-        unmanage(flow, ctl);
-        runtime::with_agent(|a| a.demote(token));
-        return Fault::Plain;
-    }
-    suspend(flow, &mut ctl);
-    ctl.ended = matches!(cause, Cause::Eof { .. });
-    match cause {
-        // It looks as if there were something to read, and nothing is wrong with it.
-        Cause::Eof { .. } => veil(flow, &mut ctl),
-        _ => ctl.over = true,
-    }
-    let cause = match (cause, ctl.old()) {
-        (Cause::Errno(TO_BE_ASKED), Some(old)) => {
-            let errno = sys::option::<c_int>(old, libc::SOL_SOCKET, libc::SO_ERROR);
-            Cause::Errno(errno.filter(|e| *e != 0).unwrap_or(libc::ECONNRESET))
-        }
-        (cause, _) => cause,
-    };
-    if let Cause::Errno(errno) = cause {
-        ctl.taken = NonZeroI32::new(errno);
-    }
-    // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
-    // thread does with the flow, and before it can resume it for the peer.
-    match runtime::with_agent(|a| a.fault(flow.token(), cause)) {
-        Some(true) => turn::want(),
-        // As bare, since nobody is left to resume it.
-        _ => conclude(flow, ctl, verdict(cause)),
-    }
-    Fault::Suspended
-}
-
-/// What the application sees of a transport that is lost for good.
-fn verdict(cause: Cause) -> Verdict {
-    match cause {
-        Cause::Errno(errno) => Verdict::Errno(errno),
-        Cause::Eof { .. } => Verdict::Eof,
-        Cause::PeerAsked | Cause::Stall => Verdict::Errno(libc::ECONNRESET),
-    }
-}
-
-/// The transport that bytes are sent on, though nobody may read from it yet, is dead.
-pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
-    if ctl.plain {
-        return conclude(flow, ctl, Verdict::Errno(errno));
-    }
-    suspend(flow, &mut ctl);
-    ctl.taken = NonZeroI32::new(errno);
-    let cause = Cause::Errno(errno);
-    if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
-        conclude(flow, ctl, verdict(cause));
-    }
-}
-
-/// A call has taken the error of a connection that is plain TCP, and cannot give it to its caller: the next call
-/// is to get it.
-pub fn owe(fd: c_int, errno: c_int) {
-    let how = match errno {
-        libc::EPIPE => Left::Refused,
-        _ => Left::Reset,
-    };
-    if let Ok(dead) = stand_in::over(how, &[]) {
-        sys::set_status(dead, sys::status(fd));
-        let _ = sys::replace(dead, fd);
-        sys::close(dead);
-    }
-}
-
-/// A call has taken an error from a transport that was suspended meanwhile: if the transport is ever put back, the
-/// error is owed.
-pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
-    let of_transport = [
-        libc::ECONNRESET,
-        libc::ECONNABORTED,
-        libc::ETIMEDOUT,
-        libc::EPIPE,
-        libc::EHOSTUNREACH,
-        libc::ENETUNREACH,
-    ];
-    if of_transport.contains(&errno)
-        && let Some(mut ctl) = flow.ctl_of(fd)
-        && ctl.mode == Mode::Suspended
-    {
-        ctl.taken = ctl.taken.or(NonZeroI32::new(errno));
-    }
-}
-
-/// Whether the peer has announced the end that was met, or does so within a moment: the announcement and the end
-/// travel at the same time, and to wait for the one costs less than to suspend and to ask.
-fn announced(flow: &Flow, received: u64) -> bool {
-    let begun = Instant::now();
-    while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
-        let seen = flow.signal.load(Ordering::SeqCst);
-        if flow.peer_final.load(Ordering::Acquire) == received {
-            return true;
-        }
-        let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
-            break;
-        };
-        let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
-    }
-    false
 }
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
@@ -590,137 +430,6 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         drop(ctl);
         flow.wake();
     }
-}
-
-/// Gives the flow up with an errno, or with an orderly end; what has come before that is still to be read.
-pub fn escalate(flow: &'static Flow, verdict: Verdict) {
-    // What the kernel has received is the application's, whatever becomes of the connection.
-    drain_if_suspended(flow);
-    let Some(mut ctl) = flow.own() else { return };
-    if ctl.mode == Mode::Lingering {
-        ctl.set_transport(None);
-    }
-    let verdict = match (verdict, ctl.taken.map(NonZeroI32::get)) {
-        // The end had come before the transport failed: it is what we sent that was refused.
-        (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
-        (verdict, _) => verdict,
-    };
-    conclude(flow, ctl, verdict);
-}
-
-fn drain_if_suspended(flow: &'static Flow) {
-    let undrained = {
-        let ctl = flow.ctl();
-        ctl.mode == Mode::Suspended && !ctl.drained
-    };
-    if undrained {
-        drain(flow);
-    }
-}
-
-/// A connection that is over takes the numbers, with the stash in it. The kernel reports the end by itself, but for
-/// an errno that only a true network can bring about: that one is owed once by us. A stash that is too large for
-/// it stays here.
-fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
-    let (how, owed) = match verdict {
-        Verdict::Errno(libc::ECONNRESET) => (Left::Reset, None),
-        Verdict::Errno(libc::EPIPE) => (Left::Refused, None),
-        Verdict::Errno(errno) => (Left::Reset, Some(errno)),
-        Verdict::Eof => (Left::Closed, None),
-    };
-    if !matches!(
-        ctl.mode,
-        Mode::Open | Mode::Suspended | Mode::Stashed { then: Then::Open }
-    ) {
-        return;
-    }
-    flow.bar();
-    let mut unread = Vec::new();
-    let copied = owed.is_none()
-        && ctl.stash.len() <= stand_in::MOST
-        && memory::reserve(&mut unread, ctl.stash.len()).is_ok();
-    let whole = match copied {
-        true => {
-            unread.resize(ctl.stash.len(), 0);
-            ctl.stash.peek(0, &mut unread);
-            stand_in::over(how, &unread).ok()
-        }
-        false => None,
-    };
-    if whole.is_some() {
-        ctl.stash = Stash::new();
-    }
-    let file = whole.or_else(|| stand_in::over(how, &[]).ok());
-    if let Some(fd) = file.filter(|_| flow.local_final.load(Ordering::Acquire) != UNKNOWN) {
-        sys::shutdown(fd, libc::SHUT_WR);
-    }
-    bury(flow, &mut ctl, file);
-    ctl.uncover(flow);
-    ctl.mode = match owed {
-        None if ctl.stash.is_empty() => return unmanage(flow, ctl),
-        None => Mode::Stashed { then: Then::Over },
-        Some(errno) if ctl.stash.is_empty() => Mode::Dead(errno),
-        Some(errno) => Mode::Stashed {
-            then: Then::Owed(errno),
-        },
-    };
-    drop(ctl);
-    flow.wake();
-}
-
-/// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.
-fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
-    let Some(fd) = ctl.fds.first().copied() else {
-        file.into_iter().for_each(sys::close);
-        return ctl.set_transport(None);
-    };
-    let exposed = ctl.exposed();
-    let flags = sys::status(ctl.flags_of(fd));
-    let old = ctl.transport.take();
-    let Some(file) = file.or(old) else {
-        for e in ctl.epolls.iter().filter(|_| exposed.is_some()) {
-            ctl.fds.iter().for_each(|fd| e.attach(*fd));
-        }
-        return;
-    };
-    let before = old.unwrap_or(fd);
-    sys::set_status(file, flags);
-    if before != file {
-        // What is over sends nothing.
-        let _ = options::copy(before, file, &mut ctl.receives);
-    }
-    if old.is_none() {
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
-    }
-    if let Some(exposed) = exposed {
-        sys::disconnect(exposed);
-    }
-    let _ = swap_in(flow, ctl, file, true);
-    sys::close(file);
-    if let Some(old) = old.filter(|o| *o != file) {
-        abort(old);
-    }
-}
-
-/// Takes the errno that a dead flow owes, in place of the one that the kernel would report. Nothing more is owed
-/// then, and what is left of the stash comes before the end.
-pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
-    let (Mode::Dead(errno)
-    | Mode::Stashed {
-        then: Then::Owed(errno),
-    }) = ctl.mode
-    else {
-        return None;
-    };
-    if let Some(fd) = ctl.fds.first() {
-        let _ = sys::option::<c_int>(*fd, libc::SOL_SOCKET, libc::SO_ERROR);
-    }
-    if ctl.stash.is_empty() {
-        unmanage(flow, ctl);
-    } else {
-        ctl.mode = Mode::Stashed { then: Then::Over };
-    }
-    Some(errno)
 }
 
 /// Closes a transport without letting the kernel go on with it, also where another process has it.

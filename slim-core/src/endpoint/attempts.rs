@@ -9,28 +9,18 @@
 //! application itself had connected, though: an endpoint announces all addresses it has, among them
 //! some that lead nowhere from here, and a window must not be spent on one of those alone.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::flow::State;
-use super::record::{Bar, ECONNREFUSED, ECONNRESET, Flow, Outage, Proof, Why};
+use super::paths::{self, Path, choose};
+use super::record::{Bar, ECONNRESET, Outage, Proof};
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
-use crate::addr::at_port;
 use crate::event::{EscalateReason, Event, Failure};
-use crate::ids::{Cause, ConnId, FlowToken, Role, Time, Verdict};
+use crate::ids::{Cause, FlowToken, Role, Time, Verdict};
 
-const BACKOFF: Duration = Duration::from_millis(20);
-const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// A connection that has not got on for this long is replaced, in the first window; twice as long
-/// in the second, and so on.
-const STUCK: Duration = Duration::from_secs(1);
-const STUCK_DOUBLINGS: u32 = 2;
-/// After this long the peer is asked whether it is there (`probe.rs`); for twice as long after each
-/// connection that was replaced because it had answered.
-const HUNG: Duration = Duration::from_millis(25);
-const HUNG_DOUBLINGS: u32 = 5;
 /// When a connection is reset, both ends mostly know it at once. The side that had accepted it leaves the other one
 /// so much time to make the new one: two that are made at the same time cost twice the work, and one of them is
 /// thrown away.
@@ -44,92 +34,23 @@ const PATIENCE: Duration = Duration::from_secs(924);
 /// Where we are in looking for a new transport.
 pub(super) struct Attempts {
     /// Window, counted from 0.
-    n: u32,
+    pub(super) n: u32,
     /// Attempts begun so far, which is more than `n` if the last window is repeated.
     pub(super) begun: u32,
     /// Connections made in this window.
-    turn: u32,
+    pub(super) turn: u32,
     /// Failures in a row in this window.
-    failures: u32,
+    pub(super) failures: u32,
     /// What the window still had when it was stopped, because a transport was being installed.
-    left: Option<Duration>,
-    last: Failure,
+    pub(super) left: Option<Duration>,
+    pub(super) last: Failure,
     /// The connection under way, or the one that waits for its turn.
-    path: Path,
-    asked: Time,
+    pub(super) path: Path,
+    pub(super) asked: Time,
     /// Connections replaced in this window because the peer had answered.
-    replaced: u32,
+    pub(super) replaced: u32,
     /// Where it has answered: the next connection goes there.
-    heard_at: Option<IpAddr>,
-}
-
-/// Where a connection comes from, if not from where the kernel chooses, and where it goes.
-type Path = (Option<IpAddr>, SocketAddr);
-
-/// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
-/// of this host.
-fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
-    let Some(peer) = &flow.peer else {
-        return Vec::new();
-    };
-    let first = flow.ends.remote().ip();
-    let loopback = first.is_loopback();
-    let usable =
-        |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback;
-    let mut paths = vec![(None, first)];
-    // An address that both hosts have, such as that of a bridge for containers, leads to ourselves.
-    let elsewhere = |ip: &IpAddr| peer.process.id.host == *host || !own.contains(ip);
-    for ip in peer
-        .process
-        .addrs
-        .iter()
-        .copied()
-        .filter(usable)
-        .filter(elsewhere)
-    {
-        if !paths.iter().any(|(_, known)| *known == ip) {
-            paths.push((None, ip));
-        }
-    }
-    // The kernel chooses the local address by its routes; another one may lead out of another port.
-    // The one of the flow's own connection may not be its choice.
-    if !loopback {
-        let local = flow.ends.local().ip();
-        let others = own
-            .iter()
-            .copied()
-            .filter(usable)
-            .filter(|ip| *ip != local && ip.is_ipv4() == first.is_ipv4());
-        let own_end = own.contains(&local).then_some(local);
-        paths.extend(
-            own_end
-                .into_iter()
-                .chain(others)
-                .map(|ip| (Some(ip), first)),
-        );
-    }
-    let port = peer.process.resume_port;
-    let remote = |ip| match ip {
-        ip if ip == first => at_port(flow.ends.remote(), port),
-        ip => SocketAddr::new(ip, port),
-    };
-    paths
-        .into_iter()
-        .map(|(local, ip)| (local, remote(ip)))
-        .collect()
-}
-
-/// Which path connection `turn` of window `n` takes.
-fn choose(n: u32, turn: u32, paths: usize) -> usize {
-    if turn % 2 == 1 {
-        return 0;
-    }
-    (n as usize + turn as usize / 2) % paths.max(1)
-}
-
-/// How long a connection of window `n` may hang before it is replaced.
-fn stuck_in(n: u32) -> Duration {
-    STUCK * (1 << n.min(STUCK_DOUBLINGS))
+    pub(super) heard_at: Option<IpAddr>,
 }
 
 impl Endpoint {
@@ -265,203 +186,8 @@ impl Endpoint {
         self.connect(now, token);
     }
 
-    fn paths(&self, token: FlowToken) -> Vec<Path> {
-        paths(&self.flows[&token], &self.id.host, &self.addrs)
-    }
-
-    /// Asks for a connection, unless one is under way in either direction.
-    fn connect(&mut self, now: Time, token: FlowToken) {
-        let flow = &self.flows[&token];
-        if flow.change.has_connection() {
-            return;
-        }
-        let local = flow.ends.local().ip();
-        let paths = self.paths(token);
-        let flow = self.flow(token);
-        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
-            return;
-        };
-        let known = attempts.heard_at.take();
-        // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
-        // may lead nowhere.
-        let bound = (attempts.replaced % 2 == 0).then_some(local);
-        let known = known.and_then(|ip| {
-            let fits = |(own, to): &&Path| *own == bound && to.ip() == ip;
-            let free = |(own, to): &&Path| own.is_none() && to.ip() == ip;
-            paths.iter().find(fits).or_else(|| paths.iter().find(free))
-        });
-        let turn = || paths.get(choose(attempts.n, attempts.turn, paths.len()));
-        let Some(&path) = known.or_else(turn) else {
-            return;
-        };
-        attempts.turn += 1;
-        attempts.path = path;
-        attempts.asked = now;
-        let stuck = stuck_in(attempts.n);
-        self.leave_lane(now, token);
-        let flow = self.flow(token);
-        let role = flow.role;
-        flow.change.lane = Some(path.1);
-        self.timers.clear(Owner::Flow(token, Timer::Backoff));
-        self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
-        if self.connects.enter(path.1, token, role) {
-            self.launch(now, token);
-        }
-    }
-
-    /// It is this flow's turn to connect.
-    fn launch(&mut self, now: Time, token: FlowToken) {
-        let flow = self.flow(token);
-        let busy = flow.change.has_connection();
-        let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
-        let Some(attempts) = attempts.filter(|_| !busy) else {
-            debug_assert!(false, "{token:?} waits for what it has");
-            if let Some(to) = flow.change.lane.take() {
-                self.connects.leave(to, token);
-            }
-            return;
-        };
-        attempts.asked = now;
-        let (local, remote) = attempts.path;
-        let stuck = stuck_in(attempts.n);
-        let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
-        self.next_conn += 1;
-        let conn = ConnId(self.next_conn);
-        self.flow(token).change.outgoing = Some(conn);
-        self.conns.insert(
-            conn,
-            Conn::Out {
-                token,
-                stage: Stage::Connecting,
-            },
-        );
-        for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
-            self.timers.set(Owner::Flow(token, timer), now + wait);
-        }
-        self.out.push(Action::Connect {
-            conn,
-            token,
-            local,
-            remote,
-        });
-    }
-
-    /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.
-    pub(super) fn leave_lane(&mut self, now: Time, token: FlowToken) {
-        let Some(to) = self.flow(token).change.lane.take() else {
-            return;
-        };
-        self.connects.leave(to, token);
-        while let Some(next) = self.connects.next(to) {
-            self.launch(now, next);
-        }
-    }
-
-    /// How long the connection under way has been waited for.
-    pub(super) fn connecting_for(&self, now: Time, token: FlowToken) -> Duration {
-        let outage = self.flows[&token].outage.as_ref();
-        let attempts = outage.and_then(|outage| outage.attempts.as_ref());
-        attempts.map_or(Duration::ZERO, |attempts| now.since(attempts.asked))
-    }
-
-    pub(super) fn on_hung(&mut self, now: Time, token: FlowToken) {
-        if self.flow(token).change.outgoing.is_some() {
-            self.report(token);
-            self.probe(now, token);
-        }
-    }
-
-    /// The peer has answered at `via`: what was asked for before that is asked for again.
-    pub(super) fn connect_anew(&mut self, now: Time, token: FlowToken, via: IpAddr) {
-        let Some(attempts) = self.attempts(token) else {
-            return;
-        };
-        attempts.replaced += 1;
-        attempts.heard_at = Some(via);
-        self.replace(now, token);
-    }
-
-    /// The connection under way is given up for another one.
-    fn replace(&mut self, now: Time, token: FlowToken) {
-        if let Some(conn) = self.flow(token).change.outgoing.take() {
-            self.close_conn(conn);
-            if let Some(to) = self.flow(token).change.lane {
-                self.connects.lost(now, to);
-            }
-            if let Some(attempts) = self.attempts(token) {
-                attempts.last = Failure::TimedOut;
-            }
-            self.settle(token);
-        }
-        self.connect(now, token);
-    }
-
-    /// The connection under way got a step further.
-    pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
-        let flow = self.flow(token);
-        let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
-            Some(attempts) => attempts.n,
-            None => 0,
-        };
-        let stuck = stuck_in(n);
-        self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
-        self.timers.clear(Owner::Flow(token, Timer::Hung));
-    }
-
-    /// The connection under way came to nothing. The driver has closed it, or was told to.
-    pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
-        self.report(token);
-        let flow = self.flow(token);
-        flow.change.outgoing = None;
-        let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
-            Some(attempts) => {
-                attempts.last = why;
-                attempts.failures += 1;
-                attempts.failures
-            }
-            None => 0,
-        };
-        self.stop_waiting(token);
-        if why == Failure::Eof
-            && let Some(to) = self.flow(token).change.lane
-        {
-            self.connects.lost(now, to);
-        }
-        self.leave_lane(now, token);
-        self.settle(token);
-        if failures == 0 {
-            return;
-        }
-        let most = BACKOFF_MAX.min(BACKOFF * (1 << failures.saturating_sub(1).min(8)));
-        // From next to nothing to all of it: those who failed together do not come back together.
-        let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
-        self.timers
-            .set(Owner::Flow(token, Timer::Backoff), now + pause);
-        if why == Failure::Errno(ECONNREFUSED) {
-            // Perhaps the process is gone; perhaps a firewall is in a bad mood.
-            self.ask(now, token, Why::Death);
-        } else if pause > HUNG {
-            // The link may be down, and back before the pause is over.
-            self.probe(now, token);
-        }
-    }
-
-    /// What is to be waited for next is our own front end, or nothing.
-    pub(super) fn stop_waiting(&mut self, token: FlowToken) {
-        self.timers.clear(Owner::Flow(token, Timer::Stuck));
-        self.timers.clear(Owner::Flow(token, Timer::Hung));
-    }
-
-    /// Closes the connection under way, if there is one, without counting it as failed.
-    pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
-        self.stop_waiting(token);
-        self.timers.clear(Owner::Flow(token, Timer::Backoff));
-        if let Some(conn) = self.flow(token).change.outgoing.take() {
-            self.close_conn(conn);
-        }
-        self.leave_lane(now, token);
+    pub(super) fn paths(&self, token: FlowToken) -> Vec<Path> {
+        paths::paths(&self.flows[&token], &self.id.host, &self.addrs)
     }
 
     /// Stops the clock while the replay runs: what comes of it decides.
@@ -487,14 +213,6 @@ impl Endpoint {
         {
             attempts.left = Some(ends.since(now));
         }
-    }
-
-    pub(super) fn on_stuck(&mut self, now: Time, token: FlowToken) {
-        self.replace(now, token);
-    }
-
-    pub(super) fn on_backoff(&mut self, now: Time, token: FlowToken) {
-        self.connect(now, token);
     }
 
     /// The peer began to resume, and then nothing came.
@@ -605,22 +323,7 @@ impl Endpoint {
         self.escalate(now, token, reason, Verdict::Errno(errno));
     }
 
-    fn attempts(&mut self, token: FlowToken) -> Option<&mut Attempts> {
+    pub(super) fn attempts(&mut self, token: FlowToken) -> Option<&mut Attempts> {
         self.flow(token).outage.as_mut()?.attempts.as_mut()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_window_starts_elsewhere_and_comes_back_to_the_first_path() {
-        let order = |n| (0..6).map(|turn| choose(n, turn, 3)).collect::<Vec<_>>();
-        assert_eq!(order(0), [0, 0, 1, 0, 2, 0]);
-        assert_eq!(order(1), [1, 0, 2, 0, 0, 0]);
-        assert_eq!(order(2), [2, 0, 0, 0, 1, 0]);
-        assert_eq!(choose(5, 4, 1), 0);
-        assert_eq!(choose(5, 4, 0), 0, "no path is no reason to divide by it");
     }
 }

@@ -1,0 +1,233 @@
+//! The connection that an attempt has under way, one after the other: asked for, replaced, failed.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use super::paths::{Path, choose};
+use super::record::{ECONNREFUSED, Why};
+use super::resume::{Conn, Stage};
+use super::timer::{Owner, Timer};
+use super::{Action, Endpoint};
+use crate::event::Failure;
+use crate::ids::{ConnId, FlowToken, Time};
+
+const BACKOFF: Duration = Duration::from_millis(20);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// A connection that has not got on for this long is replaced, in the first window; twice as long
+/// in the second, and so on.
+const STUCK: Duration = Duration::from_secs(1);
+const STUCK_DOUBLINGS: u32 = 2;
+/// After this long the peer is asked whether it is there (`probe.rs`); for twice as long after each
+/// connection that was replaced because it had answered.
+const HUNG: Duration = Duration::from_millis(25);
+const HUNG_DOUBLINGS: u32 = 5;
+
+/// How long a connection of window `n` may hang before it is replaced.
+fn stuck_in(n: u32) -> Duration {
+    STUCK * (1 << n.min(STUCK_DOUBLINGS))
+}
+
+impl Endpoint {
+    /// Asks for a connection, unless one is under way in either direction.
+    pub(super) fn connect(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        if flow.change.has_connection() {
+            return;
+        }
+        let local = flow.ends.local().ip();
+        let paths = self.paths(token);
+        let flow = self.flow(token);
+        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
+            return;
+        };
+        let known = attempts.heard_at.take();
+        // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
+        // may lead nowhere.
+        let bound = (attempts.replaced % 2 == 0).then_some(local);
+        let known = known.and_then(|ip| {
+            let fits = |(own, to): &&Path| *own == bound && to.ip() == ip;
+            let free = |(own, to): &&Path| own.is_none() && to.ip() == ip;
+            paths.iter().find(fits).or_else(|| paths.iter().find(free))
+        });
+        let turn = || paths.get(choose(attempts.n, attempts.turn, paths.len()));
+        let Some(&path) = known.or_else(turn) else {
+            return;
+        };
+        attempts.turn += 1;
+        attempts.path = path;
+        attempts.asked = now;
+        let stuck = stuck_in(attempts.n);
+        self.leave_lane(now, token);
+        let flow = self.flow(token);
+        let role = flow.role;
+        flow.change.lane = Some(path.1);
+        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        if self.connects.enter(path.1, token, role) {
+            self.launch(now, token);
+        }
+    }
+
+    /// It is this flow's turn to connect.
+    fn launch(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let busy = flow.change.has_connection();
+        let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
+        let Some(attempts) = attempts.filter(|_| !busy) else {
+            debug_assert!(false, "{token:?} waits for what it has");
+            if let Some(to) = flow.change.lane.take() {
+                self.connects.leave(to, token);
+            }
+            return;
+        };
+        attempts.asked = now;
+        let (local, remote) = attempts.path;
+        let stuck = stuck_in(attempts.n);
+        let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
+        self.next_conn += 1;
+        let conn = ConnId(self.next_conn);
+        self.flow(token).change.outgoing = Some(conn);
+        self.conns.insert(
+            conn,
+            Conn::Out {
+                token,
+                stage: Stage::Connecting,
+            },
+        );
+        for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
+            self.timers.set(Owner::Flow(token, timer), now + wait);
+        }
+        self.out.push(Action::Connect {
+            conn,
+            token,
+            local,
+            remote,
+        });
+    }
+
+    /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.
+    pub(super) fn leave_lane(&mut self, now: Time, token: FlowToken) {
+        let Some(to) = self.flow(token).change.lane.take() else {
+            return;
+        };
+        self.connects.leave(to, token);
+        while let Some(next) = self.connects.next(to) {
+            self.launch(now, next);
+        }
+    }
+
+    /// How long the connection under way has been waited for.
+    pub(super) fn connecting_for(&self, now: Time, token: FlowToken) -> Duration {
+        let outage = self.flows[&token].outage.as_ref();
+        let attempts = outage.and_then(|outage| outage.attempts.as_ref());
+        attempts.map_or(Duration::ZERO, |attempts| now.since(attempts.asked))
+    }
+
+    pub(super) fn on_hung(&mut self, now: Time, token: FlowToken) {
+        if self.flow(token).change.outgoing.is_some() {
+            self.report(token);
+            self.probe(now, token);
+        }
+    }
+
+    /// The peer has answered at `via`: what was asked for before that is asked for again.
+    pub(super) fn connect_anew(&mut self, now: Time, token: FlowToken, via: IpAddr) {
+        let Some(attempts) = self.attempts(token) else {
+            return;
+        };
+        attempts.replaced += 1;
+        attempts.heard_at = Some(via);
+        self.replace(now, token);
+    }
+
+    /// The connection under way is given up for another one.
+    fn replace(&mut self, now: Time, token: FlowToken) {
+        if let Some(conn) = self.flow(token).change.outgoing.take() {
+            self.close_conn(conn);
+            if let Some(to) = self.flow(token).change.lane {
+                self.connects.lost(now, to);
+            }
+            if let Some(attempts) = self.attempts(token) {
+                attempts.last = Failure::TimedOut;
+            }
+            self.settle(token);
+        }
+        self.connect(now, token);
+    }
+
+    /// The connection under way got a step further.
+    pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
+            Some(attempts) => attempts.n,
+            None => 0,
+        };
+        let stuck = stuck_in(n);
+        self.timers
+            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+        self.timers.clear(Owner::Flow(token, Timer::Hung));
+    }
+
+    /// The connection under way came to nothing. The driver has closed it, or was told to.
+    pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
+        self.report(token);
+        let flow = self.flow(token);
+        flow.change.outgoing = None;
+        let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
+            Some(attempts) => {
+                attempts.last = why;
+                attempts.failures += 1;
+                attempts.failures
+            }
+            None => 0,
+        };
+        self.stop_waiting(token);
+        if why == Failure::Eof
+            && let Some(to) = self.flow(token).change.lane
+        {
+            self.connects.lost(now, to);
+        }
+        self.leave_lane(now, token);
+        self.settle(token);
+        if failures == 0 {
+            return;
+        }
+        let most = BACKOFF_MAX.min(BACKOFF * (1 << failures.saturating_sub(1).min(8)));
+        // From next to nothing to all of it: those who failed together do not come back together.
+        let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
+        self.timers
+            .set(Owner::Flow(token, Timer::Backoff), now + pause);
+        if why == Failure::Errno(ECONNREFUSED) {
+            // Perhaps the process is gone; perhaps a firewall is in a bad mood.
+            self.ask(now, token, Why::Death);
+        } else if pause > HUNG {
+            // The link may be down, and back before the pause is over.
+            self.probe(now, token);
+        }
+    }
+
+    /// What is to be waited for next is our own front end, or nothing.
+    pub(super) fn stop_waiting(&mut self, token: FlowToken) {
+        self.timers.clear(Owner::Flow(token, Timer::Stuck));
+        self.timers.clear(Owner::Flow(token, Timer::Hung));
+    }
+
+    /// Closes the connection under way, if there is one, without counting it as failed.
+    pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
+        self.stop_waiting(token);
+        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        if let Some(conn) = self.flow(token).change.outgoing.take() {
+            self.close_conn(conn);
+        }
+        self.leave_lane(now, token);
+    }
+
+    pub(super) fn on_stuck(&mut self, now: Time, token: FlowToken) {
+        self.replace(now, token);
+    }
+
+    pub(super) fn on_backoff(&mut self, now: Time, token: FlowToken) {
+        self.connect(now, token);
+    }
+}

@@ -1,0 +1,178 @@
+//! A transport is found dead, or at an end that nobody has announced.
+
+use super::{CtlGuard, conclude, suspend, unmanage, veil};
+use crate::flow::{Flow, Mode};
+use crate::runtime;
+use crate::stand_in::{self, Left};
+use crate::sys;
+use libc::c_int;
+use slim_agent::turn;
+use slim_core::{Cause, Verdict};
+use std::num::NonZeroI32;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Stands for the error that the kernel still has to report.
+pub const TO_BE_ASKED: c_int = 0;
+
+/// How long an end of stream waits for its announcement before it is looked into.
+const ANNOUNCEMENT: Duration = Duration::from_millis(3);
+
+/// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
+pub enum Fault {
+    /// The flow is suspended: look again.
+    Suspended,
+    /// This is not (or no longer) a flow's failure: the caller passes on what the kernel said.
+    Plain,
+}
+
+/// A data call, or a poll, found the transport under `fd` dead.
+pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
+    // What is not the flow's any more has its own errors and ends.
+    if flow.own_at(fd).is_none() {
+        return Fault::Plain;
+    }
+    if let Cause::Eof { received } = cause
+        && announced(flow, received)
+    {
+        return Fault::Plain;
+    }
+    // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
+    let Some(ctl) = flow.own_at(fd) else {
+        return Fault::Plain;
+    };
+    if ctl.mode != Mode::Open {
+        return Fault::Suspended;
+    }
+    // Another thread may have had the transport replaced since the caller's system call failed.
+    let still = sys::tcp_state(fd).is_some_and(|s| match cause {
+        Cause::Eof { .. } => {
+            sys::recv(fd, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT) == Ok(0)
+                || s == sys::TCP_CLOSE
+        }
+        _ => s == sys::TCP_CLOSE,
+    });
+    if !still {
+        return Fault::Suspended;
+    }
+    found_dead(flow, ctl, fd, cause)
+}
+
+/// Suspends a live flow whose transport died when nobody was looking.
+pub fn notice(flow: &'static Flow, fd: c_int) {
+    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
+        fault(flow, fd, Cause::Errno(TO_BE_ASKED));
+    }
+}
+
+/// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
+pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
+    // An end that nobody could be asked about is passed on, and one that was shown to the application is not taken back.
+    let believed = || !flow.live.load(Ordering::Acquire) || flow.end_shown.load(Ordering::Acquire);
+    let given_up = flow.used_by_child()
+        || !flow.was_established(fd)
+        || (matches!(cause, Cause::Eof { .. }) && believed());
+    if given_up {
+        let token = flow.token();
+        unmanage(flow, ctl);
+        runtime::with_agent(|a| a.demote(token));
+        return Fault::Plain;
+    }
+    suspend(flow, &mut ctl);
+    ctl.ended = matches!(cause, Cause::Eof { .. });
+    match cause {
+        // It looks as if there were something to read, and nothing is wrong with it.
+        Cause::Eof { .. } => veil(flow, &mut ctl),
+        _ => ctl.over = true,
+    }
+    let cause = match (cause, ctl.old()) {
+        (Cause::Errno(TO_BE_ASKED), Some(old)) => {
+            let errno = sys::option::<c_int>(old, libc::SOL_SOCKET, libc::SO_ERROR);
+            Cause::Errno(errno.filter(|e| *e != 0).unwrap_or(libc::ECONNRESET))
+        }
+        (cause, _) => cause,
+    };
+    if let Cause::Errno(errno) = cause {
+        ctl.taken = NonZeroI32::new(errno);
+    }
+    // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
+    // thread does with the flow, and before it can resume it for the peer.
+    match runtime::with_agent(|a| a.fault(flow.token(), cause)) {
+        Some(true) => turn::want(),
+        // As bare, since nobody is left to resume it.
+        _ => conclude(flow, ctl, verdict(cause)),
+    }
+    Fault::Suspended
+}
+
+/// What the application sees of a transport that is lost for good.
+fn verdict(cause: Cause) -> Verdict {
+    match cause {
+        Cause::Errno(errno) => Verdict::Errno(errno),
+        Cause::Eof { .. } => Verdict::Eof,
+        Cause::PeerAsked | Cause::Stall => Verdict::Errno(libc::ECONNRESET),
+    }
+}
+
+/// The transport that bytes are sent on, though nobody may read from it yet, is dead.
+pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
+    if ctl.plain {
+        return conclude(flow, ctl, Verdict::Errno(errno));
+    }
+    suspend(flow, &mut ctl);
+    ctl.taken = NonZeroI32::new(errno);
+    let cause = Cause::Errno(errno);
+    if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
+        conclude(flow, ctl, verdict(cause));
+    }
+}
+
+/// A call has taken the error of a connection that is plain TCP, and cannot give it to its caller: the next call
+/// is to get it.
+pub fn owe(fd: c_int, errno: c_int) {
+    let how = match errno {
+        libc::EPIPE => Left::Refused,
+        _ => Left::Reset,
+    };
+    if let Ok(dead) = stand_in::over(how, &[]) {
+        sys::set_status(dead, sys::status(fd));
+        let _ = sys::replace(dead, fd);
+        sys::close(dead);
+    }
+}
+
+/// A call has taken an error from a transport that was suspended meanwhile: if the transport is ever put back, the
+/// error is owed.
+pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
+    let of_transport = [
+        libc::ECONNRESET,
+        libc::ECONNABORTED,
+        libc::ETIMEDOUT,
+        libc::EPIPE,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+    ];
+    if of_transport.contains(&errno)
+        && let Some(mut ctl) = flow.ctl_of(fd)
+        && ctl.mode == Mode::Suspended
+    {
+        ctl.taken = ctl.taken.or(NonZeroI32::new(errno));
+    }
+}
+
+/// Whether the peer has announced the end that was met, or does so within a moment: the announcement and the end
+/// travel at the same time, and to wait for the one costs less than to suspend and to ask.
+fn announced(flow: &Flow, received: u64) -> bool {
+    let begun = Instant::now();
+    while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
+        let seen = flow.signal.load(Ordering::SeqCst);
+        if flow.peer_final.load(Ordering::Acquire) == received {
+            return true;
+        }
+        let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
+            break;
+        };
+        let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
+    }
+    false
+}
