@@ -5,17 +5,15 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use crate::listened::first;
+use crate::netlink::{HEADER, attribute, first, ip, u32_at};
 use crate::sys;
 
 // Where what is in a message, as linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h have it.
-const HEADER: usize = 16;
 const LINK_INDEX: usize = 4;
 const LINK_FLAGS: usize = 8;
 const ADDRESS_BITS: usize = 1;
 const ADDRESS_INDEX: usize = 4;
 const ADDRESS_ATTRIBUTES: usize = 8;
-const ATTRIBUTE: usize = 4;
 /// Larger than what the kernel tells at a time.
 const REPLY: usize = 32 << 10;
 
@@ -75,31 +73,15 @@ fn ask(kind: u16, mut f: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
 /// The address among the attributes: its own one, where it is the other end's that the interface is named by.
 fn ip_of(mut attributes: &[u8]) -> Option<IpAddr> {
     let (mut own, mut address) = (None, None);
-    while let Some((len, kind)) = u16_at(attributes, 0).zip(u16_at(attributes, 2)) {
-        let len = usize::from(len).max(ATTRIBUTE);
-        let value = attributes.get(ATTRIBUTE..len).unwrap_or_default();
-        let v4 = || <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
-        let v6 = || <[u8; 16]>::try_from(value).ok().map(IpAddr::from);
+    while let Some((kind, value, next)) = attribute(attributes) {
         match kind {
-            libc::IFA_LOCAL => own = v4().or_else(v6),
-            libc::IFA_ADDRESS => address = v4().or_else(v6),
+            libc::IFA_LOCAL => own = ip(value),
+            libc::IFA_ADDRESS => address = ip(value),
             _ => {}
         }
-        attributes = attributes
-            .get(len.next_multiple_of(4)..)
-            .unwrap_or_default();
+        attributes = next;
     }
     own.or(address)
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    let two = bytes.get(at..at + 2)?;
-    Some(u16::from_ne_bytes(two.try_into().ok()?))
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let four = bytes.get(at..at + 4)?;
-    Some(u32::from_ne_bytes(four.try_into().ok()?))
 }
 
 pub(crate) fn is_reachable(ip: &IpAddr) -> bool {

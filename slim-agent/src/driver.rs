@@ -14,6 +14,7 @@ use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use tokio::io::Interest;
 use tokio::task;
 
+use crate::address_watch::{self, Addresses};
 use crate::agent::{Elsewhere, Listeners};
 use crate::claims::Claims;
 use crate::command::Command;
@@ -22,7 +23,6 @@ use crate::events::{self, EventLog, Log};
 use crate::fds;
 use crate::identity;
 use crate::mailbox::{self, mailbox};
-use crate::netlink::{self, Addresses};
 use crate::panic::Survivor;
 use crate::places::Ports;
 use crate::resume_io::{self, Order};
@@ -103,7 +103,7 @@ impl Driver {
         seed: &[u8; 40],
     ) -> Self {
         let log = Log::new(config.log);
-        let (addresses, networks) = netlink::addresses(log);
+        let (addresses, networks) = address_watch::addresses(log);
         let (for_core, incarnation) = split(seed);
         let id = identity::endpoint(incarnation);
         let events = EventLog::open(&config, log);

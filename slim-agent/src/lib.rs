@@ -32,7 +32,7 @@
 //! | `listeners`, `listened`, `claims` | the application's listeners; those that several processes accept from |
 //! | `control`, `udp` | UDP control sockets, ICMP refusals |
 //! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
-//! | `identity`, `netlink`, `ports` | who we are, own addresses, which ports we take |
+//! | `identity`, `addresses`, `address_watch`, `ports` | who we are, own addresses and their changes, which ports we take |
 //! | `events` | event log and messages for people |
 //! | [`turn`] | seeing to it that the thread runs |
 //! | [`fds`], [`numbers`] | our descriptors, out of the application's way |
@@ -50,6 +50,7 @@
 //! While the agent's own code runs, [`Agent::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
+mod address_watch;
 mod addresses;
 mod agent;
 mod claims;

@@ -9,13 +9,13 @@ use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::fds::OwnFd;
+use crate::netlink::{HEADER, first};
 use crate::sys;
 
 /// `SOCK_DIAG_BY_FAMILY`, and the state of a listener, as the kernel numbers them.
 const BY_FAMILY: u16 = 20;
 const LISTEN: u32 = 10;
-/// Lengths of a netlink header, and of a question about sockets behind it.
-const HEADER: usize = 16;
+/// Length of a question about sockets, behind its header.
 const QUESTION: usize = 56;
 /// In an answer, behind its header: source port and address.
 const PORT_AT: usize = 4;
@@ -72,15 +72,6 @@ fn answers(socket: &OwnFd, addr: SocketAddr) -> io::Result<bool> {
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
-}
-
-/// The first netlink message of a datagram: its kind, its body, and what follows it.
-pub(crate) fn first(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
-    let len = u32::from_ne_bytes(*data.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*data.get(4..)?.first_chunk()?);
-    let body = data.get(HEADER..len)?;
-    let next = data.get(len.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body, next))
 }
 
 /// The address in an answer.

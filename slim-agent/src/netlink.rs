@@ -1,207 +1,41 @@
-//! Own addresses, and word of their changes.
+//! Netlink messages (netlink(7)), taken apart. What is cut short is nothing.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
-use std::rc::Rc;
 
-use slim_core::config::Net;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::task;
+/// Length of the header of a message.
+pub(crate) const HEADER: usize = 16;
+/// Length of the header of an attribute.
+const ATTRIBUTE: usize = 4;
 
-use crate::addresses;
-use crate::events::Log;
-use crate::fds::{self, OwnFd};
-use crate::shared::Shared;
-use crate::sys;
-
-/// The addresses others can reach this host under, and the networks that it has them in.
-pub(crate) type Addresses = (Vec<IpAddr>, Vec<Net>);
-
-/// Those of now; none if the kernel does not tell.
-pub(crate) fn addresses(log: Log) -> Addresses {
-    let all = addresses::own().unwrap_or_else(|e| {
-        log.warn(|| format!("own addresses unknown: {e}"));
-        Vec::new()
-    });
-    let nets = all.iter().map(|(ip, bits)| Net::new(*ip, *bits)).collect();
-    (all.into_iter().map(|(ip, _)| ip).collect(), nets)
+/// The first message of a datagram: its kind, its body, and what follows it.
+pub(crate) fn first(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let len = u32_at(data, 0)? as usize;
+    let kind = u16_at(data, 4)?;
+    let body = data.get(HEADER..len)?;
+    let next = data.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body, next))
 }
 
-/// Tells the endpoint of changes from now on. Without the netlink socket (a sandbox, say) the
-/// addresses of the start stay.
-pub(crate) fn watch(shared: &Rc<Shared>) {
-    let opened = sys::rtnetlink_watch().and_then(|fd| fds::watch(fd, Interest::READABLE));
-    match opened {
-        Ok(fd) => {
-            task::spawn_local(follow(fd, shared.clone()));
-        }
-        Err(e) => shared.with(|d, _| {
-            d.log
-                .info(|| format!("changes of addresses are not noticed: {e}"));
-        }),
-    }
+/// The first attribute: its kind, its value, and what follows it.
+pub(crate) fn attribute(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
+    let len = usize::from(u16_at(data, 0)?);
+    let kind = u16_at(data, 2)?;
+    let value = data.get(ATTRIBUTE..len)?;
+    let next = data.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, value, next))
 }
 
-async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
-    let mut buf = vec![0; 8192];
-    let mut news = News::default();
-    while let Ok(mut guard) = fd.readable().await {
-        let mut changed = false;
-        loop {
-            match sys::recv(fd.get_ref().raw(), &mut buf) {
-                Ok(n) if n > 0 => changed |= news.hear(buf.get(..n).unwrap_or_default()),
-                // An overrun of the socket: what was missed is not known.
-                Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                _ => return,
-            }
-        }
-        guard.clear_ready();
-        drop(guard);
-        if changed {
-            shared.with_self(|d, _, shared| {
-                let now = addresses(d.log);
-                d.set_addresses(now, shared);
-            });
-        }
-        task::yield_now().await;
-    }
+/// The IP address that is all of an attribute.
+pub(crate) fn ip(value: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
+    let v6 = || <[u8; 16]>::try_from(value).ok().map(IpAddr::from);
+    v4().or_else(v6)
 }
 
-/// Which of the kernel's messages may have changed our addresses. The whole list is asked for then; but hosts tell of
-/// links a lot (each container, each change of a wireless signal), to every process that has an agent.
-#[derive(Default)]
-struct News {
-    /// Whether a link was up when it was last told of.
-    up: HashMap<u32, bool>,
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
-impl News {
-    /// Takes what came in one piece; true if addresses others can reach us under may be new or gone.
-    fn hear(&mut self, mut bytes: &[u8]) -> bool {
-        let mut changed = false;
-        // `nlmsghdr`: length, type, and 10 bytes of no matter here.
-        while let (Some(len), Some(kind)) = (u32_at(bytes, 0), u16_at(bytes, 4)) {
-            let len = len as usize;
-            let Some(body) = bytes.get(HEADER..len) else {
-                return true;
-            };
-            changed |= match kind {
-                libc::RTM_NEWADDR | libc::RTM_DELADDR => is_of_use(body),
-                libc::RTM_NEWLINK => self.link(body, false),
-                libc::RTM_DELLINK => self.link(body, true),
-                _ => false,
-            };
-            bytes = bytes.get(aligned(len)..).unwrap_or_default();
-        }
-        changed
-    }
-
-    /// `ifinfomsg`: index at 4, flags at 8. Whether the link goes up or down, as far as we know.
-    fn link(&mut self, body: &[u8], gone: bool) -> bool {
-        let (Some(index), Some(flags)) = (u32_at(body, 4), u32_at(body, 8)) else {
-            return true;
-        };
-        let up = flags & libc::IFF_UP as u32 != 0 && !gone;
-        let before = if gone {
-            self.up.remove(&index)
-        } else {
-            self.up.insert(index, up)
-        };
-        // One that was there before we listened is not known.
-        before != Some(up)
-    }
-}
-
-const HEADER: usize = 16;
-
-/// `ifaddrmsg`: family at 0, then attributes from 8. An address that nobody can reach us under is none of ours.
-fn is_of_use(body: &[u8]) -> bool {
-    let mut rest = body.get(8..).unwrap_or_default();
-    let mut found = false;
-    while let (Some(len), Some(kind)) = (u16_at(rest, 0), u16_at(rest, 2)) {
-        let len = usize::from(len);
-        let Some(value) = rest.get(4..len) else {
-            return true;
-        };
-        if kind == libc::IFA_ADDRESS || kind == libc::IFA_LOCAL {
-            let ip = match value.len() {
-                4 => value.first_chunk::<4>().map(|b| IpAddr::from(*b)),
-                _ => value.first_chunk::<16>().map(|b| IpAddr::from(*b)),
-            };
-            found |= ip.is_none_or(|ip| addresses::is_reachable(&ip));
-        }
-        rest = rest.get(aligned(len)..).unwrap_or_default();
-    }
-    found
-}
-
-fn aligned(len: usize) -> usize {
-    // What has no length at all is not gone through for ever.
-    len.max(1).next_multiple_of(4)
-}
-
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    let four = bytes.get(at..)?.first_chunk()?;
-    Some(u32::from_ne_bytes(*four))
-}
-
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    let two = bytes.get(at..)?.first_chunk()?;
-    Some(u16::from_ne_bytes(*two))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn message(kind: u16, body: &[u8]) -> Vec<u8> {
-        let mut m = ((HEADER + body.len()) as u32).to_ne_bytes().to_vec();
-        m.extend(kind.to_ne_bytes());
-        m.resize(HEADER, 0);
-        m.extend(body);
-        m
-    }
-
-    fn link(index: u32, flags: i32) -> Vec<u8> {
-        let mut body = vec![0; 4];
-        body.extend(index.to_ne_bytes());
-        body.extend(flags.to_ne_bytes());
-        body.extend([0; 4]);
-        body
-    }
-
-    fn addr(ip: IpAddr) -> Vec<u8> {
-        let ip = match ip {
-            IpAddr::V4(ip) => ip.octets().to_vec(),
-            IpAddr::V6(ip) => ip.octets().to_vec(),
-        };
-        let mut body = vec![0; 8];
-        body.extend((4 + ip.len() as u16).to_ne_bytes());
-        body.extend(libc::IFA_ADDRESS.to_ne_bytes());
-        body.extend(ip);
-        body
-    }
-
-    #[test]
-    fn only_what_changes_addresses_is_news() {
-        let (new, gone) = (libc::RTM_NEWLINK, libc::RTM_DELLINK);
-        let up = libc::IFF_UP;
-        let mut news = News::default();
-        assert!(news.hear(&message(new, &link(3, up))), "up");
-        assert!(!news.hear(&message(new, &link(3, up | libc::IFF_RUNNING))));
-        let twice = [message(new, &link(3, up)), message(new, &link(3, 0))];
-        assert!(news.hear(&twice.concat()), "down");
-        assert!(!news.hear(&message(gone, &link(3, 0))));
-        assert!(!news.hear(&message(libc::RTM_NEWNEIGH, &[])));
-        for (ip, is_news) in [("10.0.0.1", true), ("fd00::1", true), ("fe80::1", false)] {
-            let ip = ip.parse().unwrap();
-            assert_eq!(news.hear(&message(libc::RTM_NEWADDR, &addr(ip))), is_news);
-            assert_eq!(news.hear(&message(libc::RTM_DELADDR, &addr(ip))), is_news);
-        }
-        // What cannot be read may be anything, and ends.
-        assert!(news.hear(&message(new, &[])));
-        assert!(news.hear(&message(libc::RTM_NEWADDR, &link(1, -1))[..20]));
-    }
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }

@@ -17,10 +17,10 @@ use std::rc::Rc;
 use slim_core::wire::MAX_ADDRS;
 use socket2::{Domain, SockRef, Socket, Type};
 
+use crate::address_watch::Addresses;
 use crate::control;
 use crate::driver::Driver;
 use crate::fds::OwnFd;
-use crate::netlink::Addresses;
 use crate::ports::{on_one_port, quiet_ports};
 use crate::resume_io;
 use crate::shared::Shared;

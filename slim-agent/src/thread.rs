@@ -12,6 +12,7 @@ use tokio::io::Interest;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
+use crate::address_watch;
 use crate::agent::{Elsewhere, Listeners, as_agent, be_agent_thread, during};
 use crate::command::Receiver;
 use crate::control::Control;
@@ -19,7 +20,6 @@ use crate::done::{self, Done};
 use crate::driver::Driver;
 use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
-use crate::netlink;
 use crate::panic::Survivor;
 use crate::places::{self, Place, Ports};
 use crate::shared::Shared;
@@ -173,7 +173,7 @@ fn assemble(
                 .collect::<io::Result<()>>()
         })
         .map_err(&register)?;
-    netlink::watch(&shared);
+    address_watch::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
     Ok(shared)
 }
