@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
+use slim_core::endpoint::{Heard, Opened, Pairs};
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
@@ -25,6 +26,7 @@ use crate::control;
 use crate::done::{self, Done};
 use crate::fds::{self, OwnFd};
 use crate::numbers;
+use crate::short::Short;
 use crate::sys::SignalsBlocked;
 use crate::thread;
 
@@ -58,6 +60,7 @@ struct Inner {
     /// that listening again in the meantime keeps it instead of failing to bind a second one.
     listeners: Arc<Listeners>,
     elsewhere: Arc<Elsewhere>,
+    short: Arc<Short>,
     /// Of the process the thread was started in; see [`Agent::after_fork_child`].
     generation: u64,
 }
@@ -87,12 +90,15 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             let elsewhere = Arc::<Elsewhere>::default();
             claims::draw_lineage()?;
-            thread::start(config, receiver, listeners.clone(), elsewhere.clone())?;
+            let short = Arc::new(Short::new());
+            let shared = (listeners.clone(), elsewhere.clone(), short.clone());
+            thread::start(config, receiver, shared)?;
             Ok(Agent {
                 inner: Arc::new(Inner {
                     commands,
                     listeners,
                     elsewhere,
+                    short,
                     generation: GENERATION.load(Ordering::Acquire),
                 }),
             })
@@ -189,13 +195,84 @@ impl Agent {
         if role == Role::Acceptor {
             self.find_control_socket(local);
         }
-        self.send(Command::Open {
+        let open = Command::Open {
             token,
             io,
             role,
             local,
             remote,
-        });
+        };
+        // Whoever may say OPEN does not wait for an answer; a HELLO wakes the agent by itself.
+        let urgent = role == Role::Connector || !self.inner.short.in_use();
+        self.send_when(urgent, open);
+    }
+
+    /// A connection to a process that is [known](slim_core::endpoint::Pairs) has been made: it is told by OPEN, and
+    /// what that was is the answer, for [`open_known`](Self::open_known). To be called with signals blocked.
+    pub fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
+        if self.is_dead() {
+            return None;
+        }
+        let (local, remote) = (canonical(local), canonical(remote));
+        as_agent(|| self.inner.short.dial(local, remote))
+    }
+
+    /// As [`open`](Self::open), for a connection that was [dialled](Self::dial).
+    pub fn open_known(
+        &self,
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        local: SocketAddr,
+        opened: Opened,
+    ) {
+        let local = canonical(local);
+        let open = Command::OpenKnown {
+            token,
+            io,
+            local,
+            opened,
+        };
+        self.send_when(false, open);
+    }
+
+    /// Tells the process that was [told](Self::dial) of a flow that the application closes it after `final_seq` bytes. If
+    /// that is not possible, the answer is false, and [`finish`](Self::finish) does it. To be called with signals blocked.
+    pub fn say_closed(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
+        let fin = opened.fin(final_seq, FinHow::Close);
+        !self.is_dead() && as_agent(|| self.inner.short.send(opened, canonical(local), &fin))
+    }
+
+    /// As [`finish`](Self::finish) with [`FinHow::Close`], of a flow whose peer knows it already, or has closed it before
+    /// and all of whose bytes have been read.
+    pub fn finish_told(&self, token: FlowToken, final_seq: u64) {
+        let (how, told) = (FinHow::Close, true);
+        let finish = Command::Finish {
+            token,
+            final_seq,
+            how,
+            told,
+        };
+        self.send_when(false, finish);
+    }
+
+    /// Looks into the mailboxes for what a peer may have said of an accepted connection. To be called with signals
+    /// blocked.
+    pub fn heard(&self, local: SocketAddr, remote: SocketAddr) -> Heard {
+        let short = &self.inner.short;
+        let pairs = short.pairs().filter(|_| short.in_use() && !self.is_dead());
+        let Some(pairs) = pairs else {
+            return Heard::Nothing;
+        };
+        let (local, remote) = (canonical(local), canonical(remote));
+        let mut heard = pairs.heard(short.now(), local, remote);
+        let mut enough = |pairs: &Pairs| {
+            heard = pairs.heard(short.now(), local, remote);
+            matches!(heard, Heard::Closed(_))
+        };
+        if !enough(pairs) {
+            as_agent(|| short.drain(&mut enough));
+        }
+        heard
     }
 
     /// A data call found the transport dead; the front end has suspended the flow.
@@ -216,6 +293,7 @@ impl Agent {
             token,
             final_seq,
             how,
+            told: false,
         });
     }
 
@@ -361,6 +439,13 @@ impl Agent {
 
     fn is_dead(&self) -> bool {
         self.inner.generation != GENERATION.load(Ordering::Acquire)
+    }
+
+    fn send_when(&self, urgent: bool, command: Command) -> bool {
+        if urgent {
+            return self.send(command);
+        }
+        !self.is_dead() && self.inner.commands.send_later(command)
     }
 
     fn send(&self, command: Command) -> bool {

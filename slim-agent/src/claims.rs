@@ -512,6 +512,7 @@ async fn hear_claims(
         believed.set(true);
         shared.with(|d, now| match note {
             Note::Claim(local, remote) => {
+                d.endpoint.share_listeners();
                 d.claims.claim(now, (local, remote), link.clone());
                 while let Some(hello) = d.endpoint.take_pending(now, local, remote) {
                     link.tell(&Note::Hello(hello.from, hello.local, hello.data));

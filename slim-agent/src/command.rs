@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use slim_core::endpoint::Opened;
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
@@ -25,6 +26,13 @@ pub(crate) enum Command {
         local: SocketAddr,
         remote: SocketAddr,
     },
+    /// The same for a connection for which OPEN has been sent.
+    OpenKnown {
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        local: SocketAddr,
+        opened: Opened,
+    },
     Fault {
         token: FlowToken,
         cause: Cause,
@@ -33,6 +41,8 @@ pub(crate) enum Command {
         token: FlowToken,
         final_seq: u64,
         how: FinHow,
+        /// The peer knows it already, or need not know it.
+        told: bool,
     },
     /// The same is about to happen, and the peer is told.
     Announce {
@@ -100,7 +110,16 @@ struct Shared {
     wake: OwnFd,
     /// A wake-up is on its way, so that a burst of commands costs one system call.
     awake: AtomicBool,
+    /// Wakes the agent for what is not urgent.
+    soon: OwnFd,
+    /// It is set.
+    waking: AtomicBool,
+    /// Everything is urgent.
+    hurry: AtomicBool,
 }
+
+/// When the agent is to look at a command that is not urgent.
+const SOON: Duration = Duration::from_millis(5);
 
 /// A new queue.
 pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
@@ -109,6 +128,9 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
         closed: AtomicBool::new(false),
         wake: sys::eventfd()?,
         awake: AtomicBool::new(false),
+        soon: sys::timerfd()?,
+        waking: AtomicBool::new(false),
+        hurry: AtomicBool::new(false),
     });
     memory::begin(shared.wake.raw());
     let sender = Sender {
@@ -134,9 +156,43 @@ impl Sender {
         }
         true
     }
+
+    /// Queues a command that is carried out within some milliseconds, or before the agent does anything else.
+    pub(crate) fn send_later(&self, command: Command) -> bool {
+        if self.shared.hurry.load(Ordering::Acquire) {
+            return self.send(command);
+        }
+        if self.shared.closed.load(Ordering::Acquire) {
+            return false;
+        }
+        self.shared.queue.put(command);
+        if !self.shared.awake.load(Ordering::Acquire)
+            && !self.shared.waking.swap(true, Ordering::AcqRel)
+        {
+            sys::timerfd_set(self.shared.soon.raw(), Some(SOON));
+        }
+        true
+    }
 }
 
 impl Receiver {
+    /// What becomes readable when there are commands that are not urgent.
+    pub(crate) fn soon(&self) -> BorrowedFd<'_> {
+        self.shared.soon.as_fd()
+    }
+
+    /// Nobody waits for that any more.
+    pub(crate) fn all_urgent(&self) {
+        self.shared.hurry.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// As [`rearm`](Self::rearm), for those.
+    pub(crate) fn rearm_soon(&self) {
+        sys::eventfd_clear(self.shared.soon.raw());
+        self.shared.waking.store(false, Ordering::Release);
+    }
+
     /// The next command, if one is there.
     pub(crate) fn next(&self) -> Option<Command> {
         self.taken.next(&self.shared.queue)

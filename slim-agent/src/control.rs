@@ -11,6 +11,7 @@ use std::iter;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use slim_core::wire;
 use socket2::{Domain, SockRef, Socket, Type};
@@ -30,7 +31,7 @@ use crate::udp;
 
 /// Receive buffer of a control socket, if we may have as much: thousands of flows may be opened, or
 /// break, at once, and each asks. Memory is used only while datagrams wait.
-const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
+pub(crate) const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
 /// Datagrams taken in a row before everybody else gets a turn.
 const BATCH: usize = 32;
 /// Datagrams taken from each socket before the endpoint is told that time is up.
@@ -45,6 +46,8 @@ const MOST_OWN: usize = 64;
 pub(crate) struct Control {
     /// One at each address in use, all on one port.
     own: Vec<Own>,
+    /// There are others than before.
+    changed: bool,
     /// Of which not all are on loopback.
     networked: bool,
     ports: Ports,
@@ -69,7 +72,7 @@ struct Own {
 
 /// One UDP socket.
 pub(crate) struct ControlSocket {
-    fd: AsyncFd<OwnFd>,
+    fd: AsyncFd<Arc<OwnFd>>,
     bound: SocketAddr,
 }
 
@@ -111,6 +114,7 @@ impl Control {
     pub(crate) fn new(ports: Ports, log: Log) -> Self {
         Control {
             own: Vec::new(),
+            changed: false,
             networked: false,
             ports,
             listeners: HashMap::new(),
@@ -128,6 +132,7 @@ impl Control {
         let listening = listening.transpose()?;
         let receiving = task::spawn_local(serve(socket.clone(), shared.clone()));
         self.networked |= !place.at.ip().is_loopback();
+        self.changed = true;
         self.own.push(Own {
             socket,
             tasks: [Some(receiving), listening],
@@ -163,6 +168,7 @@ impl Control {
 
     /// Nobody comes to an address any more, but to those on loopback and those for which `keep` holds.
     pub(crate) fn leave(&mut self, keep: impl Fn(IpAddr) -> bool) {
+        self.changed = true;
         self.own.retain(|own| {
             let ip = own.socket.bound.ip();
             let stays = ip.is_loopback() || keep(ip);
@@ -197,6 +203,13 @@ impl Control {
         let found = given.or_else(routed);
         let found = found.or_else(|| self.own.iter().find(fits));
         found.map(|own| &own.socket)
+    }
+
+    /// The process's own sockets, for threads of the application to send by, if they are others than before.
+    pub(crate) fn outlets(&mut self) -> Option<Vec<(Arc<OwnFd>, SocketAddr)>> {
+        let sockets = self.own.iter().map(|own| &own.socket);
+        let all = || sockets.map(|s| (s.fd.get_ref().clone(), s.bound)).collect();
+        std::mem::take(&mut self.changed).then(all)
     }
 
     /// Takes over the control socket of a listener.
@@ -324,7 +337,7 @@ pub(crate) fn answering(
 
 impl ControlSocket {
     fn new(fd: OwnFd, bound: SocketAddr) -> io::Result<Self> {
-        let fd = fds::watch(fd, Interest::READABLE | Interest::ERROR)?;
+        let fd = fds::watch(Arc::new(fd), Interest::READABLE | Interest::ERROR)?;
         Ok(ControlSocket { fd, bound })
     }
 

@@ -3,10 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
@@ -27,7 +27,9 @@ use crate::panic::Survivor;
 use crate::places::Ports;
 use crate::resume_io::{self, Order};
 use crate::shared::Shared;
+use crate::short::Short;
 use crate::sys;
+use crate::thread::Together;
 use crate::watch::Watch;
 use crate::{Drained, FlowIo};
 
@@ -90,7 +92,7 @@ pub(crate) struct Driver {
     /// The control sockets have been looked at in this turn.
     datagrams_taken: bool,
     events: EventLog,
-    origin: Instant,
+    short: Arc<Short>,
 }
 
 impl Driver {
@@ -98,7 +100,7 @@ impl Driver {
     pub(crate) fn new(
         config: Config,
         ports: Ports,
-        (listeners, elsewhere): (Arc<Listeners>, Arc<Elsewhere>),
+        (listeners, elsewhere, short): Together,
         survivor: Rc<Survivor>,
         seed: &[u8; 40],
     ) -> Self {
@@ -119,6 +121,7 @@ impl Driver {
             for_core,
         );
         endpoint.set_addrs(addresses.clone(), networks.clone());
+        short.begin(endpoint.pairs().clone());
         Driver {
             endpoint,
             carriers: BTreeMap::new(),
@@ -141,13 +144,24 @@ impl Driver {
             keyed,
             datagrams_taken: false,
             events,
-            origin: Instant::now(),
+            short,
         }
     }
 
     /// Carries out what an application thread asked for.
     pub(crate) fn command(&mut self, now: Time, command: Command, shared: &Rc<Shared>) {
         self.watch.tidy_later(now);
+        match &command {
+            // What the peer has said before counts.
+            Command::Fault { .. }
+            | Command::Demote { .. }
+            | Command::Finish { told: false, .. } => {
+                self.take_mail(now);
+            }
+            // The thread has looked into the mailbox itself.
+            Command::Finish { .. } if self.short.in_use() => self.endpoint.take_arrivals(now),
+            _ => {}
+        }
         match command {
             Command::Open {
                 token,
@@ -168,6 +182,16 @@ impl Driver {
                     self.claim(token, (local, remote), shared);
                 }
             }
+            Command::OpenKnown {
+                token,
+                io,
+                local,
+                opened,
+            } => {
+                self.survivor.add(token, io);
+                self.watch.dirty(now, token);
+                self.endpoint.open_known(now, token, local, opened);
+            }
             Command::Fault { token, cause } => {
                 self.survivor.set_away(token, true);
                 self.endpoint.fault(now, token, cause);
@@ -177,8 +201,12 @@ impl Driver {
                 token,
                 final_seq,
                 how,
+                told,
             } => {
-                self.endpoint.finish(now, token, final_seq, how);
+                match told {
+                    true => self.endpoint.finish_told(token, final_seq, how),
+                    false => self.endpoint.finish(now, token, final_seq, how),
+                }
                 if how == FinHow::Close {
                     self.linger(now, token);
                 }
@@ -201,7 +229,10 @@ impl Driver {
                     self.claims.open(addr, claims, shared);
                 }
             }
-            Command::Elsewhere { addr, owner } => self.claims.found(addr, owner, shared),
+            Command::Elsewhere { addr, owner } => {
+                self.endpoint.share_listeners();
+                self.claims.found(addr, owner, shared);
+            }
             Command::Unlisten { addr, done: None } => self.unlistened(now, addr),
             Command::Unlisten { addr, done } => self.close_listener(addr, done, shared),
             Command::Inform(text) => self.log.info(|| text),
@@ -223,8 +254,7 @@ impl Driver {
 
     /// A point in time for the endpoint.
     pub(crate) fn now(&self) -> Time {
-        let micros = self.origin.elapsed().as_micros();
-        Time(u64::try_from(micros).unwrap_or(u64::MAX))
+        self.short.now()
     }
 
     /// What follows from whatever the endpoint was told: first all actions, then the notices
@@ -268,8 +298,27 @@ impl Driver {
         self.release_exiting();
     }
 
+    /// What has come to the mailboxes, which nobody is woken for.
+    pub(crate) fn take_mail(&mut self, now: Time) {
+        if let Some(outlets) = self.control.outlets() {
+            self.short.set_outlets(outlets);
+        }
+        if self.short.in_use() {
+            self.short.drain(|_| false);
+            self.endpoint.take_arrivals(now);
+        }
+    }
+
+    fn open_mailbox(&mut self, ip: IpAddr) {
+        match self.short.open_mailbox(ip) {
+            Ok(port) => self.endpoint.set_mailbox(ip, port),
+            Err(e) => self.log.debug(|| format!("mailbox at {ip}: {e}")),
+        }
+    }
+
     fn act(&mut self, action: Action, shared: &Rc<Shared>) {
         match action {
+            Action::Mailbox { ip } => self.open_mailbox(ip),
             Action::Datagram {
                 to,
                 from: Some(from),
@@ -338,7 +387,8 @@ impl Driver {
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
             Action::Escalate { token, .. } => self.escalate(token, action),
             // Those that concern no flow, which `act` has taken.
-            Action::Datagram { .. }
+            Action::Mailbox { .. }
+            | Action::Datagram { .. }
             | Action::Connect { .. }
             | Action::Send { .. }
             | Action::Flush { .. }

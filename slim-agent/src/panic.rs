@@ -135,6 +135,7 @@ impl Survivor {
                 other => before.push(other),
             }
         }
+        self.commands.all_urgent();
         let flows = self.flows.try_borrow_mut();
         let flows = flows.map(|mut f| mem::take(&mut *f)).unwrap_or_default();
         for (token, io) in flows {
@@ -153,7 +154,7 @@ impl Survivor {
 
     fn obey(&self, command: Command) {
         match command {
-            Command::Open { io, .. } => io.legacy(self.required),
+            Command::Open { io, .. } | Command::OpenKnown { io, .. } => io.legacy(self.required),
             Command::Unlisten {
                 done: Some(done), ..
             }

@@ -80,6 +80,9 @@ impl Shared {
         driver.begin_turn();
         self.take_commands(&mut driver);
         let now = driver.now();
+        driver.take_mail(now);
+        driver.endpoint.tell_seen(now);
+        driver.settle(self);
         let result = f(&mut driver, now, self);
         driver.settle(self);
         if driver.survivor.any_away() {

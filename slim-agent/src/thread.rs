@@ -1,6 +1,7 @@
 //! Starting the agent thread.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use slim_core::config::{Config, Policy};
 use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
@@ -23,6 +25,7 @@ use crate::fds::{self, OwnFd};
 use crate::panic::Survivor;
 use crate::places::{self, Place, Ports};
 use crate::shared::Shared;
+use crate::short::Short;
 use crate::sys;
 use crate::turn;
 
@@ -49,11 +52,13 @@ pub(crate) fn wait_for_end(limit: Duration) -> bool {
     }
 }
 
+/// What the thread shares with those of the application.
+pub(crate) type Together = (Arc<Listeners>, Arc<Elsewhere>, Arc<Short>);
+
 /// Everything that can fail for want of resources is created in the caller, or reported to it.
 struct Parts {
     config: Config,
-    listeners: Arc<Listeners>,
-    elsewhere: Arc<Elsewhere>,
+    shared: Together,
     ports: Ports,
     places: Vec<Place>,
     alarm: OwnFd,
@@ -79,19 +84,13 @@ impl Report {
 }
 
 /// Creates the process-wide sockets and starts the thread; returns once it is at work.
-pub(crate) fn start(
-    config: Config,
-    commands: Receiver,
-    listeners: Arc<Listeners>,
-    elsewhere: Arc<Elsewhere>,
-) -> io::Result<()> {
+pub(crate) fn start(config: Config, commands: Receiver, shared: Together) -> io::Result<()> {
     let mut seed = [0; 40];
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
     let (ports, places) = places::take().map_err(during("bind a control socket and a listener"))?;
     let parts = Parts {
         config,
-        listeners,
-        elsewhere,
+        shared,
         ports,
         places,
         alarm: sys::timerfd().map_err(during("create a timer"))?,
@@ -155,12 +154,14 @@ fn assemble(
     survivor: Rc<Survivor>,
 ) -> io::Result<Rc<Shared>> {
     let register = during("watch a descriptor");
+    let soon = Soon(commands.clone());
+    let soon = fds::watch(soon, Interest::READABLE).map_err(&register)?;
     let commands = fds::watch(commands, Interest::READABLE).map_err(&register)?;
     let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
     let driver = Driver::new(
         parts.config,
         parts.ports,
-        (parts.listeners, parts.elsewhere),
+        parts.shared,
         survivor,
         &parts.seed,
     );
@@ -175,6 +176,7 @@ fn assemble(
         .map_err(&register)?;
     address_watch::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
+    task::spawn_local(obey_soon(soon, shared.clone()));
     Ok(shared)
 }
 
@@ -189,6 +191,31 @@ async fn obey(shared: Rc<Shared>) {
             // What is not closed with the tasks is of no use to anybody.
             return fds::shut_watched();
         }
+    }
+}
+
+/// The descriptor that wakes the agent for commands that are not urgent.
+struct Soon(Rc<Receiver>);
+
+impl AsFd for Soon {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.soon()
+    }
+}
+
+impl AsRawFd for Soon {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.soon().as_raw_fd()
+    }
+}
+
+/// Likewise, for what is not urgent.
+async fn obey_soon(soon: AsyncFd<Soon>, shared: Rc<Shared>) {
+    while let Ok(mut guard) = soon.readable().await {
+        soon.get_ref().0.rearm_soon();
+        guard.clear_ready();
+        drop(guard);
+        shared.with(|_, _| ());
     }
 }
 

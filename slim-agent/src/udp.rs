@@ -51,6 +51,24 @@ pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
     Ok(Datagram { len, from, to })
 }
 
+/// Receives a datagram, and from where it came, without blocking.
+pub(crate) fn recv_from(fd: RawFd, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+    let mut len = -1;
+    // SAFETY: `storage` is valid for writes of `room` bytes, and `buf` for writes of its length.
+    let (_, from) = unsafe {
+        SockAddr::try_init(|storage, room| {
+            let at = buf.as_mut_ptr().cast();
+            let flags = libc::MSG_DONTWAIT;
+            len = libc::recvfrom(fd, at, buf.len(), flags, storage.cast(), room);
+            (len >= 0)
+                .then_some(())
+                .ok_or_else(io::Error::last_os_error)
+        })
+    }?;
+    let from = from.as_socket().ok_or(io::ErrorKind::InvalidData)?;
+    Ok((usize::try_from(len).unwrap_or(0), from))
+}
+
 /// Takes one error off the socket's error queue: where the datagram that caused it was sent, and how much of it has come
 /// back into `buf`, if an ICMP message said that nobody listens there; `Ok(None)` for any other error.
 pub(crate) fn recv_refusal(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {

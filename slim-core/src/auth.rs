@@ -17,9 +17,11 @@ use hmac::{Hmac, KeyInit, Mac as _};
 use sha2::Sha256;
 
 use crate::ids::{EndpointId, FlowId, Nonce, Role};
-use crate::wire::{self, Hello, MAC_LEN, Mac, Message, Parsed, layout::header};
+use crate::wire::{self, Hello, MAC_LEN, Mac, Message, Open, PairId, Parsed, layout::header};
 
 const FLOW_KEY_LABEL: &[u8] = b"slim flow key v1";
+const PAIR_KEY_LABEL: &[u8] = b"slim pair key v1";
+const PAIR_FLOW_LABEL: &[u8] = b"slim pair flow v1";
 const HOST_LABEL: &[u8] = b"slim host id v1";
 const ANSWER_LABEL: &[u8] = b"slim answer v1";
 const FLOW_MAC_LABEL: &[u8] = b"slim flow mac v1";
@@ -96,6 +98,14 @@ impl FlowKey {
         FlowKey(hmac.finalize().into_bytes().into())
     }
 
+    /// The key of a pair, from that of the flow under which it was agreed on.
+    pub fn of_pair(&self, pair: PairId) -> FlowKey {
+        let mut hmac = keyed(&self.0);
+        hmac.update(PAIR_KEY_LABEL);
+        hmac.update(&pair.0);
+        FlowKey(hmac.finalize().into_bytes().into())
+    }
+
     /// See [`Prepared::seal`].
     pub fn seal(&self, from: Role, fresh: Fresh, message: &Message) -> Vec<u8> {
         self.prepare().seal(from, fresh, message)
@@ -131,6 +141,15 @@ impl Prepared {
     pub fn verify(&self, from: Role, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
         let hmac = self.over(from, fresh, parsed.covered);
         hmac.verify_truncated_left(&parsed.mac).is_ok()
+    }
+
+    /// If this is the key of a pair: that of the flow which an OPEN of it is about.
+    pub fn of_flow(&self, open: &Open) -> FlowKey {
+        let said = wire::encode(&Message::Open(*open), |_| NO_MAC);
+        let mut hmac = self.0.clone();
+        hmac.update(PAIR_FLOW_LABEL);
+        hmac.update(&said);
+        FlowKey(hmac.finalize().into_bytes().into())
     }
 
     fn over(&self, from: Role, fresh: Fresh, covered: &[u8]) -> Hmac<Sha256> {

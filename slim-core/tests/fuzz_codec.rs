@@ -16,8 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 use fastrand::Rng;
 use slim_core::wire::{
     self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
-    HelloDone, HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Query,
-    Refuse, RefuseReason, Resume, ResumeOk, Status, Unknown, VERSION,
+    HelloDone, HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Open, Pair,
+    PairId, Query, Refuse, RefuseReason, Resume, ResumeOk, Seen, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -99,6 +99,22 @@ fn corpus() -> Vec<Vec<u8>> {
         endpoint,
     }));
     messages.push(Message::Demote(Demote { flow }));
+    let pair = PairId([0x66; 16]);
+    messages.push(Message::Pair(Pair {
+        flow,
+        pair,
+        mailbox: 7004,
+    }));
+    for (connector, acceptor) in [(v4, v6), (v6, v4)] {
+        messages.push(Message::Open(Open {
+            flow,
+            pair,
+            counter: 1 << 34,
+            connector,
+            acceptor,
+        }));
+    }
+    messages.push(Message::Seen(Seen { pair, counter: 9 }));
     messages.push(Message::Challenge(Challenge {
         endpoint,
         nonce_r: nonce,

@@ -80,6 +80,16 @@ fn offsets(kind: Kind) -> Vec<usize> {
             ]
         }
         Kind::Demote => vec![demote::FLOW, demote::MAC],
+        Kind::Pair => vec![pair::FLOW, pair::PAIR, pair::MAILBOX, pair::MAC],
+        Kind::Open => vec![
+            open::FLOW,
+            open::PAIR,
+            open::COUNTER,
+            open::CONNECTOR,
+            open::ACCEPTOR,
+            open::MAC,
+        ],
+        Kind::Seen => vec![seen::PAIR, seen::COUNTER, seen::MAC],
         Kind::Challenge => vec![challenge::ENDPOINT_ID, challenge::NONCE_R, challenge::MAC],
         Kind::Resume => vec![resume::FLOW, resume::EPOCH, resume::NONCE_I, resume::MAC],
         Kind::ResumeOk => vec![

@@ -83,7 +83,7 @@ fn every_schedule_is_byte_exact_and_ends() {
     println!("{seeds} seeds: {total:?}");
     // A simulator in which nothing happens finds nothing.
     assert!(
-        total.resumes > seeds / 4 && total.ended > seeds / 2,
+        total.resumes > seeds / 4 && total.ended > seeds / 2 && total.dialled > seeds / 5,
         "{total:?}"
     );
 }

@@ -111,6 +111,23 @@ pub enum Name {
 }
 
 impl Name {
+    /// As [`RawAddr::internet`].
+    pub fn internet(&self) -> SocketAddr {
+        let (ip, port, scope) = match self {
+            Name::V4(ip, port) => (IpAddr::from(ip.to_ne_bytes()), *port, 0),
+            Name::V6(a) => (
+                IpAddr::from(a.sin6_addr.s6_addr).to_canonical(),
+                a.sin6_port,
+                a.sin6_scope_id,
+            ),
+        };
+        let port = u16::from_be(port);
+        match ip {
+            IpAddr::V4(_) => SocketAddr::new(ip, port),
+            IpAddr::V6(ip) => std::net::SocketAddrV6::new(ip, port, 0, scope).into(),
+        }
+    }
+
     /// How many bytes it has.
     pub fn len(&self) -> usize {
         match self {

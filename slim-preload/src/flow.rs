@@ -15,11 +15,13 @@ use crate::options::Receives;
 use crate::sys;
 use crate::{runtime, stand_in, table};
 use libc::c_int;
+use slim_agent::Opened;
 use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{FlowToken, Role, memory};
 use smallvec::{SmallVec, smallvec};
+use std::net::SocketAddr;
 use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
@@ -75,7 +77,7 @@ pub struct Flow {
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 312);
+const _: () = assert!(size_of::<Flow>() <= 320);
 
 /// The sending direction.
 pub struct SendHalf {
@@ -173,6 +175,10 @@ pub struct Ctl {
     pub dialled: bool,
     /// Of the present transport.
     pub receives: Receives,
+    /// The peer was told of the flow by OPEN.
+    pub opened: Option<Box<Opened>>,
+    /// The peer has closed the flow, and all that it sent has been read.
+    pub peer_closed: bool,
 }
 
 impl Ctl {
@@ -198,6 +204,8 @@ impl Ctl {
             moved: false,
             dialled: false,
             receives: 0,
+            opened: None,
+            peer_closed: false,
         }
     }
 
@@ -264,6 +272,14 @@ impl Ctl {
         if let Some(far) = self.veil.take() {
             stand_in::lift(far.get());
         }
+    }
+
+    /// Both ends of the connection, ours first.
+    pub fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((
+            self.local.as_ref()?.internet(),
+            self.peer.as_ref()?.internet(),
+        ))
     }
 
     /// Sets the private transport and closes the one that was there.

@@ -25,7 +25,9 @@ use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-pub use fault::{Fault, TO_BE_ASKED, fault, found_dead, lost_while_barred, notice, owe, remember};
+pub use fault::{
+    Fault, TO_BE_ASKED, fault, found_dead, hear, lost_while_barred, notice, owe, remember,
+};
 use over::conclude;
 pub use over::{escalate, pay};
 

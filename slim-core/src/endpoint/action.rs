@@ -8,6 +8,13 @@ use crate::ids::{ConnId, FlowToken, Verdict};
 /// [`Endpoint`](super::Endpoint); actions are to be carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
+    /// A mailbox is wanted: a UDP socket at this address, at any port. What comes to it is for
+    /// [`Pairs::receive`](super::Pairs::receive), whenever somebody looks. Answered by
+    /// [`Endpoint::set_mailbox`](super::Endpoint::set_mailbox), or not at all.
+    Mailbox {
+        /// An address of ours.
+        ip: IpAddr,
+    },
     /// Send a control message over UDP. Losing it is allowed.
     Datagram {
         /// Where to.

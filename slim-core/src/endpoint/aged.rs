@@ -62,6 +62,11 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         (now.since(entry.since) < self.age).then_some(&mut entry.value)
     }
 
+    /// Forgets those for which `keep` does not hold.
+    pub(super) fn retain(&mut self, keep: impl Fn(&V) -> bool) {
+        self.known.retain(|_, entry| keep(&entry.value));
+    }
+
     pub(super) fn remove(&mut self, key: &K) {
         self.known.remove(key);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::ends::Ends;
 use super::flow::State;
 use super::negotiate::LATE_ANSWER;
-use super::pending::{PendingHello, Waiting};
+use super::pending::{PendingHello, Said, Waiting};
 use super::processes::Process;
 use super::record::Peer;
 use super::timer::{Owner, Timer};
@@ -17,7 +17,7 @@ use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
 use crate::ids::{FlowId, FlowToken, Role, Time};
 use crate::wire::{
-    AddrList, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed,
+    AddrList, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed, feature,
 };
 
 /// Hosts remembered for having asked.
@@ -62,21 +62,30 @@ impl Endpoint {
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Option<PendingHello> {
-        let waiting = self.pending.take(now, (plain(local), plain(remote)))?;
-        let message = Message::Hello(waiting.hello);
-        Some(PendingHello {
-            from: waiting.from,
-            local: waiting.local,
-            data: seal_with_job(self.config.job_key.as_ref(), &message),
-        })
+        let tuple = (plain(local), plain(remote));
+        while let Some(waiting) = self.pending.take(now, tuple) {
+            // An OPEN was said to us, and is of no use to anybody else.
+            if let Said::Hello(hello) = waiting.said {
+                return Some(PendingHello {
+                    from: waiting.from,
+                    local: waiting.local,
+                    data: seal_with_job(self.config.job_key.as_ref(), &Message::Hello(hello)),
+                });
+            }
+        }
+        None
     }
 
     /// Nobody accepts connections any more at the addresses of ours for which `fits` holds: those that
     /// wait for it are told.
     pub fn refuse_pending(&mut self, fits: impl Fn(SocketAddr) -> bool) {
         for waiting in self.pending.take_all(fits) {
+            // Whoever has said OPEN asks soon, and is told then.
+            let Said::Hello(hello) = waiting.said else {
+                continue;
+            };
             let nak = Message::HelloNak(HelloNak {
-                flow: waiting.hello.flow,
+                flow: hello.flow,
                 reason: NakReason::Policy,
             });
             let data = seal_with_job(self.config.job_key.as_ref(), &nak);
@@ -117,6 +126,7 @@ impl Endpoint {
             addrs: hello.addrs[..].into(),
             resume_port: hello.resume_port,
             control_port: hello.control_port,
+            features: hello.features & feature::ALL,
         });
         Peer {
             process,
@@ -147,7 +157,7 @@ impl Endpoint {
             flow,
             endpoint: self.id,
             random_s: peer.random_s,
-            features: 0,
+            features: self.features,
             resume_port: self.resume_port,
             control_port: self.control_port,
             addrs: AddrList::new(self.addrs.iter().copied()),
@@ -216,7 +226,7 @@ impl Endpoint {
                 return self.out.datagram(from, Some(local), data);
             }
             let waiting = Waiting {
-                hello: *hello,
+                said: Said::Hello(*hello),
                 from,
                 local,
             };

@@ -1,9 +1,12 @@
-//! Who may be at the other end of an accepted connection: `docs/PROTOCOL.md`, section "Negotiation".
+//! Who may be at the other end of a connection: `docs/PROTOCOL.md`, sections "Negotiation" and "Pairs".
 //!
 //! A HELLO proves nothing: its source address can be forged, and it names only what can be guessed.
 //! So each HELLO for a connection makes a *candidate*, which gets its own HELLO_ACK and has its own
 //! key. The flow belongs to the candidate that says something under its key, because only the
 //! receiver of HELLO_ACK can compute that. Until then the flow negotiates.
+//!
+//! A connector that has said OPEN has a candidate, too: the process that it knows at that address. If that turns out not
+//! to have the connection, the connector says HELLO.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,6 +31,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const HURRY: Duration = Duration::from_millis(50);
 /// Longest wait.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
+/// After as many QUERYs of a connector it says HELLO, too: the acceptor waits for that if it knows nothing of the OPEN.
+const QUERIES_OF_CONNECTOR: u32 = 2;
 /// QUERYs to one candidate, and as many once the connection has failed.
 const QUERIES: u32 = 5;
 
@@ -90,11 +95,12 @@ impl Endpoint {
     /// Somebody else has said HELLO for the connection.
     pub(super) fn add_candidate(&mut self, now: Time, token: FlowToken, id: FlowId, peer: Peer) {
         let nonce = self.rng.nonce();
+        let role = self.flow(token).role;
         let few = self.candidates.of.entry(token).or_default();
         if few.known.len() >= CANDIDATES {
             let oldest = few.known.remove(0);
             few.forgotten = true;
-            self.by_id.remove(&(oldest.id, Role::Acceptor));
+            self.by_id.remove(&(oldest.id, role));
         }
         few.known.push(Candidate {
             id,
@@ -102,7 +108,7 @@ impl Endpoint {
             nonce,
             asked: 0,
         });
-        self.by_id.insert((id, Role::Acceptor), token);
+        self.by_id.insert((id, role), token);
         let timer = Owner::Flow(token, Timer::Hello);
         if self.timers.get(timer).is_none() {
             let failed = self.flow(token).outage.is_some();
@@ -122,14 +128,19 @@ impl Endpoint {
     /// Asks each candidate to say something: HELLO_ACK, or what was said to it, may be lost, or
     /// there is no time to wait.
     pub(super) fn ask_candidates(&mut self, now: Time, token: FlowToken) {
-        let (remote, failed) = {
+        let (role, remote, failed) = {
             let flow = &self.flows[&token];
-            (flow.ends.remote(), flow.outage.is_some())
+            (flow.role, flow.ends.remote(), flow.outage.is_some())
         };
         let from = self.own_end(token, remote);
         let Some(few) = self.candidates.of.get_mut(&token) else {
             return;
         };
+        let hello = role == Role::Connector
+            && few
+                .known
+                .iter()
+                .all(|known| known.asked >= QUERIES_OF_CONNECTOR);
         let mut again = None;
         let asked = few.known.iter_mut();
         for candidate in asked.filter(|known| known.asked < QUERIES) {
@@ -138,7 +149,7 @@ impl Endpoint {
                 nonce: candidate.nonce,
             });
             let key = &candidate.peer.key;
-            let data = key.seal(Role::Acceptor, Fresh::None, &message);
+            let data = key.seal(role, Fresh::None, &message);
             self.out.datagram(candidate.control(remote), from, data);
             candidate.asked += 1;
             let first = if failed { HURRY } else { PATIENCE };
@@ -149,9 +160,23 @@ impl Endpoint {
             let timer = Owner::Flow(token, Timer::Hello);
             self.timers.set(timer, now + wait);
         }
+        if hello && self.flow(token).hello.is_none() {
+            self.ask_after_all(now, token);
+        }
     }
 
-    /// Acceptor: if this was said under the key of a candidate, the flow is its. `end`: what it says
+    /// The flow that has a candidate of this name, and our role in it. Both ends may be here.
+    fn candidate_of(&self, id: FlowId) -> impl Iterator<Item = (FlowToken, Role)> {
+        [Role::Connector, Role::Acceptor]
+            .into_iter()
+            .filter_map(move |role| {
+                let token = *self.by_id.get(&(id, role))?;
+                self.candidates.named(token, id)?;
+                Some((token, role))
+            })
+    }
+
+    /// If this was said under the key of a candidate, the flow is its. `end`: what it says
     /// about the end of its stream.
     pub(super) fn prove(
         &mut self,
@@ -160,14 +185,16 @@ impl Endpoint {
         (fresh, parsed): (Fresh, &Parsed<'_>),
         end: Option<(u64, FinHow)>,
     ) {
-        let Some(&token) = self.by_id.get(&(id, Role::Acceptor)) else {
+        let said = self.candidate_of(id).find(|(token, role)| {
+            let known = self.candidates.named(*token, id);
+            known.is_some_and(|known| known.peer.key.verify(role.other(), fresh, parsed))
+        });
+        let Some((token, role)) = said else {
             return;
         };
-        let Some(candidate) = self.candidates.named(token, id) else {
-            return;
-        };
-        if !candidate.peer.key.verify(Role::Connector, fresh, parsed) {
-            return;
+        if let Some(asking) = self.flow(token).hello.take() {
+            // Nor is it to be asked any more.
+            self.by_id.remove(&(asking.hello.flow, role));
         }
         let few = self.candidates.of.remove(&token).unwrap_or_default();
         for candidate in few.known {
@@ -176,59 +203,68 @@ impl Endpoint {
                 flow.id = Some(id);
                 flow.peer = Some(candidate.peer);
             } else {
-                self.by_id.remove(&(candidate.id, Role::Acceptor));
+                self.by_id.remove(&(candidate.id, role));
             }
         }
         if self.flow(token).state() == State::Negotiating {
             self.become_live(now, token, end);
+            self.offer_pair(now, token);
         }
     }
 
     /// Whether STATUS answers the question that its flow's candidate was asked.
     pub(super) fn answers_candidate(&self, id: FlowId, nonce: Nonce) -> bool {
-        let token = self.by_id.get(&(id, Role::Acceptor));
-        let known = token.and_then(|token| self.candidates.named(*token, id));
-        known.is_some_and(|known| known.asked > 0 && known.nonce == nonce)
+        let mut known = self.candidate_of(id);
+        known.any(|(token, _)| {
+            let known = self.candidates.named(token, id);
+            known.is_some_and(|known| known.asked > 0 && known.nonce == nonce)
+        })
     }
 
     /// UNKNOWN from a host that was asked about a candidate. True if it was.
     pub(super) fn candidate_unknown(&mut self, now: Time, unknown: &Unknown) -> bool {
-        let Some(&token) = self.by_id.get(&(unknown.flow, Role::Acceptor)) else {
-            return false;
-        };
-        let Some(known) = self.candidates.named(token, unknown.flow) else {
-            return false;
-        };
+        let mut known = self.candidate_of(unknown.flow);
         // Who else it is does not matter: nobody would be heard who can be asked there.
-        if known.nonce != unknown.nonce {
+        let asked = known.find(|(token, _)| {
+            let known = self.candidates.named(*token, unknown.flow);
+            known.is_some_and(|known| known.nonce == unknown.nonce)
+        });
+        let Some((token, _)) = asked else {
             return false;
-        }
+        };
+        drop(known);
         self.drop_candidate(now, token, unknown.flow);
         true
     }
 
     /// The host at `to` says that nobody listens where the message about the flow `id` was sent.
     pub(super) fn candidate_refused(&mut self, now: Time, to: SocketAddr, id: FlowId) {
-        let Some(&token) = self.by_id.get(&(id, Role::Acceptor)) else {
-            return;
-        };
-        let remote = self.flows[&token].ends.remote();
-        let known = self.candidates.named(token, id);
-        if known.is_some_and(|known| plain(known.control(remote)) == to) {
+        let refused = self.candidate_of(id).find(|(token, _)| {
+            let remote = self.flows[token].ends.remote();
+            let known = self.candidates.named(*token, id);
+            known.is_some_and(|known| plain(known.control(remote)) == to)
+        });
+        if let Some((token, _)) = refused {
             self.drop_candidate(now, token, id);
         }
     }
 
     /// Nobody is behind this candidate any more. A connection that has failed need not wait for it.
     fn drop_candidate(&mut self, now: Time, token: FlowToken, id: FlowId) {
-        self.by_id.remove(&(id, Role::Acceptor));
+        let role = self.flow(token).role;
+        self.by_id.remove(&(id, role));
         if let Some(few) = self.candidates.of.get_mut(&token) {
             few.known.retain(|known| known.id != id);
             if few.known.is_empty() {
                 self.candidates.of.remove(&token);
-                self.timers.clear(Owner::Flow(token, Timer::Hello));
                 let flow = &self.flows[&token];
-                if flow.state() == State::Negotiating && flow.outage.is_some() {
+                if flow.hello.is_some() {
+                    return;
+                }
+                self.timers.clear(Owner::Flow(token, Timer::Hello));
+                if flow.state() == State::Negotiating && role == Role::Connector {
+                    self.ask_after_all(now, token);
+                } else if flow.state() == State::Negotiating && flow.outage.is_some() {
                     self.become_legacy(now, token, LegacyReason::NoAnswer);
                 }
             }
@@ -237,9 +273,12 @@ impl Endpoint {
 
     /// The flow is over, or plain TCP: its candidates are forgotten.
     pub(super) fn take_candidates(&mut self, token: FlowToken) -> Vec<Candidate> {
-        let few = self.candidates.of.remove(&token).unwrap_or_default();
+        let Some(few) = self.candidates.of.remove(&token) else {
+            return Vec::new();
+        };
+        let role = self.flow(token).role;
         for candidate in &few.known {
-            self.by_id.remove(&(candidate.id, Role::Acceptor));
+            self.by_id.remove(&(candidate.id, role));
         }
         few.known
     }
@@ -251,13 +290,16 @@ impl Endpoint {
         only: Option<FlowId>,
         message: impl Fn(FlowId) -> Message,
     ) {
-        let remote = self.flows[&token].ends.remote();
+        let (role, remote) = {
+            let flow = &self.flows[&token];
+            (flow.role, flow.ends.remote())
+        };
         let from = self.own_end(token, remote);
         let all = self.candidates.of.get(&token).map(|few| &few.known[..]);
         let all = all.unwrap_or_default().iter();
         for candidate in all.filter(|known| only.is_none_or(|id| known.id == id)) {
             let key = &candidate.peer.key;
-            let data = key.seal(Role::Acceptor, Fresh::None, &message(candidate.id));
+            let data = key.seal(role, Fresh::None, &message(candidate.id));
             self.out.datagram(candidate.control(remote), from, data);
         }
     }

@@ -66,11 +66,23 @@ impl Endpoint {
         }
     }
 
+    /// As [`finish`](Endpoint::finish), where the peer has been told, or has closed the flow itself and all that it sent has
+    /// been read: there is nothing left that it would have to know.
+    pub fn finish_told(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
+        if let Some(flow) = self.flows.get_mut(&token) {
+            flow.fin = Some((final_seq, how));
+        }
+    }
+
     /// The application is about to finish with a flow by ending its process; nothing changes until it does. The peer is told.
     /// Should more be sent all the same, the peer asks where the end is.
     pub fn announce(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
         let flow = self.flows.get(&token);
-        if flow.is_some_and(|flow| flow.fin.is_none() && flow.state().carries()) {
+        let told = flow.is_some_and(|flow| {
+            let known = flow.state().carries() || self.candidates.any(token);
+            flow.fin.is_none() && known
+        });
+        if told {
             self.tell_fin(token, None, final_seq, how);
         }
     }
@@ -118,14 +130,24 @@ impl Endpoint {
             (status, _) => status,
         };
         for Candidate { id, peer, .. } in candidates {
+            // Nobody has asked whether it was the peer: nobody had to.
+            if flow.role == Role::Connector
+                && let Some((sent, how)) = flow.fin
+            {
+                self.out.event(token, id, Event::Live);
+                self.out.event(token, id, Event::Closed { how, sent });
+            }
             let tomb = Tomb { peer, status };
-            self.tombs.put(now, (id, Role::Acceptor), tomb);
+            self.tombs.put(now, (id, flow.role), tomb);
         }
         let name = flow.id.map(|id| (id, flow.role));
         if let Some(name) = name
             && self.by_id.get(&name) == Some(&token)
         {
             self.by_id.remove(&name);
+        }
+        if let Some((id, Role::Acceptor)) = name {
+            self.pairs.forget(now, &id);
         }
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
@@ -403,6 +425,8 @@ impl Endpoint {
         if known {
             return self.drop_one();
         }
+        // Whoever is told so says HELLO instead.
+        self.forget_open(now, query.flow, parsed);
         let message = Message::Unknown(Unknown {
             flow: query.flow,
             nonce: query.nonce,

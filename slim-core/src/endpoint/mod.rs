@@ -29,6 +29,14 @@
 //!   finished yet) and closes it. After a `Flush`, `Install` may be followed by `Drain` at once:
 //!   then there is nothing to replay.
 //!
+//! For short connections between processes that know each other ([`Pairs`]):
+//!
+//! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; whoever dialled sends the OPEN before.
+//! * What comes to a mailbox goes to [`Pairs::receive`], in any thread. Before an accepted flow's `fault`, `finish`,
+//!   `demote` and `gone`, and now and then besides, the mailboxes are emptied and [`take_arrivals`] called; then
+//!   [`tell_seen`].
+//! * [`finish_told`] in place of `finish` says that FIN has been sent, or need not be.
+//!
 //! For each connection:
 //!
 //! * Read one whole message at a time and hand it in, and not more than two from any connection:
@@ -77,6 +85,10 @@
 //! ```
 //!
 //! [`open`]: Endpoint::open
+//! [`open_known`]: Endpoint::open_known
+//! [`finish_told`]: Endpoint::finish_told
+//! [`take_arrivals`]: Endpoint::take_arrivals
+//! [`tell_seen`]: Endpoint::tell_seen
 //! [`fault`]: Endpoint::fault
 //! [`poll_action`]: Endpoint::poll_action
 //! [`poll_event`]: Endpoint::poll_event
@@ -104,6 +116,7 @@ mod leave;
 mod negotiate;
 mod out;
 mod pace;
+mod pairs;
 mod paths;
 mod pending;
 mod probe;
@@ -122,14 +135,16 @@ mod timer;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use crate::config::{Config, Net};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
-use crate::wire::{self, Kind, Message};
+use crate::wire::{self, Kind, Message, feature};
 
 pub use action::Action;
 pub use flow::State;
+pub use pairs::{Heard, Opened, Pairs};
 pub use pending::PendingHello;
 pub use tables::Tables;
 
@@ -142,6 +157,7 @@ use late::Late;
 use negotiate::plain;
 use out::Out;
 use pace::Pace;
+use pairs::Offers;
 use pending::Pending;
 use probe::Probes;
 use processes::Processes;
@@ -170,6 +186,10 @@ pub struct Endpoint {
     /// Accepted flows.
     by_ends: BTreeMap<Ends, FlowToken>,
     candidates: Candidates,
+    pairs: Arc<Pairs>,
+    offers: Offers,
+    /// Optional parts of the protocol that we speak.
+    features: u64,
     processes: Processes,
     pending: Pending,
     tombs: Tombs,
@@ -208,6 +228,7 @@ impl Endpoint {
         seed: [u8; 32],
     ) -> Self {
         let mut rng = Rng::new(seed);
+        let pairs = Pairs::new(Rng::new(rng.block()));
         Endpoint {
             late: Late::new(&config),
             config,
@@ -222,6 +243,9 @@ impl Endpoint {
             by_id: BTreeMap::new(),
             by_ends: BTreeMap::new(),
             candidates: Candidates::default(),
+            pairs: Arc::new(pairs),
+            offers: Offers::default(),
+            features: feature::ALL,
             processes: Processes::default(),
             pending: Pending::default(),
             tombs: Tombs::new(TOMB_AGE),
@@ -385,6 +409,8 @@ impl Endpoint {
     pub fn set_addrs(&mut self, addrs: Vec<IpAddr>, networks: Vec<Net>) {
         self.addrs = addrs;
         self.networks = networks;
+        let pairs = self.pairs.clone();
+        pairs.keep(|ip| self.may_know(ip));
     }
 
     /// Whether the host with this address may know of us: by the settings, or because a peer has named it.
@@ -414,6 +440,9 @@ impl Endpoint {
             Message::Status(status) => self.on_status(now, &parsed, status),
             Message::Unknown(unknown) => self.on_unknown(now, &parsed, unknown),
             Message::Demote(demote) => self.on_demote(now, &parsed, demote),
+            Message::Pair(pair) => self.on_pair(now, &parsed, pair),
+            Message::Open(_) => self.on_open(now, from, local, data),
+            Message::Seen(seen) => self.on_seen(&parsed, seen),
             Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
             Message::Challenge(_)
             | Message::Resume(_)
@@ -430,6 +459,7 @@ impl Endpoint {
         let to = plain(to);
         match wire::quoted(quoted) {
             Some((Kind::Hello, id)) => self.hello_refused(now, to, id),
+            Some((Kind::Open, id)) => self.open_refused(now, to, id),
             Some((_, id)) if self.was_told(to, id) => {
                 self.query_refused(now, to);
                 self.probe_refused(now, to);
@@ -472,7 +502,13 @@ impl Endpoint {
             return;
         }
         match timer {
-            Timer::Hello if self.candidates.any(token) => self.ask_candidates(now, token),
+            Timer::Hello if self.candidates.any(token) => {
+                let hello = self.flows[&token].hello.is_some();
+                self.ask_candidates(now, token);
+                if hello {
+                    self.hello_again(now, token);
+                }
+            }
             Timer::Hello => self.hello_again(now, token),
             Timer::HelloDeadline => self.on_hello_deadline(now, token),
             Timer::Window => self.on_window(now, token),

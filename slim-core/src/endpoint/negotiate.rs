@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
+use super::pending::Said;
 use super::record::{Asking, Bar, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
@@ -38,6 +39,17 @@ pub(super) const KNOWN: u32 = 4;
 pub(super) use crate::addr::canonical as plain;
 
 impl Endpoint {
+    /// Connector: the process that we took the peer for does not have the connection.
+    pub(super) fn ask_after_all(&mut self, now: Time, token: FlowToken) {
+        self.start_negotiation(now, token);
+        let flow = &self.flows[&token];
+        if flow.state() == State::Negotiating && flow.outage.is_some() {
+            let most = self.config.hello_timeout.min(LATE_ANSWER);
+            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            self.timers.set(deadline, now + most);
+        }
+    }
+
     pub(super) fn start_negotiation(&mut self, now: Time, token: FlowToken) {
         if self.config.policy == Policy::Off {
             return self.become_legacy(now, token, LegacyReason::Policy);
@@ -64,7 +76,7 @@ impl Endpoint {
                     acceptor: remote,
                     endpoint: self.id,
                     random_c: self.rng.block(),
-                    features: 0,
+                    features: self.features,
                     resume_port: self.resume_port,
                     control_port: self.control_port,
                     addrs: AddrList::new(self.addrs.iter().copied()),
@@ -84,7 +96,12 @@ impl Endpoint {
             }
             Role::Acceptor => {
                 while let Some(waiting) = self.pending.take(now, (local, remote)) {
-                    self.accept_hello(now, token, &waiting.hello, waiting.from, waiting.local);
+                    match waiting.said {
+                        Said::Hello(hello) => {
+                            self.accept_hello(now, token, &hello, waiting.from, waiting.local);
+                        }
+                        Said::Open(arrival) => self.accept_open(now, token, *arrival),
+                    }
                 }
             }
         }
@@ -225,6 +242,8 @@ impl Endpoint {
         self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => {
+                // The acceptor knows nothing of the OPEN, if one was sent.
+                self.take_candidates(token);
                 self.become_live(now, token, None);
                 // The peer must know that this has arrived; all that is said under the key tells it.
                 let flow = &self.flows[&token];
@@ -352,6 +371,7 @@ impl Endpoint {
 
     fn negotiating(&self, id: FlowId) -> Option<FlowToken> {
         let token = *self.by_id.get(&(id, Role::Connector))?;
-        (self.flows.get(&token)?.state() == State::Negotiating).then_some(token)
+        let flow = self.flows.get(&token)?;
+        (flow.state() == State::Negotiating && flow.hello.is_some()).then_some(token)
     }
 }

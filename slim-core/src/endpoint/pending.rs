@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::candidates::CANDIDATES;
-use crate::ids::Time;
+use super::pairs::Arrival;
+use crate::ids::{FlowId, Time};
 use crate::wire::Hello;
 
 /// Connections that the application has not accepted yet for which HELLOs are kept; of each as many as
@@ -35,9 +36,24 @@ pub(super) struct Pending {
 }
 
 pub(super) struct Waiting {
-    pub(super) hello: Hello,
+    pub(super) said: Said,
     pub(super) from: SocketAddr,
     pub(super) local: SocketAddr,
+}
+
+/// What has been said for a connection.
+pub(super) enum Said {
+    Hello(Hello),
+    Open(Box<Arrival>),
+}
+
+impl Said {
+    fn flow(&self) -> FlowId {
+        match self {
+            Said::Hello(hello) => hello.flow,
+            Said::Open(arrival) => arrival.flow,
+        }
+    }
 }
 
 impl Pending {
@@ -45,7 +61,7 @@ impl Pending {
         self.expire(now);
         if let Some((_, known)) = self.by_tuple.get_mut(&tuple) {
             // Its place in the order stays: what is asked again all the time would else fill it.
-            known.retain(|other| other.hello.flow != waiting.hello.flow);
+            known.retain(|other| other.said.flow() != waiting.said.flow());
             if known.len() >= CANDIDATES {
                 known.remove(0);
             }
@@ -77,6 +93,19 @@ impl Pending {
             self.by_tuple.remove(&tuple);
         }
         Some(oldest)
+    }
+
+    /// Forgets an OPEN.
+    pub(super) fn forget_open(&mut self, tuple: (SocketAddr, SocketAddr), flow: FlowId) {
+        if let Some((_, waiting)) = self.by_tuple.get_mut(&tuple) {
+            waiting.retain(|other| match &other.said {
+                Said::Open(arrival) => arrival.flow != flow,
+                Said::Hello(_) => true,
+            });
+            if waiting.is_empty() {
+                self.by_tuple.remove(&tuple);
+            }
+        }
     }
 
     /// Takes all that wait at addresses of ours for which `fits` holds.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::ids::EndpointId;
-use crate::wire::HelloAck;
+use crate::wire::{HelloAck, feature};
 
 /// Records kept at least before those that no flow has any more are looked for.
 const LEAST: usize = 64;
@@ -17,6 +17,8 @@ pub(super) struct Process {
     pub(super) addrs: Box<[IpAddr]>,
     pub(super) resume_port: u16,
     pub(super) control_port: u16,
+    /// Those that we know.
+    pub(super) features: u64,
 }
 
 impl From<&HelloAck> for Process {
@@ -26,6 +28,7 @@ impl From<&HelloAck> for Process {
             addrs: ack.addrs[..].into(),
             resume_port: ack.resume_port,
             control_port: ack.control_port,
+            features: ack.features & feature::ALL,
         }
     }
 }
@@ -119,6 +122,7 @@ mod tests {
             addrs: addrs.iter().map(|ip| (*ip).into()).collect(),
             resume_port: 700,
             control_port: 701,
+            features: 0,
         }
     }
 

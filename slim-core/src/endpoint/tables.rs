@@ -36,6 +36,8 @@ impl Endpoint {
             questions: questions + self.probes.len() + self.reaches.len(),
             past: [
                 self.tombs.len(),
+                self.pairs.len(),
+                self.offers.len(),
                 gone,
                 self.late.len(),
                 self.pending.len(),
@@ -54,6 +56,8 @@ impl Endpoint {
     /// something happens, and again for as long as the answer is that something is left that will be too old.
     pub fn tidy(&mut self, now: Time) -> bool {
         self.tombs.expire(now);
+        self.pairs.expire(now);
+        self.offers.expire(now);
         self.late.expire(now);
         self.pending.tidy(now);
         self.refusals.expire(now);

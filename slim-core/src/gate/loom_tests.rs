@@ -345,3 +345,27 @@ fn loom_a_pass_of_an_earlier_life_is_good_for_nothing() {
         former.join().unwrap();
     });
 }
+
+#[test]
+fn loom_a_pass_that_was_given_back_needs_no_fence() {
+    loom::model(|| {
+        let flow = Arc::new(Flow::default());
+        flow.give_pass(0);
+        let owner = {
+            let flow = flow.clone();
+            thread::spawn(move || {
+                let sent = flow.send_with_pass(0);
+                flow.gate.give_back(&flow.marks, name(0));
+                // It has none any more.
+                usize::from(sent) + usize::from(flow.send_with_pass(0))
+            })
+        };
+        flow.bar();
+        let idle = flow.idle();
+        if idle {
+            flow.write();
+        }
+        let sent = owner.join().unwrap() + usize::from(idle);
+        assert_eq!(flow.sent.load(Relaxed) as usize, sent);
+    });
+}

@@ -189,6 +189,15 @@ impl Gate {
         mark.thread.load(Ordering::Relaxed) == me
     }
 
+    /// The thread named `me` needs its pass no more, if it has it: control need not make a fence for it from here on.
+    pub fn give_back(&self, marks: &Marks, me: usize) {
+        let mark = marks.named(self.0.load(Ordering::Acquire));
+        // Not in a signal's handler that has interrupted a call of the thread's with a pass.
+        if mark.thread.load(Ordering::Relaxed) == me && mark.inside.load(Ordering::Relaxed) == me {
+            self.0.fetch_and(!OWNER, Ordering::AcqRel);
+        }
+    }
+
     /// From now on nobody gets in by the pass: more than one thread sends.
     pub fn share(&self) {
         self.0.fetch_or(SHARED, Ordering::AcqRel);

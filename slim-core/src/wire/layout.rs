@@ -184,6 +184,44 @@ layout! {
 pub use hello as hello_done;
 
 layout! {
+    /// `docs/PROTOCOL.md`, section "PAIR".
+    pair {
+        /// Name of a flow.
+        FLOW: ID,
+        /// Name of the pair.
+        PAIR: ID,
+        /// UDP port of the mailbox.
+        MAILBOX: 2,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "OPEN".
+    open {
+        /// Name of the flow.
+        FLOW: ID,
+        /// Name of the pair.
+        PAIR: ID,
+        /// Number of the OPEN.
+        COUNTER: 8,
+        /// Connector's address and port of the TCP connection.
+        CONNECTOR: SOCKET_ADDR,
+        /// Acceptor's address and port of the TCP connection.
+        ACCEPTOR: SOCKET_ADDR,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "SEEN".
+    seen {
+        /// Name of the pair.
+        PAIR: ID,
+        /// Number of an OPEN.
+        COUNTER: 8,
+    }
+}
+
+layout! {
     /// `docs/PROTOCOL.md`, section "CHALLENGE".
     challenge {
         /// The responder.

@@ -12,6 +12,7 @@ mod field;
 mod flow;
 mod hello;
 pub mod layout;
+mod pair;
 mod resume;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ pub use field::AddrList;
 pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
 pub use hello::{Hello, HelloAck, HelloDone, HelloNak, HelloWait, NakReason};
 pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN};
+pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
 
 use field::{array, put, put_u16, read_u16};
@@ -33,6 +35,14 @@ use crate::ids::FlowId;
 pub const MAGIC: [u8; 4] = *b"SLIM";
 /// The version spoken here.
 pub const VERSION: u8 = 1;
+
+/// Bits of the feature fields: optional parts of the protocol.
+pub mod feature {
+    /// `docs/PROTOCOL.md`, section "Pairs".
+    pub const PAIRS: u64 = 1;
+    /// All that have a meaning.
+    pub const ALL: u64 = PAIRS;
+}
 
 /// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.
 pub type Mac = [u8; MAC_LEN];
@@ -61,6 +71,12 @@ pub enum Kind {
     Demote = 9,
     /// [`HelloDone`]
     HelloDone = 10,
+    /// [`Pair`]
+    Pair = 11,
+    /// [`Open`]
+    Open = 12,
+    /// [`Seen`]
+    Seen = 13,
     /// [`Challenge`]
     Challenge = 16,
     /// [`Resume`]
@@ -75,7 +91,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 15] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -86,6 +102,9 @@ impl Kind {
         Kind::Unknown,
         Kind::Demote,
         Kind::HelloDone,
+        Kind::Pair,
+        Kind::Open,
+        Kind::Seen,
         Kind::Challenge,
         Kind::Resume,
         Kind::ResumeOk,
@@ -106,6 +125,9 @@ impl Kind {
             Kind::Unknown => "UNKNOWN",
             Kind::Demote => "DEMOTE",
             Kind::HelloDone => "HELLO_DONE",
+            Kind::Pair => "PAIR",
+            Kind::Open => "OPEN",
+            Kind::Seen => "SEEN",
             Kind::Challenge => "CHALLENGE",
             Kind::Resume => "RESUME",
             Kind::ResumeOk => "RESUME_OK",
@@ -127,6 +149,9 @@ impl Kind {
             Kind::Unknown => layout::unknown::LEN,
             Kind::Demote => layout::demote::LEN,
             Kind::HelloDone => layout::hello_done::LEN,
+            Kind::Pair => layout::pair::LEN,
+            Kind::Open => layout::open::LEN,
+            Kind::Seen => layout::seen::LEN,
             Kind::Challenge => layout::challenge::LEN,
             Kind::Resume => layout::resume::LEN,
             Kind::ResumeOk => layout::resume_ok::LEN,
@@ -161,6 +186,9 @@ pub enum Message {
     Unknown(Unknown),
     Demote(Demote),
     HelloDone(HelloDone),
+    Pair(Pair),
+    Open(Open),
+    Seen(Seen),
     Challenge(Challenge),
     Resume(Resume),
     ResumeOk(ResumeOk),
@@ -182,6 +210,9 @@ impl Message {
             Message::Unknown(_) => Kind::Unknown,
             Message::Demote(_) => Kind::Demote,
             Message::HelloDone(_) => Kind::HelloDone,
+            Message::Pair(_) => Kind::Pair,
+            Message::Open(_) => Kind::Open,
+            Message::Seen(_) => Kind::Seen,
             Message::Challenge(_) => Kind::Challenge,
             Message::Resume(_) => Kind::Resume,
             Message::ResumeOk(_) => Kind::ResumeOk,
@@ -268,6 +299,9 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::Unknown(m) => m.write(&mut b),
         Message::Demote(m) => m.write(&mut b),
         Message::HelloDone(m) => m.write(&mut b),
+        Message::Pair(m) => m.write(&mut b),
+        Message::Open(m) => m.write(&mut b),
+        Message::Seen(m) => m.write(&mut b),
         Message::Challenge(m) => m.write(&mut b),
         Message::Resume(m) => m.write(&mut b),
         Message::ResumeOk(m) => m.write(&mut b),
@@ -306,6 +340,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::Unknown => Message::Unknown(Unknown::read(bytes)),
         Kind::Demote => Message::Demote(Demote::read(bytes)),
         Kind::HelloDone => Message::HelloDone(HelloDone::read(bytes)?),
+        Kind::Pair => Message::Pair(Pair::read(bytes)),
+        Kind::Open => Message::Open(Open::read(bytes)?),
+        Kind::Seen => Message::Seen(Seen::read(bytes)),
         Kind::Challenge => Message::Challenge(Challenge::read(bytes)),
         Kind::Resume => Message::Resume(Resume::read(bytes)),
         Kind::ResumeOk => Message::ResumeOk(ResumeOk::read(bytes)?),
@@ -332,7 +369,7 @@ pub fn message_len(header: &[u8; HEADER_LEN]) -> Result<usize, ParseError> {
 /// it is too little of one, or none that is sent by UDP.
 pub fn quoted(bytes: &[u8]) -> Option<(Kind, FlowId)> {
     let header = bytes.first_chunk()?;
-    // Every message of the control channel begins with it.
+    // Every message of the control channel begins with it; SEEN, which is about no flow, with the name of a pair.
     let flow = bytes.get(HEADER_LEN..)?.first_chunk()?;
     let kind = check_header(header).ok()?;
     let on_control = (kind as u8) < Kind::Challenge as u8;

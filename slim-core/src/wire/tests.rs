@@ -141,6 +141,24 @@ fn message() -> impl Strategy<Value = Message> {
             Message::Hello(hello) => Message::HelloDone(HelloDone(hello)),
             other => other,
         }),
+        (flow(), flow(), any::<u16>()).prop_map(|(flow, pair, mailbox)| Message::Pair(Pair {
+            flow,
+            pair: PairId(pair.0),
+            mailbox
+        })),
+        (flow(), flow(), any::<u64>(), addr(), addr()).prop_map(
+            |(flow, pair, counter, connector, acceptor)| Message::Open(Open {
+                flow,
+                pair: PairId(pair.0),
+                counter,
+                connector,
+                acceptor
+            })
+        ),
+        (flow(), any::<u64>()).prop_map(|(pair, counter)| Message::Seen(Seen {
+            pair: PairId(pair.0),
+            counter
+        })),
         (endpoint(), nonce())
             .prop_map(|(endpoint, nonce_r)| Message::Challenge(Challenge { endpoint, nonce_r })),
         (flow(), any::<u64>(), nonce()).prop_map(|(flow, epoch, nonce_i)| Message::Resume(

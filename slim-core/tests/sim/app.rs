@@ -174,7 +174,6 @@ impl World {
     }
 
     pub fn end(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
-        let now = self.clock(node);
         let front = self.front(node, token);
         if front.plan == Plan::Idle && front.end_seen {
             front.plan = Plan::Orderly;
@@ -183,9 +182,7 @@ impl World {
         // An error ends an application, too.
         if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
             front.fin = Some(FinHow::Close);
-            self.nodes[node]
-                .endpoint
-                .finish(now, token, sent, FinHow::Close);
+            self.finish(node, token, sent, FinHow::Close);
         }
         let front = self.front(node, token);
         let finished = front.to_write == 0 || front.over;
@@ -198,7 +195,7 @@ impl World {
             front.fin = Some(how);
             front.over |= plan == Plan::Rude;
             let tcp = front.tcp.filter(|_| !front.barred);
-            self.nodes[node].endpoint.finish(now, token, sent, how);
+            self.finish(node, token, sent, how);
             if let Some((tcp, side)) = tcp {
                 self.tcps[tcp].shutdown(side);
                 self.transmit(tcp, side);
@@ -208,12 +205,29 @@ impl World {
         if front.end_seen && front.fin == Some(FinHow::HalfClose) {
             front.fin = Some(FinHow::Close);
             front.over = true;
-            self.nodes[node]
-                .endpoint
-                .finish(now, token, sent, FinHow::Close);
+            self.finish(node, token, sent, FinHow::Close);
         }
         self.linger(node, token);
         Ok(())
+    }
+
+    /// Ends our direction. A front end that has said OPEN says FIN itself when nothing is owed.
+    fn finish(&mut self, node: usize, token: FlowToken, sent: u64, how: FinHow) {
+        let now = self.clock(node);
+        let front = &self.nodes[node].fronts[&token];
+        let tcp = front.tcp.filter(|_| !front.barred);
+        let delivered =
+            tcp.is_some_and(|(tcp, side)| front.acked(self.tcps[tcp].acked(side)) == sent);
+        let opened = front.opened.clone();
+        let endpoint = &mut self.nodes[node].endpoint;
+        match opened.filter(|_| how == FinHow::Close && delivered) {
+            Some(opened) => {
+                endpoint.finish_told(token, sent, how);
+                let fin = opened.fin(sent, how);
+                self.send_datagram(node, None, opened.mailbox, fin);
+            }
+            None => endpoint.finish(now, token, sent, how),
+        }
     }
 
     pub fn linger(&mut self, node: usize, token: FlowToken) {

@@ -1,5 +1,6 @@
 //! One flow of one process: what a front end keeps, and the application behind it.
 
+use slim_core::endpoint::Opened;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{FinHow, Verdict};
@@ -46,6 +47,8 @@ pub struct Front {
     pub peer_final: Option<u64>,
     pub pump: Option<Pump>,
     pub fin: Option<FinHow>,
+    /// The peer was told of the flow by OPEN.
+    pub opened: Option<Opened>,
 
     // The application.
     pub plan: Plan,
@@ -75,6 +78,7 @@ impl Front {
             peer_final: None,
             pump: None,
             fin: None,
+            opened: None,
             plan,
             to_write,
             delivered: 0,

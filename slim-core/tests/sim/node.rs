@@ -9,6 +9,7 @@ use slim_core::{Cause, ConnId, FlowToken, Time, wire};
 
 use crate::event::Ev;
 use crate::front::{Front, Pump};
+use crate::net::MAILBOX;
 use crate::tcp::Read;
 use crate::world::{MS, Mutation, World};
 
@@ -108,6 +109,7 @@ impl Node {
     /// All flows are over, and much time passes: the endpoint is to know nothing of them.
     pub fn forgets(&mut self, now: Time) -> Result<(), String> {
         let endpoint = &mut self.endpoint;
+        self.fronts.values_mut().for_each(|f| f.opened = None);
         self.fronts
             .keys()
             .for_each(|token| endpoint.gone(now, *token));
@@ -210,6 +212,7 @@ impl World {
     fn act(&mut self, node: usize, action: Action) -> Result<(), String> {
         let now = self.clock(node);
         match action {
+            Action::Mailbox { ip } => self.nodes[node].endpoint.set_mailbox(ip, MAILBOX),
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
             Action::Connect { conn, remote, .. } => {
                 self.nodes[node].links.insert(conn, Link::default());

@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::{Endpoint, State};
+use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::{EndpointId, FlowToken, Role};
 
 use crate::dice::{Dice, mix};
 use crate::event::Ev;
 use crate::front::{Front, Plan};
-use crate::net::{CONTROL, RESUME, addr, host_of};
+use crate::net::{CONTROL, MAILBOX, RESUME, addr, host_of};
 use crate::node::{Clock, Node, Owner};
 use crate::tcp::{self, Tcp};
 
@@ -84,6 +84,8 @@ pub struct Stats {
     pub restarts: u64,
     pub vanished: u64,
     pub forged: u64,
+    /// Flows that began with OPEN.
+    pub dialled: u64,
 }
 
 impl Stats {
@@ -100,6 +102,7 @@ impl Stats {
         self.restarts += other.restarts;
         self.vanished += other.vanished;
         self.forged += other.forged;
+        self.dialled += other.dialled;
     }
 }
 
@@ -163,6 +166,9 @@ impl World {
     }
 
     fn start(&mut self) {
+        if self.mutation.is_none() && self.dice.chance(30) {
+            self.acquaint();
+        }
         for flow in 0..self.flows {
             let conn = self.new_tcp(0);
             let token = FlowToken(flow as u64 + 1);
@@ -182,11 +188,7 @@ impl World {
                 self.nodes[node].fronts.insert(token, front);
                 self.owners[conn][node] = Owner::Flow(token);
                 if role == Role::Connector {
-                    let (local, remote) = self.names(flow);
-                    let now = self.clock(node);
-                    self.nodes[node]
-                        .endpoint
-                        .open(now, token, role, local, remote);
+                    self.connect(node, flow, token);
                     self.later(0, 5 * MS, Ev::Tick { node, token });
                 } else {
                     let wait = if self.dice.chance(80) {
@@ -211,6 +213,57 @@ impl World {
             self.healthy = self.healthy.max(at);
             self.at(at, Ev::Fault(harm));
         }
+    }
+
+    /// The processes have had flows before, and know each other.
+    fn acquaint(&mut self) {
+        for flow in 1000..1003 {
+            let token = FlowToken(flow as u64 + 1);
+            let (local, remote) = self.names(flow);
+            let now = [0, 1].map(|node| self.clock(node));
+            let [a, b] = &mut self.nodes;
+            a.endpoint
+                .open(now[0], token, Role::Connector, local, remote);
+            b.endpoint
+                .open(now[1], token, Role::Acceptor, remote, local);
+            let mut quiet = false;
+            while !quiet {
+                quiet = true;
+                for node in 0..2 {
+                    while let Some(action) = self.nodes[node].endpoint.poll_action() {
+                        quiet = false;
+                        let from = SocketAddr::new(addr(node, 0), CONTROL);
+                        let other = &mut self.nodes[1 - node].endpoint;
+                        match action {
+                            Action::Datagram { to, data, .. } => {
+                                other.handle_datagram(now[1 - node], from, to, &data);
+                            }
+                            Action::Mailbox { ip } => {
+                                self.nodes[node].endpoint.set_mailbox(ip, MAILBOX);
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+            }
+            for (node, now) in self.nodes.iter_mut().zip(now) {
+                node.endpoint.gone(now, token);
+                while node.endpoint.poll_event().is_some() {}
+            }
+        }
+    }
+
+    fn connect(&mut self, node: usize, flow: usize, token: FlowToken) {
+        let (local, remote) = self.names(flow);
+        let now = self.clock(node);
+        let endpoint = &mut self.nodes[node].endpoint;
+        let Some(opened) = endpoint.pairs().dial(now, local, remote) else {
+            return endpoint.open(now, token, Role::Connector, local, remote);
+        };
+        endpoint.open_known(now, token, local, opened.clone());
+        self.stats.dialled += 1;
+        self.front(node, token).opened = Some(opened.clone());
+        self.send_datagram(node, None, opened.mailbox, opened.data);
     }
 
     /// The connection of a flow as its connector names it: (its end, the other end).
@@ -385,9 +438,14 @@ impl World {
                 data,
             } if self.nodes[node].alive => {
                 let now = self.clock(node);
-                self.nodes[node]
-                    .endpoint
-                    .handle_datagram(now, from, to, &data);
+                let endpoint = &mut self.nodes[node].endpoint;
+                if to.port() == MAILBOX {
+                    endpoint.pairs().receive(now, from, to, &data);
+                    endpoint.take_arrivals(now);
+                    endpoint.tell_seen(now);
+                } else {
+                    endpoint.handle_datagram(now, from, to, &data);
+                }
             }
             Ev::Datagram {
                 node,

@@ -222,6 +222,11 @@ impl Flow {
         self.fence();
     }
 
+    /// The calling thread does not send on the flow any more.
+    pub fn give_back_pass(&self) {
+        self.gate.give_back(&MARKS, me());
+    }
+
     /// Whether nobody is inside. It stays so if the gate is barred.
     pub fn idle(&self) -> bool {
         self.gate.idle(&MARKS)

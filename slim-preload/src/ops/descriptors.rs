@@ -1,6 +1,6 @@
 //! Descriptor numbers: close, dup, exec, passing to others.
 
-use crate::flow::{Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
 use crate::{flow, listeners, options, runtime, stand_in, sys};
@@ -110,6 +110,10 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     ctl.epolls.clear();
     ctl.uncover(flow);
+    flow.give_back_pass();
+    if !flow.live.load(Ordering::Acquire) && ctl.mode == Mode::Open {
+        transport::hear(flow, &mut ctl, flow.received());
+    }
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
     if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
         ctl.set_transport(None);
@@ -132,7 +136,9 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     let end = flow.local_final.load(Ordering::SeqCst);
     // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
     // told that the flow is open.
-    runtime::with_agent(|a| a.finish(flow.token(), end, how));
+    if !(how == FinHow::Close && say_closed(flow, &ctl, fd, end)) {
+        runtime::with_agent(|a| a.finish(flow.token(), end, how));
+    }
     ctl.stash = Stash::new();
     match ctl.mode {
         _ if how == FinHow::Reset => ctl.set_transport(None),
@@ -159,6 +165,30 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     ctl.mode = Mode::Lingering;
     Left::Last(how)
+}
+
+/// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
+/// the agent has to.
+fn say_closed(flow: &Flow, ctl: &Ctl, fd: c_int, end: u64) -> bool {
+    if ctl.mode != Mode::Open || ctl.moved || (ctl.opened.is_none() && !ctl.peer_closed) {
+        return false;
+    }
+    if sys::unacked(fd) != Ok(0) || lingers(fd).is_some() {
+        return false;
+    }
+    let told = runtime::with_agent(|a| {
+        let told = ctl.peer_closed
+            || ctl
+                .opened
+                .as_ref()
+                .zip(ctl.ends())
+                .is_some_and(|(opened, (local, _))| a.say_closed(opened, local, end));
+        if told {
+            a.finish_told(flow.token(), end);
+        }
+        told
+    });
+    told == Some(true)
 }
 
 /// For how long `close` waits, if the application has set that; 0 resets the connection.

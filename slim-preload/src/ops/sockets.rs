@@ -4,6 +4,7 @@ use super::descriptors;
 use crate::addr::RawAddr;
 use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN, given_out};
 use crate::front::Handle;
+use crate::lock::undisturbed;
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
@@ -16,10 +17,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Makes a new connection a flow, where SLIM works; whether it is one.
-fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bool {
+/// What a new connection has become.
+enum Managed {
+    /// Nothing of ours.
+    No,
+    /// A flow.
+    Flow,
+    /// A flow of which the peer has been told.
+    Told,
+}
+
+/// Makes a new connection a flow, where SLIM works.
+fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Managed {
     if descriptors::has_stream(fd) || !runtime::ready() || options::is_bound(fd) {
-        return false;
+        return Managed::No;
     }
     let peer = peer.or_else(|| RawAddr::peer(fd));
     let ends = (
@@ -27,14 +38,32 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> bo
         peer.and_then(|a| a.internet()),
     );
     let (Some(local), Some(remote)) = ends else {
-        return false;
+        return Managed::No;
     };
+    // Several locks are taken: once is cheaper.
+    let _signals = undisturbed();
     let Some(flow) = Flow::create(fd, role, established, peer) else {
-        return false;
+        return Managed::No;
     };
     epoll::adopt(fd, &mut flow.ctl());
     let handle = Arc::new(Handle::new(flow));
-    runtime::with_agent(|a| a.open(flow.token(), handle, role, local, remote)).is_some()
+    let opened = runtime::with_agent(|a| {
+        let known = match role {
+            Role::Connector => a.dial(local, remote),
+            Role::Acceptor => None,
+        };
+        let Some(mut opened) = known else {
+            a.open(flow.token(), handle, role, local, remote);
+            return Managed::Flow;
+        };
+        // Nobody has to wait for an answer: it is protected from here on.
+        flow.live.store(true, Ordering::Release);
+        opened.data = Vec::new();
+        flow.ctl().opened = Some(Box::new(opened.clone()));
+        a.open_known(flow.token(), handle, local, opened);
+        Managed::Told
+    });
+    opened.unwrap_or(Managed::No)
 }
 
 /// How long `connect` waits until the peer has been asked whether it has SLIM. The question goes to the UDP port of the
@@ -88,7 +117,7 @@ pub unsafe fn connect(
         sys::keep_errno(|| {
             // SAFETY: the kernel has accepted the address.
             let peer = unsafe { RawAddr::copy(addr, len) };
-            if manage(fd, Role::Connector, r == 0, Some(peer)) {
+            if let Managed::Flow = manage(fd, Role::Connector, r == 0, Some(peer)) {
                 runtime::with_agent(|a| a.flush(ASKING));
             }
         });

@@ -1,12 +1,12 @@
 //! A transport is found dead, or at an end that nobody has announced.
 
 use super::{CtlGuard, conclude, suspend, unmanage, veil};
-use crate::flow::{Flow, Mode};
+use crate::flow::{Ctl, Flow, Mode};
 use crate::runtime;
 use crate::stand_in::{self, Left};
 use crate::sys;
 use libc::c_int;
-use slim_agent::turn;
+use slim_agent::{Heard, turn};
 use slim_core::{Cause, Verdict};
 use std::num::NonZeroI32;
 use std::sync::atomic::Ordering;
@@ -17,6 +17,8 @@ pub const TO_BE_ASKED: c_int = 0;
 
 /// How long an end of stream waits for its announcement before it is looked into.
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
+/// How often a thread looks into the mailbox meanwhile.
+const MAILBOX_LOOK: Duration = Duration::from_micros(300);
 
 /// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
 pub enum Fault {
@@ -29,13 +31,17 @@ pub enum Fault {
 /// A data call, or a poll, found the transport under `fd` dead.
 pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     // What is not the flow's any more has its own errors and ends.
-    if flow.own_at(fd).is_none() {
+    let Some(mut ctl) = flow.own_at(fd) else {
         return Fault::Plain;
-    }
-    if let Cause::Eof { received } = cause
-        && announced(flow, received)
-    {
-        return Fault::Plain;
+    };
+    if let Cause::Eof { received } = cause {
+        let heard = hear(flow, &mut ctl, received);
+        drop(ctl);
+        if announced(flow, received, heard) {
+            return Fault::Plain;
+        }
+    } else {
+        drop(ctl);
     }
     // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
     let Some(ctl) = flow.own_at(fd) else {
@@ -162,7 +168,7 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
 
 /// Whether the peer has announced the end that was met, or does so within a moment: the announcement and the end
 /// travel at the same time, and to wait for the one costs less than to suspend and to ask.
-fn announced(flow: &Flow, received: u64) -> bool {
+fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
     let begun = Instant::now();
     while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
         let seen = flow.signal.load(Ordering::SeqCst);
@@ -172,7 +178,33 @@ fn announced(flow: &Flow, received: u64) -> bool {
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
         };
+        // What comes to a mailbox wakes nobody.
+        let left = match heard {
+            Heard::Open => left.min(MAILBOX_LOOK),
+            _ => left,
+        };
         let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
+        if heard == Heard::Open {
+            heard = hear(flow, &mut flow.ctl(), received);
+        }
     }
     false
+}
+
+/// Looks into the mailbox for what the peer of an accepted flow has said: that it has SLIM, and perhaps that it has closed
+/// the flow, after as many bytes as were `received`.
+pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
+    let accepted = !ctl.dialled && !ctl.moved;
+    let ends = ctl.ends().filter(|_| accepted);
+    let heard = ends.and_then(|(local, remote)| runtime::with_agent(|a| a.heard(local, remote)));
+    let heard = heard.unwrap_or(Heard::Nothing);
+    if heard != Heard::Nothing {
+        // The agent may not have read it yet.
+        flow.live.store(true, Ordering::Release);
+    }
+    if heard == Heard::Closed(received) {
+        flow.peer_final.store(received, Ordering::Release);
+        ctl.peer_closed = true;
+    }
+    heard
 }

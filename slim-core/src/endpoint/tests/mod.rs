@@ -8,6 +8,7 @@ mod many;
 mod negotiation;
 mod off_path;
 mod pair;
+mod pairs;
 mod probing;
 mod resuming;
 mod threats;

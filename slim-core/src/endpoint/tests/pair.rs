@@ -14,6 +14,8 @@ use crate::wire::{self, Kind, Message};
 pub(super) const A: usize = 0;
 pub(super) const B: usize = 1;
 pub(super) const FLOW: FlowToken = FlowToken(7);
+/// Port of the mailbox of every process that has one.
+pub(super) const MAILBOX: u16 = 900;
 pub(super) const RESET: i32 = 104;
 pub(super) const REFUSED: i32 = 111;
 
@@ -227,11 +229,19 @@ impl Pair {
                     self.left[other] -= 1;
                     self.heard[other].push(data.clone());
                     let from = from.unwrap_or(control(n));
-                    self.ends[other].handle_datagram(now, from, to, &data);
+                    let end = &mut self.ends[other];
+                    if to.port() == MAILBOX {
+                        end.pairs().receive(now, from, to, &data);
+                        end.take_arrivals(now);
+                        end.tell_seen(now);
+                    } else {
+                        end.handle_datagram(now, from, to, &data);
+                    }
                 }
                 Net::Silent => {}
                 Net::Refuses => self.ends[n].handle_refused(now, to, &data),
             },
+            Action::Mailbox { ip } => self.ends[n].set_mailbox(ip, MAILBOX),
             Action::Connect { conn, .. } => match self.guard[other].unwrap_or(self.tcp[other]) {
                 Net::Works => {
                     self.accepted += 1;

@@ -1,0 +1,170 @@
+//! The connector's pairs: by the address that is connected to.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::processes::Process;
+use super::super::rng::Rng;
+use super::{PAIR_AGE, PAIRS};
+use crate::auth::{FlowKey, Fresh, Prepared};
+use crate::ids::{FinHow, FlowId, Role, Time};
+use crate::wire::{Fin, Message, Open, PairId, Parsed, Seen};
+
+/// OPENs that may be on their way. As many flows would have to be asked about, should they not arrive.
+const AHEAD: u64 = 4096;
+/// A pair whose OPENs are not seen for longer is of no use.
+const UNSEEN: Duration = Duration::from_secs(3);
+
+/// A flow for which OPEN is to be sent.
+#[derive(Clone)]
+pub struct Opened {
+    /// Its name.
+    pub flow: FlowId,
+    /// The acceptor's end of the connection.
+    pub(in super::super) remote: SocketAddr,
+    /// Where OPEN and FIN go.
+    pub mailbox: SocketAddr,
+    /// OPEN.
+    pub data: Vec<u8>,
+    pub(in super::super) key: FlowKey,
+    pub(in super::super) process: Arc<Process>,
+}
+
+impl Opened {
+    /// The FIN for the flow.
+    pub fn fin(&self, final_seq: u64, how: FinHow) -> Vec<u8> {
+        let fin = Message::Fin(Fin {
+            flow: self.flow,
+            final_seq,
+            how,
+        });
+        self.key.seal(Role::Connector, Fresh::None, &fin)
+    }
+}
+
+pub(super) struct Dial {
+    pair: PairId,
+    key: Prepared,
+    process: Arc<Process>,
+    mailbox: SocketAddr,
+    /// Counter of the next OPEN.
+    next: u64,
+    /// Counters below this are seen.
+    seen: u64,
+    /// Since when OPENs have been sent of which none is seen.
+    unseen: Option<Time>,
+    since: Time,
+}
+
+impl Dial {
+    pub(super) fn new(
+        pair: PairId,
+        key: &FlowKey,
+        process: Arc<Process>,
+        mailbox: SocketAddr,
+    ) -> Self {
+        Dial {
+            pair,
+            key: key.prepare(),
+            process,
+            mailbox,
+            next: 1,
+            seen: 0,
+            unseen: None,
+            since: Time(0),
+        }
+    }
+}
+
+pub(super) struct Dials {
+    to: HashMap<SocketAddr, Dial>,
+    rng: Rng,
+}
+
+impl Dials {
+    pub(super) fn new(rng: Rng) -> Self {
+        Dials {
+            to: HashMap::new(),
+            rng,
+        }
+    }
+
+    pub(super) fn put(&mut self, now: Time, remote: SocketAddr, mut dial: Dial) {
+        self.expire(now);
+        if self.to.len() >= PAIRS && !self.to.contains_key(&remote) {
+            return;
+        }
+        dial.since = now;
+        self.to.insert(remote, dial);
+    }
+
+    pub(super) fn dial(
+        &mut self,
+        now: Time,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> Option<Opened> {
+        let dial = self.to.get_mut(&remote)?;
+        let lost = dial.unseen.is_some_and(|at| now.since(at) > UNSEEN);
+        if lost || now.since(dial.since) > PAIR_AGE {
+            self.to.remove(&remote);
+            return None;
+        }
+        // None is sent before the first one, which came with the pair, is seen.
+        if dial.seen == 0 || dial.next - dial.seen > AHEAD {
+            return None;
+        }
+        let open = Open {
+            flow: FlowId(self.rng.half()),
+            pair: dial.pair,
+            counter: dial.next,
+            connector: local,
+            acceptor: remote,
+        };
+        dial.next += 1;
+        dial.unseen.get_or_insert(now);
+        Some(Opened {
+            flow: open.flow,
+            remote,
+            mailbox: dial.mailbox,
+            data: dial
+                .key
+                .seal(Role::Connector, Fresh::None, &Message::Open(open)),
+            key: dial.key.of_flow(&open),
+            process: dial.process.clone(),
+        })
+    }
+
+    /// False if it is of no pair, or somebody else says it.
+    pub(super) fn seen(&mut self, parsed: &Parsed<'_>, seen: &Seen) -> bool {
+        let Some(dial) = self.to.values_mut().find(|dial| dial.pair == seen.pair) else {
+            return false;
+        };
+        let genuine = dial.key.verify(Role::Acceptor, Fresh::None, parsed);
+        // An old one tells nothing new.
+        if genuine && seen.counter < dial.next && seen.counter >= dial.seen {
+            dial.seen = seen.counter + 1;
+            dial.unseen = None;
+        }
+        genuine
+    }
+
+    pub(super) fn refused(&mut self, mailbox: SocketAddr) {
+        self.to.retain(|_, dial| dial.mailbox != mailbox);
+    }
+
+    pub(super) fn expire(&mut self, now: Time) {
+        self.to.retain(|_, dial| now.since(dial.since) < PAIR_AGE);
+        self.to.shrink_to_fit();
+    }
+
+    pub(super) fn keep(&mut self, may: impl Fn(IpAddr) -> bool) {
+        self.to.retain(|remote, _| may(remote.ip()));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.to.len()
+    }
+}

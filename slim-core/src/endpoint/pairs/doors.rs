@@ -1,0 +1,314 @@
+//! The acceptor's pairs: by their names; and the flows that have come by them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::super::aged::Aged;
+use super::super::ends::Ends;
+use super::super::processes::Process;
+use super::{Heard, PAIR_AGE, PAIRS, key_of, parse};
+use crate::addr::on_link_of;
+use crate::auth::{FlowKey, Fresh, Prepared};
+use crate::ids::{FinHow, FlowId, Role, Time};
+use crate::wire::{Message, PairId, Parsed, Seen};
+
+/// Flows whose FIN a thread can read in the mailbox by itself, and for how long: the FIN of an older one the endpoint
+/// reads.
+const FLOWS: usize = 4096;
+const FLOW_AGE: Duration = Duration::from_secs(60);
+/// What has come and has not been taken, at most.
+const HEARD: usize = 8192;
+
+/// Somebody who may say OPEN.
+pub(super) struct Door {
+    key: Prepared,
+    process: Arc<Process>,
+    /// Where control messages for it go, and from where.
+    control: SocketAddr,
+    local: SocketAddr,
+    window: Window,
+    live: u64,
+    /// The peer has not been told of `live`.
+    news: bool,
+}
+
+impl Door {
+    pub(super) fn new(
+        key: &FlowKey,
+        process: Arc<Process>,
+        control: SocketAddr,
+        local: SocketAddr,
+    ) -> Self {
+        Door {
+            key: key.prepare(),
+            process,
+            control,
+            local,
+            window: Window::default(),
+            live: 0,
+            news: false,
+        }
+    }
+}
+
+/// Which counters have come: none is taken twice, or when it is much older than others (RFC 4303, 3.4.3).
+#[derive(Default)]
+struct Window {
+    /// All below this minus 64 are too old.
+    next: u64,
+    /// Bit `i` is the counter `next - 1 - i`.
+    taken: u64,
+}
+
+impl Window {
+    fn take(&mut self, counter: u64) -> bool {
+        if counter == u64::MAX {
+            return false;
+        }
+        if counter >= self.next {
+            let by = counter - self.next + 1;
+            self.taken = if by < 64 { self.taken << by | 1 } else { 1 };
+            self.next = counter + 1;
+            return true;
+        }
+        let back = self.next - 1 - counter;
+        let bit = if back < 64 { 1 << back } else { 0 };
+        let fresh = bit != 0 && self.taken & bit == 0;
+        self.taken |= bit;
+        fresh
+    }
+}
+
+/// An OPEN that is genuine.
+pub(in super::super) struct Arrival {
+    pub(in super::super) flow: FlowId,
+    /// Our end, their end.
+    pub(super) ends: Ends,
+    pub(super) key: FlowKey,
+    pub(super) process: Arc<Process>,
+    pub(super) pair: PairId,
+    pub(super) counter: u64,
+}
+
+/// What has come to a mailbox.
+pub(super) enum News {
+    Opened(Arrival),
+    /// FIN of a flow that has come by OPEN.
+    Ended(FlowId, u64, FinHow),
+    Other {
+        from: SocketAddr,
+        local: SocketAddr,
+        data: Vec<u8>,
+    },
+}
+
+/// A flow that has come by OPEN.
+struct Known {
+    flow: FlowId,
+    key: FlowKey,
+    end: Option<(u64, FinHow)>,
+}
+
+pub(super) struct Doors {
+    of: Aged<PairId, Door, PAIRS>,
+    flows: Aged<Ends, Known, FLOWS>,
+    names: Aged<FlowId, Ends, FLOWS>,
+    /// Flows that we have said not to know: an OPEN that comes later counts no more.
+    refused: Aged<FlowId, (), FLOWS>,
+    heard: Vec<News>,
+    /// Those with news.
+    to_tell: Vec<PairId>,
+}
+
+impl Doors {
+    pub(super) fn new() -> Self {
+        Doors {
+            // Longer than the connector uses it.
+            of: Aged::new(PAIR_AGE * 2),
+            flows: Aged::new(FLOW_AGE),
+            names: Aged::new(FLOW_AGE),
+            refused: Aged::new(FLOW_AGE),
+            heard: Vec::new(),
+            to_tell: Vec::new(),
+        }
+    }
+
+    pub(super) fn put(&mut self, now: Time, pair: PairId, door: Door) {
+        self.of.put(now, pair, door);
+    }
+
+    pub(super) fn receive(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        // The rest is lost, as it is in a socket that is full.
+        if self.heard.len() >= HEARD {
+            return;
+        }
+        let Some(parsed) = parse(data) else { return };
+        let heard = match &parsed.message {
+            Message::Open(_) => self.opened(now, from, &parsed),
+            Message::Fin(fin) => {
+                let ends = self.names.get(now, &fin.flow);
+                match ends.and_then(|ends| self.flows.get_mut(now, ends)) {
+                    Some(known) if known.flow == fin.flow => {
+                        if !known.key.verify(Role::Connector, Fresh::None, &parsed) {
+                            return;
+                        }
+                        known.end = Some((fin.final_seq, fin.how));
+                        Some(News::Ended(fin.flow, fin.final_seq, fin.how))
+                    }
+                    _ => Some(News::Other {
+                        from,
+                        local,
+                        data: data.into(),
+                    }),
+                }
+            }
+            // Nothing else belongs here.
+            _ => None,
+        };
+        self.heard.extend(heard);
+    }
+
+    fn opened(&mut self, now: Time, from: SocketAddr, parsed: &Parsed<'_>) -> Option<News> {
+        let Message::Open(open) = &parsed.message else {
+            return None;
+        };
+        if self.refused.get(now, &open.flow).is_some() {
+            return None;
+        }
+        let door = self.of.get_mut(now, &open.pair)?;
+        if from.ip() != on_link_of(open.connector, from).ip() {
+            return None;
+        }
+        let key = key_of(&door.key, parsed, open)?;
+        if !door.window.take(open.counter) {
+            return None;
+        }
+        let ends = Ends::new(
+            on_link_of(open.acceptor, from),
+            on_link_of(open.connector, from),
+        );
+        let process = door.process.clone();
+        if open.counter > 0 {
+            let known = Known {
+                flow: open.flow,
+                key: key.clone(),
+                end: None,
+            };
+            self.flows.put(now, ends.clone(), known);
+            self.names.put(now, open.flow, ends.clone());
+        }
+        Some(News::Opened(Arrival {
+            flow: open.flow,
+            ends,
+            key,
+            process,
+            pair: open.pair,
+            counter: open.counter,
+        }))
+    }
+
+    pub(super) fn heard(&self, now: Time, ends: &Ends) -> Heard {
+        match self.flows.get(now, ends).map(|known| known.end) {
+            None => Heard::Nothing,
+            Some(Some((end, FinHow::Close))) => Heard::Closed(end),
+            Some(_) => Heard::Open,
+        }
+    }
+
+    pub(super) fn end_of(&self, now: Time, flow: &FlowId) -> Option<(u64, FinHow)> {
+        let known = self.flows.get(now, self.names.get(now, flow)?)?;
+        known.end.filter(|_| known.flow == *flow)
+    }
+
+    /// Whether the connector of the flow says this.
+    pub(super) fn is_from_peer(&self, now: Time, flow: &FlowId, parsed: &Parsed<'_>) -> bool {
+        let ends = self.names.get(now, flow);
+        let known = ends.and_then(|ends| self.flows.get(now, ends));
+        known.is_some_and(|known| {
+            known.flow == *flow && known.key.verify(Role::Connector, Fresh::None, parsed)
+        })
+    }
+
+    /// The peer is told that this flow is not known.
+    pub(super) fn refuse(&mut self, now: Time, flow: FlowId) {
+        if self.of.len() > 0 {
+            self.refused.put(now, flow, ());
+        }
+    }
+
+    /// The flow is over; where it was.
+    pub(super) fn forget(&mut self, now: Time, flow: &FlowId) -> Option<Ends> {
+        let ends = self.names.get(now, flow)?.clone();
+        self.names.remove(flow);
+        // A later connection may have the same addresses.
+        if self.flows.get(now, &ends).is_some_and(|k| k.flow == *flow) {
+            self.flows.remove(&ends);
+        }
+        Some(ends)
+    }
+
+    pub(super) fn is_live(&mut self, now: Time, pair: PairId, counter: u64) {
+        if let Some(door) = self.of.get_mut(now, &pair) {
+            door.live = door.live.max(counter);
+            if !std::mem::replace(&mut door.news, true) {
+                self.to_tell.push(pair);
+            }
+        }
+    }
+
+    /// SEEN for all with news: where to, from where, and what.
+    pub(super) fn to_tell(&mut self, now: Time) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
+        let told = std::mem::take(&mut self.to_tell).into_iter();
+        let seen = told.filter_map(|pair| {
+            let door = self.of.get_mut(now, &pair)?;
+            door.news = false;
+            let counter = door.live;
+            let seen = Message::Seen(Seen { pair, counter });
+            let data = door.key.seal(Role::Acceptor, Fresh::None, &seen);
+            Some((door.control, door.local, data))
+        });
+        seen.collect()
+    }
+
+    pub(super) fn take(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.heard)
+    }
+
+    pub(super) fn expire(&mut self, now: Time) {
+        self.of.expire(now);
+        self.flows.expire(now);
+        self.names.expire(now);
+        self.refused.expire(now);
+    }
+
+    pub(super) fn keep(&mut self, may: impl Fn(IpAddr) -> bool) {
+        self.of.retain(|door| may(door.control.ip()));
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Self::new();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.of.len() + self.flows.len() + self.names.len() + self.refused.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_counter_is_taken_twice_or_when_it_is_too_old() {
+        let mut window = Window::default();
+        for counter in [0, 1, 5, 3, 100, 64, 99, 37] {
+            assert!(window.take(counter), "{counter}");
+            assert!(!window.take(counter), "{counter} again");
+        }
+        for counter in [0, 2, 36] {
+            assert!(!window.take(counter), "{counter}");
+        }
+        assert!(!window.take(u64::MAX));
+    }
+}

@@ -1,0 +1,396 @@
+//! Processes that know each other: `docs/PROTOCOL.md`, section "Pairs".
+//!
+//! Two processes that have negotiated more than one flow share a key, the *pair*, from which the keys of later flows
+//! are derived: the connector says OPEN, and nothing has to be answered. The tables are shared with the threads that
+//! connect and read, so that neither has to wait for the endpoint: [`Pairs::dial`] makes an OPEN, and
+//! [`Pairs::receive`] takes in what has come to a mailbox. What it has taken in the endpoint gets by
+//! [`Endpoint::take_arrivals`].
+
+mod dials;
+mod doors;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+pub use dials::Opened;
+pub(super) use doors::Arrival;
+
+use dials::Dials;
+use doors::{Doors, News};
+
+use super::aged::Aged;
+use super::ends::Ends;
+use super::flow::State;
+use super::pending::{Said, Waiting};
+use super::record::{Flow, Peer};
+use super::rng::Rng;
+use super::{Action, Endpoint, plain};
+use crate::addr::at_port;
+use crate::auth::{FlowKey, Fresh};
+use crate::config::Policy;
+use crate::ids::{EndpointId, FinHow, FlowId, FlowToken, Role, Time};
+use crate::wire::{self, Message, Open, Pair, PairId, Parsed, Seen, feature};
+
+/// How long a pair is used. The acceptor keeps it longer, so that no OPEN comes too late.
+const PAIR_AGE: Duration = Duration::from_secs(100);
+/// Pairs of each role.
+const PAIRS: usize = 1024;
+/// No process gets pairs for one address faster.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The pairs of a process. Whoever calls a method in a thread of the application's has its signals blocked.
+pub struct Pairs {
+    dials: Mutex<Dials>,
+    doors: Mutex<Doors>,
+}
+
+impl Pairs {
+    pub(super) fn new(rng: Rng) -> Self {
+        Pairs {
+            dials: Mutex::new(Dials::new(rng)),
+            doors: Mutex::new(Doors::new()),
+        }
+    }
+
+    /// A connection from `local` to `remote` stands: the OPEN for it, if the process there is known.
+    pub fn dial(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
+        self.dials().dial(now, plain(local), plain(remote))
+    }
+
+    /// A datagram came from `from` to the mailbox at `local`.
+    pub fn receive(&self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        self.doors().receive(now, plain(from), plain(local), data);
+    }
+
+    /// What the peer has said of an accepted connection.
+    pub fn heard(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Heard {
+        let ends = Ends::new(plain(local), plain(remote));
+        self.doors().heard(now, &ends)
+    }
+
+    fn dials(&self) -> MutexGuard<'_, Dials> {
+        self.dials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn doors(&self) -> MutexGuard<'_, Doors> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn forget(&self, now: Time, flow: &FlowId) {
+        self.doors().forget(now, flow);
+    }
+
+    /// Forgets the pairs with hosts for which `may` does not hold.
+    pub(super) fn keep(&self, may: impl Fn(IpAddr) -> bool) {
+        self.dials().keep(&may);
+        self.doors().keep(&may);
+    }
+
+    pub(super) fn expire(&self, now: Time) {
+        self.dials().expire(now);
+        self.doors().expire(now);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.dials().len() + self.doors().len()
+    }
+}
+
+/// What has come to the mailbox about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Nothing, or too long ago.
+    Nothing,
+    /// OPEN.
+    Open,
+    /// OPEN, and FIN: the peer has closed the flow after sending so many bytes.
+    Closed(u64),
+}
+
+/// What the acceptor knows besides [`Pairs`].
+pub(super) struct Offers {
+    /// Our mailboxes, by address. A port of 0 is being looked for.
+    mailboxes: Vec<(IpAddr, u16)>,
+    /// When a process that has negotiated at an address of ours was last given a pair for it.
+    met: Aged<(EndpointId, SocketAddr), Option<Time>, PAIRS>,
+    /// Other processes accept connections at our addresses.
+    shared: bool,
+}
+
+/// Addresses at which there are mailboxes.
+const MAILBOXES: usize = 8;
+
+impl Default for Offers {
+    fn default() -> Self {
+        Offers {
+            mailboxes: Vec::new(),
+            met: Aged::new(PAIR_AGE),
+            shared: false,
+        }
+    }
+}
+
+impl Offers {
+    pub(super) fn expire(&mut self, now: Time) {
+        self.met.expire(now);
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.met.len()
+    }
+}
+
+/// For drivers.
+impl Endpoint {
+    /// The pairs, for the threads that connect and read.
+    pub fn pairs(&self) -> &std::sync::Arc<Pairs> {
+        &self.pairs
+    }
+
+    /// What [`Action::Mailbox`] asked for: the UDP port at `ip` to which OPENs come from now on.
+    pub fn set_mailbox(&mut self, ip: IpAddr, port: u16) {
+        if let Some((_, known)) = self.offers.mailboxes.iter_mut().find(|(at, _)| *at == ip) {
+            *known = port;
+        }
+    }
+
+    /// Other processes accept connections at our addresses, too: who has said OPEN to us may be accepted by them, so
+    /// nobody is to say it.
+    pub fn share_listeners(&mut self) {
+        self.offers.shared = true;
+        self.pairs.doors().clear();
+    }
+
+    /// What of the optional parts of the protocol is spoken, as bits of [`feature`].
+    pub fn set_features(&mut self, features: u64) {
+        self.features = features & feature::ALL;
+    }
+
+    /// As [`open`](Endpoint::open), of a connection for which `opened` has been sent.
+    pub fn open_known(&mut self, now: Time, token: FlowToken, local: SocketAddr, opened: Opened) {
+        let Opened {
+            flow: id,
+            remote,
+            key,
+            process,
+            ..
+        } = opened;
+        if self.flows.contains_key(&token) {
+            debug_assert!(false, "{token:?} is in use");
+            return;
+        }
+        let ends = Ends::new(plain(local), remote);
+        let role = Role::Connector;
+        self.flows
+            .insert(token, Box::new(Flow::new(now, token, role, ends)));
+        if self.config.policy == Policy::Off {
+            return self.start_negotiation(now, token);
+        }
+        let random_s = [0; 32];
+        let peer = Peer {
+            process,
+            key,
+            random_s,
+        };
+        self.add_candidate(now, token, id, peer);
+    }
+
+    /// Handles what has come to the mailboxes.
+    pub fn take_arrivals(&mut self, now: Time) {
+        let heard = self.pairs.doors().take();
+        for heard in heard {
+            match heard {
+                News::Opened(arrival) => self.opened(now, arrival),
+                News::Ended(flow, end, how) => self.ended(now, flow, end, how),
+                News::Other { from, local, data } => self.handle_datagram(now, from, local, &data),
+            }
+        }
+    }
+
+    /// Tells the peers whose OPENs have come that they have.
+    pub fn tell_seen(&mut self, now: Time) {
+        let told = self.pairs.doors().to_tell(now);
+        for (to, from, data) in told {
+            self.out.datagram(to, Some(from), data);
+        }
+    }
+}
+
+/// The acceptor's side.
+impl Endpoint {
+    /// The connector of a flow is known for certain: it may say OPEN from now on, if it connects more than once.
+    pub(super) fn offer_pair(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        let Some((peer, id)) = flow.peer.as_ref().zip(flow.id) else {
+            return;
+        };
+        let spoken = self.features & peer.process.features & feature::PAIRS;
+        if spoken == 0 || self.offers.shared || flow.role == Role::Connector {
+            return;
+        }
+        let (local, remote) = flow.ends.both();
+        let who = (peer.process.id, local);
+        match self.offers.met.get_mut(now, &who) {
+            None => return self.offers.met.put(now, who, None),
+            Some(Some(last)) if now.since(*last) < PAUSE => return,
+            Some(_) => {}
+        }
+        let mailboxes = &mut self.offers.mailboxes;
+        let mailbox = match mailboxes.iter().find(|(at, _)| *at == local.ip()) {
+            Some((_, 0)) => return,
+            Some((_, port)) => *port,
+            None if mailboxes.len() >= MAILBOXES => return,
+            None => {
+                mailboxes.push((local.ip(), 0));
+                return self.out.push(Action::Mailbox { ip: local.ip() });
+            }
+        };
+        let pair = PairId(self.rng.half());
+        let key = peer.key.of_pair(pair);
+        let control = at_port(remote, peer.process.control_port);
+        let door = doors::Door::new(&key, peer.process.clone(), control, local);
+        self.pairs.doors().put(now, pair, door);
+        self.offers.met.put(now, who, Some(now));
+        self.tell(token, None, |_| {
+            Message::Pair(Pair {
+                flow: id,
+                pair,
+                mailbox,
+            })
+        });
+    }
+
+    /// OPEN came, to the mailbox or by another way.
+    pub(super) fn on_open(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        self.pairs.receive(now, from, local, data);
+        self.take_arrivals(now);
+        self.tell_seen(now);
+    }
+
+    fn opened(&mut self, now: Time, arrival: Arrival) {
+        let id = arrival.flow;
+        if self.by_id.contains_key(&(id, Role::Acceptor)) {
+            // The flow by which the pair came, which shows that the mailbox can be reached.
+            return self
+                .pairs
+                .doors()
+                .is_live(now, arrival.pair, arrival.counter);
+        }
+        let (acceptor, connector) = arrival.ends.both();
+        let Some(&token) = self.by_ends.get(&arrival.ends) else {
+            let waiting = Waiting {
+                said: Said::Open(Box::new(arrival)),
+                from: connector,
+                local: acceptor,
+            };
+            return self.pending.put(now, (acceptor, connector), waiting);
+        };
+        match self.flow(token).state() {
+            State::Negotiating => self.accept_open(now, token, arrival),
+            _ => self.drop_one(),
+        }
+    }
+
+    /// OPEN and our flow have met. Only a process that has shown its key before can say it, so that proves it; unless
+    /// there are others that may have the connection.
+    pub(super) fn accept_open(&mut self, now: Time, token: FlowToken, arrival: Arrival) {
+        let id = arrival.flow;
+        let peer = Peer {
+            process: arrival.process,
+            key: arrival.key,
+            random_s: [0; 32],
+        };
+        if self.candidates.any(token) {
+            return self.add_candidate(now, token, id, peer);
+        }
+        self.by_id.insert((id, Role::Acceptor), token);
+        let flow = self.flow(token);
+        flow.id = Some(id);
+        flow.peer = Some(peer);
+        let end = self.pairs.doors().end_of(now, &id);
+        self.pairs
+            .doors()
+            .is_live(now, arrival.pair, arrival.counter);
+        self.become_live(now, token, end);
+    }
+
+    fn ended(&mut self, now: Time, id: FlowId, end: u64, how: FinHow) {
+        if let Some(&token) = self.by_id.get(&(id, Role::Acceptor))
+            && self.flows[&token].peer.is_some()
+        {
+            self.peer_finished(now, token, end, how, super::close::Said::Unasked);
+        }
+    }
+
+    /// The connector asks about a flow that we have not accepted, and is told that it is not known: the OPEN counts no more.
+    pub(super) fn forget_open(&mut self, now: Time, id: FlowId, asked: &Parsed<'_>) {
+        let mut doors = self.pairs.doors();
+        let ends = doors
+            .is_from_peer(now, &id, asked)
+            .then(|| doors.forget(now, &id));
+        doors.refuse(now, id);
+        drop(doors);
+        if let Some(ends) = ends.flatten() {
+            self.pending.forget_open(ends.both(), id);
+        }
+    }
+}
+
+/// The connector's side.
+impl Endpoint {
+    pub(super) fn on_pair(&mut self, now: Time, parsed: &Parsed<'_>, said: &Pair) {
+        let Some(token) = self.genuine(said.flow, parsed) else {
+            return self.drop_one();
+        };
+        let flow = &self.flows[&token];
+        let Some(peer) = flow.peer.as_ref().filter(|_| flow.role == Role::Connector) else {
+            return self.drop_one();
+        };
+        let (local, remote) = flow.ends.both();
+        if self.features & feature::PAIRS == 0 || said.mailbox == 0 {
+            return self.drop_one();
+        }
+        let key = peer.key.of_pair(said.pair);
+        // It is used when it is known that the mailbox can be reached.
+        let first = Open {
+            flow: said.flow,
+            pair: said.pair,
+            counter: 0,
+            connector: local,
+            acceptor: remote,
+        };
+        let mailbox = at_port(remote, said.mailbox);
+        let process = peer.process.clone();
+        let data = key.seal(Role::Connector, Fresh::None, &Message::Open(first));
+        let pair = dials::Dial::new(said.pair, &key, process, mailbox);
+        self.pairs.dials().put(now, remote, pair);
+        let from = self.own_end(token, remote);
+        self.out.datagram(mailbox, from, data);
+    }
+
+    pub(super) fn on_seen(&mut self, parsed: &Parsed<'_>, seen: &Seen) {
+        if !self.pairs.dials().seen(parsed, seen) {
+            self.drop_one();
+        }
+    }
+
+    /// The host at `to` says that nobody has the mailbox to which an OPEN was sent, of which it quotes the name of the
+    /// flow.
+    pub(super) fn open_refused(&mut self, now: Time, to: SocketAddr, id: FlowId) {
+        let name = (id, Role::Connector);
+        if self.by_id.contains_key(&name) || self.tombs.get(now, &name).is_some() {
+            self.pairs.dials().refused(to);
+        }
+    }
+}
+
+/// What an OPEN says of a flow, if it is of this pair.
+fn key_of(key: &crate::auth::Prepared, parsed: &Parsed<'_>, open: &Open) -> Option<FlowKey> {
+    let genuine = key.verify(Role::Connector, Fresh::None, parsed);
+    genuine.then(|| key.of_flow(open))
+}
+
+fn parse(data: &[u8]) -> Option<Parsed<'_>> {
+    wire::parse(data).ok()
+}

@@ -1,0 +1,318 @@
+//! Short connections between processes that know each other.
+
+use std::net::SocketAddr;
+
+use super::pair::*;
+use crate::config::Config;
+use crate::endpoint::{Action, Endpoint, Heard, Opened, State};
+use crate::event::Event;
+use crate::ids::{Cause, EndpointId, FinHow, FlowToken, Role};
+use crate::wire::{self, FlowStatus, Kind, Message};
+
+/// Both ends of the `n`th connection.
+fn ends(n: u64) -> [SocketAddr; 2] {
+    let mut ends = addrs();
+    ends[A].set_port(20_000 + n as u16);
+    ends
+}
+
+fn token(n: u64) -> FlowToken {
+    FlowToken(n)
+}
+
+impl Pair {
+    /// The `n`th connection, opened with HELLO if the peer is not known.
+    fn connect(&mut self, n: u64) -> Option<Opened> {
+        let [local, remote] = ends(n);
+        let opened = self.ends[A].pairs().dial(self.now, local, remote);
+        match &opened {
+            Some(opened) => self.ends[A].open_known(self.now, token(n), local, opened.clone()),
+            None => self.ends[A].open(self.now, token(n), Role::Connector, local, remote),
+        }
+        opened
+    }
+
+    fn accept(&mut self, n: u64) {
+        let [remote, local] = ends(n);
+        self.ends[B].open(self.now, token(n), Role::Acceptor, local, remote);
+        self.run();
+    }
+
+    fn arrives(&mut self, data: &[u8]) {
+        let to = SocketAddr::new(addrs()[B].ip(), MAILBOX);
+        self.ends[B].pairs().receive(self.now, control(A), to, data);
+        self.ends[B].take_arrivals(self.now);
+        self.ends[B].tell_seen(self.now);
+        self.run();
+    }
+
+    fn close(&mut self, n: u64, sent: u64) {
+        for end in &mut self.ends {
+            end.finish(self.now, token(n), sent, FinHow::Close);
+            end.gone(self.now, token(n));
+        }
+        self.run();
+    }
+
+    /// Two processes that have met often enough.
+    fn known() -> Pair {
+        Pair::known_with([Config::default(), Config::default()])
+    }
+
+    fn known_with(configs: [Config; 2]) -> Pair {
+        let mut pair = Pair::with(configs);
+        for n in 1..=3 {
+            assert!(pair.connect(n).is_none(), "not known yet");
+            pair.accept(n);
+            pair.run();
+            pair.close(n, 0);
+            pair.wait(ms(100));
+        }
+        pair.forget();
+        pair
+    }
+
+    fn states_of(&self, n: u64) -> [Option<State>; 2] {
+        [A, B].map(|end| self.ends[end].state(token(n)))
+    }
+}
+
+#[test]
+fn one_datagram_makes_a_flow_live_and_is_answered_for_many() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    assert_eq!(pair.states_of(9)[B], Some(State::Live));
+    assert_eq!(pair.kinds(A), [Kind::Seen]);
+    pair.wait(ms(300));
+    // It is asked once, for the connector is to know, too.
+    assert_eq!(pair.states_of(9), [Some(State::Live); 2]);
+    assert_eq!(pair.kinds(A), [Kind::Seen, Kind::Status]);
+}
+
+#[test]
+fn an_open_that_is_early_waits_for_its_connection() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.arrives(&opened.data);
+    pair.arrives(&opened.fin(7, FinHow::Close));
+    assert!(pair.kinds(A).is_empty());
+    pair.accept(9);
+    assert_eq!(pair.states_of(9)[B], Some(State::Live));
+    let final_of_9 = |action: &Action| matches!(action, Action::PeerFinal { token, seq: 7 } if *token == self::token(9));
+    assert_eq!(pair.count(B, final_of_9), 1);
+}
+
+#[test]
+fn the_end_of_a_stream_can_be_read_from_the_mailbox_without_the_endpoint() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    let [remote, local] = ends(9);
+    let (now, from) = (pair.now, control(A));
+    let pairs = pair.ends[B].pairs().clone();
+    let at = SocketAddr::new(local.ip(), MAILBOX);
+    assert_eq!(pairs.heard(now, local, remote), Heard::Nothing);
+    pairs.receive(now, from, at, &opened.data);
+    assert_eq!(pairs.heard(now, local, remote), Heard::Open);
+    pairs.receive(now, from, at, &opened.fin(3, FinHow::Close));
+    assert_eq!(pairs.heard(now, local, remote), Heard::Closed(3));
+    pair.accept(9);
+    pair.ends[B].take_arrivals(now);
+    assert_eq!(pair.states_of(9)[B], Some(State::Live));
+    pair.ends[B].gone(now, token(9));
+    assert_eq!(pairs.heard(now, local, remote), Heard::Nothing);
+}
+
+#[test]
+fn a_lost_open_costs_a_question() {
+    let mut pair = Pair::known();
+    pair.connect(9).expect("known");
+    pair.accept(9);
+    pair.wait(ms(500));
+    assert_eq!(pair.states_of(9), [Some(State::Live); 2]);
+    assert_eq!(
+        pair.kinds(B)[..3],
+        [Kind::Query, Kind::Hello, Kind::HelloDone]
+    );
+    assert_eq!(pair.kinds(A)[..2], [Kind::Unknown, Kind::HelloAck]);
+}
+
+#[test]
+fn a_connection_that_breaks_before_anybody_has_answered_is_resumed() {
+    for lost in [false, true] {
+        let mut pair = Pair::known();
+        let opened = pair.connect(9).expect("known");
+        pair.accept(9);
+        if !lost {
+            pair.arrives(&opened.data);
+        }
+        for end in &mut pair.ends {
+            end.fault(pair.now, token(9), Cause::Errno(RESET));
+        }
+        pair.wait(ms(1000));
+        assert_eq!(pair.states_of(9), [Some(State::Live); 2], "lost: {lost}");
+        let resumed = |event: &Event| matches!(event, Event::Resume { .. });
+        assert!(pair.events[A].iter().any(resumed));
+    }
+}
+
+#[test]
+fn a_flow_closed_before_anybody_asked_leaves_what_a_late_question_needs() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.ends[A].finish(pair.now, token(9), 5, FinHow::Close);
+    pair.ends[A].gone(pair.now, token(9));
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    // Its FIN was lost, and the stream has ended.
+    pair.forget();
+    let cause = Cause::Eof { received: 5 };
+    pair.ends[B].fault(pair.now, token(9), cause);
+    pair.wait(ms(100));
+    let closed = pair.messages(B).into_iter().find_map(|m| match m {
+        Message::Status(status) => Some(status.state),
+        _ => None,
+    });
+    assert_eq!(closed, Some(FlowStatus::Closed(5)));
+    assert_eq!(pair.states_of(9)[B], Some(State::Live));
+    assert_eq!(pair.ends[A].tables().timers, 0);
+}
+
+#[test]
+fn nothing_counts_twice() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    pair.arrives(&opened.fin(0, FinHow::Close));
+    pair.close(9, 0);
+    // The same ports again: what was recorded is said once more.
+    let [remote, local] = ends(9);
+    let token = token(10);
+    pair.ends[B].open(pair.now, token, Role::Acceptor, local, remote);
+    pair.arrives(&opened.data);
+    pair.arrives(&opened.fin(0, FinHow::Close));
+    assert_eq!(pair.ends[B].state(token), Some(State::Negotiating));
+    assert_eq!(
+        pair.ends[B].pairs().heard(pair.now, local, remote),
+        Heard::Nothing
+    );
+}
+
+#[test]
+fn what_is_forged_or_comes_from_elsewhere_does_nothing() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.accept(9);
+    for at in 8..opened.data.len() {
+        let mut forged = opened.data.clone();
+        forged[at] ^= 1;
+        pair.arrives(&forged);
+    }
+    let to = SocketAddr::new(addrs()[B].ip(), MAILBOX);
+    let stranger = "10.0.0.66:701".parse().unwrap();
+    let pairs = pair.ends[B].pairs().clone();
+    pairs.receive(pair.now, stranger, to, &opened.data);
+    pair.ends[B].take_arrivals(pair.now);
+    assert_eq!(pair.states_of(9)[B], Some(State::Negotiating));
+    pair.arrives(&opened.data);
+    assert_eq!(pair.states_of(9)[B], Some(State::Live));
+    let Ok(parsed) = wire::parse(&opened.data) else {
+        panic!()
+    };
+    assert_eq!(parsed.message.kind(), Kind::Open);
+}
+
+#[test]
+fn an_endpoint_without_pairs_is_never_offered_one() {
+    for old in [A, B] {
+        let mut pair = Pair::new();
+        pair.ends[old].set_features(0);
+        for n in 1..=5 {
+            assert!(pair.connect(n).is_none());
+            pair.accept(n);
+            pair.run();
+            assert_eq!(pair.states_of(n), [Some(State::Live); 2]);
+            pair.close(n, 0);
+            pair.wait(ms(100));
+        }
+        assert!(!pair.kinds(A).contains(&Kind::Pair), "old: {old}");
+    }
+}
+
+#[test]
+fn who_shares_a_listener_offers_nothing() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.ends[B].share_listeners();
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    assert_eq!(pair.states_of(9)[B], Some(State::Negotiating));
+    pair.wait(ms(3500));
+    assert_eq!(pair.states_of(9), [Some(State::Live); 2], "by HELLO");
+    // Nothing has been seen for more than three seconds.
+    assert!(pair.connect(10).is_none());
+    assert!(!pair.kinds(A).contains(&Kind::Pair));
+}
+
+#[test]
+fn another_process_on_the_same_port_is_asked_by_hello() {
+    let mut pair = Pair::known();
+    let life = EndpointId {
+        incarnation: 99,
+        ..id(B)
+    };
+    let at = vec![addrs()[B].ip()];
+    pair.ends[B] = Endpoint::new(Config::default(), life, at, 700, 701, [77; 32]);
+    let opened = pair.connect(9).expect("known");
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    assert_eq!(pair.states_of(9)[B], Some(State::Negotiating));
+    pair.wait(ms(1500));
+    assert_eq!(pair.states_of(9), [Some(State::Live); 2]);
+}
+
+#[test]
+fn a_refused_mailbox_is_not_used_again() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    let mut forged = opened.data.clone();
+    forged[8..24].fill(9);
+    let mailbox = opened.mailbox;
+    pair.ends[A].handle_refused(pair.now, mailbox, &forged);
+    assert!(pair.connect(10).is_some(), "of a flow that nobody has");
+    pair.ends[A].handle_refused(pair.now, mailbox, &opened.data);
+    assert!(pair.connect(11).is_none());
+}
+
+#[test]
+fn a_mailbox_that_cannot_be_reached_is_never_used() {
+    let mut pair = Pair::new();
+    for n in 1..=3 {
+        assert!(pair.connect(n).is_none());
+        let [remote, local] = ends(n);
+        pair.ends[B].open(pair.now, token(n), Role::Acceptor, local, remote);
+        // All but what goes to the mailbox arrives.
+        while let Some(action) = pair.ends[A].poll_action() {
+            if !matches!(&action, Action::Datagram { to, .. } if to.port() == MAILBOX) {
+                pair.act(A, action);
+            }
+            while let Some(action) = pair.ends[B].poll_action() {
+                pair.act(B, action);
+            }
+        }
+        for end in &mut pair.ends {
+            end.gone(pair.now, token(n));
+        }
+        pair.now = pair.now + ms(100);
+    }
+    assert!(pair.connect(4).is_none());
+}
+
+#[test]
+fn a_pair_wears_off() {
+    let mut pair = Pair::known();
+    pair.wait(ms(121_000));
+    assert!(pair.connect(9).is_none());
+}
