@@ -203,6 +203,10 @@ impl Driver {
                 how,
                 told,
             } => {
+                if how == FinHow::Close && !told && !self.endpoint.may_have_peer(now, token) {
+                    // Nobody would ask for what is lost of it, or how it ended.
+                    return self.endpoint.demote(now, token);
+                }
                 match told {
                     true => self.endpoint.finish_told(token, final_seq, how),
                     false => self.endpoint.finish(now, token, final_seq, how),

@@ -9,7 +9,6 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::State;
 use slim_core::event::LingerLimit;
 use slim_core::{FlowToken, Time};
 
@@ -164,7 +163,7 @@ impl Driver {
         let Some(owed) = io.owed() else {
             return self.notices.push_back(Notice::Gone(token));
         };
-        let carried = self.endpoint.state(token) == Some(State::Live);
+        let carried = !self.endpoint.lacks_transport(token);
         if self.watch.linger.note(now, token, owed, carried) {
             self.orphan(now, token, LingerLimit::Time);
         } else if let Some(at) = self.watch.linger.again(now, token) {
@@ -181,7 +180,7 @@ impl Driver {
     /// The one that was closed first, of those that lose nothing if there are any.
     fn oldest_lingering(&self) -> Option<FlowToken> {
         let mut order = self.watch.linger.order.iter().map(|(_, token)| *token);
-        let carried = |token: &FlowToken| self.endpoint.state(*token) == Some(State::Live);
+        let carried = |token: &FlowToken| !self.endpoint.lacks_transport(*token);
         order.clone().find(carried).or_else(|| order.next())
     }
 

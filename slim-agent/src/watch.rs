@@ -203,12 +203,8 @@ impl Driver {
             return;
         }
         let now = self.now();
-        let undelivered = self.watch.linger.tokens().any(|token| {
-            matches!(
-                self.endpoint.state(token),
-                Some(State::Suspended | State::Resuming)
-            )
-        });
+        let mut lingering = self.watch.linger.tokens();
+        let undelivered = lingering.any(|token| self.endpoint.lacks_transport(token));
         self.watch.exiting.retain(|(until, done)| {
             let wait = undelivered && now < *until;
             if !wait {

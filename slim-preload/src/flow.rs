@@ -53,7 +53,7 @@ pub struct Flow {
     pub writes_much: AtomicU8,
     /// The application shut its reading side: an end of stream is its own doing.
     pub read_shut: AtomicBool,
-    /// The application was told of an end of stream while the flow negotiated, when nobody could be asked about it.
+    /// The application was shown an end of the stream while the flow negotiated, when nobody could be asked about it.
     pub end_shown: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,

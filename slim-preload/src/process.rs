@@ -339,9 +339,6 @@ extern "C" fn at_exit() {
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
         let mode = f.own_at(fd).map(|c| c.mode);
-        if !f.live.load(Ordering::Acquire) {
-            return;
-        }
         match mode {
             Some(flow::Mode::Suspended) => {
                 let sent = f.with_half(|s| s.replay.end());

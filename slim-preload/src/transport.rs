@@ -263,6 +263,13 @@ pub fn install(flow: &'static Flow, new: c_int) {
     let Some(mut ctl) = flow.own() else {
         return abort(new);
     };
+    let ended = flow.peer_final.load(Ordering::Acquire) == flow.received();
+    if flow.end_shown.load(Ordering::Acquire) && !ended && ctl.mode == Mode::Suspended {
+        // A stranger had ended the stream, and the application was shown that: nothing can follow.
+        drop(ctl);
+        abort(new);
+        return out_of_step(flow);
+    }
     match (ctl.mode, ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
             let flags = sys::status(ctl.flags_of(fd));

@@ -38,10 +38,15 @@ fn differences(name: &str, bare: &(Outcome, Outcome), got: &(Outcome, Outcome)) 
 
 /// What the program says with the preload and broken connections is what it says bare with whole ones.
 fn unnoticed(program: &str, args: &[&str], breaks: u32) {
+    unnoticed_with(&[], program, args, breaks);
+}
+
+/// The same, of a program that is compiled with these flags.
+fn unnoticed_with(flags: &[&str], program: &str, args: &[&str], breaks: u32) {
     if !own_network(&format!("{program} {args:?}")) {
         return;
     }
-    let binary = compile(program, &[]);
+    let binary = compile(program, flags);
     let mut bad = Vec::new();
     for args in args {
         let bare = run(&binary, args, 0, false, 0);
@@ -229,6 +234,21 @@ fn waiting_calls() {
 #[test]
 fn broken_while_negotiating() {
     unnoticed("broken", &["hello", "hello-shut"], 1);
+}
+
+/// The acceptor knows of its peer by HELLO only.
+#[test]
+fn ended_and_broken_while_negotiating() {
+    let cases = ["closes", "owes", "hurries", "connector", "half"];
+    unnoticed_with(&["-rdynamic"], "early", &cases, 1);
+}
+
+/// What is said by UDP is lost, late, or comes twice.
+#[test]
+fn broken_early_with_a_bad_network() {
+    unnoticed_with(&["-rdynamic"], "udp", &["no-done", "late", "twice"], 1);
+    let deaf = ["mute-server,may-fail", "mute-client,may-fail"];
+    unnoticed_with(&["-rdynamic"], "udp", &deaf, 1);
 }
 
 #[test]

@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::close::Tomb;
 use super::ends::Ends;
 use super::flow::State;
-use super::negotiate::LATE_ANSWER;
+use super::negotiate::{LATE_ANSWER, LATE_HELLO};
 use super::pending::{PendingHello, Said, Waiting};
 use super::processes::Process;
 use super::record::Peer;
@@ -17,39 +18,89 @@ use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
 use crate::ids::{FlowId, FlowToken, Role, Time};
 use crate::wire::{
-    AddrList, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed, feature,
+    AddrList, FlowStatus, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason,
+    Parsed, feature,
 };
 
-/// Hosts remembered for having asked.
-const ASKERS: usize = 1024;
+/// Hosts remembered for having asked, and for not having asked.
+const HOSTS: usize = 1024;
+/// For how long a host is remembered from which a connection came without a HELLO.
+const SILENT_AGE: Duration = Duration::from_secs(60);
 
-/// When a host asked last whether we have SLIM: so it has.
+/// Who asks whether we have SLIM.
 #[derive(Default)]
 pub(super) struct Askers {
-    heard: HashMap<IpAddr, Time>,
+    /// When a host asked last: so it has SLIM.
+    heard: Hosts,
+    /// When the first connection came from a host that has not asked since.
+    unheard: Hosts,
+    /// When a host last had not asked in time: so it has no SLIM, perhaps.
+    silent: Hosts,
 }
 
 impl Askers {
-    fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
-        if self.heard.len() >= ASKERS && !self.heard.contains_key(&ip) {
-            self.heard.retain(|_, at| now.since(*at) < age);
+    pub(super) fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
+        self.silent.0.remove(&ip);
+        self.unheard.0.remove(&ip);
+        self.heard.note(now, ip, age);
+    }
+
+    /// A connection has come from there, and a HELLO not yet.
+    pub(super) fn note_connection(&mut self, now: Time, ip: IpAddr, age: Duration) {
+        match self.unheard.0.get(&ip) {
+            _ if self.heard.within(now, ip, age) => {}
+            Some(first) if now.since(*first) < LATE_HELLO => {}
+            Some(first) if now.since(*first) < SILENT_AGE => self.note_silent(now, ip),
+            _ => self.unheard.note(now, ip, SILENT_AGE),
         }
-        if self.heard.len() < ASKERS || self.heard.contains_key(&ip) {
-            self.heard.insert(ip, now);
-        }
+    }
+
+    /// A connection from there has come without a HELLO.
+    pub(super) fn note_silent(&mut self, now: Time, ip: IpAddr) {
+        self.silent.note(now, ip, SILENT_AGE);
     }
 
     pub(super) fn expire(&mut self, now: Time, age: Duration) {
-        self.heard.retain(|_, at| now.since(*at) < age);
-        self.heard.shrink_to_fit();
+        self.heard.expire(now, age);
+        self.unheard.expire(now, SILENT_AGE);
+        self.silent.expire(now, SILENT_AGE);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.heard.len()
+        self.heard.0.len() + self.unheard.0.len() + self.silent.0.len()
     }
 
     pub(super) fn within(&self, now: Time, ip: IpAddr, age: Duration) -> bool {
-        self.heard.get(&ip).is_some_and(|at| now.since(*at) < age)
+        self.heard.within(now, ip, age)
+    }
+
+    /// Whether a HELLO from there would be a surprise. So it is taken to be if there are too many such hosts.
+    pub(super) fn is_silent(&self, now: Time, ip: IpAddr) -> bool {
+        self.silent.within(now, ip, SILENT_AGE) || self.silent.0.len() >= HOSTS
+    }
+}
+
+/// When something happened that concerns a host.
+#[derive(Default)]
+struct Hosts(HashMap<IpAddr, Time>);
+
+impl Hosts {
+    fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
+        if self.0.len() >= HOSTS && !self.0.contains_key(&ip) {
+            self.0.retain(|_, at| now.since(*at) < age);
+        }
+        if self.0.len() < HOSTS || self.0.contains_key(&ip) {
+            self.0.insert(ip, now);
+        }
+    }
+
+    fn expire(&mut self, now: Time, age: Duration) {
+        self.0.retain(|_, at| now.since(*at) < age);
+        self.0.shrink_to_fit();
+    }
+
+    fn within(&self, now: Time, ip: IpAddr, age: Duration) -> bool {
+        self.0.get(&ip).is_some_and(|at| now.since(*at) < age)
     }
 }
 
@@ -152,7 +203,7 @@ impl Endpoint {
         self.key_of(hello, peer.random_s) == peer.key
     }
 
-    fn send_ack(&mut self, flow: FlowId, peer: &Peer, to: SocketAddr, from: SocketAddr) {
+    pub(super) fn send_ack(&mut self, flow: FlowId, peer: &Peer, to: SocketAddr, from: SocketAddr) {
         let ack = Message::HelloAck(HelloAck {
             flow,
             endpoint: self.id,
@@ -215,15 +266,27 @@ impl Endpoint {
         if let Some(tomb) = self.tombs.get(now, &(hello.flow, Role::Acceptor))
             && self.began_with(&tomb.peer, hello)
         {
-            let peer = tomb.peer.clone();
-            return self.send_ack(hello.flow, &peer, from, local);
+            let tomb = tomb.clone();
+            self.send_ack(hello.flow, &tomb.peer, from, local);
+            let name = (hello.flow, Role::Acceptor);
+            return self.tell_how_it_ended(name, &tomb, hello.connector.ip());
         }
         let tuple = (hello.acceptor, hello.connector);
         let ends = Ends::new(tuple.0, tuple.1);
         let Some(&token) = self.by_ends.get(&ends) else {
-            if self.is_too_late(now, &ends, hello.flow) {
-                let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
-                return self.out.datagram(from, Some(local), data);
+            match self.too_late(now, &ends, hello.flow) {
+                None => {}
+                Some(status @ FlowStatus::Closed(_)) => {
+                    let peer = self.asker(hello);
+                    self.send_ack(hello.flow, &peer, from, local);
+                    let (name, tomb) = ((hello.flow, Role::Acceptor), Tomb { peer, status });
+                    self.tell_how_it_ended(name, &tomb, hello.connector.ip());
+                    return self.tombs.put(now, name, tomb);
+                }
+                Some(_) => {
+                    let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+                    return self.out.datagram(from, Some(local), data);
+                }
             }
             let waiting = Waiting {
                 said: Said::Hello(*hello),

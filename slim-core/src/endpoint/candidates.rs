@@ -126,12 +126,23 @@ impl Endpoint {
     }
 
     /// Asks each candidate to say something: HELLO_ACK, or what was said to it, may be lost, or
-    /// there is no time to wait.
+    /// there is no time to wait. The first time it gets HELLO_ACK again: without that it cannot understand the question,
+    /// and if it has closed the connection since, it does not say HELLO again.
     pub(super) fn ask_candidates(&mut self, now: Time, token: FlowToken) {
-        let (role, remote, failed) = {
-            let flow = &self.flows[&token];
-            (flow.role, flow.ends.remote(), flow.outage.is_some())
-        };
+        let flow = &self.flows[&token];
+        let (role, (local, remote)) = (flow.role, flow.ends.both());
+        let failed = flow.outage.is_some();
+        let all = self.candidates.of.get(&token).map(|few| &few.known[..]);
+        // Whoever has said OPEN has the key already.
+        let by_hello = |c: &&Candidate| role == Role::Acceptor && c.peer.random_s != [0; 32];
+        let unasked = all.unwrap_or_default().iter().filter(|c| c.asked == 0);
+        let unasked: Vec<_> = unasked
+            .filter(by_hello)
+            .map(|c| (c.id, c.peer.clone(), c.control(remote)))
+            .collect();
+        for (id, peer, to) in unasked {
+            self.send_ack(id, &peer, to, local);
+        }
         let from = self.own_end(token, remote);
         let Some(few) = self.candidates.of.get_mut(&token) else {
             return;

@@ -5,7 +5,7 @@
 //! question: QUERY when a stream ended that nobody had announced, RESUME when a transport failed.
 //! For these, a flow that is over leaves a tombstone.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::aged::Aged;
@@ -36,6 +36,7 @@ pub(super) enum Said {
 }
 
 /// A flow that is over.
+#[derive(Clone)]
 pub(super) struct Tomb {
     pub(super) peer: Peer,
     pub(super) status: FlowStatus,
@@ -91,8 +92,7 @@ impl Endpoint {
     /// may not be. [`gone`](Endpoint::gone) is to follow.
     pub fn orphan(&mut self, now: Time, token: FlowToken, owed: u64, limit: LingerLimit) {
         self.emit(token, Event::Orphaned { owed, limit });
-        let state = self.state(token);
-        if matches!(state, Some(State::Suspended | State::Resuming)) {
+        if self.lacks_transport(token) {
             self.escalate_with_cause(now, token, EscalateReason::Orphaned);
         }
     }
@@ -152,8 +152,33 @@ impl Endpoint {
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
         } else {
-            self.never_met(now, &flow);
+            self.never_met(now, &flow, status);
         }
+    }
+
+    /// How a flow ended that is forgotten but for its tomb, said to its peer at `ip` under its key.
+    pub(super) fn tell_how_it_ended(
+        &mut self,
+        (flow, role): (FlowId, Role),
+        tomb: &Tomb,
+        ip: IpAddr,
+    ) {
+        let fin = |final_seq, how| {
+            Message::Fin(Fin {
+                flow,
+                final_seq,
+                how,
+            })
+        };
+        let message = match tomb.status {
+            FlowStatus::Legacy => Message::Demote(Demote { flow }),
+            FlowStatus::Closed(end) => fin(end, FinHow::Close),
+            FlowStatus::Reset => fin(0, FinHow::Reset),
+            FlowStatus::Open | FlowStatus::HalfClosed(_) => return,
+        };
+        let data = tomb.peer.key.seal(role, Fresh::None, &message);
+        let to = (ip, tomb.peer.process.control_port).into();
+        self.out.datagram(to, None, data);
     }
 
     /// Tells the peer that our application has finished, if it has.
@@ -397,7 +422,7 @@ impl Endpoint {
             })
         };
         self.prove(now, query.flow, (Fresh::None, parsed), None);
-        let mut known = self.candidates.may_have_been();
+        let mut known = self.candidates.may_have_been() || self.awaits_answer(now, query.flow);
         for role in [Role::Connector, Role::Acceptor] {
             if let Some(&token) = self.by_id.get(&(query.flow, role)) {
                 let flow = &self.flows[&token];

@@ -15,19 +15,22 @@ use super::record::{Flow, Peer};
 use crate::auth::{FlowKey, Fresh, KeyInputs};
 use crate::config::{Config, Policy};
 use crate::ids::{FlowId, Role, Time};
-use crate::wire::{Demote, FlowStatus, HelloAck, Message, Parsed};
+use crate::wire::{FlowStatus, HelloAck, Parsed};
 
 /// Negotiations remembered, of each role.
 const MOST: usize = 4096;
 /// How long an answer to HELLO may be under way: a HELLO is kept half as long for its connection to be accepted.
 const ANSWER_AGE: Duration = Duration::from_secs(120);
 
+/// For how long a HELLO may be overtaken by the end of its connection.
+const OVERTAKEN: Duration = Duration::from_secs(1);
+
 /// See the module.
 pub(super) struct Late {
     /// Of connectors: HELLO has had no answer.
     asked: Aged<FlowId, Unanswered, MOST>,
-    /// Of acceptors: no HELLO has come. With the first that did, since.
-    unasked: Aged<Ends, Option<FlowId>, MOST>,
+    /// Of acceptors: no HELLO has come.
+    unasked: Aged<Ends, Unasked, MOST>,
 }
 
 /// What the answer to a HELLO is checked with.
@@ -35,6 +38,13 @@ struct Unanswered {
     random_c: [u8; 32],
     ip: IpAddr,
     status: FlowStatus,
+}
+
+struct Unasked {
+    /// The first HELLO that has come since.
+    first: Option<FlowId>,
+    status: FlowStatus,
+    since: Time,
 }
 
 impl Late {
@@ -58,17 +68,24 @@ impl Late {
 
 impl Endpoint {
     /// Remembers a flow whose peer was never known.
-    pub(super) fn never_met(&mut self, now: Time, flow: &Flow) {
+    pub(super) fn never_met(&mut self, now: Time, flow: &Flow, status: FlowStatus) {
         if self.config.policy == Policy::Off {
             return;
         }
         match (flow.role, &flow.hello) {
-            (Role::Acceptor, _) => self.late.unasked.put(now, flow.ends.clone(), None),
+            (Role::Acceptor, _) => {
+                let unasked = Unasked {
+                    first: None,
+                    status,
+                    since: now,
+                };
+                self.late.unasked.put(now, flow.ends.clone(), unasked);
+            }
             (Role::Connector, Some(asking)) if asking.sent > 0 => {
                 let unanswered = Unanswered {
                     random_c: asking.hello.random_c,
                     ip: flow.ends.remote().ip(),
-                    status: flow.status(),
+                    status,
                 };
                 self.late.asked.put(now, asking.hello.flow, unanswered);
             }
@@ -81,14 +98,25 @@ impl Endpoint {
         self.late.unasked.remove(ends);
     }
 
-    /// Whether this HELLO, for which there is no flow, is for one that has become plain TCP.
-    pub(super) fn is_too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> bool {
+    /// What has become of the flow that this HELLO, for which there is none, is for, if that is known.
+    pub(super) fn too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> Option<FlowStatus> {
         // The next connection with these addresses has another name, and may not be accepted yet.
-        let first = self.late.unasked.get_mut(now, ends);
-        first.is_some_and(|first| *first.get_or_insert(flow) == flow)
+        let unasked = self.late.unasked.get_mut(now, ends)?;
+        let is_its_own = *unasked.first.get_or_insert(flow) == flow;
+        let soon = now.since(unasked.since) < OVERTAKEN;
+        let status = match unasked.status {
+            closed @ FlowStatus::Closed(_) if soon => closed,
+            _ => FlowStatus::Legacy,
+        };
+        is_its_own.then_some(status)
     }
 
-    /// HELLO_ACK for a flow that is forgotten: its peer counts on a session, and is told that there is none.
+    /// Whether HELLO of a flow that is forgotten has had no answer, so that there is no key for it.
+    pub(super) fn awaits_answer(&self, now: Time, flow: FlowId) -> bool {
+        self.late.asked.get(now, &flow).is_some()
+    }
+
+    /// HELLO_ACK for a flow that is forgotten: its peer counts on a session, and is told that there is none, or how it ended.
     pub(super) fn on_late_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
         let Some(unanswered) = self.late.asked.get(now, &ack.flow) else {
             return self.drop_one();
@@ -111,12 +139,9 @@ impl Endpoint {
             key,
             random_s: ack.random_s,
         };
-        if status == FlowStatus::Legacy {
-            let demote = Message::Demote(Demote { flow: ack.flow });
-            let data = peer.key.seal(Role::Connector, Fresh::None, &demote);
-            self.out.datagram((ip, ack.control_port).into(), None, data);
-        }
         let name = (ack.flow, Role::Connector);
-        self.tombs.put(now, name, Tomb { peer, status });
+        let tomb = Tomb { peer, status };
+        self.tell_how_it_ended(name, &tomb, ip);
+        self.tombs.put(now, name, tomb);
     }
 }

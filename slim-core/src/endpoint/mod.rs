@@ -272,6 +272,25 @@ impl Endpoint {
         self.flows.get(&token).map(|flow| flow.state())
     }
 
+    /// Whether the flow has lost its transport, and has no other yet.
+    pub fn lacks_transport(&self, token: FlowToken) -> bool {
+        self.flows
+            .get(&token)
+            .is_some_and(|flow| match flow.state() {
+                State::Suspended | State::Resuming => true,
+                State::Negotiating => flow.outage.is_some(),
+                _ => false,
+            })
+    }
+
+    /// Whether a peer with SLIM may be at the other end: HELLO was sent, or has come, or may be late.
+    pub fn may_have_peer(&self, now: Time, token: FlowToken) -> bool {
+        self.flows.get(&token).is_some_and(|flow| {
+            let asking = flow.hello.is_some() || self.candidates.any(token);
+            flow.peer.is_some() || asking || self.may_be_asked(now, flow)
+        })
+    }
+
     /// The addresses that a flow was opened with, our end and their end; `None` if there is no flow of that token.
     pub fn addrs(&self, token: FlowToken) -> Option<(SocketAddr, SocketAddr)> {
         self.flows.get(&token).map(|flow| flow.ends.both())

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::flow::State;
 use super::pending::Said;
-use super::record::{Asking, Bar, Outage, Peer};
+use super::record::{Asking, Bar, Flow, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
@@ -24,10 +24,13 @@ use crate::wire::{
 const RETRY: Duration = Duration::from_millis(50);
 /// Longest wait before HELLO is sent again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How long a HELLO may come behind the error that ended its connection: a peer with SLIM sends it
-/// before the first byte. Without one the application has the error as soon as without SLIM. A host that has asked
-/// lately has SLIM: its HELLO is late, and is waited for as long as an answer.
-const LATE_HELLO: Duration = Duration::from_millis(20);
+/// How long a HELLO may come behind the error that ended its connection. A peer with SLIM sends it before the first byte,
+/// but on a busy host the process, or its agent, may not have had a turn since the connection stands. This long an
+/// application waits for its error whose peer has no SLIM, once; then it is known, and only a HELLO that the network has
+/// delayed is waited for. A host that has asked lately has SLIM: its HELLO is waited for as long as an answer.
+pub(super) const LATE_HELLO: Duration = Duration::from_millis(250);
+/// The same where connections from that host have come without HELLO lately.
+const STRAY_HELLO: Duration = Duration::from_millis(20);
 /// How long the answer to HELLO is waited for once the connection has failed.
 pub(super) const LATE_ANSWER: Duration = Duration::from_millis(500);
 /// How long a connector asks whether its connection has been accepted.
@@ -95,6 +98,8 @@ impl Endpoint {
                 }
             }
             Role::Acceptor => {
+                let age = self.config.hello_timeout;
+                self.askers.note_connection(now, remote.ip(), age);
                 while let Some(waiting) = self.pending.take(now, (local, remote)) {
                     match waiting.said {
                         Said::Hello(hello) => {
@@ -177,6 +182,9 @@ impl Endpoint {
         if known && flow.outage.is_none() && now.since(flow.opened) < most {
             let deadline = Owner::Flow(token, Timer::HelloDeadline);
             return self.timers.set(deadline, now + age);
+        }
+        if flow.role == Role::Acceptor && !known {
+            self.askers.note_silent(now, flow.ends.remote().ip());
         }
         self.become_legacy(now, token, LegacyReason::NoAnswer);
     }
@@ -297,6 +305,13 @@ impl Endpoint {
         }
     }
 
+    /// Whether we have accepted the connection, and no HELLO has come because it is late.
+    pub(super) fn may_be_asked(&self, now: Time, flow: &Flow) -> bool {
+        let silent = self.askers.is_silent(now, flow.ends.remote().ip());
+        let negotiates = flow.role == Role::Acceptor && flow.state() == State::Negotiating;
+        negotiates && !silent && now.since(flow.opened) < LATE_HELLO
+    }
+
     /// A flow lost its transport before anybody knew whether it can be resumed.
     pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
         match cause {
@@ -314,6 +329,7 @@ impl Endpoint {
                 let most = self.config.hello_timeout;
                 let asker = self.flows[&token].ends.remote().ip();
                 let asked = self.candidates.any(token) || self.askers.within(now, asker, most);
+                let silent = self.askers.is_silent(now, asker);
                 let flow = self.flow(token);
                 if let Some(outage) = &mut flow.outage {
                     if let Cause::Errno(errno) = cause {
@@ -323,13 +339,13 @@ impl Endpoint {
                 }
                 flow.bar = Bar::Shut;
                 flow.outage = Some(Box::new(Outage::new(now, cause)));
-                let wait = if flow.hello.is_some() || asked {
-                    most.min(LATE_ANSWER)
-                } else {
-                    most.min(LATE_HELLO)
+                let wait = match silent {
+                    _ if flow.hello.is_some() || asked => LATE_ANSWER,
+                    true => STRAY_HELLO,
+                    false => LATE_HELLO,
                 };
                 let deadline = Owner::Flow(token, Timer::HelloDeadline);
-                let limit = now + wait;
+                let limit = now + most.min(wait);
                 if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }

@@ -115,7 +115,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         transport::hear(flow, &mut ctl, flow.received());
     }
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
-    if flow.forked.load(Ordering::Relaxed) || !established || !flow.live.load(Ordering::Acquire) {
+    if flow.forked.load(Ordering::Relaxed) || !established {
         ctl.set_transport(None);
         ctl.mode = Mode::Lingering;
         flow.live.store(false, Ordering::Release);

@@ -37,7 +37,8 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     if let Cause::Eof { received } = cause {
         let heard = hear(flow, &mut ctl, received);
         drop(ctl);
-        if announced(flow, received, heard) {
+        // What the application was shown is not taken back.
+        if flow.end_shown.load(Ordering::Acquire) || announced(flow, received, heard) {
             return Fault::Plain;
         }
     } else {
@@ -73,15 +74,15 @@ pub fn notice(flow: &'static Flow, fd: c_int) {
 
 /// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
 pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
-    // An end that nobody could be asked about is passed on, and one that was shown to the application is not taken back.
-    let believed = || !flow.live.load(Ordering::Acquire) || flow.end_shown.load(Ordering::Acquire);
-    let given_up = flow.used_by_child()
-        || !flow.was_established(fd)
-        || (matches!(cause, Cause::Eof { .. }) && believed());
-    if given_up {
+    if flow.used_by_child() || !flow.was_established(fd) {
         let token = flow.token();
         unmanage(flow, ctl);
         runtime::with_agent(|a| a.demote(token));
+        return Fault::Plain;
+    }
+    // There is nobody yet who could be asked about it.
+    if matches!(cause, Cause::Eof { .. }) && !flow.live.load(Ordering::Acquire) {
+        flow.end_shown.store(true, Ordering::Release);
         return Fault::Plain;
     }
     suspend(flow, &mut ctl);

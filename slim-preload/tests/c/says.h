@@ -2,12 +2,13 @@
 // libc's (flag -rdynamic), so the agent's datagrams come through here.
 #pragma once
 #include "t.h"
+#include "raw.h"
 #include <dlfcn.h>
 
 enum { HELLO = 1, HELLO_ACK = 3, FIN = 5, QUERY = 6, STATUS = 7, DEMOTE = 9, HELLO_DONE = 10 };
 
-// Kinds that are lost, and how many of each were.
-static _Atomic unsigned t_lost_kinds, t_lost[16];
+// Kinds that are lost; how many of each were, and how many were not.
+static _Atomic unsigned t_lost_kinds, t_lost[16], t_said[16];
 // The last datagram of each kind that was lost.
 static struct {
     char data[512];
@@ -16,21 +17,82 @@ static struct {
     socklen_t to_len;
 } t_kept[16];
 
+// How many milliseconds later than it is said anything comes, and how often.
+static int t_late_ms, t_times = 1;
+
 static int t_kind(const struct msghdr *m) {
     const char *data = m->msg_iovlen == 1 ? m->msg_iov->iov_base : NULL;
     if (!data || !m->msg_name || m->msg_iov->iov_len < 8 || m->msg_iov->iov_len > 512 || memcmp(data, "SLIM", 4)) return 0;
     return data[5] & 15;
 }
 
+// A datagram that is on its way.
+struct t_later {
+    double at;
+    int fd;
+    char data[512], control[256];
+    struct sockaddr_storage to;
+    struct iovec part;
+    struct msghdr m;
+    struct t_later *next;
+};
+static struct t_later *t_first, **t_end = &t_first;
+static pthread_mutex_t t_lock = PTHREAD_MUTEX_INITIALIZER;
+
+// Past all hooks: these are not the program's.
+static void *t_deliver(void *none UNUSED) {
+    for (;;) {
+        pthread_mutex_lock(&t_lock);
+        struct t_later *d = t_first && t_first->at <= now_s() ? t_first : NULL;
+        if (d && !(t_first = d->next)) t_end = &t_first;
+        pthread_mutex_unlock(&t_lock);
+        if (!d) {
+            ms(1);
+            continue;
+        }
+        for (int i = 0; i < t_times; i++) raw(SYS_sendmsg, d->fd, &d->m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        raw(SYS_close, d->fd);
+        free(d);
+    }
+    return NULL;
+}
+
+static void t_postpone(int fd, const struct msghdr *m) {
+    static pthread_t thread;
+    struct t_later *d = calloc(1, sizeof *d);
+    // The socket may be closed before.
+    if (m->msg_controllen > sizeof d->control || (d->fd = raw(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 600)) < 0) return free(d);
+    d->at = now_s() + t_late_ms / 1e3;
+    d->m = *m;
+    d->part = (struct iovec){memcpy(d->data, m->msg_iov->iov_base, m->msg_iov->iov_len), m->msg_iov->iov_len};
+    d->m.msg_iov = &d->part;
+    d->m.msg_name = memcpy(&d->to, m->msg_name, m->msg_namelen);
+    d->m.msg_control = memcpy(d->control, m->msg_control ? m->msg_control : "", m->msg_controllen);
+    pthread_mutex_lock(&t_lock);
+    if (!thread) pthread_create(&thread, NULL, t_deliver, NULL);
+    *t_end = d;
+    t_end = &d->next;
+    pthread_mutex_unlock(&t_lock);
+}
+
 ssize_t sendmsg(int fd, const struct msghdr *m, int flags) {
     static ssize_t (*next)(int, const struct msghdr *, int);
     if (!next) next = (ssize_t(*)(int, const struct msghdr *, int))dlsym(RTLD_NEXT, "sendmsg");
     int kind = t_kind(m);
-    if (!(t_lost_kinds >> kind & 1) || !kind) return next(fd, m, flags);
-    memcpy(t_kept[kind].data, m->msg_iov->iov_base, t_kept[kind].len = m->msg_iov->iov_len);
-    memcpy(&t_kept[kind].to, m->msg_name, t_kept[kind].to_len = m->msg_namelen);
-    t_lost[kind]++;
-    return m->msg_iov->iov_len;
+    if (!kind) return next(fd, m, flags);
+    if (t_lost_kinds >> kind & 1) {
+        memcpy(t_kept[kind].data, m->msg_iov->iov_base, t_kept[kind].len = m->msg_iov->iov_len);
+        memcpy(&t_kept[kind].to, m->msg_name, t_kept[kind].to_len = m->msg_namelen);
+        t_lost[kind]++;
+        return m->msg_iov->iov_len;
+    }
+    ssize_t n = m->msg_iov->iov_len;
+    if (t_late_ms)
+        t_postpone(fd, m);
+    else
+        for (int i = 0; i < t_times; i++) n = next(fd, m, flags);
+    t_said[kind]++;
+    return n;
 }
 
 // Says the last one of a kind that was lost, if one was.

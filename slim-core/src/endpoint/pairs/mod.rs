@@ -278,6 +278,8 @@ impl Endpoint {
                 .is_live(now, arrival.pair, arrival.counter);
         }
         let (acceptor, connector) = arrival.ends.both();
+        let age = self.config.hello_timeout;
+        self.askers.note(now, connector.ip(), age);
         let Some(&token) = self.by_ends.get(&arrival.ends) else {
             let waiting = Waiting {
                 said: Said::Open(Box::new(arrival)),

@@ -1,0 +1,119 @@
+// Connections that end, and break, while the acceptor knows of its peer by HELLO only: what shows that the peer has had the
+// answer is lost. Two programs; the case is in T_ARGS, whether the connection breaks at all in T_BREAKS.
+#include "says.h"
+
+static char buf[1 << 20];
+static int l = -1, fd;
+static const char *kase;
+
+static int is(const char *k) { return !strcmp(kase, k); }
+
+static void break_now(void) {
+    const char *b = getenv("T_BREAKS");
+    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+}
+
+// Until a message of that kind has been said, or lost, if there is a library that says it.
+static void said(int kind) {
+    if (!getenv("LD_PRELOAD")) return;
+    for (int i = 0; i < 1000 && !t_lost[kind] && !t_said[kind]; i++) ms(1);
+    if (!t_lost[kind] && !t_said[kind]) line("nothing was said");
+}
+
+static void connected(void) {
+    if (is_server()) {
+        l = listener();
+        tell(port_of(l));
+        fd = MUST(accept(l, NULL, NULL));
+    } else {
+        struct sockaddr_in a = v4(hear());
+        int small = 8192;
+        fd = MUST(socket(AF_INET, SOCK_STREAM, 0));
+        if (is("owes") || is("hurries")) MUST(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small));
+        MUST(connect(fd, (void *)&a, sizeof a));
+    }
+}
+
+// Both have come this far; then the connection breaks, and nothing is lost any more.
+static void broken(void) {
+    meet();
+    if (is_server()) break_now();
+    meet();
+    t_lost_kinds = 0;
+}
+
+static void received(size_t n) {
+    R(full_recv(fd, buf, n));
+    line("verified %d", verify(buf, 0, n, 7));
+    R(recv(fd, buf, 1, 0));
+}
+
+// The acceptor closes: all bytes have arrived, or many have not.
+static void acceptor_closes(size_t n) {
+    if (is_server()) {
+        int large = 1 << 20;
+        MUST(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &large, sizeof large));
+        fill(buf, 0, n, 7);
+        R(full_send(fd, buf, n));
+        if (n == 5) acked(fd);
+        if (!is("hurries")) said(HELLO_ACK);
+        R(close(fd));
+        broken();
+    } else {
+        if (!is("hurries")) said(HELLO_DONE);
+        broken();
+        received(n);
+        R(close(fd));
+    }
+    meet();
+}
+
+// The connector closes before it has had an answer.
+static void connector_closes(size_t n) {
+    if (is_server()) {
+        said(HELLO_ACK);
+        broken();
+        received(n);
+        R(close(fd));
+    } else {
+        fill(buf, 0, n, 7);
+        R(full_send(fd, buf, n));
+        acked(fd);
+        R(close(fd));
+        broken();
+    }
+    meet();
+}
+
+// The acceptor has read the end of the stream, and answers.
+static void half_closed(void) {
+    if (is_server()) {
+        R(recv(fd, buf, 1, 0));
+        broken();
+        R(send(fd, "answer", 6, MSG_NOSIGNAL));
+    } else {
+        said(HELLO_DONE);
+        R(shutdown(fd, SHUT_WR));
+        broken();
+        memset(buf, 0, 9);
+        R(full_recv(fd, buf, 6));
+        quote(buf, strlen(buf));
+    }
+    meet();
+    R(close(fd));
+    meet();
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 30);
+    kase = getenv("T_ARGS");
+    t_lost_kinds = is_server() ? (is("connector") ? 1 << HELLO_ACK : 0) : (is("connector") ? 0 : 1 << HELLO_DONE);
+    if (is("half")) t_lost_kinds |= 1 << FIN;
+    connected();
+    if (is("closes")) acceptor_closes(5);
+    if (is("owes") || is("hurries")) acceptor_closes(300000);
+    if (is("connector")) connector_closes(5);
+    if (is("half")) half_closed();
+    line("SIGPIPE %d", pipes());
+    return 0;
+}
