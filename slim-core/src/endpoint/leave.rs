@@ -1,12 +1,14 @@
 //! How a flow becomes plain TCP: `docs/PROTOCOL.md`, sections "Negotiation" and "End of a flow, and questions about it".
 
+use super::candidates::Candidate;
+use super::close::Tomb;
 use super::flow::State;
 use super::record::{Bar, Leaving};
 use super::{Action, Endpoint};
 use crate::config::Policy;
 use crate::event::{Event, LegacyReason};
-use crate::ids::{FlowToken, Time};
-use crate::wire::{Demote, Message};
+use crate::ids::{FlowToken, Role, Time};
+use crate::wire::{Demote, FlowStatus, Message};
 
 impl Endpoint {
     /// Ends negotiation without a session. The application of a flow that has already lost its
@@ -18,7 +20,7 @@ impl Endpoint {
         let flow = self.flow(token);
         let fault = flow.outage.take();
         flow.go(State::Legacy);
-        self.dismiss(token);
+        self.dismiss(now, token);
         self.emit(token, Event::Legacy { reason });
         match fault {
             Some(outage) if outage.errno.is_none() => self.reinstate_legacy(token),
@@ -31,9 +33,21 @@ impl Endpoint {
     }
 
     /// Whoever has said HELLO for the flow must not rely on us.
-    fn dismiss(&mut self, token: FlowToken) {
+    fn dismiss(&mut self, now: Time, token: FlowToken) {
         self.tell_candidates(token, None, |flow| Message::Demote(Demote { flow }));
-        self.take_candidates(token);
+        self.forget_candidates(now, token);
+    }
+
+    /// A connector's candidate is the process that its OPEN was for: if that asks, or resumes, it is told that the flow is
+    /// plain TCP. DEMOTE may be lost.
+    fn forget_candidates(&mut self, now: Time, token: FlowToken) {
+        let role = self.flow(token).role;
+        for Candidate { id, peer, .. } in self.take_candidates(token) {
+            if role == Role::Connector {
+                let status = FlowStatus::Legacy;
+                self.tombs.put(now, (id, role), Tomb { peer, status });
+            }
+        }
     }
 
     /// Our front end cannot keep its side of a session any longer.
@@ -49,7 +63,7 @@ impl Endpoint {
                 flow.query = None;
                 flow.go(State::Legacy);
                 self.emit_leaving(token, leaving);
-                self.take_candidates(token);
+                self.forget_candidates(now, token);
                 match fault {
                     Some(outage) if outage.errno.is_none() => self.reinstate_legacy(token),
                     Some(outage) => self.escalate_quietly(now, token, outage.verdict()),

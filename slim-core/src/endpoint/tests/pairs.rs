@@ -316,3 +316,23 @@ fn a_pair_wears_off() {
     pair.wait(ms(121_000));
     assert!(pair.connect(9).is_none());
 }
+
+#[test]
+fn a_connector_that_leaves_a_flow_told_by_open_has_an_answer_for_who_asks() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    pair.forget();
+    // DEMOTE is lost.
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].demote(pair.now, token(9));
+    pair.run();
+    pair.ends[A].gone(pair.now, token(9));
+    pair.udp[B] = Net::Works;
+    pair.ends[B].fault(pair.now, token(9), Cause::Eof { received: 0 });
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::Query]);
+    assert_eq!(pair.kinds(B), [Kind::Status]);
+    assert_eq!(pair.states_of(9)[B], Some(State::Legacy));
+}
