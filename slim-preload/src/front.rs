@@ -57,6 +57,8 @@ impl Drop for Handle {
 
 impl FlowIo for Handle {
     fn live(&self) {
+        // The connection has outlived what OPEN is for: the agent says FIN from here on.
+        self.flow.ctl().opened = None;
         self.flow.live.store(true, Ordering::Release);
         self.flow.wake();
     }

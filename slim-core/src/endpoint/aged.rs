@@ -69,6 +69,9 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
 
     pub(super) fn remove(&mut self, key: &K) {
         self.known.remove(key);
+        if self.known.is_empty() {
+            *self = Self::new(self.age);
+        }
     }
 
     /// Forgets what is too old, and gives the memory back when that was all.
@@ -125,6 +128,19 @@ mod tests {
         assert_eq!((table.len(), table.get(at(10), &2)), (1, Some(&"b")));
         table.expire(at(15));
         assert_eq!((table.len(), table.known.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_given_back_with_the_last_entry() {
+        let mut table = table();
+        table.put(at(0), 1, "a");
+        table.put(at(0), 2, "b");
+        table.remove(&1);
+        assert_eq!((table.len(), table.get(at(1), &2)), (1, Some(&"b")));
+        table.remove(&2);
+        assert_eq!((table.known.capacity(), table.order.capacity()), (0, 0));
+        table.put(at(1), 3, "c");
+        assert_eq!(table.get(at(1), &3), Some(&"c"));
     }
 
     #[test]

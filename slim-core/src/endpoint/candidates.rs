@@ -102,6 +102,8 @@ impl Endpoint {
             few.forgotten = true;
             self.by_id.remove(&(oldest.id, role));
         }
+        // There is hardly ever more than one.
+        few.known.reserve_exact(1);
         few.known.push(Candidate {
             id,
             peer,

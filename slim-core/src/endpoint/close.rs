@@ -429,6 +429,11 @@ impl Endpoint {
                 match &flow.peer {
                     Some(peer) if peer.key.verify(role.other(), Fresh::None, parsed) => {
                         let data = self.seal(token, Fresh::None, &answer(flow.status()));
+                        if role == Role::Acceptor {
+                            // The answer is the last thing that a connector waits for which has said OPEN. Its FIN comes
+                            // here, and not to the mailbox.
+                            self.pairs.forget(now, &query.flow);
+                        }
                         self.peer_asks(token);
                         return self.out.datagram(from, Some(local), data);
                     }
