@@ -156,7 +156,7 @@ fn start_agent() -> Option<Agent> {
     let status = status_of("self");
     crate::ops::descriptors::note_table_size(&status);
     if filters(&status) > filters(&status_of("1")) {
-        if config.log >= LogLevel::Info {
+        if config.log >= LogLevel::Warn {
             say("the process began under a system call filter; connections are plain TCP");
         }
         return None;

@@ -344,7 +344,7 @@ impl<S: Source> Transmit<S> {
         let half_open = ctl.half_open();
         let fd = match (ctl.mode, half_open.or(ctl.transport)) {
             (Mode::Stashed { then: Then::Open }, Some(fd)) => {
-                if self.flags & libc::MSG_OOB != 0 {
+                if self.flags & libc::MSG_OOB != 0 && !ctl.plain {
                     drop(ctl);
                     sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
                     return Next::Again;
