@@ -350,8 +350,7 @@ impl Agent {
     /// Ends the agent's thread, and waits for that, at most `limit`; whether it has ended. Nothing that is asked for
     /// afterwards is done.
     pub fn retire(&self, limit: Duration) -> bool {
-        self.send(Command::Retire);
-        as_agent(|| thread::wait_for_end(limit))
+        self.send(Command::Retire) && as_agent(|| thread::wait_for_end(limit))
     }
 
     /// In a forked child: closes the descriptors shared with the parent's agent and forgets the

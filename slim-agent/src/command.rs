@@ -12,7 +12,7 @@ use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
 use crate::done::Done;
-use crate::fds::OwnFd;
+use crate::fds::{Mark, OwnFd};
 use crate::memory;
 use crate::queue::{Queue, Taken};
 use crate::sys;
@@ -121,6 +121,8 @@ struct Shared {
 /// When the agent is to look at a command that is not urgent.
 const SOON: Duration = Duration::from_millis(5);
 
+const LONG: Duration = Duration::from_secs(3600);
+
 /// A new queue.
 pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
     let shared = Arc::new(Shared {
@@ -133,6 +135,8 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
         hurry: AtomicBool::new(false),
     });
     memory::begin(shared.wake.raw());
+    Mark::WAKE.set(shared.wake.raw());
+    Mark::SOON.set(shared.soon.raw());
     let sender = Sender {
         shared: shared.clone(),
     };
@@ -141,18 +145,14 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
 }
 
 impl Sender {
-    /// Queues a command; false if the agent thread is gone, or cannot be woken any more: some programs close all
-    /// numbers that there are.
+    /// Queues a command; false if the agent thread is gone, or cannot be woken any more.
     pub(crate) fn send(&self, command: Command) -> bool {
-        if self.shared.closed.load(Ordering::Acquire) {
+        if self.shared.is_lost() {
             return false;
         }
         self.shared.queue.put(command);
-        if !self.shared.awake.swap(true, Ordering::AcqRel)
-            && !sys::eventfd_wake(self.shared.wake.raw())
-        {
-            self.shared.closed.store(true, Ordering::Release);
-            return false;
+        if !self.shared.awake.swap(true, Ordering::AcqRel) {
+            sys::eventfd_wake(self.shared.wake.raw());
         }
         true
     }
@@ -162,20 +162,42 @@ impl Sender {
         if self.shared.hurry.load(Ordering::Acquire) {
             return self.send(command);
         }
-        if self.shared.closed.load(Ordering::Acquire) {
+        if self.shared.is_lost() {
             return false;
         }
         self.shared.queue.put(command);
         if !self.shared.awake.load(Ordering::Acquire)
             && !self.shared.waking.swap(true, Ordering::AcqRel)
         {
-            sys::timerfd_set(self.shared.soon.raw(), Some(SOON));
+            let soon = self.shared.soon.raw();
+            if !Mark::SOON.is_on(soon) {
+                self.shared.closed.store(true, Ordering::Release);
+                return false;
+            }
+            sys::timerfd_set(soon, Some(SOON));
         }
         true
     }
 }
 
+impl Shared {
+    /// Whether the agent thread is gone, or sleeps for good. It does when somebody has closed what wakes it, even if that
+    /// was between a command and its waking up: epoll forgets what is closed. So this has to be asked each time, and not
+    /// only when the thread has to be woken.
+    fn is_lost(&self) -> bool {
+        if !self.closed.load(Ordering::Acquire) && !Mark::WAKE.is_on(self.wake.raw()) {
+            self.closed.store(true, Ordering::Release);
+        }
+        self.closed.load(Ordering::Acquire)
+    }
+}
+
 impl Receiver {
+    /// Whether nothing wakes this thread any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.shared.is_lost()
+    }
+
     /// What becomes readable when there are commands that are not urgent.
     pub(crate) fn soon(&self) -> BorrowedFd<'_> {
         self.shared.soon.as_fd()
@@ -201,9 +223,14 @@ impl Receiver {
     /// The next command, when one comes.
     pub(crate) fn wait(&self) -> Command {
         loop {
-            self.rearm();
+            let lost = self.shared.is_lost();
+            if !lost {
+                self.rearm();
+            }
             match self.next() {
                 Some(command) => return command,
+                // Nobody sends any more.
+                None if lost => sys::nap(LONG),
                 None => sys::wait_readable(self.shared.wake.raw()),
             }
         }
@@ -211,7 +238,9 @@ impl Receiver {
 
     /// Makes the agent thread look again.
     pub(crate) fn wake(&self) {
-        sys::eventfd_wake(self.shared.wake.raw());
+        if !self.shared.is_lost() {
+            sys::eventfd_wake(self.shared.wake.raw());
+        }
     }
 
     /// Must come before the commands are taken out: one sent after the last [`next`](Self::next)

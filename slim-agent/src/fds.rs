@@ -14,6 +14,7 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use libc::{c_int, c_long};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -65,6 +66,42 @@ pub fn adopt(fd: OwnedFd) -> OwnedFd {
 pub fn release(fd: RawFd) {
     set(fd, false);
 }
+
+/// What tells a file of ours from another one that has come under its number: a program can close our descriptors where
+/// no hook sees it. The kernel keeps the signal of `F_SETSIG` with the file; nobody gets it, for the file has no owner.
+#[derive(Clone, Copy, Debug)]
+pub struct Mark(c_int);
+
+impl Mark {
+    /// Of what wakes a sleeping thread of the application.
+    pub const ALARM: Mark = Mark(62);
+    /// Of the timer that wakes the agent thread for what is not urgent.
+    pub(crate) const SOON: Mark = Mark(63);
+    /// Of what wakes the agent thread.
+    pub(crate) const WAKE: Mark = Mark(64);
+
+    /// Marks the file under `fd`.
+    pub fn set(self, fd: RawFd) {
+        // SAFETY: no memory is passed.
+        unsafe { libc::syscall(libc::SYS_fcntl, fd, F_SETSIG, self.0) };
+    }
+
+    /// Whether the file under `fd` has this mark. Leaves errno alone. Async-signal-safe.
+    pub fn is_on(self, fd: RawFd) -> bool {
+        // SAFETY: no memory is passed; errno is always there.
+        let signal = unsafe {
+            let errno = *libc::__errno_location();
+            let signal = libc::syscall(libc::SYS_fcntl, fd, F_GETSIG);
+            *libc::__errno_location() = errno;
+            signal
+        };
+        signal == c_long::from(self.0)
+    }
+}
+
+/// As in `asm-generic/fcntl.h`.
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
 
 /// The lowest number our descriptors use: out of the way, with a quarter of the soft limit left
 /// for them. The limit is read again now and then, since the application may change it.

@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
+use crate::fds::Mark;
 use crate::sys;
 
 static IS_OUT: AtomicBool = AtomicBool::new(false);
@@ -14,7 +15,10 @@ static WAKE: AtomicI32 = AtomicI32::new(-1);
 /// nothing, takes no lock.
 pub fn memory_is_out() {
     if !IS_OUT.swap(true, Ordering::SeqCst) {
-        sys::eventfd_wake(WAKE.load(Ordering::SeqCst));
+        let wake = WAKE.load(Ordering::SeqCst);
+        if Mark::WAKE.is_on(wake) {
+            sys::eventfd_wake(wake);
+        }
     }
 }
 

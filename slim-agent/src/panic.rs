@@ -29,6 +29,9 @@ thread_local! {
     static SURVIVOR: RefCell<Option<Rc<Survivor>>> = const { RefCell::new(None) };
 }
 
+/// Why the thread cannot go on after somebody has closed its descriptors.
+pub(crate) const LOST: &str = "the program has closed descriptors of SLIM's";
+
 /// What outlives a panic of the agent thread.
 pub(crate) struct Survivor {
     commands: Rc<Receiver>,
@@ -118,13 +121,24 @@ impl Survivor {
     }
 
     fn go_on(&self, why: &str) -> ! {
-        let why = why.replace('\n', " ");
-        events::write_out();
-        self.log
-            .error(|| format!("{why}: connections are plain TCP from now on"));
+        // If this thread's descriptors have been closed, the numbers are the program's. The event loop ends in a panic then.
+        let lost = self.commands.is_lost();
+        let why = if lost { LOST } else { why };
+        let text = || {
+            let why = why.replace('\n', " ");
+            format!("{why}: connections are plain TCP from now on")
+        };
+        if lost {
+            self.log.info(text);
+        } else {
+            events::write_out();
+            self.log.error(text);
+        }
         // For the case that it happened while starting.
         self.started.answer(Err(io::Error::other("internal error")));
-        fds::shut_watched();
+        if !lost {
+            fds::shut_watched();
+        }
         let away = self.away.try_borrow_mut();
         let mut away = away.map(|mut a| mem::take(&mut *a)).unwrap_or_default();
         // Faults that are queued are of flows that still look well here.

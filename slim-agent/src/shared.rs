@@ -12,6 +12,7 @@ use slim_core::Time;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
 use tokio::sync::Notify;
+use tokio::{task, time};
 
 use crate::command::Receiver;
 use crate::control::Control;
@@ -25,6 +26,8 @@ use crate::turn;
 /// A deadline that has passed already is looked at again after this long, should the endpoint not
 /// have moved it: a mistake there must not make the process spin.
 const LEAST_DELAY: Duration = Duration::from_micros(50);
+/// How often this thread looks at its descriptors while a flow is without a transport.
+const LOOK: Duration = Duration::from_secs(1);
 /// Commands taken in a row before everybody else gets a turn.
 const MOST_COMMANDS: usize = 4096;
 
@@ -41,6 +44,8 @@ pub(crate) struct Shared {
     maybe_free: Notify,
     /// The thread is to end.
     retired: Cell<bool>,
+    /// A task looks at this thread's own descriptors.
+    looks: Cell<bool>,
     /// For reading during a replay; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
@@ -59,6 +64,7 @@ impl Shared {
             starved: Cell::new(0),
             maybe_free: Notify::new(),
             retired: Cell::new(false),
+            looks: Cell::new(false),
             scratch: RefCell::default(),
         }
     }
@@ -87,11 +93,30 @@ impl Shared {
         driver.settle(self);
         if driver.survivor.any_away() {
             turn::want();
+            self.look_at_own();
         }
         self.arm(&driver);
         // The application's old transports are closed in there.
         self.descriptor_freed();
         result
+    }
+
+    /// While a flow is without a transport its application waits for this thread, which is woken by nothing when somebody
+    /// has closed its descriptors. So it looks by itself.
+    fn look_at_own(self: &Rc<Self>) {
+        if self.looks.replace(true) {
+            return;
+        }
+        let shared = self.clone();
+        task::spawn_local(async move {
+            while shared.driver.borrow().survivor.any_away() {
+                time::sleep(LOOK).await;
+                if shared.commands.get_ref().is_lost() {
+                    panic::give_up(panic::LOST);
+                }
+            }
+            shared.looks.set(false);
+        });
     }
 
     /// Whether connections wait to be accepted for want of descriptors. Then none may be spent on

@@ -129,6 +129,7 @@ fn run(parts: Parts, commands: Receiver, report: Report) {
     );
     let built = runtime::Builder::new_current_thread()
         .enable_io()
+        .enable_time()
         .event_interval(TASKS_PER_LOOK)
         .on_thread_park(events::write_out)
         .build();

@@ -6,8 +6,10 @@
 //! (epoll needs none of this: adding a registration wakes its sleepers.)
 
 use crate::lock::Lock;
+use crate::runtime;
 use crate::sys::{self, Errno};
 use libc::{c_int, pollfd};
+use slim_agent::fds::Mark;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -31,12 +33,27 @@ struct Alarms {
     looked: usize,
 }
 
+/// Whether the number is an alarm still: the program may have closed it where no hook saw it.
+fn is_alarm(fd: c_int) -> bool {
+    runtime::quietly(|| Mark::ALARM.is_on(fd))
+}
+
 impl Alarms {
+    /// The number has something else under it, or nothing.
+    fn forget(&mut self, fd: c_int) {
+        self.asleep.retain(|asleep| *asleep != fd);
+        self.all.retain(|(known, _)| *known != fd);
+    }
+
     /// The alarm of a thread that has ended, for the thread `me`.
     fn inherit(&mut self, me: c_int) -> Option<c_int> {
         for _ in 0..LOOKS.min(self.all.len()) {
             self.looked = (self.looked + 1) % self.all.len();
             let (fd, owner) = self.all[self.looked];
+            if !is_alarm(fd) {
+                self.forget(fd);
+                return None;
+            }
             if owner == me || !sys::thread_lives(owner) {
                 self.all[self.looked].1 = me;
                 // A thread that was cancelled in its call has not left the list.
@@ -58,16 +75,21 @@ thread_local! {
 fn own() -> Option<c_int> {
     let forks = FORKS.load(Ordering::Relaxed);
     if let Some((fd, _)) = ALARM.get().filter(|(_, of)| *of == forks) {
-        return Some(fd);
+        if is_alarm(fd) {
+            return Some(fd);
+        }
+        ALARMS.with(|alarms| alarms.forget(fd));
     }
     let me = sys::tid();
-    let fd = match ALARMS.with(|alarms| alarms.inherit(me)) {
+    let inherited = ALARMS.with(|alarms| alarms.inherit(me));
+    let fd = match inherited {
         Some(fd) => {
             sys::reset_eventfd(fd);
             fd
         }
         None => {
             let fd = sys::eventfd().ok()?;
+            runtime::quietly(|| Mark::ALARM.set(fd));
             ALARMS.with(|alarms| alarms.all.push((fd, me)));
             fd
         }
@@ -89,7 +111,9 @@ pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
                 alarms.asleep.swap_remove(i);
             }
         });
-        sys::reset_eventfd(fd);
+        if is_alarm(fd) {
+            sys::reset_eventfd(fd);
+        }
     });
     r
 }
@@ -121,7 +145,10 @@ pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
 
 /// After a swap.
 pub fn wake_all() {
-    ALARMS.with(|alarms| alarms.asleep.iter().for_each(|fd| sys::signal_eventfd(*fd)));
+    ALARMS.with(|alarms| {
+        let asleep = alarms.asleep.iter().filter(|fd| is_alarm(**fd));
+        asleep.for_each(|fd| sys::signal_eventfd(*fd));
+    });
 }
 
 /// Around a fork: holds the list.

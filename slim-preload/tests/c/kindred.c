@@ -44,25 +44,90 @@ static void becomes_a_server(void) {
     child_is_over(p);
 }
 
+// All that is not the program's own, those of others among them, where nobody sees it.
+static void closes_all(void) {
+    const int first = 100, last = 70000;
+    if (is("closes-each")) {
+        for (int i = first; i < last; i++)
+            if (i != t_sync) raw(SYS_close, i);
+        return;
+    }
+    pid_t p = is("closes-in-child") ? MUST(syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0)) : 0;
+    if (!p) {
+        raw(SYS_close_range, first, t_sync - 1, 0);
+        raw(SYS_close_range, t_sync + 1, ~0u, 0);
+        if (is("closes-in-child")) raw(SYS_exit_group, 0);
+    }
+    if (p) child_is_over(p);
+}
+
+// Much more than is kept of it for a resume.
+static void much(int fd) {
+    enum { TIMES = 8192 };
+    for (int i = 0; i < TIMES; i++) {
+        fill(b, i * sizeof b, sizeof b, 2);
+        if (is_server() ? full_recv(fd, b, sizeof b) != sizeof b || !verify(b, i * sizeof b, sizeof b, 2) : full_send(fd, b, sizeof b)) {
+            line("much: %d: %s", i, ename(errno));
+            return;
+        }
+    }
+    line("much: all there");
+}
+
+// The connection is away when all is closed: its other end stands still, and answers nobody.
+static void away(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (is_server()) {
+        tell(getpid());
+        meet();
+        return;
+    }
+    pid_t server = hear();
+    MUST(kill(server, SIGSTOP));
+    if (atoi(getenv("T_BREAKS"))) MUST(break_connections());
+    // Without SLIM this is where the error is seen, with it nothing is.
+    poll(&p, 1, 300);
+    closes_all();
+    MUST(kill(server, SIGCONT));
+    double since = now_s();
+    line("poll: %d", poll(&p, 1, 5000));
+    // Bare it is the one error or the other, depending on which end is destroyed first.
+    line("recv: %zd", recv(fd, b, 1, MSG_DONTWAIT));
+    line("%s", now_s() - since < 4 ? "soon" : "late");
+    meet();
+}
+
+static int closes(void) { return !strncmp(getenv("T_ARGS"), "closes-", 7); }
+
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 60);
     int l = -1, fd = pair_up(&l);
     talk(fd, "before");
+    if (is("away")) {
+        away(fd);
+        return 0;
+    }
     if (!is_server()) {
         if (is("shares")) shares_descriptors();
         if (is("server")) becomes_a_server();
-        // Descriptors of others among them.
-        if (is("closes-all")) MUST(raw(SYS_close_range, 100, ~0u, 0));
+        if (closes()) closes_all();
     }
     meet();
+    if (closes()) {
+        talk(fd, "without others");
+        much(fd);
+        meet();
+    }
     if (is_server() && atoi(getenv("T_BREAKS")) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
-    if (is("closes-all")) {
+    if (closes()) {
+        meet();
         // Nobody is left to resume it: it ends as it would without anybody.
         struct pollfd p = {.fd = fd, .events = POLLIN};
         double since = now_s();
         line("poll: %d", poll(&p, 1, 5000));
         line("recv: %zd", recv(fd, b, 1, MSG_DONTWAIT));
         line("%s", now_s() - since < 4 ? "soon" : "late");
+        meet();
         return 0;
     }
     talk(fd, "after");
