@@ -74,6 +74,32 @@ static void much(int fd) {
     line("much: all there");
 }
 
+// Whether a thread, by its directory, is stopped.
+static int is_stopped(const char *tasks, const char *thread) {
+    char path[400], text[256] = "", *name_ends;
+    snprintf(path, sizeof path, "%s/%s/stat", tasks, thread);
+    int f = open(path, O_RDONLY);
+    if (f < 0) return 1;
+    ssize_t n = read(f, text, sizeof text - 1);
+    close(f);
+    return n <= 0 || ((name_ends = strrchr(text, ')')) && name_ends[2] == 'T');
+}
+
+// Stops all threads of a process; a signal alone is not there yet when `kill` returns.
+static void stop(pid_t p) {
+    char tasks[64];
+    snprintf(tasks, sizeof tasks, "/proc/%d/task", p);
+    MUST(kill(p, SIGSTOP));
+    for (int all = 0; !all; ms(1)) {
+        all = 1;
+        DIR *d = opendir(tasks);
+        if (!d) _exit(97);
+        for (struct dirent *e; (e = readdir(d));)
+            if (e->d_name[0] != '.' && !is_stopped(tasks, e->d_name)) all = 0;
+        closedir(d);
+    }
+}
+
 // The connection is away when all is closed: its other end stands still, and answers nobody.
 static void away(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -83,7 +109,7 @@ static void away(int fd) {
         return;
     }
     pid_t server = hear();
-    MUST(kill(server, SIGSTOP));
+    stop(server);
     if (atoi(getenv("T_BREAKS"))) MUST(break_connections());
     // Without SLIM this is where the error is seen, with it nothing is.
     poll(&p, 1, 300);
