@@ -167,13 +167,9 @@ fn assemble(
         &parts.seed,
     );
     let shared = Rc::new(Shared::new(driver, commands, alarm));
-    let places = parts.places.into_iter();
+    let mut places = parts.places.into_iter();
     shared
-        .with_self(|d, _, shared| {
-            places
-                .map(|place| d.control.serve(place, shared))
-                .collect::<io::Result<()>>()
-        })
+        .with_self(|d, _, shared| places.try_for_each(|place| d.control.serve(place, shared)))
         .map_err(&register)?;
     address_watch::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));

@@ -120,7 +120,7 @@ impl Endpoint {
                 return Some(PendingHello {
                     from: waiting.from,
                     local: waiting.local,
-                    data: seal_with_job(self.config.job_key.as_ref(), &Message::Hello(hello)),
+                    data: seal_with_job(self.config.job_key.as_ref(), &Message::Hello(*hello)),
                 });
             }
         }
@@ -289,7 +289,7 @@ impl Endpoint {
                 }
             }
             let waiting = Waiting {
-                said: Said::Hello(*hello),
+                said: Said::Hello(Box::new(*hello)),
                 from,
                 local,
             };

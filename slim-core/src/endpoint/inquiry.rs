@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::Endpoint;
 use super::close::Said;
 use super::flow::State;
-use super::record::{Asked, Flow, Proof, Why};
+use super::record::{Asked, Proof, Why};
 use super::timer::{Owner, Timer};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
@@ -129,8 +129,8 @@ impl Endpoint {
             to,
         }));
         if let Some(inquiry) = self.inquiries.open.get(&peer) {
-            let waits = |flow: &Box<Flow>| flow.query.is_some();
-            if inquiry.refused.is_some() || self.flows.get(&inquiry.token).is_some_and(waits) {
+            let waits = self.flows.get(&inquiry.token);
+            if inquiry.refused.is_some() || waits.is_some_and(|flow| flow.query.is_some()) {
                 return;
             }
             // The flow that was asked about has ended meanwhile, and so nobody takes the answer.

@@ -43,7 +43,7 @@ pub(super) struct Waiting {
 
 /// What has been said for a connection.
 pub(super) enum Said {
-    Hello(Hello),
+    Hello(Box<Hello>),
     Open(Box<Arrival>),
 }
 

@@ -16,9 +16,11 @@ hook! { unsafe fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) ->
 }}
 hook! { unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_bind {
     let before = errno();
-    let r = real!(bind)(fd, addr, len);
+    // Of a number that is free at the moment nothing of ours must be seen.
+    let really = || take(|| real!(bind)(fd, addr, len));
+    let r = really();
     if r == 0 { return r; }
-    sockets::give_way(fd, addr, len, before, || real!(bind)(fd, addr, len))
+    sockets::give_way(fd, addr, len, before, really)
 }}
 hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
     let announced = keep_errno(|| sockets::about_to_listen(fd));

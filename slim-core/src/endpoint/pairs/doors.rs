@@ -258,7 +258,7 @@ impl Doors {
     }
 
     /// SEEN for all with news: where to, from where, and what.
-    pub(super) fn to_tell(&mut self, now: Time) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
+    pub(super) fn take_news(&mut self, now: Time) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
         let told = std::mem::take(&mut self.to_tell).into_iter();
         let seen = told.filter_map(|pair| {
             let door = self.of.get_mut(now, &pair)?;

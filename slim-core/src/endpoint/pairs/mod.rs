@@ -210,7 +210,7 @@ impl Endpoint {
 
     /// Tells the peers whose OPENs have come that they have.
     pub fn tell_seen(&mut self, now: Time) {
-        let told = self.pairs.doors().to_tell(now);
+        let told = self.pairs.doors().take_news(now);
         for (to, from, data) in told {
             self.out.datagram(to, Some(from), data);
         }
