@@ -206,8 +206,13 @@ fn numbers_in_the_text_are_those_of_the_code() {
         ),
         (
             NEGOTIATE,
-            "LATE_HELLO: Duration = Duration::from_millis(20)",
-            "20 ms for a HELLO",
+            "LATE_HELLO: Duration = Duration::from_millis(250)",
+            "it is waited for 250 ms",
+        ),
+        (
+            NEGOTIATE,
+            "STRAY_HELLO: Duration = Duration::from_millis(20)",
+            "20 ms where connections have come from that host without",
         ),
         (
             NEGOTIATE,

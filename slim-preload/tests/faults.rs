@@ -186,6 +186,12 @@ fn broken_with_urgent_bytes() {
     }
 }
 
+/// The connection becomes plain TCP, and what it has stashed is read all the same.
+#[test]
+fn an_urgent_byte_behind_a_stash() {
+    unnoticed("behind", &[""], 1);
+}
+
 /// What is wrong with an application's pointers the kernel says, or nobody; also when no transport is there to ask.
 #[test]
 fn bad_pointers() {

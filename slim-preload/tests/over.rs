@@ -143,6 +143,9 @@ fn not_read(
     Some((figure(&server, "kept:", "descriptors "), orphaned.count()))
 }
 
+/// The mailbox, which the server's process has after the first connections.
+const MAILBOX: i64 = 1;
+
 #[test]
 fn clients_that_do_not_read_for_long() {
     let settings = [("SLIM_LINGER", "1")];
@@ -153,7 +156,7 @@ fn clients_that_do_not_read_for_long() {
         "time",
     );
     if let Some((descriptors, orphaned)) = found {
-        assert_eq!((descriptors, orphaned), (0, 40));
+        assert_eq!((descriptors, orphaned), (MAILBOX, 40));
     }
 }
 
@@ -167,8 +170,8 @@ fn clients_that_do_not_read_much() {
         "memory",
     );
     if let Some((descriptors, orphaned)) = found {
-        assert!(descriptors < 4, "{descriptors}");
-        assert_eq!(orphaned as i64, 40 - descriptors);
+        assert!(descriptors < 4 + MAILBOX, "{descriptors}");
+        assert_eq!(orphaned as i64, 40 - (descriptors - MAILBOX));
     }
 }
 
@@ -177,6 +180,6 @@ fn many_clients_that_do_not_read() {
     let settings = [("SLIM_LINGER", "3600"), ("T_FILES", "256")];
     let found = not_read("many_clients_that_do_not_read", 1 << 30, &settings, "flows");
     if let Some((descriptors, orphaned)) = found {
-        assert_eq!((descriptors, orphaned), (16, 24));
+        assert_eq!((descriptors, orphaned), (16 + MAILBOX, 24));
     }
 }

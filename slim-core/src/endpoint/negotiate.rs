@@ -101,6 +101,11 @@ impl Endpoint {
                 let age = self.config.hello_timeout;
                 self.askers.note_connection(now, remote.ip(), age);
                 while let Some(waiting) = self.pending.take(now, (local, remote)) {
+                    // An OPEN has settled it. The HELLO that its connector said beside it is not to be answered, or the two
+                    // ends would have the flow under different names.
+                    if self.flow(token).state() != State::Negotiating {
+                        continue;
+                    }
                     match waiting.said {
                         Said::Hello(hello) => {
                             self.accept_hello(now, token, &hello, waiting.from, waiting.local);
