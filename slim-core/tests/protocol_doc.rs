@@ -191,6 +191,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const CLOSE: &str = include_str!("../src/endpoint/close.rs");
     const RESPOND: &str = include_str!("../src/endpoint/respond.rs");
     const ATTEMPTS: &str = include_str!("../src/endpoint/attempts.rs");
+    const CONNECTING: &str = include_str!("../src/endpoint/connecting.rs");
     const PACE: &str = include_str!("../src/endpoint/pace.rs");
     const PROBE: &str = include_str!("../src/endpoint/probe.rs");
     let pairs = [
@@ -217,7 +218,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
         (
             NEGOTIATE,
             "LATE_ANSWER: Duration = Duration::from_millis(500)",
-            "at most half a second for the answer",
+            "is waited for half a second at most",
         ),
         (
             NEGOTIATE,
@@ -295,22 +296,22 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "keeps at most 1024 such connections, for 5 s each",
         ),
         (
-            ATTEMPTS,
+            CONNECTING,
             "BACKOFF: Duration = Duration::from_millis(20)",
             "grows from 20 ms to 1 s",
         ),
         (
-            ATTEMPTS,
+            CONNECTING,
             "BACKOFF_MAX: Duration = Duration::from_secs(1)",
             "grows from 20 ms to 1 s",
         ),
         (
-            ATTEMPTS,
+            CONNECTING,
             "STUCK: Duration = Duration::from_secs(1)",
             "hangs is replaced after 1 s, in later windows 2 s and 4 s",
         ),
         (
-            ATTEMPTS,
+            CONNECTING,
             "STUCK_DOUBLINGS: u32 = 2",
             "hangs is replaced after 1 s, in later windows 2 s and 4 s",
         ),
@@ -320,7 +321,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "hears nothing for 2 s",
         ),
         (
-            ATTEMPTS,
+            CONNECTING,
             "HUNG: Duration = Duration::from_millis(25)",
             "does not stand after 25 ms",
         ),
