@@ -47,11 +47,8 @@ pub fn before_fork() {
 /// and a number that the child closes may become another instance's. It does not touch them, for another thread may
 /// have had the lock of one.
 pub fn after_fork(child: bool) {
-    if child {
-        // SAFETY: locked by `before_fork`. Forgotten, for freeing would use the allocator in a forked child.
-        std::mem::forget(std::mem::take(unsafe { INSTANCES.get() }));
-    }
-    INSTANCES.unlock();
+    // SAFETY: taken by `before_fork`.
+    unsafe { INSTANCES.unlock_after_fork(child) };
 }
 
 /// A number that was just given out for a new instance. It is known from its beginning on, for it may be duplicated

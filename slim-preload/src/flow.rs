@@ -303,11 +303,8 @@ pub fn before_fork() {
 
 /// After a fork, on either side. A child starts without the parent's flows.
 pub fn after_fork(child: bool) {
-    if child {
-        // SAFETY: locked by `before_fork`. Forgotten, for freeing would use the allocator in a forked child.
-        std::mem::forget(std::mem::take(unsafe { FREE.get() }));
-    }
-    FREE.unlock();
+    // SAFETY: taken by `before_fork`.
+    unsafe { FREE.unlock_after_fork(child) };
 }
 
 impl Flow {

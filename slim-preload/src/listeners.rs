@@ -46,9 +46,6 @@ pub fn before_fork() {
 
 /// After a fork, on either side. A child has none of its own yet.
 pub fn after_fork(child: bool) {
-    if child {
-        // SAFETY: locked by `before_fork`. Forgotten, for freeing would use the allocator in a forked child.
-        std::mem::forget(std::mem::take(unsafe { LISTENERS.get() }));
-    }
-    LISTENERS.unlock();
+    // SAFETY: taken by `before_fork`.
+    unsafe { LISTENERS.unlock_after_fork(child) };
 }

@@ -121,6 +121,21 @@ pub struct Lock<T> {
 // SAFETY: the value is only reached through `get`, whose contract is that the caller holds the lock.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
+impl<T: Default> Lock<T> {
+    /// After a fork, on either side: frees the lock that was taken before it. A child begins with an empty value. The
+    /// parent's is forgotten, not dropped: freeing would use the allocator in a forked child.
+    ///
+    /// # Safety
+    /// The calling thread took the lock before the fork.
+    pub unsafe fn unlock_after_fork(&self, child: bool) {
+        if child {
+            // SAFETY: the lock is held, says the caller.
+            std::mem::forget(std::mem::take(unsafe { self.get() }));
+        }
+        self.unlock();
+    }
+}
+
 impl<T> Lock<T> {
     /// A free lock.
     pub const fn new(value: T) -> Self {

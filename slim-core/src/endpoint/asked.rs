@@ -9,7 +9,7 @@ use super::close::Tomb;
 use super::ends::Ends;
 use super::flow::State;
 use super::negotiate::{LATE_ANSWER, LATE_HELLO};
-use super::pending::{PendingHello, Said, Waiting};
+use super::pending::{PendingHello, Request, Waiting};
 use super::processes::Process;
 use super::record::Peer;
 use super::timer::{Owner, Timer};
@@ -116,7 +116,7 @@ impl Endpoint {
         let tuple = (plain(local), plain(remote));
         while let Some(waiting) = self.pending.take(now, tuple) {
             // An OPEN was said to us, and is of no use to anybody else.
-            if let Said::Hello(hello) = waiting.said {
+            if let Request::Hello(hello) = waiting.request {
                 return Some(PendingHello {
                     from: waiting.from,
                     local: waiting.local,
@@ -132,7 +132,7 @@ impl Endpoint {
     pub fn refuse_pending(&mut self, fits: impl Fn(SocketAddr) -> bool) {
         for waiting in self.pending.take_all(fits) {
             // Whoever has said OPEN asks soon, and is told then.
-            let Said::Hello(hello) = waiting.said else {
+            let Request::Hello(hello) = waiting.request else {
                 continue;
             };
             let nak = Message::HelloNak(HelloNak {
@@ -289,7 +289,7 @@ impl Endpoint {
                 }
             }
             let waiting = Waiting {
-                said: Said::Hello(Box::new(*hello)),
+                request: Request::Hello(Box::new(*hello)),
                 from,
                 local,
             };

@@ -26,9 +26,9 @@ pub(super) const TOMB_AGE: Duration = Duration::from_secs(120);
 /// A transport that failed as if the peer had closed the flow waits so long for the peer's word on that.
 const EXPLANATION: Duration = Duration::from_millis(5);
 
-/// How the peer has come to say where its stream ends.
+/// What message told where the peer's stream ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum Source {
     /// By FIN, which may have been overtaken by what was sent since.
     Unasked,
     /// By STATUS.
@@ -237,7 +237,7 @@ impl Endpoint {
         let Some(token) = self.genuine(fin.flow, parsed) else {
             return self.drop_one();
         };
-        self.peer_finished(now, token, fin.final_seq, fin.how, Said::Unasked);
+        self.peer_finished(now, token, fin.final_seq, fin.how, Source::Unasked);
     }
 
     /// The peer's application has finished, as a FIN or a STATUS says.
@@ -247,7 +247,7 @@ impl Endpoint {
         token: FlowToken,
         end: u64,
         how: FinHow,
-        said: Said,
+        source: Source,
     ) {
         let flow = self.flow(token);
         if !flow.state().carries() {
@@ -264,10 +264,10 @@ impl Endpoint {
         self.learn_final(token, end, how);
         match &mut self.flow(token).outage {
             Some(outage) if outage.errno.is_some() => {
-                outage.confirmed |= said == Said::Asked;
+                outage.confirmed |= source == Source::Asked;
                 self.check_error(now, token);
             }
-            _ => self.eof_explained(now, token, end, said),
+            _ => self.eof_explained(now, token, end, source),
         }
     }
 
@@ -281,7 +281,7 @@ impl Endpoint {
     }
 
     /// The peer sent `end` bytes in all: is that what we had when the stream ended?
-    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, said: Said) {
+    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, source: Source) {
         let flow = self.flow(token);
         let Some(at) = flow.outage.as_ref().and_then(|outage| outage.eof) else {
             return;
@@ -293,7 +293,7 @@ impl Endpoint {
             // Somebody ended the stream early.
             std::cmp::Ordering::Less => self.eof_is_fault(now, token),
             // An ending process announced it, and sent some more: nobody has announced this end.
-            std::cmp::Ordering::Greater if said == Said::Unasked => {
+            std::cmp::Ordering::Greater if source == Source::Unasked => {
                 self.flow(token).peer_fin = None;
                 self.ask(now, token, Why::Eof);
             }
@@ -382,7 +382,7 @@ impl Endpoint {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
-            Some((end, _)) => self.eof_explained(now, token, end, Said::Unasked),
+            Some((end, _)) => self.eof_explained(now, token, end, Source::Unasked),
             None => self.ask(now, token, Why::Eof),
         }
     }

@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Endpoint;
-use super::close::Said;
+use super::close::Source;
 use super::flow::State;
 use super::record::{Asked, Proof, Why};
 use super::timer::{Owner, Timer};
@@ -460,12 +460,12 @@ impl Endpoint {
             FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {
-                self.peer_finished(now, token, end, FinHow::HalfClose, Said::Asked);
+                self.peer_finished(now, token, end, FinHow::HalfClose, Source::Asked);
             }
             FlowStatus::Closed(end) => {
-                self.peer_finished(now, token, end, FinHow::Close, Said::Asked);
+                self.peer_finished(now, token, end, FinHow::Close, Source::Asked);
             }
-            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset, Said::Asked),
+            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset, Source::Asked),
             FlowStatus::Legacy => self.fall_back(now, token, LegacyReason::PeerDemoted),
         }
     }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
-use super::pending::Said;
+use super::pending::Request;
 use super::record::{Asking, Bar, Flow, Outage, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
@@ -106,11 +106,11 @@ impl Endpoint {
                     if self.flow(token).state() != State::Negotiating {
                         continue;
                     }
-                    match waiting.said {
-                        Said::Hello(hello) => {
+                    match waiting.request {
+                        Request::Hello(hello) => {
                             self.accept_hello(now, token, &hello, waiting.from, waiting.local);
                         }
-                        Said::Open(arrival) => self.accept_open(now, token, *arrival),
+                        Request::Open(arrival) => self.accept_open(now, token, *arrival),
                     }
                 }
             }

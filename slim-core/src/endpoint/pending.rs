@@ -36,22 +36,22 @@ pub(super) struct Pending {
 }
 
 pub(super) struct Waiting {
-    pub(super) said: Said,
+    pub(super) request: Request,
     pub(super) from: SocketAddr,
     pub(super) local: SocketAddr,
 }
 
-/// What has been said for a connection.
-pub(super) enum Said {
+/// What a connecting process asks for a connection.
+pub(super) enum Request {
     Hello(Box<Hello>),
     Open(Box<Arrival>),
 }
 
-impl Said {
+impl Request {
     fn flow(&self) -> FlowId {
         match self {
-            Said::Hello(hello) => hello.flow,
-            Said::Open(arrival) => arrival.flow,
+            Request::Hello(hello) => hello.flow,
+            Request::Open(arrival) => arrival.flow,
         }
     }
 }
@@ -61,7 +61,7 @@ impl Pending {
         self.expire(now);
         if let Some((_, known)) = self.by_tuple.get_mut(&tuple) {
             // Its place in the order stays: what is asked again all the time would else fill it.
-            known.retain(|other| other.said.flow() != waiting.said.flow());
+            known.retain(|other| other.request.flow() != waiting.request.flow());
             if known.len() >= CANDIDATES {
                 known.remove(0);
             }
@@ -98,9 +98,9 @@ impl Pending {
     /// Forgets an OPEN.
     pub(super) fn forget_open(&mut self, tuple: (SocketAddr, SocketAddr), flow: FlowId) {
         if let Some((_, waiting)) = self.by_tuple.get_mut(&tuple) {
-            waiting.retain(|other| match &other.said {
-                Said::Open(arrival) => arrival.flow != flow,
-                Said::Hello(_) => true,
+            waiting.retain(|other| match &other.request {
+                Request::Open(arrival) => arrival.flow != flow,
+                Request::Hello(_) => true,
             });
             if waiting.is_empty() {
                 self.by_tuple.remove(&tuple);

@@ -22,7 +22,7 @@ use doors::{Doors, News};
 use super::aged::Aged;
 use super::ends::Ends;
 use super::flow::State;
-use super::pending::{Said, Waiting};
+use super::pending::{Request, Waiting};
 use super::record::{Flow, Peer};
 use super::rng::Rng;
 use super::{Action, Endpoint, plain};
@@ -282,7 +282,7 @@ impl Endpoint {
         self.askers.note(now, connector.ip(), age);
         let Some(&token) = self.by_ends.get(&arrival.ends) else {
             let waiting = Waiting {
-                said: Said::Open(Box::new(arrival)),
+                request: Request::Open(Box::new(arrival)),
                 from: connector,
                 local: acceptor,
             };
@@ -321,7 +321,7 @@ impl Endpoint {
         if let Some(&token) = self.by_id.get(&(id, Role::Acceptor))
             && self.flows[&token].peer.is_some()
         {
-            self.peer_finished(now, token, end, how, super::close::Said::Unasked);
+            self.peer_finished(now, token, end, how, super::close::Source::Unasked);
         }
     }
 

@@ -21,12 +21,7 @@ fn comes_late(pair: &mut Pair, from: usize) {
 
 #[test]
 fn who_gave_up_waiting_and_has_forgotten_says_so_to_who_did_not() {
-    let mut pair = Pair::new();
-    pair.udp[A] = Net::Silent;
-    pair.open(A);
-    pair.open(B);
-    pair.wait(ms(3100));
-    assert_eq!(pair.states(), [State::Legacy, State::Negotiating]);
+    let mut pair = Pair::given_up_by_connector();
     pair.ends[A].gone(pair.now, FLOW);
     assert_eq!(pair.ends[A].tables().flows, 0);
     pair.udp[A] = Net::Works;
@@ -41,11 +36,7 @@ fn who_gave_up_waiting_and_has_forgotten_says_so_to_who_did_not() {
 
 #[test]
 fn the_answer_to_a_hello_is_not_waited_for_for_ever() {
-    let mut pair = Pair::new();
-    pair.udp[A] = Net::Silent;
-    pair.open(A);
-    pair.open(B);
-    pair.wait(ms(3100));
+    let mut pair = Pair::given_up_by_connector();
     pair.ends[A].gone(pair.now, FLOW);
     pair.wait(Duration::from_secs(120));
     let heard = pair.heard[B].len();
@@ -55,10 +46,7 @@ fn the_answer_to_a_hello_is_not_waited_for_for_ever() {
 
 #[test]
 fn who_has_forgotten_refuses_a_late_hello_and_not_that_of_the_next_connection() {
-    let mut pair = Pair::new();
-    pair.open(B);
-    pair.wait(ms(3100));
-    assert_eq!(pair.state(B), Some(State::Legacy));
+    let mut pair = Pair::given_up_by_acceptor();
     pair.ends[B].gone(pair.now, FLOW);
     pair.open(A);
     pair.run();

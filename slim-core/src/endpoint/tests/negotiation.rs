@@ -132,12 +132,7 @@ fn a_lost_answer_is_given_again_and_is_the_same() {
 
 #[test]
 fn who_gave_up_waiting_says_so_to_who_did_not() {
-    let mut pair = Pair::new();
-    pair.udp[A] = Net::Silent;
-    pair.open(A);
-    pair.open(B);
-    pair.wait(ms(3100));
-    assert_eq!(pair.states(), [State::Legacy, State::Negotiating]);
+    let mut pair = Pair::given_up_by_connector();
     // The last answer was only late.
     let ack = pair.done[B].iter().find_map(|action| match action {
         Action::Datagram { data, .. } => Some(data.clone()),
@@ -160,7 +155,7 @@ fn policies() {
     pair.open(B);
     pair.run();
     assert_eq!(pair.done[A], [LEGACY], "off asks nobody");
-    pair.wait(ms(3100));
+    pair.wait(HELLO_TIME);
     assert_eq!(
         pair.done[B],
         [Action::Legacy {
@@ -191,10 +186,7 @@ fn job_keys_must_be_the_same() {
 
 #[test]
 fn who_counts_no_more_refuses_a_late_hello() {
-    let mut pair = Pair::new();
-    pair.open(B);
-    pair.wait(ms(3100));
-    assert_eq!(pair.state(B), Some(State::Legacy));
+    let mut pair = Pair::given_up_by_acceptor();
     pair.open(A);
     pair.run();
     assert_eq!(pair.kinds(A), [Kind::HelloNak]);
@@ -228,7 +220,7 @@ fn an_error_during_negotiation_waits_for_its_outcome() {
         pair.open(A);
         pair.run();
         pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
-        pair.wait(ms(3100));
+        pair.wait(HELLO_TIME);
         assert_eq!(
             pair.verdict(A),
             Some(Verdict::Errno(110)),

@@ -16,6 +16,8 @@ pub(super) const B: usize = 1;
 pub(super) const FLOW: FlowToken = FlowToken(7);
 /// Port of the mailbox of every process that has one.
 pub(super) const MAILBOX: u16 = 900;
+/// A little more than HELLO is asked and waited for.
+pub(super) const HELLO_TIME: Duration = Duration::from_millis(3100);
 pub(super) const RESET: i32 = 104;
 pub(super) const REFUSED: i32 = 111;
 
@@ -130,6 +132,27 @@ impl Pair {
         pair.run();
         assert_eq!(pair.states(), [State::Live; 2]);
         pair.forget();
+        pair
+    }
+
+    /// Both ends are open and ask; what the acceptor says is lost. The connector takes the flow for plain TCP when HELLO's
+    /// time is up.
+    pub(super) fn given_up_by_connector() -> Pair {
+        let mut pair = Pair::new();
+        pair.udp[A] = Net::Silent;
+        pair.open(A);
+        pair.open(B);
+        pair.wait(HELLO_TIME);
+        assert_eq!(pair.states(), [State::Legacy, State::Negotiating]);
+        pair
+    }
+
+    /// The acceptor has waited for a HELLO until its time was up.
+    pub(super) fn given_up_by_acceptor() -> Pair {
+        let mut pair = Pair::new();
+        pair.open(B);
+        pair.wait(HELLO_TIME);
+        assert_eq!(pair.state(B), Some(State::Legacy));
         pair
     }
 
