@@ -2,15 +2,14 @@
 
 mod common;
 
+use common::events::Events;
 use common::{Program, SETTLED, apart, compile, pair, scratch};
-use std::collections::BTreeMap;
-use std::fs;
 
 /// Connections that end in each way.
 const CONNECTIONS: usize = 200;
 
-/// How often each kind of event is in the logs, once the connections have ended in this way.
-fn events(how: &str, ends_it: &str) -> BTreeMap<String, usize> {
+/// What is in the logs, once the connections have ended in this way.
+fn events(how: &str, ends_it: &str) -> Events {
     let program = compile("clean_ends", &[]);
     let log = scratch("clean-ends");
     let one = || {
@@ -27,13 +26,7 @@ fn events(how: &str, ends_it: &str) -> BTreeMap<String, usize> {
         server.transcript(),
         client.transcript()
     );
-    let mut events = BTreeMap::new();
-    for line in fs::read_to_string(&log).expect("an event log").lines() {
-        let kind = line.split("\"kind\":\"").nth(1).expect("a kind");
-        let kind = kind.split('"').next().expect("its end");
-        *events.entry(kind.to_owned()).or_default() += 1;
-    }
-    events
+    Events::read(&log)
 }
 
 #[test]
@@ -53,12 +46,13 @@ fn nothing_is_taken_for_a_fault() {
     ] {
         for ends_it in ["client", "server"] {
             let events = events(how, ends_it);
-            println!("{how}, by the {ends_it}: {events:?}");
+            let counts = events.counts();
+            println!("{how}, by the {ends_it}: {counts:?}");
             if ["attempt", "suspend"]
                 .iter()
-                .any(|kind| events.contains_key(*kind))
+                .any(|kind| counts.contains_key(*kind))
             {
-                bad.push(format!("{how}, by the {ends_it}: {events:?}"));
+                bad.push(format!("{how}, by the {ends_it}: {counts:?}"));
             }
         }
     }

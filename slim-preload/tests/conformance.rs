@@ -6,9 +6,9 @@
 
 mod common;
 
+use common::events::Events;
 use common::{Program, SETTLED, apart, compare, compile, pair, preload, same_alone, same_pair};
 use std::ffi::OsStr;
-use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
 
@@ -149,10 +149,7 @@ fn numbers_during_resumes() {
         .env("T_BREAKS", "1")
         .env("SLIM_EVENTS", &events)
         .run();
-    let resumes = fs::read_to_string(&events)
-        .unwrap_or_default()
-        .matches("\"resume\"")
-        .count();
+    let resumes = Events::read(&events).count("resume");
     if let Some(difference) = compare("numbers", &bare, &got) {
         panic!("{difference}after {resumes} resumes");
     }
@@ -421,10 +418,9 @@ fn listeners_answer_from_the_first_connection_on() {
                 panic!("{difference}");
             }
         }
-        let log = fs::read_to_string(&logs[1]).unwrap_or_default();
-        let count = |what: &str| log.lines().filter(|l| l.contains(what)).count();
+        let events = Events::read(&logs[1]);
         let connections = if way == "at-once" { 20 } else { 2 };
-        assert_eq!(count("\"kind\":\"live\""), connections, "{way}:\n{log}");
+        assert_eq!(events.count("live"), connections, "{way}:\n{events}");
     }
 }
 
@@ -441,12 +437,8 @@ fn settled_flows_are_live() {
             .env("SLIM_EVENTS", &events)
             .run();
         assert!(got.ok(), "{}", got.transcript());
-        let log = fs::read_to_string(&events).unwrap_or_default();
-        assert_eq!(
-            log.lines().any(|l| l.contains("live")),
-            live,
-            "SLIM={slim}:\n{log}"
-        );
+        let events = Events::read(&events);
+        assert_eq!(events.count("live") > 0, live, "SLIM={slim}:\n{events}");
     }
 }
 

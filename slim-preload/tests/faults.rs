@@ -7,6 +7,7 @@ mod common;
 #[path = "../src/options/table.rs"]
 mod table;
 
+use common::events::Events;
 use common::{Outcome, Program, SETTLED, compare, compile, own_network, pair, scratch};
 use std::fs;
 use std::path::Path;
@@ -119,13 +120,10 @@ fn resumes_are_written_to_the_event_log() {
         server.transcript(),
         client.transcript()
     );
-    let log = fs::read_to_string(&log).expect("an event log");
-    let resumes = log
-        .lines()
-        .filter(|l| l.contains("\"kind\":\"resume\""))
-        .count();
-    assert!(resumes >= 6, "{resumes} resumes in\n{log}");
-    assert!(!log.contains("escalate"), "{log}");
+    let events = Events::read(&log);
+    let resumes = events.count("resume");
+    assert!(resumes >= 6, "{resumes} resumes in\n{events}");
+    assert_eq!(events.count("escalate"), 0, "{events}");
 }
 
 /// Full connections with buffers of the application's size lose nothing, and do not stall on the next transport.

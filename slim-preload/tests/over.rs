@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::events::Events;
 use common::{Outcome, Program, compile, own_network, pair, pair_started, scratch};
 use std::path::Path;
 use std::time::Duration;
@@ -135,11 +136,11 @@ fn not_read(
     good(&server);
     good(&client);
     assert!(client.stdout.contains("all: 1"), "{}", client.transcript());
-    let log = std::fs::read_to_string(&log).expect("an event log");
+    let events = Events::read(&log);
     let limit = format!("\"limit\":\"{limit}\"");
-    let orphaned = log
-        .lines()
-        .filter(|l| l.contains("\"kind\":\"orphaned\"") && l.contains(&limit));
+    let orphaned = events
+        .of_kind("orphaned")
+        .filter(|line| line.contains(&limit));
     Some((figure(&server, "kept:", "descriptors "), orphaned.count()))
 }
 

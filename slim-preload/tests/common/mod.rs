@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // every test binary uses its own part of this
 
+pub mod events;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;

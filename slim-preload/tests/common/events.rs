@@ -1,0 +1,47 @@
+//! Event logs, as a test asks them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+
+/// What the processes of a test have written to one log.
+pub struct Events(String);
+
+impl Events {
+    /// Reads the log. A log in which nothing was written does not exist.
+    pub fn read(log: &Path) -> Self {
+        Self(fs::read_to_string(log).unwrap_or_default())
+    }
+
+    /// The lines that tell of an event of this kind.
+    pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &str> {
+        self.0.lines().filter(move |line| kind_of(line) == kind)
+    }
+
+    /// How often an event of this kind is told of.
+    pub fn count(&self, kind: &str) -> usize {
+        self.of_kind(kind).count()
+    }
+
+    /// How often each kind is told of.
+    pub fn counts(&self) -> BTreeMap<&str, usize> {
+        let mut counts = BTreeMap::new();
+        for line in self.0.lines() {
+            *counts.entry(kind_of(line)).or_default() += 1;
+        }
+        counts
+    }
+}
+
+fn kind_of(line: &str) -> &str {
+    let kind = line.split("\"kind\":\"").nth(1);
+    let kind = kind.and_then(|rest| rest.split('"').next());
+    kind.unwrap_or_else(|| panic!("a line without a kind: {line}"))
+}
+
+impl fmt::Display for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
