@@ -182,7 +182,8 @@ impl Agent {
     /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
     /// this side sees them; IPv4-mapped ones may be given as they are.
     ///
-    /// The flow begins as one that is [`dirty`](Self::dirty), since most applications send at once.
+    /// The flow begins as one that is [`dirty`](Self::dirty), since most applications send at once. To be called with
+    /// signals blocked.
     pub fn open(
         &self,
         token: FlowToken,
@@ -271,6 +272,8 @@ impl Agent {
         };
         if !enough(pairs) {
             as_agent(|| short.drain(&mut enough));
+            // The agent's thread may have emptied the mailbox meanwhile.
+            enough(pairs);
         }
         heard
     }
@@ -380,16 +383,16 @@ impl Agent {
     }
 
     /// Sees to it that HELLO for connections to `local` reaches us: by a control socket of ours, by
-    /// another process that has it, or by one that we bind because nobody has it (any more).
+    /// another process that has it, or by one that we bind because nobody has it (any more). Signals are blocked.
     fn find_control_socket(&self, local: SocketAddr) {
         if self.is_dead() {
             return;
         }
-        let mut listeners = self.listeners();
+        let mut listeners = locked(&self.inner.listeners);
         if control::answering(listeners.keys().copied(), local).is_some() {
             return;
         }
-        let mut elsewhere = self.elsewhere();
+        let mut elsewhere = locked(&self.inner.elsewhere);
         let known = control::answering(elsewhere.keys().copied(), local);
         if let Some(until) = known.and_then(|known| elsewhere.get(&known))
             && until.is_none_or(|until| Instant::now() < until)
@@ -464,10 +467,15 @@ impl<'a, T> Held<'a, T> {
     fn new(mutex: &'a Mutex<T>) -> Self {
         let signals = SignalsBlocked::new();
         Held {
-            value: mutex.lock().unwrap_or_else(PoisonError::into_inner),
+            value: locked(mutex),
             _signals: signals,
         }
     }
+}
+
+/// In a thread whose signals are blocked.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Deref for Held<'_, T> {

@@ -119,7 +119,7 @@ struct Shared {
 }
 
 /// When the agent is to look at a command that is not urgent.
-const SOON: Duration = Duration::from_millis(5);
+const SOON: Duration = Duration::from_millis(20);
 
 const LONG: Duration = Duration::from_secs(3600);
 

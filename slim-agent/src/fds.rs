@@ -73,6 +73,10 @@ pub fn release(fd: RawFd) {
 pub struct Mark(c_int);
 
 impl Mark {
+    /// Of what OPEN and FIN are sent by.
+    pub(crate) const OUTLET: Mark = Mark(60);
+    /// Of a mailbox.
+    pub(crate) const MAILBOX: Mark = Mark(61);
     /// Of what wakes a sleeping thread of the application.
     pub const ALARM: Mark = Mark(62);
     /// Of the timer that wakes the agent thread for what is not urgent.

@@ -3,7 +3,7 @@
 //! "Pairs".
 //!
 //! The sockets are the agent's, which does not poll the mailboxes: what comes to them wakes nobody. A program may have
-//! closed their numbers, and have something else under them; so they are compared before they are used.
+//! closed their numbers, and have something else under them; so their marks are looked at before they are used.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,28 +17,28 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::agent::canonical;
 use crate::control::RECEIVE_BUFFER;
-use crate::fds::OwnFd;
+use crate::fds::{Mark, OwnFd};
 use crate::sys;
 use crate::udp;
 
 /// Datagrams taken from a mailbox in a row.
 const MOST: usize = 256;
 
-/// A socket, and which one it was when it was made.
+/// A socket, with its mark.
 struct Known {
     fd: Arc<OwnFd>,
-    is: Option<(u64, u64)>,
+    mark: Mark,
     bound: SocketAddr,
 }
 
 impl Known {
-    fn new(fd: Arc<OwnFd>, bound: SocketAddr) -> Self {
-        let is = sys::file(fd.raw());
-        Known { fd, is, bound }
+    fn new(fd: Arc<OwnFd>, mark: Mark, bound: SocketAddr) -> Self {
+        mark.set(fd.raw());
+        Known { fd, mark, bound }
     }
 
     fn is_ours(&self) -> bool {
-        self.is.is_some() && sys::file(self.fd.raw()) == self.is
+        self.mark.is_on(self.fd.raw())
     }
 }
 
@@ -70,7 +70,9 @@ impl Short {
 
     /// What OPENs are sent by from now on.
     pub(crate) fn set_outlets(&self, own: Vec<(Arc<OwnFd>, SocketAddr)>) {
-        let outlets = own.into_iter().map(|(fd, bound)| Known::new(fd, bound));
+        let outlets = own
+            .into_iter()
+            .map(|(fd, bound)| Known::new(fd, Mark::OUTLET, bound));
         *locked(&self.outlets) = outlets.collect();
     }
 
@@ -91,7 +93,7 @@ impl Short {
         }
         SockRef::from(&fd).bind(&addr.into())?;
         let bound = sys::local_addr(fd.raw())?;
-        locked(&self.mailboxes).push(Known::new(Arc::new(fd), bound));
+        locked(&self.mailboxes).push(Known::new(Arc::new(fd), Mark::MAILBOX, bound));
         self.in_use.store(true, Ordering::Release);
         Ok(bound.port())
     }
@@ -116,7 +118,8 @@ impl Short {
         let Some(outlet) = own.filter(|known| known.is_ours()) else {
             return false;
         };
-        let send = || udp::send_datagram(outlet.fd.raw(), data, to, Some(local));
+        // The source need not be named: it is what the outlet is bound to.
+        let send = || udp::send_datagram(outlet.fd.raw(), data, to, None);
         match send() {
             // An earlier datagram's refusal, which the agent finds in the error queue.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => send().is_ok(),

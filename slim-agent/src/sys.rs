@@ -25,14 +25,6 @@ pub(crate) fn eventfd_wake(fd: RawFd) {
     unsafe { libc::syscall(libc::SYS_write, fd, &raw const one, 8usize) };
 }
 
-/// Which file is under a number: device and inode.
-pub(crate) fn file(fd: RawFd) -> Option<(u64, u64)> {
-    let mut file = MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: `file` is valid for writes, and filled when the call succeeds.
-    let file = unsafe { (libc::fstat(fd, file.as_mut_ptr()) == 0).then(|| file.assume_init()) }?;
-    Some((file.st_dev, file.st_ino))
-}
-
 /// Sleeps while `*word == value`, for no longer than `limit`; may wake up for nothing. errno is not touched.
 pub(crate) fn futex_wait(word: &AtomicU32, value: u32, limit: Duration) {
     let limit = libc::timespec {

@@ -291,6 +291,8 @@ impl Ctl {
 }
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
+/// As many free flows keep a chunk for what is sent first.
+const KEPT_CHUNKS: usize = 256;
 /// Threads that wait for any flow. One that never comes back costs the others a system call.
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
@@ -313,6 +315,7 @@ impl Flow {
         fd: c_int,
         role: Role,
         established: bool,
+        local: &RawAddr,
         peer: Option<RawAddr>,
     ) -> Option<&'static Self> {
         let recycled = FREE.with(Vec::pop);
@@ -336,7 +339,8 @@ impl Flow {
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);
         flow.with_half(|s| {
-            *s = SendHalf::NEW;
+            s.replay.renew();
+            s.trim_at = TRIM_STEP;
         });
         crate::process::clear_mark(flow.slot);
         flow.set_under(fd);
@@ -344,7 +348,7 @@ impl Flow {
         *flow.ctl() = Ctl {
             mode: Mode::Open,
             fds: smallvec![fd],
-            local: RawAddr::local(fd).and_then(|a| a.name()),
+            local: local.name(),
             peer: peer.and_then(|a| a.name()),
             dialled: role == Role::Connector,
             ..Ctl::new()
@@ -435,8 +439,13 @@ impl Flow {
             ctl.set_transport(None);
             *ctl = Ctl::new();
         }
-        self.with_half(|s| s.replay = Replay::new());
-        FREE.with(|free| free.push(self));
+        FREE.with(|free| {
+            self.with_half(|s| match free.len() {
+                ..KEPT_CHUNKS => s.replay.renew(),
+                _ => s.replay = Replay::new(),
+            });
+            free.push(self);
+        });
     }
 
     /// Bytes taken from transports.

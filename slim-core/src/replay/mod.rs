@@ -159,7 +159,8 @@ impl Replay {
     fn grow(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
         let twice = 2 * self.last.capacity();
         let size = twice.max(wanted.next_power_of_two()).clamp(FIRST, CHUNK);
-        if self.full.len() == self.full.capacity() {
+        // Most flows never have a full chunk.
+        if !self.last.is_empty() && self.full.len() == self.full.capacity() {
             let more = self.full.len().max(4);
             memory::reserve(&mut self.full, more)?;
         }
@@ -210,6 +211,18 @@ impl Replay {
         if self.is_empty() {
             POOL.give([std::mem::take(&mut self.last)]);
             self.full = Vec::new();
+        }
+    }
+
+    /// As [`new`](Replay::new), for another flow: a small chunk stays, so that a short flow allocates nothing.
+    pub fn renew(&mut self) {
+        let mut last = std::mem::take(&mut self.last);
+        *self = Replay::new();
+        if last.capacity() <= FIRST {
+            last.clear();
+            self.last = last;
+        } else {
+            POOL.give([last]);
         }
     }
 
@@ -407,6 +420,22 @@ mod tests {
         assert_eq!(held_from(&replay, 1), bytes(1, 10));
         replay.shrink();
         assert_eq!(held_from(&replay, 1), bytes(1, 10));
+    }
+
+    #[test]
+    fn a_renewed_one_holds_nothing_but_a_small_chunk() {
+        for sent in [1, FIRST as u64, FIRST as u64 + 1, 3 * CHUNK as u64] {
+            let mut replay = Replay::new();
+            replay.push(&bytes(0, sent));
+            replay.trim(sent / 2);
+            replay.renew();
+            assert_eq!((replay.start(), replay.end()), (0, 0));
+            assert!(replay.chunk_at(0).expect("the end").is_none());
+            assert!(memory(&replay) <= FIRST, "{sent}");
+            replay.push(&bytes(0, 1));
+            assert_eq!(held_from(&replay, 0), bytes(0, 1));
+            assert_eq!(memory(&replay), FIRST);
+        }
     }
 
     #[test]

@@ -123,9 +123,9 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         return Left::Shared;
     }
     let sent = flow.with_half(|s| s.replay.end());
-    let hard = lingers(fd).is_some();
+    let lingers = lingers(fd);
     let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
-    let how = if unread || lingers(fd) == Some(0) {
+    let how = if unread || lingers == Some(0) {
         FinHow::Reset
     } else {
         FinHow::Close
@@ -134,9 +134,11 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         .local_final
         .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
     let end = flow.local_final.load(Ordering::SeqCst);
+    let unacked = (ctl.mode == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
     // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
     // told that the flow is open.
-    if !(how == FinHow::Close && say_closed(flow, &ctl, fd, end)) {
+    let plainly = how == FinHow::Close && unacked == Some(Ok(0));
+    if !(plainly && say_closed(flow, &ctl, end)) {
         runtime::with_agent(|a| a.finish(flow.token(), end, how));
     }
     ctl.stash = Stash::new();
@@ -144,7 +146,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         _ if how == FinHow::Reset => ctl.set_transport(None),
         // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
         // left to the kernel.
-        Mode::Open if !hard && sys::unacked(fd).is_ok_and(|n| n > 0) => {
+        Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
             let kept = sys::dup_high(fd).ok();
             if let Some(kept) = kept {
                 sys::shutdown(kept, libc::SHUT_WR);
@@ -169,11 +171,8 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
 
 /// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
 /// the agent has to.
-fn say_closed(flow: &Flow, ctl: &Ctl, fd: c_int, end: u64) -> bool {
+fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
     if ctl.mode != Mode::Open || ctl.moved || (ctl.opened.is_none() && !ctl.peer_closed) {
-        return false;
-    }
-    if sys::unacked(fd) != Ok(0) || lingers(fd).is_some() {
         return false;
     }
     let told = runtime::with_agent(|a| {

@@ -33,16 +33,15 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
         return Managed::No;
     }
     let peer = peer.or_else(|| RawAddr::peer(fd));
-    let ends = (
-        RawAddr::local(fd).and_then(|a| a.internet()),
-        peer.and_then(|a| a.internet()),
-    );
-    let (Some(local), Some(remote)) = ends else {
+    let Some(own) = RawAddr::local(fd) else {
+        return Managed::No;
+    };
+    let (Some(local), Some(remote)) = (own.internet(), peer.and_then(|a| a.internet())) else {
         return Managed::No;
     };
     // Several locks are taken: once is cheaper.
     let _signals = undisturbed();
-    let Some(flow) = Flow::create(fd, role, established, peer) else {
+    let Some(flow) = Flow::create(fd, role, established, &own, peer) else {
         return Managed::No;
     };
     epoll::adopt(fd, &mut flow.ctl());
