@@ -47,7 +47,7 @@ static AWAITED: AtomicU32 = AtomicU32::new(0);
 const EVER: u64 = 1 << 32;
 
 /// Runs `f`, which creates a descriptor of ours and moves it away, while no call of the application
-/// takes a number. As [`as_agent`](crate::as_agent), too.
+/// takes a number. As [`as_agent`], too.
 pub fn make<R>(f: impl FnOnce() -> R) -> R {
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);

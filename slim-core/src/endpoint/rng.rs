@@ -1,48 +1,28 @@
-//! Random numbers from a seed: nonces, flow names and jitter.
+//! Random numbers from a seed: nonces, names, key material and jitter.
 //!
-//! A hash generator in the manner of HMAC-DRBG: every block of output is HMAC(key, "out"), after
-//! which the key moves on to HMAC(key, "next"), so that who learns the key later cannot compute
-//! what was drawn before. Whoever makes an endpoint brings the entropy; a simulation brings a
-//! number and gets the same run again.
+//! Whoever makes an endpoint brings the entropy; a simulation brings a number and gets the same run again. The generator
+//! is ChaCha20, which is fit for keys.
 
-use hmac::{Hmac, KeyInit, Mac as _};
-use sha2::Sha256;
+use chacha20::ChaCha20Rng;
+use chacha20::rand_core::{Rng as _, SeedableRng};
 
 use crate::ids::Nonce;
 
-pub(super) struct Rng {
-    key: [u8; 32],
-    /// The half of a block that has not been drawn yet.
-    rest: Option<[u8; 16]>,
-}
+pub(super) struct Rng(ChaCha20Rng);
 
 impl Rng {
     pub(super) fn new(seed: [u8; 32]) -> Self {
-        let mut rng = Rng {
-            key: seed,
-            rest: None,
-        };
-        // The seed may be used elsewhere, too: never hand out anything made of it directly.
-        rng.key = drawn(rng.keyed(), b"slim endpoint rng v1");
-        rng
+        Self(ChaCha20Rng::from_seed(seed))
     }
 
     /// 32 fresh bytes.
     pub(super) fn block(&mut self) -> [u8; 32] {
-        let keyed = self.keyed();
-        self.key = drawn(keyed.clone(), b"next");
-        drawn(keyed, b"out")
+        self.bytes()
     }
 
     /// 16 fresh bytes.
     pub(super) fn half(&mut self) -> [u8; 16] {
-        if let Some(rest) = self.rest.take() {
-            return rest;
-        }
-        let block = self.block();
-        let halves = "32 bytes have two halves";
-        self.rest = Some(*block.last_chunk().expect(halves));
-        *block.first_chunk().expect(halves)
+        self.bytes()
     }
 
     pub(super) fn nonce(&mut self) -> Nonce {
@@ -56,14 +36,11 @@ impl Rng {
         (wide % (u128::from(most) + 1)) as u64
     }
 
-    fn keyed(&self) -> Hmac<Sha256> {
-        Hmac::new_from_slice(&self.key).expect("HMAC takes keys of any length")
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.0.fill_bytes(&mut bytes);
+        bytes
     }
-}
-
-fn drawn(mut hmac: Hmac<Sha256>, label: &[u8]) -> [u8; 32] {
-    hmac.update(label);
-    hmac.finalize().into_bytes().into()
 }
 
 #[cfg(test)]
@@ -79,13 +56,6 @@ mod tests {
         assert_eq!(draw(1), draw(1));
         assert_ne!(draw(1), draw(2));
         assert_ne!(draw(1)[0], draw(1)[1]);
-    }
-
-    #[test]
-    fn both_halves_of_a_block_are_drawn_once() {
-        let mut rng = Rng::new([0; 32]);
-        let drawn: Vec<_> = (0..4).map(|_| rng.half()).collect();
-        assert!((0..4).all(|i| !drawn[..i].contains(&drawn[i])), "{drawn:?}");
     }
 
     #[test]
