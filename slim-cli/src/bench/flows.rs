@@ -28,6 +28,23 @@ pub struct Ground {
     library: PathBuf,
 }
 
+/// What a program runs under.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Under {
+    /// Nothing.
+    Bare,
+    /// SLIM, as users have it.
+    Slim,
+    /// SLIM, with a log of its events, which takes time.
+    Logged,
+}
+
+impl From<bool> for Under {
+    fn from(slim: bool) -> Self {
+        if slim { Under::Logged } else { Under::Bare }
+    }
+}
+
 /// A running `slim_flows`. Dropping it kills it.
 #[derive(Debug)]
 pub struct Flows {
@@ -64,22 +81,39 @@ impl Ground {
         let source = artifacts::source("slim_flows.c").map_err(input)?;
         let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
         let lab = Lab::builder().nodes(2).name("flows").build();
+        let lab = lab.map_err(input)?;
+        // A port in TIME_WAIT is no port for a new connection to the same server. With ten thousand of these, it is the
+        // kernel's search for a free one that is measured, and then there is none.
+        for (setting, value) in [
+            ("tcp_max_tw_buckets", "512"),
+            ("ip_local_port_range", "1024 65535"),
+        ] {
+            let set = format!("echo {value} > /proc/sys/net/ipv4/{setting}");
+            lab.node(0).exec("sh", &["-c", &set]).map_err(input)?;
+        }
         Ok(Self {
-            lab: lab.map_err(input)?,
+            lab,
             program,
             library: library.to_owned(),
         })
     }
 
-    /// The program on `node`, with SLIM or bare.
-    pub fn start(&self, node: &Node, slim: bool, args: &[&str]) -> Result<Flows, Failure> {
+    /// The program on `node`.
+    pub fn start(
+        &self,
+        node: &Node,
+        under: impl Into<Under>,
+        args: &[&str],
+    ) -> Result<Flows, Failure> {
+        let under = under.into();
         let mut command = node.command(&self.program);
         command.args(args).env_remove("LD_PRELOAD");
         let events = self.lab.dir().join("flows-%p.jsonl");
-        if slim {
-            command
-                .env("LD_PRELOAD", &self.library)
-                .env("SLIM_EVENTS", &events);
+        if under != Under::Bare {
+            command.env("LD_PRELOAD", &self.library);
+        }
+        if under == Under::Logged {
+            command.env("SLIM_EVENTS", &events);
         }
         Flows::start(command, self.lab.dir())
     }
@@ -100,10 +134,10 @@ impl Ground {
     }
 
     /// A server that listens.
-    pub fn server(&self, slim: bool, kind: &str) -> Result<Flows, Failure> {
+    pub fn server(&self, under: impl Into<Under>, kind: &str) -> Result<Flows, Failure> {
         let node = self.lab.node(1);
         let address = node.address(0).to_string();
-        let server = self.start(node, slim, &[kind, &address, PORT])?;
+        let server = self.start(node, under, &[kind, &address, PORT])?;
         server.expect("READY")?;
         Ok(server)
     }
@@ -165,22 +199,21 @@ impl Flows {
             .map_err(|_| Failure::failed("slim_flows ended, or said nothing for two minutes"))
     }
 
-    /// How many of its connections have been live.
-    pub fn live(&self) -> usize {
+    /// How many of its connections have been live, and how many have become plain TCP.
+    pub fn live_and_plain(&self) -> (usize, usize) {
         let log = fs::read_to_string(&self.events).unwrap_or_default();
-        log.matches("\"kind\":\"live\"").count()
+        let count = |kind| log.matches(&format!("\"kind\":\"{kind}\"")).count();
+        (count("live"), count("legacy"))
     }
 
     /// Waits until it is known of so many connections whether they are live, and wants all of them so.
     fn wait_live(&self, count: usize) -> Result<(), Failure> {
         let begun = Instant::now();
         loop {
-            let log = fs::read_to_string(&self.events).unwrap_or_default();
-            let live = log.matches("\"kind\":\"live\"").count();
+            let (live, plain) = self.live_and_plain();
             if live >= count {
                 return Ok(());
             }
-            let plain = log.matches("\"kind\":\"legacy\"").count();
             if live + plain >= count || begun.elapsed() > PATIENCE {
                 return Err(Failure::failed(format!(
                     "of {count} connections only {live} have become live"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::flows::{Flows, Ground, now};
+use super::flows::{Flows, Ground, Under, now};
 use super::report::Section;
 use super::stats::median;
 use crate::failure::Failure;
@@ -79,15 +79,19 @@ impl Times {
     }
 }
 
-/// Connections one after the other, a byte there and back on each; bare and SLIM take turns.
+/// Connections one after the other, a byte there and back on each; bare and SLIM take turns. A third turn, which is not
+/// timed, writes a log, from which it is counted what became of them.
 #[derive(Debug, Default, Serialize)]
 pub struct Short {
     /// In a second.
     pub rate: Times,
     /// Microseconds that `connect` takes, medians of the turns.
     pub connect: Times,
-    /// Of all connections under SLIM, how many were protected at both ends.
+    /// Of all connections under SLIM, how many were live at both ends: they would have been resumed.
     pub live: f64,
+    /// How many became plain TCP at either end. The others ended in good order, with all bytes delivered, before they were
+    /// negotiated: had they broken, the negotiation would have gone on, and they would have been resumed.
+    pub plain: f64,
     count: usize,
 }
 
@@ -96,20 +100,27 @@ struct Turn {
     count: usize,
     took: Took,
     live: usize,
+    plain: usize,
 }
 
 impl Short {
-    fn add(&mut self, turn: Turn, slim: bool) {
+    fn add(&mut self, turn: Turn, under: Under) {
+        let slim = match under {
+            Under::Logged => return self.count(&turn),
+            under => under == Under::Slim,
+        };
         let rate = turn.count as f64 / (turn.took.ns / 1e9);
         self.rate.of(slim).push(rate);
         self.connect.of(slim).push(turn.took.connect / 1e3);
-        if slim {
-            // Those before the clock starts are counted, too.
-            let all = turn.count + turn.count / 8;
-            let live = self.live * self.count as f64 + turn.live as f64;
-            self.count += all;
-            self.live = live / self.count as f64;
-        }
+    }
+
+    fn count(&mut self, turn: &Turn) {
+        let before = self.count as f64;
+        // Those before the clock starts are counted, too.
+        self.count += turn.count + turn.count / 8;
+        let all = self.count as f64;
+        self.live = (self.live * before + turn.live as f64) / all;
+        self.plain = (self.plain * before + turn.plain as f64) / all;
     }
 
     /// Rate of SLIM, as a part of that of the bare turn before it: the median.
@@ -170,8 +181,8 @@ impl Plan {
         told("short connections");
         let mut short = Short::default();
         for _ in 0..self.short_rounds {
-            for slim in [false, true] {
-                short.add(short_connections(&ground, slim, self.short)?, slim);
+            for under in [Under::Bare, Under::Slim, Under::Logged] {
+                short.add(short_connections(&ground, under, self.short)?, under);
             }
         }
         Ok(Measured {
@@ -196,7 +207,8 @@ impl Plan {
     pub fn estimate(&self) -> Duration {
         (SETTLE + WATCH + Duration::from_secs(2)) * 4
             + Duration::from_millis(300) * self.rounds as u32
-            + Duration::from_millis(1200) * self.short_rounds as u32
+            + (Duration::from_secs(1) + Duration::from_micros(500) * self.short as u32)
+                * self.short_rounds as u32
     }
 }
 
@@ -248,22 +260,27 @@ fn started(library: &Path, slim: bool) -> Result<f64, Failure> {
 fn first_connection(ground: &Ground, slim: bool) -> Result<f64, Failure> {
     let _server = ground.server(slim, "serve")?;
     let start = now();
-    run_short(ground, slim, 1)?;
+    run_short(ground, slim.into(), 1)?;
     Ok((now() - start) as f64 / 1e6)
 }
 
-fn short_connections(ground: &Ground, slim: bool, count: usize) -> Result<Turn, Failure> {
-    let server = ground.server(slim, "serve")?;
-    let (took, client) = run_short(ground, slim, count)?;
+fn short_connections(ground: &Ground, under: Under, count: usize) -> Result<Turn, Failure> {
+    let server = ground.server(under, "serve")?;
+    let (took, client) = run_short(ground, under, count)?;
     thread::sleep(LAST_ENDS);
-    let live = client.live().min(server.live());
-    Ok(Turn { count, took, live })
+    let (here, there) = (client.live_and_plain(), server.live_and_plain());
+    Ok(Turn {
+        count,
+        took,
+        live: here.0.min(there.0),
+        plain: here.1.max(there.1),
+    })
 }
 
-fn run_short(ground: &Ground, slim: bool, count: usize) -> Result<(Took, Flows), Failure> {
+fn run_short(ground: &Ground, under: Under, count: usize) -> Result<(Took, Flows), Failure> {
     let args = ground.client_arguments("short", count);
     let args = args.each_ref().map(String::as_str);
-    let mut client = ground.start(ground.lab.node(0), slim, &args)?;
+    let mut client = ground.start(ground.lab.node(0), under, &args)?;
     client.expect("READY")?;
     let took = client.answer()?;
     client.wait_end()?;
@@ -323,8 +340,9 @@ impl Measured {
             notes: vec![
                 "Anonymous memory, less that of the same program without SLIM.".into(),
                 format!(
-                    "Of the short connections, {:.2} % were live at both ends.",
-                    self.short.live * 100.0
+                    "Of the short connections, {:.2} % were live at both ends, {:.2} % plain TCP; the others ended in good order before they were negotiated.",
+                    self.short.live * 100.0,
+                    self.short.plain * 100.0
                 ),
             ],
             plots: Vec::new(),

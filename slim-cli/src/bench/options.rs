@@ -196,12 +196,12 @@ impl Options {
             true => memory::Plan {
                 rounds: 5,
                 short_rounds: 2,
-                short: 200,
+                short: 2000,
             },
             false => memory::Plan {
                 rounds: 10 * self.other_rounds(),
                 short_rounds: 2 * self.other_rounds(),
-                short: 2000,
+                short: 20_000,
             },
         }
     }

@@ -52,6 +52,16 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         }
     }
 
+    /// What is there under this key becomes as young as a new entry, unless most of its time is left anyway.
+    pub(super) fn renew(&mut self, now: Time, key: &K) {
+        let worn = |e: &Entry<V>| (self.age / 4..self.age).contains(&now.since(e.since));
+        if self.known.get(key).is_some_and(worn)
+            && let Some(entry) = self.known.remove(key)
+        {
+            self.put(now, key.clone(), entry.value);
+        }
+    }
+
     pub(super) fn get(&self, now: Time, key: &K) -> Option<&V> {
         let entry = self.known.get(key)?;
         (now.since(entry.since) < self.age).then_some(&entry.value)
@@ -128,6 +138,26 @@ mod tests {
         assert_eq!((table.len(), table.get(at(10), &2)), (1, Some(&"b")));
         table.expire(at(15));
         assert_eq!((table.len(), table.known.capacity()), (0, 0));
+    }
+
+    #[test]
+    fn what_is_renewed_lasts_longer() {
+        let mut table = table();
+        table.put(at(0), 1, "a");
+        table.put(at(0), 2, "b");
+        table.renew(at(8), &1);
+        table.renew(at(8), &3);
+        table.expire(at(11));
+        assert_eq!(
+            (table.get(at(17), &1), table.get(at(11), &2)),
+            (Some(&"a"), None)
+        );
+        table.renew(at(18), &1);
+        assert_eq!(
+            (table.len(), table.get(at(18), &1)),
+            (1, None),
+            "it was too late"
+        );
     }
 
     #[test]

@@ -149,6 +149,7 @@ impl Endpoint {
         if let Some((id, Role::Acceptor)) = name {
             self.pairs.forget(now, &id);
         }
+        self.note_ended(now, &flow);
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
         } else {

@@ -461,7 +461,7 @@ impl Endpoint {
             Message::Demote(demote) => self.on_demote(now, &parsed, demote),
             Message::Pair(pair) => self.on_pair(now, &parsed, pair),
             Message::Open(_) => self.on_open(now, from, local, data),
-            Message::Seen(seen) => self.on_seen(&parsed, seen),
+            Message::Seen(seen) => self.on_seen(now, &parsed, seen),
             Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
             Message::Challenge(_)
             | Message::Resume(_)

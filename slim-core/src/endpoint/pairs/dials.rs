@@ -14,7 +14,7 @@ use crate::wire::{Fin, Message, Open, PairId, Parsed, Seen};
 
 /// OPENs that may be on their way. As many flows would have to be asked about, should they not arrive.
 const AHEAD: u64 = 4096;
-/// A pair whose OPENs are not seen for longer is of no use.
+/// A pair whose OPENs are not seen for longer is not used until one is.
 const UNSEEN: Duration = Duration::from_secs(3);
 
 /// A flow for which OPEN is to be sent.
@@ -55,6 +55,7 @@ pub(super) struct Dial {
     seen: u64,
     /// Since when OPENs have been sent of which none is seen.
     unseen: Option<Time>,
+    /// When the last SEEN came, or PAIR.
     since: Time,
 }
 
@@ -100,6 +101,11 @@ impl Dials {
         self.to.insert(remote, dial);
     }
 
+    /// Whether there is a pair that can be used.
+    pub(super) fn knows(&self, remote: SocketAddr) -> bool {
+        self.to.get(&remote).is_some_and(|dial| dial.seen > 0)
+    }
+
     pub(super) fn dial(
         &mut self,
         now: Time,
@@ -107,13 +113,13 @@ impl Dials {
         remote: SocketAddr,
     ) -> Option<Opened> {
         let dial = self.to.get_mut(&remote)?;
-        let lost = dial.unseen.is_some_and(|at| now.since(at) > UNSEEN);
-        if lost || now.since(dial.since) > PAIR_AGE {
+        if now.since(dial.since) > PAIR_AGE {
             self.to.remove(&remote);
             return None;
         }
         // None is sent before the first one, which came with the pair, is seen.
-        if dial.seen == 0 || dial.next - dial.seen > AHEAD {
+        let unseen = dial.unseen.is_some_and(|at| now.since(at) > UNSEEN);
+        if unseen || dial.seen == 0 || dial.next - dial.seen > AHEAD {
             return None;
         }
         let open = Open {
@@ -138,7 +144,7 @@ impl Dials {
     }
 
     /// False if it is of no pair, or somebody else says it.
-    pub(super) fn seen(&mut self, parsed: &Parsed<'_>, seen: &Seen) -> bool {
+    pub(super) fn seen(&mut self, now: Time, parsed: &Parsed<'_>, seen: &Seen) -> bool {
         let Some(dial) = self.to.values_mut().find(|dial| dial.pair == seen.pair) else {
             return false;
         };
@@ -147,6 +153,8 @@ impl Dials {
         if genuine && seen.counter < dial.next && seen.counter >= dial.seen {
             dial.seen = seen.counter + 1;
             dial.unseen = None;
+            // As long as it is in use, no other is needed.
+            dial.since = now;
         }
         genuine
     }

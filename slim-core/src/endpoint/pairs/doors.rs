@@ -253,6 +253,7 @@ impl Doors {
             door.live = door.live.max(counter);
             if !std::mem::replace(&mut door.news, true) {
                 self.to_tell.push(pair);
+                self.of.renew(now, &pair);
             }
         }
     }

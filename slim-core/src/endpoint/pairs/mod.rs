@@ -32,12 +32,15 @@ use crate::config::Policy;
 use crate::ids::{EndpointId, FinHow, FlowId, FlowToken, Role, Time};
 use crate::wire::{self, Message, Open, Pair, PairId, Parsed, Seen, feature};
 
-/// How long a pair is used. The acceptor keeps it longer, so that no OPEN comes too late.
+/// How long a pair is kept of which nothing is heard. The acceptor keeps it longer, so that no OPEN comes too late.
 const PAIR_AGE: Duration = Duration::from_secs(100);
 /// Pairs of each role.
 const PAIRS: usize = 1024;
 /// No process gets pairs for one address faster.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Short flows that are over when the PAIR on them comes: how many, and how late it may be.
+const ENDED: usize = 64;
+const LATE_PAIR: Duration = Duration::from_secs(5);
 
 /// The pairs of a process. Whoever calls a method in a thread of the application's has its signals blocked.
 pub struct Pairs {
@@ -108,8 +111,10 @@ pub enum Heard {
     Closed(u64),
 }
 
-/// What the acceptor knows besides [`Pairs`].
+/// What either side knows besides [`Pairs`].
 pub(super) struct Offers {
+    /// Both ends of connections of ours that have just ended.
+    ended: Aged<FlowId, Ends, ENDED>,
     /// Our mailboxes, by address. A port of 0 is being looked for.
     mailboxes: Vec<(IpAddr, u16)>,
     /// When a process that has negotiated at an address of ours was last given a pair for it.
@@ -124,6 +129,7 @@ const MAILBOXES: usize = 8;
 impl Default for Offers {
     fn default() -> Self {
         Offers {
+            ended: Aged::new(LATE_PAIR),
             mailboxes: Vec::new(),
             met: Aged::new(PAIR_AGE),
             shared: false,
@@ -134,10 +140,11 @@ impl Default for Offers {
 impl Offers {
     pub(super) fn expire(&mut self, now: Time) {
         self.met.expire(now);
+        self.ended.expire(now);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.met.len()
+        self.met.len() + self.ended.len()
     }
 }
 
@@ -231,21 +238,23 @@ impl Endpoint {
         }
         let (local, remote) = flow.ends.both();
         let who = (peer.process.id, local);
-        match self.offers.met.get_mut(now, &who) {
-            None => return self.offers.met.put(now, who, None),
-            Some(Some(last)) if now.since(*last) < PAUSE => return,
-            Some(_) => {}
-        }
         let mailboxes = &mut self.offers.mailboxes;
         let mailbox = match mailboxes.iter().find(|(at, _)| *at == local.ip()) {
-            Some((_, 0)) => return,
             Some((_, port)) => *port,
             None if mailboxes.len() >= MAILBOXES => return,
             None => {
+                // It is there when the process connects again.
                 mailboxes.push((local.ip(), 0));
-                return self.out.push(Action::Mailbox { ip: local.ip() });
+                self.out.push(Action::Mailbox { ip: local.ip() });
+                0
             }
         };
+        match self.offers.met.get_mut(now, &who) {
+            None => return self.offers.met.put(now, who, None),
+            Some(Some(last)) if now.since(*last) < PAUSE => return,
+            Some(_) if mailbox == 0 => return,
+            Some(_) => {}
+        }
         let pair = PairId(self.rng.half());
         let key = peer.key.of_pair(pair);
         let control = at_port(remote, peer.process.control_port);
@@ -270,8 +279,8 @@ impl Endpoint {
 
     fn opened(&mut self, now: Time, arrival: Arrival) {
         let id = arrival.flow;
-        if self.by_id.contains_key(&(id, Role::Acceptor)) {
-            // The flow by which the pair came, which shows that the mailbox can be reached.
+        if arrival.counter == 0 || self.by_id.contains_key(&(id, Role::Acceptor)) {
+            // The flow by which the pair came, which may be over. It shows that the mailbox can be reached.
             return self
                 .pairs
                 .doors()
@@ -342,14 +351,25 @@ impl Endpoint {
 /// The connector's side.
 impl Endpoint {
     pub(super) fn on_pair(&mut self, now: Time, parsed: &Parsed<'_>, said: &Pair) {
-        let Some(token) = self.genuine(said.flow, parsed) else {
+        let known = match self.genuine(said.flow, parsed) {
+            Some(token) => {
+                let flow = &self.flows[&token];
+                let peer = flow.peer.as_ref().filter(|_| flow.role == Role::Connector);
+                peer.map(|peer| (peer, &flow.ends))
+            }
+            // A short one may be over.
+            None => {
+                let tomb = self.tombs.get(now, &(said.flow, Role::Connector));
+                let peer = tomb.map(|tomb| &tomb.peer);
+                let genuine =
+                    peer.filter(|peer| peer.key.verify(Role::Acceptor, Fresh::None, parsed));
+                genuine.zip(self.offers.ended.get(now, &said.flow))
+            }
+        };
+        let Some((peer, ends)) = known else {
             return self.drop_one();
         };
-        let flow = &self.flows[&token];
-        let Some(peer) = flow.peer.as_ref().filter(|_| flow.role == Role::Connector) else {
-            return self.drop_one();
-        };
-        let (local, remote) = flow.ends.both();
+        let (local, remote) = ends.both();
         if self.features & feature::PAIRS == 0 || said.mailbox == 0 {
             return self.drop_one();
         }
@@ -367,12 +387,22 @@ impl Endpoint {
         let data = key.seal(Role::Connector, Fresh::None, &Message::Open(first));
         let pair = dials::Dial::new(said.pair, &key, process, mailbox);
         self.pairs.dials().put(now, remote, pair);
-        let from = self.own_end(token, remote);
-        self.out.datagram(mailbox, from, data);
+        let from = at_port(local, self.control_port);
+        self.out.datagram(mailbox, Some(from), data);
     }
 
-    pub(super) fn on_seen(&mut self, parsed: &Parsed<'_>, seen: &Seen) {
-        if !self.pairs.dials().seen(parsed, seen) {
+    /// A flow is over that began with HELLO: a PAIR may be on its way.
+    pub(super) fn note_ended(&mut self, now: Time, flow: &Flow) {
+        if let (Role::Connector, Some(id)) = (flow.role, flow.id)
+            && self.features & feature::PAIRS != 0
+            && !self.pairs.dials().knows(flow.ends.remote())
+        {
+            self.offers.ended.put(now, id, flow.ends.clone());
+        }
+    }
+
+    pub(super) fn on_seen(&mut self, now: Time, parsed: &Parsed<'_>, seen: &Seen) {
+        if !self.pairs.dials().seen(now, parsed, seen) {
             self.drop_one();
         }
     }

@@ -61,7 +61,7 @@ impl Pair {
 
     fn known_with(configs: [Config; 2]) -> Pair {
         let mut pair = Pair::with(configs);
-        for n in 1..=3 {
+        for n in 1..=2 {
             assert!(pair.connect(n).is_none(), "not known yet");
             pair.accept(n);
             pair.run();
@@ -315,6 +315,66 @@ fn a_pair_wears_off() {
     let mut pair = Pair::known();
     pair.wait(ms(121_000));
     assert!(pair.connect(9).is_none());
+}
+
+#[test]
+fn a_pair_in_use_does_not_wear_off() {
+    let mut pair = Pair::known();
+    for n in 1..20 {
+        let opened = pair.connect(100 + n);
+        let opened = opened.unwrap_or_else(|| panic!("known still, {n} minutes later"));
+        pair.accept(100 + n);
+        pair.arrives(&opened.data);
+        assert_eq!(pair.states_of(100 + n)[B], Some(State::Live));
+        pair.close(100 + n, 0);
+        pair.wait(ms(60_000));
+    }
+    assert!(!pair.kinds(A).contains(&Kind::Pair), "no other was needed");
+    assert!(!pair.kinds(B).contains(&Kind::Hello));
+}
+
+#[test]
+fn a_pair_is_used_again_when_a_late_acceptor_has_seen_its_opens() {
+    let mut pair = Pair::known();
+    pair.udp[B] = Net::Silent;
+    let opened = pair.connect(9).expect("known");
+    pair.wait(ms(3100));
+    assert!(pair.connect(10).is_none(), "nothing has been seen");
+    pair.udp[B] = Net::Works;
+    pair.accept(9);
+    pair.arrives(&opened.data);
+    assert!(pair.kinds(A).contains(&Kind::Seen));
+    assert!(pair.connect(11).is_some());
+}
+
+#[test]
+fn a_pair_for_a_flow_that_is_over_already_counts() {
+    for before_ack in [false, true] {
+        let mut pair = Pair::new();
+        assert!(pair.connect(1).is_none());
+        pair.accept(1);
+        pair.close(1, 0);
+        assert!(pair.connect(2).is_none());
+        let step = |pair: &mut Pair, end: usize| {
+            while let Some(action) = pair.ends[end].poll_action() {
+                pair.act(end, action);
+            }
+        };
+        if !before_ack {
+            let [remote, local] = ends(2);
+            pair.ends[B].open(pair.now, token(2), Role::Acceptor, local, remote);
+            // HELLO, HELLO_ACK, HELLO_DONE; then PAIR.
+            [A, B, A].into_iter().for_each(|end| step(&mut pair, end));
+        }
+        pair.ends[A].finish(pair.now, token(2), 5, FinHow::Close);
+        pair.ends[A].gone(pair.now, token(2));
+        if before_ack {
+            pair.accept(2);
+        }
+        pair.run();
+        assert!(pair.kinds(A).contains(&Kind::Pair));
+        assert!(pair.connect(3).is_some(), "closed before ACK: {before_ack}");
+    }
 }
 
 #[test]
