@@ -326,6 +326,12 @@ impl Agent {
         self.send(Command::Gone { token });
     }
 
+    /// A connection is about to be made that has these addresses: an earlier one that had them is over.
+    pub fn about_to_connect(&self, local: SocketAddr, remote: SocketAddr) {
+        let (local, remote) = (canonical(local), canonical(remote));
+        self.send_when(false, Command::AboutToConnect { local, remote });
+    }
+
     /// Waits until everything asked for so far by this thread is done, at most `limit`. True if it
     /// is. Before `exec`, which ends the agent, and after [`open`](Self::open) of a connector, whose HELLO
     /// is sent then, or waits for its turn.

@@ -356,10 +356,9 @@ impl Claims {
         all.map(|(token, tuple)| (*token, *tuple)).collect()
     }
 
-    /// A flow of this process is over. With `plain` it is not its connection that is: a HELLO that is late is still to
-    /// come here, and be refused.
-    pub(crate) fn gone(&mut self, token: FlowToken, plain: bool) {
-        if let Some(tuple) = self.mine.remove(&token).filter(|_| !plain) {
+    /// A flow of this process is over. With `late` a HELLO for it is still to come here, and be refused or told how it ended.
+    pub(crate) fn gone(&mut self, token: FlowToken, late: bool) {
+        if let Some(tuple) = self.mine.remove(&token).filter(|_| !late) {
             let owner = answering(self.owners.keys().copied(), tuple.0);
             if let Some(link) = owner.and_then(|owner| self.owners.get(&owner)) {
                 link.tell(&Note::Drop(tuple.0, tuple.1));
@@ -367,7 +366,8 @@ impl Claims {
         }
     }
 
-    /// Passes a datagram on if it is HELLO for a connection that another process has accepted.
+    /// Passes a datagram on if it is HELLO for a connection that another process has accepted. False if it may be for us, too:
+    /// for a later connection with the same addresses.
     pub(crate) fn forward(
         &mut self,
         now: Time,
@@ -386,7 +386,7 @@ impl Claims {
             return false;
         };
         link.tell(&Note::Hello(from, local, data.to_vec()));
-        true
+        !hello.flow.is_again()
     }
 
     /// Tells the other processes at our address `addr`.
@@ -538,9 +538,7 @@ async fn hear_claims(
 async fn hear_owner(addr: SocketAddr, link: Rc<Link>, shared: Rc<Shared>) {
     while let Some((note, _)) = link.next().await {
         shared.with(|d, now| match note {
-            Note::Hello(from, local, data) => {
-                d.endpoint.handle_datagram(now, from, local, &data);
-            }
+            Note::Hello(from, local, data) => d.take(now, from, local, &data),
             Note::Given(addr) => d.never_again(addr),
             Note::Claim(..) | Note::Drop(..) | Note::Release(_) => {}
         });

@@ -33,6 +33,11 @@ pub(crate) enum Command {
         local: SocketAddr,
         opened: Opened,
     },
+    /// A connection with these addresses is about to be made.
+    AboutToConnect {
+        local: SocketAddr,
+        remote: SocketAddr,
+    },
     Fault {
         token: FlowToken,
         cause: Cause,

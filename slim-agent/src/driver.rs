@@ -170,8 +170,14 @@ impl Driver {
                 local,
                 remote,
             } => {
+                let stands = role == Role::Connector
+                    || !self.endpoint.is_awaited_again(local, remote)
+                    || io.stands();
                 self.survivor.add(token, io);
                 self.watch.dirty(now, token);
+                if !stands {
+                    return self.endpoint.open_over(now, token, local, remote);
+                }
                 // First, so that HELLO names only addresses that peers can come to.
                 let served = !self.endpoint.may_know(remote.ip()) || self.serve_at(local, shared);
                 self.endpoint.open(now, token, role, local, remote);
@@ -191,6 +197,9 @@ impl Driver {
                 self.survivor.add(token, io);
                 self.watch.dirty(now, token);
                 self.endpoint.open_known(now, token, local, opened);
+            }
+            Command::AboutToConnect { local, remote } => {
+                self.endpoint.about_to_connect(now, local, remote);
             }
             Command::Fault { token, cause } => {
                 self.survivor.set_away(token, true);
@@ -311,6 +320,22 @@ impl Driver {
             self.short.drain(|_| false);
             self.endpoint.take_arrivals(now);
         }
+    }
+
+    /// A flow whose connection the kernel has given up leaves its addresses to a later connection.
+    fn leave_addresses(&mut self, token: FlowToken) {
+        if self.survivor.io(token).is_some_and(|io| !io.stands()) {
+            self.endpoint.leave_addresses(token);
+        }
+    }
+
+    /// A datagram for this process, whoever has received it.
+    pub(crate) fn take(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
+        if let Some(token) = self.endpoint.may_be_of_later(from, data) {
+            self.leave_addresses(token);
+        }
+        self.let_go_of_closed(now, data);
+        self.endpoint.handle_datagram(now, from, local, data);
     }
 
     fn open_mailbox(&mut self, ip: IpAddr) {
@@ -485,8 +510,7 @@ impl Driver {
         if self.claims.forward(now, from, local, data) {
             return;
         }
-        self.let_go_of_closed(now, data);
-        self.endpoint.handle_datagram(now, from, local, data);
+        self.take(now, from, local, data);
     }
 
     /// Takes the datagrams that have come, once in a turn. Word that the peer has closed a flow is often there as soon as the
@@ -508,11 +532,12 @@ impl Driver {
     /// Forgets a flow, once what is to be said about its end is said.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
-        let plain = self.endpoint.state(token) == Some(State::Legacy);
+        let state = self.endpoint.state(token);
+        let late = matches!(state, Some(State::Legacy | State::Negotiating));
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
         self.drained.remove(&token);
-        self.claims.gone(token, plain);
+        self.claims.gone(token, late);
         self.watch.forget(token);
         self.departed.entry(token).or_insert(addrs);
     }

@@ -72,6 +72,12 @@ pub trait FlowIo: Send + Sync + 'static {
         true
     }
 
+    /// Whether the kernel has the flow's connection still. Once it has given it up, another one can have the same addresses
+    /// and ports.
+    fn stands(&self) -> bool {
+        true
+    }
+
     /// Reads the old transport dry into the stash and closes it. After that nothing received can
     /// change any more, except by [`stash`](Self::stash).
     ///

@@ -60,9 +60,23 @@ impl Hasher for CountedHasher {
     }
 }
 
-/// The name of a flow on the wire: random, chosen by the side that connected.
+/// The name of a flow on the wire: random, chosen by the side that connected. Its lowest bit says whether the
+/// acceptor may still have an earlier connection with the same addresses and ports of which it knows nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub [u8; 16]);
+
+impl FlowId {
+    /// A name made of random bytes.
+    pub(crate) fn new(mut random: [u8; 16], again: bool) -> Self {
+        random[15] = random[15] & !1 | u8::from(again);
+        FlowId(random)
+    }
+
+    /// Whether an earlier connection may have had the addresses and ports of this one.
+    pub fn is_again(&self) -> bool {
+        self.0[15] & 1 == 1
+    }
+}
 
 impl fmt::Display for FlowId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

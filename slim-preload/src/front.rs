@@ -103,6 +103,12 @@ impl FlowIo for Handle {
         self.flow.own().is_some()
     }
 
+    fn stands(&self) -> bool {
+        let ctl = self.flow.own();
+        let state = ctl.and_then(|ctl| sys::tcp_state(ctl.probe_fd()?));
+        state.is_some_and(|state| state != sys::TCP_CLOSE)
+    }
+
     fn drain(&self) -> Drained {
         let sent = transport::drain(self.flow);
         Drained {

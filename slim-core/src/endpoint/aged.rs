@@ -72,16 +72,21 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         (now.since(entry.since) < self.age).then_some(&mut entry.value)
     }
 
+    pub(super) fn keys(&self) -> impl Iterator<Item = &K> {
+        self.known.keys()
+    }
+
     /// Forgets those for which `keep` does not hold.
     pub(super) fn retain(&mut self, keep: impl Fn(&V) -> bool) {
         self.known.retain(|_, entry| keep(&entry.value));
     }
 
-    pub(super) fn remove(&mut self, key: &K) {
-        self.known.remove(key);
+    pub(super) fn remove(&mut self, key: &K) -> Option<V> {
+        let removed = self.known.remove(key);
         if self.known.is_empty() {
             *self = Self::new(self.age);
         }
+        removed.map(|entry| entry.value)
     }
 
     /// Forgets what is too old, and gives the memory back when that was all.

@@ -330,6 +330,7 @@ impl Endpoint {
         let token = self.by_ends.get(&ends).copied();
         let negotiating = token.filter(|token| {
             self.flows[token].state() == State::Negotiating
+                && self.candidates.were_more(*token)
                 && !self.by_id.contains_key(&(hello.flow, Role::Acceptor))
         });
         if let Some(token) = negotiating {

@@ -80,6 +80,11 @@ impl Candidates {
         self.of.values().any(|few| few.forgotten)
     }
 
+    /// Whether this flow had more of them.
+    pub(super) fn were_more(&self, token: FlowToken) -> bool {
+        self.of.get(&token).is_some_and(|few| few.forgotten)
+    }
+
     /// How many flows have any.
     pub(super) fn len(&self) -> usize {
         self.of.len()

@@ -123,6 +123,7 @@ impl Endpoint {
         if self.by_ends.get(&flow.ends) == Some(&token) {
             self.by_ends.remove(&flow.ends);
         }
+        self.not_dialling(&flow.ends, token);
         let status = match (flow.status(), flow.fin) {
             // A driver that has forgotten a flow can neither send nor take anything for it.
             (FlowStatus::Open, _) => FlowStatus::Reset,

@@ -23,7 +23,7 @@ const MOST: usize = 4096;
 const ANSWER_AGE: Duration = Duration::from_secs(120);
 
 /// For how long a HELLO may be overtaken by the end of its connection.
-const OVERTAKEN: Duration = Duration::from_secs(1);
+pub(super) const OVERTAKEN: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(super) struct Late {
@@ -31,6 +31,8 @@ pub(super) struct Late {
     asked: Aged<FlowId, Unanswered, MOST>,
     /// Of acceptors: no HELLO has come.
     unasked: Aged<Ends, Unasked, MOST>,
+    /// Of connectors: what the last flow with these addresses was called for which there was no answer.
+    unmet: Aged<Ends, FlowId, MOST>,
 }
 
 /// What the answer to a HELLO is checked with.
@@ -53,16 +55,35 @@ impl Late {
             asked: Aged::new(ANSWER_AGE),
             // No connector with our settings asks longer.
             unasked: Aged::new(config.hello_timeout * KNOWN),
+            unmet: Aged::new(ANSWER_AGE),
         }
     }
 
     pub(super) fn expire(&mut self, now: Time) {
         self.asked.expire(now);
         self.unasked.expire(now);
+        self.unmet.expire(now);
+    }
+
+    /// Whether a flow with these addresses ended without an answer.
+    pub(super) fn was_unmet(&self, now: Time, ends: &Ends) -> bool {
+        self.unmet.get(now, ends).is_some()
+    }
+
+    /// The addresses of connectors' flows that HELLO has had no answer for.
+    pub(super) fn asked_ends(&self) -> impl Iterator<Item = &Ends> {
+        self.unmet.keys()
+    }
+
+    /// A connection with these addresses stands: nobody is to be told of the one before it.
+    pub(super) fn supersede(&mut self, now: Time, ends: &Ends) {
+        if let Some(id) = self.unmet.get(now, ends) {
+            self.asked.remove(id);
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.asked.len() + self.unasked.len()
+        self.asked.len() + self.unasked.len() + self.unmet.len()
     }
 }
 
@@ -71,6 +92,10 @@ impl Endpoint {
     pub(super) fn never_met(&mut self, now: Time, flow: &Flow, status: FlowStatus) {
         if self.config.policy == Policy::Off {
             return;
+        }
+        if flow.role == Role::Connector {
+            let id = flow.id.unwrap_or(FlowId([0; 16]));
+            self.late.unmet.put(now, flow.ends.clone(), id);
         }
         match (flow.role, &flow.hello) {
             (Role::Acceptor, _) => {
@@ -87,7 +112,8 @@ impl Endpoint {
                     ip: flow.ends.remote().ip(),
                     status,
                 };
-                self.late.asked.put(now, asking.hello.flow, unanswered);
+                let id = asking.hello.flow;
+                self.late.asked.put(now, id, unanswered);
             }
             (Role::Connector, _) => {}
         }
@@ -101,6 +127,9 @@ impl Endpoint {
     /// What has become of the flow that this HELLO, for which there is none, is for, if that is known.
     pub(super) fn too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> Option<FlowStatus> {
         // The next connection with these addresses has another name, and may not be accepted yet.
+        if flow.is_again() {
+            return None;
+        }
         let unasked = self.late.unasked.get_mut(now, ends)?;
         let is_its_own = *unasked.first.get_or_insert(flow) == flow;
         let soon = now.since(unasked.since) < OVERTAKEN;
@@ -109,6 +138,19 @@ impl Endpoint {
             _ => FlowStatus::Legacy,
         };
         is_its_own.then_some(status)
+    }
+
+    /// The same of an OPEN, which comes soon or not at all.
+    pub(super) fn ended_before(
+        &mut self,
+        now: Time,
+        ends: &Ends,
+        flow: FlowId,
+    ) -> Option<FlowStatus> {
+        let unasked = self.late.unasked.get_mut(now, ends)?;
+        let soon = now.since(unasked.since) < OVERTAKEN;
+        let is_its_own = soon && *unasked.first.get_or_insert(flow) == flow;
+        is_its_own.then_some(unasked.status)
     }
 
     /// Whether HELLO of a flow that is forgotten has had no answer, so that there is no key for it.

@@ -103,6 +103,11 @@ impl Endpoint {
         }
     }
 
+    /// The flow is plain TCP, and nobody is refused anything for it.
+    pub(super) fn push_plain(&mut self, token: FlowToken) {
+        self.push_legacy(token, Leaving::Ours);
+    }
+
     fn push_legacy(&mut self, token: FlowToken, leaving: Leaving) {
         self.out.push(Action::Legacy {
             token,

@@ -101,6 +101,7 @@
 //! [`handle_flushed`]: Endpoint::handle_flushed
 
 mod action;
+mod again;
 mod aged;
 mod asked;
 mod attempts;
@@ -185,6 +186,8 @@ pub struct Endpoint {
     by_id: BTreeMap<(FlowId, Role), FlowToken>,
     /// Accepted flows.
     by_ends: BTreeMap<Ends, FlowToken>,
+    /// Of each pair of addresses the flow that was connected last, while it negotiates. Entries may be stale.
+    dialling: BTreeMap<Ends, FlowToken>,
     candidates: Candidates,
     pairs: Arc<Pairs>,
     offers: Offers,
@@ -242,6 +245,7 @@ impl Endpoint {
             flows: BTreeMap::new(),
             by_id: BTreeMap::new(),
             by_ends: BTreeMap::new(),
+            dialling: BTreeMap::new(),
             candidates: Candidates::default(),
             pairs: Arc::new(pairs),
             offers: Offers::default(),
@@ -343,12 +347,19 @@ impl Endpoint {
             return;
         }
         let ends = Ends::new(local, remote);
+        let mut again = false;
         if role == Role::Acceptor {
             self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
+        } else {
+            again = self.is_again(now, &ends);
+            self.pairs.note(local.port());
+            self.supersede(now, &ends);
+            self.dialling.insert(ends.clone(), token);
         }
-        self.flows
-            .insert(token, Box::new(Flow::new(now, token, role, ends)));
+        let mut flow = Flow::new(now, token, role, ends);
+        flow.again = again;
+        self.flows.insert(token, Box::new(flow));
         self.start_negotiation(now, token);
     }
 

@@ -72,7 +72,7 @@ impl Endpoint {
             .set(Owner::Flow(token, Timer::HelloDeadline), limit);
         match role {
             Role::Connector => {
-                let id = FlowId(self.rng.half());
+                let id = FlowId::new(self.rng.half(), self.flows[&token].again);
                 let hello = Hello {
                     flow: id,
                     connector: local,
@@ -100,18 +100,25 @@ impl Endpoint {
             Role::Acceptor => {
                 let age = self.config.hello_timeout;
                 self.askers.note_connection(now, remote.ip(), age);
+                let mut later = Vec::new();
                 while let Some(waiting) = self.pending.take(now, (local, remote)) {
-                    // An OPEN has settled it. The HELLO that its connector said beside it is not to be answered, or the two
-                    // ends would have the flow under different names.
-                    if self.flow(token).state() != State::Negotiating {
-                        continue;
-                    }
+                    let settled = self.flow(token).state() != State::Negotiating;
                     match waiting.request {
+                        // An OPEN has settled it. The HELLO that its connector said beside it is not to be answered, or the
+                        // two ends would have the flow under different names.
+                        Request::Hello(_) if settled => {}
+                        // A later connection with these addresses has this one.
+                        Request::Open(_) if settled => {
+                            later.push(waiting);
+                        }
                         Request::Hello(hello) => {
                             self.accept_hello(now, token, &hello, waiting.from, waiting.local);
                         }
                         Request::Open(arrival) => self.accept_open(now, token, *arrival),
                     }
+                }
+                for waiting in later {
+                    self.pending.put(now, (local, remote), waiting);
                 }
             }
         }
@@ -370,6 +377,8 @@ impl Endpoint {
     pub(super) fn become_live(&mut self, now: Time, token: FlowToken, end: Option<(u64, FinHow)>) {
         self.timers.clear_flow(token);
         self.hello_over(now, token);
+        let ends = self.flows[&token].ends.clone();
+        self.not_dialling(&ends, token);
         let flow = self.flow(token);
         flow.hello = None;
         flow.go(State::Live);

@@ -95,6 +95,15 @@ impl Pending {
         Some(oldest)
     }
 
+    /// Whether only HELLOs wait, and one is of a connection whose addresses were in use before.
+    pub(super) fn has_again(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
+        let is_hello = |w: &Waiting| matches!(w.request, Request::Hello(_));
+        let waiting = self.by_tuple.get(&tuple);
+        waiting.is_some_and(|(_, known)| {
+            known.iter().all(is_hello) && known.iter().any(|w| w.request.flow().is_again())
+        })
+    }
+
     /// Forgets an OPEN.
     pub(super) fn forget_open(&mut self, tuple: (SocketAddr, SocketAddr), flow: FlowId) {
         if let Some((_, waiting)) = self.by_tuple.get_mut(&tuple) {

@@ -1,5 +1,6 @@
 //! What the endpoint knows of one flow.
 
+use super::pairs::Arrival;
 use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -40,6 +41,8 @@ pub(super) struct Flow {
     pub(super) peer_fin: Option<(u64, FinHow)>,
     /// Given up because the peer had closed it, with all that it had sent.
     pub(super) complete: bool,
+    /// Connector: an earlier connection may have had the same addresses and ports.
+    pub(super) again: bool,
     pub(super) epochs: Epochs,
     /// Bytes that the peer had sent when the present transport was made: its stream does not end before.
     pub(super) promised: u64,
@@ -70,6 +73,17 @@ pub(super) struct Peer {
     pub(super) key: FlowKey,
     /// From HELLO_ACK, which the acceptor says again if it is asked again.
     pub(super) random_s: [u8; 32],
+}
+
+impl Peer {
+    /// Who has said OPEN.
+    pub(super) fn of_open(arrival: Arrival) -> Self {
+        Peer {
+            process: arrival.process,
+            key: arrival.key,
+            random_s: [0; 32],
+        }
+    }
 }
 
 /// The change of a flow to another transport.
@@ -313,6 +327,7 @@ impl Flow {
             fin: None,
             peer_fin: None,
             complete: false,
+            again: false,
             epochs: Epochs::default(),
             promised: 0,
             change: Changing::default(),

@@ -30,7 +30,10 @@ impl Endpoint {
         let (questions, gone) = self.inquiries.len();
         Tables {
             flows: self.flows.len(),
-            names: self.by_id.len() + self.by_ends.len() + self.candidates.len(),
+            names: self.by_id.len()
+                + self.by_ends.len()
+                + self.dialling.len()
+                + self.candidates.len(),
             conns: self.conns.len() + self.fresh.len() + self.flushes.len(),
             timers: self.timers.len(),
             questions: questions + self.probes.len() + self.reaches.len(),

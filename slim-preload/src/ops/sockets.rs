@@ -109,6 +109,9 @@ pub unsafe fn connect(
     // The agent is to be there before the connection is: if the peer accepts it, and it breaks at once, the peer waits
     // but a moment for the question that follows.
     let managed = !known && sys::keep_errno(|| sys::is_tcp(fd) && runtime::ready());
+    if managed {
+        sys::keep_errno(|| about_to_connect(fd, addr, len));
+    }
     let r = real();
     let errno = sys::errno();
     // An interrupted connect goes on by itself (connect(2), EINTR).
@@ -122,6 +125,24 @@ pub unsafe fn connect(
         });
     }
     r
+}
+
+/// Before the `connect` of a socket that has a port already, which an earlier connection may have had.
+fn about_to_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) {
+    let local = RawAddr::local(fd).and_then(|a| a.internet());
+    let Some(local) = local.filter(|a| a.port() != 0) else {
+        return;
+    };
+    if (len as usize) < size_of::<libc::sockaddr_in>()
+        || !sys::is_readable(addr.cast(), len as usize)
+    {
+        return;
+    }
+    // SAFETY: readable one line above.
+    let peer = unsafe { RawAddr::copy(addr, len) };
+    if let Some(remote) = peer.internet() {
+        runtime::with_agent(|a| a.about_to_connect(local, remote));
+    }
 }
 
 /// Before `listen`: the control socket of a listener whose address is settled is there before the first connection,

@@ -1,6 +1,6 @@
 //! The connector's pairs: by the address that is connected to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,8 @@ use crate::wire::{Fin, Message, Open, PairId, Parsed, Seen};
 
 /// OPENs that may be on their way. As many flows would have to be asked about, should they not arrive.
 const AHEAD: u64 = 4096;
+/// Connections whose ports are remembered, of all pairs and of none: by then their OPENs are seen.
+const RECENT: usize = 1024;
 /// A pair whose OPENs are not seen for longer is not used until one is.
 const UNSEEN: Duration = Duration::from_secs(3);
 
@@ -82,6 +84,8 @@ impl Dial {
 pub(super) struct Dials {
     to: HashMap<SocketAddr, Dial>,
     rng: Rng,
+    /// The ports that the last connections were made from, oldest first.
+    recent: VecDeque<u16>,
 }
 
 impl Dials {
@@ -89,7 +93,16 @@ impl Dials {
         Dials {
             to: HashMap::new(),
             rng,
+            recent: VecDeque::new(),
         }
+    }
+
+    /// A connection has been made from this port.
+    pub(super) fn note(&mut self, port: u16) {
+        if self.recent.len() >= RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(port);
     }
 
     pub(super) fn put(&mut self, now: Time, remote: SocketAddr, mut dial: Dial) {
@@ -122,8 +135,12 @@ impl Dials {
         if unseen || dial.seen == 0 || dial.next - dial.seen > AHEAD {
             return None;
         }
+        // An OPEN is for whichever connection with its addresses the acceptor gets to first.
+        if self.recent.contains(&local.port()) {
+            return None;
+        }
         let open = Open {
-            flow: FlowId(self.rng.half()),
+            flow: FlowId::new(self.rng.half(), false),
             pair: dial.pair,
             counter: dial.next,
             connector: local,
@@ -131,7 +148,7 @@ impl Dials {
         };
         dial.next += 1;
         dial.unseen.get_or_insert(now);
-        Some(Opened {
+        let opened = Opened {
             flow: open.flow,
             remote,
             mailbox: dial.mailbox,
@@ -140,7 +157,9 @@ impl Dials {
                 .seal(Role::Connector, Fresh::None, &Message::Open(open)),
             key: dial.key.of_flow(&open),
             process: dial.process.clone(),
-        })
+        };
+        self.note(local.port());
+        Some(opened)
     }
 
     /// False if it is of no pair, or somebody else says it.

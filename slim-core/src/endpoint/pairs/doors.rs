@@ -84,9 +84,9 @@ impl Window {
 pub(in super::super) struct Arrival {
     pub(in super::super) flow: FlowId,
     /// Our end, their end.
-    pub(super) ends: Ends,
-    pub(super) key: FlowKey,
-    pub(super) process: Arc<Process>,
+    pub(in super::super) ends: Ends,
+    pub(in super::super) key: FlowKey,
+    pub(in super::super) process: Arc<Process>,
     pub(super) pair: PairId,
     pub(super) counter: u64,
 }

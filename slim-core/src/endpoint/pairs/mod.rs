@@ -22,7 +22,6 @@ use doors::{Doors, News};
 use super::aged::Aged;
 use super::ends::Ends;
 use super::flow::State;
-use super::pending::{Request, Waiting};
 use super::record::{Flow, Peer};
 use super::rng::Rng;
 use super::{Action, Endpoint, plain};
@@ -78,6 +77,11 @@ impl Pairs {
 
     fn doors(&self) -> MutexGuard<'_, Doors> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection has been made from this port.
+    pub(super) fn note(&self, port: u16) {
+        self.dials().note(port);
     }
 
     pub(super) fn forget(&self, now: Time, flow: &FlowId) {
@@ -189,8 +193,12 @@ impl Endpoint {
         }
         let ends = Ends::new(plain(local), remote);
         let role = Role::Connector;
-        self.flows
-            .insert(token, Box::new(Flow::new(now, token, role, ends)));
+        let again = self.is_again(now, &ends);
+        self.supersede(now, &ends);
+        self.dialling.insert(ends.clone(), token);
+        let mut flow = Flow::new(now, token, role, ends);
+        flow.again = again;
+        self.flows.insert(token, Box::new(flow));
         if self.config.policy == Policy::Off {
             return self.start_negotiation(now, token);
         }
@@ -286,20 +294,13 @@ impl Endpoint {
                 .doors()
                 .is_live(now, arrival.pair, arrival.counter);
         }
-        let (acceptor, connector) = arrival.ends.both();
+        let connector = arrival.ends.remote();
         let age = self.config.hello_timeout;
         self.askers.note(now, connector.ip(), age);
-        let Some(&token) = self.by_ends.get(&arrival.ends) else {
-            let waiting = Waiting {
-                request: Request::Open(Box::new(arrival)),
-                from: connector,
-                local: acceptor,
-            };
-            return self.pending.put(now, (acceptor, connector), waiting);
-        };
-        match self.flow(token).state() {
-            State::Negotiating => self.accept_open(now, token, arrival),
-            _ => self.drop_one(),
+        let token = self.by_ends.get(&arrival.ends).copied();
+        match token.map(|token| self.flow(token).state()) {
+            Some(State::Negotiating) => self.accept_open(now, token.expect("known"), arrival),
+            _ => self.keep_open(now, arrival),
         }
     }
 
@@ -307,11 +308,8 @@ impl Endpoint {
     /// there are others that may have the connection.
     pub(super) fn accept_open(&mut self, now: Time, token: FlowToken, arrival: Arrival) {
         let id = arrival.flow;
-        let peer = Peer {
-            process: arrival.process,
-            key: arrival.key,
-            random_s: [0; 32],
-        };
+        let (pair, counter) = (arrival.pair, arrival.counter);
+        let peer = Peer::of_open(arrival);
         if self.candidates.any(token) {
             return self.add_candidate(now, token, id, peer);
         }
@@ -320,9 +318,7 @@ impl Endpoint {
         flow.id = Some(id);
         flow.peer = Some(peer);
         let end = self.pairs.doors().end_of(now, &id);
-        self.pairs
-            .doors()
-            .is_live(now, arrival.pair, arrival.counter);
+        self.pairs.doors().is_live(now, pair, counter);
         self.become_live(now, token, end);
     }
 

@@ -1,6 +1,7 @@
 //! The rules of the protocol, one by one. What they add up to is tested in `tests/sim.rs` and
 //! `tests/model.rs`.
 
+mod again;
 mod early;
 mod ends;
 mod forgotten;

@@ -396,3 +396,32 @@ fn a_connector_that_leaves_a_flow_told_by_open_has_an_answer_for_who_asks() {
     assert_eq!(pair.kinds(B), [Kind::Status]);
     assert_eq!(pair.states_of(9)[B], Some(State::Legacy));
 }
+
+/// The acceptor would take an OPEN of the earlier connection for one of the later.
+#[test]
+fn no_open_is_said_for_a_port_that_one_was_said_for_lately() {
+    let mut pair = Pair::known();
+    let [local, remote] = ends(9);
+    let dial = |pair: &mut Pair, n: u16| {
+        let mut local = local;
+        local.set_port(n);
+        pair.ends[A].pairs().dial(pair.now, local, remote)
+    };
+    let opened = dial(&mut pair, 9).expect("known");
+    assert!(dial(&mut pair, 9).is_none());
+    pair.arrives(&opened.data);
+    assert!(dial(&mut pair, 9).is_none());
+    for n in 10_000..11_023 {
+        let opened = dial(&mut pair, n).expect("another port");
+        pair.arrives(&opened.data);
+        pair.ends[B].open(pair.now, FlowToken(n.into()), Role::Acceptor, remote, {
+            let mut local = local;
+            local.set_port(n);
+            local
+        });
+        pair.run();
+        pair.ends[B].tell_seen(pair.now);
+        pair.run();
+    }
+    assert!(dial(&mut pair, 9).is_some());
+}

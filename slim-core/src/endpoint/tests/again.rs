@@ -1,0 +1,167 @@
+//! Connections with the addresses and ports of an earlier one.
+
+use super::pair::*;
+use crate::config::Config;
+use crate::endpoint::{Action, State};
+use crate::ids::{FinHow, FlowToken, Role};
+use crate::wire::{Kind, Message};
+
+const SECOND: FlowToken = FlowToken(8);
+
+impl Pair {
+    fn open_second(&mut self, n: usize) {
+        let [a, b] = addrs();
+        let (role, local, remote) = [(Role::Connector, a, b), (Role::Acceptor, b, a)][n];
+        self.ends[n].open(self.now, SECOND, role, local, remote);
+    }
+
+    fn second(&self) -> [Option<State>; 2] {
+        [A, B].map(|n| self.ends[n].state(SECOND))
+    }
+
+    fn ends_first(&mut self, n: usize) {
+        self.ends[n].finish(self.now, FLOW, 5, FinHow::Close);
+        self.ends[n].gone(self.now, FLOW);
+    }
+
+    /// The next datagram that a side says.
+    fn said(&mut self, n: usize) -> Vec<u8> {
+        match self.ends[n].poll_action() {
+            Some(Action::Datagram { data, .. }) => data,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// Whatever has become of the first one: what it is asked with may be meant for the second.
+#[test]
+fn nobody_answers_for_a_connection_whose_addresses_are_in_use_again() {
+    for (gone, told_before) in [(true, false), (false, false), (true, true), (false, true)] {
+        let mut pair = Pair::new();
+        pair.open(A);
+        let first = pair.said(A);
+        match gone {
+            true => pair.ends_first(A),
+            false => pair.ends[A].finish(pair.now, FLOW, 5, FinHow::Close),
+        }
+        let [a, b] = addrs();
+        if told_before {
+            pair.ends[A].about_to_connect(pair.now, a, b);
+            pair.open_second(B);
+        } else {
+            pair.open_second(A);
+            pair.open_second(B);
+        }
+        // The HELLO of the first one is late.
+        pair.ends[B].handle_datagram(pair.now, control(A), b, &first);
+        let answer = pair.said(B);
+        pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
+        if told_before {
+            assert_eq!(pair.second(), [None, Some(State::Negotiating)]);
+            pair.open_second(A);
+        }
+        pair.wait(ms(500));
+        assert_eq!(pair.second(), [Some(State::Live); 2]);
+        // It is the second one: its end is where the second one ends.
+        pair.ends[A].finish(pair.now, SECOND, 77, FinHow::Close);
+        pair.run();
+        let told = |action: &Action| matches!(action, Action::PeerFinal { seq: 77, .. });
+        assert_eq!(pair.count(B, told), 1, "{gone} {told_before}");
+        let other = |action: &Action| matches!(action, Action::PeerFinal { .. });
+        assert_eq!(pair.count(B, other), 1);
+    }
+}
+
+#[test]
+fn a_port_that_is_not_bound_to_an_address_is_known_again() {
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Silent;
+    pair.open(A);
+    pair.run();
+    let [mut a, b] = addrs();
+    a.set_ip([0, 0, 0, 0].into());
+    pair.ends[A].about_to_connect(pair.now, a, b);
+    assert_eq!(pair.state(A), Some(State::Legacy));
+    // As for whoever has not closed: the kernel goes on by itself.
+    let plain = |action: &Action| matches!(action, Action::Legacy { .. });
+    pair.run();
+    assert_eq!(pair.count(A, plain), 1);
+}
+
+#[test]
+fn hello_of_a_later_connection_waits_until_that_is_accepted() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.udp[B] = Net::Silent;
+    pair.open(A);
+    pair.run();
+    pair.ends_first(A);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    pair.open_second(A);
+    let hello = pair.said(A);
+    let [_, b] = addrs();
+    // The driver finds that the kernel has given the first connection up.
+    assert_eq!(pair.ends[B].may_be_of_later(control(A), &hello), Some(FLOW));
+    pair.ends[B].leave_addresses(FLOW);
+    pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+    assert_eq!(pair.state(B), Some(State::Negotiating));
+    pair.ends_first(B);
+    pair.open_second(B);
+    pair.run();
+    assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+#[test]
+fn an_end_that_was_never_asked_about_is_not_that_of_the_next_connection() {
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Silent;
+    pair.open(A);
+    pair.run();
+    pair.open(B);
+    pair.ends_first(A);
+    pair.ends_first(B);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    pair.open_second(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+    pair.open_second(B);
+    pair.run();
+    assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+#[test]
+fn a_connection_that_was_over_when_it_was_accepted_takes_no_hello_of_the_next() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    let _ = pair.said(A);
+    pair.ends_first(A);
+    pair.open_second(A);
+    pair.run();
+    let [a, b] = addrs();
+    assert!(pair.ends[B].is_awaited_again(b, a));
+    pair.ends[B].open_over(pair.now, FLOW, b, a);
+    pair.run();
+    assert_eq!(pair.state(B), Some(State::Legacy));
+    pair.open_second(B);
+    pair.run();
+    assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+#[test]
+fn only_a_port_that_was_used_before_makes_a_name_of_that_kind() {
+    let mut pair = Pair::with([Config::default(), Config::default()]);
+    for (token, again) in [(FLOW, false), (SECOND, true)] {
+        let [a, b] = addrs();
+        pair.ends[A].open(pair.now, token, Role::Connector, a, b);
+        pair.run();
+        let Some(Message::Hello(hello)) = pair.messages(B).pop() else {
+            panic!("no HELLO");
+        };
+        assert_eq!(hello.flow.is_again(), again);
+        pair.forget();
+    }
+}

@@ -1,0 +1,55 @@
+//! Thousands of short connections that end in every order. Whatever is killed, whoever accepts: both ends check each byte, and
+//! the end of the stream.
+
+mod common;
+
+use common::{Program, compile, own_network};
+use std::path::Path;
+
+fn run(program: &Path, args: &str, env: &[(&str, &str)]) -> Result<(), String> {
+    let one = Program::new(program)
+        .env("T_ARGS", args)
+        .env("T_OWN_NETWORK", "1")
+        .preloaded(true);
+    let one = env
+        .iter()
+        .fold(one, |one, (name, value)| one.env(name, value));
+    let got = one.run();
+    println!(
+        "{args} {env:?}: {}",
+        got.stdout.lines().last().unwrap_or("")
+    );
+    match got.ok() {
+        true => Ok(()),
+        false => Err(format!("{args} {env:?}\n{}", got.transcript())),
+    }
+}
+
+fn all(cases: &[(&str, &[(&str, &str)])]) {
+    if !own_network("ends") {
+        return;
+    }
+    let program = compile("ends", &[]);
+    let runs = cases.iter().map(|(args, env)| run(&program, args, env));
+    let bad: Vec<String> = runs.filter_map(Result::err).collect();
+    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+}
+
+#[test]
+fn connections_end_as_they_are_ended() {
+    all(&[
+        ("count=300", &[]),
+        ("count=300 workers=4", &[]),
+        ("count=300 workers=4 reuse=1", &[]),
+    ]);
+}
+
+/// The next connection has the same addresses and ports as the last one, some microseconds later.
+#[test]
+fn connections_with_the_same_ports_are_kept_apart() {
+    all(&[
+        ("count=500 ports=20000", &[]),
+        ("count=500 ports=20000 workers=4", &[]),
+        ("count=500 ports=20000 workers=4 reuse=1", &[]),
+    ]);
+}
