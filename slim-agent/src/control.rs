@@ -22,7 +22,7 @@ use tokio::task::{self, JoinHandle};
 use crate::agent::canonical;
 use crate::events::Log;
 use crate::fds::{self, OwnFd};
-use crate::places::{Place, Ports, source_towards, without_port};
+use crate::places::{Place, Ports, is_same_host, source_towards, without_port};
 use crate::ports::quiet_ports;
 use crate::resume_io;
 use crate::shared::Shared;
@@ -146,7 +146,7 @@ impl Control {
         if self
             .own
             .iter()
-            .any(|own| without_port(own.socket.bound) == at)
+            .any(|own| is_same_host(own.socket.bound, at))
         {
             return true;
         }
@@ -191,7 +191,7 @@ impl Control {
     /// The one of ours that messages from `from` to `to` leave from: if `from` does not say, where the kernel's routes do.
     fn own(&self, to: SocketAddr, from: Option<SocketAddr>) -> Option<&Rc<ControlSocket>> {
         let at = |addr: SocketAddr| {
-            let is_there = |own: &&Own| without_port(own.socket.bound) == without_port(addr);
+            let is_there = |own: &&Own| is_same_host(own.socket.bound, addr);
             self.own.iter().find(is_there)
         };
         let fits = |own: &&Own| {
@@ -262,7 +262,7 @@ impl Control {
         data: &[u8],
         shared: &Rc<Shared>,
     ) {
-        let is_there = |aside: &&Aside| without_port(aside.socket.bound) == without_port(from);
+        let is_there = |aside: &&Aside| is_same_host(aside.socket.bound, from);
         if !self.asides.iter().any(|aside| is_there(&aside)) {
             match aside(from) {
                 Ok(socket) => {

@@ -162,6 +162,16 @@ pub(crate) fn source_towards(to: SocketAddr) -> io::Result<SocketAddr> {
     sys::local_addr(fd.raw())
 }
 
+/// Whether two addresses are the same but for their ports. Field by field: a comparison of the whole may look at bytes that the
+/// variant does not have, which tools that watch memory report.
+pub(crate) fn is_same_host(a: SocketAddr, b: SocketAddr) -> bool {
+    match (a, b) {
+        (SocketAddr::V4(a), SocketAddr::V4(b)) => a.ip() == b.ip(),
+        (SocketAddr::V6(a), SocketAddr::V6(b)) => a.ip() == b.ip() && a.scope_id() == b.scope_id(),
+        _ => false,
+    }
+}
+
 /// The address alone.
 pub(crate) fn without_port(mut addr: SocketAddr) -> SocketAddr {
     addr.set_port(0);

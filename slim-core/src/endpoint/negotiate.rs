@@ -326,10 +326,13 @@ impl Endpoint {
 
     /// A flow lost its transport before anybody knew whether it can be resumed.
     pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
+        // An acceptor's front end withholds an end only if it has heard an OPEN for the connection. The endpoint may have denied
+        // that in the same moment, and HELLO is on its way.
+        let connected_to = self.flow(token).role == Role::Acceptor;
         match cause {
             // Nobody can be asked whether it is genuine, and to withhold it until somebody can
             // would delay every short connection to a peer without SLIM.
-            Cause::Eof { .. } if !self.candidates.any(token) => {
+            Cause::Eof { .. } if !connected_to && !self.candidates.any(token) => {
                 self.timers.clear_flow(token);
                 self.flow(token).go(State::Legacy);
                 self.hello_over(now, token);

@@ -411,7 +411,7 @@ fn no_open_is_said_for_a_port_that_one_was_said_for_lately() {
     assert!(dial(&mut pair, 9).is_none());
     pair.arrives(&opened.data);
     assert!(dial(&mut pair, 9).is_none());
-    for n in 10_000..11_023 {
+    for n in 10_000..11_024 {
         let opened = dial(&mut pair, n).expect("another port");
         pair.arrives(&opened.data);
         pair.ends[B].open(pair.now, FlowToken(n.into()), Role::Acceptor, remote, {
@@ -424,4 +424,28 @@ fn no_open_is_said_for_a_port_that_one_was_said_for_lately() {
         pair.run();
     }
     assert!(dial(&mut pair, 9).is_some());
+}
+
+/// The acceptor's thread has heard the OPEN, which its endpoint denies in the same moment: the end is not passed on yet.
+#[test]
+fn an_end_behind_an_open_that_was_denied_waits_for_hello() {
+    let mut pair = Pair::known();
+    let opened = pair.connect(9).expect("known");
+    pair.arrives(&opened.data);
+    // The connection breaks before it is accepted.
+    pair.ends[A].fault(pair.now, token(9), Cause::Errno(RESET));
+    let question = std::iter::from_fn(|| pair.ends[A].poll_action()).find_map(|a| match a {
+        Action::Datagram { data, .. } => Some(data),
+        _ => None,
+    });
+    let at = control(B);
+    pair.ends[B].handle_datagram(pair.now, control(A), at, &question.expect("QUERY"));
+    pair.udp[B] = Net::Silent;
+    pair.accept(9);
+    pair.ends[B].fault(pair.now, token(9), Cause::Eof { received: 0 });
+    pair.run();
+    assert_eq!(pair.states_of(9)[B], Some(State::Negotiating));
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(200));
+    assert_eq!(pair.states_of(9), [Some(State::Live); 2]);
 }
