@@ -7,6 +7,7 @@
 mod inside;
 mod numbers;
 mod start;
+pub mod waits;
 
 use crate::addr::{Name, RawAddr};
 use crate::epoll::Instance;
@@ -26,7 +27,7 @@ use std::num::NonZeroI32;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-pub use inside::{Inside, forget_marks, forget_waiting, waiting};
+pub use inside::{Inside, forget_marks};
 pub use numbers::given_out;
 pub use start::Start;
 

@@ -67,6 +67,7 @@ pub fn register() {
         // `exit` comes to `AT_EXIT`.
         at_quick_exit(at_exit);
     }
+    crate::flow::waits::register();
 }
 
 /// A call that makes a process with the same connections, without a word of libc's to us. The child returns, too.

@@ -63,6 +63,11 @@ fn transfers_with_blocking_calls() {
 }
 
 #[test]
+fn threads_that_are_cancelled_in_a_call_hold_nothing() {
+    unnoticed("cancelled", &[""], 1);
+}
+
+#[test]
 fn transfers_that_look_first() {
     unnoticed("xfer", &["peek", "fionread", "time-limits", "sendfile"], 12);
 }

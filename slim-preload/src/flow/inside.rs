@@ -12,8 +12,6 @@ use crate::{sys, table};
 use libc::c_int;
 use slim_core::gate::Left;
 use slim_core::gate::pass::{Marks, Passed, Purpose};
-use std::cell::Cell;
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -49,69 +47,7 @@ fn me() -> usize {
     0
 }
 
-/// A call of the calling thread's that waits in the kernel, inside of a flow. It lies in the frame of that call: a handler that
-/// interrupts it, and the thread if it leaves that frame by a jump, find it here.
-pub struct Waiting {
-    /// Where it is inside, and counted.
-    pub flow: &'static Flow,
-    /// It has the sending half, which is not in use meanwhile.
-    pub has_half: bool,
-    below: Option<NonNull<Waiting>>,
-}
-
-thread_local! {
-    static WAITING: Cell<Option<NonNull<Waiting>>> = const { Cell::new(None) };
-}
-
-/// The innermost waiting call of the thread; its frame is there as long as it was not left.
-pub fn waiting() -> Option<NonNull<Waiting>> {
-    WAITING.try_with(Cell::get).ok().flatten()
-}
-
-/// Forgets the innermost waiting call, whose frame is about to be left.
-pub fn forget_waiting() -> Option<(&'static Flow, bool)> {
-    let top = waiting()?;
-    // SAFETY: not left yet.
-    let Waiting {
-        flow,
-        has_half,
-        below,
-    } = *unsafe { top.as_ref() };
-    let _ = WAITING.try_with(|w| w.set(below));
-    Some((flow, has_half))
-}
-
 impl Flow {
-    /// Runs `wait`, a call that is inside, and counted, and may be left by a jump out of a signal's handler.
-    pub fn wait_inside<R>(&'static self, has_half: bool, wait: impl FnOnce() -> R) -> R {
-        let this = Waiting {
-            flow: self,
-            has_half,
-            below: waiting(),
-        };
-        let set = |top| {
-            let _ = WAITING.try_with(|w| w.set(top));
-        };
-        set(Some(NonNull::from(&this)));
-        let r = wait();
-        set(this.below);
-        r
-    }
-
-    /// Whether the calling thread is in a signal's handler, in the middle of a call of its own that waits with the half.
-    pub fn waits_with_half(&self) -> bool {
-        let mut next = waiting();
-        while let Some(w) = next {
-            // SAFETY: its frame is below this one, and not left.
-            let w = unsafe { w.as_ref() };
-            if w.has_half && std::ptr::eq(w.flow, self) {
-                return true;
-            }
-            next = w.below;
-        }
-        false
-    }
-
     /// Enters the flow, which was found behind `fd`, by the calling thread's pass, and not counted. [`Flow::leave`]
     /// afterwards; if it cannot be, [`Flow::left`] afterwards.
     #[inline(always)]

@@ -51,7 +51,7 @@ fn stack_in(env: *const usize) -> usize {
 macro_rules! before_jump {
     ($($before:ident: $name:literal;)*) => {$(
         extern "C" fn $before(env: *const usize) -> Function {
-            if crate::flow::waiting().is_some() {
+            if crate::flow::waits::waiting().is_some() {
                 left::before_jump(stack_in(env));
             }
             real_of!($name)

@@ -1,25 +1,32 @@
-//! Calls that are left by a jump: a handler interrupts one that waits, and ends in `siglongjmp`.
+//! Calls that are left by a jump (a handler interrupts one that waits, and ends in `siglongjmp`), or by the end of their thread.
 //!
-//! What such a call holds nobody would ever give back. So the thread does before it jumps. The call has not told how much
+//! What such a call holds nobody would ever give back. So the thread does before it jumps, or ends. The call has not told how much
 //! the kernel moved for it; mostly it waited for something that did not come, and that was nothing. The kernel's own count
 //! says whether it was: else the connection becomes plain TCP, since its bytes are not known.
 
 use super::descriptors;
-use crate::flow::{Flow, Mode, Start, UNKNOWN, forget_waiting, waiting};
+use crate::flow::{Flow, Mode, Start, UNKNOWN, waits};
 use crate::sys;
 use libc::c_int;
 use std::sync::atomic::Ordering;
 
 /// Before the thread goes on where its stack ends at `target`.
 pub fn before_jump(target: usize) {
-    while let Some(top) = waiting() {
+    while let Some(top) = waits::waiting() {
         // The stack grows downwards: what the jump leaves lies below.
-        if top.addr().get() >= target || stays_in_handler(target, top.addr().get()) {
+        if top.frame >= target || stays_in_handler(target, top.frame) {
             return;
         }
-        if let Some((flow, has_half)) = forget_waiting() {
-            sys::keep_errno(|| leave(flow, has_half));
-        }
+        waits::forget_waiting();
+        sys::keep_errno(|| leave(top.flow, top.has_half));
+    }
+}
+
+/// Before the thread is gone.
+pub fn before_end() {
+    while let Some(top) = waits::waiting() {
+        waits::forget_waiting();
+        leave(top.flow, top.has_half);
     }
 }
 

@@ -1,0 +1,103 @@
+//! Calls that wait in the kernel, inside of a flow, and may never come back: a signal's handler leaves them by a jump, or
+//! their thread is cancelled or ends in a handler.
+//!
+//! What they hold the thread gives back ([`crate::ops::left`]): before it jumps, or when it ends. Its frames are gone by then,
+//! so what is known of a call lies in the thread's own memory.
+
+use super::Flow;
+use std::cell::Cell;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Calls of one thread that wait at a time: one, and others in handlers that have interrupted it.
+const DEEPEST: usize = 8;
+
+/// A call that waits.
+#[derive(Clone, Copy)]
+pub struct Waiting {
+    /// Where it is inside, and counted.
+    pub flow: &'static Flow,
+    /// It has the sending half, which is not in use meanwhile.
+    pub has_half: bool,
+    /// Where its frame is.
+    pub frame: usize,
+}
+
+struct Waits {
+    of: [Cell<Option<Waiting>>; DEEPEST],
+    count: Cell<usize>,
+    /// The thread gives back what is left when it ends.
+    seen_to: Cell<bool>,
+}
+
+thread_local! {
+    // Without a destructor: it is used until the thread's last moment.
+    static WAITS: Waits = const {
+        Waits { of: [const { Cell::new(None) }; DEEPEST], count: Cell::new(0), seen_to: Cell::new(false) }
+    };
+}
+
+/// What calls [`at_end`], plus 1; 0 if there is none.
+static KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Once, when the library is loaded.
+pub fn register() {
+    let mut key = 0;
+    // SAFETY: valid for a write; the function stays as long as the library, which is never unloaded.
+    if unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) } == 0 {
+        KEY.store(key + 1, Ordering::Relaxed);
+    }
+}
+
+/// The thread ends: cancelled, or by `pthread_exit` in a handler, or as threads do.
+extern "C" fn at_end(_: *mut libc::c_void) {
+    crate::ops::left::before_end();
+}
+
+/// The innermost waiting call of the thread.
+pub fn waiting() -> Option<Waiting> {
+    WAITS.with(|w| w.of.get(w.count.get().checked_sub(1)?)?.get())
+}
+
+/// Forgets the innermost waiting call, whose frame is left.
+pub fn forget_waiting() {
+    WAITS.with(|w| w.count.set(w.count.get().saturating_sub(1)));
+}
+
+impl Flow {
+    /// Runs `wait`, a call that is inside, and counted, and may never come back.
+    pub fn wait_inside<R>(&'static self, has_half: bool, wait: impl FnOnce() -> R) -> R {
+        let here = 0u8;
+        let this = Waiting {
+            flow: self,
+            has_half,
+            frame: ptr::from_ref(&here).addr(),
+        };
+        let depth = WAITS.with(|w| {
+            let depth = w.count.get();
+            if let Some(place) = w.of.get(depth) {
+                place.set(Some(this));
+                w.count.set(depth + 1);
+            }
+            if !w.seen_to.replace(true)
+                && let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1)
+            {
+                let some = NonNull::<libc::c_void>::dangling();
+                // SAFETY: the key is ours; what is stored is not followed.
+                unsafe { libc::pthread_setspecific(key, some.as_ptr()) };
+            }
+            depth
+        });
+        let r = wait();
+        WAITS.with(|w| w.count.set(depth));
+        r
+    }
+
+    /// Whether the calling thread is in a signal's handler, in the middle of a call of its own that waits with the half.
+    pub fn waits_with_half(&self) -> bool {
+        WAITS.with(|w| {
+            let all = w.of.iter().take(w.count.get()).filter_map(Cell::get);
+            all.into_iter().any(|w| w.has_half && ptr::eq(w.flow, self))
+        })
+    }
+}
