@@ -210,7 +210,7 @@ impl Agent {
 
     /// A connection to a process that is [known](slim_core::endpoint::Pairs) has been made: it is told by OPEN, and
     /// what that was is the answer, for [`open_known`](Self::open_known). To be called with signals blocked.
-    pub fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
+    pub fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Arc<Opened>> {
         if self.is_dead() {
             return None;
         }
@@ -224,7 +224,7 @@ impl Agent {
         token: FlowToken,
         io: Arc<dyn FlowIo>,
         local: SocketAddr,
-        opened: Opened,
+        opened: Arc<Opened>,
     ) {
         let local = canonical(local);
         let open = Command::OpenKnown {

@@ -31,7 +31,7 @@ pub(crate) enum Command {
         token: FlowToken,
         io: Arc<dyn FlowIo>,
         local: SocketAddr,
-        opened: Opened,
+        opened: Arc<Opened>,
     },
     /// A connection with these addresses is about to be made.
     AboutToConnect {

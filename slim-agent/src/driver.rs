@@ -196,7 +196,7 @@ impl Driver {
             } => {
                 self.survivor.add(token, io);
                 self.watch.dirty(now, token);
-                self.endpoint.open_known(now, token, local, opened);
+                self.endpoint.open_known(now, token, local, &opened);
             }
             Command::AboutToConnect { local, remote } => {
                 self.endpoint.about_to_connect(now, local, remote);

@@ -104,9 +104,10 @@ impl Short {
     }
 
     /// Sends OPEN for a new connection, if the process at `remote` is known, and it can be sent.
-    pub(crate) fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
-        let opened = self.pairs.get()?.dial(self.now(), local, remote)?;
-        self.send(&opened, local, &opened.data).then_some(opened)
+    pub(crate) fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Arc<Opened>> {
+        let mut opened = self.pairs.get()?.dial(self.now(), local, remote)?;
+        let data = std::mem::take(&mut opened.data);
+        self.send(&opened, local, &data).then(|| Arc::new(opened))
     }
 
     /// Sends a message about a flow for which OPEN was sent; false if it cannot be.

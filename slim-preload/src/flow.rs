@@ -24,6 +24,7 @@ use slim_core::{FlowToken, Role, memory};
 use smallvec::{SmallVec, smallvec};
 use std::net::SocketAddr;
 use std::num::NonZeroI32;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -177,7 +178,7 @@ pub struct Ctl {
     /// Of the present transport.
     pub receives: Receives,
     /// The peer was told of the flow by OPEN.
-    pub opened: Option<Box<Opened>>,
+    pub opened: Option<Arc<Opened>>,
     /// The peer has closed the flow, and all that it sent has been read.
     pub peer_closed: bool,
 }
@@ -292,6 +293,8 @@ impl Ctl {
 }
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
+/// Flows that are made at once: they fit into a page.
+const BLOCK: usize = 12;
 /// As many free flows keep a chunk for what is sent first.
 const KEPT_CHUNKS: usize = 256;
 /// Threads that wait for any flow. One that never comes back costs the others a system call.
@@ -365,12 +368,16 @@ impl Flow {
         None
     }
 
-    /// A new one, which stays; `None` when there is no memory for it.
+    /// A new one, which stays; `None` when there is no memory for it. Some more are made with it, for the allocator adds
+    /// to each piece.
     fn another() -> Option<&'static Self> {
-        let mut one = Vec::new();
-        memory::reserve(&mut one, 1).ok()?;
-        one.push(Self::blank());
-        one.leak().first()
+        let mut block = Vec::new();
+        memory::reserve(&mut block, BLOCK).ok()?;
+        block.resize_with(BLOCK, Self::blank);
+        let block: &'static [Self] = block.leak();
+        let (one, others) = block.split_first()?;
+        FREE.with(|free| free.extend(others));
+        Some(one)
     }
 
     fn blank() -> Self {

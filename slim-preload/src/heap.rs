@@ -15,15 +15,16 @@ use crate::sys;
 use dlmalloc::{Allocator, Dlmalloc};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Requests of at least this many bytes have a mapping of their own.
-const LARGE: usize = 32 << 10;
+const LARGE: usize = 16 << 10;
 /// Small ones come from segments of about this size, each of which goes back to the system when it is empty.
-const SEGMENT: usize = 128 << 10;
+const SEGMENT: usize = 64 << 10;
 /// After so many frees of more than a few bytes it is looked for empty segments.
-const LOOK: usize = 256;
+const LOOK: usize = 32;
 /// Enough to end the session of some ten thousand connections.
 const RESERVE: usize = 1 << 20;
 const PAGE: usize = 4096;
@@ -33,19 +34,26 @@ struct Heap;
 #[global_allocator]
 static HEAP: Heap = Heap;
 
-static SMALL: Lock<Dlmalloc<Segments>> = Lock::new(
-    const {
-        let mut small = Dlmalloc::new_with_allocator(Segments {
-            urgent: Cell::new(false),
-        });
-        assert!(small.set_granularity(SEGMENT));
-        small.set_max_release_check_rate(LOOK);
-        small
-    },
-);
+static SMALL: Lock<Dlmalloc<Segments>> = Lock::new(const { new(SEGMENT) });
+/// Those of these sizes have segments of their own. What is allocated while a connection is made, and freed some hundred
+/// milliseconds later (an OPEN, a candidate, a command, a datagram), has them, and hardly anything that stays; so these segments go back
+/// to the system. Among the flows it would leave holes.
+static BRIEF: Lock<Dlmalloc<Segments>> = Lock::new(const { new(BRIEF_SEGMENT) });
+/// Small, for one is always kept.
+const BRIEF_SEGMENT: usize = 32 << 10;
+const BRIEF_SIZES: RangeInclusive<usize> = 48..=184;
+
+const fn new(segment: usize) -> Dlmalloc<Segments> {
+    let mut heap = Dlmalloc::new_with_allocator(Segments {
+        urgent: Cell::new(false),
+    });
+    assert!(heap.set_granularity(segment));
+    heap.set_max_release_check_rate(LOOK);
+    heap
+}
 
 thread_local! {
-    /// This thread has the lock for as long as it forks.
+    /// This thread has the locks for as long as it forks.
     static FORKING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -92,19 +100,24 @@ fn is_large(layout: Layout) -> bool {
     layout.size() >= LARGE && layout.align() <= PAGE
 }
 
-/// Runs `f` on the small requests' heap.
-fn with_small<R>(f: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
+fn is_brief(size: usize) -> bool {
+    BRIEF_SIZES.contains(&size)
+}
+
+/// Runs `f` on the heap of small requests of this size.
+fn with_small<R>(size: usize, f: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
+    let heap = if is_brief(size) { &BRIEF } else { &SMALL };
     let _signals = undisturbed();
     if FORKING.get() {
         // SAFETY: `before_fork` has locked it for this thread.
-        return f(unsafe { SMALL.get() });
+        return f(unsafe { heap.get() });
     }
-    if !SMALL.try_lock() {
-        sys::keep_errno(|| SMALL.lock());
+    if !heap.try_lock() {
+        sys::keep_errno(|| heap.lock());
     }
     // SAFETY: locked above, unlocked after `f` has given its reference back.
-    let r = f(unsafe { SMALL.get() });
-    SMALL.unlock();
+    let r = f(unsafe { heap.get() });
+    heap.unlock();
     r
 }
 
@@ -112,7 +125,7 @@ fn allocate(layout: Layout, urgent: bool) -> *mut u8 {
     if is_large(layout) {
         return map(whole_pages(layout.size()), urgent);
     }
-    with_small(|small| {
+    with_small(layout.size(), |small| {
         small.allocator().urgent.set(urgent);
         // SAFETY: a layout has a good size and alignment.
         unsafe { small.malloc(layout.size(), layout.align()) }
@@ -159,7 +172,9 @@ unsafe impl GlobalAlloc for Heap {
             sys::unmap(at, whole_pages(layout.size()));
         } else {
             // SAFETY: it comes from there, with this layout.
-            with_small(|small| unsafe { small.free(at, layout.size(), layout.align()) });
+            with_small(layout.size(), |small| unsafe {
+                small.free(at, layout.size(), layout.align());
+            });
         }
     }
 
@@ -169,10 +184,12 @@ unsafe impl GlobalAlloc for Heap {
         let moved = match (is_large(layout), is_large(new)) {
             (true, true) => sys::remap(at, whole_pages(layout.size()), whole_pages(size)),
             // SAFETY: it comes from there, with this layout.
-            (false, false) => with_small(|small| unsafe {
-                small.allocator().urgent.set(false);
-                small.realloc(at, layout.size(), layout.align(), size)
-            }),
+            (false, false) if is_brief(layout.size()) == is_brief(size) => {
+                with_small(size, |small| unsafe {
+                    small.allocator().urgent.set(false);
+                    small.realloc(at, layout.size(), layout.align(), size)
+                })
+            }
             _ => null_mut(),
         };
         if !moved.is_null() {
@@ -232,11 +249,13 @@ unsafe impl Allocator for Segments {
 /// Around a fork: the child inherits the heap in one piece, and may use it at once.
 pub fn before_fork() {
     SMALL.lock();
+    BRIEF.lock();
     FORKING.set(true);
 }
 
 /// After a fork, on either side.
 pub fn after_fork() {
     FORKING.set(false);
+    BRIEF.unlock();
     SMALL.unlock();
 }

@@ -8,7 +8,6 @@
 //! A connector that has said OPEN has a candidate, too: the process that it knows at that address. If that turns out not
 //! to have the connection, the connector says HELLO.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -19,7 +18,7 @@ use super::{Endpoint, plain};
 use crate::addr::at_port;
 use crate::auth::Fresh;
 use crate::event::LegacyReason;
-use crate::ids::{FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::ids::{Counted, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::wire::{Message, Parsed, Query, Unknown};
 
 /// Candidates of one connection. A further one takes the place of the oldest; if that asks again,
@@ -35,6 +34,9 @@ const PATIENCE_MAX: Duration = Duration::from_secs(1);
 const QUERIES_OF_CONNECTOR: u32 = 2;
 /// QUERYs to one candidate, and as many once the connection has failed.
 const QUERIES: u32 = 5;
+
+/// The memory for the candidates of as many flows is kept.
+const FEW_FLOWS: usize = 64;
 
 /// Somebody who has said HELLO for a connection.
 pub(super) struct Candidate {
@@ -62,7 +64,7 @@ struct Few {
 /// The candidates of all flows that have any.
 #[derive(Default)]
 pub(super) struct Candidates {
-    of: BTreeMap<FlowToken, Few>,
+    of: Counted<FlowToken, Few>,
 }
 
 impl Candidates {
@@ -83,6 +85,16 @@ impl Candidates {
     /// Whether this flow had more of them.
     pub(super) fn were_more(&self, token: FlowToken) -> bool {
         self.of.get(&token).is_some_and(|few| few.forgotten)
+    }
+
+    /// None is known any more of this flow; those that were. Many flows have candidates at once when they are opened at
+    /// once, and then none for long: the memory is given back.
+    fn remove(&mut self, token: FlowToken) -> Option<Few> {
+        let few = self.of.remove(&token);
+        if self.of.is_empty() && self.of.capacity() > FEW_FLOWS {
+            self.of = Counted::default();
+        }
+        few
     }
 
     /// How many flows have any.
@@ -214,7 +226,7 @@ impl Endpoint {
             // Nor is it to be asked any more.
             self.by_id.remove(&(asking.hello.flow, role));
         }
-        let few = self.candidates.of.remove(&token).unwrap_or_default();
+        let few = self.candidates.remove(token).unwrap_or_default();
         for candidate in few.known {
             if candidate.id == id {
                 let flow = self.flow(token);
@@ -274,7 +286,7 @@ impl Endpoint {
         if let Some(few) = self.candidates.of.get_mut(&token) {
             few.known.retain(|known| known.id != id);
             if few.known.is_empty() {
-                self.candidates.of.remove(&token);
+                self.candidates.remove(token);
                 let flow = &self.flows[&token];
                 if flow.hello.is_some() {
                     return;
@@ -291,7 +303,7 @@ impl Endpoint {
 
     /// The flow is over, or plain TCP: its candidates are forgotten.
     pub(super) fn take_candidates(&mut self, token: FlowToken) -> Vec<Candidate> {
-        let Some(few) = self.candidates.of.remove(&token) else {
+        let Some(few) = self.candidates.remove(token) else {
             return Vec::new();
         };
         let role = self.flow(token).role;

@@ -557,12 +557,12 @@ impl Endpoint {
 impl Endpoint {
     /// The next thing to be done.
     pub fn poll_action(&mut self) -> Option<Action> {
-        self.out.actions.pop_front()
+        out::pop(&mut self.out.actions)
     }
 
     /// The next thing worth telling people. A flow without a name yet has one of zeros.
     pub fn poll_event(&mut self) -> Option<(FlowToken, FlowId, Event)> {
-        self.out.events.pop_front()
+        out::pop(&mut self.out.events)
     }
 
     /// When to call [`handle_timeout`](Endpoint::handle_timeout), unless something happens before.

@@ -13,6 +13,9 @@ use crate::ids::{ConnId, FlowId, FlowToken};
 /// Actions among which one that is not wanted any more is looked for.
 const RECENT: usize = 8;
 
+/// An empty queue keeps room for as many.
+const KEPT: usize = 128;
+
 /// What is waiting to be taken.
 #[derive(Default)]
 pub(super) struct Out {
@@ -40,6 +43,15 @@ impl Out {
     pub(super) fn datagram(&mut self, to: SocketAddr, from: Option<SocketAddr>, data: Vec<u8>) {
         self.push(Action::Datagram { to, from, data });
     }
+}
+
+/// Takes the first one. What a burst needed is given back after it.
+pub(super) fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
+    let first = queue.pop_front();
+    if first.is_none() && queue.capacity() > KEPT {
+        *queue = VecDeque::new();
+    }
+    first
 }
 
 impl Endpoint {

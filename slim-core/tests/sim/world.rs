@@ -260,7 +260,7 @@ impl World {
         let Some(opened) = endpoint.pairs().dial(now, local, remote) else {
             return endpoint.open(now, token, Role::Connector, local, remote);
         };
-        endpoint.open_known(now, token, local, opened.clone());
+        endpoint.open_known(now, token, local, &opened);
         self.stats.dialled += 1;
         self.front(node, token).opened = Some(opened.clone());
         self.send_datagram(node, None, opened.mailbox, opened.data);

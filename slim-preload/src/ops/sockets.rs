@@ -51,14 +51,13 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
             Role::Connector => a.dial(local, remote),
             Role::Acceptor => None,
         };
-        let Some(mut opened) = known else {
+        let Some(opened) = known else {
             a.open(flow.token(), handle, role, local, remote);
             return Managed::Flow;
         };
         // Nobody has to wait for an answer: it is protected from here on.
         flow.live.store(true, Ordering::Release);
-        opened.data = Vec::new();
-        flow.ctl().opened = Some(Box::new(opened.clone()));
+        flow.ctl().opened = Some(opened.clone());
         a.open_known(flow.token(), handle, local, opened);
         Managed::Told
     });

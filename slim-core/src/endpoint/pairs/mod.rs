@@ -179,14 +179,8 @@ impl Endpoint {
     }
 
     /// As [`open`](Endpoint::open), of a connection for which `opened` has been sent.
-    pub fn open_known(&mut self, now: Time, token: FlowToken, local: SocketAddr, opened: Opened) {
-        let Opened {
-            flow: id,
-            remote,
-            key,
-            process,
-            ..
-        } = opened;
+    pub fn open_known(&mut self, now: Time, token: FlowToken, local: SocketAddr, opened: &Opened) {
+        let (id, remote) = (opened.flow, opened.remote);
         if self.flows.contains_key(&token) {
             debug_assert!(false, "{token:?} is in use");
             return;
@@ -202,11 +196,10 @@ impl Endpoint {
         if self.config.policy == Policy::Off {
             return self.start_negotiation(now, token);
         }
-        let random_s = [0; 32];
         let peer = Peer {
-            process,
-            key,
-            random_s,
+            process: opened.process.clone(),
+            key: opened.key.clone(),
+            random_s: [0; 32],
         };
         self.add_candidate(now, token, id, peer);
     }

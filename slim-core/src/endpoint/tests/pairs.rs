@@ -26,7 +26,7 @@ impl Pair {
         let [local, remote] = ends(n);
         let opened = self.ends[A].pairs().dial(self.now, local, remote);
         match &opened {
-            Some(opened) => self.ends[A].open_known(self.now, token(n), local, opened.clone()),
+            Some(opened) => self.ends[A].open_known(self.now, token(n), local, opened),
             None => self.ends[A].open(self.now, token(n), Role::Connector, local, remote),
         }
         opened
