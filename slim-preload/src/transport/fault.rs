@@ -197,7 +197,9 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
 pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
     let accepted = !ctl.dialled && !ctl.moved;
     let ends = ctl.ends().filter(|_| accepted);
-    let heard = ends.and_then(|(local, remote)| runtime::with_agent(|a| a.heard(local, remote)));
+    let ask = |(local, remote)| runtime::with_agent(|a| a.heard(local, remote));
+    // A mailbox that is empty is no error of the application's call.
+    let heard = ends.and_then(|ends| sys::keep_errno(|| ask(ends)));
     let heard = heard.unwrap_or(Heard::Nothing);
     if heard != Heard::Nothing {
         // The agent may not have read it yet.
