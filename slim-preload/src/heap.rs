@@ -183,8 +183,8 @@ unsafe impl GlobalAlloc for Heap {
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         let moved = match (is_large(layout), is_large(new)) {
             (true, true) => sys::remap(at, whole_pages(layout.size()), whole_pages(size)),
-            // SAFETY: it comes from there, with this layout.
             (false, false) if is_brief(layout.size()) == is_brief(size) => {
+                // SAFETY: it comes from there, with this layout.
                 with_small(size, |small| unsafe {
                     small.allocator().urgent.set(false);
                     small.realloc(at, layout.size(), layout.align(), size)
