@@ -533,7 +533,8 @@ impl Driver {
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
         let state = self.endpoint.state(token);
-        let late = matches!(state, Some(State::Legacy | State::Negotiating));
+        let late = matches!(state, Some(State::Legacy | State::Negotiating))
+            && !self.endpoint.is_asked(token);
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
         self.drained.remove(&token);

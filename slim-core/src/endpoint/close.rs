@@ -130,6 +130,7 @@ impl Endpoint {
             (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
             (status, _) => status,
         };
+        let asked = candidates.last().map(|candidate| candidate.id);
         for Candidate { id, peer, .. } in candidates {
             // Nobody has asked whether it was the peer: nobody had to.
             if flow.role == Role::Connector
@@ -154,7 +155,7 @@ impl Endpoint {
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
         } else {
-            self.never_met(now, &flow, status);
+            self.never_met(now, &flow, status, asked);
         }
     }
 

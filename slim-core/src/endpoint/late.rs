@@ -88,8 +88,14 @@ impl Late {
 }
 
 impl Endpoint {
-    /// Remembers a flow whose peer was never known.
-    pub(super) fn never_met(&mut self, now: Time, flow: &Flow, status: FlowStatus) {
+    /// Remembers a flow whose peer was never known; `asked`: by what name it was asked for last.
+    pub(super) fn never_met(
+        &mut self,
+        now: Time,
+        flow: &Flow,
+        status: FlowStatus,
+        asked: Option<FlowId>,
+    ) {
         if self.config.policy == Policy::Off {
             return;
         }
@@ -100,7 +106,7 @@ impl Endpoint {
         match (flow.role, &flow.hello) {
             (Role::Acceptor, _) => {
                 let unasked = Unasked {
-                    first: None,
+                    first: asked,
                     status,
                     since: now,
                 };

@@ -295,6 +295,11 @@ impl Endpoint {
         })
     }
 
+    /// Acceptor: whether HELLO has come for the flow, and it is not known yet if the peer has said it.
+    pub fn is_asked(&self, token: FlowToken) -> bool {
+        self.candidates.any(token)
+    }
+
     /// The addresses that a flow was opened with, our end and their end; `None` if there is no flow of that token.
     pub fn addrs(&self, token: FlowToken) -> Option<(SocketAddr, SocketAddr)> {
         self.flows.get(&token).map(|flow| flow.ends.both())

@@ -165,3 +165,31 @@ fn only_a_port_that_was_used_before_makes_a_name_of_that_kind() {
         pair.forget();
     }
 }
+
+/// What shows that the peer has had the answer is lost; the next HELLO for these addresses is not that of the first connection.
+#[test]
+fn an_end_that_was_asked_about_is_not_that_of_the_next_connection() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.open(A);
+    let [_, b] = addrs();
+    let hello = pair.said(A);
+    pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
+    let answer = pair.said(B);
+    pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
+    assert_eq!(pair.state(A), Some(State::Live));
+    while pair.ends[A].poll_action().is_some() {}
+    assert!(pair.ends[B].is_asked(FLOW));
+    pair.udp[B] = Net::Silent;
+    pair.ends_first(B);
+    pair.ends_first(A);
+    pair.run();
+    pair.udp[B] = Net::Works;
+    pair.forget();
+    pair.open_second(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+    pair.open_second(B);
+    pair.run();
+    assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
