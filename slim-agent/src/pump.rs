@@ -229,6 +229,9 @@ fn finish(link: Link, install: &Install, position: u64) {
     if install.io.local_final().is_some() {
         sys::shutdown_write(fd.get_ref().raw());
     }
+    // The peer's last message, or the end of its replay, would be acknowledged 40 ms later, and as long its kernel would
+    // keep back what its application sends next (Nagle's algorithm).
+    sys::acknowledge(fd.get_ref().raw());
     // Out of the runtime's hands before it is in the application's.
     let fd = fd.into_inner().into_owned();
     let replayed = position.saturating_sub(install.peer_received);

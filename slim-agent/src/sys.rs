@@ -246,6 +246,12 @@ pub(crate) fn shutdown_write(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_WR) };
 }
 
+/// Acknowledges at once what has come on a connection.
+pub(crate) fn acknowledge(fd: RawFd) {
+    // A connection that has broken meanwhile has nothing to acknowledge.
+    let _ = set_option(fd, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
+}
+
 /// Sets an integer option.
 pub(crate) fn set_option(fd: RawFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: `value` is valid for reads of its size.

@@ -610,3 +610,23 @@ fn filters_and_last_threads() {
 fn the_limit_on_open_files_is_the_programs() {
     unnoticed("limits", &["alone", "fork"], 0);
 }
+
+/// However the program waits, thousands of connections that break at once are back soon.
+#[test]
+fn a_crowd_of_connections() {
+    if !own_network("a_crowd_of_connections") {
+        return;
+    }
+    let binary = compile("crowd", &[]);
+    for how in ["poll", "turns", "threads"] {
+        let args = format!("{how} 2000");
+        let mut bare = run(&binary, &args, 0, false, 0);
+        let mut got = run(&binary, &args, 1, true, SETTLED);
+        for outcome in [&mut bare, &mut got] {
+            println!("{}{}", outcome.0.stderr, outcome.1.stderr);
+            (outcome.0.stderr, outcome.1.stderr) = Default::default();
+        }
+        let bad = differences(&args, &bare, &got);
+        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    }
+}
