@@ -50,6 +50,8 @@ pub(crate) struct Control {
     changed: bool,
     /// Of which not all are on loopback.
     networked: bool,
+    /// See [`map_v4`](Control::map_v4).
+    maps: bool,
     ports: Ports,
     /// Each with the task that receives, until it is stopped.
     listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<JoinHandle<()>>)>,
@@ -67,7 +69,22 @@ struct Aside {
 /// A control socket of the process's own, and the listener for resumes at the same address.
 struct Own {
     socket: Rc<ControlSocket>,
-    tasks: [Option<JoinHandle<()>>; 2],
+    receiving: JoinHandle<()>,
+    listening: Option<Listening>,
+}
+
+/// Who resumes comes here.
+struct Listening {
+    listener: Rc<OwnFd>,
+    task: JoinHandle<()>,
+}
+
+impl Listening {
+    fn begin(listener: OwnFd, shared: &Rc<Shared>) -> io::Result<Self> {
+        let listener = Rc::new(listener);
+        let task = resume_io::serve(listener.clone(), shared)?;
+        Ok(Listening { listener, task })
+    }
 }
 
 /// One UDP socket.
@@ -116,6 +133,7 @@ impl Control {
             own: Vec::new(),
             changed: false,
             networked: false,
+            maps: false,
             ports,
             listeners: HashMap::new(),
             asides: Vec::new(),
@@ -128,16 +146,36 @@ impl Control {
         let mut bound = place.at;
         bound.set_port(self.ports.control);
         let socket = Rc::new(ControlSocket::new(place.control, bound)?);
-        let listening = place.resume.map(|fd| resume_io::serve(fd, shared));
+        let listening = place.resume.map(|fd| Listening::begin(fd, shared));
         let listening = listening.transpose()?;
         let receiving = task::spawn_local(serve(socket.clone(), shared.clone()));
         self.networked |= !place.at.ip().is_loopback();
         self.changed = true;
         self.own.push(Own {
             socket,
-            tasks: [Some(receiving), listening],
+            receiving,
+            listening,
         });
         Ok(())
+    }
+
+    /// There are flows of IPv6 sockets over IPv4. From now on who resumes over IPv4 gets such a socket, too: it can be made
+    /// an IPv4 one afterwards, and not the other way round.
+    pub(crate) fn map_v4(&mut self, shared: &Rc<Shared>) {
+        if std::mem::replace(&mut self.maps, true) {
+            return;
+        }
+        for own in &mut self.own {
+            let mut at = own.socket.bound;
+            at.set_port(self.ports.resume);
+            let Some(old) = own.listening.as_mut().filter(|_| at.is_ipv4()) else {
+                continue;
+            };
+            let new = resume_io::listen_mapped_instead(&old.listener, at);
+            if let Some(Ok(new)) = new.map(|new| Listening::begin(new, shared)) {
+                std::mem::replace(old, new).task.abort();
+            }
+        }
     }
 
     /// The same, unless they may already. Whether they can.
@@ -151,7 +189,9 @@ impl Control {
             return true;
         }
         let served = match self.own.len() < MOST_OWN {
-            true => Place::open(at, self.ports).and_then(|place| self.serve(place, shared)),
+            true => {
+                Place::open(at, self.ports, self.maps).and_then(|place| self.serve(place, shared))
+            }
             false => Err(io::Error::other("there are too many addresses")),
         };
         if let Err(e) = &served {
@@ -173,7 +213,10 @@ impl Control {
             let ip = own.socket.bound.ip();
             let stays = ip.is_loopback() || keep(ip);
             if !stays {
-                own.tasks.iter().flatten().for_each(JoinHandle::abort);
+                own.receiving.abort();
+                if let Some(listening) = &own.listening {
+                    listening.task.abort();
+                }
             }
             stays
         });

@@ -173,8 +173,7 @@ impl Driver {
                 let stands = role == Role::Connector
                     || !self.endpoint.is_awaited_again(local, remote)
                     || io.stands();
-                self.survivor.add(token, io);
-                self.watch.dirty(now, token);
+                self.add_flow(now, token, io, shared);
                 if !stands {
                     return self.endpoint.open_over(now, token, local, remote);
                 }
@@ -194,8 +193,7 @@ impl Driver {
                 local,
                 opened,
             } => {
-                self.survivor.add(token, io);
-                self.watch.dirty(now, token);
+                self.add_flow(now, token, io, shared);
                 self.endpoint.open_known(now, token, local, &opened);
             }
             Command::AboutToConnect { local, remote } => {
@@ -263,6 +261,14 @@ impl Driver {
             Command::FirstLeaves => drop(task::spawn_local(retire_when_alone(shared.clone()))),
             Command::Retire => shared.retire(),
         }
+    }
+
+    fn add_flow(&mut self, now: Time, token: FlowToken, io: Arc<dyn FlowIo>, shared: &Rc<Shared>) {
+        if io.maps_v4() {
+            self.control.map_v4(shared);
+        }
+        self.survivor.add(token, io);
+        self.watch.dirty(now, token);
     }
 
     /// A point in time for the endpoint.

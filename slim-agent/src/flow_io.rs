@@ -98,6 +98,11 @@ pub trait FlowIo: Send + Sync + 'static {
     /// was offered or there are no more. Returns the position reached.
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64;
 
+    /// Whether the application's socket is an IPv6 one for an IPv4 connection: its transports are to be such, too.
+    fn maps_v4(&self) -> bool {
+        false
+    }
+
     /// A connection is about to be made for this flow: copies those socket options that the kernel
     /// looks at when it is bound and connected. After an error it is not made.
     fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()>;

@@ -50,7 +50,7 @@ pub(crate) struct Place {
 impl Place {
     /// # Errors
     /// The address is not ours, or somebody has the control port there.
-    pub(crate) fn open(at: SocketAddr, ports: Ports) -> io::Result<Place> {
+    pub(crate) fn open(at: SocketAddr, ports: Ports, maps: bool) -> io::Result<Place> {
         let with = |port| {
             let mut addr = at;
             addr.set_port(port);
@@ -59,7 +59,11 @@ impl Place {
         Ok(Place {
             at,
             control: control::bind_alone(with(ports.control))?,
-            resume: resume_io::listen(with(ports.resume)).ok(),
+            resume: match maps && at.is_ipv4() {
+                true => resume_io::listen(with(ports.resume), true).ok(),
+                false => None,
+            }
+            .or_else(|| resume_io::listen(with(ports.resume), false).ok()),
         })
     }
 }
@@ -89,7 +93,7 @@ fn on_loopback(ports: Ports) -> io::Result<Vec<Place>> {
     ];
     let mut places = Vec::new();
     for ip in loopback {
-        match Place::open(SocketAddr::new(ip, 0), ports) {
+        match Place::open(SocketAddr::new(ip, 0), ports, false) {
             Ok(place) if place.resume.is_none() => return Err(io::ErrorKind::AddrInUse.into()),
             Ok(place) => places.push(place),
             Err(e) if is_none_of_ours(&e) => {}
@@ -191,7 +195,7 @@ mod tests {
             assert_ne!(other.resume, first.resume);
         }
         assert!(!held.is_empty());
-        let again = Place::open(held[0].at, first);
+        let again = Place::open(held[0].at, first, false);
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
     }
 }

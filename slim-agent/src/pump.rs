@@ -53,6 +53,9 @@ enum End {
 /// Replays, makes the connection the flow's transport, and ends; or keeps it until it is drained.
 pub(crate) async fn carry(mut link: Link, install: Install) {
     install.io.trim(install.peer_received);
+    if link.unmaps && !install.io.maps_v4() {
+        sys::unmap(link.fd.get_ref().raw());
+    }
     let mut progress = Progress {
         next: install.peer_received,
         left: install.expected,

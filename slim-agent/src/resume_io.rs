@@ -58,10 +58,19 @@ pub(crate) struct Install {
     pub(crate) expected: u64,
 }
 
-/// Listens for resumes at one address.
-pub(crate) fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
-    let fd = bind(addr)?;
-    SockRef::from(&fd).listen(BACKLOG)?;
+/// Listens for resumes at one address; with `mapped`, at an IPv4 address by an IPv6 socket.
+pub(crate) fn listen(addr: SocketAddr, mapped: bool) -> io::Result<OwnFd> {
+    let fd = if mapped {
+        bind_mapped(addr)
+    } else {
+        bind(addr)
+    }?;
+    let socket = SockRef::from(&fd);
+    socket.listen(BACKLOG)?;
+    if mapped {
+        // It is not for the connections that come.
+        socket.set_reuse_address(false)?;
+    }
     Ok(fd)
 }
 
@@ -78,13 +87,57 @@ pub(crate) fn bind(addr: SocketAddr) -> io::Result<OwnFd> {
     Ok(fd)
 }
 
+fn bind_mapped(addr: SocketAddr) -> io::Result<OwnFd> {
+    let fd = mapping_stream()?;
+    set_nodelay(&fd)?;
+    let socket = SockRef::from(&fd);
+    // Beside the listener whose place it takes.
+    socket.set_reuse_address(true)?;
+    socket.bind(&mapped(addr).into())?;
+    Ok(fd)
+}
+
+/// A listener at the same place whose connections are IPv6 sockets; `None` if there can be none, and the old one goes on.
+pub(crate) fn listen_mapped_instead(old: &OwnFd, addr: SocketAddr) -> Option<OwnFd> {
+    let socket = SockRef::from(old);
+    // It stays bound, and can listen again.
+    sys::shut(old.raw());
+    let made = socket
+        .set_reuse_address(true)
+        .and_then(|()| listen(addr, true));
+    if made.is_err() {
+        let _ = socket.set_reuse_address(false);
+        let _ = socket.listen(BACKLOG);
+    }
+    made.ok()
+}
+
 fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
+    new_stream(Domain::for_address(addr))
+}
+
+/// An IPv6 socket for IPv4.
+fn mapping_stream() -> io::Result<OwnFd> {
+    let fd = new_stream(Domain::IPV6)?;
+    SockRef::from(&fd).set_only_v6(false)?;
+    Ok(fd)
+}
+
+fn new_stream(domain: Domain) -> io::Result<OwnFd> {
     let kind = Type::STREAM.nonblocking().cloexec();
-    OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))
+    OwnFd::make(|| Socket::new_raw(domain, kind, None))
+}
+
+/// The address as IPv6 sockets have it.
+fn mapped(addr: SocketAddr) -> SocketAddr {
+    match addr.ip() {
+        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
+        IpAddr::V6(_) => addr,
+    }
 }
 
 /// Accepts on a listener from now on, until the task is aborted.
-pub(crate) fn serve(listener: OwnFd, shared: &Rc<Shared>) -> io::Result<JoinHandle<()>> {
+pub(crate) fn serve(listener: Rc<OwnFd>, shared: &Rc<Shared>) -> io::Result<JoinHandle<()>> {
     let listener = fds::watch(listener, Interest::READABLE)?;
     Ok(task::spawn_local(accept_all(listener, shared.clone())))
 }
@@ -99,7 +152,7 @@ enum Pause {
     Broken(io::Error),
 }
 
-async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
+async fn accept_all(listener: AsyncFd<Rc<OwnFd>>, shared: Rc<Shared>) {
     loop {
         match accept_some(&listener, &shared) {
             Pause::Empty => {
@@ -116,11 +169,11 @@ async fn accept_all(listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     }
 }
 
-fn accept_some(listener: &AsyncFd<OwnFd>, shared: &Rc<Shared>) -> Pause {
+fn accept_some(listener: &AsyncFd<Rc<OwnFd>>, shared: &Rc<Shared>) -> Pause {
     for _ in 0..BATCH {
         let pause = match sys::accept(listener.get_ref().raw()) {
             Ok((fd, from)) => {
-                incoming(fd, canonical(from), shared);
+                incoming(fd, from, shared);
                 continue;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Pause::Empty,
@@ -152,9 +205,12 @@ fn is_of_one_connection(e: &io::Error) -> bool {
 
 fn incoming(fd: OwnFd, from: SocketAddr, shared: &Rc<Shared>) {
     let Ok(fd) = watch(fd) else { return };
+    let unmaps = canonical(from) != from;
+    let from = canonical(from);
     let accepted = shared.with_self(|d, now, shared| {
         let (conn, orders) = d.accept(now, from)?;
-        let task = Link::new(conn, fd, orders, shared.clone());
+        let mut task = Link::new(conn, fd, orders, shared.clone());
+        task.unmaps = unmaps;
         Some(task::spawn_local(task.converse()))
     });
     if accepted.is_none() {
@@ -210,7 +266,18 @@ fn connect(
     remote: SocketAddr,
     shared: &Shared,
 ) -> io::Result<AsyncFd<OwnFd>> {
-    let fd = stream(remote)?;
+    let maps = remote.is_ipv4() && io.is_some_and(FlowIo::maps_v4);
+    let fd = match maps {
+        true => mapping_stream().or_else(|_| stream(remote))?,
+        false => stream(remote)?,
+    };
+    let as_socket = |addr| {
+        if sys::is_v6(fd.raw()) {
+            mapped(addr)
+        } else {
+            addr
+        }
+    };
     if shared.is_starved() || !fds::are_left(&fd, FOR_ACCEPTING) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }
@@ -222,9 +289,9 @@ fn connect(
         // The port is chosen at connect, so that one port can serve several destinations.
         let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
         sys::set_option(fd.raw(), libc::IPPROTO_IP, no_port, 1)?;
-        socket.bind(&SocketAddr::new(local, 0).into())?;
+        socket.bind(&as_socket(SocketAddr::new(local, 0)).into())?;
     }
-    match socket.connect(&remote.into()) {
+    match socket.connect(&as_socket(remote).into()) {
         Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
         _ => {}
     }
@@ -252,6 +319,8 @@ pub(crate) struct Link {
     _freed: Freed,
     pub(crate) orders: Receiver<Order>,
     pub(crate) shared: Rc<Shared>,
+    /// An IPv6 socket with an IPv4 connection. Flows of IPv4 sockets have it converted.
+    pub(crate) unmaps: bool,
     reader: Reader,
     /// There may be something to read.
     readable: bool,
@@ -283,6 +352,7 @@ impl Link {
             _freed: Freed(shared.clone()),
             orders,
             shared,
+            unmaps: false,
             reader: Reader::new(conn.is_incoming()),
             readable: false,
             flushing: false,

@@ -246,6 +246,16 @@ pub(crate) fn shutdown_write(fd: RawFd) {
     unsafe { libc::shutdown(fd, libc::SHUT_WR) };
 }
 
+/// Whether this is an IPv6 socket.
+pub(crate) fn is_v6(fd: RawFd) -> bool {
+    option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN).is_ok_and(|domain| domain == libc::AF_INET6)
+}
+
+/// Makes an IPv6 socket with an IPv4 connection an IPv4 socket. One that the kernel does not convert stays as it is.
+pub(crate) fn unmap(fd: RawFd) {
+    let _ = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM, libc::AF_INET);
+}
+
 /// Acknowledges at once what has come on a connection.
 pub(crate) fn acknowledge(fd: RawFd) {
     // A connection that has broken meanwhile has nothing to acknowledge.

@@ -70,6 +70,20 @@ impl RawAddr {
         }
     }
 
+    /// An IPv4 address as an IPv6 socket has it.
+    pub fn mapped(&self) -> Option<Self> {
+        let SocketAddr::V4(v4) = self.internet()? else {
+            return None;
+        };
+        // SAFETY: all zeroes is a valid sockaddr_in6.
+        let mut a: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        a.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+        a.sin6_port = v4.port().to_be();
+        a.sin6_addr.s6_addr = v4.ip().to_ipv6_mapped().octets();
+        // SAFETY: a sockaddr_in6 of that length.
+        Some(unsafe { Self::copy((&raw const a).cast(), size_of_val(&a) as _) })
+    }
+
     /// To be kept: `None` if it is no internet address.
     pub fn name(&self) -> Option<Name> {
         match i32::from(self.storage.ss_family) {
@@ -103,6 +117,7 @@ impl RawAddr {
 }
 
 /// An internet address as the kernel hands it out, in few bytes: every flow has two, and nearly all are IPv4.
+#[derive(Clone)]
 pub enum Name {
     /// Address and port as they are in a `sockaddr_in`.
     V4(libc::in_addr_t, libc::in_port_t),
@@ -126,6 +141,19 @@ impl Name {
             IpAddr::V4(_) => SocketAddr::new(ip, port),
             IpAddr::V6(ip) => std::net::SocketAddrV6::new(ip, port, 0, scope).into(),
         }
+    }
+
+    /// The family of the socket that has it.
+    pub fn family(&self) -> c_int {
+        match self {
+            Name::V4(..) => libc::AF_INET,
+            Name::V6(_) => libc::AF_INET6,
+        }
+    }
+
+    /// Whether it is an IPv6 socket's, of an IPv4 connection.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self, Name::V6(_)) && self.internet().is_ipv4()
     }
 
     /// How many bytes it has.

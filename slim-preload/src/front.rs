@@ -1,5 +1,6 @@
 //! What the agent asks of a flow: [`FlowIo`] for the preload's flows.
 
+use crate::addr::Name;
 use crate::flow::{Flow, Mode, UNKNOWN};
 use crate::{options, sys, transport};
 use slim_agent::{Drained, FlowIo, Owed, Probe};
@@ -170,6 +171,10 @@ impl FlowIo for Handle {
 
     fn install(&self, fd: OwnedFd) {
         transport::install(self.flow, slim_agent::fds::adopt(fd).into_raw_fd());
+    }
+
+    fn maps_v4(&self) -> bool {
+        self.flow.ctl().peer.as_ref().is_some_and(Name::is_mapped)
     }
 
     fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()> {

@@ -5,7 +5,7 @@
 //! byte in a page that both share, and the parent goes on with that connection as plain TCP.
 
 use crate::flow::Flow;
-use crate::ops::{descriptors, sleep};
+use crate::ops::{descriptors, names, sleep};
 use crate::stand_in::{self, Left};
 use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
 use libc::c_int;
@@ -131,12 +131,14 @@ extern "C" fn before_fork() {
     epoll::before_fork();
     listeners::before_fork();
     sleep::before_fork();
+    names::before_fork();
     table::for_each_flow(|_, f| f.mark_forked());
     heap::before_fork();
 }
 
 extern "C" fn after_fork_parent() {
     heap::after_fork();
+    names::after_fork();
     sleep::after_fork(false);
     epoll::after_fork(false);
     listeners::after_fork(false);
@@ -162,6 +164,7 @@ extern "C" fn after_fork_child() {
         }
     });
     table::inherit(|f| f.slot);
+    names::after_fork();
     sleep::after_fork(true);
     epoll::after_fork(true);
     listeners::after_fork(true);
@@ -172,7 +175,7 @@ extern "C" fn after_fork_child() {
 
 /// A process that is not to have a flow whose transport is away finds a broken connection in its place.
 fn break_off(fd: c_int) {
-    if let Ok(dead) = stand_in::over(Left::Reset, &[]) {
+    if let Ok(dead) = stand_in::over(Left::Reset, &[], libc::AF_INET) {
         let _ = sys::replace(dead, fd);
         sys::close(dead);
     }

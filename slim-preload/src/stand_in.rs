@@ -106,13 +106,15 @@ const PATIENCE: Duration = Duration::from_millis(5);
 const LOOKS: c_int = 2 * STRANGERS;
 
 /// A connection whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors, the
-/// poll bits and the end of file. `EMSGSIZE` when there are more bytes than it takes.
-pub fn over(how: Left, bytes: &[u8]) -> Result<c_int, Errno> {
+/// poll bits and the end of file. It is a socket of this family. `EMSGSIZE` when there are more bytes than it takes.
+pub fn over(how: Left, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
     if bytes.len() > MOST {
         return Err(libc::EMSGSIZE);
     }
     // Without a loopback interface to be had, a pair of unix sockets does nearly the same.
-    let [near, far] = connection(bytes.len()).or_else(|_| sys::socketpair(libc::SOCK_STREAM))?;
+    let [near, far] = connection(bytes.len(), family)
+        .or_else(|_| connection(bytes.len(), libc::AF_INET))
+        .or_else(|_| sys::socketpair(libc::SOCK_STREAM))?;
     let sent = feed(near, far, bytes).map(|()| match how {
         Left::Closed => {}
         Left::Refused => {
@@ -170,10 +172,11 @@ fn until(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Both ends of a loopback connection, with room for `bytes` unread at the first.
-fn connection(bytes: usize) -> Result<[c_int; 2], Errno> {
+/// Both ends of a loopback connection, with room for `bytes` unread at the first. It is over IPv4: a host may have nothing
+/// else on its loopback.
+fn connection(bytes: usize, family: c_int) -> Result<[c_int; 2], Errno> {
     let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
-    let near = sys::socket(libc::AF_INET, libc::SOCK_STREAM);
+    let near = sys::socket(family, libc::SOCK_STREAM);
     let made = near.and_then(|near| {
         let far = meet(listener, near, bytes);
         if far.is_err() {
@@ -209,7 +212,11 @@ const STRANGERS: c_int = 16;
 
 /// Connects `near` to the listener, and takes the other end of that connection, not of whoever came before.
 fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
-    let at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
+    let mut at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
+    if sys::domain(near) == Some(libc::AF_INET6) {
+        at = at.mapped().ok_or(libc::EINVAL)?;
+        sys::set_option(near, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0);
+    }
     sys::set_status(near, libc::O_NONBLOCK);
     // On loopback it stands at once, or not at all.
     let connected = sys::connect(near, (&raw const at.storage).cast(), at.len as usize);
@@ -340,11 +347,11 @@ mod tests {
                 );
                 return;
             }
-            let fd = over(Left::Reset, b"unread").unwrap();
+            let fd = over(Left::Reset, b"unread", libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             read_up(fd, b"unread", [Err(libc::ECONNRESET), Ok(0)]);
             sys::close(fd);
-            let fd = over(Left::Closed, b"unread").unwrap();
+            let fd = over(Left::Closed, b"unread", libc::AF_INET).unwrap();
             read_up(fd, b"unread", [Ok(0), Ok(0)]);
             sys::close(fd);
         });
@@ -355,25 +362,28 @@ mod tests {
     fn what_is_over_is_as_the_kernel_has_it() {
         let much: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
         for bytes in [&b""[..], b"unread", &much] {
-            let fd = over(Left::Reset, bytes).unwrap();
+            let fd = over(Left::Reset, bytes, libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             read_up(fd, bytes, [Err(libc::ECONNRESET), Ok(0)]);
             sys::close(fd);
 
-            let fd = over(Left::Refused, bytes).unwrap();
+            let fd = over(Left::Refused, bytes, libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             assert_eq!(sys::send(fd, b"x", 0), Err(libc::EPIPE));
             assert_eq!(ready_for(fd), DEAD & !libc::POLLERR);
             read_up(fd, bytes, [Ok(0), Ok(0)]);
             sys::close(fd);
 
-            let fd = over(Left::Closed, bytes).unwrap();
+            let fd = over(Left::Closed, bytes, libc::AF_INET).unwrap();
             let open = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
             assert_eq!(ready_for(fd), open);
             read_up(fd, bytes, [Ok(0), Ok(0)]);
             assert_eq!(sys::send(fd, b"x", 0), Ok(1));
             sys::close(fd);
         }
-        assert_eq!(over(Left::Reset, &vec![0; MOST + 1]), Err(libc::EMSGSIZE));
+        assert_eq!(
+            over(Left::Reset, &vec![0; MOST + 1], libc::AF_INET),
+            Err(libc::EMSGSIZE)
+        );
     }
 }

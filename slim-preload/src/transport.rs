@@ -16,6 +16,7 @@ mod over;
 
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
 use crate::lock::Guard;
+use crate::ops::names;
 use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
@@ -146,6 +147,9 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
 pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
+    if let Some(fd) = ctl.fds.first().filter(|_| ctl.moved) {
+        names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
+    }
     // A reader that has met the end of the stream need not wait for an announcement.
     flow.release_numbers(&mut ctl);
     flow.live.store(false, Ordering::Release);

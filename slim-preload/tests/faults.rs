@@ -630,3 +630,53 @@ fn a_crowd_of_connections() {
         assert!(bad.is_empty(), "\n{}", bad.join("\n"));
     }
 }
+
+/// An IPv6 socket with an IPv4 connection stays one, at either end, whoever makes the new connection.
+#[test]
+fn the_family_of_a_socket() {
+    let ways = [
+        "six six client resume",
+        "six six server resume",
+        "six four client resume",
+        "six four server resume",
+        "four six client resume",
+        "four six server resume",
+        "four four client resume",
+        "four four server resume",
+    ];
+    unnoticed("families", &ways, 1);
+}
+
+/// The addresses of a connection that is given up are those that it had.
+#[test]
+fn the_names_of_what_is_over() {
+    let ways = [
+        "six six client over",
+        "six four server over",
+        "four six server over",
+        "four four client over",
+        "four four server over",
+    ];
+    if !own_network("the_names_of_what_is_over") {
+        return;
+    }
+    let binary = compile("families", &[]);
+    let pair = |way: &str, breaks: &str, preloaded| {
+        let one = || {
+            Program::new(&binary)
+                .env("T_ARGS", way)
+                .env("T_BREAKS", breaks)
+                .env("T_OWN_NETWORK", "1")
+                .env("SLIM_ATTEMPTS", "1")
+                .env("SLIM_ATTEMPT_TIMEOUTS", "0.3")
+                .env("SLIM_LOG", "off")
+                .preloaded(preloaded)
+                .settle(SETTLED)
+        };
+        pair(one(), one())
+    };
+    for way in ways {
+        let bad = differences(way, &pair(way, "0", false), &pair(way, "1", true));
+        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    }
+}

@@ -2,7 +2,8 @@
 
 use super::looked_up::hook;
 use crate::ops::fail;
-use crate::ops::sockets::{self, End, Ioctl};
+use crate::ops::names::{self, End};
+use crate::ops::sockets::{self, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::real;
@@ -38,10 +39,10 @@ hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
     sockets::shutdown(fd, how, || real!(shutdown)(fd, how))
 }}
 hook! { unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getsockname {
-    sockets::name(fd, End::Local, addr, len, || real!(getsockname)(fd, addr, len))
+    names::name(fd, End::Local, addr, len, || real!(getsockname)(fd, addr, len))
 }}
 hook! { unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getpeername {
-    sockets::name(fd, End::Peer, addr, len, || real!(getpeername)(fd, addr, len))
+    names::name(fd, End::Peer, addr, len, || real!(getpeername)(fd, addr, len))
 }}
 hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int => slim_getsockopt {
     sockets::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))

@@ -5,6 +5,7 @@ pub mod descriptors;
 pub mod files;
 pub mod left;
 pub mod limit;
+pub mod names;
 pub mod pieces;
 pub mod poll;
 pub mod receive;

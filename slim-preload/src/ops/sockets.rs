@@ -345,56 +345,6 @@ fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
     }
 }
 
-/// Which end of a connection is asked for.
-#[derive(Clone, Copy)]
-pub enum End {
-    /// `getsockname`.
-    Local,
-    /// `getpeername`.
-    Peer,
-}
-
-/// `getsockname` and `getpeername`: the names of the first transport are the flow's.
-///
-/// # Safety
-/// `addr` and `len` as `getsockname(2)` asks.
-pub unsafe fn name(
-    fd: c_int,
-    end: End,
-    addr: *mut sockaddr,
-    len: *mut socklen_t,
-    real: impl FnOnce() -> c_int,
-) -> c_int {
-    let Entry::Flow(flow) = table::entry(fd) else {
-        return real();
-    };
-    let Some(ctl) = flow.ctl_of(fd) else {
-        return real();
-    };
-    let moved = ctl.moved || !matches!(ctl.mode, Mode::Open | Mode::Dead(_));
-    let saved = match end {
-        End::Local => &ctl.local,
-        End::Peer => &ctl.peer,
-    };
-    let Some(saved) = saved.as_ref().filter(|_| moved) else {
-        return real();
-    };
-    let room = sys::copy_of(len).map(c_int::try_from);
-    let errno = match room {
-        Some(Err(_)) => libc::EINVAL,
-        Some(Ok(room))
-            if sys::is_writable(len.cast(), size_of::<socklen_t>())
-                && sys::is_writable(addr.cast(), saved.len().min(room as usize)) =>
-        {
-            // SAFETY: both are writable, as was just found out.
-            unsafe { saved.give(addr, len) };
-            return 0;
-        }
-        _ => libc::EFAULT,
-    };
-    super::fail(errno) as c_int
-}
-
 /// `getsockopt`; `real(fd)` asks the kernel.
 ///
 /// # Safety

@@ -2,6 +2,7 @@
 
 use super::{CtlGuard, conclude, suspend, unmanage, veil};
 use crate::flow::{Ctl, Flow, Mode};
+use crate::ops::names;
 use crate::runtime;
 use crate::stand_in::{self, Left};
 use crate::sys;
@@ -141,9 +142,12 @@ pub fn owe(fd: c_int, errno: c_int) {
         libc::EPIPE => Left::Refused,
         _ => Left::Reset,
     };
-    if let Ok(dead) = stand_in::over(how, &[]) {
+    let family = sys::domain(fd).unwrap_or(libc::AF_INET);
+    if let Ok(dead) = stand_in::over(how, &[], family) {
         sys::set_status(dead, sys::status(fd));
+        let ends = names::of(fd);
         let _ = sys::replace(dead, fd);
+        names::remember(fd, ends);
         sys::close(dead);
     }
 }

@@ -1,7 +1,9 @@
 //! A flow is given up: what its numbers show from then on.
 
 use super::{CtlGuard, abort, drain, swap_in, unmanage};
+use crate::addr::Name;
 use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
+use crate::ops::names;
 use crate::options;
 use crate::stand_in::{self, Left};
 use crate::sys;
@@ -55,6 +57,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     }
     flow.bar();
     let mut unread = Vec::new();
+    let family = ctl.local.as_ref().map_or(libc::AF_INET, Name::family);
     let copied = owed.is_none()
         && ctl.stash.len() <= stand_in::MOST
         && memory::reserve(&mut unread, ctl.stash.len()).is_ok();
@@ -62,18 +65,21 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         true => {
             unread.resize(ctl.stash.len(), 0);
             ctl.stash.peek(0, &mut unread);
-            stand_in::over(how, &unread).ok()
+            stand_in::over(how, &unread, family).ok()
         }
         false => None,
     };
     if whole.is_some() {
         ctl.stash = Stash::new();
     }
-    let file = whole.or_else(|| stand_in::over(how, &[]).ok());
+    let file = whole.or_else(|| stand_in::over(how, &[], family).ok());
     if let Some(fd) = file.filter(|_| flow.local_final.load(Ordering::Acquire) != UNKNOWN) {
         sys::shutdown(fd, libc::SHUT_WR);
     }
     bury(flow, &mut ctl, file);
+    if let Some(fd) = ctl.fds.first() {
+        names::remember(*fd, (ctl.local.clone(), ctl.peer.clone()));
+    }
     ctl.uncover(flow);
     ctl.mode = match owed {
         None if ctl.stash.is_empty() => return unmanage(flow, ctl),

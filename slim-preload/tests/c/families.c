@@ -1,0 +1,142 @@
+// The family of sockets and the form of addresses, of connections that break and of those that are given up. T_ARGS: the family
+// of the client's socket, of the server's, and who finds out first; then what becomes of the connection.
+#include "t.h"
+#include <netinet/ip.h>
+
+static void end_of(const char *what, int fd, int (*ask)(int, struct sockaddr *, socklen_t *), int quiet) {
+    struct sockaddr_storage a;
+    memset(&a, 0xee, sizeof a);
+    socklen_t n = sizeof a;
+    if (ask(fd, (void *)&a, &n)) {
+        line("%s: %s", what, ename(errno));
+        return;
+    }
+    char text[64] = "";
+    struct sockaddr_in6 *six = (void *)&a;
+    struct sockaddr_in *four = (void *)&a;
+    inet_ntop(a.ss_family, a.ss_family == AF_INET ? (void *)&four->sin_addr : (void *)&six->sin6_addr, text, sizeof text);
+    static int ports[2];
+    int port = ntohs(a.ss_family == AF_INET ? four->sin_port : six->sin6_port), *first = &ports[*what == 'p'];
+    if (!*first) *first = port;
+    line("%s: family %d, %u bytes, %s, port as before: %d", what, a.ss_family, n, quiet ? "" : text, port == *first);
+}
+
+static void option(const char *what, int fd, int level, int name) {
+    int v = -1;
+    socklen_t n = sizeof v;
+    int r = getsockopt(fd, level, name, &v, &n);
+    line("%s: %d", what, r ? -errno : v);
+}
+
+static void look(int fd) {
+    end_of("local", fd, getsockname, 0);
+    end_of("peer", fd, getpeername, 0);
+    option("domain", fd, SOL_SOCKET, SO_DOMAIN);
+    option("only IPv6", fd, IPPROTO_IPV6, IPV6_V6ONLY);
+    option("class", fd, IPPROTO_IPV6, IPV6_TCLASS);
+    option("hops", fd, IPPROTO_IPV6, IPV6_UNICAST_HOPS);
+    option("type of service", fd, IPPROTO_IP, IP_TOS);
+    option("reuse", fd, SOL_SOCKET, SO_REUSEADDR);
+    option("error", fd, SOL_SOCKET, SO_ERROR);
+}
+
+static int server(int six, int port) {
+    struct sockaddr_in6 any = {.sin6_family = AF_INET6};
+    struct sockaddr_in four = v4(port);
+    int off = 0, l = MUST(socket(six ? AF_INET6 : AF_INET, SOCK_STREAM, 0));
+    if (six) setsockopt(l, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+    MUST(six ? bind(l, (void *)&any, sizeof any) : bind(l, (void *)&four, sizeof four));
+    MUST(listen(l, 8));
+    return l;
+}
+
+static int client(int six, int port) {
+    struct sockaddr_in four = v4(port);
+    struct sockaddr_in6 mapped = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    inet_pton(AF_INET6, "::ffff:127.0.0.1", &mapped.sin6_addr);
+    int c = MUST(socket(six ? AF_INET6 : AF_INET, SOCK_STREAM, 0));
+    MUST(six ? connect(c, (void *)&mapped, sizeof mapped) : connect(c, (void *)&four, sizeof four));
+    return c;
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 30);
+    char cs[8], ss[8], first[8], then[8];
+    if (sscanf(getenv("T_ARGS"), "%7s %7s %7s %7s", cs, ss, first, then) != 4) return 1;
+    int fd, i_am_first = !strcmp(first, is_server() ? "server" : "client");
+    tell(getpid());
+    long other = hear();
+    if (is_server()) {
+        int plain = listener(), l = server(!strcmp(ss, "six"), 0);
+        // One that was there before, of the other kind.
+        tell(port_of(plain));
+        MUST(accept(plain, NULL, NULL));
+        tell(port_of(l));
+        fd = MUST(accept(l, NULL, NULL));
+    } else {
+        dial(hear());
+        fd = client(!strcmp(cs, "six"), hear());
+    }
+    int class = 0x20;
+    if (setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &class, sizeof class)) setsockopt(fd, IPPROTO_IP, IP_TOS, &class, sizeof class);
+    settle();
+    meet();
+    look(fd);
+    if (!strcmp(then, "over")) {
+        // Nobody answers at the peer.
+        meet();
+        if (i_am_first) {
+            MUST(kill(other, SIGSTOP));
+            if (atoi(getenv("T_BREAKS") ?: "0")) break_connections();
+            else {
+                // As bare as can be: the same error, from the peer.
+                MUST(kill(other, SIGCONT));
+                tell(1);
+                hear();
+            }
+            char b;
+            // Which error it is depends on what broke the connection.
+            line("ends: %d", recv(fd, &b, 1, 0) < 0);
+            look(fd);
+            R(send(fd, "x", 1, MSG_NOSIGNAL));
+            look(fd);
+            if (atoi(getenv("T_BREAKS") ?: "0")) MUST(kill(other, SIGCONT)), tell(1), hear();
+        } else {
+            struct linger none = {1, 0};
+            hear();
+            setsockopt(fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+            close(fd);
+            tell(1);
+        }
+        meet();
+        return 0;
+    }
+    for (int round = 0; round < 2; round++) {
+        meet();
+        if (is_server() && atoi(getenv("T_BREAKS") ?: "0")) break_connections();
+        meet();
+        char b[4] = "";
+        if (i_am_first) {
+            MUST(full_send(fd, "abc", 4));
+            // The other one does not look before the connection is back.
+            ms(300);
+            tell(1);
+        } else {
+            hear();
+        }
+        if (i_am_first) MUST(full_recv(fd, b, 4));
+        else MUST(full_recv(fd, b, 4)), MUST(full_send(fd, b, 4));
+        line("round %d: %s", round, b);
+        look(fd);
+        class = 0x40 + 0x20 * round;
+        line("set: %d", setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &class, sizeof class) ? errno : 0);
+        look(fd);
+    }
+    // It is plain TCP from here on.
+    int clamp = 1 << 16;
+    MUST(setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof clamp));
+    look(fd);
+    look(MUST(dup(fd)));
+    meet();
+    return 0;
+}
