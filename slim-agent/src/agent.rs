@@ -26,6 +26,7 @@ use crate::control;
 use crate::done::{self, Done};
 use crate::fds::{self, OwnFd};
 use crate::numbers;
+use crate::reserve;
 use crate::short::Short;
 use crate::sys::SignalsBlocked;
 use crate::thread;
@@ -372,6 +373,7 @@ impl Agent {
         GENERATION.fetch_add(1, Ordering::AcqRel);
         numbers::forget_in_child();
         fds::close_all_in_child();
+        reserve::forget();
     }
 
     fn unlisten_with(&self, addr: SocketAddr, done: Option<Done>) -> bool {

@@ -15,6 +15,7 @@ use crate::done::Done;
 use crate::fds::{Mark, OwnFd};
 use crate::memory;
 use crate::queue::{Queue, Taken};
+use crate::reserve;
 use crate::sys;
 
 /// What an application thread wants done. Carried out in the order sent.
@@ -141,6 +142,7 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
     });
     memory::begin(shared.wake.raw());
     Mark::WAKE.set(shared.wake.raw());
+    reserve::begin(shared.wake.raw());
     Mark::SOON.set(shared.soon.raw());
     let sender = Sender {
         shared: shared.clone(),

@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::numbers;
+pub use crate::reserve::close_or_keep;
 use crate::sys;
 
 const WORDS: usize = 1024;
@@ -59,6 +60,11 @@ pub fn adopt(fd: OwnedFd) -> OwnedFd {
     let fd = raise(fd);
     set(fd.as_raw_fd(), true);
     fd
+}
+
+/// Registers a number as it is.
+pub(crate) fn claim(fd: RawFd) {
+    set(fd, true);
 }
 
 /// Takes a number out of the registry: its descriptor is about to be closed or to become the
@@ -132,7 +138,7 @@ fn floor_for(soft: u64) -> RawFd {
     RawFd::try_from(floor).unwrap_or(HIGHEST_FLOOR as RawFd)
 }
 
-fn soft_limit() -> u64 {
+pub(crate) fn soft_limit() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -285,11 +291,9 @@ impl AsRawFd for OwnFd {
 
 impl Drop for OwnFd {
     fn drop(&mut self) {
-        // Before the close: a number that is free again may be the application's at once.
         unwatched(self.raw());
-        release(self.raw());
-        // SAFETY: dropped here and nowhere else; `into_owned` keeps this destructor from running.
-        unsafe { ManuallyDrop::drop(&mut self.0) };
+        // SAFETY: taken here and nowhere else; `into_owned` keeps this destructor from running.
+        close_or_keep(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
 

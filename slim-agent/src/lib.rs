@@ -75,6 +75,7 @@ mod ports;
 mod pump;
 mod queue;
 mod reader;
+mod reserve;
 mod resume_io;
 mod shared;
 mod short;
@@ -85,6 +86,7 @@ mod watch;
 
 pub mod cancel;
 pub mod fds;
+pub mod limit;
 pub mod numbers;
 pub mod turn;
 

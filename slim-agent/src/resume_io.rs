@@ -22,6 +22,7 @@ use crate::fds::{self, OwnFd};
 use crate::mailbox::{Ended, Receiver};
 use crate::pump;
 use crate::reader::{Read, Reader};
+use crate::reserve::{self, For};
 use crate::shared::Shared;
 use crate::sys;
 
@@ -124,8 +125,11 @@ fn mapping_stream() -> io::Result<OwnFd> {
 }
 
 fn new_stream(domain: Domain) -> io::Result<OwnFd> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    OwnFd::make(|| Socket::new_raw(domain, kind, None))
+    OwnFd::make(|| Socket::new_raw(domain, stream_kind(), None))
+}
+
+fn stream_kind() -> Type {
+    Type::STREAM.nonblocking().cloexec()
 }
 
 /// The address as IPv6 sockets have it.
@@ -177,6 +181,15 @@ fn accept_some(listener: &AsyncFd<Rc<OwnFd>>, shared: &Rc<Shared>) -> Pause {
                 continue;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => Pause::Empty,
+            Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
+                match sys::accept_in_need(listener.get_ref().raw()) {
+                    Ok((fd, from)) => {
+                        incoming(fd, from, shared);
+                        continue;
+                    }
+                    Err(_) => Pause::Shortage,
+                }
+            }
             Err(e) if is_shortage(&e) => Pause::Shortage,
             Err(e) if is_of_one_connection(&e) => continue,
             Err(e) => Pause::Broken(e),
@@ -267,10 +280,14 @@ fn connect(
     shared: &Shared,
 ) -> io::Result<AsyncFd<OwnFd>> {
     let maps = remote.is_ipv4() && io.is_some_and(FlowIo::maps_v4);
-    let fd = match maps {
-        true => mapping_stream().or_else(|_| stream(remote))?,
-        false => stream(remote)?,
+    let domain = match maps {
+        true => Domain::IPV6,
+        false => Domain::for_address(remote),
     };
+    let fd = stream_for_flow(domain, shared)?;
+    if maps {
+        SockRef::from(&fd).set_only_v6(false)?;
+    }
     let as_socket = |addr| {
         if sys::is_v6(fd.raw()) {
             mapped(addr)
@@ -278,9 +295,6 @@ fn connect(
             addr
         }
     };
-    if shared.is_starved() || !fds::are_left(&fd, FOR_ACCEPTING) {
-        return Err(io::Error::from_raw_os_error(libc::EMFILE));
-    }
     if let Some(io) = io {
         io.before_connect(fd.as_fd())?;
     }
@@ -297,6 +311,25 @@ fn connect(
     }
     set_nodelay(&fd)?;
     watch(fd)
+}
+
+/// Leaves some descriptors for accepting, or takes the one in reserve.
+fn stream_for_flow(domain: Domain, shared: &Shared) -> io::Result<OwnFd> {
+    let made = match shared.is_starved() {
+        true => None,
+        false => new_stream(domain)
+            .map(Some)
+            .or_else(|e| match e.raw_os_error() {
+                Some(libc::EMFILE) => Ok(None),
+                _ => Err(e),
+            })?,
+    };
+    match made.filter(|fd| fds::are_left(fd, FOR_ACCEPTING)) {
+        Some(fd) => Ok(fd),
+        None => reserve::make(For::Connecting, || {
+            Socket::new_raw(domain, stream_kind(), None)
+        }),
+    }
 }
 
 fn set_nodelay(fd: &OwnFd) -> io::Result<()> {

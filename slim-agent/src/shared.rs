@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slim_core::Time;
 use tokio::io::unix::AsyncFd;
@@ -20,6 +20,7 @@ use crate::driver::Driver;
 use crate::fds::OwnFd;
 use crate::memory;
 use crate::panic;
+use crate::reserve;
 use crate::sys;
 use crate::turn;
 
@@ -28,6 +29,8 @@ use crate::turn;
 const LEAST_DELAY: Duration = Duration::from_micros(50);
 /// How often this thread looks at its descriptors while a flow is without a transport.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often the reserve of descriptors is tried to be filled.
+const FILL: Duration = Duration::from_millis(100);
 /// Commands taken in a row before everybody else gets a turn.
 const MOST_COMMANDS: usize = 4096;
 
@@ -46,6 +49,8 @@ pub(crate) struct Shared {
     retired: Cell<bool>,
     /// A task looks at this thread's own descriptors.
     looks: Cell<bool>,
+    /// When the reserve was last looked after.
+    filled: Cell<Instant>,
     /// For reading during a replay; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
@@ -65,6 +70,7 @@ impl Shared {
             maybe_free: Notify::new(),
             retired: Cell::new(false),
             looks: Cell::new(false),
+            filled: Cell::new(Instant::now()),
             scratch: RefCell::default(),
         }
     }
@@ -149,6 +155,10 @@ impl Shared {
 
     /// A descriptor was closed.
     pub(crate) fn descriptor_freed(&self) {
+        if reserve::is_wanting() && self.filled.get().elapsed() > FILL {
+            reserve::fill();
+            self.filled.set(Instant::now());
+        }
         if self.is_starved() {
             self.maybe_free.notify_waiters();
         }

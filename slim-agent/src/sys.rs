@@ -11,6 +11,7 @@ use libc::c_int;
 use socket2::SockAddr;
 
 use crate::fds::OwnFd;
+use crate::reserve::{self, For};
 
 /// A non-blocking counter that readers can sleep on.
 pub(crate) fn eventfd() -> io::Result<OwnFd> {
@@ -192,10 +193,22 @@ pub(crate) fn write_line(fd: RawFd, line: &[u8]) -> io::Result<()> {
 
 /// Accepts a connection, non-blocking and close-on-exec.
 pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
+    accept_by(fd, |accept| own(accept))
+}
+
+/// The same, when the application has left no descriptor.
+pub(crate) fn accept_in_need(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
+    accept_by(fd, |accept| reserve::make(For::Accepting, || made(accept)))
+}
+
+fn accept_by(
+    fd: RawFd,
+    own: impl FnOnce(&dyn Fn() -> c_int) -> io::Result<OwnFd>,
+) -> io::Result<(OwnFd, SocketAddr)> {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: `storage` is valid for writes of `len` bytes.
+    // SAFETY: `storage` is valid for writes of `len` bytes, at each call.
     let (new, from) = unsafe {
-        SockAddr::try_init(|storage, len| own(|| libc::accept4(fd, storage.cast(), len, flags)))
+        SockAddr::try_init(|storage, len| own(&|| libc::accept4(fd, storage.cast(), len, flags)))
     }?;
     let from = from.as_socket().ok_or(io::ErrorKind::InvalidData)?;
     Ok((new, from))
@@ -502,11 +515,15 @@ impl Drop for SignalsBlocked {
 
 /// What the system call `create` has made.
 fn own(create: impl FnOnce() -> c_int) -> io::Result<OwnFd> {
-    OwnFd::make(|| match create() {
+    OwnFd::make(|| made(create))
+}
+
+fn made(create: impl FnOnce() -> c_int) -> io::Result<OwnedFd> {
+    match create() {
         // SAFETY: the system call has just created this descriptor.
         fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::events::{self, Log};
 use crate::fds::{self, OwnFd};
 use crate::panic::Survivor;
 use crate::places::{self, Place, Ports};
+use crate::reserve;
 use crate::shared::Shared;
 use crate::short::Short;
 use crate::sys;
@@ -185,6 +186,7 @@ async fn obey(shared: Rc<Shared>) {
         drop(guard);
         shared.with(|_, _| ());
         if shared.is_retired() {
+            reserve::end();
             // What is not closed with the tasks is of no use to anybody.
             return fds::shut_watched();
         }

@@ -9,6 +9,7 @@ use crate::ops::{descriptors, names, sleep};
 use crate::stand_in::{self, Left};
 use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
 use libc::c_int;
+use slim_agent::limit;
 use slim_core::FinHow;
 use std::io;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
@@ -125,7 +126,7 @@ pub fn tell_parent(slot: u32) {
 }
 
 extern "C" fn before_fork() {
-    sys::keep_limit_over_fork();
+    limit::keep_over_fork();
     runtime::before_fork();
     flow::before_fork();
     epoll::before_fork();
@@ -144,11 +145,11 @@ extern "C" fn after_fork_parent() {
     listeners::after_fork(false);
     flow::after_fork(false);
     runtime::after_fork_parent();
-    sys::limit_over_fork(false);
+    limit::after_fork(false);
 }
 
 extern "C" fn after_fork_child() {
-    sys::limit_over_fork(true);
+    limit::after_fork(true);
     heap::after_fork();
     PARENT_MARKS.store(
         MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),

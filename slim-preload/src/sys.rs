@@ -5,6 +5,7 @@
 //! `Err(errno)` instead of touching the caller's `errno`.
 
 use libc::{c_int, c_long, c_void};
+use slim_agent::limit::above as above_limit;
 use slim_agent::numbers;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::time::Duration;
@@ -26,7 +27,6 @@ macro_rules! call {
 pub mod direct;
 mod fence;
 mod identity;
-mod limit;
 mod memory;
 mod owner;
 pub mod proc;
@@ -34,8 +34,6 @@ pub mod raw;
 mod tcp;
 pub use fence::{can_fence, fence, register_fence};
 pub use identity::{identity, identity_of};
-use limit::above_limit;
-pub use limit::{keep_limit, keep_limit_over_fork, limit_over_fork};
 pub use memory::{copy_of, is_readable, is_writable, memory, read_memory};
 pub use owner::{copy_owner, tell_owner};
 pub use tcp::*;

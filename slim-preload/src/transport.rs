@@ -23,6 +23,7 @@ use crate::{epoll, options, rings, runtime};
 use libc::c_int;
 use slim_core::{Verdict, memory};
 use std::num::NonZeroI32;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -330,7 +331,8 @@ fn dismiss(ctl: &mut Ctl) {
 fn open(flow: &Flow, ctl: &mut Ctl) {
     if let Some(new) = ctl.transport.take() {
         let _ = swap_in(flow, ctl, new, true);
-        sys::close(new);
+        // SAFETY: it is ours alone, and not used again.
+        slim_agent::fds::close_or_keep(unsafe { OwnedFd::from_raw_fd(new) });
     } else if let Some(fd) = ctl.exposed() {
         rings::swapping(|| {
             for e in &ctl.epolls {

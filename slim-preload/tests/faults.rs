@@ -309,6 +309,20 @@ fn no_descriptor_is_left() {
     unnoticed("broken", &["none-left", "none-left-close"], 1);
 }
 
+/// The program has opened all that it may: its connections come back one after the other.
+#[test]
+fn programs_at_their_limit() {
+    let ways = [
+        "200 900 client",
+        "200 900 server",
+        "200 900 both",
+        "200 200 client",
+        "200 200 server",
+        "200 200 both",
+    ];
+    unnoticed("full", &ways, 1);
+}
+
 #[test]
 fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);

@@ -3,9 +3,10 @@
 use super::looked_up::{hook, real_of};
 use crate::ops::descriptors as ops;
 use crate::process;
-use crate::sys::{keep_errno, keep_limit};
+use crate::sys::keep_errno;
 use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
 use redhook::real;
+use slim_agent::limit::keep as keep_limit;
 use slim_agent::numbers::take;
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {

@@ -3,11 +3,12 @@
 //! What the application sees of it, and what its children begin with, must be its own. So while the limit is raised its
 //! calls about it wait, and forks; and while one of those is inside it is not raised.
 
-use super::{Errno, futex_wait, futex_wake};
-use crate::lock::undisturbed;
-use libc::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+use libc::c_int;
+
+use crate::sys::{self, SignalsBlocked};
 
 /// Numbers from here on are not worth the trouble: there is room enough below.
 const AMPLE: u64 = 32 << 10;
@@ -20,27 +21,25 @@ static RAISED: AtomicU32 = AtomicU32::new(0);
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
 /// Runs a call of the application that sees or sets the limit, or hands it on.
-pub fn keep_limit<R>(call: impl FnOnce() -> R) -> R {
-    keep_limit_over_fork();
+pub fn keep<R>(call: impl FnOnce() -> R) -> R {
+    keep_over_fork();
     let r = call();
-    limit_over_fork(false);
+    after_fork(false);
     r
 }
 
 /// The beginning of such a call.
-pub fn keep_limit_over_fork() {
+pub fn keep_over_fork() {
     CALLS.fetch_add(1, Ordering::SeqCst);
     if RAISED.load(Ordering::SeqCst) != 0 {
-        super::keep_errno(|| {
-            while RAISED.load(Ordering::SeqCst) != 0 {
-                let _ = futex_wait(&RAISED, 1, Some(WAIT));
-            }
-        });
+        while RAISED.load(Ordering::SeqCst) != 0 {
+            sys::futex_wait(&RAISED, 1, WAIT);
+        }
     }
 }
 
 /// Its end. In a forked child there is nobody else.
-pub fn limit_over_fork(child: bool) {
+pub fn after_fork(child: bool) {
     if child {
         CALLS.store(0, Ordering::SeqCst);
     } else {
@@ -48,20 +47,29 @@ pub fn limit_over_fork(child: bool) {
     }
 }
 
-/// Asks for the limit, and sets it.
-fn limit(new: *const libc::rlimit, old: *mut libc::rlimit) -> Result<(), Errno> {
-    call!(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, new, old).map(drop)
+/// Asks for the limit, and sets it. Leaves errno alone.
+fn limit(new: Option<&libc::rlimit>, old: Option<&mut libc::rlimit>) -> Option<()> {
+    let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
+    let old = old.map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // SAFETY: each is null or valid; errno is always there.
+    let r = unsafe {
+        let errno = *libc::__errno_location();
+        let r = libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, new, old);
+        *libc::__errno_location() = errno;
+        r
+    };
+    (r == 0).then_some(())
 }
 
 /// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
 /// the kernel looks at it only when a number is given out. `None` where that is of no use, or not possible just now.
-pub fn above_limit<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
-    let _signals = undisturbed();
+pub fn above<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
+    let _signals = SignalsBlocked::new();
     while RAISED
         .compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst)
         .is_err()
     {
-        let _ = futex_wait(&RAISED, 1, Some(WAIT));
+        sys::futex_wait(&RAISED, 1, WAIT);
     }
     // Whoever comes from now on waits.
     let r = if CALLS.load(Ordering::SeqCst) == 0 {
@@ -70,7 +78,7 @@ pub fn above_limit<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
         None
     };
     RAISED.store(0, Ordering::SeqCst);
-    futex_wake(&RAISED, c_int::MAX);
+    sys::futex_wake_all(&RAISED);
     r
 }
 
@@ -79,7 +87,7 @@ fn raised<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    limit(std::ptr::null(), &raw mut own).ok()?;
+    limit(None, Some(&mut own))?;
     let raised = libc::rlimit {
         rlim_cur: own.rlim_max.min(2 * AMPLE),
         ..own
@@ -87,8 +95,8 @@ fn raised<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
     if own.rlim_cur > AMPLE || raised.rlim_cur <= own.rlim_cur {
         return None;
     }
-    limit(&raw const raised, std::ptr::null_mut()).ok()?;
+    limit(Some(&raised), None)?;
     let r = f(own.rlim_cur as c_int);
-    let _ = limit(&raw const own, std::ptr::null_mut());
+    let _ = limit(Some(&own), None);
     Some(r)
 }
