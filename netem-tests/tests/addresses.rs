@@ -19,7 +19,7 @@ use slim_lab::{
 /// Both ends of a connection: `server HOST PORT` and `client HOST PORT OWN-ADDRESS`. Each counts upwards, a number in each
 /// direction in turn, and checks what comes; at 300 they are done.
 const PROGRAM: &str = r#"
-import socket, sys, time
+import errno, socket, sys, time
 role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
 address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
 s = socket.socket(address[0], socket.SOCK_STREAM)
@@ -32,14 +32,19 @@ if role == "server":
 else:
     s.bind(socket.getaddrinfo(sys.argv[4], 0, type=socket.SOCK_STREAM)[0][4])
     s.connect(address[4])
-for n in range(300):
-    if role == "client":
-        s.sendall(n.to_bytes(4, "big"))
-    assert int.from_bytes(s.recv(4, socket.MSG_WAITALL), "big") == n
-    if role == "server":
-        s.sendall(n.to_bytes(4, "big"))
-    time.sleep(0.01)
-print("DONE", flush=True)
+s.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000)
+print("BEGUN", flush=True)
+try:
+    for n in range(300):
+        if role == "client":
+            s.sendall(n.to_bytes(4, "big"))
+        assert int.from_bytes(s.recv(4, socket.MSG_WAITALL), "big") == n
+        if role == "server":
+            s.sendall(n.to_bytes(4, "big"))
+        time.sleep(0.01)
+    print("DONE", flush=True)
+except OSError as e:
+    print(errno.errorcode[e.errno], flush=True)
 "#;
 
 fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
@@ -49,6 +54,8 @@ fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
         "LD_PRELOAD",
         artifacts::preload().expect("the preload library"),
     );
+    command.env("SLIM_ATTEMPTS", "2");
+    command.env("SLIM_ATTEMPT_TIMEOUTS", "2,3");
     command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
     Running::start(command).expect("start a program")
 }
@@ -135,4 +142,75 @@ fn addresses_of_one_link() {
         );
     }
     is_protected(&lab, "fe80::71%path1", "fe80::70%path1");
+}
+
+/// A server and a client that have begun, with a session.
+fn begun(lab: &Lab, there: &str, here: &str) -> [Running; 2] {
+    let server = start(lab, 1, &["server", there, "7000"]);
+    let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
+    assert!(ready, "{:?}", server.lines());
+    let client = start(lab, 0, &["client", there, "7000", here]);
+    let live = || Events::read(lab).of_kind("live").count() == 2;
+    assert!(eventually(Duration::from_secs(2), live), "no session");
+    [server, client]
+}
+
+/// Hosts get other addresses on the first path, at the same moment and for good.
+fn renumber(lab: &Lab, nodes: &[usize]) {
+    for node in nodes {
+        let (own, last) = (lab.node(*node).address(0), node + 1);
+        ip(lab, *node, "link set path0 down");
+        ip(lab, *node, &format!("addr add 10.99.7.{last}/24 dev path0"));
+        ip(lab, *node, &format!("addr del {own}/24 dev path0"));
+    }
+    for node in nodes {
+        ip(lab, *node, "link set path0 up");
+    }
+}
+
+fn finish(lab: &Lab, programs: &[Running], how: &str) {
+    for program in programs {
+        let done = program.wait_line(Duration::from_secs(20), |l| l == how);
+        assert!(done, "{:?} {}", program.lines(), Events::read(lab));
+    }
+}
+
+/// The peer had told of its address on the second path, which stays.
+#[test]
+fn both_hosts_renumbered_with_a_second_path() {
+    let Some(lab) = lab_with_python("rails", 2) else {
+        return;
+    };
+    let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
+    renumber(&lab, &[0, 1]);
+    finish(&lab, &programs, "DONE");
+    assert!(Events::read(&lab).of_kind("resume").count() >= 2);
+}
+
+/// The other end's address is known, and stays.
+#[test]
+fn one_host_renumbered() {
+    let Some(lab) = lab_with_python("renumbered", 1) else {
+        return;
+    };
+    ip(&lab, 1, "addr add 10.99.7.9/24 dev path0");
+    let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
+    renumber(&lab, &[0]);
+    ip(&lab, 0, "route add 10.77.0.2/32 dev path0");
+    finish(&lab, &programs, "DONE");
+}
+
+/// Neither end can know where the other is: the program gets the kernel's error, in the time that it has set.
+#[test]
+fn both_hosts_renumbered_at_once() {
+    let Some(lab) = lab_with_python("both", 1) else {
+        return;
+    };
+    let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
+    renumber(&lab, &[0, 1]);
+    // The end that waits for the other's number has nothing on its way, and does not learn of it: TCP is like that.
+    let error = |p: &Running| p.lines().iter().any(|l| l.text.starts_with('E'));
+    let told = eventually(Duration::from_secs(20), || programs.iter().any(error));
+    let said = programs.each_ref().map(Running::lines);
+    assert!(told, "{said:?} {}", Events::read(&lab));
 }

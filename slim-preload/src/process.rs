@@ -8,7 +8,7 @@ use crate::flow::Flow;
 use crate::ops::{descriptors, names, sleep};
 use crate::stand_in::{self, Left};
 use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
-use libc::c_int;
+use libc::{c_int, c_void};
 use slim_agent::limit;
 use slim_core::FinHow;
 use std::io;
@@ -27,8 +27,10 @@ static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 
 unsafe extern "C" {
-    // libc has it, the crate of this name not.
+    // libc has them, the crate of this name not.
     fn at_quick_exit(f: extern "C" fn()) -> c_int;
+    fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
+    -> c_int;
 }
 
 /// Makes this process's shared page.
@@ -65,8 +67,11 @@ pub fn register() {
             Some(after_fork_parent),
             Some(after_fork_child),
         );
-        // `exit` comes to `AT_EXIT`.
         at_quick_exit(at_exit);
+        // The handler that runs all destructors of libraries is registered when the program begins, and handlers run in
+        // reverse: this one comes after all others. It belongs to no library, or it would run with our own destructors,
+        // before those of libraries that the program has opened.
+        __cxa_atexit(at_very_last, std::ptr::null_mut(), std::ptr::null_mut());
     }
     crate::flow::waits::register();
 }
@@ -330,10 +335,11 @@ fn before_exec_of_vforked() {
     }
 }
 
-/// After `main`, or `exit`: the program's own exit handlers come first, for they may still write, and close in order.
-#[used]
-#[unsafe(link_section = ".fini_array")]
-static AT_EXIT: extern "C" fn() = at_exit;
+/// After `main`, or `exit`: handlers of the program and destructors of its libraries come first, for they may still write,
+/// and close in order.
+extern "C" fn at_very_last(_: *mut c_void) {
+    at_exit();
+}
 
 /// An exiting process's connections are closed by the kernel, which also delivers what it has of them. The peers are
 /// told that these ends are genuine. What the kernel cannot deliver, because the transport is just away, is waited for.

@@ -694,3 +694,15 @@ fn the_names_of_what_is_over() {
         assert!(bad.is_empty(), "\n{}", bad.join("\n"));
     }
 }
+
+/// What ends with the process still uses connections: handlers of the program's, and destructors of a library that it has
+/// opened.
+#[test]
+fn used_by_destructors() {
+    let library = compile("last_words", &["-DLIBRARY", "-shared", "-fPIC"]);
+    let ways = [
+        "atexit 0", "atexit 1", "atexit 2", "dlopen 0", "dlopen 1", "dlopen 2", "quiet 0",
+    ];
+    let ways = ways.map(|way| format!("{way} {}", library.display()));
+    unnoticed("last_words", &ways.each_ref().map(String::as_str), 1);
+}
