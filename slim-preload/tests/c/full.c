@@ -27,7 +27,7 @@ int main(int argc, char **argv) {
     int full = limit.rlim_cur < 1000;
     while (full && dup(0) >= 0) room++;
     // SLIM's own take some, but what is kept for connections that break takes none of what could be raised.
-    if (full) line("room: %d", room > soft - N - 20);
+    if (full) line("room: %d", room > soft - N - 30);
     meet();
     if (is_server()) {
         int last = dup(0);
