@@ -24,7 +24,7 @@ use crate::events::Log;
 use crate::fds::{self, OwnFd};
 use crate::places::{Place, Ports, is_same_host, source_towards, without_port};
 use crate::ports::quiet_ports;
-use crate::resume_io;
+use crate::resume_listener;
 use crate::shared::Shared;
 use crate::sys;
 use crate::udp;
@@ -82,7 +82,7 @@ struct Listening {
 impl Listening {
     fn begin(listener: OwnFd, shared: &Rc<Shared>) -> io::Result<Self> {
         let listener = Rc::new(listener);
-        let task = resume_io::serve(listener.clone(), shared)?;
+        let task = resume_listener::serve(listener.clone(), shared)?;
         Ok(Listening { listener, task })
     }
 }
@@ -171,7 +171,7 @@ impl Control {
             let Some(old) = own.listening.as_mut().filter(|_| at.is_ipv4()) else {
                 continue;
             };
-            let new = resume_io::listen_mapped_instead(&old.listener, at);
+            let new = resume_listener::listen_mapped_instead(&old.listener, at);
             if let Some(Ok(new)) = new.map(|new| Listening::begin(new, shared)) {
                 std::mem::replace(old, new).task.abort();
             }

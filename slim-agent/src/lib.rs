@@ -77,6 +77,7 @@ mod queue;
 mod reader;
 mod reserve;
 mod resume_io;
+mod resume_listener;
 mod shared;
 mod short;
 mod sys;

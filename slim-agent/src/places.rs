@@ -22,7 +22,7 @@ use crate::control;
 use crate::driver::Driver;
 use crate::fds::OwnFd;
 use crate::ports::{on_one_port, quiet_ports};
-use crate::resume_io;
+use crate::resume_listener;
 use crate::shared::Shared;
 use crate::sys;
 
@@ -60,10 +60,10 @@ impl Place {
             at,
             control: control::bind_alone(with(ports.control))?,
             resume: match maps && at.is_ipv4() {
-                true => resume_io::listen(with(ports.resume), true).ok(),
+                true => resume_listener::listen(with(ports.resume), true).ok(),
                 false => None,
             }
-            .or_else(|| resume_io::listen(with(ports.resume), false).ok()),
+            .or_else(|| resume_listener::listen(with(ports.resume), false).ok()),
         })
     }
 }
@@ -74,7 +74,7 @@ pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
     for _ in 0..TRIES {
         let ports = Ports {
             control: on_one_port(quiet_ports(), control::bind_alone)?.1,
-            resume: on_one_port(iter::empty(), resume_io::bind)?.1,
+            resume: on_one_port(iter::empty(), resume_listener::bind)?.1,
         };
         match on_loopback(ports) {
             Ok(places) => return Ok((ports, places)),

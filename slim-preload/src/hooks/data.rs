@@ -3,9 +3,10 @@
 use super::looked_up::hook;
 use crate::ops::buffers::Buffers;
 use crate::ops::limit::Given;
+use crate::ops::passing;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
-use crate::ops::{fail, files, sockets};
+use crate::ops::{fail, files};
 use crate::sys::{direct, is_writable};
 use crate::{runtime, table};
 use libc::{
@@ -309,7 +310,7 @@ hook! { unsafe fn pwritev64v2(fd: c_int, list: *const iovec, count: c_int, offse
 }}
 hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t => slim_sendmsg {
     if table::flow(fd).is_none() {
-        sockets::passing(fd, message);
+        passing::passing(fd, message);
         return real!(sendmsg)(fd, message, flags);
     }
     let real = move |fd, flags| real!(sendmsg)(fd, message, flags);
@@ -322,7 +323,7 @@ hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ss
 }}
 hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => slim_sendmmsg {
     if table::flow(fd).is_none() || list.is_null() {
-        sockets::passing_many(fd, list, count);
+        passing::passing_many(fd, list, count);
         return real!(sendmmsg)(fd, list, count, flags);
     }
     let mut done = 0;

@@ -3,6 +3,7 @@
 use super::looked_up::hook;
 use crate::ops::fail;
 use crate::ops::names::{self, End};
+use crate::ops::socket_options;
 use crate::ops::sockets::{self, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
@@ -45,10 +46,10 @@ hook! { unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_
     names::name(fd, End::Peer, addr, len, || real!(getpeername)(fd, addr, len))
 }}
 hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int => slim_getsockopt {
-    sockets::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))
+    socket_options::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))
 }}
 hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int => slim_setsockopt {
-    sockets::set_option(fd, level, name, |fd| real!(setsockopt)(fd, level, name, value, len))
+    socket_options::set_option(fd, level, name, |fd| real!(setsockopt)(fd, level, name, value, len))
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {

@@ -6,11 +6,13 @@ pub mod files;
 pub mod left;
 pub mod limit;
 pub mod names;
+pub mod passing;
 pub mod pieces;
 pub mod poll;
 pub mod receive;
 pub mod select;
 pub mod sleep;
+pub mod socket_options;
 pub mod sockets;
 pub mod transmit;
 

@@ -1,0 +1,154 @@
+//! `getsockopt` and `setsockopt`.
+
+use super::descriptors;
+use crate::flow::{Mode, Then};
+use crate::sys;
+use crate::table::{self, Entry};
+use crate::transport::{self, Fault};
+use crate::{options, runtime};
+use libc::{c_int, c_void, socklen_t};
+use slim_core::Cause;
+use std::sync::atomic::Ordering;
+
+/// `getsockopt`; `real(fd)` asks the kernel.
+///
+/// # Safety
+/// `value` and `len` as `getsockopt(2)` asks.
+pub unsafe fn option(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+    real: impl Fn(c_int) -> c_int,
+) -> c_int {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return real(fd);
+    };
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
+        // It reads.
+        sys::keep_errno(|| descriptors::hand_over(flow, fd));
+        return real(fd);
+    }
+    let Some(ctl) = flow.ctl_of(fd) else {
+        return real(fd);
+    };
+    let error = (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
+    let on = match ctl.mode {
+        Mode::Dead(errno)
+        | Mode::Stashed {
+            then: Then::Owed(errno),
+        } if error => {
+            let r = real(fd);
+            if r == 0 {
+                // SAFETY: the kernel has just answered.
+                unsafe { answer(value, len, errno) };
+            }
+            transport::pay(flow, ctl);
+            return r;
+        }
+        Mode::Stashed { then: Then::Over } if error => return real(fd),
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
+        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
+    };
+    let (open, receives) = (ctl.mode == Mode::Open, ctl.receives);
+    drop(ctl);
+    let swaps = transport::SWAPS.load(Ordering::Acquire);
+    let r = real(on);
+    if r == 0 && receives != 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
+        // SAFETY: the kernel has just answered.
+        unsafe { answer(value, len, receives) };
+    }
+    if !error || r != 0 {
+        return r;
+    }
+    // SAFETY: the kernel has just answered.
+    let errno = unsafe { answered(value, len) };
+    if errno == 0 || !flow.was_established(fd) {
+        return r;
+    }
+    // Of a transport that is away, or has been replaced meanwhile, or is dead.
+    let hidden = !open
+        || (super::broken(fd, errno)
+            && matches!(
+                transport::fault(flow, fd, Cause::Errno(errno)),
+                Fault::Suspended
+            ))
+        || transport::SWAPS.load(Ordering::Acquire) != swaps;
+    if hidden {
+        // SAFETY: as above.
+        unsafe { answer(value, len, 0) };
+    }
+    r
+}
+
+/// The number in the answer to a `getsockopt`, which is as short as the application wanted it.
+///
+/// # Safety
+/// The kernel has just written `*len` bytes, of a number, to `value`, and `*len`.
+unsafe fn answered(value: *const c_void, len: *const socklen_t) -> c_int {
+    let mut bytes = [0; size_of::<c_int>()];
+    // SAFETY: the caller's contract; not more than both have.
+    unsafe {
+        let n = bytes.len().min(len.read_unaligned() as usize);
+        std::ptr::copy_nonoverlapping(value.cast(), bytes.as_mut_ptr(), n);
+    }
+    c_int::from_ne_bytes(bytes)
+}
+
+/// Gives another number instead.
+///
+/// # Safety
+/// As [`answered`].
+unsafe fn answer(value: *mut c_void, len: *const socklen_t, number: c_int) {
+    let bytes = number.to_ne_bytes();
+    // SAFETY: as there.
+    unsafe {
+        let n = bytes.len().min(len.read_unaligned() as usize);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), n);
+    }
+}
+
+/// `setsockopt`; `real(fd)` asks the kernel. What is set while the transport is away is set on the old one,
+/// from which the new one takes its options. An option that cannot go with a connection makes it plain TCP.
+pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
+    let binds = !runtime::is_our_call() && options::set(level, name);
+    let flow = match table::entry(fd) {
+        Entry::Flow(flow) => Some(flow),
+        _ => None,
+    };
+    if let Some(flow) = flow.filter(|_| binds) {
+        let away = flow.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
+        if away {
+            sys::keep_errno(|| descriptors::hand_over(flow, fd));
+            return real(fd);
+        }
+    }
+    let Some((flow, mut ctl)) = flow.and_then(|flow| Some((flow, flow.ctl_of(fd)?))) else {
+        let r = real(fd);
+        if binds && r == 0 {
+            sys::keep_errno(|| options::bind(fd));
+        }
+        return r;
+    };
+    let mode = ctl.mode;
+    let on = match mode {
+        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
+        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
+    };
+    let r = match (level, name) {
+        (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
+            options::set_receives(on, &mut ctl.receives, || real(on))
+        }
+        _ => real(on),
+    };
+    drop(ctl);
+    if binds && r == 0 {
+        sys::keep_errno(|| match mode {
+            Mode::Open => descriptors::demote(flow, fd),
+            // As soon as what is stashed has been read.
+            _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
+        });
+    }
+    r
+}
