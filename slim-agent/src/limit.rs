@@ -61,6 +61,16 @@ fn limit(new: Option<&libc::rlimit>, old: Option<&mut libc::rlimit>) -> Option<(
     (r == 0).then_some(())
 }
 
+/// Whether the application's limit is above `fd`.
+pub fn may_be_given_out(fd: c_int) -> bool {
+    let mut own = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let known = keep(|| limit(None, Some(&mut own)));
+    known.is_none() || u64::try_from(fd).is_ok_and(|fd| fd < own.rlim_cur)
+}
+
 /// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
 /// the kernel looks at it only when a number is given out. `None` where that is of no use, or not possible just now.
 pub fn above<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {

@@ -328,6 +328,12 @@ fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
 }
 
+/// A copy that the kernel refuses ends nothing.
+#[test]
+fn copies_that_are_refused() {
+    unnoticed("refused", &[""], 1);
+}
+
 #[test]
 fn registrations_that_no_hook_sees() {
     let ways = [

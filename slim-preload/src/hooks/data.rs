@@ -7,7 +7,7 @@ use crate::ops::passing;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
 use crate::ops::{fail, files};
-use crate::sys::{direct, is_writable};
+use crate::sys::{self, direct, is_writable};
 use crate::{runtime, table};
 use libc::{
     c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
@@ -138,13 +138,15 @@ hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
     }
     let Ok(until) = limit_of(timeout) else { return fail(libc::EINVAL) as c_int };
     let mut done = 0;
-    // As many as the kernel takes at once (recvmmsg(2)).
-    while done < count.min(libc::UIO_MAXIOV as c_uint) {
+    let errno = sys::errno();
+    while done < count {
         let m = list.add(done as usize);
         let wait = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
         let n = slim_recvmsg(fd, &raw mut (*m).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
+        if n < 0 && done == 0 { return -1; }
         if n < 0 {
-            return if done == 0 { -1 } else { done as c_int };
+            sys::set_errno(errno);
+            break;
         }
         if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
         done += 1;
@@ -326,12 +328,16 @@ hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
         passing::passing_many(fd, list, count);
         return real!(sendmmsg)(fd, list, count, flags);
     }
+    let errno = sys::errno();
     let mut done = 0;
-    while done < count {
+    // As many as the kernel takes at once (sendmmsg(2)).
+    while done < count.min(libc::UIO_MAXIOV as c_uint) {
         let m = list.add(done as usize);
         let n = slim_sendmsg(fd, &raw const (*m).msg_hdr, flags);
+        if n < 0 && done == 0 { return -1; }
         if n < 0 {
-            return if done == 0 { -1 } else { done as c_int };
+            sys::set_errno(errno);
+            break;
         }
         if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
         done += 1;

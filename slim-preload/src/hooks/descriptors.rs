@@ -34,6 +34,8 @@ hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
     ops::duplicate(from, Some(to), || take(|| real!(__dup2)(from, to)))
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
+    // Refused by the kernel before it looks at anything else.
+    if flags & !libc::O_CLOEXEC != 0 { return real!(dup3)(from, to, flags); }
     ops::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
 }}
 type Arguments = *mut c_void;

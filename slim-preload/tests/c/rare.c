@@ -61,6 +61,24 @@ int main(void) {
     line("%u %u %u", mm[0].msg_len, mm[1].msg_len, mm[2].msg_len);
     quote(a, 11);
     R(recvmmsg(x.s, mm, 3, MSG_DONTWAIT, NULL));
+    // The kernel takes 1024 messages at once, and gives as many as there are.
+    struct conn y = connection();
+    static struct mmsghdr many[1100];
+    static struct iovec one[1100];
+    static char bytes[1100];
+    for (int i = 0; i < 1100; i++) {
+        one[i] = (struct iovec){bytes + i, 1};
+        many[i].msg_hdr = (struct msghdr){.msg_iov = one + i, .msg_iovlen = 1};
+    }
+    R(sendmmsg(y.c, many, 1100, 0));
+    R(sendmmsg(y.c, many, 70, 0));
+    arrived(y.s, 1094);
+    R(recvmmsg(y.s, many, 1100, MSG_DONTWAIT, NULL));
+    many[1].msg_hdr.msg_iov = (void *)8;
+    R(sendmmsg(y.c, many, 2, 0));
+    arrived(y.s, 1);
+    R(recv(y.s, buf, 9, 0));
+    hang_up(y);
 
     line("-- preadv2 and pwritev2");
     v[0] = (struct iovec){"pwritev2", 8};
