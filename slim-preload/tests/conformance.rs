@@ -383,6 +383,12 @@ fn an_end_that_nobody_has_announced() {
     same_pair("half_ends", &[], &["shut"]);
 }
 
+/// Bytes that the library has not counted are no reason to end a connection in an error that ends in order.
+#[test]
+fn ends_behind_bytes_that_no_hook_has_seen() {
+    same_pair("uncounted", &[], &[]);
+}
+
 /// What SLIM asks by UDP does not come to the program that has the port by then.
 #[test]
 fn a_udp_port_of_the_same_number() {

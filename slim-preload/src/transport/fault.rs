@@ -1,7 +1,7 @@
 //! A transport is found dead, or at an end that nobody has announced.
 
 use super::{CtlGuard, conclude, suspend, unmanage, veil};
-use crate::flow::{Ctl, Flow, Mode};
+use crate::flow::{Ctl, Flow, Mode, Start};
 use crate::ops::names;
 use crate::runtime;
 use crate::stand_in::{self, Left};
@@ -20,6 +20,9 @@ pub const TO_BE_ASKED: c_int = 0;
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
 /// How often a thread looks into the mailbox meanwhile.
 const MAILBOX_LOOK: Duration = Duration::from_micros(300);
+
+/// After so long a thread has counted what it has moved.
+const COUNTED: Duration = Duration::from_millis(1);
 
 /// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
 pub enum Fault {
@@ -63,7 +66,33 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     if !still {
         return Fault::Suspended;
     }
+    if matches!(cause, Cause::Eof { .. }) && is_used_past_us(flow, &ctl, fd) {
+        // No announcement can fit what we have counted, and no resume would be right. The kernel knows the end.
+        let token = flow.token();
+        unmanage(flow, ctl);
+        runtime::with_agent(|a| a.demote(token));
+        return Fault::Plain;
+    }
     found_dead(flow, ctl, fd, cause)
+}
+
+/// Whether bytes of the transport, which has come to an end, were moved where no hook sees it. A thread that has just moved
+/// some counts them in the next moment, so it is looked twice.
+fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
+    let differs = || {
+        if !flow.try_lock_half() {
+            return false;
+        }
+        // SAFETY: locked above, unlocked below.
+        let sent = unsafe { flow.half() }.replay.end();
+        let now = Start::of(flow, sent, fd);
+        flow.unlock_half();
+        now.is_some_and(|now| ctl.start().contradiction(now, || true).is_some())
+    };
+    differs() && {
+        std::thread::sleep(COUNTED);
+        differs()
+    }
 }
 
 /// Suspends a live flow whose transport died when nobody was looking.

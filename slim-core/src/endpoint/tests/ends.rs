@@ -213,11 +213,29 @@ fn an_end_announced_too_early_is_asked_about() {
     pair.wait(ms(400));
     assert_eq!(pair.state(B), Some(State::Legacy));
     assert_eq!(pair.done[B].last(), Some(&REINSTATE));
-    // Who still lives, and has sent less, contradicts itself.
+}
+
+#[test]
+fn an_end_behind_bytes_that_the_peer_has_not_counted_is_delivered() {
+    for how in [FinHow::HalfClose, FinHow::Close] {
+        let mut pair = Pair::live();
+        pair.ends[A].finish(pair.now, FLOW, 42, how);
+        pair.run();
+        eof(&mut pair, B, 50);
+        assert_eq!(pair.count(B, |a| *a == REINSTATE), 1, "{how:?}");
+        assert_eq!(pair.states(), [State::Legacy; 2], "{how:?}");
+        assert_eq!(pair.verdict(B), None, "{how:?}");
+    }
+    // Not if the connection failed meanwhile.
     let mut pair = Pair::live();
-    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
-    pair.run();
+    pair.udp = [Net::Silent; 2];
+    pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
     eof(&mut pair, B, 50);
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.counts[A].sent = 42;
+    pair.counts[B].received = 50;
+    pair.udp = [Net::Works; 2];
+    pair.wait(ms(2000));
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
 }
 
