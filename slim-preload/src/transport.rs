@@ -366,6 +366,28 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     ctl.uncover(flow);
 }
 
+/// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the waiting transport,
+/// up to `want` bytes in all.
+pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
+    let (Mode::Stashed { then: Then::Open }, Some(new)) = (ctl.mode, ctl.transport) else {
+        return;
+    };
+    let mut buf = [0; 4096];
+    // An error of the transport is not to be taken, and there is none before the last byte.
+    while ctl.stash.len() < want && sys::readable(new) > 0 {
+        let most = buf.len().min(want - ctl.stash.len());
+        let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let Ok(n @ 1..) = sys::recv(new, &mut buf[..most], look) else {
+            return;
+        };
+        if ctl.stash.push(&buf[..n]).is_err() {
+            return;
+        }
+        let _ = sys::recv(new, &mut buf[..n], libc::MSG_DONTWAIT);
+        flow.add_received(n as u64);
+    }
+}
+
 /// Whether calls on the flow must not wait.
 pub fn nonblocking(ctl: &Ctl, fd: c_int) -> bool {
     sys::is_nonblocking(ctl.flags_of(fd))

@@ -195,6 +195,12 @@ fn an_urgent_byte_behind_a_stash() {
     unnoticed("behind", &[""], 1);
 }
 
+/// Unread bytes that can be looked at are as many as without a break.
+#[test]
+fn looks_at_unread_bytes() {
+    unnoticed("looks", &[""], 1);
+}
+
 /// What is wrong with an application's pointers the kernel says, or nobody; also when no transport is there to ask.
 #[test]
 fn bad_pointers() {

@@ -377,7 +377,9 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     }
     // From a bad descriptor, or to a number beyond the limit on open files, which was lowered: refused, and the target is
     // left alone.
-    if !sys::is_open(from) || to.is_some_and(|to| !sys::keep_errno(|| slim_agent::limit::may_be_given_out(to))) {
+    if !sys::is_open(from)
+        || to.is_some_and(|to| !sys::keep_errno(|| slim_agent::limit::may_be_given_out(to)))
+    {
         return real();
     }
     if let (Entry::Flow(flow), Some(to)) = (&source, to)

@@ -139,7 +139,11 @@ impl Receive {
             };
             let next = match tried.take().map_or_else(|| Err(way()), Ok) {
                 Ok((flow, inside, n)) => self.asked(flow, inside, n),
-                Err(Way::Plain) => return real(),
+                Err(Way::Plain) => {
+                    // It may have been waited for that before.
+                    sys::set_errno(errno);
+                    return real();
+                }
                 Err(Way::In(flow)) => {
                     let n = if self.has(libc::MSG_DONTWAIT) || flow.never_waits() {
                         direct::surely(&real)
@@ -327,6 +331,7 @@ impl Receive {
             // None was sent: a flow with an urgent byte is plain TCP.
             return Next::Return(fail(libc::EINVAL));
         }
+        transport::stash_more(flow, &mut ctl, self.buffers.len());
         if !ctl.stash.is_empty() {
             let most = self.buffers.len().min(ctl.stash.len());
             if !self.has(libc::MSG_TRUNC) && !self.buffers.can_take(most) {

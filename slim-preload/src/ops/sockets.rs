@@ -386,14 +386,27 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     let Entry::Flow(flow) = table::entry(fd) else {
         return None;
     };
-    let ctl = flow.ctl_of(fd)?;
+    let mut ctl = flow.ctl_of(fd)?;
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode, request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
         (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => Some(Ioctl::Ask(ctl.flags_of(fd))),
         // A flow with an urgent byte is plain TCP.
         (_, SIOCATMARK) => number(0),
-        (_, libc::FIONREAD) => number(ctl.stash.len()),
+        // All that is unread, and that the next read gives: also what has come behind the stash, as much as a transport would
+        // hold, or what still is in the old transport.
+        (Mode::Suspended, libc::FIONREAD) if ctl.stash.is_empty() && !ctl.drained => {
+            let unread = |fd| sys::keep_errno(|| sys::readable(fd));
+            number(ctl.old().map_or(0, unread) as usize)
+        }
+        (_, libc::FIONREAD) => {
+            sys::keep_errno(|| {
+                let room = |fd| sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
+                let room = ctl.transport.and_then(room).unwrap_or(0);
+                transport::stash_more(flow, &mut ctl, room.max(0) as usize);
+            });
+            number(ctl.stash.len())
+        }
         (Mode::Suspended, _) => number(flow.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
     }

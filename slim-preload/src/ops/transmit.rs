@@ -171,7 +171,11 @@ impl<S: Source> Transmit<S> {
                         }
                     }
                 }
-                Err(Way::Plain) => return plain(),
+                Err(Way::Plain) => {
+                    // It may have been waited for that before.
+                    sys::set_errno(errno);
+                    return plain();
+                }
                 Err(Way::In(flow)) => {
                     flow.leave(Inside::Counted);
                     if !table::is_still(self.fd, flow) {
