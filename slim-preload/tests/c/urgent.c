@@ -67,6 +67,8 @@ static void reader(void) {
     meet();
     meet();
     both_break();
+    // A call that does not wait may come before it is settled what a broken connection becomes.
+    wait_for(fd, POLLIN, 5000);
     ms(30);
     if (is("aside")) take(MSG_OOB);
     mark();
