@@ -35,8 +35,18 @@ impl Endpoint {
         }
     }
 
+    /// A new connector's flow. An earlier one that had its addresses is over.
+    pub(super) fn add_connector(&mut self, now: Time, token: FlowToken, ends: Ends) {
+        let again = self.is_again(now, &ends);
+        self.supersede(now, &ends);
+        self.dialling.insert(ends.clone(), token);
+        let mut flow = Flow::new(now, token, Role::Connector, ends);
+        flow.again = again;
+        self.flows.insert(token, Box::new(flow));
+    }
+
     /// Connector: whether the acceptor may still have an earlier connection with these addresses of which it knows nothing.
-    pub(super) fn is_again(&self, now: Time, ends: &Ends) -> bool {
+    fn is_again(&self, now: Time, ends: &Ends) -> bool {
         self.dialling.contains_key(ends) || self.late.was_unmet(now, ends)
     }
 

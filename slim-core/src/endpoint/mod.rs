@@ -352,19 +352,15 @@ impl Endpoint {
             return;
         }
         let ends = Ends::new(local, remote);
-        let mut again = false;
         if role == Role::Acceptor {
             self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
+            let flow = Flow::new(now, token, role, ends);
+            self.flows.insert(token, Box::new(flow));
         } else {
-            again = self.is_again(now, &ends);
             self.pairs.note(local.port());
-            self.supersede(now, &ends);
-            self.dialling.insert(ends.clone(), token);
+            self.add_connector(now, token, ends);
         }
-        let mut flow = Flow::new(now, token, role, ends);
-        flow.again = again;
-        self.flows.insert(token, Box::new(flow));
         self.start_negotiation(now, token);
     }
 

@@ -185,14 +185,7 @@ impl Endpoint {
             debug_assert!(false, "{token:?} is in use");
             return;
         }
-        let ends = Ends::new(plain(local), remote);
-        let role = Role::Connector;
-        let again = self.is_again(now, &ends);
-        self.supersede(now, &ends);
-        self.dialling.insert(ends.clone(), token);
-        let mut flow = Flow::new(now, token, role, ends);
-        flow.again = again;
-        self.flows.insert(token, Box::new(flow));
+        self.add_connector(now, token, Ends::new(plain(local), remote));
         if self.config.policy == Policy::Off {
             return self.start_negotiation(now, token);
         }
