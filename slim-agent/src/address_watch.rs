@@ -1,38 +1,23 @@
 //! Own addresses, and word of their changes.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::rc::Rc;
 
-use slim_core::config::Net;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::task;
 
 use crate::addresses;
-use crate::events::Log;
-use crate::fds::{self, OwnFd};
 use crate::netlink::{attribute, first, ip, u32_at};
+use crate::readiness;
 use crate::shared::Shared;
 use crate::sys;
-
-/// The addresses others can reach this host under, and the networks that it has them in.
-pub(crate) type Addresses = (Vec<IpAddr>, Vec<Net>);
-
-/// Those of now; none if the kernel does not tell.
-pub(crate) fn addresses(log: Log) -> Addresses {
-    let all = addresses::own().unwrap_or_else(|e| {
-        log.warn(|| format!("own addresses unknown: {e}"));
-        Vec::new()
-    });
-    let nets = all.iter().map(|(ip, bits)| Net::new(*ip, *bits)).collect();
-    (all.into_iter().map(|(ip, _)| ip).collect(), nets)
-}
+use slim_sys::OwnFd;
 
 /// Tells the endpoint of changes from now on. Without the netlink socket (a sandbox, say) the
 /// addresses of the start stay.
 pub(crate) fn watch(shared: &Rc<Shared>) {
-    let opened = sys::rtnetlink_watch().and_then(|fd| fds::watch(fd, Interest::READABLE));
+    let opened = sys::rtnetlink_watch().and_then(|fd| readiness::watch(fd, Interest::READABLE));
     match opened {
         Ok(fd) => {
             task::spawn_local(follow(fd, shared.clone()));
@@ -61,10 +46,7 @@ async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
         guard.clear_ready();
         drop(guard);
         if changed {
-            shared.with_self(|d, _, shared| {
-                let now = addresses(d.log);
-                d.set_addresses(now, shared);
-            });
+            shared.with(|d, _| d.set_addresses(addresses::now(d.log)));
         }
         task::yield_now().await;
     }
@@ -126,6 +108,8 @@ fn is_of_use(body: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
     use crate::netlink::HEADER;
 

@@ -5,6 +5,9 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
+use slim_core::config::Net;
+
+use crate::events::Log;
 use crate::netlink::{HEADER, attribute, first, ip, u32_at};
 use crate::sys;
 
@@ -17,9 +20,22 @@ const ADDRESS_ATTRIBUTES: usize = 8;
 /// Larger than what the kernel tells at a time.
 const REPLY: usize = 32 << 10;
 
+/// The addresses others can reach this host under, and the networks that it has them in.
+pub(crate) type Addresses = (Vec<IpAddr>, Vec<Net>);
+
+/// Those of now; none if the kernel does not tell.
+pub(crate) fn now(log: Log) -> Addresses {
+    let all = own().unwrap_or_else(|e| {
+        log.warn(|| format!("own addresses unknown: {e}"));
+        Vec::new()
+    });
+    let nets = all.iter().map(|(ip, bits)| Net::new(*ip, *bits)).collect();
+    (all.into_iter().map(|(ip, _)| ip).collect(), nets)
+}
+
 /// Addresses of this host that others can use to reach it: interfaces that are up, no loopback, no
 /// link-local ones (they mean nothing without an interface). With each comes how many of its bits name its network.
-pub(crate) fn own() -> io::Result<Vec<(IpAddr, u8)>> {
+fn own() -> io::Result<Vec<(IpAddr, u8)>> {
     let mut up = BTreeSet::new();
     ask(libc::RTM_GETLINK, |link| {
         if u32_at(link, LINK_FLAGS)? & libc::IFF_UP as u32 != 0 {

@@ -1,49 +1,37 @@
 //! The handle that application threads hold.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::ops::{Deref, DerefMut};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Heard, Opened, Pairs};
-use slim_core::{Cause, FinHow, FlowToken, Role};
+use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
-use crate::cancel;
 use crate::claims::{self, Found};
 use crate::command::{self, Command};
-use crate::control;
+use crate::control_socket::{answering, bind_for_listener};
 use crate::done::{self, Done};
-use crate::fds::{self, OwnFd};
-use crate::numbers;
-use crate::reserve;
-use crate::short::Short;
-use crate::sys::SignalsBlocked;
+use crate::listening::{LOOK_AGAIN, NEVER, Together};
+use crate::notes;
+use crate::sys::during;
 use crate::thread;
-
-thread_local! {
-    /// Constant and without destructor, so that reading it never allocates.
-    static IN_AGENT: Cell<bool> = const { Cell::new(false) };
-    static IS_THREAD: Cell<bool> = const { Cell::new(false) };
-}
+use slim_sys::as_agent;
+use slim_sys::numbers;
+use slim_sys::reserve;
+use slim_sys::{OwnFd, fds};
 
 /// How long [`Agent::release`] waits for the agent thread to close a socket.
 const RELEASE_LIMIT: Duration = Duration::from_millis(200);
-
-/// When a control socket that nobody has, and that cannot be bound, is looked for again.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// The application wants the port for itself.
-pub(crate) const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
@@ -57,24 +45,13 @@ pub struct Agent {
 
 struct Inner {
     commands: command::Sender,
-    /// Listeners per address. An entry stays until the agent thread has closed the socket, so
-    /// that listening again in the meantime keeps it instead of failing to bind a second one.
-    listeners: Arc<Listeners>,
-    elsewhere: Arc<Elsewhere>,
-    short: Arc<Short>,
+    together: Together,
     /// Of the process the thread was started in; see [`Agent::after_fork_child`].
     generation: u64,
 }
 
 /// Counts forks along a line of processes: a handle from before a fork differs, and is dead.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-
-/// Addresses of listeners whose control socket is not ours: another process's if there is no time,
-/// nobody's until that time otherwise.
-pub(crate) type Elsewhere = Mutex<HashMap<SocketAddr, Option<Instant>>>;
-
-/// How many of the application's listeners share the control socket of an address.
-pub(crate) type Listeners = Mutex<HashMap<SocketAddr, usize>>;
 
 impl Agent {
     /// Creates the process-wide sockets and starts the thread, with all signals blocked in it.
@@ -87,30 +64,18 @@ impl Agent {
         // The runtime creates descriptors of its own.
         numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
-            let listeners = Arc::<Listeners>::default();
             let config = with_job_key(config).map_err(io::Error::other)?;
-            let elsewhere = Arc::<Elsewhere>::default();
-            claims::draw_lineage()?;
-            let short = Arc::new(Short::new());
-            let shared = (listeners.clone(), elsewhere.clone(), short.clone());
-            thread::start(config, receiver, shared)?;
+            notes::draw_lineage()?;
+            let together = Together::default();
+            thread::start(config, receiver, together.clone())?;
             Ok(Agent {
                 inner: Arc::new(Inner {
                     commands,
-                    listeners,
-                    elsewhere,
-                    short,
+                    together,
                     generation: GENERATION.load(Ordering::Acquire),
                 }),
             })
         })
-    }
-
-    /// Whether the calling thread is running the agent's own code, whose socket calls a front end
-    /// must let through untouched.
-    #[inline]
-    pub fn in_agent() -> bool {
-        IN_AGENT.get()
     }
 
     /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
@@ -122,20 +87,20 @@ impl Agent {
             return;
         }
         as_agent(|| {
-            let mut listeners = self.listeners();
+            let mut listeners = self.inner.together.listeners.lock();
             if let Some(count) = listeners.get_mut(&addr) {
                 *count += 1;
                 return;
             }
-            let bind = || control::bind_for_listener(fd, addr);
+            let bind = || bind_for_listener(fd, addr);
             match claims::settle(addr, bind) {
                 Found::Ours(socket, claims) => {
-                    self.elsewhere().remove(&addr);
+                    self.inner.together.elsewhere.lock().remove(&addr);
                     self.own(addr, socket, claims, &mut listeners);
                 }
                 // Several processes listen there, each with a listener of its own.
                 Found::Elsewhere(owner) => {
-                    self.elsewhere().insert(addr, None);
+                    self.inner.together.elsewhere.lock().insert(addr, None);
                     self.send(Command::Elsewhere { addr, owner });
                 }
                 Found::Nobody(error) => {
@@ -163,14 +128,22 @@ impl Agent {
         let wanted = |other: &SocketAddr| {
             *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
         };
-        let in_the_way: Vec<SocketAddr> = self.listeners().keys().copied().filter(wanted).collect();
+        let in_the_way: Vec<SocketAddr> = self
+            .inner
+            .together
+            .listeners
+            .lock()
+            .keys()
+            .copied()
+            .filter(wanted)
+            .collect();
         let any = !in_the_way.is_empty();
         for addr in in_the_way {
             let (done, closed) = done::done();
             // Not to be bound again when the next connection is accepted.
             let until = Instant::now().checked_add(NEVER);
-            self.elsewhere().insert(addr, until);
-            if let Some(count) = self.listeners().get_mut(&addr) {
+            self.inner.together.elsewhere.lock().insert(addr, until);
+            if let Some(count) = self.inner.together.listeners.lock().get_mut(&addr) {
                 *count = 1;
             }
             if self.unlisten_with(addr, Some(done)) {
@@ -205,7 +178,7 @@ impl Agent {
             remote,
         };
         // Whoever may say OPEN does not wait for an answer; a HELLO wakes the agent by itself.
-        let urgent = role == Role::Connector || !self.inner.short.in_use();
+        let urgent = role == Role::Connector || !self.inner.together.short.in_use();
         self.send_when(urgent, open);
     }
 
@@ -216,7 +189,7 @@ impl Agent {
             return None;
         }
         let (local, remote) = (canonical(local), canonical(remote));
-        as_agent(|| self.inner.short.dial(local, remote))
+        as_agent(|| self.inner.together.short.dial(local, remote))
     }
 
     /// As [`open`](Self::open), for a connection that was [dialled](Self::dial).
@@ -241,7 +214,13 @@ impl Agent {
     /// that is not possible, the answer is false, and [`finish`](Self::finish) does it. To be called with signals blocked.
     pub fn say_closed(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
         let fin = opened.fin(final_seq, FinHow::Close);
-        !self.is_dead() && as_agent(|| self.inner.short.send(opened, canonical(local), &fin))
+        !self.is_dead()
+            && as_agent(|| {
+                self.inner
+                    .together
+                    .short
+                    .send(opened, canonical(local), &fin)
+            })
     }
 
     /// As [`finish`](Self::finish) with [`FinHow::Close`], of a flow whose peer knows it already, or has closed it before
@@ -260,7 +239,7 @@ impl Agent {
     /// Looks into the mailboxes for what a peer may have said of an accepted connection. To be called with signals
     /// blocked.
     pub fn heard(&self, local: SocketAddr, remote: SocketAddr) -> Heard {
-        let short = &self.inner.short;
+        let short = &self.inner.together.short;
         let pairs = short.pairs().filter(|_| short.in_use() && !self.is_dead());
         let Some(pairs) = pairs else {
             return Heard::Nothing;
@@ -322,6 +301,12 @@ impl Agent {
         self.send(Command::Demote { token });
     }
 
+    /// The flow is to be plain TCP, as soon as the peer has heard that, which takes as long as an answer takes to come;
+    /// without an answer in the end all the same. [`FlowIo::legacy`] says when. Until then nothing changes.
+    pub fn demote_heard(&self, token: FlowToken) {
+        self.send(Command::DemoteHeard { token });
+    }
+
     /// The front end holds nothing of the flow any more.
     pub fn gone(&self, token: FlowToken) {
         self.send(Command::Gone { token });
@@ -380,7 +365,7 @@ impl Agent {
         if self.is_dead() {
             return false;
         }
-        let last = match self.listeners().get_mut(&addr) {
+        let last = match self.inner.together.listeners.lock().get_mut(&addr) {
             Some(count) => {
                 *count = count.saturating_sub(1);
                 *count == 0
@@ -396,12 +381,12 @@ impl Agent {
         if self.is_dead() {
             return;
         }
-        let mut listeners = locked(&self.inner.listeners);
-        if control::answering(listeners.keys().copied(), local).is_some() {
+        let mut listeners = self.inner.together.listeners.lock();
+        if answering(listeners.keys().copied(), local).is_some() {
             return;
         }
-        let mut elsewhere = locked(&self.inner.elsewhere);
-        let known = control::answering(elsewhere.keys().copied(), local);
+        let mut elsewhere = self.inner.together.elsewhere.lock();
+        let known = answering(elsewhere.keys().copied(), local);
         if let Some(until) = known.and_then(|known| elsewhere.get(&known))
             && until.is_none_or(|until| Instant::now() < until)
         {
@@ -439,14 +424,6 @@ impl Agent {
         }
     }
 
-    fn elsewhere(&self) -> Held<'_, HashMap<SocketAddr, Option<Instant>>> {
-        Held::new(&self.inner.elsewhere)
-    }
-
-    fn listeners(&self) -> Held<'_, HashMap<SocketAddr, usize>> {
-        Held::new(&self.inner.listeners)
-    }
-
     fn is_dead(&self) -> bool {
         self.inner.generation != GENERATION.load(Ordering::Acquire)
     }
@@ -463,72 +440,12 @@ impl Agent {
     }
 }
 
-/// A mutex, held by a thread of the application. No signals come meanwhile: a handler that listens, accepts or closes
-/// would wait for the thread that it has interrupted.
-struct Held<'a, T> {
-    // Field order matters: the mutex unlocks before signals unblock.
-    value: MutexGuard<'a, T>,
-    _signals: SignalsBlocked,
-}
-
-impl<'a, T> Held<'a, T> {
-    fn new(mutex: &'a Mutex<T>) -> Self {
-        let signals = SignalsBlocked::new();
-        Held {
-            value: locked(mutex),
-            _signals: signals,
-        }
-    }
-}
-
-/// In a thread whose signals are blocked.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl<T> Deref for Held<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.value
-    }
-}
-
-impl<T> DerefMut for Held<'_, T> {
-    fn deref_mut(&mut self) -> &mut T {
-        &mut self.value
-    }
-}
-
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Agent")
             .field("dead", &self.is_dead())
             .finish_non_exhaustive()
     }
-}
-
-/// Runs `f` as the agent's own code: [`Agent::in_agent`] is true meanwhile, and the thread is not cancelled.
-pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            IN_AGENT.set(self.0);
-        }
-    }
-    let _restore = Restore(IN_AGENT.replace(true));
-    cancel::uncancelled(f)
-}
-
-/// Whether the calling thread is the agent's. It blocks all signals for good.
-#[inline]
-pub fn is_agent_thread() -> bool {
-    IS_THREAD.get()
-}
-
-/// The calling thread is the agent's.
-pub(crate) fn be_agent_thread() {
-    IS_THREAD.set(true);
 }
 
 /// Takes the job key where the configuration says it is in a file that has not been read yet.
@@ -561,11 +478,4 @@ pub fn read_job_key(path: &Path) -> Result<(Vec<u8>, u32), String> {
         Ok((bytes, about.mode() & 0o777))
     };
     read().map_err(|e: io::Error| e.to_string())
-}
-
-pub(crate) use slim_core::canonical;
-
-/// Adds what was being done to an error.
-pub(crate) fn during(what: &str) -> impl Fn(io::Error) -> io::Error + '_ {
-    move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
 }

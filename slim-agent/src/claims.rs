@@ -8,61 +8,35 @@
 //! Believed are processes of the same user, and those that come from one process by `fork`, which
 //! know a secret by that: workers often give up the rights that the owner keeps.
 
-use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::rc::{Rc, Weak};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use slim_core::wire::{self, Message};
 use slim_core::{FlowToken, Time};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::task::{self, AbortHandle, JoinHandle, JoinSet};
 
-use crate::agent::canonical;
-use crate::control::{answering, bind_alone};
-use crate::fds::{self, OwnFd};
-use crate::shared::Shared;
+use crate::connection_at::connection_at;
+use crate::control_socket::{answering, bind_alone};
+use crate::neighbour::Neighbour;
+use crate::notes::{Note, Which};
+use crate::readiness;
 use crate::sys;
+use crate::tasks::{Running, Task, Tasks};
+use slim_core::canonical;
+use slim_sys::OwnFd;
 
 /// Claims of all other processes together.
 const CLAIMS: usize = 4096;
 /// How long a claim lasts: whoever is to say HELLO has done so by then.
 const CLAIM_AGE: Duration = Duration::from_secs(60);
-/// Other processes at a time.
-const LINKS: usize = 256;
 /// Connections that wait to be taken.
 const BACKLOG: i32 = 128;
 /// How long an owner that has no room for one more is waited for. Whoever is in its way, it takes at once.
 const ROOM: Duration = Duration::from_millis(50);
-
-/// Known to all processes that come from one by `fork`, once one of them has drawn it.
-static LINEAGE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
-
-/// The secret of this process and its relatives.
-fn lineage() -> [u8; 16] {
-    let mut secret = [0; 16];
-    for (bytes, half) in secret.chunks_mut(8).zip(&LINEAGE) {
-        bytes.copy_from_slice(&half.load(Ordering::Relaxed).to_ne_bytes());
-    }
-    secret
-}
-
-/// Draws the secret, unless this process has inherited one.
-pub(crate) fn draw_lineage() -> io::Result<()> {
-    for half in &LINEAGE {
-        let mut random = [0; 8];
-        getrandom::fill(&mut random).map_err(io::Error::other)?;
-        let random = u64::from_ne_bytes(random) | 1;
-        // Who was first decides.
-        let _ = half.compare_exchange(0, random, Ordering::Relaxed, Ordering::Relaxed);
-    }
-    Ok(())
-}
 
 /// Where the owner of a listener's address can be found: a name in the network namespace, as the
 /// address itself is.
@@ -165,165 +139,63 @@ fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
     let fd = reach_anybody(addr)?;
     // It is told the secret. The name may have been taken by anybody.
     let owner = sys::peer_user(fd.raw())?;
-    (owner == sys::user() || owner == 0).then_some(fd)
-}
-
-/// What processes of one host tell each other.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Note {
-    /// To the owner: I have accepted this connection (our end, their end).
-    Claim(SocketAddr, SocketAddr),
-    /// To the owner: it is over.
-    Drop(SocketAddr, SocketAddr),
-    /// From the owner: this came, from there, to here.
-    Hello(SocketAddr, SocketAddr, Vec<u8>),
-    /// To the owner: I want the UDP port of this listener for myself.
-    Release(SocketAddr),
-    /// From the owner: it was given to somebody else.
-    Given(SocketAddr),
-}
-
-/// Kind, secret, two addresses.
-const NOTE_HEAD: usize = 1 + 16 + 2 * ADDR;
-const ADDR: usize = 18;
-
-impl Note {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let (kind, a, b, data): (_, _, _, &[u8]) = match self {
-            Note::Claim(a, b) => (1, a, b, &[]),
-            Note::Drop(a, b) => (2, a, b, &[]),
-            Note::Hello(a, b, data) => (3, a, b, data),
-            Note::Release(a) => (4, a, a, &[]),
-            Note::Given(a) => (5, a, a, &[]),
-        };
-        let mut note = vec![kind];
-        // Who has the name of an owner may be anybody, and is not told more than what is wanted.
-        let secret = match self {
-            Note::Release(_) => [0; 16],
-            _ => lineage(),
-        };
-        note.extend(secret);
-        for addr in [a, b] {
-            let ip = match addr.ip() {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
-                IpAddr::V6(ip) => ip,
-            };
-            note.extend(ip.octets());
-            note.extend(addr.port().to_be_bytes());
-        }
-        note.extend(data);
-        note
-    }
-
-    /// With the sender's secret.
-    fn decode(note: &[u8]) -> Option<(Self, [u8; 16])> {
-        let (head, data) = note.split_at_checked(NOTE_HEAD)?;
-        let (kind, rest) = head.split_first()?;
-        let (secret, addrs) = rest.split_first_chunk::<16>()?;
-        let (a, b) = addrs.split_at_checked(ADDR)?;
-        let (a, b) = (addr(a)?, addr(b)?);
-        let note = match (kind, data) {
-            (1, []) => Note::Claim(a, b),
-            (2, []) => Note::Drop(a, b),
-            (3, [_, ..]) => Note::Hello(a, b, data.to_vec()),
-            (4, []) if a == b => Note::Release(a),
-            (5, []) if a == b => Note::Given(a),
-            _ => return None,
-        };
-        Some((note, *secret))
-    }
-}
-
-fn addr(bytes: &[u8]) -> Option<SocketAddr> {
-    let (ip, port) = bytes.split_first_chunk::<16>()?;
-    let port = u16::from_be_bytes(port.try_into().ok()?);
-    let ip = Ipv6Addr::from(*ip).to_canonical();
-    Some(SocketAddr::new(ip, port))
-}
-
-/// A connection between two processes of this host.
-pub(crate) struct Link {
-    fd: AsyncFd<OwnFd>,
-}
-
-impl Link {
-    fn new(fd: OwnFd) -> io::Result<Rc<Self>> {
-        let fd = fds::watch(fd, Interest::READABLE)?;
-        Ok(Rc::new(Link { fd }))
-    }
-
-    /// What cannot be sent now is lost, as HELLO may be anyway.
-    fn tell(&self, note: &Note) {
-        let _ = sys::send(self.fd.get_ref().raw(), &note.encode());
-    }
-
-    /// The next note and its secret; `None` at the end.
-    async fn next(&self) -> Option<(Note, [u8; 16])> {
-        let mut buf = [0; NOTE_HEAD + wire::MAX_LEN + 1];
-        loop {
-            let mut guard = self.fd.readable().await.ok()?;
-            match sys::recv(self.fd.get_ref().raw(), &mut buf) {
-                Ok(0) => return None,
-                Ok(n) => {
-                    if let Some(note) = Note::decode(buf.get(..n).unwrap_or_default()) {
-                        return Some(note);
-                    }
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-                Err(_) => return None,
-            }
-        }
-    }
+    (owner == slim_sys::user() || owner == 0).then_some(fd)
 }
 
 type Tuple = (SocketAddr, SocketAddr);
+
+/// A connection that another process has accepted.
+struct Claim {
+    since: Time,
+    link: Rc<Neighbour>,
+    /// The kernel's number of it.
+    connection: Option<u64>,
+}
 
 /// All that is shared with other processes.
 #[derive(Default)]
 pub(crate) struct Claims {
     /// Tasks that wait for other processes, per address of ours.
-    open: HashMap<SocketAddr, JoinHandle<()>>,
+    open: HashMap<SocketAddr, Running>,
     /// What others have claimed of us, by (our end, their end).
-    claimed: HashMap<Tuple, (Time, Rc<Link>)>,
+    claimed: HashMap<Tuple, Claim>,
     /// Oldest first; an entry whose time does not match was replaced.
     order: VecDeque<(Time, Tuple)>,
     /// Owners of addresses at which we accept.
-    owners: HashMap<SocketAddr, Rc<Link>>,
+    owners: HashMap<SocketAddr, Rc<Neighbour>>,
     /// What we have claimed.
     mine: HashMap<FlowToken, Tuple>,
     /// Other processes at addresses of ours.
-    guests: Vec<(SocketAddr, Weak<Link>)>,
+    guests: Vec<(SocketAddr, Weak<Neighbour>)>,
 }
 
 impl Claims {
     /// Serves other processes that accept at our address `addr`.
-    pub(crate) fn open(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
-        if let Ok(fd) = fds::watch(fd, Interest::READABLE) {
-            let task = take_links(addr, fd, shared.clone());
-            self.open.insert(addr, task::spawn_local(task));
+    pub(crate) fn open(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
+        if let Ok(fd) = readiness::watch(fd, Interest::READABLE) {
+            self.open.insert(addr, tasks.start(Task::Serve(addr, fd)));
         }
     }
 
     /// The owner of `addr` can be asked.
-    pub(crate) fn found(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
-        if let Ok(link) = Link::new(fd) {
+    pub(crate) fn found(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
+        if let Ok(link) = Neighbour::new(fd) {
             self.owners.insert(addr, link.clone());
-            task::spawn_local(hear_owner(addr, link, shared.clone()));
+            tasks.start_and_forget(Task::Hear(addr, link));
         }
     }
 
     /// We do not own `addr` any more. Who had claimed connections there finds the next owner, or
     /// becomes it.
     pub(crate) fn close(&mut self, addr: SocketAddr) {
-        if let Some(task) = self.open.remove(&addr) {
-            task.abort();
+        if self.open.remove(&addr).is_some() {
             self.claimed
                 .retain(|(local, _), _| answering([addr].into_iter(), *local).is_none());
         }
     }
 
     /// A connection to the owner of `addr` has ended; true if it was the one in use.
-    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Link>) -> bool {
+    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) -> bool {
         let current = self.owners.get(&addr).is_some_and(|l| Rc::ptr_eq(l, link));
         if current {
             self.owners.remove(&addr);
@@ -332,14 +204,14 @@ impl Claims {
     }
 
     /// A connection was accepted in this process, at an address that it may or may not own.
-    pub(crate) fn accepted(&mut self, token: FlowToken, tuple: Tuple, owned: bool) {
+    pub(crate) fn accepted(&mut self, token: FlowToken, tuple: Tuple, which: Which, owned: bool) {
         if owned {
             self.claimed.remove(&tuple);
             return;
         }
         let owner = answering(self.owners.keys().copied(), tuple.0);
         if let Some(link) = owner.and_then(|owner| self.owners.get(&owner)) {
-            link.tell(&Note::Claim(tuple.0, tuple.1));
+            link.tell(&Note::Claim(tuple.0, tuple.1, which));
             self.mine.insert(token, tuple);
         }
     }
@@ -382,11 +254,19 @@ impl Claims {
         let Ok(Message::Hello(hello)) = wire::parse(data).map(|parsed| parsed.message) else {
             return false;
         };
-        let Some((_, link)) = self.claimed.get(&(hello.acceptor, hello.connector)) else {
+        let tuple = (hello.acceptor, hello.connector);
+        let Some(claim) = self.claimed.get(&tuple) else {
             return false;
         };
-        link.tell(&Note::Hello(from, local, data.to_vec()));
-        !hello.flow.is_again()
+        let there = connection_at(tuple.0, tuple.1);
+        let same = there.zip(claim.connection).map(|(there, own)| there == own);
+        if same == Some(false) {
+            // Of that one nobody says HELLO any more, and the later one has not been claimed yet.
+            self.claimed.remove(&tuple);
+            return false;
+        }
+        claim.link.tell(&Note::Hello(from, local, data.to_vec()));
+        same.is_some() || !hello.flow.is_again()
     }
 
     /// Tells the other processes at our address `addr`.
@@ -397,23 +277,58 @@ impl Claims {
         }
     }
 
-    fn claim(&mut self, now: Time, tuple: Tuple, link: Rc<Link>) {
-        self.expire(now);
+    /// Another process has come to our address `addr`.
+    pub(crate) fn arrived(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) {
+        self.guests.retain(|(_, link)| link.strong_count() > 0);
+        self.guests.push((addr, Rc::downgrade(link)));
+    }
+
+    /// Another process has claimed a connection.
+    pub(crate) fn claim(
+        &mut self,
+        since: Time,
+        tuple: Tuple,
+        connection: Option<u64>,
+        link: Rc<Neighbour>,
+    ) {
+        self.expire(since);
         while self.claimed.len() >= CLAIMS {
             let Some((at, oldest)) = self.order.pop_front() else {
                 break;
             };
             self.claimed
-                .retain(|tuple, (since, _)| (*since, *tuple) != (at, oldest));
+                .retain(|tuple, claim| (claim.since, *tuple) != (at, oldest));
         }
-        self.claimed.insert(tuple, (now, link));
-        self.order.push_back((now, tuple));
+        let claim = Claim {
+            since,
+            link,
+            connection,
+        };
+        self.claimed.insert(tuple, claim);
+        self.order.push_back((since, tuple));
         // Behind one that lasts, those that were dropped or replaced would pile up.
         if self.order.len() > 2 * CLAIMS {
             let claimed = &self.claimed;
             self.order
-                .retain(|(at, tuple)| claimed.get(tuple).is_some_and(|(since, _)| since == at));
+                .retain(|(at, tuple)| claimed.get(tuple).is_some_and(|claim| claim.since == *at));
         }
+    }
+
+    /// It has no use for HELLO of that one any more.
+    pub(crate) fn unclaim(&mut self, tuple: Tuple, link: &Rc<Neighbour>) {
+        if self
+            .claimed
+            .get(&tuple)
+            .is_some_and(|claim| Rc::ptr_eq(&claim.link, link))
+        {
+            self.claimed.remove(&tuple);
+        }
+    }
+
+    /// Another process has gone.
+    pub(crate) fn left(&mut self, link: &Rc<Neighbour>) {
+        self.claimed
+            .retain(|_, claim| !Rc::ptr_eq(&claim.link, link));
     }
 
     /// Forgets claims that are too old; whether there are others.
@@ -431,7 +346,7 @@ impl Claims {
             let current = self
                 .claimed
                 .get(&tuple)
-                .is_some_and(|(since, _)| *since == at);
+                .is_some_and(|claim| claim.since == at);
             if current && now.since(at) < CLAIM_AGE {
                 break;
             }
@@ -443,148 +358,12 @@ impl Claims {
     }
 }
 
-/// Another process's connection to the owner.
-struct Guest {
-    task: AbortHandle,
-    /// Anybody on this host can connect; this one is of our user, or knows the secret.
-    believed: Rc<Cell<bool>>,
-}
-
-/// Owner: takes other processes' connections. They all end with this task.
-async fn take_links(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
-    let mut links = JoinSet::new();
-    let mut guests: Vec<Guest> = Vec::new();
-    while let Ok(mut guard) = listener.readable().await {
-        match sys::accept_local(listener.get_ref().raw()) {
-            Ok(fd) => {
-                while links.try_join_next().is_some() {}
-                guests.retain(|guest| !guest.task.is_finished());
-                if guests.len() >= LINKS
-                    && let Some(stranger) = guests.iter().position(|g| !g.believed.get())
-                {
-                    guests.remove(stranger).task.abort();
-                }
-                if guests.len() < LINKS
-                    && let Ok(link) = Link::new(fd)
-                {
-                    let believed = Rc::new(Cell::new(false));
-                    let task = hear_claims(addr, link, believed.clone(), shared.clone());
-                    let task = links.spawn_local(task);
-                    guests.push(Guest { task, believed });
-                }
-            }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-            // No descriptor, most likely. They wait, and so do we, for the next one.
-            Err(_) => guard.clear_ready(),
-        }
-        drop(guard);
-        task::yield_now().await;
-    }
-}
-
-/// Owner: does what another process asks for.
-async fn hear_claims(
-    addr: SocketAddr,
-    link: Rc<Link>,
-    believed: Rc<Cell<bool>>,
-    shared: Rc<Shared>,
-) {
-    shared.with(|d, _| {
-        let guests = &mut d.claims.guests;
-        guests.retain(|(_, link)| link.strong_count() > 0);
-        guests.push((addr, Rc::downgrade(&link)));
-    });
-    let relative = sys::peer_user(link.fd.get_ref().raw()) == Some(sys::user());
-    while let Some((note, secret)) = link.next().await {
-        if let Note::Release(_) = note {
-            let user = sys::peer_user(link.fd.get_ref().raw());
-            let gave =
-                shared.with_self(|d, _, shared| d.may_have(user) && d.give_way(addr, shared));
-            // The link ends when the control socket is closed; at once, where there is nothing to be waited for.
-            match gave {
-                true => continue,
-                false => break,
-            }
-        }
-        if !relative && secret != lineage() {
-            break;
-        }
-        believed.set(true);
-        shared.with(|d, now| match note {
-            Note::Claim(local, remote) => {
-                d.endpoint.share_listeners();
-                d.claims.claim(now, (local, remote), link.clone());
-                while let Some(hello) = d.endpoint.take_pending(now, local, remote) {
-                    link.tell(&Note::Hello(hello.from, hello.local, hello.data));
-                }
-            }
-            Note::Drop(local, remote) => {
-                let tuple = (local, remote);
-                if d.claims
-                    .claimed
-                    .get(&tuple)
-                    .is_some_and(|(_, l)| Rc::ptr_eq(l, &link))
-                {
-                    d.claims.claimed.remove(&tuple);
-                }
-            }
-            Note::Hello(..) | Note::Release(_) | Note::Given(_) => {}
-        });
-    }
-    shared.with(|d, _| d.claims.claimed.retain(|_, (_, l)| !Rc::ptr_eq(l, &link)));
-}
-
-/// Others: takes what the owner of `addr` has received for us.
-async fn hear_owner(addr: SocketAddr, link: Rc<Link>, shared: Rc<Shared>) {
-    while let Some((note, _)) = link.next().await {
-        shared.with(|d, now| match note {
-            Note::Hello(from, local, data) => d.take(now, from, local, &data),
-            Note::Given(addr) => d.never_again(addr),
-            Note::Claim(..) | Note::Drop(..) | Note::Release(_) => {}
-        });
-    }
-    shared.with_self(|d, _, shared| d.owner_lost(addr, &link, shared));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn at(text: &str) -> SocketAddr {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn notes_come_back_as_they_were() {
-        let (a, b) = (at("10.0.0.1:80"), at("[fd00::1]:7"));
-        for note in [
-            Note::Claim(a, b),
-            Note::Drop(b, a),
-            Note::Hello(a, b, vec![1, 2, 3]),
-            Note::Given(b),
-        ] {
-            let bytes = note.encode();
-            assert_eq!(Note::decode(&bytes).unwrap(), (note, lineage()));
-            assert_eq!(Note::decode(&bytes[..NOTE_HEAD - 1]), None);
-        }
-        let (release, secret) = Note::decode(&Note::Release(a).encode()).unwrap();
-        assert_eq!((release, secret), (Note::Release(a), [0; 16]));
-        assert_eq!(Note::decode(&[]), None);
-        let mut longer = Note::Claim(a, b).encode();
-        longer.push(0);
-        assert_eq!(Note::decode(&longer), None);
-        let mut unknown = Note::Claim(a, b).encode();
-        unknown[0] = 9;
-        assert_eq!(Note::decode(&unknown), None);
-    }
-
-    #[test]
-    fn the_secret_is_drawn_once() {
-        draw_lineage().unwrap();
-        let secret = lineage();
-        assert!(secret.iter().any(|byte| *byte != 0));
-        draw_lineage().unwrap();
-        assert_eq!(lineage(), secret);
     }
 
     /// Of an owner that is slow, and of one that does not take anybody.

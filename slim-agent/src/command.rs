@@ -12,11 +12,11 @@ use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
 use crate::done::Done;
-use crate::fds::{Mark, OwnFd};
 use crate::memory;
 use crate::queue::{Queue, Taken};
-use crate::reserve;
-use crate::sys;
+use slim_sys::OwnFd;
+use slim_sys::fds::Mark;
+use slim_sys::reserve;
 
 /// What an application thread wants done. Carried out in the order sent.
 pub(crate) enum Command {
@@ -60,6 +60,10 @@ pub(crate) enum Command {
         token: FlowToken,
     },
     Demote {
+        token: FlowToken,
+    },
+    /// The same, as soon as the peer has heard it.
+    DemoteHeard {
         token: FlowToken,
     },
     Gone {
@@ -134,9 +138,9 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
     let shared = Arc::new(Shared {
         queue: Queue::new(),
         closed: AtomicBool::new(false),
-        wake: sys::eventfd()?,
+        wake: slim_sys::eventfd()?,
         awake: AtomicBool::new(false),
-        soon: sys::timerfd()?,
+        soon: slim_sys::timerfd()?,
         waking: AtomicBool::new(false),
         hurry: AtomicBool::new(false),
     });
@@ -159,7 +163,7 @@ impl Sender {
         }
         self.shared.queue.put(command);
         if !self.shared.awake.swap(true, Ordering::AcqRel) {
-            sys::eventfd_wake(self.shared.wake.raw());
+            slim_sys::signal_eventfd(self.shared.wake.raw());
         }
         true
     }
@@ -181,7 +185,7 @@ impl Sender {
                 self.shared.closed.store(true, Ordering::Release);
                 return false;
             }
-            sys::timerfd_set(soon, Some(SOON));
+            slim_sys::set_timerfd(soon, Some(SOON));
         }
         true
     }
@@ -218,7 +222,7 @@ impl Receiver {
 
     /// As [`rearm`](Self::rearm), for those.
     pub(crate) fn rearm_soon(&self) {
-        sys::eventfd_clear(self.shared.soon.raw());
+        slim_sys::reset_eventfd(self.shared.soon.raw());
         self.shared.waking.store(false, Ordering::Release);
     }
 
@@ -237,8 +241,10 @@ impl Receiver {
             match self.next() {
                 Some(command) => return command,
                 // Nobody sends any more.
-                None if lost => sys::nap(LONG),
-                None => sys::wait_readable(self.shared.wake.raw()),
+                None if lost => slim_sys::nap(LONG),
+                None => {
+                    slim_sys::poll(self.shared.wake.raw(), libc::POLLIN, None);
+                }
             }
         }
     }
@@ -246,14 +252,14 @@ impl Receiver {
     /// Makes the agent thread look again.
     pub(crate) fn wake(&self) {
         if !self.shared.is_lost() {
-            sys::eventfd_wake(self.shared.wake.raw());
+            slim_sys::signal_eventfd(self.shared.wake.raw());
         }
     }
 
     /// Must come before the commands are taken out: one sent after the last [`next`](Self::next)
     /// then wakes us again.
     pub(crate) fn rearm(&self) {
-        sys::eventfd_clear(self.shared.wake.raw());
+        slim_sys::reset_eventfd(self.shared.wake.raw());
         self.shared.awake.store(false, Ordering::Release);
     }
 }

@@ -1,43 +1,19 @@
-//! UDP control sockets: one per address that the application listens on, and the process's own, one per address in use.
-//!
-//! Two things make them more than a bound socket. Datagrams leave from the address that the
-//! question was sent to (`IP_PKTINFO`), because the peer takes answers from nowhere else. And a
-//! refusal by ICMP is read from the error queue (`IP_RECVERR`), which names the destination; without
-//! it the error of one peer would hit the next send to another.
+//! All UDP control sockets: one per address that the application listens on, and the process's own, one per address in use.
 
 use std::collections::HashMap;
 use std::io;
-use std::iter;
+use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use slim_core::wire;
-use socket2::{Domain, SockRef, Socket, Type};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{Interest, Ready};
-use tokio::task::{self, JoinHandle};
+use slim_sys::OwnFd;
 
-use crate::agent::canonical;
+use crate::control_socket::{ControlSocket, answering, aside};
 use crate::events::Log;
-use crate::fds::{self, OwnFd};
 use crate::places::{Place, Ports, is_same_host, source_towards, without_port};
-use crate::ports::quiet_ports;
-use crate::resume_listener;
-use crate::shared::Shared;
-use crate::sys;
-use crate::udp;
-
-/// Receive buffer of a control socket, if we may have as much: thousands of flows may be opened, or
-/// break, at once, and each asks. Memory is used only while datagrams wait.
-pub(crate) const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
-/// Datagrams taken in a row before everybody else gets a turn.
-const BATCH: usize = 32;
-/// Datagrams taken from each socket before the endpoint is told that time is up.
-const MOST_WAITING: usize = 8 * BATCH;
-/// Datagrams taken from a socket that is about to be closed.
-const MOST_LEFT: usize = 4096;
+use crate::resume_socket;
+use crate::tasks::{Running, Task, Tasks};
 
 /// Addresses in use, at most: each takes two descriptors.
 const MOST_OWN: usize = 64;
@@ -54,7 +30,7 @@ pub(crate) struct Control {
     maps: bool,
     ports: Ports,
     /// Each with the task that receives, until it is stopped.
-    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<JoinHandle<()>>)>,
+    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<Running>)>,
     /// On ports that no peer has heard of, while answers may come there.
     asides: Vec<Aside>,
     log: Log,
@@ -63,68 +39,31 @@ pub(crate) struct Control {
 /// A socket on a port of its own, and the task that receives.
 struct Aside {
     socket: Rc<ControlSocket>,
-    task: JoinHandle<()>,
+    _receiving: Running,
 }
 
 /// A control socket of the process's own, and the listener for resumes at the same address.
 struct Own {
     socket: Rc<ControlSocket>,
-    receiving: JoinHandle<()>,
+    _receiving: Running,
     listening: Option<Listening>,
 }
 
 /// Who resumes comes here.
 struct Listening {
     listener: Rc<OwnFd>,
-    task: JoinHandle<()>,
+    _accepting: Running,
 }
 
 impl Listening {
-    fn begin(listener: OwnFd, shared: &Rc<Shared>) -> io::Result<Self> {
+    fn begin(listener: OwnFd, tasks: &mut Tasks) -> io::Result<Self> {
         let listener = Rc::new(listener);
-        let task = resume_listener::serve(listener.clone(), shared)?;
-        Ok(Listening { listener, task })
+        let watched = resume_socket::watch_listener(listener.clone())?;
+        Ok(Listening {
+            listener,
+            _accepting: tasks.start(Task::Accept(watched)),
+        })
     }
-}
-
-/// One UDP socket.
-pub(crate) struct ControlSocket {
-    fd: AsyncFd<Arc<OwnFd>>,
-    bound: SocketAddr,
-}
-
-/// The control socket that goes with the listener `fd` on `addr`.
-pub(crate) fn bind_for_listener(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<OwnFd> {
-    let only_v6 = addr.is_ipv4()
-        || sys::option(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY).unwrap_or(0) != 0;
-    bind(addr, only_v6)
-}
-
-/// A control socket on the address of a connection whose listener is another's, or inherited.
-pub(crate) fn bind_alone(addr: SocketAddr) -> io::Result<OwnFd> {
-    bind(addr, true)
-}
-
-fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
-    let kind = Type::DGRAM.nonblocking().cloexec();
-    let own = OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))?;
-    let (fd, socket) = (own.raw(), SockRef::from(&own));
-    if addr.is_ipv6() {
-        socket.set_only_v6(only_v6)?;
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
-        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-    } else {
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
-    }
-    if addr.is_ipv4() || !only_v6 {
-        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
-    }
-    // With the privilege for it beyond the limit of the system, else up to that.
-    if sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
-        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
-    }
-    socket.bind(&addr.into())?;
-    Ok(own)
 }
 
 impl Control {
@@ -142,18 +81,18 @@ impl Control {
     }
 
     /// Peers may come to an address from now on.
-    pub(crate) fn serve(&mut self, place: Place, shared: &Rc<Shared>) -> io::Result<()> {
+    pub(crate) fn serve(&mut self, place: Place, tasks: &mut Tasks) -> io::Result<()> {
         let mut bound = place.at;
         bound.set_port(self.ports.control);
         let socket = Rc::new(ControlSocket::new(place.control, bound)?);
-        let listening = place.resume.map(|fd| Listening::begin(fd, shared));
+        let listening = place.resume.map(|fd| Listening::begin(fd, tasks));
         let listening = listening.transpose()?;
-        let receiving = task::spawn_local(serve(socket.clone(), shared.clone()));
+        let receiving = tasks.start(Task::Receive(socket.clone()));
         self.networked |= !place.at.ip().is_loopback();
         self.changed = true;
         self.own.push(Own {
             socket,
-            receiving,
+            _receiving: receiving,
             listening,
         });
         Ok(())
@@ -161,8 +100,8 @@ impl Control {
 
     /// There are flows of IPv6 sockets over IPv4. From now on who resumes over IPv4 gets such a socket, too: it can be made
     /// an IPv4 one afterwards, and not the other way round.
-    pub(crate) fn map_v4(&mut self, shared: &Rc<Shared>) {
-        if std::mem::replace(&mut self.maps, true) {
+    pub(crate) fn map_v4(&mut self, tasks: &mut Tasks) {
+        if mem::replace(&mut self.maps, true) {
             return;
         }
         for own in &mut self.own {
@@ -171,15 +110,15 @@ impl Control {
             let Some(old) = own.listening.as_mut().filter(|_| at.is_ipv4()) else {
                 continue;
             };
-            let new = resume_listener::listen_mapped_instead(&old.listener, at);
-            if let Some(Ok(new)) = new.map(|new| Listening::begin(new, shared)) {
-                std::mem::replace(old, new).task.abort();
+            let new = resume_socket::listen_mapped_instead(&old.listener, at);
+            if let Some(Ok(new)) = new.map(|new| Listening::begin(new, tasks)) {
+                *old = new;
             }
         }
     }
 
     /// The same, unless they may already. Whether they can.
-    pub(crate) fn serve_at(&mut self, addr: SocketAddr, shared: &Rc<Shared>) -> bool {
+    pub(crate) fn serve_at(&mut self, addr: SocketAddr, tasks: &mut Tasks) -> bool {
         let at = without_port(addr);
         if self
             .own
@@ -190,7 +129,7 @@ impl Control {
         }
         let served = match self.own.len() < MOST_OWN {
             true => {
-                Place::open(at, self.ports, self.maps).and_then(|place| self.serve(place, shared))
+                Place::open(at, self.ports, self.maps).and_then(|place| self.serve(place, tasks))
             }
             false => Err(io::Error::other("there are too many addresses")),
         };
@@ -211,14 +150,7 @@ impl Control {
         self.changed = true;
         self.own.retain(|own| {
             let ip = own.socket.bound.ip();
-            let stays = ip.is_loopback() || keep(ip);
-            if !stays {
-                own.receiving.abort();
-                if let Some(listening) = &own.listening {
-                    listening.task.abort();
-                }
-            }
-            stays
+            ip.is_loopback() || keep(ip)
         });
         let mut own = self.own.iter();
         self.networked = own.any(|own| !own.socket.bound.ip().is_loopback());
@@ -252,28 +184,26 @@ impl Control {
     pub(crate) fn outlets(&mut self) -> Option<Vec<(Arc<OwnFd>, SocketAddr)>> {
         let sockets = self.own.iter().map(|own| &own.socket);
         let all = || sockets.map(|s| (s.fd.get_ref().clone(), s.bound)).collect();
-        std::mem::take(&mut self.changed).then(all)
+        mem::take(&mut self.changed).then(all)
     }
 
     /// Takes over the control socket of a listener.
-    pub(crate) fn add(&mut self, addr: SocketAddr, fd: OwnFd, shared: &Rc<Shared>) {
+    pub(crate) fn add(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
         match ControlSocket::new(fd, addr) {
             Ok(socket) => {
                 let socket = Rc::new(socket);
-                let task = task::spawn_local(serve(socket.clone(), shared.clone()));
+                let task = tasks.start(Task::Receive(socket.clone()));
                 self.listeners.insert(addr, (socket, Some(task)));
             }
             Err(e) => self.log.warn(|| format!("control socket on {addr}: {e}")),
         }
     }
 
-    /// Stops serving a listener's address, which is still answered from. The socket is closed when it is
-    /// [forgotten](Self::forget), and what is returned with it has ended.
-    pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, JoinHandle<()>)> {
+    /// Stops serving a listener's address, which is still answered from, once what is returned with it has ended. The
+    /// socket is closed when it is [forgotten](Self::forget).
+    pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, Running)> {
         let (socket, task) = self.listeners.get_mut(&addr)?;
-        let task = task.take()?;
-        task.abort();
-        Some((socket.clone(), task))
+        Some((socket.clone(), task.take()?))
     }
 
     /// Nothing is sent by this socket any more.
@@ -303,14 +233,17 @@ impl Control {
         to: SocketAddr,
         from: SocketAddr,
         data: &[u8],
-        shared: &Rc<Shared>,
+        tasks: &mut Tasks,
     ) {
         let is_there = |aside: &&Aside| is_same_host(aside.socket.bound, from);
         if !self.asides.iter().any(|aside| is_there(&aside)) {
             match aside(from) {
                 Ok(socket) => {
-                    let task = task::spawn_local(serve(socket.clone(), shared.clone()));
-                    self.asides.push(Aside { socket, task });
+                    let receiving = tasks.start(Task::Receive(socket.clone()));
+                    self.asides.push(Aside {
+                        socket,
+                        _receiving: receiving,
+                    });
                 }
                 Err(e) => return self.log.debug(|| format!("no socket on {from}: {e}")),
             }
@@ -328,9 +261,7 @@ impl Control {
 
     /// No answer is waited for any more.
     pub(crate) fn end_asides(&mut self) {
-        for aside in self.asides.drain(..) {
-            aside.task.abort();
-        }
+        self.asides.clear();
     }
 
     /// Whether datagrams to `local` come to a listener's socket of ours.
@@ -346,202 +277,5 @@ impl Control {
             self.listeners.get(&bound)
         };
         exact.or_else(other).map(|(socket, _)| socket)
-    }
-}
-
-/// A socket for [`Control::send_aside`]. Not on a port that a listener may get.
-fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
-    let mut last = io::ErrorKind::AddrInUse.into();
-    for port in quiet_ports().chain(iter::once(0)) {
-        let mut addr = from;
-        addr.set_port(port);
-        match bind(addr, true) {
-            Ok(fd) => return ControlSocket::new(fd, addr).map(Rc::new),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
-            Err(e) => return Err(e),
-        }
-    }
-    Err(last)
-}
-
-/// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
-/// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
-pub(crate) fn answering(
-    bound: impl Iterator<Item = SocketAddr>,
-    from: SocketAddr,
-) -> Option<SocketAddr> {
-    let fitting = bound.filter(|bound| {
-        let family = bound.is_ipv6() || from.is_ipv4();
-        let ip = bound.ip().is_unspecified() || canonical(*bound) == from;
-        bound.port() == from.port() && ip && family
-    });
-    fitting.min_by_key(|bound| bound.is_ipv4() != from.is_ipv4())
-}
-
-impl ControlSocket {
-    fn new(fd: OwnFd, bound: SocketAddr) -> io::Result<Self> {
-        let fd = fds::watch(Arc::new(fd), Interest::READABLE | Interest::ERROR)?;
-        Ok(ControlSocket { fd, bound })
-    }
-
-    /// Takes the next datagram, and does what follows from it.
-    fn receive(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
-        let (from, to, data) = self.take(buf)?;
-        shared.with(|d, now| d.datagram(now, from, to, data));
-        Ok(())
-    }
-
-    /// Takes the next datagram: where it came from, where it was sent, and what it says.
-    fn take<'a>(&self, buf: &'a mut [u8]) -> io::Result<(SocketAddr, SocketAddr, &'a [u8])> {
-        let datagram = udp::recv_datagram(self.fd.get_ref().raw(), buf)?;
-        let from = canonical(datagram.from);
-        let mut to = datagram.to.unwrap_or(self.bound);
-        to.set_port(self.bound.port());
-        let data = buf.get(..datagram.len).unwrap_or_default();
-        Ok((from, canonical(to), data))
-    }
-
-    /// Hands over the datagrams that have come, but not all of a flood.
-    pub(crate) fn take_waiting(&self, mut each: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
-        let mut buf = BUFFER;
-        for _ in 0..MOST_WAITING {
-            match self.take(&mut buf) {
-                Ok((from, to, data)) => each(from, to, data),
-                // A refusal reported once more is no end.
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
-                Err(_) => break,
-            }
-        }
-    }
-
-    /// Takes the next refusal; an error when there is none.
-    fn receive_refusal(&self, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
-        if let Some((to, len)) = udp::recv_refusal(self.fd.get_ref().raw(), buf)? {
-            let quoted = buf.get(..len).unwrap_or_default();
-            shared.with(|d, now| d.endpoint.handle_refused(now, canonical(to), quoted));
-        }
-        Ok(())
-    }
-
-    /// Takes what waits, refusals first, but not all of a flood.
-    pub(crate) fn receive_waiting(&self, shared: &Rc<Shared>) {
-        let mut buf = BUFFER;
-        for _ in 0..MOST_WAITING {
-            if self.receive_refusal(&mut buf, shared).is_err() {
-                break;
-            }
-        }
-        self.receive_up_to(MOST_WAITING, &mut buf, shared);
-    }
-
-    /// Takes what has come before the socket is closed: who is not answered asks again, and that would come to whoever
-    /// has the port then.
-    pub(crate) fn receive_rest(&self, shared: &Rc<Shared>) {
-        self.receive_up_to(MOST_LEFT, &mut { BUFFER }, shared);
-    }
-
-    fn receive_up_to(&self, most: usize, buf: &mut [u8], shared: &Rc<Shared>) {
-        for _ in 0..most {
-            match self.receive(buf, shared) {
-                // A refusal reported once more is no end.
-                Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => break,
-                _ => {}
-            }
-        }
-    }
-
-    fn send(&self, to: SocketAddr, source: Option<SocketAddr>, data: &[u8]) -> io::Result<()> {
-        let of_family = |addr: SocketAddr| match addr {
-            SocketAddr::V4(v4) if self.bound.is_ipv6() => {
-                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
-            }
-            addr => addr,
-        };
-        let (to, source) = (of_family(to), source.map(of_family));
-        let fd = self.fd.get_ref().raw();
-        let send = |source| match udp::send_datagram(fd, data, to, source) {
-            // An earlier datagram's refusal, reported here though it stays in the error queue.
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                udp::send_datagram(fd, data, to, source)
-            }
-            other => other,
-        };
-        match (send(source), source) {
-            // This host has lost the address: from another one it may be of use all the same.
-            (Err(e), Some(_)) if e.kind() != io::ErrorKind::WouldBlock => send(None),
-            (sent, _) => sent,
-        }
-    }
-}
-
-/// For one datagram: longer than any message, so that one that is too long does not look right after
-/// truncation.
-const BUFFER: [u8; wire::MAX_LEN + 1] = [0; wire::MAX_LEN + 1];
-
-/// Receives until aborted.
-async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
-    let mut buf = BUFFER;
-    loop {
-        let Ok(mut guard) = socket.fd.ready(Interest::READABLE | Interest::ERROR).await else {
-            return;
-        };
-        let mut more = false;
-        if guard.ready().is_error() {
-            more = true;
-            for _ in 0..BATCH {
-                if socket.receive_refusal(&mut buf, &shared).is_err() {
-                    guard.clear_ready_matching(Ready::ERROR);
-                    more = false;
-                    break;
-                }
-            }
-        }
-        for n in 0..BATCH {
-            match socket.receive(&mut buf, &shared) {
-                Ok(()) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    guard.clear_ready_matching(Ready::READABLE);
-                    break;
-                }
-                // Somebody has closed it.
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK)) => return,
-                // A refusal reported once more; the error queue has it.
-                Err(_) => {}
-            }
-            more |= n + 1 == BATCH;
-        }
-        drop(guard);
-        if more {
-            task::yield_now().await;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_control_socket_keeps_more_than_the_usual_burst() {
-        let room = |fd| sys::option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap();
-        let ours = bind("127.0.0.1:0".parse().unwrap(), true).unwrap();
-        let usual = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        assert!(room(ours.raw()) > room(usual.as_raw_fd()));
-    }
-
-    #[test]
-    fn each_family_answers_from_its_own_socket() {
-        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
-        let (v4, v6, one) = (addr("0.0.0.0:7"), addr("[::]:7"), addr("10.0.0.1:7"));
-        let choose = |bound: &[SocketAddr], from| answering(bound.iter().copied(), addr(from));
-        // In whichever order the sockets come.
-        for both in [[v4, v6], [v6, v4]] {
-            assert_eq!(choose(&both, "10.0.0.1:7"), Some(v4));
-            assert_eq!(choose(&both, "[fd00::1]:7"), Some(v6));
-        }
-        assert_eq!(choose(&[v6], "10.0.0.1:7"), Some(v6));
-        assert_eq!(choose(&[v4], "[fd00::1]:7"), None);
-        assert_eq!(choose(&[one], "10.0.0.2:7"), None);
-        assert_eq!(choose(&[v4], "10.0.0.1:8"), None);
     }
 }

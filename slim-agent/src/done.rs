@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sys;
-
 const PENDING: u32 = 0;
 const TOLD: u32 = 1;
 const DROPPED: u32 = 2;
@@ -36,7 +34,7 @@ impl Done {
             .0
             .compare_exchange(PENDING, to, Ordering::AcqRel, Ordering::Relaxed);
         if set.is_ok() {
-            sys::futex_wake_all(&self.0);
+            slim_sys::futex_wake_all(&self.0);
         }
     }
 }
@@ -58,7 +56,7 @@ impl Waiter {
             if state != PENDING || left.is_zero() {
                 return state == TOLD;
             }
-            sys::futex_wait(&self.0, PENDING, left);
+            let _ = slim_sys::futex_wait(&self.0, PENDING, Some(left));
         }
     }
 }

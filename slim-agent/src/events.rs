@@ -15,8 +15,8 @@ use slim_core::FlowId;
 use slim_core::config::{Config, LogLevel};
 use slim_core::event::{EscalateReason, Event};
 
-use crate::fds::OwnFd;
 use crate::sys;
+use slim_sys::OwnFd;
 
 /// A pipe that can be written to takes as much (`PIPE_BUF`) without blocking, the end of the line
 /// included.
@@ -58,7 +58,7 @@ impl Log {
             let mut line = format!("slim[{}]: {}", process::id(), text()).into_bytes();
             line.truncate(LONGEST_LINE);
             line.push(b'\n');
-            if sys::takes_a_line(libc::STDERR_FILENO) {
+            if slim_sys::ready(libc::STDERR_FILENO, libc::POLLOUT) != 0 {
                 let _ = sys::write_line(libc::STDERR_FILENO, &line);
             }
         }
@@ -205,7 +205,7 @@ fn open_log(path: &Path) -> io::Result<File> {
         // `/dev/stderr` is one.
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
             let owner = std::fs::symlink_metadata(path)?.uid();
-            if owner == 0 || owner == sys::user() {
+            if owner == 0 || owner == slim_sys::user() {
                 open(0)
             } else {
                 Err(io::Error::other("it is a link that another user has made"))

@@ -66,8 +66,8 @@ pub trait FlowIo: Send + Sync + 'static {
     /// After [`suspend`](Self::suspend): whether no call is inside any more.
     fn idle(&self) -> bool;
 
-    /// Whether the application still has the connection. It may have closed it where the front end does not see it, and the
-    /// peer, which asks about the flow now, is then to believe its kernel.
+    /// Whether the application still has the connection to itself. It may have closed it where the front end does not see it,
+    /// or another process may have used it; the peer, which asks about the flow now, is then to believe its kernel.
     fn is_held(&self) -> bool {
         true
     }
@@ -76,6 +76,16 @@ pub trait FlowIo: Send + Sync + 'static {
     /// and ports.
     fn stands(&self) -> bool {
         true
+    }
+
+    /// The kernel's number of an accepted flow's first connection (`SO_COOKIE`), if that is known.
+    fn connection(&self) -> Option<u64> {
+        None
+    }
+
+    /// For how long that connection has stood, if that is known.
+    fn age(&self) -> Option<Duration> {
+        None
     }
 
     /// Reads the old transport dry into the stash and closes it. After that nothing received can

@@ -8,17 +8,16 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
-use std::sync::PoisonError;
+use std::str;
 use std::time::{Duration, Instant};
-use std::{rc::Rc, str};
 
-use crate::agent::{NEVER, as_agent, canonical};
-use crate::claims::{self, NAME, Note};
-use crate::driver::Driver;
-use crate::fds::OwnFd;
+use crate::claims::{self, NAME};
 use crate::listened::overlap;
-use crate::shared::Shared;
+use crate::notes::Note;
 use crate::sys;
+use slim_core::canonical;
+use slim_sys::OwnFd;
+use slim_sys::as_agent;
 
 /// How long an owner is waited for.
 const LIMIT: Duration = Duration::from_millis(200);
@@ -42,10 +41,8 @@ pub fn ask_for_port(wanted: SocketAddr) -> bool {
 
 fn wait_for_end(link: &OwnFd, until: Instant) {
     let mut note = [0; 64];
-    while sys::readable_within(
-        link.as_raw_fd(),
-        until.saturating_duration_since(Instant::now()),
-    ) {
+    let left = || until.saturating_duration_since(Instant::now());
+    while slim_sys::poll(link.raw(), libc::POLLIN, Some(left())) != 0 {
         match sys::recv(link.as_raw_fd(), &mut note) {
             Ok(0) => return,
             Ok(_) => {}
@@ -75,41 +72,6 @@ fn owners(wanted: SocketAddr) -> Vec<SocketAddr> {
 fn owner(line: &str) -> Option<SocketAddr> {
     let name = line.split_whitespace().last()?.strip_prefix('@')?;
     name.strip_prefix(NAME)?.parse().ok()
-}
-
-impl Driver {
-    /// Another process wants the UDP port of our listener's address `addr`, and may have it. Connections to it are
-    /// plain TCP from now on.
-    pub(crate) fn give_way(&mut self, addr: SocketAddr, shared: &Rc<Shared>) -> bool {
-        let mut listeners = self
-            .listeners
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let Some(count) = listeners.get_mut(&addr) else {
-            return false;
-        };
-        *count = 0;
-        drop(listeners);
-        self.never_again(addr);
-        self.claims.tell_guests(addr, &Note::Given(addr));
-        self.close_listener(addr, None, shared);
-        true
-    }
-
-    /// The control socket of `addr` was given away: we do not become its owner.
-    pub(crate) fn never_again(&mut self, addr: SocketAddr) {
-        let mut elsewhere = self
-            .elsewhere
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        elsewhere.insert(addr, Instant::now().checked_add(NEVER));
-    }
-
-    /// Whether a process of user `user` may have the UDP port of our listener. Without a job key whoever has it could
-    /// answer HELLO in our place.
-    pub(crate) fn may_have(&self, user: Option<libc::uid_t>) -> bool {
-        self.keyed || user.is_some_and(|user| user == 0 || user == sys::user())
-    }
 }
 
 #[cfg(test)]

@@ -20,22 +20,27 @@
 //!
 //! # Map
 //!
+//! From the top to the bottom; arrows of imports go down only, but for those between a module and its own parts.
+//!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `agent`, `command` | the handle that application threads use, and the queue behind it |
-//! | `flow_io` | what a front end does for the agent |
+//! | `agent` | the handle that application threads use |
 //! | `thread` | starting the thread: signals, runtime, sockets |
-//! | `panic` | what is left to do should it ever panic |
-//! | `shared`, `driver` | one mutation of the endpoint after the other, and what follows from each |
-//! | `flows` | suspending, draining, new transports |
-//! | `watch` | flows to look at again: unacknowledged data, closed but undelivered, not idle yet |
-//! | `listeners`, `listened`, `claims` | the application's listeners; those that several processes accept from |
-//! | `control`, `udp` | UDP control sockets, ICMP refusals |
-//! | `resume_io`, `reader`, `pump` | resume connections: messages, then the replay |
-//! | `identity`, `addresses`, `address_watch`, `ports` | who we are, own addresses and their changes, which ports we take |
+//! | `spawn` | starting the tasks that the driver wants |
+//! | `receive`, `resume_listener`, `resume_io`, `link`, `pump`, `links`, `address_watch` | tasks: control messages, resume connections (messages, then the replay), other processes at our listeners, changes of addresses |
+//! | `shared` | how tasks get at the driver, one after the other, and what follows from each |
+//! | `driver` | what the endpoint decides is done, and what happens is told to it: flows, resume connections, listeners, what is to be looked at again |
+//! | `tasks`, `order` | tasks that the driver wants, and what they are to do |
+//! | `control`, `control_socket`, `udp`, `places` | UDP control sockets, ICMP refusals, the addresses where peers come to us |
+//! | `resume_socket`, `reader` | sockets of resume connections, and messages on them |
+//! | `claims`, `neighbour`, `notes`, `connection_at`, `give_way`, `listened` | listeners that several processes accept from |
+//! | `listening`, `short`, `command`, `queue`, `done` | what application threads share with the agent's |
+//! | `panic`, `report`, `memory` | what is left to do should the thread ever panic, or memory run out |
+//! | `flow_io` | what a front end does for the agent |
+//! | `identity`, `addresses`, `netlink`, `ports` | who we are, own addresses, which ports we take |
 //! | `events` | event log and messages for people |
 //! | [`turn`] | seeing to it that the thread runs |
-//! | [`fds`], [`numbers`] | our descriptors, out of the application's way |
+//! | `sys`, `readiness` | what is asked of the kernel, and of the runtime |
 //!
 //! # What it is not
 //!
@@ -47,7 +52,7 @@
 //!
 //! [`Agent`]'s methods may be called from any thread, and from inside hooked socket calls: they
 //! put a command in a queue and return. Every [`FlowIo`] method is called on the agent thread.
-//! While the agent's own code runs, [`Agent::in_agent`] is true, so that a front end that
+//! While the agent's own code runs, [`slim_sys::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
 mod address_watch;
@@ -55,45 +60,49 @@ mod addresses;
 mod agent;
 mod claims;
 mod command;
+mod connection_at;
 mod control;
+mod control_socket;
 mod done;
 mod driver;
 mod events;
 mod flow_io;
-mod flows;
 mod give_way;
 mod identity;
-mod linger;
+mod link;
+mod links;
 mod listened;
-mod listeners;
+mod listening;
 mod mailbox;
 mod memory;
+mod neighbour;
 mod netlink;
+mod notes;
+mod order;
 mod panic;
 mod places;
 mod ports;
 mod pump;
 mod queue;
 mod reader;
-mod reserve;
+mod readiness;
+mod receive;
+mod report;
 mod resume_io;
 mod resume_listener;
+mod resume_socket;
 mod shared;
 mod short;
+mod spawn;
 mod sys;
+mod tasks;
 mod thread;
 mod udp;
-mod watch;
 
-pub mod cancel;
-pub mod fds;
-pub mod limit;
-pub mod numbers;
 pub mod turn;
 
-pub use agent::{Agent, as_agent, is_agent_thread, read_job_key};
+pub use agent::{Agent, read_job_key};
 pub use flow_io::{Drained, FlowIo, Owed, Probe};
 pub use give_way::ask_for_port;
 pub use memory::memory_is_out;
 pub use slim_core::endpoint::{Heard, Opened};
-pub use sys::SignalsBlocked;

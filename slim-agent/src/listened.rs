@@ -8,9 +8,9 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 
-use crate::fds::OwnFd;
 use crate::netlink::{HEADER, first};
 use crate::sys;
+use slim_sys::OwnFd;
 
 /// `SOCK_DIAG_BY_FAMILY`, and the state of a listener, as the kernel numbers them.
 const BY_FAMILY: u16 = 20;
@@ -20,17 +20,29 @@ const QUESTION: usize = 56;
 /// In an answer, behind its header: source port and address.
 const PORT_AT: usize = 4;
 const IP_AT: usize = 8;
+/// And of a listener, how many connections wait to be accepted.
+const QUEUED_AT: usize = 56;
 
 /// Whether anybody in this network namespace listens for TCP connections to `addr`.
 pub(crate) fn is_listened_on(addr: SocketAddr) -> bool {
-    by_asking(addr).unwrap_or_else(|_| by_table(addr))
+    by_asking(addr, |_| true).unwrap_or_else(|_| by_table(addr))
 }
 
-fn by_asking(addr: SocketAddr) -> io::Result<bool> {
+/// Whether no connection waits in the queue of any of those listeners. False if that is not known.
+pub(crate) fn is_queue_empty(addr: SocketAddr) -> bool {
+    let queued = |body: &[u8]| {
+        let n = body.get(QUEUED_AT..).and_then(|n| n.first_chunk());
+        n.is_none_or(|n| u32::from_ne_bytes(*n) > 0)
+    };
+    by_asking(addr, queued).is_ok_and(|queued| !queued)
+}
+
+/// Whether there is a listener for which `fits` holds.
+fn by_asking(addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     let socket = sys::sock_diag()?;
     for family in [libc::AF_INET, libc::AF_INET6] {
         sys::send(socket.raw(), &question(family, addr.port()))?;
-        if answers(&socket, addr)? {
+        if answers(&socket, addr, fits)? {
             return Ok(true);
         }
     }
@@ -54,7 +66,7 @@ fn question(family: i32, port: u16) -> [u8; HEADER + QUESTION] {
 }
 
 /// Reads answers to their end: whether one is of a listener that `addr` concerns.
-fn answers(socket: &OwnFd, addr: SocketAddr) -> io::Result<bool> {
+fn answers(socket: &OwnFd, addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     let mut buf = [0; 8192];
     let mut found = false;
     loop {
@@ -64,7 +76,10 @@ fn answers(socket: &OwnFd, addr: SocketAddr) -> io::Result<bool> {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Ok(found),
                 libc::NLMSG_ERROR => return Err(io::ErrorKind::Unsupported.into()),
-                _ => found |= listener(body).is_some_and(|other| overlap(addr, other)),
+                _ => {
+                    let concerned = listener(body).is_some_and(|other| overlap(addr, other));
+                    found |= concerned && fits(body);
+                }
             }
             rest = next;
         }
@@ -134,8 +149,24 @@ mod tests {
 
     /// By both ways.
     fn both(addr: SocketAddr) -> [bool; 2] {
-        let asked = by_asking(addr).expect("a kernel that answers");
+        let asked = by_asking(addr, |_| true).expect("a kernel that answers");
         [asked, by_table(addr)]
+    }
+
+    #[test]
+    fn what_waits_to_be_accepted_is_seen_even_if_it_has_broken() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        assert!(is_queue_empty(at));
+        let near = std::net::TcpStream::connect(at).unwrap();
+        assert!(!is_queue_empty(at));
+        socket2::SockRef::from(&near)
+            .set_linger(Some(std::time::Duration::ZERO))
+            .unwrap();
+        drop(near);
+        assert!(!is_queue_empty(at));
+        drop(listener.accept().unwrap());
+        assert!(is_queue_empty(at));
     }
 
     #[test]
@@ -178,7 +209,7 @@ mod tests {
         let all: Vec<_> = others.chain([first]).collect();
         assert!(all.len() > 150, "another has the port");
         for listener in &all {
-            assert!(by_asking(listener.local_addr().unwrap()).unwrap());
+            assert!(by_asking(listener.local_addr().unwrap(), |_| true).unwrap());
         }
     }
 
@@ -193,7 +224,7 @@ mod tests {
         };
         let (mut asked, mut read) = (Duration::MAX, Duration::MAX);
         for _ in 0..20 {
-            asked = asked.min(took(&|| by_asking(addr).unwrap()));
+            asked = asked.min(took(&|| by_asking(addr, |_| true).unwrap()));
             read = read.min(took(&|| by_table(addr)));
         }
         assert!(asked * 3 < read, "{asked:?}, by the table {read:?}");

@@ -3,8 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-use crate::fds::Mark;
-use crate::sys;
+use slim_sys::fds::Mark;
 
 static IS_OUT: AtomicBool = AtomicBool::new(false);
 /// Wakes the agent thread.
@@ -17,7 +16,7 @@ pub fn memory_is_out() {
     if !IS_OUT.swap(true, Ordering::SeqCst) {
         let wake = WAKE.load(Ordering::SeqCst);
         if Mark::WAKE.is_on(wake) {
-            sys::eventfd_wake(wake);
+            slim_sys::signal_eventfd(wake);
         }
     }
 }

@@ -22,8 +22,8 @@ use slim_core::{FlowToken, Verdict};
 use crate::FlowIo;
 use crate::command::{Command, Receiver};
 use crate::events::{self, Log};
-use crate::fds;
-use crate::thread::Report;
+use crate::readiness;
+use crate::report::Report;
 
 thread_local! {
     static SURVIVOR: RefCell<Option<Rc<Survivor>>> = const { RefCell::new(None) };
@@ -137,7 +137,7 @@ impl Survivor {
         // For the case that it happened while starting.
         self.started.answer(Err(io::Error::other("internal error")));
         if !lost {
-            fds::shut_watched();
+            readiness::shut_watched();
         }
         let away = self.away.try_borrow_mut();
         let mut away = away.map(|mut a| mem::take(&mut *a)).unwrap_or_default();

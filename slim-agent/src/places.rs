@@ -12,19 +12,14 @@
 use std::io;
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::rc::Rc;
 
-use slim_core::wire::MAX_ADDRS;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::address_watch::Addresses;
-use crate::control;
-use crate::driver::Driver;
-use crate::fds::OwnFd;
+use crate::control_socket::bind_alone;
 use crate::ports::{on_one_port, quiet_ports};
-use crate::resume_listener;
-use crate::shared::Shared;
+use crate::resume_socket;
 use crate::sys;
+use slim_sys::OwnFd;
 
 /// How often ports are drawn.
 const TRIES: usize = 16;
@@ -58,12 +53,12 @@ impl Place {
         };
         Ok(Place {
             at,
-            control: control::bind_alone(with(ports.control))?,
+            control: bind_alone(with(ports.control))?,
             resume: match maps && at.is_ipv4() {
-                true => resume_listener::listen(with(ports.resume), true).ok(),
+                true => resume_socket::listen(with(ports.resume), true).ok(),
                 false => None,
             }
-            .or_else(|| resume_listener::listen(with(ports.resume), false).ok()),
+            .or_else(|| resume_socket::listen(with(ports.resume), false).ok()),
         })
     }
 }
@@ -73,8 +68,8 @@ pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..TRIES {
         let ports = Ports {
-            control: on_one_port(quiet_ports(), control::bind_alone)?.1,
-            resume: on_one_port(iter::empty(), resume_listener::bind)?.1,
+            control: on_one_port(quiet_ports(), bind_alone)?.1,
+            resume: on_one_port(iter::empty(), resume_socket::bind)?.1,
         };
         match on_loopback(ports) {
             Ok(places) => return Ok((ports, places)),
@@ -108,54 +103,6 @@ fn is_none_of_ours(e: &io::Error) -> bool {
         e.raw_os_error(),
         Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT)
     )
-}
-
-impl Driver {
-    /// A flow has this address; false if peers cannot come there. They would take the process for dead, since its host
-    /// refuses what they ask.
-    pub(crate) fn serve_at(&mut self, local: SocketAddr, shared: &Rc<Shared>) -> bool {
-        let was_networked = self.control.is_networked();
-        let served = self.control.serve_at(local, shared);
-        if !was_networked && self.control.is_networked() {
-            self.serve_announced(shared);
-        }
-        served
-    }
-
-    /// Peers on other hosts may come to any address that they are told, and are told no other.
-    fn serve_announced(&mut self, shared: &Rc<Shared>) {
-        let (mut announced, networks) = self.addresses.clone();
-        announced.truncate(MAX_ADDRS);
-        announced.retain(|ip| self.control.serve_at(SocketAddr::new(*ip, 0), shared));
-        let others = self.addresses.0.iter().skip(MAX_ADDRS);
-        announced.extend(others);
-        self.endpoint.set_addrs(announced, networks);
-    }
-
-    /// These are our addresses now.
-    pub(crate) fn set_addresses(&mut self, addresses: Addresses, shared: &Rc<Shared>) {
-        if self.addresses != addresses {
-            self.log
-                .info(|| format!("own addresses are now {:?}", addresses.0));
-            self.addresses.clone_from(&addresses);
-            self.endpoint.set_addrs(addresses.0, addresses.1);
-            let (endpoint, announced) = (&self.endpoint, &self.addresses.0);
-            if self.control.is_networked() {
-                let has =
-                    |ip: IpAddr| announced.contains(&ip) || endpoint.has_flow_at(|at| at == ip);
-                self.control.leave(has);
-                self.serve_announced(shared);
-            }
-        }
-    }
-
-    /// No flow is left that peers on other hosts could come for, nor anything that they could ask about.
-    pub(crate) fn leave_unused(&mut self) {
-        let elsewhere = |ip: IpAddr| !ip.is_loopback();
-        if self.control.is_networked() && !self.endpoint.has_flow_at(elsewhere) {
-            self.control.leave(|_| false);
-        }
-    }
 }
 
 /// Where the kernel would send from. Nothing is sent.

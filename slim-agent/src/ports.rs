@@ -6,8 +6,8 @@ use std::iter;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
-use crate::fds::OwnFd;
 use crate::sys;
+use slim_sys::OwnFd;
 
 /// How often a port is drawn that must be free for both address families.
 const TRIES: usize = 16;

@@ -18,9 +18,10 @@ use tokio::select;
 use tokio::task;
 
 use crate::FlowIo;
-use crate::fds;
+use crate::link::Link;
 use crate::mailbox::Ended;
-use crate::resume_io::{Install, Link, Order};
+use crate::order::{Install, Order};
+use crate::readiness;
 use crate::shared::Shared;
 use crate::sys;
 
@@ -158,7 +159,7 @@ fn write_some(link: &Link, install: &Install, progress: &mut Progress) -> io::Re
     });
     match outcome {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-            fds::forget_ready(&link.fd, Interest::WRITABLE);
+            readiness::forget_ready(&link.fd, Interest::WRITABLE);
         }
         Err(e) if e.kind() != io::ErrorKind::Interrupted => return Err(e),
         _ => {}
@@ -178,7 +179,7 @@ fn read_some(link: &Link, install: &Install, progress: &mut Progress) -> io::Res
                 progress.left -= n as u64;
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                fds::forget_ready(&link.fd, Interest::READABLE);
+                readiness::forget_ready(&link.fd, Interest::READABLE);
                 break;
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -9,76 +9,28 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use slim_core::{ConnId, FlowToken};
-use socket2::{Domain, SockRef, Socket, Type};
+use slim_core::ConnId;
+use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
 
 use crate::FlowIo;
-use crate::fds::{self, OwnFd};
+use crate::link::Link;
 use crate::mailbox::{Ended, Receiver};
+use crate::order::{Install, Order};
 use crate::pump;
-use crate::reader::{Read, Reader};
-use crate::reserve::{self, For};
+use crate::reader::Read;
+use crate::readiness;
+use crate::resume_socket::{mapped, new_stream, set_nodelay, stream_kind, watch};
 use crate::shared::Shared;
 use crate::sys;
+use slim_sys::reserve::{self, For};
+use slim_sys::{OwnFd, fds};
 
 /// Descriptors that connecting leaves for accepting. The peer may be as short of them as we are;
 /// were all spent on connecting, both would wait to be accepted for ever.
 const FOR_ACCEPTING: usize = 8;
-
-/// What the driver wants of a connection's task. Orders are carried out in turn.
-pub(crate) enum Order {
-    /// Write this message.
-    Send(Vec<u8>),
-    /// Hand in what is there to be read, then say so.
-    Flush,
-    /// Become the flow's transport.
-    Install(Install),
-    /// Stop the replay; keep what came.
-    Stop,
-    /// Read everything that is there for the flow, and close.
-    Drain,
-}
-
-/// What a connection needs to become a flow's transport.
-pub(crate) struct Install {
-    pub(crate) token: FlowToken,
-    pub(crate) io: Arc<dyn FlowIo>,
-    /// Where the replay begins, and where it ends.
-    pub(crate) peer_received: u64,
-    pub(crate) sent: u64,
-    /// Bytes that the peer replays.
-    pub(crate) expected: u64,
-}
-
-pub(crate) fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
-    new_stream(Domain::for_address(addr))
-}
-
-/// An IPv6 socket for IPv4.
-pub(crate) fn mapping_stream() -> io::Result<OwnFd> {
-    let fd = new_stream(Domain::IPV6)?;
-    SockRef::from(&fd).set_only_v6(false)?;
-    Ok(fd)
-}
-
-fn new_stream(domain: Domain) -> io::Result<OwnFd> {
-    OwnFd::make(|| Socket::new_raw(domain, stream_kind(), None))
-}
-
-fn stream_kind() -> Type {
-    Type::STREAM.nonblocking().cloexec()
-}
-
-/// The address as IPv6 sockets have it.
-pub(crate) fn mapped(addr: SocketAddr) -> SocketAddr {
-    match addr.ip() {
-        IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
-        IpAddr::V6(_) => addr,
-    }
-}
 
 /// Connects, and then converses.
 pub(crate) async fn outgoing(
@@ -172,48 +124,16 @@ fn stream_for_flow(domain: Domain, shared: &Shared) -> io::Result<OwnFd> {
     };
     match made.filter(|fd| fds::are_left(fd, FOR_ACCEPTING)) {
         Some(fd) => Ok(fd),
-        None => reserve::make(For::Connecting, || {
-            Socket::new_raw(domain, stream_kind(), None)
+        None => OwnFd::make(|| {
+            reserve::in_need(For::Connecting, || {
+                Socket::new_raw(domain, stream_kind(), None)
+            })
         }),
     }
 }
 
-pub(crate) fn set_nodelay(fd: &OwnFd) -> io::Result<()> {
-    sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
-}
-
-pub(crate) fn watch(fd: OwnFd) -> io::Result<AsyncFd<OwnFd>> {
-    fds::watch(fd, Interest::READABLE | Interest::WRITABLE)
-}
-
 fn errno_of(e: &io::Error) -> i32 {
     e.raw_os_error().unwrap_or(libc::EIO)
-}
-
-/// A connection and its task's tools.
-pub(crate) struct Link {
-    pub(crate) conn: ConnId,
-    pub(crate) fd: AsyncFd<OwnFd>,
-    /// After `fd`: fields are dropped in order.
-    _freed: Freed,
-    pub(crate) orders: Receiver<Order>,
-    pub(crate) shared: Rc<Shared>,
-    /// An IPv6 socket with an IPv4 connection. Flows of IPv4 sockets have it converted.
-    pub(crate) unmaps: bool,
-    reader: Reader,
-    /// There may be something to read.
-    readable: bool,
-    /// A `Flush` is to be answered.
-    flushing: bool,
-}
-
-/// Lets those know who wait for a descriptor.
-struct Freed(Rc<Shared>);
-
-impl Drop for Freed {
-    fn drop(&mut self) {
-        self.0.descriptor_freed();
-    }
 }
 
 /// What follows from an order.
@@ -224,25 +144,6 @@ enum Next {
 }
 
 impl Link {
-    pub(crate) fn new(
-        conn: ConnId,
-        fd: AsyncFd<OwnFd>,
-        orders: Receiver<Order>,
-        shared: Rc<Shared>,
-    ) -> Self {
-        Link {
-            conn,
-            fd,
-            _freed: Freed(shared.clone()),
-            orders,
-            shared,
-            unmaps: false,
-            reader: Reader::new(conn.is_incoming()),
-            readable: false,
-            flushing: false,
-        }
-    }
-
     /// Waits until the connection is made; false if nobody wants it any more.
     async fn established(&mut self) -> io::Result<bool> {
         select! {
@@ -322,7 +223,7 @@ impl Link {
 
     fn wait_for_more(&mut self) {
         self.readable = false;
-        fds::forget_ready(&self.fd, Interest::READABLE);
+        readiness::forget_ready(&self.fd, Interest::READABLE);
     }
 
     /// Sleeps until there is an order or something to read.

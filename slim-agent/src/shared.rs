@@ -12,17 +12,18 @@ use slim_core::Time;
 use tokio::io::unix::AsyncFd;
 use tokio::select;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::{task, time};
 
 use crate::command::Receiver;
 use crate::control::Control;
 use crate::driver::Driver;
-use crate::fds::OwnFd;
 use crate::memory;
 use crate::panic;
-use crate::reserve;
-use crate::sys;
+use crate::tasks::Task;
 use crate::turn;
+use slim_sys::OwnFd;
+use slim_sys::reserve;
 
 /// A deadline that has passed already is looked at again after this long, should the endpoint not
 /// have moved it: a mistake there must not make the process spin.
@@ -33,6 +34,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const FILL: Duration = Duration::from_millis(100);
 /// Commands taken in a row before everybody else gets a turn.
 const MOST_COMMANDS: usize = 4096;
+
+/// Starts a task.
+pub(crate) type Spawn = fn(&Rc<Shared>, Task) -> JoinHandle<()>;
 
 /// What every task of the agent thread holds.
 pub(crate) struct Shared {
@@ -45,8 +49,8 @@ pub(crate) struct Shared {
     starved: Cell<u32>,
     /// Tells them that one may be free.
     maybe_free: Notify,
-    /// The thread is to end.
-    retired: Cell<bool>,
+    /// Starts a task that the driver wants.
+    spawn: Spawn,
     /// A task looks at this thread's own descriptors.
     looks: Cell<bool>,
     /// When the reserve was last looked after.
@@ -60,6 +64,7 @@ impl Shared {
         driver: Driver,
         commands: AsyncFd<Rc<Receiver>>,
         alarm: AsyncFd<OwnFd>,
+        spawn: Spawn,
     ) -> Self {
         Shared {
             driver: RefCell::new(driver),
@@ -68,7 +73,7 @@ impl Shared {
             armed: Cell::new(None),
             starved: Cell::new(0),
             maybe_free: Notify::new(),
-            retired: Cell::new(false),
+            spawn,
             looks: Cell::new(false),
             filled: Cell::new(Instant::now()),
             scratch: RefCell::default(),
@@ -77,14 +82,6 @@ impl Shared {
 
     /// Lets `f` tell the endpoint something, and does what follows from it.
     pub(crate) fn with<R>(self: &Rc<Self>, f: impl FnOnce(&mut Driver, Time) -> R) -> R {
-        self.with_self(|d, now, _| f(d, now))
-    }
-
-    /// As [`with`](Self::with), for closures that start tasks.
-    pub(crate) fn with_self<R>(
-        self: &Rc<Self>,
-        f: impl FnOnce(&mut Driver, Time, &Rc<Self>) -> R,
-    ) -> R {
         // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
         // called from inside (`Endpoint`, `FlowIo`) has this object.
         let mut driver = self.driver.borrow_mut();
@@ -94,9 +91,10 @@ impl Shared {
         let now = driver.now();
         driver.take_mail(now);
         driver.endpoint.tell_seen(now);
-        driver.settle(self);
-        let result = f(&mut driver, now, self);
-        driver.settle(self);
+        driver.settle();
+        let result = f(&mut driver, now);
+        driver.settle();
+        driver.tasks.drain(|task| (self.spawn)(self, task));
         if driver.survivor.any_away() {
             turn::want();
             self.look_at_own();
@@ -144,13 +142,13 @@ impl Shared {
 
     /// The thread is to end.
     pub(crate) fn retire(&self) {
-        self.retired.set(true);
+        self.driver.borrow_mut().retired = true;
         self.commands.get_ref().wake();
     }
 
     /// Whether it is.
     pub(crate) fn is_retired(&self) -> bool {
-        self.retired.get()
+        self.driver.borrow().retired
     }
 
     /// A descriptor was closed.
@@ -176,14 +174,18 @@ impl Shared {
             let Some(command) = self.commands.get_ref().next() else {
                 break;
             };
-            driver.command(driver.now(), command, self);
-            driver.settle(self);
+            driver.command(driver.now(), command);
+            driver.settle();
             taken += 1;
             if taken == MOST_COMMANDS {
                 // The rest has its turn right after everybody else's.
                 self.commands.get_ref().wake();
                 break;
             }
+        }
+        if driver.retired {
+            // Whoever looks for it may not be the one who has taken the command.
+            self.commands.get_ref().wake();
         }
     }
 
@@ -214,7 +216,7 @@ impl Shared {
         let soon = |armed: Time| next.is_some_and(|next| armed <= next);
         if !self.armed.get().is_some_and(soon) && self.armed.replace(next) != next {
             let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));
-            sys::timerfd_set(self.alarm.get_ref().raw(), delay);
+            slim_sys::set_timerfd(self.alarm.get_ref().raw(), delay);
         }
     }
 }

@@ -12,14 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use slim_core::endpoint::{Opened, Pairs};
-use slim_core::{Time, wire};
+use slim_core::{Time, canonical, wire};
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::agent::canonical;
-use crate::control::RECEIVE_BUFFER;
-use crate::fds::{Mark, OwnFd};
 use crate::sys;
-use crate::udp;
+use crate::udp::{self, RECEIVE_BUFFER};
+use slim_sys::OwnFd;
+use slim_sys::fds::Mark;
 
 /// Datagrams taken from a mailbox in a row.
 const MOST: usize = 256;
@@ -51,8 +50,14 @@ pub(crate) struct Short {
     in_use: AtomicBool,
 }
 
+impl Default for Short {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Short {
-    pub(crate) fn new() -> Self {
+    fn new() -> Self {
         Short {
             origin: Instant::now(),
             pairs: OnceLock::new(),

@@ -15,20 +15,24 @@ use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
 use crate::address_watch;
-use crate::agent::{Elsewhere, Listeners, as_agent, be_agent_thread, during};
 use crate::command::Receiver;
 use crate::control::Control;
-use crate::done::{self, Done};
+use crate::done;
 use crate::driver::Driver;
 use crate::events::{self, Log};
-use crate::fds::{self, OwnFd};
+use crate::listening::Together;
 use crate::panic::Survivor;
 use crate::places::{self, Place, Ports};
-use crate::reserve;
+use crate::readiness;
+use crate::receive::receive_waiting;
+use crate::report::Report;
 use crate::shared::Shared;
-use crate::short::Short;
-use crate::sys;
+use crate::spawn;
+use crate::sys::during;
 use crate::turn;
+use slim_sys::OwnFd;
+use slim_sys::reserve;
+use slim_sys::{as_agent, be_agent_thread};
 
 /// Besides what the C library needs. Address space, not memory: pages are touched as needed.
 const STACK: usize = 512 * 1024;
@@ -43,18 +47,15 @@ pub(crate) fn wait_for_end(limit: Duration) -> bool {
     let begun = Instant::now();
     let thread = THREAD.load(Ordering::Acquire);
     loop {
-        if !sys::is_thread(thread) {
+        if !slim_sys::thread_lives(thread) {
             return true;
         }
         if begun.elapsed() > limit {
             return false;
         }
-        sys::nap(Duration::from_micros(50));
+        slim_sys::nap(Duration::from_micros(50));
     }
 }
-
-/// What the thread shares with those of the application.
-pub(crate) type Together = (Arc<Listeners>, Arc<Elsewhere>, Arc<Short>);
 
 /// Everything that can fail for want of resources is created in the caller, or reported to it.
 struct Parts {
@@ -64,24 +65,6 @@ struct Parts {
     places: Vec<Place>,
     alarm: OwnFd,
     seed: [u8; 40],
-}
-
-/// Tells the starting thread what became of the start. The first word counts.
-///
-/// A channel of the standard library's would leave memory of libc's `malloc` behind in the starting thread.
-pub(crate) struct Report {
-    outcome: Arc<Mutex<Option<io::Result<()>>>>,
-    done: Done,
-}
-
-impl Report {
-    /// The starting thread may have been cancelled; then nobody wants to know.
-    pub(crate) fn answer(&self, outcome: io::Result<()>) {
-        let mut said = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
-        said.get_or_insert(outcome);
-        drop(said);
-        self.done.tell();
-    }
 }
 
 /// Creates the process-wide sockets and starts the thread; returns once it is at work.
@@ -94,19 +77,16 @@ pub(crate) fn start(config: Config, commands: Receiver, shared: Together) -> io:
         shared,
         ports,
         places,
-        alarm: sys::timerfd().map_err(during("create a timer"))?,
+        alarm: slim_sys::timerfd().map_err(during("create a timer"))?,
         seed,
     };
     let outcome = Arc::<Mutex<Option<io::Result<()>>>>::default();
     let (done, answered) = done::done();
-    let report = Report {
-        outcome: outcome.clone(),
-        done,
-    };
-    let blocked = sys::SignalsBlocked::new();
+    let report = Report::new(outcome.clone(), done);
+    let blocked = slim_sys::SignalsBlocked::new();
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
-        .stack_size(sys::stack_size(STACK))
+        .stack_size(slim_sys::stack_size(STACK))
         .spawn(move || as_agent(|| run(parts, commands, report)));
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
@@ -119,7 +99,7 @@ pub(crate) fn start(config: Config, commands: Receiver, shared: Together) -> io:
 fn run(parts: Parts, commands: Receiver, report: Report) {
     let report = Rc::new(report);
     be_agent_thread();
-    THREAD.store(sys::thread(), Ordering::Release);
+    THREAD.store(slim_sys::tid(), Ordering::Release);
     turn::take_own();
     let commands = Rc::new(commands);
     let survivor = Survivor::prepare(
@@ -157,9 +137,9 @@ fn assemble(
 ) -> io::Result<Rc<Shared>> {
     let register = during("watch a descriptor");
     let soon = Soon(commands.clone());
-    let soon = fds::watch(soon, Interest::READABLE).map_err(&register)?;
-    let commands = fds::watch(commands, Interest::READABLE).map_err(&register)?;
-    let alarm = fds::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
+    let soon = readiness::watch(soon, Interest::READABLE).map_err(&register)?;
+    let commands = readiness::watch(commands, Interest::READABLE).map_err(&register)?;
+    let alarm = readiness::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
     let driver = Driver::new(
         parts.config,
         parts.ports,
@@ -167,10 +147,10 @@ fn assemble(
         survivor,
         &parts.seed,
     );
-    let shared = Rc::new(Shared::new(driver, commands, alarm));
+    let shared = Rc::new(Shared::new(driver, commands, alarm, spawn::spawn));
     let mut places = parts.places.into_iter();
     shared
-        .with_self(|d, _, shared| places.try_for_each(|place| d.control.serve(place, shared)))
+        .with(|d, _| places.try_for_each(|place| d.control.serve(place, &mut d.tasks)))
         .map_err(&register)?;
     address_watch::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
@@ -188,7 +168,7 @@ async fn obey(shared: Rc<Shared>) {
         if shared.is_retired() {
             reserve::end();
             // What is not closed with the tasks is of no use to anybody.
-            return fds::shut_watched();
+            return readiness::shut_watched();
         }
     }
 }
@@ -221,13 +201,13 @@ async fn obey_soon(soon: AsyncFd<Soon>, shared: Rc<Shared>) {
 /// Lets the driver know when the time that it waits for has come.
 async fn keep_time(shared: Rc<Shared>) {
     while let Ok(mut guard) = shared.alarm().readable().await {
-        sys::eventfd_clear(shared.alarm().get_ref().raw());
+        slim_sys::reset_eventfd(shared.alarm().get_ref().raw());
         guard.clear_ready();
         drop(guard);
         shared.alarm_fired();
         // This thread may have had no turn since long before the deadline. What came until then was in time.
         for socket in shared.with_control(Control::all) {
-            socket.receive_waiting(&shared);
+            receive_waiting(&socket, &shared);
         }
         shared.with(|d, now| d.on_time(now));
     }

@@ -8,8 +8,6 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::sys;
-
 /// How long the agent may have done nothing before a thread gives way, in nanoseconds, and for how long.
 const STARVED: u64 = 1_000_000;
 const NAP: Duration = Duration::from_micros(100);
@@ -37,14 +35,14 @@ pub fn is_wanted() -> bool {
 /// the agent from running.
 #[cold]
 pub fn give_way() {
-    let (beat, now) = (BEATS.load(Ordering::Relaxed), sys::now());
+    let (beat, now) = (BEATS.load(Ordering::Relaxed), slim_sys::now());
     if SEEN.swap(beat, Ordering::Relaxed) != beat {
         SINCE.store(now, Ordering::Relaxed);
     } else if now.saturating_sub(SINCE.load(Ordering::Relaxed)) > STARVED {
-        if sys::is_real_time() {
-            sys::nap(NAP);
+        if slim_sys::is_real_time() {
+            slim_sys::nap(NAP);
         }
-        SINCE.store(sys::now(), Ordering::Relaxed);
+        SINCE.store(slim_sys::now(), Ordering::Relaxed);
     }
 }
 
@@ -57,6 +55,6 @@ pub(crate) fn begin() {
 /// By the agent's thread, which begins with what the thread has that started it: all processors of the process, and with a
 /// real-time policy a higher priority, or for want of the right to it the usual policy.
 pub(crate) fn take_own() {
-    sys::use_all_processors();
-    sys::leave_real_time();
+    slim_sys::use_all_processors();
+    slim_sys::leave_real_time();
 }

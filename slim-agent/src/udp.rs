@@ -8,6 +8,10 @@ use std::os::fd::RawFd;
 use libc::{c_int, c_void, cmsghdr, msghdr};
 use socket2::SockAddr;
 
+/// Receive buffer of a control socket, if we may have as much: thousands of flows may be opened, or
+/// break, at once, and each asks. Memory is used only while datagrams wait.
+pub(crate) const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
+
 /// Room for the control data we ask for: destination address, or an error with its sender.
 const CONTROL_LEN: usize = 256;
 
@@ -257,7 +261,7 @@ fn attach<T: Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::bind_alone;
+    use crate::control_socket::bind_alone;
     use std::net::{Ipv4Addr, UdpSocket};
 
     #[test]

@@ -6,8 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, Server};
-use slim_agent::{Agent, fds};
+use slim_agent::Agent;
 use slim_core::config::Config;
+use slim_sys::fds;
 
 const LIMIT: u64 = 148;
 const FLOWS: usize = 50;

@@ -11,8 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, Server};
-use slim_agent::{Agent, numbers};
+use slim_agent::Agent;
 use slim_core::config::Config;
+use slim_sys::numbers;
 
 const RESUMES: u32 = 200;
 

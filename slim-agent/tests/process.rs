@@ -10,8 +10,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::Server;
-use slim_agent::{Agent, as_agent, fds};
+use slim_agent::Agent;
 use slim_core::config::Config;
+use slim_sys::{as_agent, fds, in_agent};
 
 fn open_fds() -> Vec<RawFd> {
     let dir = fs::read_dir("/proc/self/fd").unwrap();
@@ -52,8 +53,8 @@ fn sleeps() -> u64 {
 
 #[test]
 fn the_agent_is_a_quiet_guest() {
-    assert!(!Agent::in_agent());
-    assert!(as_agent(Agent::in_agent) && !Agent::in_agent());
+    assert!(!slim_sys::in_agent());
+    assert!(as_agent(in_agent) && !in_agent());
 
     let before = open_fds();
     let begun = Instant::now();

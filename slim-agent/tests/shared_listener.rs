@@ -85,9 +85,24 @@ fn end(pid: libc::pid_t) {
     }
 }
 
+/// A worker accepts a connection and resets it before the owner has the HELLO for it.
+fn who_comes_late_is_answered(client: &Agent) {
+    let server = Server::start(Config::default());
+    let worker = Agent::start(Config::default()).unwrap();
+    let near = TcpStream::connect(server.addr()).unwrap();
+    let far = server.listener.accept().unwrap().0;
+    // The connection stands until the client has an agent, too.
+    let _stands = far.try_clone().unwrap();
+    Stream::new(&worker, Role::Acceptor, far).reset();
+    thread::sleep(Duration::from_millis(100));
+    let near = Stream::new(client, Role::Connector, near);
+    near.wait("plain", Duration::from_millis(500), |s| s.legacy.is_some());
+}
+
 #[test]
 fn workers_share_a_listener() {
     let client = Agent::start(Config::default()).unwrap();
+    who_comes_late_is_answered(&client);
     workers_share(&client, false);
     // SAFETY: always succeeds.
     if unsafe { libc::geteuid() } == 0 {

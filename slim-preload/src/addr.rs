@@ -31,7 +31,8 @@ impl RawAddr {
 
     fn asked(nr: c_long, fd: c_int) -> Option<Self> {
         let mut a = Self::room();
-        sys::name_of(nr, fd, a.as_mut_ptr(), &mut a.len).ok()?;
+        // SAFETY: the storage has room for its length.
+        unsafe { sys::name_of(nr, fd, a.as_mut_ptr(), &mut a.len) }.ok()?;
         Some(a)
     }
 

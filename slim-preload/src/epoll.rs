@@ -3,14 +3,16 @@
 //! The kernel keys a registration by file *and* number, so every swap of a transport loses it. The mirror
 //! holds what the application registered; [`Instance::detach`] and [`Instance::attach`] frame each swap.
 
+mod closed;
 mod unseen;
 
 use crate::flow::{Ctl, Flow, Mode};
-use crate::lock::{Guard, Lock, Undisturbed};
 use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{rings, runtime, sys};
+pub use closed::{drop_closed, is_closed, keep_closed, take_back};
 use libc::{c_int, epoll_event};
+use slim_sys::lock::{Guard, Lock, Undisturbed};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 use unseen::registered;
@@ -34,6 +36,10 @@ struct Registration {
     attached: bool,
     /// An event was taken from the kernel and not given to the application: EPOLLONESHOT is still armed.
     keep_armed: bool,
+    /// The application's number, which it has closed: the registration hangs on a number of ours.
+    closed: Option<c_int>,
+    /// The file that it was not attached to, see [`Instance::attach`].
+    left_out: Option<u64>,
 }
 
 static INSTANCES: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
@@ -148,6 +154,15 @@ pub fn control(
     }
 }
 
+/// A copy of the file under `fd`, which is about to be closed, stays with us: the kernel would go on to report its events.
+pub fn outlived(fd: c_int, instances: &[&'static Instance]) {
+    if any_unseen() {
+        INSTANCES.with(|all| all.iter().for_each(|i| i.unregister(fd)));
+    } else {
+        instances.iter().for_each(|i| i.unregister(fd));
+    }
+}
+
 /// Whether the kernel takes this combination of events (epoll_ctl(2), EPOLLEXCLUSIVE).
 fn is_allowed(op: c_int, event: epoll_event) -> bool {
     let with_exclusive = libc::EPOLLIN
@@ -160,6 +175,13 @@ fn is_allowed(op: c_int, event: epoll_event) -> bool {
     let events = event.events;
     events & libc::EPOLLEXCLUSIVE as u32 == 0
         || (op == libc::EPOLL_CTL_ADD && events & !(with_exclusive as u32) == 0)
+}
+
+/// Whether a registration reports nothing until it is armed again.
+fn has_fired(events: u32) -> bool {
+    let how =
+        (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
+    events & libc::EPOLLONESHOT as u32 != 0 && events & !how == 0
 }
 
 impl Instance {
@@ -215,12 +237,14 @@ impl Instance {
     ) -> c_int {
         let mut mirror = self.lock();
         let known = mirror.registered.contains_key(&fd);
+        let left_out = mirror.registered.get(&fd).and_then(|r| r.left_out);
+        let left_out = present && left_out.is_some() && left_out == sys::identity(fd);
         // The kernel would read it first.
         let bad = || {
             op != libc::EPOLL_CTL_DEL && !sys::is_readable(event.cast(), size_of::<epoll_event>())
         };
         let refused = match op {
-            _ if present => {
+            _ if present && !left_out => {
                 let r = real();
                 if r != 0 {
                     return r;
@@ -256,8 +280,13 @@ impl Instance {
                     data: e.u64,
                     attached: present,
                     keep_armed: false,
+                    closed: None,
+                    left_out: None,
                 };
                 mirror.registered.insert(fd, r);
+                if left_out {
+                    let _ = mirror.ctl(libc::EPOLL_CTL_ADD, fd, r);
+                }
             }
             None => {
                 mirror.registered.remove(&fd);
@@ -296,11 +325,7 @@ impl Instance {
         let Some(mut r) = mirror.registered.get(&fd).copied().filter(|r| r.attached) else {
             return;
         };
-        if r.events & libc::EPOLLONESHOT as u32 != 0 && !std::mem::take(&mut r.keep_armed) {
-            r.events = mirror.kernel_events(fd).unwrap_or(r.events);
-        }
-        r.attached = false;
-        if mirror.ctl(libc::EPOLL_CTL_DEL, fd, r).is_ok() {
+        if mirror.take_out(fd, &mut r) {
             mirror.registered.insert(fd, r);
         } else {
             // Of an earlier file with this number, which took its registration along.
@@ -308,20 +333,75 @@ impl Instance {
         }
     }
 
-    /// After another file came under `fd`: registers it again, which also re-arms edge triggers.
+    /// A registration goes from one number of a flow to another, under which the same file is; false if there is none.
+    /// `closed` is the number by which the application made it, if it has closed that.
+    pub fn rename(&self, from: c_int, to: c_int, closed: Option<c_int>) -> bool {
+        let mut mirror = self.lock();
+        let Some(mut r) = mirror.registered.remove(&from) else {
+            return false;
+        };
+        r.closed = closed;
+        if r.attached {
+            if !mirror.take_out(from, &mut r) {
+                return false;
+            }
+            r.attached = mirror.ctl(libc::EPOLL_CTL_ADD, to, r).is_ok();
+        }
+        mirror.registered.insert(to, r);
+        true
+    }
+
+    /// Whether a number is registered.
+    pub fn has(&self, fd: c_int) -> bool {
+        self.lock().registered.contains_key(&fd)
+    }
+
+    /// Whether what is registered by our number `fd` was registered by `number`, which was closed then.
+    pub fn was_closed(&self, fd: c_int, number: c_int) -> bool {
+        let mirror = self.lock();
+        let registered = mirror.registered.get(&fd);
+        registered.is_some_and(|r| r.closed == Some(number))
+    }
+
+    /// After another file came under `fd`: registers it again, which also re-arms edge triggers. The kernel would report the
+    /// end of one that fires once and has, as it does not of the first file. So such a one stays out until it is armed.
     pub fn attach(&self, fd: c_int) {
         let mut mirror = self.lock();
         let Some(r) = mirror.registered.get_mut(&fd).filter(|r| !r.attached) else {
             return;
         };
+        if has_fired(r.events) && !any_unseen() {
+            r.left_out = sys::identity(fd);
+            return;
+        }
         r.attached = true;
         let r = *r;
         let _ = mirror.ctl(libc::EPOLL_CTL_ADD, fd, r);
     }
 
-    /// The descriptor is closed, or no flow any more (the kernel keeps its registration then).
+    /// Takes a registration out of the kernel, if it has it.
+    fn unregister(&self, fd: c_int) {
+        if let Some(number) = self.lock().numbers.first() {
+            let none = epoll_event { events: 0, u64: 0 };
+            let _ = sys::epoll_ctl(*number, libc::EPOLL_CTL_DEL, fd, &none);
+        }
+    }
+
+    /// The descriptor is closed.
     pub fn forget(&self, fd: c_int) {
         self.lock().registered.remove(&fd);
+    }
+
+    /// The descriptor is no flow any more: the kernel keeps its registration, if it has it.
+    pub fn leave(&self, fd: c_int) {
+        let mut mirror = self.lock();
+        if mirror
+            .registered
+            .get(&fd)
+            .is_some_and(|r| r.left_out.is_none())
+        {
+            mirror.registered.remove(&fd);
+        }
     }
 
     /// Numbers registered with this user data.
@@ -340,14 +420,23 @@ impl Instance {
 }
 
 impl Mirror {
+    /// Takes a registration out of the kernel, as far as it is one, and learns what is left of it.
+    fn take_out(&self, fd: c_int, r: &mut Registration) -> bool {
+        if r.events & libc::EPOLLONESHOT as u32 != 0 && !std::mem::take(&mut r.keep_armed) {
+            r.events = self.kernel_events(fd).unwrap_or(r.events);
+        }
+        r.attached = false;
+        self.ctl(libc::EPOLL_CTL_DEL, fd, *r).is_ok()
+    }
+
     /// `epoll_ctl`, by any of the numbers.
     fn ctl(&self, op: c_int, fd: c_int, r: Registration) -> Result<(), sys::Errno> {
-        let mut e = epoll_event {
+        let e = epoll_event {
             events: r.events,
             u64: r.data,
         };
         let number = self.numbers.first().copied().unwrap_or(-1);
-        sys::epoll_ctl(number, op, fd, &raw mut e)
+        sys::epoll_ctl(number, op, fd, &e)
     }
 
     /// What the kernel would report `fd` for right now: a fired EPOLLONESHOT registration reports nothing

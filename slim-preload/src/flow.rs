@@ -10,8 +10,7 @@ mod start;
 pub mod waits;
 
 use crate::addr::{Name, RawAddr};
-use crate::epoll::Instance;
-use crate::lock::{Guard, Lock, Undisturbed};
+use crate::epoll::{self, Instance};
 use crate::options::Receives;
 use crate::sys;
 use crate::{runtime, stand_in, table};
@@ -21,6 +20,7 @@ use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{FlowToken, Role, memory};
+use slim_sys::lock::{Guard, Lock, Undisturbed};
 use smallvec::{SmallVec, smallvec};
 use std::net::SocketAddr;
 use std::num::NonZeroI32;
@@ -177,6 +177,8 @@ pub struct Ctl {
     pub dialled: bool,
     /// Of the present transport.
     pub receives: Receives,
+    /// The application has set an option while the transport was away, perhaps after the next one got its options.
+    pub options_set: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
     /// The peer has closed the flow, and all that it sent has been read.
@@ -206,6 +208,7 @@ impl Ctl {
             moved: false,
             dialled: false,
             receives: 0,
+            options_set: false,
             opened: None,
             peer_closed: false,
         }
@@ -217,6 +220,17 @@ impl Ctl {
             Some(start) => *start,
             None => Start::of_first(self.dialled),
         }
+    }
+
+    /// Takes a number up. Those that the application has come first.
+    pub fn add_number(&mut self, fd: c_int) {
+        let at = self.fds.iter().position(|n| epoll::is_closed(*n));
+        self.fds.insert(at.unwrap_or(self.fds.len()), fd);
+    }
+
+    /// Whether the application has a number of the flow.
+    pub fn is_held(&self) -> bool {
+        self.fds.first().is_some_and(|fd| !epoll::is_closed(*fd))
     }
 
     /// The descriptor on which the kernel's view of the flow's present transport can be asked.
@@ -479,7 +493,7 @@ impl Flow {
         self.signal.fetch_add(1, Ordering::SeqCst);
         // Who begins to wait after this has been asked finds that the signal has changed.
         if WAITERS.load(Ordering::SeqCst) > 0 {
-            sys::futex_wake(&self.signal, c_int::MAX);
+            sys::futex_wake_all(&self.signal);
         }
     }
 
@@ -496,7 +510,7 @@ impl Flow {
         for fd in ctl.fds.drain(..) {
             table::release(fd, self);
             for e in &ctl.epolls {
-                e.forget(fd);
+                e.leave(fd);
             }
         }
         ctl.epolls.clear();

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The agent's hold on one life of a flow.
 pub struct Handle {
@@ -17,14 +17,36 @@ pub struct Handle {
     /// What the application had set, while the kernel of the old transport asks the peer's. Of use to the agent's
     /// thread only.
     asking: Mutex<Option<sys::KeepAlive>>,
+    /// Of an accepted connection.
+    accepted: Option<Accepted>,
+}
+
+/// Which connection it is.
+pub struct Accepted {
+    /// Since when it has stood.
+    since: Option<Instant>,
+    /// The kernel's number of it.
+    number: Option<u64>,
+}
+
+impl Accepted {
+    /// Of one that has just been accepted, and on which nothing has been sent.
+    pub fn of(fd: RawFd) -> Self {
+        let age = sys::age_of_accepted(fd);
+        Self {
+            since: age.and_then(|age| Instant::now().checked_sub(age)),
+            number: sys::cookie(fd),
+        }
+    }
 }
 
 impl Handle {
     /// Takes over the agent's reference that the flow was created with.
-    pub fn new(flow: &'static Flow) -> Self {
+    pub fn new(flow: &'static Flow, accepted: Option<Accepted>) -> Self {
         Self {
             flow,
             asking: Mutex::new(None),
+            accepted,
         }
     }
 
@@ -101,13 +123,29 @@ impl FlowIo for Handle {
     }
 
     fn is_held(&self) -> bool {
-        self.flow.own().is_some()
+        let Some(ctl) = self.flow.own() else {
+            return false;
+        };
+        // What a forked child has done with the connection, an end perhaps, the peer's kernel knows.
+        let used = ctl.mode == Mode::Open && self.flow.used_by_child();
+        if used {
+            transport::unmanage(self.flow, ctl);
+        }
+        !used
     }
 
     fn stands(&self) -> bool {
         let ctl = self.flow.own();
         let state = ctl.and_then(|ctl| sys::tcp_state(ctl.probe_fd()?));
         state.is_some_and(|state| state != sys::TCP_CLOSE)
+    }
+
+    fn age(&self) -> Option<Duration> {
+        Some(self.accepted.as_ref()?.since?.elapsed())
+    }
+
+    fn connection(&self) -> Option<u64> {
+        self.accepted.as_ref()?.number
     }
 
     fn drain(&self) -> Drained {
@@ -170,7 +208,7 @@ impl FlowIo for Handle {
     }
 
     fn install(&self, fd: OwnedFd) {
-        transport::install(self.flow, slim_agent::fds::adopt(fd).into_raw_fd());
+        transport::install(self.flow, slim_sys::fds::adopt(fd).into_raw_fd());
     }
 
     fn maps_v4(&self) -> bool {

@@ -10,14 +10,15 @@
 //! the process for, there are few and small ones: they are served from a [reserve](prepare), and the agent is told, who
 //! then makes every connection plain TCP.
 
-use crate::lock::{Lock, undisturbed};
 use crate::sys;
 use dlmalloc::{Allocator, Dlmalloc};
+use slim_sys::lock::{Lock, undisturbed};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 /// Requests of at least this many bytes have a mapping of their own.
 const LARGE: usize = 16 << 10;
@@ -27,6 +28,8 @@ const SEGMENT: usize = 64 << 10;
 const LOOK: usize = 32;
 /// Enough to end the session of some ten thousand connections.
 const RESERVE: usize = 1 << 20;
+/// How long the agent may take to free some.
+const FREEING: Duration = Duration::from_millis(1);
 const PAGE: usize = 4096;
 
 struct Heap;
@@ -145,7 +148,7 @@ fn refused(layout: Layout) -> *mut u8 {
             return at;
         }
         // The agent is about to free some. To give up here would be the end of the program.
-        sys::nap();
+        sys::nap(FREEING);
     }
 }
 
@@ -169,7 +172,8 @@ unsafe impl GlobalAlloc for Heap {
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         if is_large(layout) {
-            sys::unmap(at, whole_pages(layout.size()));
+            // SAFETY: mapped for this block alone, which is not used any more.
+            unsafe { sys::unmap(at, whole_pages(layout.size())) };
         } else {
             // SAFETY: it comes from there, with this layout.
             with_small(layout.size(), |small| unsafe {
@@ -182,7 +186,10 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the caller's contract.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         let moved = match (is_large(layout), is_large(new)) {
-            (true, true) => sys::remap(at, whole_pages(layout.size()), whole_pages(size)),
+            // SAFETY: mapped for this block alone, which is the caller's at its new place only.
+            (true, true) => unsafe {
+                sys::remap(at, whole_pages(layout.size()), whole_pages(size))
+            },
             (false, false) if is_brief(layout.size()) == is_brief(size) => {
                 // SAFETY: it comes from there, with this layout.
                 with_small(size, |small| unsafe {
@@ -226,11 +233,13 @@ unsafe impl Allocator for Segments {
     }
 
     fn free_part(&self, at: *mut u8, old: usize, new: usize) -> bool {
-        sys::unmap(at.wrapping_add(new + PAGE), old - new)
+        // SAFETY: the end of a segment, of which the allocator needs no more.
+        unsafe { sys::unmap(at.wrapping_add(new + PAGE), old - new) }
     }
 
     fn free(&self, at: *mut u8, size: usize) -> bool {
-        sys::unmap(at, size + PAGE)
+        // SAFETY: a whole segment, which the allocator needs no more.
+        unsafe { sys::unmap(at, size + PAGE) }
     }
 
     fn can_release_part(&self, _: u32) -> bool {

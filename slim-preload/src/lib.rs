@@ -21,7 +21,6 @@ mod front;
 mod heap;
 mod hooks;
 mod listeners;
-mod lock;
 mod ops;
 mod options;
 mod process;

@@ -2,9 +2,9 @@
 //!
 //! A listener's address is kept, for the number may have something else under it by the time its end is noticed.
 
-use crate::lock::Lock;
 use crate::{runtime, sys, table};
 use libc::c_int;
+use slim_sys::lock::Lock;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 

@@ -7,7 +7,7 @@ use crate::ops::descriptors;
 use crate::sys;
 use crate::table::{self, Entry};
 use libc::{c_int, c_long, c_uint};
-use slim_agent::numbers::{make, take};
+use slim_sys::numbers::{make, take};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Of linux/io_uring.h.

@@ -4,11 +4,11 @@
 //! processes that never touch a socket. So nothing is set up until the first TCP socket needs it, and
 //! whatever cannot be set up makes the process run as if SLIM were absent, with one line that says why.
 
-use crate::lock::Lock;
 use crate::{heap, sys};
 use libc::c_int;
 use slim_agent::Agent;
 use slim_core::config::{Config, LogLevel, Policy};
+use slim_sys::lock::Lock;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -29,12 +29,12 @@ static AGENT: Lock<Option<Agent>> = Lock::new(None);
 
 /// Runs `f` as our own code: hooks pass its calls through.
 pub fn quietly<R>(f: impl FnOnce() -> R) -> R {
-    slim_agent::as_agent(f)
+    slim_sys::as_agent(f)
 }
 
 /// Whether calls on this thread are our own.
 pub fn is_our_call() -> bool {
-    Agent::in_agent()
+    slim_sys::in_agent()
 }
 
 /// A descriptor that was just made: moved up, and hidden from the application, if one of our own calls made it.
@@ -43,7 +43,7 @@ pub fn out_of_the_way(fd: c_int) -> c_int {
         return fd;
     }
     // SAFETY: the kernel has just given it out; the caller gets the number that takes its place.
-    sys::keep_errno(|| slim_agent::fds::adopt(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd())
+    sys::keep_errno(|| slim_sys::fds::adopt(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd())
 }
 
 /// Whether sockets of this process may become flows some time.
@@ -119,6 +119,12 @@ static AT_START: extern "C" fn() = {
     }
     at_start
 };
+
+/// How long a call waits for an answer of the peer's agent without which it goes on all the same.
+pub fn time_to_answer(at_once: bool) -> Duration {
+    // A part of the time in which a peer's first answer is waited for: by default 100 ms and 10 ms.
+    config().hello_timeout / if at_once { 300 } else { 30 }
+}
 
 /// The settings as they were when the first process of a family of forks began: some programs (nginx)
 /// clear their environment before they fork. What is wrong with them is said once.

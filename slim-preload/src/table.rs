@@ -153,6 +153,10 @@ pub fn inherit(slot_of: impl Fn(&'static Flow) -> u32) {
         let w = slot.load(Ordering::Relaxed);
         if w != 0 {
             match entry(fd as c_int) {
+                // The child has closed it.
+                Entry::Flow(_) if slim_sys::fds::is_internal(fd as c_int) => {
+                    slot.store(0, Ordering::Relaxed);
+                }
                 Entry::Flow(f) => {
                     slot.store((slot_of(f) as usize) << 2 | INHERITED, Ordering::Relaxed)
                 }
@@ -165,6 +169,11 @@ pub fn inherit(slot_of: impl Fn(&'static Flow) -> u32) {
             }
         }
     }
+}
+
+/// In a forked child: another number of its parent's connection.
+pub fn inherited_again(from: c_int, to: c_int) {
+    store(to, word(from));
 }
 
 /// Whether [`is_inherited_listener`] is worth asking.

@@ -15,13 +15,13 @@ mod fault;
 mod over;
 
 use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
-use crate::lock::Guard;
 use crate::ops::names;
 use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
 use libc::c_int;
 use slim_core::{Verdict, memory};
+use slim_sys::lock::Guard;
 use std::num::NonZeroI32;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,6 +148,7 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
 pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
+    epoll::drop_closed(flow, &mut ctl);
     if let Some(fd) = ctl.fds.first().filter(|_| ctl.moved) {
         names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
     }
@@ -282,6 +283,12 @@ pub fn install(flow: &'static Flow, new: c_int) {
             if flags != libc::O_RDWR | libc::O_NONBLOCK {
                 sys::set_status(new, flags);
             }
+            if std::mem::take(&mut ctl.options_set)
+                && let Some(old) = ctl.old()
+            {
+                // What the kernel refuses now, it refused before.
+                let _ = options::copy(old, new, &mut ctl.receives);
+            }
             dismiss(&mut ctl);
             ctl.moved = true;
             ctl.drained = false;
@@ -332,7 +339,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     if let Some(new) = ctl.transport.take() {
         let _ = swap_in(flow, ctl, new, true);
         // SAFETY: it is ours alone, and not used again.
-        slim_agent::fds::close_or_keep(unsafe { OwnedFd::from_raw_fd(new) });
+        slim_sys::reserve::close_or_keep(unsafe { OwnedFd::from_raw_fd(new) });
     } else if let Some(fd) = ctl.exposed() {
         rings::swapping(|| {
             for e in &ctl.epolls {
@@ -366,10 +373,20 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     ctl.uncover(flow);
 }
 
+/// The transport with what has come behind the stash: the one that waits, or has broken since and is not read dry yet.
+pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
+    let is_behind = match ctl.mode {
+        Mode::Stashed { then: Then::Open } => true,
+        Mode::Suspended => !ctl.stash.is_empty() && !ctl.drained,
+        _ => false,
+    };
+    ctl.transport.filter(|_| is_behind)
+}
+
 /// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the waiting transport,
 /// up to `want` bytes in all.
 pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
-    let (Mode::Stashed { then: Then::Open }, Some(new)) = (ctl.mode, ctl.transport) else {
+    let Some(new) = behind_stash(ctl) else {
         return;
     };
     let mut buf = [0; 4096];

@@ -192,6 +192,11 @@ fn threads() {
 }
 
 #[test]
+fn errors_of_recvmmsg() {
+    same_alone("many", &[], &[]);
+}
+
+#[test]
 fn rare_calls() {
     same_alone("rare", &[], &[]);
 }

@@ -26,10 +26,14 @@ fn run(program: &Path, args: &str, env: &[(&str, &str)]) -> Result<(), String> {
 }
 
 fn all(cases: &[(&str, &[(&str, &str)])]) {
-    if !own_network("ends") {
+    all_of("ends", cases);
+}
+
+fn all_of(name: &str, cases: &[(&str, &[(&str, &str)])]) {
+    if !own_network(name) {
         return;
     }
-    let program = compile("ends", &[]);
+    let program = compile(name, &[]);
     let runs = cases.iter().map(|(args, env)| run(&program, args, env));
     let bad: Vec<String> = runs.filter_map(Result::err).collect();
     assert!(bad.is_empty(), "\n{}", bad.join("\n"));
@@ -41,6 +45,25 @@ fn connections_end_as_they_are_ended() {
         ("count=300", &[]),
         ("count=300 workers=4", &[]),
         ("count=300 workers=4 reuse=1", &[]),
+    ]);
+}
+
+/// A client whose server closes with its bytes unread has its error as soon as without SLIM.
+#[test]
+fn connections_that_are_thrown_away_end_at_once() {
+    all_of(
+        "thrown",
+        &[("workers=0 count=500", &[]), ("workers=4 count=500", &[])],
+    );
+}
+
+/// More than there are ports: the kernel gives out ports that the other client's process has just left.
+#[test]
+fn ports_that_the_kernel_gives_out_again_are_kept_apart() {
+    all(&[
+        ("count=2000 workers=4", &[]),
+        ("count=2000 workers=4 reuse=1", &[]),
+        ("count=2000 workers=4", &[("SLIM", "required")]),
     ]);
 }
 

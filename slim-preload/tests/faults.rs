@@ -189,6 +189,21 @@ fn broken_with_urgent_bytes() {
     }
 }
 
+/// A connection with asynchronous I/O is plain TCP, and breaks like a bare one.
+#[test]
+fn broken_with_asynchronous_io() {
+    if !own_network("broken_with_asynchronous_io") {
+        return;
+    }
+    let binary = compile("aio", &[]);
+    for case in ["libc", "list", "kernel"] {
+        let bare = run(&binary, case, 1, false, 0);
+        let got = run(&binary, case, 1, true, SETTLED);
+        let bad = differences(&format!("aio {case}"), &bare, &got);
+        assert!(bad.is_empty() && bare.0.ok(), "\n{}", bad.join("\n"));
+    }
+}
+
 /// The connection becomes plain TCP, and what it has stashed is read all the same.
 #[test]
 fn an_urgent_byte_behind_a_stash() {
@@ -199,6 +214,18 @@ fn an_urgent_byte_behind_a_stash() {
 #[test]
 fn looks_at_unread_bytes() {
     unnoticed("looks", &[""], 1);
+}
+
+/// In all the ways of looking, at once after a break.
+#[test]
+fn looks_at_once_after_a_break() {
+    let ways = ["plain", "wait", "dontwait", "message", "least", "edge"];
+    unnoticed("peeks", &ways, 1);
+}
+
+#[test]
+fn options_set_while_the_connection_is_away() {
+    unnoticed("peeks", &["options"], 1);
 }
 
 /// What is wrong with an application's pointers the kernel says, or nobody; also when no transport is there to ask.
@@ -269,6 +296,12 @@ fn broken_early_with_a_bad_network() {
 #[test]
 fn broken_while_connecting() {
     unnoticed("broken", &["connecting"], 1);
+}
+
+/// The server is busy, and accepts what has broken meanwhile when it comes to that.
+#[test]
+fn broken_while_it_waits_to_be_accepted() {
+    unnoticed("queued", &["100 4500"], 1);
 }
 
 /// Processes that share the descriptors, or close what they have inherited where no hook sees it.
@@ -428,6 +461,13 @@ fn a_peer_that_dies() {
 #[test]
 fn epoll_instances_whose_numbers_change_hands() {
     unnoticed("mirrors", &["fork", "first", "second", "over"], 1);
+}
+
+/// The kernel reports a connection that is registered by a number that was closed.
+#[test]
+fn registered_by_a_number_that_is_closed() {
+    let cases = ["copy", "copy-late", "copy-over", "copy-edge", "copy-once"];
+    unnoticed("mirrors", &cases, 1);
 }
 
 /// One byte that the library has not seen is enough: the connection is given up, and nothing is delivered twice.

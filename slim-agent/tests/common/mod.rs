@@ -357,20 +357,20 @@ impl FlowIo for Stream {
     }
 
     fn before_connect(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        assert!(slim_agent::fds::is_internal(fd.as_raw_fd()));
+        assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
         assert!(socket2::SockRef::from(&fd).peer_addr().is_err());
         Ok(())
     }
 
     fn prepare(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        assert!(slim_agent::fds::is_internal(fd.as_raw_fd()));
+        assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
         // Small, so that a replay takes several turns.
         let sock = socket2::SockRef::from(&fd);
         sock.set_send_buffer_size(64 << 10)
     }
 
     fn install(&self, fd: OwnedFd) {
-        assert!(!slim_agent::fds::is_internal(fd.as_raw_fd()));
+        assert!(!slim_sys::fds::is_internal(fd.as_raw_fd()));
         let mut s = self.state();
         assert!(s.barred && s.sock.is_none());
         if s.local_final.is_some() {

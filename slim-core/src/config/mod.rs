@@ -329,6 +329,12 @@ impl Config {
             .unwrap_or(Duration::from_secs(3))
     }
 
+    /// How long a connection that is lost may be looked for in all.
+    pub fn resumable_for(&self) -> Duration {
+        let all = (0..self.attempts).map(|n| self.attempt_timeout(n)).sum();
+        self.deadline.map_or(all, |deadline| deadline.min(all))
+    }
+
     /// The event log of the process `pid` on the host with this name.
     pub fn events_path(&self, pid: u32, host: &str) -> Option<PathBuf> {
         let template = self.events.as_ref()?;

@@ -4,6 +4,7 @@
 //! is said for the next.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::candidates::Candidate;
 use super::close::Tomb;
@@ -11,12 +12,31 @@ use super::ends::Ends;
 use super::flow::State;
 use super::pairs::Arrival;
 use super::pending::{Request, Waiting};
-use super::record::{Flow, Peer};
+use super::record::Flow;
 use super::{Endpoint, plain};
 use crate::addr::on_link_of;
 use crate::event::{Event, LegacyReason};
 use crate::ids::{FlowToken, Role, Time};
 use crate::wire::{self, FlowStatus, HelloDone, Message};
+
+/// A connection that was accepted, and whose addresses another one may have by now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Earlier {
+    /// Its flow, while that negotiates; if there is none, the connection has ended without a HELLO.
+    pub flow: Option<FlowToken>,
+    /// Our end, their end.
+    pub ends: (SocketAddr, SocketAddr),
+    /// The kernel's number of it, if that was [told](Endpoint::numbered).
+    pub connection: Option<u64>,
+    /// The HELLO is named as one of several connections with these addresses.
+    pub named_again: bool,
+    /// The connection has no flow any more, and was thrown away: there is nothing to be told of its end.
+    pub thrown_away: bool,
+}
+
+/// For how long HELLO may be at the acceptor before its connection stands there: a connector that does not wait for the
+/// connection sends both at once. One that is earlier still is repeated, for its SYN was lost.
+const EARLY: Duration = Duration::from_millis(500);
 
 impl Endpoint {
     /// A connection is about to be made that has these addresses, so every earlier one is over. To be called before the peer
@@ -93,9 +113,9 @@ impl Endpoint {
         }
     }
 
-    /// Acceptor: the flow that negotiates at the addresses which this message names, if the message is of a connection that may
-    /// be a later one with these addresses: see [`leave_addresses`](Self::leave_addresses).
-    pub fn may_be_of_later(&self, from: SocketAddr, data: &[u8]) -> Option<FlowToken> {
+    /// Acceptor: the connection that we know at the addresses which a HELLO names, if HELLO may be of a later one with these
+    /// addresses. If it is: see [`leave_addresses`](Self::leave_addresses).
+    pub fn may_be_of_later(&self, now: Time, from: SocketAddr, data: &[u8]) -> Option<Earlier> {
         let parsed = wire::parse(data).ok()?;
         let (flow, acceptor, connector) = match &parsed.message {
             Message::Hello(hello) | Message::HelloDone(HelloDone(hello)) => {
@@ -103,14 +123,20 @@ impl Endpoint {
             }
             _ => return None,
         };
-        flow.is_again()
-            .then(|| {
-                self.negotiates_with(&Ends::new(
-                    on_link_of(acceptor, from),
-                    on_link_of(connector, from),
-                ))
-            })
-            .flatten()
+        let ends = Ends::new(on_link_of(acceptor, from), on_link_of(connector, from));
+        let token = self.negotiates_with(&ends);
+        let connection = match token {
+            Some(token) => self.numbers.get(&token).copied(),
+            None if self.by_ends.contains_key(&ends) => return None,
+            None => self.ended_unasked(now, &ends)?,
+        };
+        Some(Earlier {
+            flow: token,
+            ends: ends.both(),
+            connection,
+            named_again: flow.is_again(),
+            thrown_away: token.is_none() && self.was_thrown_away(now, &ends),
+        })
     }
 
     fn negotiates_with(&self, ends: &Ends) -> Option<FlowToken> {
@@ -123,13 +149,41 @@ impl Endpoint {
         self.pending.has_again((plain(local), plain(remote)))
     }
 
-    /// The kernel has given the flow's connection up, so a later one may have its addresses. What is said for these from now
-    /// on is not for this flow.
-    pub fn leave_addresses(&mut self, token: FlowToken) {
-        if let Some(flow) = self.flows.get(&token)
-            && self.by_ends.get(&flow.ends) == Some(&token)
-        {
-            self.by_ends.remove(&flow.ends);
+    /// Acceptor: whether anything waits for the connection with these addresses.
+    pub fn is_awaited(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        self.pending.has((plain(local), plain(remote)))
+    }
+
+    /// Acceptor: the connection with these addresses, which is about to be opened or is claimed by another process, has
+    /// stood for `age`. What came long before it was of an earlier one.
+    pub fn has_stood(
+        &mut self,
+        now: Time,
+        (local, remote): (SocketAddr, SocketAddr),
+        age: Duration,
+    ) {
+        let tuple = (plain(local), plain(remote));
+        self.pending
+            .forget_older(now, tuple, age.saturating_add(EARLY));
+    }
+
+    /// The kernel has given the connection up, and a later one may have its addresses. What is said for these from now
+    /// on is not for it.
+    pub fn leave_addresses(&mut self, earlier: &Earlier) {
+        let ends = Ends::new(earlier.ends.0, earlier.ends.1);
+        match earlier.flow {
+            Some(token) if self.by_ends.get(&ends) == Some(&token) => {
+                self.by_ends.remove(&ends);
+            }
+            Some(_) => {}
+            None => self.met_again(&ends),
+        }
+    }
+
+    /// The kernel's number of an accepted flow's connection, which no other connection gets.
+    pub fn numbered(&mut self, token: FlowToken, connection: u64) {
+        if self.state(token) == Some(State::Negotiating) {
+            self.numbers.insert(token, connection);
         }
     }
 
@@ -143,9 +197,13 @@ impl Endpoint {
         remote: SocketAddr,
     ) {
         let ends = Ends::new(plain(local), plain(remote));
-        let flow = Flow::new(now, token, Role::Acceptor, ends);
+        let mut flow = Flow::new(now, token, Role::Acceptor, ends);
+        flow.go(State::Legacy);
         self.flows.insert(token, Box::new(flow));
-        self.become_legacy(now, token, LegacyReason::NoAnswer);
+        let reason = LegacyReason::NoAnswer;
+        self.emit(token, Event::Legacy { reason });
+        // It is over: nothing is left that could be refused.
+        self.push_plain(token);
     }
 
     /// The flow does not negotiate any more.
@@ -162,12 +220,13 @@ impl Endpoint {
         let late = (!known).then(|| self.ended_before(now, &arrival.ends, arrival.flow));
         if let Some(status) = late.flatten() {
             let name = (arrival.flow, Role::Acceptor);
-            let peer = Peer::of_open(arrival);
+            let peer = arrival.into_peer();
             let tomb = Tomb { peer, status };
             self.tell_how_it_ended(name, &tomb, connector.ip());
             return self.tombs.put(now, name, tomb);
         }
         let waiting = Waiting {
+            at: now,
             request: Request::Open(Box::new(arrival)),
             from: connector,
             local: acceptor,

@@ -289,6 +289,7 @@ impl Endpoint {
                 }
             }
             let waiting = Waiting {
+                at: now,
                 request: Request::Hello(Box::new(*hello)),
                 from,
                 local,
@@ -298,10 +299,11 @@ impl Endpoint {
             let data = seal_with_job(job.as_ref(), &wait);
             return self.out.datagram(from, Some(local), data);
         };
-        match self.flow(token).state() {
+        let flow = self.flow(token);
+        match flow.state() {
             State::Negotiating => self.accept_hello(now, token, hello, from, local),
-            // Too late: bytes are not counted any more.
-            State::Legacy => {
+            // Too late: bytes are not counted any more, or the application has thrown it away.
+            state if state == State::Legacy || flow.peer.is_none() => {
                 let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
                 self.out.datagram(from, Some(local), data);
             }

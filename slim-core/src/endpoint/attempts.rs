@@ -9,12 +9,13 @@
 //! application itself had connected, though: an endpoint announces all addresses it has, among them
 //! some that lead nowhere from here, and a window must not be spent on one of those alone.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
+use super::errno::ECONNRESET;
 use super::flow::State;
-use super::paths::{self, Path, choose};
-use super::record::{Bar, ECONNRESET, Outage, Proof};
+use super::outage::{Attempts, Outage, Path, Proof};
+use super::paths::{self, choose};
+use super::record::Bar;
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
@@ -30,28 +31,6 @@ pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// A flow whose own connection has not failed is not given up before the kernel would give up a
 /// connection that does not move (`tcp_retries2` with its default value).
 const PATIENCE: Duration = Duration::from_secs(924);
-
-/// Where we are in looking for a new transport.
-pub(super) struct Attempts {
-    /// Window, counted from 0.
-    pub(super) n: u32,
-    /// Attempts begun so far, which is more than `n` if the last window is repeated.
-    pub(super) begun: u32,
-    /// Connections made in this window.
-    pub(super) turn: u32,
-    /// Failures in a row in this window.
-    pub(super) failures: u32,
-    /// What the window still had when it was stopped, because a transport was being installed.
-    pub(super) left: Option<Duration>,
-    pub(super) last: Failure,
-    /// The connection under way, or the one that waits for its turn.
-    pub(super) path: Path,
-    pub(super) asked: Time,
-    /// Connections replaced in this window because the peer had answered.
-    pub(super) replaced: u32,
-    /// Where it has answered: the next connection goes there.
-    pub(super) heard_at: Option<IpAddr>,
-}
 
 impl Endpoint {
     /// The flow's transport is suspect or gone: find out what to do about it.

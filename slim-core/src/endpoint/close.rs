@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use super::aged::Aged;
 use super::candidates::Candidate;
+use super::errno::EPIPE;
 use super::flow::State;
-use super::record::{Bar, Drained, EPIPE, Flow, Leaving, Peer, Why};
+use super::record::{Bar, Drained, Flow, Leaving, Peer, Why};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
@@ -157,6 +158,7 @@ impl Endpoint {
         } else {
             self.never_met(now, &flow, status, asked);
         }
+        self.numbers.remove(&token);
     }
 
     /// How a flow ended that is forgotten but for its tomb, said to its peer at `ip` under its key.

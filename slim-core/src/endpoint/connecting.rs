@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::paths::{Path, choose};
-use super::record::{ECONNREFUSED, Why};
+use super::errno::ECONNREFUSED;
+use super::outage::Path;
+use super::paths::choose;
+use super::record::Why;
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};

@@ -1,7 +1,8 @@
 //! The initiator's side of the resume handshake.
 
+use super::errno::ECONNREFUSED;
 use super::flow::State;
-use super::record::{Drained, ECONNREFUSED, Why};
+use super::record::{Drained, Why};
 use super::respond::PEER_RETRY;
 use super::resume::{Bound, Conn, Stage};
 use super::timer::{Owner, Timer};

@@ -14,13 +14,14 @@ use std::time::Duration;
 use super::Endpoint;
 use super::close::Source;
 use super::flow::State;
-use super::record::{Asked, Proof, Why};
+use super::outage::Proof;
+use super::record::{Asked, Leaving, Why};
 use super::timer::{Owner, Timer};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
 use crate::event::{EscalateReason, LegacyReason};
 use crate::ids::{EndpointId, FinHow, FlowToken, Role, Time};
-use crate::wire::{FlowStatus, Message, Parsed, Query, Status, Unknown};
+use crate::wire::{Demote, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
 /// First wait for the answer to a QUERY; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
@@ -115,8 +116,11 @@ impl Endpoint {
         if confirmed || self.inquiries.is_gone(now, peer) {
             return self.process_gone(now, peer);
         }
-        if self.flow(token).query.is_some() {
-            return;
+        match &self.flow(token).query {
+            // Its transport is away: what was to be plain TCP is looked into like any other.
+            Some(query) if query.why == Why::Plain => self.drop_query(token),
+            Some(_) => return,
+            None => {}
         }
         let nonce = self.rng.nonce();
         if why == Why::Eof && self.is_shut_off(now, token) {
@@ -206,7 +210,34 @@ impl Endpoint {
         (to.ip() == remote.ip()).then(|| at_port(local, self.control_port))
     }
 
+    /// Tells the peer that the flow is plain TCP, and asks until it has heard that. False if it cannot be asked.
+    pub(super) fn ask_for_plain(&mut self, now: Time, token: FlowToken) -> bool {
+        let flow = self.flow(token);
+        let Some(to) = flow.control().filter(|_| flow.query.is_none()) else {
+            return false;
+        };
+        let nonce = self.rng.nonce();
+        self.flow(token).query = Some(Box::new(Asked {
+            why: Why::Plain,
+            nonce,
+            sent: 0,
+            to,
+        }));
+        self.query_about(now, token, 0);
+        true
+    }
+
     fn send_query(&mut self, token: FlowToken, to: SocketAddr) {
+        let plain = |query: &Asked| query.why == Why::Plain;
+        if self.flow(token).query.as_deref().is_some_and(plain) {
+            // The same way, so that it comes first.
+            let message = Message::Demote(Demote {
+                flow: self.flow(token).name(),
+            });
+            let data = self.seal(token, Fresh::None, &message);
+            let from = self.own_end(token, to);
+            self.out.datagram(to, from, data);
+        }
         let flow = self.flow(token);
         let name = flow.name();
         let Some(query) = &mut flow.query else {
@@ -263,8 +294,10 @@ impl Endpoint {
     fn unanswered(&mut self, now: Time, token: FlowToken) {
         let why = self.flow(token).query.as_ref().map(|query| query.why);
         self.drop_query(token);
-        if why != Some(Why::Eof) {
-            return;
+        match why {
+            Some(Why::Eof) => {}
+            Some(Why::Plain) => return self.leave(now, token, Leaving::Ours),
+            Some(Why::Death) | None => return,
         }
         self.verify(token);
         match self.proof(token) {
@@ -339,7 +372,8 @@ impl Endpoint {
             match self.flow(token).query.as_ref().map(|query| query.why) {
                 Some(Why::Eof) => self.query_about(now, token, 0),
                 Some(Why::Death) => self.drop_query(token),
-                None => {}
+                // Asked by itself.
+                Some(Why::Plain) | None => {}
             }
         }
     }
@@ -458,6 +492,9 @@ impl Endpoint {
         }
         match status.state {
             FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
+            // DEMOTE was lost, or the peer has no transport: it is told again.
+            FlowStatus::Open if why == Why::Plain => self.leave(now, token, Leaving::Ours),
+            FlowStatus::Legacy if why == Why::Plain => self.leave(now, token, Leaving::Heard),
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {
                 self.peer_finished(now, token, end, FinHow::HalfClose, Source::Asked);

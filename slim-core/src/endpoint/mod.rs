@@ -109,6 +109,7 @@ mod candidates;
 mod close;
 mod connecting;
 mod ends;
+mod errno;
 mod flow;
 mod initiate;
 mod inquiry;
@@ -116,6 +117,7 @@ mod late;
 mod leave;
 mod negotiate;
 mod out;
+mod outage;
 mod pace;
 mod pairs;
 mod paths;
@@ -144,6 +146,7 @@ use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Ti
 use crate::wire::{self, Kind, Message, feature};
 
 pub use action::Action;
+pub use again::Earlier;
 pub use flow::State;
 pub use pairs::{Heard, Opened, Pairs};
 pub use pending::PendingHello;
@@ -157,13 +160,14 @@ use inquiry::Inquiries;
 use late::Late;
 use negotiate::plain;
 use out::Out;
+use outage::Outage;
 use pace::Pace;
 use pairs::Offers;
 use pending::Pending;
 use probe::Probes;
 use processes::Processes;
 use reach::Reaches;
-use record::{Bar, Drained, Flow, Leaving, Outage};
+use record::{Bar, Drained, Flow, Leaving};
 use refusals::Refusals;
 use resume::Conn;
 use rng::Rng;
@@ -188,6 +192,8 @@ pub struct Endpoint {
     by_ends: BTreeMap<Ends, FlowToken>,
     /// Of each pair of addresses the flow that was connected last, while it negotiates. Entries may be stale.
     dialling: BTreeMap<Ends, FlowToken>,
+    /// The kernel's numbers of the connections of accepted flows, while those negotiate.
+    numbers: Counted<FlowToken, u64>,
     candidates: Candidates,
     pairs: Arc<Pairs>,
     offers: Offers,
@@ -246,6 +252,7 @@ impl Endpoint {
             by_id: BTreeMap::new(),
             by_ends: BTreeMap::new(),
             dialling: BTreeMap::new(),
+            numbers: Counted::default(),
             candidates: Candidates::default(),
             pairs: Arc::new(pairs),
             offers: Offers::default(),
@@ -295,9 +302,10 @@ impl Endpoint {
         })
     }
 
-    /// Acceptor: whether HELLO has come for the flow, and it is not known yet if the peer has said it.
-    pub fn is_asked(&self, token: FlowToken) -> bool {
-        self.candidates.any(token)
+    /// Acceptor: whether HELLO has come for the flow, from its peer or from whoever says that it is.
+    pub fn was_asked(&self, token: FlowToken) -> bool {
+        let known = |flow: &Flow| flow.peer.is_some() || self.candidates.any(token);
+        self.flows.get(&token).is_some_and(|flow| known(flow))
     }
 
     /// The addresses that a flow was opened with, our end and their end; `None` if there is no flow of that token.
@@ -422,6 +430,15 @@ impl Endpoint {
     pub fn demote(&mut self, now: Time, token: FlowToken) {
         if self.flows.contains_key(&token) {
             self.leave(now, token, Leaving::Ours);
+        }
+    }
+
+    /// The same, as soon as the peer has heard it: until then the flow is what it was here. At once if the peer cannot be
+    /// asked.
+    pub fn demote_heard(&mut self, now: Time, token: FlowToken) {
+        let live = self.state(token) == Some(State::Live);
+        if !(live && self.ask_for_plain(now, token)) {
+            self.demote(now, token);
         }
     }
 

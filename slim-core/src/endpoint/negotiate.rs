@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::flow::State;
+use super::outage::Outage;
 use super::pending::Request;
-use super::record::{Asking, Bar, Flow, Outage, Peer};
+use super::record::{Asking, Bar, Flow, Peer};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
@@ -127,10 +128,12 @@ impl Endpoint {
     pub(super) fn send_hello(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let to = flow.ends.remote();
+        let failed = flow.outage.is_some();
         let Some(asking) = &mut flow.hello else {
             return;
         };
-        let wait = if asking.waiting {
+        // Once the connection has failed, a process that has ended is to be found out soon.
+        let wait = if asking.waiting && !failed {
             RETRY_MAX
         } else {
             RETRY_MAX.min(RETRY * (1 << asking.sent.min(8)))
@@ -208,18 +211,22 @@ impl Endpoint {
         let Some(token) = self.negotiating(wait.flow) else {
             return self.drop_one();
         };
+        let resumable = self.config.resumable_for();
         let flow = self.flow(token);
-        let faulted = flow.outage.is_some();
+        // The application at the other end accepts when it likes, if it ever does. A flow that has lost its connection
+        // waits for that as long as for a transport.
+        let limit = match &flow.outage {
+            None => now + WAIT_LIFE,
+            Some(outage) => outage.since + resumable,
+        };
         let Some(asking) = &mut flow.hello else {
             return;
         };
         let first = !std::mem::replace(&mut asking.waiting, true);
         let to = flow.ends.remote();
-        // The application at the other end accepts when it likes, if it ever does. A flow that has lost
-        // its connection cannot wait as long.
-        if first && !faulted {
+        if first {
             let deadline = Owner::Flow(token, Timer::HelloDeadline);
-            self.timers.set(deadline, now + WAIT_LIFE);
+            self.timers.set(deadline, limit);
         }
         let wait = self.spread(RETRY_MAX);
         self.timers
@@ -342,6 +349,7 @@ impl Endpoint {
             }
             Cause::Errno(_) | Cause::Eof { .. } => {
                 let most = self.config.hello_timeout;
+                let resumable = self.config.resumable_for();
                 let asker = self.flows[&token].ends.remote().ip();
                 let asked = self.candidates.any(token) || self.askers.within(now, asker, most);
                 let silent = self.askers.is_silent(now, asker);
@@ -354,18 +362,28 @@ impl Endpoint {
                 }
                 flow.bar = Bar::Shut;
                 flow.outage = Some(Box::new(Outage::new(now, cause)));
+                let asking = flow.hello.as_mut();
+                let not_accepted = asking.filter(|asking| asking.waiting);
+                let is_queued = not_accepted.is_some();
+                if let Some(asking) = not_accepted {
+                    asking.sent = 0;
+                }
                 let wait = match silent {
-                    _ if flow.hello.is_some() || asked => LATE_ANSWER,
-                    true => STRAY_HELLO,
-                    false => LATE_HELLO,
+                    _ if is_queued => resumable,
+                    _ if flow.hello.is_some() || asked => most.min(LATE_ANSWER),
+                    true => most.min(STRAY_HELLO),
+                    false => most.min(LATE_HELLO),
                 };
                 let deadline = Owner::Flow(token, Timer::HelloDeadline);
-                let limit = now + most.min(wait);
+                let limit = now + wait;
                 if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }
                 let to = self.flow(token).ends.remote();
-                if self.hellos.is_waiting(to, token) {
+                if is_queued {
+                    // Perhaps nobody is there any more.
+                    self.send_hello(now, token);
+                } else if self.hellos.is_waiting(to, token) {
                     // There is no time to wait for its turn.
                     self.hellos.leave(to, token);
                     self.send_hello(now, token);
@@ -382,6 +400,7 @@ impl Endpoint {
         self.hello_over(now, token);
         let ends = self.flows[&token].ends.clone();
         self.not_dialling(&ends, token);
+        self.numbers.remove(&token);
         let flow = self.flow(token);
         flow.hello = None;
         flow.go(State::Live);

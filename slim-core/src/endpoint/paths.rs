@@ -2,11 +2,9 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::outage::Path;
 use super::record::Flow;
 use crate::addr::at_port;
-
-/// Where a connection comes from, if not from where the kernel chooses, and where it goes.
-pub(super) type Path = (Option<IpAddr>, SocketAddr);
 
 /// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
 /// of this host.

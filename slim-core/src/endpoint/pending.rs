@@ -36,6 +36,8 @@ pub(super) struct Pending {
 }
 
 pub(super) struct Waiting {
+    /// When it came last.
+    pub(super) at: Time,
     pub(super) request: Request,
     pub(super) from: SocketAddr,
     pub(super) local: SocketAddr,
@@ -59,18 +61,23 @@ impl Request {
 impl Pending {
     pub(super) fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
         self.expire(now);
-        if let Some((_, known)) = self.by_tuple.get_mut(&tuple) {
-            // Its place in the order stays: what is asked again all the time would else fill it.
+        if self.order.len() >= 2 * PENDING {
+            let by_tuple = &self.by_tuple;
+            self.order.retain(|entry| is_known(by_tuple, entry));
+        }
+        if let Some((since, known)) = self.by_tuple.get_mut(&tuple) {
+            // Its place in the order stays for long: what is asked again all the time would else fill it. Nor may it be
+            // missing until it is asked again.
+            if now.since(*since) >= PENDING_AGE / 2 {
+                *since = now;
+                self.order.push_back((now, tuple));
+            }
             known.retain(|other| other.request.flow() != waiting.request.flow());
             if known.len() >= CANDIDATES {
                 known.remove(0);
             }
             known.push(waiting);
             return;
-        }
-        if self.order.len() >= 2 * PENDING {
-            let by_tuple = &self.by_tuple;
-            self.order.retain(|entry| is_known(by_tuple, entry));
         }
         while self.by_tuple.len() >= PENDING {
             let Some(oldest) = self.order.pop_front() else {
@@ -95,6 +102,19 @@ impl Pending {
         Some(oldest)
     }
 
+    /// Whether this HELLO has waited for so long.
+    pub(super) fn has_waited(
+        &self,
+        now: Time,
+        tuple: (SocketAddr, SocketAddr),
+        flow: FlowId,
+        time: Duration,
+    ) -> bool {
+        let is_it = |w: &Waiting| w.request.flow() == flow;
+        let waiting = self.by_tuple.get(&tuple);
+        waiting.is_some_and(|(since, known)| now.since(*since) >= time && known.iter().any(is_it))
+    }
+
     /// Whether only HELLOs wait, and one is of a connection whose addresses were in use before.
     pub(super) fn has_again(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
         let is_hello = |w: &Waiting| matches!(w.request, Request::Hello(_));
@@ -104,13 +124,36 @@ impl Pending {
         })
     }
 
+    /// Whether anything waits for the connection.
+    pub(super) fn has(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
+        self.by_tuple.contains_key(&tuple)
+    }
+
+    /// Forgets what last came longer ago than `age`.
+    pub(super) fn forget_older(
+        &mut self,
+        now: Time,
+        tuple: (SocketAddr, SocketAddr),
+        age: Duration,
+    ) {
+        self.forget_unless(tuple, |waiting| now.since(waiting.at) <= age);
+    }
+
     /// Forgets an OPEN.
     pub(super) fn forget_open(&mut self, tuple: (SocketAddr, SocketAddr), flow: FlowId) {
+        self.forget_unless(tuple, |other| match &other.request {
+            Request::Open(arrival) => arrival.flow != flow,
+            Request::Hello(_) => true,
+        });
+    }
+
+    fn forget_unless(
+        &mut self,
+        tuple: (SocketAddr, SocketAddr),
+        keep: impl FnMut(&Waiting) -> bool,
+    ) {
         if let Some((_, waiting)) = self.by_tuple.get_mut(&tuple) {
-            waiting.retain(|other| match &other.request {
-                Request::Open(arrival) => arrival.flow != flow,
-                Request::Hello(_) => true,
-            });
+            waiting.retain(keep);
             if waiting.is_empty() {
                 self.by_tuple.remove(&tuple);
             }

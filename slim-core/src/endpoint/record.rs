@@ -1,25 +1,18 @@
 //! What the endpoint knows of one flow.
 
-use super::pairs::Arrival;
-use std::cell::OnceCell;
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::attempts::Attempts;
 use super::ends::Ends;
+use super::errno::EPIPE;
 use super::flow::{Lifecycle, State};
+use super::outage::Outage;
 use super::processes::Process;
 use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
-use crate::event::{Event, Trouble};
-use crate::ids::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
-
-/// Error numbers of Linux. This crate has no libc to ask.
-pub(super) const EPIPE: i32 = 32;
-pub(super) const ECONNRESET: i32 = 104;
-pub(super) const ECONNREFUSED: i32 = 111;
 
 /// An idle flow shall cost little: what is there for a while only is on the heap meanwhile.
 pub(super) struct Flow {
@@ -73,17 +66,6 @@ pub(super) struct Peer {
     pub(super) key: FlowKey,
     /// From HELLO_ACK, which the acceptor says again if it is asked again.
     pub(super) random_s: [u8; 32],
-}
-
-impl Peer {
-    /// Who has said OPEN.
-    pub(super) fn of_open(arrival: Arrival) -> Self {
-        Peer {
-            process: arrival.process,
-            key: arrival.key,
-            random_s: [0; 32],
-        }
-    }
 }
 
 /// The change of a flow to another transport.
@@ -201,82 +183,6 @@ impl Epochs {
     }
 }
 
-/// From the first suspicion until the flow is live again.
-pub(super) struct Outage {
-    pub(super) cause: Cause,
-    /// What the kernel said, or has to be said in its place, if anything.
-    pub(super) errno: Option<i32>,
-    pub(super) since: Time,
-    /// A RESUME of ours may have reached the peer: it may act on our not trimming any more, so the
-    /// old transport can never be used again.
-    pub(super) exposed: bool,
-    /// Bytes received when the stream ended unannounced. The old transport is intact.
-    pub(super) eof: Option<u64>,
-    /// What the peer's kernel says to that.
-    pub(super) proof: Proof,
-    /// The peer has closed and forgotten the flow after sending this many bytes.
-    pub(super) peer_done: Option<u64>,
-    /// The peer has answered that it has closed the flow.
-    pub(super) confirmed: bool,
-    /// The peer has closed the flow, but we do not hold what it says that it has sent.
-    pub(super) out_of_count: bool,
-    /// Its events, while it may turn out to be the end that the peer wanted.
-    pub(super) kept: Option<Vec<Event>>,
-    pub(super) attempts: Option<Attempts>,
-    /// The flow's key, from the first message that it was needed for.
-    key: OnceCell<Prepared>,
-}
-
-impl Outage {
-    pub(super) fn new(now: Time, cause: Cause) -> Self {
-        let (errno, eof) = match cause {
-            Cause::Errno(errno) => (Some(errno), None),
-            Cause::Eof { received } => (None, Some(received)),
-            Cause::Stall | Cause::PeerAsked => (None, None),
-        };
-        Outage {
-            cause,
-            errno,
-            since: now,
-            exposed: false,
-            eof,
-            proof: Proof::Unasked,
-            peer_done: None,
-            confirmed: false,
-            out_of_count: false,
-            kept: Some(Vec::new()),
-            attempts: None,
-            key: OnceCell::new(),
-        }
-    }
-
-    /// The error that the application gets if it must get one.
-    pub(super) fn verdict(&self) -> i32 {
-        self.errno.unwrap_or(ECONNRESET)
-    }
-
-    /// Nothing of ours has failed as far as the kernel knows: it would wait, and so do we.
-    pub(super) fn patient(&self) -> bool {
-        self.errno.is_none() && matches!(self.cause, Cause::Stall | Cause::PeerAsked)
-    }
-
-    pub(super) fn trouble(&self) -> Trouble {
-        self.cause.into()
-    }
-}
-
-/// Whether the peer's kernel has ended the stream, as far as [`Action::Verify`](super::Action::Verify) can tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Proof {
-    Unasked,
-    /// `Verify` is under way.
-    Awaited,
-    /// `Verify` is under way, and the process has answered none of the questions about the flow meanwhile.
-    AwaitedAlone,
-    Denied,
-    Given,
-}
-
 /// QUERY under way.
 pub(super) struct Asked {
     pub(super) why: Why,
@@ -293,6 +199,8 @@ pub(super) enum Why {
     Eof,
     /// Does the process still exist?
     Death,
+    /// Has it heard that the flow is plain TCP?
+    Plain,
 }
 
 /// The replay is being written to a new transport.
@@ -308,6 +216,8 @@ pub(super) struct Pump {
 pub(super) enum Leaving {
     /// Our front end wants it.
     Ours,
+    /// The same, and the peer has heard it.
+    Heard,
     /// The peer did it.
     Theirs,
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use super::attempts::PEER_SILENT;
 use super::flow::State;
-use super::record::{Drained, Flow, Outage};
+use super::outage::Outage;
+use super::record::{Drained, Flow};
 use super::resume::{Bound, Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};

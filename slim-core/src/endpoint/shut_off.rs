@@ -17,7 +17,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::record::{Proof, Why};
+use super::outage::Proof;
+use super::record::Why;
 use super::{Action, Endpoint};
 use crate::event::LegacyReason;
 use crate::ids::{FlowToken, Time};

@@ -33,6 +33,7 @@ impl Endpoint {
             names: self.by_id.len()
                 + self.by_ends.len()
                 + self.dialling.len()
+                + self.numbers.len()
                 + self.candidates.len(),
             conns: self.conns.len() + self.fresh.len() + self.flushes.len(),
             timers: self.timers.len(),
@@ -70,6 +71,9 @@ impl Endpoint {
         self.connects.expire(now);
         // Not before the tombs, which have some.
         self.processes.forget_unused();
+        if self.numbers.is_empty() {
+            self.numbers.shrink_to_fit();
+        }
         if self.conns.is_empty() {
             self.conns.shrink_to_fit();
             self.fresh.shrink_to_fit();

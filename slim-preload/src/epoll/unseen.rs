@@ -11,7 +11,7 @@ use crate::ops::descriptors;
 use crate::table::{self, Entry};
 use crate::{rings, sys};
 use libc::c_int;
-use slim_agent::numbers;
+use slim_sys::numbers;
 use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -153,6 +153,8 @@ impl Instance {
                         data: now.data,
                         attached: true,
                         keep_armed: keep.is_some(),
+                        closed: before.and_then(|b| b.closed),
+                        left_out: None,
                     };
                     mirror.registered.insert(*fd, registration);
                     known = true;
@@ -196,8 +198,8 @@ mod tests {
         let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         for (fd, data) in [(a, u64::MAX), (b, 7)] {
             let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
-            let mut event = libc::epoll_event { events, u64: data };
-            sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &raw mut event).unwrap();
+            let event = libc::epoll_event { events, u64: data };
+            sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &event).unwrap();
         }
         let mut all = registered(epfd).unwrap();
         all.sort_by_key(|r| r.data);

@@ -7,11 +7,11 @@
 //! `membarrier(2)`. When another thread sends as well, the pass ends.
 
 use super::{Flow, SendHalf};
-use crate::lock::undisturbed;
 use crate::{sys, table};
 use libc::c_int;
 use slim_core::gate::Left;
 use slim_core::gate::pass::{Marks, Passed, Purpose};
+use slim_sys::lock::undisturbed;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

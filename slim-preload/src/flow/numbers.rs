@@ -7,9 +7,9 @@
 //! that was put there. If it is not, the application has closed it.
 
 use super::{Ctl, Flow, Mode};
-use crate::lock::Guard;
-use crate::{runtime, sys, table, transport};
+use crate::{epoll, runtime, sys, table, transport};
 use libc::c_int;
+use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
 
 impl Flow {
@@ -60,9 +60,10 @@ impl Flow {
 
     fn looked_at(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
         self.drop_lost(&mut ctl);
-        if !ctl.fds.is_empty() || ctl.mode == Mode::Lingering {
+        if ctl.is_held() || ctl.mode == Mode::Lingering {
             return Some(ctl);
         }
+        epoll::drop_closed(self, &mut ctl);
         // The peer is to believe the kernel: how much was written to the connection before it was closed, is not known.
         let token = self.token();
         ctl.lost = true;

@@ -4,14 +4,14 @@ use super::looked_up::hook;
 use crate::ops::buffers::Buffers;
 use crate::ops::limit::Given;
 use crate::ops::passing;
-use crate::ops::receive::Receive;
+use crate::ops::receive::{self, Receive};
 use crate::ops::transmit::Transmit;
 use crate::ops::{fail, files};
 use crate::sys::{self, direct, is_writable};
 use crate::{runtime, table};
 use libc::{
-    c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t, size_t,
-    sockaddr, socklen_t, ssize_t, timespec,
+    aiocb, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t,
+    sigevent, size_t, sockaddr, socklen_t, ssize_t, timespec,
 };
 use redhook::real;
 use std::ptr::{null, null_mut};
@@ -137,6 +137,10 @@ hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
         return real!(recvmmsg)(fd, list, count, flags, timeout);
     }
     let Ok(until) = limit_of(timeout) else { return fail(libc::EINVAL) as c_int };
+    // An error comes before the bytes that are unread (recvmmsg(2)).
+    if flags & libc::MSG_ERRQUEUE == 0 && receive::has_failed(fd) {
+        return real!(recvmmsg)(fd, list, count, flags, timeout);
+    }
     let mut done = 0;
     let errno = sys::errno();
     while done < count {
@@ -145,6 +149,7 @@ hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
         let n = slim_recvmsg(fd, &raw mut (*m).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
         if n < 0 && done == 0 { return -1; }
         if n < 0 {
+            receive::owe(fd, sys::errno());
             sys::set_errno(errno);
             break;
         }
@@ -355,6 +360,21 @@ hook! { unsafe fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut 
     files::spliced(to);
     real!(splice)(from, from_at, to, to_at, len, flags)
 }}
+
+// By libc's own threads, where no hook sees it, or by the kernel's.
+hook! { unsafe fn aio_read(block: *mut aiocb) -> c_int => slim_aio_read { files::queued(block); real!(aio_read)(block) }}
+hook! { unsafe fn aio_read64(block: *mut aiocb) -> c_int => slim_aio_read64 { files::queued(block); real!(aio_read64)(block) }}
+hook! { unsafe fn aio_write(block: *mut aiocb) -> c_int => slim_aio_write { files::queued(block); real!(aio_write)(block) }}
+hook! { unsafe fn aio_write64(block: *mut aiocb) -> c_int => slim_aio_write64 { files::queued(block); real!(aio_write64)(block) }}
+hook! { unsafe fn lio_listio(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int => slim_lio_listio {
+    files::queued_all(list, count);
+    real!(lio_listio)(mode, list, count, event)
+}}
+hook! { unsafe fn lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_int, event: *mut sigevent) -> c_int => slim_lio_listio64 {
+    files::queued_all(list, count);
+    real!(lio_listio64)(mode, list, count, event)
+}}
+pub(super) use files::submitted;
 
 // Not calls on descriptors: those above are cancellation points, see `sys::direct`.
 hook! { unsafe fn pthread_cancel(thread: pthread_t) -> c_int => slim_pthread_cancel {

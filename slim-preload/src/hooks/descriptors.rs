@@ -6,8 +6,8 @@ use crate::process;
 use crate::sys::keep_errno;
 use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
 use redhook::real;
-use slim_agent::limit::keep as keep_limit;
-use slim_agent::numbers::take;
+use slim_sys::limit::keep as keep_limit;
+use slim_sys::numbers::take;
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
     ops::close(fd, || take(|| real!(close)(fd)))

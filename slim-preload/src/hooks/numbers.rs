@@ -1,6 +1,6 @@
 //! Calls that give out descriptor numbers.
 //!
-//! They get the number that they would get without us: [`numbers`](slim_agent::numbers) keeps them and the making of
+//! They get the number that they would get without us: [`numbers`](slim_sys::numbers) keeps them and the making of
 //! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
 
 use super::looked_up::hook;
@@ -8,7 +8,7 @@ use crate::flow::given_out;
 use crate::{epoll, runtime};
 use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
 use redhook::real;
-use slim_agent::numbers::{make, take};
+use slim_sys::numbers::{make, take};
 
 macro_rules! give_out {
     ($($hook:ident: $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {$(

@@ -8,7 +8,7 @@ use crate::ops::sockets::{self, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::real;
-use slim_agent::numbers::take;
+use slim_sys::numbers::take;
 
 hook! { unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_connect {
     sockets::connect(fd, addr, len, || real!(connect)(fd, addr, len))

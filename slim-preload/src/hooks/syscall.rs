@@ -5,9 +5,10 @@
 use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
 use crate::flow::given_out;
-use crate::{process, rings, runtime};
+use crate::ops::limit::Given;
+use crate::{process, rings, runtime, sys};
 use libc::{c_int, c_long, c_uint};
-use slim_agent::{cancel, numbers::take};
+use slim_sys::{cancel, numbers::take};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
@@ -83,6 +84,56 @@ fn plainly<R>(call: impl FnOnce() -> R) -> R {
     cancel::uncancelled(call)
 }
 
+/// A call whose time limit the kernel counts down, which libc's function, that makes it, does not. A limit that cannot be
+/// read, which libc's function would do, or is none, is for `refuse`, the kernel.
+unsafe fn counted_down(
+    timeout: usize,
+    refuse: impl FnOnce() -> c_long,
+    call: impl FnOnce() -> c_int,
+) -> c_long {
+    let at = timeout as *mut libc::timespec;
+    let Some(limit) = Given::Spec(at).read() else {
+        return refuse();
+    };
+    let limit = limit.begun();
+    let r = call();
+    if (r >= 0 || sys::errno() == libc::EINTR)
+        && let Some(left) = limit.left().filter(|_| !at.is_null())
+    {
+        // Where it cannot be written, it is not (poll_select_finish).
+        if sys::keep_errno(|| sys::is_writable(at.cast(), size_of::<libc::timespec>())) {
+            (*at).tv_sec = left.as_secs() as libc::time_t;
+            (*at).tv_nsec = left.subsec_nanos().into();
+        }
+    }
+    r.into()
+}
+
+/// `pselect6`: its last argument points to a set of signals and its size.
+unsafe fn pselect6(x: [usize; 6]) -> c_long {
+    let mask = match x[5] {
+        0 => Some([0, MASK]),
+        at => sys::copy_of(at as *const [usize; 2]),
+    };
+    let Some([mask, _]) = mask.filter(|[mask, size]| *mask == 0 || *size == MASK) else {
+        return real(libc::SYS_pselect6, x);
+    };
+    let [sets @ .., timeout, _] = x;
+    let select = || {
+        let [count, read, write, except] = sets;
+        readiness::slim_pselect(
+            fd(count),
+            read as _,
+            write as _,
+            except as _,
+            timeout as _,
+            mask as _,
+        )
+    };
+    let refuse = || real(libc::SYS_pselect6, x);
+    plainly(|| counted_down(timeout, refuse, select))
+}
+
 /// The size of a set of signals as the kernel has it. libc's functions hand on a pointer to one as it is.
 const MASK: usize = 8;
 
@@ -124,12 +175,17 @@ on_descriptors! {
     SYS_eventfd2(x) => creates(libc::SYS_eventfd2, x);
     SYS_execve(x) => { process::before_exec(); real(libc::SYS_execve, x) };
     SYS_execveat(x) => { process::before_exec(); real(libc::SYS_execveat, x) };
+    SYS_fanotify_init(x) => creates(libc::SYS_fanotify_init, x);
     SYS_fcntl(x) => plainly(|| descriptors::slim_fcntl(fd(x[0]), fd(x[1]), x[2] as _));
     #[cfg(target_arch = "x86_64")]
     SYS_fork(x) => process::forking(|| real(libc::SYS_fork, x) as libc::pid_t);
     SYS_getpeername(x) => sockets::slim_getpeername(fd(x[0]), x[1] as _, x[2] as _);
     SYS_getsockname(x) => sockets::slim_getsockname(fd(x[0]), x[1] as _, x[2] as _);
     SYS_getsockopt(x) => sockets::slim_getsockopt(fd(x[0]), fd(x[1]), fd(x[2]), x[3] as _, x[4] as _);
+    #[cfg(target_arch = "x86_64")]
+    SYS_inotify_init(x) => creates(libc::SYS_inotify_init, x);
+    SYS_inotify_init1(x) => creates(libc::SYS_inotify_init1, x);
+    SYS_io_submit(x) => { data::submitted(x[1], x[2] as _); real(libc::SYS_io_submit, x) };
     SYS_io_uring_enter(x) => rings::enter(fd(x[1]), || real(libc::SYS_io_uring_enter, x));
     SYS_io_uring_register(x) => { rings::register(x[1] as c_uint, x[2], x[3]); real(libc::SYS_io_uring_register, x) };
     SYS_io_uring_setup(x) => { rings::set_up(); creates(libc::SYS_io_uring_setup, x) };
@@ -139,13 +195,14 @@ on_descriptors! {
     #[cfg(target_arch = "x86_64")]
     SYS_open(x) => creates(libc::SYS_open, x);
     SYS_openat(x) => creates(libc::SYS_openat, x);
+    SYS_openat2(x) => creates(libc::SYS_openat2, x);
     #[cfg(target_arch = "x86_64")]
     SYS_pipe(x) => numbers::slim_pipe(x[0] as _);
     SYS_pipe2(x) => numbers::slim_pipe2(x[0] as _, fd(x[1]));
     #[cfg(target_arch = "x86_64")]
     SYS_poll(x) => plainly(|| readiness::slim_poll(x[0] as _, x[1] as _, fd(x[2])));
     SYS_ppoll(x) => match x[4] {
-        MASK => plainly(|| readiness::slim_ppoll(x[0] as _, x[1] as _, x[2] as _, x[3] as _)) as c_long,
+        MASK => plainly(|| counted_down(x[2], || real(libc::SYS_ppoll, x), || readiness::slim_ppoll(x[0] as _, x[1] as _, x[2] as _, x[3] as _))),
         _ => real(libc::SYS_ppoll, x),
     };
     SYS_prctl(x) => {
@@ -154,6 +211,7 @@ on_descriptors! {
     };
     SYS_preadv2(x) => plainly(|| data::slim_preadv2(fd(x[0]), x[1] as _, fd(x[2]), x[3] as _, fd(x[5])));
     SYS_pwritev2(x) => plainly(|| data::slim_pwritev2(fd(x[0]), x[1] as _, fd(x[2]), x[3] as _, fd(x[5])));
+    SYS_pselect6(x) => pselect6(x);
     SYS_pidfd_getfd(x) => creates(libc::SYS_pidfd_getfd, x);
     SYS_pidfd_open(x) => creates(libc::SYS_pidfd_open, x);
     SYS_read(x) => plainly(|| data::slim_read(fd(x[0]), x[1] as _, x[2]));
@@ -167,7 +225,10 @@ on_descriptors! {
         real(libc::SYS_seccomp, x)
     };
     #[cfg(target_arch = "x86_64")]
-    SYS_select(x) => plainly(|| readiness::slim_select(fd(x[0]), x[1] as _, x[2] as _, x[3] as _, x[4] as _));
+    SYS_select(x) => match Given::Val(x[4] as _).read() {
+        Some(_) => plainly(|| readiness::slim_select(fd(x[0]), x[1] as _, x[2] as _, x[3] as _, x[4] as _)) as c_long,
+        None => real(libc::SYS_select, x),
+    };
     SYS_sendfile(x) => plainly(|| data::slim_sendfile(fd(x[0]), fd(x[1]), x[2] as _, x[3]));
     SYS_sendmmsg(x) => plainly(|| data::slim_sendmmsg(fd(x[0]), x[1] as _, x[2] as _, fd(x[3])));
     SYS_sendmsg(x) => plainly(|| data::slim_sendmsg(fd(x[0]), x[1] as _, fd(x[2])));
@@ -175,10 +236,15 @@ on_descriptors! {
     SYS_setsockopt(x) => sockets::slim_setsockopt(fd(x[0]), fd(x[1]), fd(x[2]), x[3] as _, x[4] as _);
     SYS_setns(x) => process::set_namespace(fd(x[0]), fd(x[1]), || real(libc::SYS_setns, x) as c_int);
     SYS_shutdown(x) => sockets::slim_shutdown(fd(x[0]), fd(x[1]));
+    #[cfg(target_arch = "x86_64")]
+    SYS_signalfd(x) => creates(libc::SYS_signalfd, x);
+    SYS_signalfd4(x) => creates(libc::SYS_signalfd4, x);
     SYS_socket(x) => numbers::slim_socket(fd(x[0]), fd(x[1]), fd(x[2]));
     SYS_socketpair(x) => numbers::slim_socketpair(fd(x[0]), fd(x[1]), fd(x[2]), x[3] as _);
     SYS_splice(x) => plainly(|| data::slim_splice(fd(x[0]), x[1] as _, fd(x[2]), x[3] as _, x[4], x[5] as _));
+    SYS_timerfd_create(x) => creates(libc::SYS_timerfd_create, x);
     SYS_unshare(x) => process::unshare(fd(x[0]), || real(libc::SYS_unshare, x) as c_int);
+    SYS_userfaultfd(x) => creates(libc::SYS_userfaultfd, x);
     SYS_write(x) => plainly(|| data::slim_write(fd(x[0]), x[1] as _, x[2]));
     SYS_writev(x) => plainly(|| data::slim_writev(fd(x[0]), x[1] as _, fd(x[2])));
 }

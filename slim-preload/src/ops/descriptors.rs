@@ -3,7 +3,7 @@
 use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
-use crate::{flow, listeners, options, runtime, stand_in, sys};
+use crate::{epoll, flow, listeners, options, runtime, stand_in, sys};
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{FinHow, Verdict};
@@ -17,7 +17,7 @@ pub fn is_ours(fd: c_int) -> bool {
 
 /// Whether a number is SLIM's own, also for its own calls.
 pub fn is_internal(fd: c_int) -> bool {
-    slim_agent::fds::is_internal(fd) || stand_in::is_ours(fd)
+    slim_sys::fds::is_internal(fd) || stand_in::is_ours(fd)
 }
 
 /// `close`; `real` closes the number.
@@ -98,17 +98,21 @@ pub enum Left {
 
 /// A number leaves its flow. The real close comes after it, then [`finish`].
 pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
+    table::release(fd, flow);
+    let exposed = ctl.exposed().is_some();
+    ctl.fds.retain(|n| *n != fd);
+    if ctl.is_held() {
+        epoll::keep_closed(flow, &mut ctl, fd);
+    }
     for e in &ctl.epolls {
         // While the transport is away the kernel has no registration to drop by itself.
         e.forget(fd);
     }
-    table::release(fd, flow);
-    let exposed = ctl.exposed().is_some();
-    ctl.fds.retain(|n| *n != fd);
-    if !ctl.fds.is_empty() {
+    if ctl.is_held() {
         return Left::Nothing;
     }
-    ctl.epolls.clear();
+    epoll::drop_closed(flow, &mut ctl);
+    let epolls = std::mem::take(&mut ctl.epolls);
     ctl.uncover(flow);
     flow.give_back_pass();
     if !flow.live.load(Ordering::Acquire) && ctl.mode == Mode::Open {
@@ -116,7 +120,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
     if flow.forked.load(Ordering::Relaxed) || !established {
-        ctl.set_transport(None);
+        drop_transport(&mut ctl);
         ctl.mode = Mode::Lingering;
         flow.live.store(false, Ordering::Release);
         runtime::with_agent(|a| a.demote(flow.token()));
@@ -141,14 +145,18 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if !(plainly && say_closed(flow, &ctl, end)) {
         runtime::with_agent(|a| a.finish(flow.token(), end, how));
     }
+    if how == FinHow::Reset {
+        drop_transport(&mut ctl);
+    }
     ctl.stash = Stash::new();
     match ctl.mode {
-        _ if how == FinHow::Reset => ctl.set_transport(None),
+        _ if how == FinHow::Reset => {}
         // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
         // left to the kernel.
         Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
             let kept = sys::dup_high(fd).ok();
             if let Some(kept) = kept {
+                epoll::outlived(fd, &epolls);
                 sys::shutdown(kept, libc::SHUT_WR);
             }
             ctl.set_transport(kept);
@@ -167,6 +175,15 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     ctl.mode = Mode::Lingering;
     Left::Last(how)
+}
+
+/// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
+/// unread bytes of its own, does not know of these.
+fn drop_transport(ctl: &mut Ctl) {
+    if let Some(waiting) = ctl.transport.filter(|_| !ctl.stash.is_empty()) {
+        sys::set_option(waiting, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
+    }
+    ctl.set_transport(None);
 }
 
 /// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
@@ -288,6 +305,32 @@ pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
     });
 }
 
+/// [`demote_if_open`], before an urgent byte is sent: the peer has heard it before that, if it answers in time. What it has
+/// read aside, and where the mark is, would be lost if it had to resume the connection.
+pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
+    let is_ours = || {
+        let ctl = flow.ctl_of(fd)?;
+        let ours = ctl.mode == Mode::Open || ctl.mode == Mode::Stashed { then: Then::Open };
+        (ours && !ctl.plain).then(|| sys::is_nonblocking(ctl.flags_of(fd)))
+    };
+    let Some(nonblocking) = is_ours() else { return };
+    let at_once = nonblocking || flags & libc::MSG_DONTWAIT != 0;
+    let limit = Instant::now() + runtime::time_to_answer(at_once);
+    let token = flow.token();
+    if flow.live.load(Ordering::Acquire) {
+        runtime::with_agent(|a| a.demote_heard(token));
+        loop {
+            let seen = flow.signal.load(Ordering::SeqCst);
+            let left = limit.saturating_duration_since(Instant::now());
+            if is_ours().is_none() || left.is_zero() {
+                break;
+            }
+            let _ = flow.wait(seen, Some(left));
+        }
+    }
+    demote_if_open(flow, fd);
+}
+
 /// How long the agent is given to send the peer what it is to know.
 const TELLING: Duration = Duration::from_millis(100);
 
@@ -378,7 +421,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
     // From a bad descriptor, or to a number beyond the limit on open files, which was lowered: refused, and the target is
     // left alone.
     if !sys::is_open(from)
-        || to.is_some_and(|to| !sys::keep_errno(|| slim_agent::limit::may_be_given_out(to)))
+        || to.is_some_and(|to| !sys::keep_errno(|| slim_sys::limit::may_be_given_out(to)))
     {
         return real();
     }
@@ -403,7 +446,8 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
         match (&source, &mut guard) {
             (Entry::Flow(_), Some((flow, ctl))) => {
                 if table::set_flow(new, flow) {
-                    ctl.fds.push(new);
+                    ctl.add_number(new);
+                    sys::keep_errno(|| epoll::take_back(flow, ctl, new));
                 }
             }
             (Entry::Listener, _) => listeners::duplicated(from, new),
@@ -411,7 +455,12 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
                 instance.duplicated(new);
                 table::set_epoll(new, instance);
             }
-            (Entry::Inherited, _) | (Entry::None, _) | (Entry::Flow(_), None) => {}
+            (Entry::Inherited, _) if has_stream(new) => {
+                // No hook will see what is done with it: the parent is told now.
+                let _ = table::flow(from);
+            }
+            (Entry::Inherited, _) => table::inherited_again(from, new),
+            (Entry::None, _) | (Entry::Flow(_), None) => {}
         }
     }
     drop(guard);
@@ -461,10 +510,10 @@ pub fn close_range_apart(first: u32, last: u32, real: impl FnOnce() -> c_int) ->
     crate::process::before_other_numbers();
     let r = real();
     if r == 0 && !runtime::possible() {
-        for fd in first..=last.min(slim_agent::fds::LIMIT as u32 - 1) {
+        for fd in first..=last.min(slim_sys::fds::LIMIT as u32 - 1) {
             let fd = fd as c_int;
             if is_internal(fd) && !sys::keep_errno(|| sys::is_open(fd)) {
-                slim_agent::fds::release(fd);
+                slim_sys::fds::release(fd);
                 stand_in::closed(fd);
             }
         }
@@ -500,7 +549,7 @@ pub fn note_table_size(status: &str) {
 /// grows by powers of two, and never shrinks.
 pub fn table_size() -> c_int {
     // One of ours that is just being made is up there, and not known to be ours yet.
-    let floor = slim_agent::fds::floor();
+    let floor = slim_sys::fds::floor();
     let open = open_numbers()
         .into_iter()
         .filter(|fd| *fd < floor && !is_ours(*fd));

@@ -1,7 +1,7 @@
 //! Files into flows: `sendfile`.
 //!
 //! A flow needs a copy of what is in flight, so the file's bytes pass through a buffer of ours; `splice`
-//! gives us no look at the bytes, and makes a flow plain TCP.
+//! gives us no look at the bytes, and makes a flow plain TCP; so does asynchronous I/O.
 
 use super::buffers::Source;
 use super::descriptors;
@@ -9,7 +9,7 @@ use super::transmit::Transmit;
 use crate::flow::Flow;
 use crate::sys;
 use crate::table;
-use libc::{c_int, off_t};
+use libc::{aiocb, c_int, off_t};
 use slim_core::memory;
 
 /// How much of a file is read at once.
@@ -116,6 +116,51 @@ pub unsafe fn sendfile(
         return super::fail(libc::EFAULT);
     }
     done as isize
+}
+
+/// Before libc's threads read or write what is asked for in `block`.
+pub fn queued(block: *const aiocb) {
+    if let Some(block) = asked(block) {
+        spliced(block.aio_fildes);
+    }
+}
+
+/// The same for a list.
+pub fn queued_all(list: *const *mut aiocb, count: c_int) {
+    for i in 0..usize::try_from(count).unwrap_or(0) {
+        match asked(list.wrapping_add(i)) {
+            Some(block) => queued(block),
+            None => return,
+        }
+    }
+}
+
+/// What `io_submit(2)` is given, as far as it matters here (linux/aio_abi.h, `struct iocb`).
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Submission {
+    data: u64,
+    key_and_flags: u64,
+    operation: u16,
+    priority: i16,
+    fd: c_int,
+}
+
+/// Before the kernel does what is asked for with `io_submit`: it reads and writes, or holds on to the file for a poll.
+pub fn submitted(count: usize, list: *const *const Submission) {
+    // A process has no more at a time (fs.aio-max-nr); what is wrong with a pointer the kernel says.
+    for i in 0..count.min(1 << 16) {
+        match asked(list.wrapping_add(i)).map(asked) {
+            Some(Some(submission)) => spliced(submission.fd),
+            _ => return,
+        }
+    }
+}
+
+/// A copy of what the application points to, if anything here can be its business.
+fn asked<T: Copy>(at: *const T) -> Option<T> {
+    let there = !at.is_null() && table::any();
+    sys::keep_errno(|| sys::copy_of(at).filter(|_| there))
 }
 
 /// Before `splice` moves bytes to or from a descriptor.

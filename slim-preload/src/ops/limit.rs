@@ -69,7 +69,14 @@ impl Limit {
         }
     }
 
-    pub(super) fn left(&self) -> Option<Duration> {
+    /// The same, counting.
+    pub fn begun(mut self) -> Self {
+        self.begin();
+        self
+    }
+
+    /// What is left; `None` is for ever.
+    pub fn left(&self) -> Option<Duration> {
         self.until.map_or(self.whole, |u| {
             Some(u.saturating_duration_since(Instant::now()))
         })

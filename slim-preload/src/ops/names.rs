@@ -5,11 +5,11 @@
 //! number have them, too.
 
 use crate::addr::{Name, RawAddr};
-use crate::flow::Mode;
-use crate::lock::Lock;
+use crate::flow::{Mode, UNKNOWN};
 use crate::sys;
 use crate::table::{self, Entry};
 use libc::{c_int, sockaddr, socklen_t};
+use slim_sys::lock::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -96,11 +96,23 @@ pub unsafe fn name(
         End::Local => &ctl.local,
         End::Peer => &ctl.peer,
     };
-    match saved.as_ref().filter(|_| moved) {
-        // SAFETY: the caller's contract.
-        Some(saved) => unsafe { give(saved, addr, len) },
-        None => real(),
+    let Some(saved) = saved.as_ref().filter(|_| moved) else {
+        return real();
+    };
+    let both = [&flow.local_final, &flow.peer_final];
+    let has_ended = || both.iter().all(|f| f.load(Ordering::Acquire) != UNKNOWN);
+    if ctl.mode == Mode::Open && has_ended() {
+        let room = sys::copy_of(len);
+        let r = real();
+        // What has ended in both directions has no peer any more.
+        let Some(room) = room.filter(|_| r == 0) else {
+            return r;
+        };
+        // SAFETY: the kernel has just written to it.
+        unsafe { len.write_unaligned(room) };
     }
+    // SAFETY: the caller's contract.
+    unsafe { give(saved, addr, len) }
 }
 
 /// # Safety

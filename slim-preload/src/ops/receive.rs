@@ -5,20 +5,24 @@
 //! out of the ordinary goes on in [`Receive::go_on`].
 
 use super::buffers::Buffers;
+use super::limit::Limit;
 use super::{Next, Way, broken, descriptors, enter, fail};
-use crate::flow::{Flow, Inside, Mode};
+use crate::flow::{Ctl, Flow, Inside, Mode, Then};
 use crate::sys::{self, direct};
 use crate::table;
-use crate::transport::{self, Fault};
+use crate::transport::{self, CtlGuard, Fault};
 use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Looks whether there is anything, without waiting and without taking it.
 const PROBE: c_int = libc::MSG_PEEK | libc::MSG_DONTWAIT;
 /// Reads that take nothing from the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
+/// How long a transport that waits behind stashed bytes is waited for at a time.
+const SLICE: Duration = Duration::from_millis(10);
 
 /// How a call reads.
 #[derive(Clone, Copy)]
@@ -178,12 +182,16 @@ impl Receive {
             }
             let stopped = (n as usize) < self.buffers.len()
                 && self.has(libc::MSG_WAITALL)
-                && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT)
+                && !self.has(libc::MSG_DONTWAIT)
                 && !sys::is_nonblocking(self.fd);
             if !stopped {
                 flow.leave(inside);
             } else if self.transport_stopped(flow, inside, None) {
-                return Next::Return(self.complete(n as usize));
+                // Who only looks, looks again.
+                return match self.has(libc::MSG_PEEK) {
+                    true => Next::Again,
+                    false => Next::Return(self.complete(n as usize)),
+                };
             }
             return Next::Return(n);
         }
@@ -194,6 +202,12 @@ impl Receive {
             if orderly || self.buffers.len() == 0 || self.has(libc::MSG_OOB) {
                 flow.leave(inside);
                 return Next::Return(0);
+            }
+            if flow.gate.is_suspended() {
+                // The transport was shut under the call: that is no end of the stream. Asked before the gate is left, for
+                // soon after it the flow may be plain TCP on another transport.
+                flow.leave(inside);
+                return Next::Again;
             }
             Cause::Eof { received: at }
         } else {
@@ -313,6 +327,74 @@ impl Receive {
         have as isize
     }
 
+    /// How many bytes a call waits for, all of them at once: with MSG_PEEK and MSG_WAITALL for all, else for SO_RCVLOWAT.
+    /// One that takes them waits for the rest when it has begun.
+    fn least(self, ctl: &Ctl) -> usize {
+        let least = match self.has(libc::MSG_WAITALL) {
+            _ if self.has(libc::MSG_DONTWAIT) => 0,
+            true if self.has(libc::MSG_PEEK) => self.buffers.len(),
+            true => 0,
+            false => ctl.old().map_or(0, |old| {
+                let least = sys::option::<c_int>(old, libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+                least.map_or(0, |n| n.max(0) as usize)
+            }),
+        };
+        let least = least.min(self.buffers.len());
+        let is_there = least <= ctl.stash.len() || transport::nonblocking(ctl, self.fd);
+        if is_there { 0 } else { least }
+    }
+
+    /// Waits until so many bytes are stashed, or what comes next is not theirs, or the call's time is up. `None` if the
+    /// flow is to be looked at again.
+    #[cold]
+    fn wait_for_more(
+        self,
+        flow: &'static Flow,
+        mut ctl: CtlGuard,
+        least: usize,
+    ) -> Option<CtlGuard> {
+        let whole = ctl
+            .old()
+            .and_then(|old| super::timeout(old, libc::SO_RCVTIMEO));
+        let mut limit = Limit::new(whole);
+        limit.begin();
+        loop {
+            transport::stash_more(flow, &mut ctl, self.buffers.len());
+            let left = limit.left();
+            if ctl.stash.len() >= least || left == Some(Duration::ZERO) {
+                return Some(ctl);
+            }
+            let seen = flow.signal.load(Ordering::SeqCst);
+            let interrupted = match (ctl.mode, ctl.transport) {
+                (Mode::Suspended, _) => {
+                    drop(ctl);
+                    flow.wait(seen, left) == Err(libc::EINTR)
+                }
+                (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_error(new) => {
+                    let errno = sys::option(new, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
+                    let errno = if errno == 0 { libc::ECONNRESET } else { errno };
+                    transport::lost_while_barred(flow, ctl, errno);
+                    false
+                }
+                // The end of the stream, which is the next call's to look into.
+                (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_come_to_an_end(new) => {
+                    return Some(ctl);
+                }
+                (Mode::Stashed { then: Then::Open }, Some(new)) => {
+                    drop(ctl);
+                    // Looked at again after a moment, because the transport may leave this number meanwhile.
+                    let slice = left.map_or(SLICE, |left| left.min(SLICE));
+                    sys::try_poll(new, libc::POLLIN, Some(slice)) == Err(libc::EINTR)
+                }
+                _ => return Some(ctl),
+            };
+            ctl = flow.ctl_of(self.fd).filter(|_| flow.gate.is_barred())?;
+            if interrupted {
+                return Some(ctl);
+            }
+        }
+    }
+
     /// The transport is away: from the stash, or later.
     fn barred(self, flow: &'static Flow) -> Next {
         let Some(mut ctl) = flow.ctl_of(self.fd) else {
@@ -331,8 +413,19 @@ impl Receive {
             // None was sent: a flow with an urgent byte is plain TCP.
             return Next::Return(fail(libc::EINVAL));
         }
+        if self.has(libc::MSG_PEEK) && ctl.mode == Mode::Suspended {
+            // The peer may know of more that has come than can be seen before the next transport is here.
+            return self.wait(flow, ctl);
+        }
         transport::stash_more(flow, &mut ctl, self.buffers.len());
         if !ctl.stash.is_empty() {
+            let least = self.least(&ctl);
+            if least > 0 {
+                match self.wait_for_more(flow, ctl, least) {
+                    Some(enough) => ctl = enough,
+                    None => return Next::Again,
+                }
+            }
             let most = self.buffers.len().min(ctl.stash.len());
             if !self.has(libc::MSG_TRUNC) && !self.buffers.can_take(most) {
                 return Next::Return(fail(libc::EFAULT));
@@ -366,13 +459,33 @@ impl Receive {
                 Next::Again
             }
             _ if self.buffers.len() == 0 => Next::Return(0),
-            _ => super::wait(
-                flow,
-                ctl,
-                self.fd,
-                self.has(libc::MSG_DONTWAIT),
-                libc::SO_RCVTIMEO,
-            ),
+            _ => self.wait(flow, ctl),
         }
+    }
+
+    fn wait(self, flow: &'static Flow, ctl: CtlGuard) -> Next {
+        let dontwait = self.has(libc::MSG_DONTWAIT);
+        super::wait(flow, ctl, self.fd, dontwait, libc::SO_RCVTIMEO)
+    }
+}
+
+/// Whether the connection under `fd` has failed and is not resumed: the kernel has its error.
+pub fn has_failed(fd: c_int) -> bool {
+    sys::keep_errno(|| match enter(fd) {
+        Way::In(flow) => {
+            let failed = sys::has_error(fd);
+            flow.leave(Inside::Counted);
+            let cause = Cause::Errno(transport::TO_BE_ASKED);
+            failed && matches!(transport::fault(flow, fd, cause), Fault::Plain)
+        }
+        _ => false,
+    })
+}
+
+/// A call that has received something has met an error: if the connection is over, the next call is to be told.
+pub fn owe(fd: c_int, errno: c_int) {
+    let passing = [libc::EAGAIN, libc::EINTR, libc::EFAULT];
+    if !passing.contains(&errno) && table::flow(fd).is_none() && sys::is_tcp(fd) {
+        transport::owe(fd, errno);
     }
 }

@@ -5,11 +5,11 @@
 //! is going to sleep on a flow therefore waits for one more descriptor, its thread's alarm, which every swap sounds.
 //! (epoll needs none of this: adding a registration wakes its sleepers.)
 
-use crate::lock::Lock;
 use crate::runtime;
 use crate::sys::{self, Errno};
 use libc::{c_int, pollfd};
-use slim_agent::fds::Mark;
+use slim_sys::fds::Mark;
+use slim_sys::lock::Lock;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -88,7 +88,7 @@ fn own() -> Option<c_int> {
             fd
         }
         None => {
-            let fd = sys::eventfd().ok()?;
+            let fd = sys::eventfd().ok()?.leak();
             runtime::quietly(|| Mark::ALARM.set(fd));
             ALARMS.with(|alarms| alarms.all.push((fd, me)));
             fd

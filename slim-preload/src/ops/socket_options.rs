@@ -142,6 +142,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         }
         _ => real(on),
     };
+    ctl.options_set |= mode == Mode::Suspended;
     drop(ctl);
     if binds && r == 0 {
         sys::keep_errno(|| match mode {

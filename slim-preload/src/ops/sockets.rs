@@ -3,14 +3,14 @@
 use super::descriptors;
 use crate::addr::RawAddr;
 use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN, given_out};
-use crate::front::Handle;
-use crate::lock::undisturbed;
+use crate::front::{Accepted, Handle};
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
 use crate::{epoll, listeners, options, runtime};
 use libc::{c_int, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
+use slim_sys::lock::undisturbed;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -45,7 +45,8 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
         return Managed::No;
     };
     epoll::adopt(fd, &mut flow.ctl());
-    let handle = Arc::new(Handle::new(flow));
+    let accepted = (role == Role::Acceptor).then(|| Accepted::of(fd));
+    let handle = Arc::new(Handle::new(flow, accepted));
     let opened = runtime::with_agent(|a| {
         let known = match role {
             Role::Connector => a.dial(local, remote),
@@ -261,7 +262,8 @@ pub unsafe fn accept(
 
 /// `shutdown`.
 pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
-    let Entry::Flow(flow) = table::entry(fd) else {
+    // A forked child that ends its parent's connection uses it.
+    let Some(flow) = table::flow(fd) else {
         return real();
     };
     let known = matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR);

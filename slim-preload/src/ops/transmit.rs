@@ -14,9 +14,12 @@ use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A call that does not wait, nor raise a signal.
 pub(super) const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+/// How long a call waits before it looks again under which number the transport is.
+const MOMENT: Duration = Duration::from_millis(10);
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
 pub(super) const LARGE: usize = 8 << 10;
 
@@ -208,7 +211,7 @@ impl<S: Source> Transmit<S> {
                 Way::Plain => return plain(),
                 Way::In(flow) => {
                     flow.leave(Inside::Counted);
-                    sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+                    sys::keep_errno(|| descriptors::demote_for_urgent(flow, self.fd, self.flags));
                     Next::Again
                 }
                 Way::Barred(flow) => self.barred(flow, &real),
@@ -391,7 +394,7 @@ impl<S: Source> Transmit<S> {
                 return Next::Return(0);
             }
             // Looked at again after a moment, because the transport may leave this number meanwhile.
-            sys::wait_ready(fd, libc::POLLOUT, 10);
+            sys::poll(fd, libc::POLLOUT, Some(MOMENT));
             return Next::Again;
         }
         if broken(fd, errno) {

@@ -8,10 +8,10 @@
 //!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
 //!   `SIGEV_THREAD`, are not seen.)
 
-use super::raw::{Word, padded, syscall};
-use super::{Errno, errno};
 use libc::{c_int, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
-use slim_agent::cancel;
+use slim_sys::cancel;
+use slim_sys::raw::{Word, padded, syscall};
+use slim_sys::{Errno, errno};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -69,7 +69,7 @@ pub fn numbers_differ() {
 #[inline]
 pub fn is_another_process() -> bool {
     AGAINST.load(Ordering::Relaxed) & DIFFERS != 0
-        && !super::keep_errno(crate::runtime::in_own_process)
+        && !slim_sys::keep_errno(crate::runtime::in_own_process)
 }
 
 /// A thread is to be cancelled: every call is a cancellation point from now on.

@@ -39,6 +39,27 @@ static void *waiter(void *x) {
     return NULL;
 }
 
+// A number that is closed while the peer has not taken all is nobody's any more: not then, and not when the peer ends.
+static void closed_with_bytes_on_the_way(void) {
+    enum { MUCH = 8 << 20 };
+    static char much[MUCH];
+    struct conn x = connection();
+    int e = MUST(epoll_create1(0)), unacked = 0;
+    R(ctl(e, EPOLL_CTL_ADD, x.s, EPOLLIN | EPOLLOUT | EPOLLRDHUP, 77));
+    MUST(fcntl(x.s, F_SETFL, O_NONBLOCK));
+    MUST(write(x.s, much, MUCH));
+    MUST(ioctl(x.s, SIOCOUTQ, &unacked));
+    line("unacknowledged: %d", unacked > 0);
+    R(close(x.s));
+    events(e, "closed");
+    while (recv(x.c, much, MUCH, 0) > 0) {}
+    close(x.c);
+    ms(100);
+    events(e, "ended by the peer");
+    close(x.l);
+    close(e);
+}
+
 int main(void) {
     begin(20);
     struct conn x = connection();
@@ -217,6 +238,9 @@ int main(void) {
     R(ctl(e, EPOLL_CTL_ADD, x.s, EPOLLIN, 1));
     events(e, "the inner set is gone");
     MUST(recv(x.s, buf, 1, 0));
+
+    line("-- closed with bytes on the way");
+    closed_with_bytes_on_the_way();
 
     line("-- in a forked child");
     pid_t p = fork();

@@ -62,6 +62,27 @@ static void exec_self(int fd, const char *how) {
     _exit(90);
 }
 
+// A child ends our direction of the connection, after it has used it or not, by its own number of it or a copy; the other one
+// goes on.
+static void ended_by_child(int uses, int copies) {
+    struct conn x = connection();
+    if (uses) MUST(send(x.s, "q", 1, 0));
+    pid_t p = fork();
+    if (!p) {
+        if (copies) x.c = R(dup(x.c));
+        if (uses) R(full_recv(x.c, buf, 1));
+        if (uses) R(send(x.c, "answer", 6, 0));
+        R(shutdown(x.c, SHUT_WR));
+        _exit(0);
+    }
+    child_ends(p, "child");
+    R(full_recv(x.s, buf, 9));
+    R(send(x.s, "back", 4, 0));
+    R(full_recv(x.c, buf, 4));
+    line("%s", bits(wait_for(x.s, POLLIN | POLLRDHUP, 2000)));
+    hang_up(x);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 2 && !strcmp(argv[1], "heir")) return heir(atoi(argv[2]));
@@ -299,6 +320,9 @@ int main(int argc, char **argv) {
     close(x.c);
     close(x.l);
     close(u[0]);
+
+    line("-- ended by a child");
+    for (int way = 0; way < 4; way++) ended_by_child(way & 1, way >> 1);
 
     line("-- a child's own connections");
     x = connection();

@@ -21,15 +21,16 @@ static void server(int fd) {
 
 // Until that many bytes can be seen; how many can.
 static long seen(int fd, int by_peek, int want) {
-    int n = 0;
+    int n = 0, before = errno;
     for (int i = 0; i < 3000 && n < want; i++, ms(1)) {
         if (by_peek)
             n = recv(fd, b, sizeof b, MSG_PEEK | MSG_DONTWAIT);
         else
             MUST(ioctl(fd, FIONREAD, &n));
-        // What was seen before does not go away.
+        // What was seen before does not go away. While no transport is there, a look is told to come again.
         if (n < BEFORE && !(by_peek && errno == EAGAIN)) line("only %d can be seen", n);
     }
+    errno = before;
     return n;
 }
 

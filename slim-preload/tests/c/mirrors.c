@@ -1,5 +1,5 @@
 // Epoll registrations over a break, where the numbers of the epoll instances change hands: in a forked child, and after
-// one of several numbers of an instance is closed. And forks while other threads register.
+// one of several numbers of an instance is closed, or of a connection. And forks while other threads register.
 #include "t.h"
 #include <stdatomic.h>
 
@@ -90,6 +90,58 @@ static void doubled(int first, int over) {
     R(epoll_ctl(left, EPOLL_CTL_DEL, fd, &ev));
 }
 
+// A connection has two numbers, and the one that is registered is closed, before the connection breaks, or after.
+static void copied(uint32_t events, int late, int over) {
+    int l = -1, fd = pair_up(&l);
+    int a = MUST(epoll_create1(0)), b = MUST(epoll_create1(0)), copy = MUST(fcntl(fd, F_DUPFD, 30));
+    struct epoll_event ev = {.events = events, .data.u64 = 0x55};
+    MUST(epoll_ctl(a, EPOLL_CTL_ADD, fd, &ev));
+    ev.data.u64 = 0x66;
+    MUST(epoll_ctl(b, EPOLL_CTL_ADD, fd, &ev));
+    int once = events & EPOLLONESHOT;
+    if (!once) report(a, fd, "before");
+    if (late) both_break();
+    if (over)
+        MUST(dup2(0, fd));
+    else
+        R(close(fd));
+    if (!late) both_break();
+    report(a, copy, "by the copy");
+    if (once) report(a, copy, "fired");
+    both_break();
+    report(b, copy, "by the copy, in the other set");
+    // Nobody can name it any more, and the copy is not registered.
+    ev.data.u64 = 0x77;
+    R(epoll_ctl(a, EPOLL_CTL_MOD, fd, &ev));
+    R(epoll_ctl(a, EPOLL_CTL_DEL, copy, &ev));
+    both_break();
+    // Until it has that number again.
+    MUST(dup2(copy, fd));
+    if (late) both_break();
+    R(epoll_ctl(a, EPOLL_CTL_ADD, fd, &ev));
+    R(epoll_ctl(a, EPOLL_CTL_MOD, fd, &ev));
+    if (!late) both_break();
+    report(a, copy, "by its number again");
+    R(epoll_ctl(a, EPOLL_CTL_DEL, fd, &ev));
+    R(epoll_ctl(a, EPOLL_CTL_DEL, fd, &ev));
+    close(b);
+    // It is plain TCP, and registered by a number that is closed.
+    R(epoll_ctl(a, EPOLL_CTL_ADD, fd, &ev));
+    R(close(fd));
+    if (is_server()) R(send(copy, "!", 1, MSG_OOB));
+    meet();
+    if (!is_server()) line("urgent: %s", bits(wait_for(copy, POLLPRI, 3000)));
+    R(recv(copy, buf, 1, MSG_OOB));
+    report(a, copy, "plain");
+    if (!is_server()) {
+        R(close(copy));
+        R(epoll_wait(a, &ev, 1, 50));
+    } else {
+        R(recv(copy, buf, 1, 0));
+        R(close(copy));
+    }
+}
+
 static atomic_int stop;
 
 static void *registers(void *x) {
@@ -140,5 +192,10 @@ int main(int argc, char **argv) {
     if (!strcmp(kase, "first")) doubled(1, 0);
     if (!strcmp(kase, "second")) doubled(0, 0);
     if (!strcmp(kase, "over")) doubled(1, 1);
+    if (!strcmp(kase, "copy")) copied(EPOLLIN, 0, 0);
+    if (!strcmp(kase, "copy-late")) copied(EPOLLIN, 1, 0);
+    if (!strcmp(kase, "copy-over")) copied(EPOLLIN | EPOLLRDHUP, 0, 1);
+    if (!strcmp(kase, "copy-edge")) copied(EPOLLIN | EPOLLET, 0, 0);
+    if (!strcmp(kase, "copy-once")) copied(EPOLLIN | EPOLLONESHOT, 1, 0);
     return 0;
 }

@@ -80,6 +80,15 @@ static int moved(int fd, int number, int seen) {
     return number;
 }
 
+// The same of two numbers, of which the second may have got what the first asked for.
+static void both_moved(int p[2], int number, int seen) {
+    if (!seen && p[1] == number) {
+        p[1] = MUST(raw(SYS_fcntl, number, F_DUPFD, number + 1));
+        MUST(raw(SYS_close, number));
+    }
+    p[0] = moved(p[0], number, seen);
+}
+
 // The number is one of a connection; what takes it is made by the program's own call, or by libc's.
 static void reused(const struct way *way, int seen) {
     line("-- %s, then reused %s", way->name, seen ? "by libc's call" : "unseen");
@@ -97,7 +106,7 @@ static void reused(const struct way *way, int seen) {
     R(way->close(x.c));
     int p[2];
     R(seen ? pipe(p) : raw(SYS_pipe2, p, 0));
-    p[0] = moved(p[0], x.c, seen);
+    both_moved(p, x.c, seen);
     line("%d", p[0] == x.c);
     is_a_pipe(p[0], p[1]);
     ends(x.s);
@@ -107,7 +116,7 @@ static void reused(const struct way *way, int seen) {
     x = connection();
     R(way->close(x.c));
     R(seen ? socketpair(AF_UNIX, SOCK_STREAM, 0, p) : raw(SYS_socketpair, AF_UNIX, SOCK_STREAM, 0, p));
-    p[0] = moved(p[0], x.c, seen);
+    both_moved(p, x.c, seen);
     line("%d", p[0] == x.c);
     is_a_pair(p[0], p[1]);
     ends(x.s);
@@ -191,7 +200,7 @@ static void waits(const struct way *way) {
     R(way->close(x.c));
     int p[2];
     R(raw(SYS_pipe2, p, 0));
-    p[0] = moved(p[0], x.c, 0);
+    both_moved(p, x.c, 0);
     line("%d", p[0] == x.c);
     R(epoll_ctl(e, EPOLL_CTL_MOD, p[0], &ev));
     R(epoll_ctl(e, EPOLL_CTL_ADD, p[0], &ev));
@@ -264,6 +273,37 @@ static void calls_by_number(void) {
     struct pollfd p = {.fd = c, .events = POLLIN | POLLOUT};
     R(syscall(SYS_ppoll, &p, 1, NULL, NULL, 8));
     line("%s", bits(p.revents));
+    // Its time limit is counted down, which libc's functions do not do.
+    struct timespec limit = {2, 0};
+    R(syscall(SYS_ppoll, &p, 1, &limit, NULL, 8));
+    line("counted down %d", limit.tv_sec < 2 && limit.tv_nsec > 0);
+    fd_set set;
+    FD_ZERO(&set);
+    FD_SET(c, &set);
+    limit = (struct timespec){2, 0};
+    sigset_t none;
+    sigemptyset(&none);
+    struct {
+        const void *set;
+        size_t size;
+    } mask = {&none, 8};
+    R(syscall(SYS_pselect6, c + 1, NULL, &set, NULL, &limit, &mask));
+    line("%d, counted down %d", FD_ISSET(c, &set), limit.tv_sec < 2 && limit.tv_nsec > 0);
+    limit = (struct timespec){0, 20000000};
+    R(syscall(SYS_pselect6, c + 1, &set, NULL, NULL, &limit, NULL));
+    line("left %ld", limit.tv_nsec);
+    mask.size = 4;
+    R(syscall(SYS_pselect6, c + 1, NULL, &set, NULL, &limit, &mask));
+    R(syscall(SYS_pselect6, c + 1, NULL, &set, NULL, (void *)1, NULL));
+    R(syscall(SYS_pselect6, c + 1, NULL, &set, NULL, NULL, (void *)1));
+    R(syscall(SYS_select, c + 1, NULL, &set, NULL, (void *)1));
+    R(syscall(SYS_ppoll, &p, 1, (void *)1, NULL, 8));
+    limit.tv_nsec = -1;
+    R(syscall(SYS_pselect6, c + 1, NULL, &set, NULL, &limit, NULL));
+    R(syscall(SYS_ppoll, &p, 1, &limit, NULL, 8));
+    int made[] = {syscall(SYS_timerfd_create, CLOCK_MONOTONIC, 0), syscall(SYS_signalfd4, -1, &none, 8, 0), syscall(SYS_inotify_init1, 0)};
+    line("%d %d %d", made[0] - c, made[1] - c, made[2] - c);
+    for (int i = 0; i < 3; i++) R(close(made[i]));
     int e = R(syscall(SYS_epoll_create1, 0));
     struct epoll_event ev = {.events = EPOLLOUT, .data.fd = c}, got;
     R(syscall(SYS_epoll_ctl, e, EPOLL_CTL_ADD, c, &ev));

@@ -8,8 +8,6 @@ static int is(const char *what) { return strstr(getenv("T_ARGS"), what) != NULL;
 
 static void both_break(void) {
     const char *b = getenv("T_BREAKS");
-    // The first urgent byte makes the connection plain TCP, of which its peer learns by a message.
-    ms(50);
     meet();
     if (b && atoi(b) && is_server() && break_connections() < 0) line("cannot break connections: %s", ename(errno));
     meet();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::super::aged::Aged;
 use super::super::ends::Ends;
 use super::super::processes::Process;
+use super::super::record::Peer;
 use super::{Heard, PAIR_AGE, PAIRS, key_of, parse};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, Prepared};
@@ -89,6 +90,17 @@ pub(in super::super) struct Arrival {
     pub(in super::super) process: Arc<Process>,
     pub(super) pair: PairId,
     pub(super) counter: u64,
+}
+
+impl Arrival {
+    /// Who has said OPEN.
+    pub(in super::super) fn into_peer(self) -> Peer {
+        Peer {
+            process: self.process,
+            key: self.key,
+            random_s: [0; 32],
+        }
+    }
 }
 
 /// What has come to a mailbox.

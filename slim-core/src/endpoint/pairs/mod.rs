@@ -295,7 +295,7 @@ impl Endpoint {
     pub(super) fn accept_open(&mut self, now: Time, token: FlowToken, arrival: Arrival) {
         let id = arrival.flow;
         let (pair, counter) = (arrival.pair, arrival.counter);
-        let peer = Peer::of_open(arrival);
+        let peer = arrival.into_peer();
         if self.candidates.any(token) {
             return self.add_candidate(now, token, id, peer);
         }

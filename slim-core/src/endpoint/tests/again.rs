@@ -102,8 +102,10 @@ fn hello_of_a_later_connection_waits_until_that_is_accepted() {
     let hello = pair.said(A);
     let [_, b] = addrs();
     // The driver finds that the kernel has given the first connection up.
-    assert_eq!(pair.ends[B].may_be_of_later(control(A), &hello), Some(FLOW));
-    pair.ends[B].leave_addresses(FLOW);
+    let earlier = pair.ends[B].may_be_of_later(pair.now, control(A), &hello);
+    let earlier = earlier.expect("the first connection");
+    assert_eq!((earlier.flow, earlier.named_again), (Some(FLOW), true));
+    pair.ends[B].leave_addresses(&earlier);
     pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
     pair.run();
     assert_eq!(pair.kinds(A), [Kind::HelloWait]);
@@ -179,7 +181,7 @@ fn an_end_that_was_asked_about_is_not_that_of_the_next_connection() {
     pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
     assert_eq!(pair.state(A), Some(State::Live));
     while pair.ends[A].poll_action().is_some() {}
-    assert!(pair.ends[B].is_asked(FLOW));
+    assert!(pair.ends[B].was_asked(FLOW));
     pair.udp[B] = Net::Silent;
     pair.ends_first(B);
     pair.ends_first(A);
@@ -192,4 +194,52 @@ fn an_end_that_was_asked_about_is_not_that_of_the_next_connection() {
     pair.open_second(B);
     pair.run();
     assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+/// Whoever said it is not asked: it may be a process that has left the port since.
+#[test]
+fn hello_that_came_long_before_the_connection_stood_is_of_an_earlier_one() {
+    for (age, meant) in [(ms(100), false), (ms(1600), true)] {
+        let mut pair = Pair::new();
+        pair.open(A);
+        let hello = pair.said(A);
+        let [a, b] = addrs();
+        pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
+        assert!(pair.ends[B].is_awaited(b, a));
+        pair.wait(ms(2000));
+        while pair.ends[B].poll_action().is_some() {}
+        pair.ends[B].has_stood(pair.now, (b, a), age);
+        assert_eq!(pair.ends[B].is_awaited(b, a), meant);
+        pair.open(B);
+        assert_eq!(pair.ends[B].was_asked(FLOW), meant);
+    }
+}
+
+/// The two tables are of one size, and one fills faster.
+#[test]
+fn nobody_answers_for_a_connection_of_which_the_addresses_are_forgotten() {
+    for others in [0, 4400] {
+        let mut pair = Pair::new();
+        pair.open(A);
+        let first = pair.said(A);
+        pair.ends_first(A);
+        let [a, b] = addrs();
+        // Only so many are asked about at a time.
+        for n in 0..others {
+            let mut local = a;
+            local.set_port(10_000 + n);
+            let token = FlowToken(100 + u64::from(n));
+            pair.ends[A].open(pair.now, token, Role::Connector, local, b);
+            if n >= 200 {
+                pair.ends[A].gone(pair.now, token);
+            }
+        }
+        while pair.ends[A].poll_action().is_some() {}
+        pair.open(B);
+        pair.ends[B].handle_datagram(pair.now, control(A), b, &first);
+        let answer = pair.said(B);
+        pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
+        let answered = pair.ends[A].poll_action().is_some();
+        assert_eq!(answered, others == 0);
+    }
 }

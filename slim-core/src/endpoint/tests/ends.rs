@@ -2,7 +2,7 @@
 
 use super::pair::*;
 use crate::endpoint::attempts::HEAD_START;
-use crate::endpoint::record::EPIPE;
+use crate::endpoint::errno::EPIPE;
 use crate::endpoint::{Action, State};
 use crate::event::{EscalateReason, Event, LegacyReason, Trouble};
 use crate::ids::{Cause, FinHow, FlowToken, Verdict};

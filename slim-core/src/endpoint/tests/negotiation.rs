@@ -5,7 +5,7 @@ use crate::auth::JobKey;
 use crate::config::{Config, Policy};
 use crate::endpoint::{Action, State};
 use crate::event::{Event, LegacyReason};
-use crate::ids::{Cause, FlowToken, Role, Verdict};
+use crate::ids::{Cause, FinHow, FlowToken, Role, Verdict};
 use crate::wire::{Kind, Message};
 
 const LEGACY: Action = Action::Legacy {
@@ -81,6 +81,82 @@ fn a_connection_that_is_accepted_late_becomes_live_then() {
     assert_eq!(pair.states(), [State::Live; 2]);
 }
 
+/// A connection that waits to be accepted since 10 s breaks.
+fn broken_in_the_queue() -> Pair {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.wait(ms(10_000));
+    pair.forget();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    pair
+}
+
+#[test]
+fn a_connection_that_breaks_before_it_is_accepted_is_resumed_then() {
+    let mut pair = broken_in_the_queue();
+    pair.wait(ms(55_000));
+    assert_eq!(pair.state(A), Some(State::Negotiating));
+    pair.open(B);
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(50));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let install = |action: &Action| matches!(action, Action::Install { .. });
+    assert_eq!([A, B].map(|n| pair.count(n, install)), [1, 1]);
+}
+
+#[test]
+fn a_connection_that_breaks_and_is_never_accepted_has_its_error_after_the_attempts() {
+    let mut pair = broken_in_the_queue();
+    pair.wait(ms(59_000));
+    assert_eq!(pair.verdict(A), None);
+    pair.wait(ms(1_000));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
+#[test]
+fn a_connection_that_is_in_no_queue_any_more_is_plain() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.run();
+    let hello = pair.heard[B].last().unwrap().clone();
+    let [a, b] = addrs();
+    let asked = |pair: &Pair| pair.ends[B].is_waiting(pair.now, a, &hello);
+    assert_eq!(asked(&pair), None, "it may just be accepted");
+    pair.wait(ms(400));
+    assert_eq!(asked(&pair), Some(b));
+    pair.ends[B].is_not_queued(pair.now, a, &hello);
+    assert_eq!(pair.ends[B].pending.len(), 0);
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    assert_eq!(pair.events[A].last(), Some(&because(LegacyReason::Policy)));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
+#[test]
+fn what_breaks_with_the_process_that_was_to_accept_it_has_its_error_at_once() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.wait(ms(10_000));
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
+    // Its control socket is closed a moment later.
+    pair.udp[B] = Net::Refuses;
+    pair.wait(ms(100));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
+#[test]
+fn a_hello_is_kept_for_as_long_as_it_is_said_again() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    for _ in 0..100 {
+        pair.wait(ms(1_000));
+        assert_eq!(pair.ends[B].pending.len(), 1);
+    }
+}
+
 #[test]
 fn a_connection_that_is_never_accepted_is_plain_after_five_minutes() {
     let mut pair = Pair::new();
@@ -96,6 +172,16 @@ fn a_connection_that_is_never_accepted_is_plain_after_five_minutes() {
 }
 
 #[test]
+fn who_asks_for_a_flow_that_has_just_been_thrown_away_is_answered() {
+    let mut pair = Pair::new();
+    pair.open(B);
+    pair.ends[B].finish(pair.now, FLOW, 0, FinHow::Reset);
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.events[A].last(), Some(&because(LegacyReason::Policy)));
+}
+
+#[test]
 fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
     let mut pair = Pair::new();
     pair.open(A);
@@ -104,6 +190,7 @@ fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
     pair.run();
     assert_eq!(pair.state(A), Some(State::Negotiating), "another address");
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.run();
     pair.ends[B].refuse_pending(|_| true);
     pair.run();
     assert_eq!(pair.events[A].last(), Some(&because(LegacyReason::Policy)));
@@ -212,22 +299,14 @@ fn an_error_during_negotiation_waits_for_its_outcome() {
     );
 
     // Plain TCP: it goes up as it is, at the latest when HELLO's time is up.
-    for waiting in [false, true] {
-        let mut pair = Pair::new();
-        if !waiting {
-            pair.udp[B] = Net::Silent;
-        }
-        pair.open(A);
-        pair.run();
-        pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
-        pair.wait(HELLO_TIME);
-        assert_eq!(
-            pair.verdict(A),
-            Some(Verdict::Errno(110)),
-            "waiting {waiting}"
-        );
-        assert_eq!(pair.count(A, |a| *a == LEGACY), 0);
-    }
+    let mut pair = Pair::new();
+    pair.udp[B] = Net::Silent;
+    pair.open(A);
+    pair.run();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(HELLO_TIME);
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(110)));
+    assert_eq!(pair.count(A, |a| *a == LEGACY), 0);
 }
 
 /// The connection is broken before its HELLO has come. Of a host that has asked before it is waited for.
@@ -384,6 +463,60 @@ fn demoted_flows_are_plain_at_both_ends() {
     assert!(matches!(pair.messages(B)[..], [Message::Demote(_)]));
     for n in [A, B] {
         assert_eq!(pair.count(n, |a| *a == LEGACY), 1);
+    }
+}
+
+#[test]
+fn a_flow_is_plain_when_the_peer_has_heard_it() {
+    let mut pair = Pair::live();
+    pair.ends[A].demote_heard(pair.now, FLOW);
+    assert_eq!(pair.state(A), Some(State::Live));
+    pair.run();
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    assert_eq!(pair.events[A], [Event::Demoted]);
+    assert_eq!(pair.events[B], [because(LegacyReason::PeerDemoted)]);
+    assert_eq!(pair.kinds(B), [Kind::Demote, Kind::Query]);
+    assert_eq!(pair.kinds(A), [Kind::Status]);
+    for n in [A, B] {
+        assert_eq!(pair.count(n, |a| *a == LEGACY), 1);
+    }
+}
+
+#[test]
+fn a_peer_that_has_not_heard_is_told_again() {
+    let mut pair = Pair::live();
+    pair.udp[B] = Net::Silent;
+    pair.ends[A].demote_heard(pair.now, FLOW);
+    pair.run();
+    assert_eq!(pair.states(), [State::Live; 2]);
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(60));
+    assert_eq!(pair.states(), [State::Legacy; 2]);
+    // Who never answers is not waited for for ever; nor is who cannot be asked.
+    for live in [true, false] {
+        let mut pair = if live { Pair::live() } else { Pair::new() };
+        pair.udp[B] = Net::Silent;
+        if !live {
+            pair.open(A);
+        }
+        pair.ends[A].demote_heard(pair.now, FLOW);
+        pair.run();
+        assert_eq!(pair.state(A) == Some(State::Live), live);
+        pair.wait(ms(5000));
+        assert_eq!(pair.state(A), Some(State::Legacy));
+    }
+}
+
+#[test]
+fn a_flow_that_breaks_before_the_peer_has_heard_is_looked_into() {
+    for cause in [Cause::Errno(RESET), Cause::Eof { received: 0 }] {
+        let mut pair = Pair::live();
+        pair.ends[A].demote_heard(pair.now, FLOW);
+        pair.ends[A].fault(pair.now, FLOW, cause);
+        pair.wait(ms(5000));
+        let over = |state| matches!(state, Some(State::Legacy | State::Escalated));
+        assert!(over(pair.state(A)), "{:?}", pair.states());
+        assert_eq!(pair.state(B), Some(State::Legacy));
     }
 }
 

@@ -1,0 +1,81 @@
+//! Resume connections, as the driver has them: by name, with what their tasks are to do.
+
+use std::net::SocketAddr;
+
+use slim_core::{ConnId, Time};
+
+use super::Driver;
+use crate::mailbox::{self, mailbox};
+use crate::order::Order;
+
+impl Driver {
+    /// Makes the connection known; what its task is to do comes out of the receiver.
+    pub(super) fn add_conn(&mut self, conn: ConnId) -> mailbox::Receiver<Order> {
+        let (sender, receiver) = mailbox();
+        self.conns.insert(conn, sender);
+        self.incoming += usize::from(conn.is_incoming());
+        receiver
+    }
+
+    /// Forgets a connection. Its task closes it.
+    pub(crate) fn remove_conn(&mut self, conn: ConnId) {
+        let known = self.conns.remove(&conn).is_some();
+        self.incoming -= usize::from(known && conn.is_incoming());
+        self.silent.remove(&conn);
+    }
+
+    /// Gives a connection's task something to do; false if there is no such connection.
+    pub(crate) fn order(&mut self, conn: ConnId, order: Order) -> bool {
+        self.conns
+            .get(&conn)
+            .is_some_and(|orders| orders.send(order))
+    }
+
+    /// Whether the endpoint, or a flow, still has this connection.
+    pub(crate) fn has_conn(&self, conn: ConnId) -> bool {
+        self.conns.contains_key(&conn)
+    }
+
+    /// A connection was accepted: its name and its orders, or `None` if there are too many that may
+    /// still turn out to be somebody.
+    pub(crate) fn accept(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+    ) -> Option<(ConnId, mailbox::Receiver<Order>)> {
+        if self.incoming >= self.most_incoming {
+            // Those that say nothing make way, the oldest first.
+            let silent = self.silent.pop_first()?;
+            self.remove_conn(silent);
+            self.endpoint
+                .handle_conn_lost(now, silent, libc::ECONNABORTED);
+        }
+        self.accepted += 1;
+        let conn = ConnId::incoming(self.accepted);
+        let orders = self.add_conn(conn);
+        self.silent.insert(conn);
+        self.endpoint.handle_incoming(now, conn, from);
+        Some((conn, orders))
+    }
+
+    /// A whole message came on a connection.
+    pub(crate) fn message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
+        self.silent.remove(&conn);
+        if self.has_conn(conn) {
+            if !conn.is_incoming() {
+                // The peer's process takes what its application has asked for before it answers us.
+                self.take_datagrams(now);
+            }
+            self.let_go_of_closed(now, data);
+            self.endpoint.handle_message(now, conn, data);
+        }
+    }
+
+    /// A connection broke, or could not be made.
+    pub(crate) fn conn_lost(&mut self, now: Time, conn: ConnId, errno: i32) {
+        if self.has_conn(conn) {
+            self.remove_conn(conn);
+            self.endpoint.handle_conn_lost(now, conn, errno);
+        }
+    }
+}

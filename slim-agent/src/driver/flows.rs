@@ -1,0 +1,180 @@
+//! What the driver does to flows: suspending, draining, new transports, giving up.
+//!
+//! Between [`install`](Driver::install) and the end of the replay a flow is *carried*: the
+//! connection is its transport, but belongs to the connection's task ([`pump`](crate::pump)), and
+//! the application is kept out. If that connection breaks, the bytes it has brought must not be
+//! lost: the peer may have been told by its kernel that they arrived. So it is kept, stopped, until
+//! the flow is drained the next time.
+
+use std::os::fd::OwnedFd;
+
+use slim_core::endpoint::Action;
+use slim_core::{Cause, ConnId, FlowToken, Time};
+
+use super::{Carrier, Driver, Notice};
+use crate::Drained;
+use crate::order::{Install, Order};
+
+impl Driver {
+    pub(crate) fn suspend(&mut self, token: FlowToken) {
+        let now = self.now();
+        let Some(io) = self.survivor.io(token) else {
+            self.notices.push_back(Notice::Suspended(token));
+            return;
+        };
+        if let Some(carrier) = self.carriers.get_mut(&token) {
+            // The application is kept out already.
+            carrier.stopped = true;
+            let conn = carrier.conn;
+            self.order(conn, Order::Stop);
+            self.notices.push_back(Notice::Suspended(token));
+            return;
+        }
+        self.survivor.set_away(token, true);
+        if io.suspend() {
+            self.notices.push_back(Notice::Suspended(token));
+        } else {
+            self.watch.suspending(now, token);
+        }
+    }
+
+    /// Carries out `Drain`.
+    pub(crate) fn drain(&mut self, token: FlowToken, action: Action) {
+        if self.drain_carrier(token, action) {
+            return;
+        }
+        let Some(io) = self.survivor.io(token) else {
+            // Nothing is known of it, so nothing was received.
+            let drained = Drained {
+                received: 0,
+                sent: 0,
+            };
+            self.notices.push_back(Notice::Drained(token, drained));
+            return;
+        };
+        let drained = io.drain();
+        self.drained.insert(token, drained);
+        self.notices.push_back(Notice::Drained(token, drained));
+    }
+
+    /// Carries out `Escalate`.
+    pub(crate) fn escalate(&mut self, token: FlowToken, action: Action) {
+        let Action::Escalate { verdict, .. } = action else {
+            return;
+        };
+        if self.drain_carrier(token, action) {
+            return;
+        }
+        self.watch.stop_suspending(token);
+        if let Some(io) = self.survivor.io(token) {
+            io.escalate(verdict);
+            self.survivor.set_away(token, false);
+        }
+        self.let_go(token);
+    }
+
+    /// Carries out `Install`.
+    pub(crate) fn install(
+        &mut self,
+        token: FlowToken,
+        conn: ConnId,
+        peer_received: u64,
+        peer_sent: u64,
+    ) {
+        let Some(io) = self.survivor.io(token) else {
+            self.remove_conn(conn);
+            return;
+        };
+        let drained = self.drained.get(&token).copied();
+        let drained = drained.unwrap_or_else(|| Drained {
+            received: 0,
+            sent: io.sent(),
+        });
+        let install = Install {
+            token,
+            io,
+            peer_received,
+            sent: drained.sent,
+            expected: peer_sent.saturating_sub(drained.received),
+        };
+        let carrier = Carrier {
+            conn,
+            stopped: false,
+            then: None,
+        };
+        self.carriers.insert(token, carrier);
+        if !self.order(conn, Order::Install(install)) {
+            // It broke, and the endpoint had not heard of it when it decided.
+            self.carriers.remove(&token);
+            let cause = Cause::Errno(libc::ECONNRESET);
+            self.notices.push_back(Notice::Fault(token, cause));
+        }
+    }
+
+    /// The replay on `conn` failed: the flow needs another transport. The connection is kept for
+    /// what it has brought.
+    pub(crate) fn carrier_failed(&mut self, token: FlowToken, errno: i32) {
+        if let Some(carrier) = self.carriers.get_mut(&token)
+            && !carrier.stopped
+        {
+            carrier.stopped = true;
+            self.notices
+                .push_back(Notice::Fault(token, Cause::Errno(errno)));
+        }
+    }
+
+    /// Whether the replay that `conn` has finished still counts.
+    pub(crate) fn may_go_live(&self, token: FlowToken, conn: ConnId) -> bool {
+        let carrier = self.carriers.get(&token);
+        carrier.is_some_and(|c| c.conn == conn && !c.stopped)
+    }
+
+    /// The replay is written: `fd` is the flow's transport from here on.
+    pub(crate) fn go_live(&mut self, now: Time, token: FlowToken, fd: OwnedFd, replayed: u64) {
+        if let Some(io) = self.survivor.io(token) {
+            self.drop_carrier(token);
+            self.drained.remove(&token);
+            io.install(fd);
+            self.survivor.set_away(token, false);
+            self.endpoint.handle_installed(now, token, replayed);
+            // What was replayed is not acknowledged yet.
+            self.watch.dirty(now, token);
+            self.linger_again(now, token);
+        }
+    }
+
+    /// The connection that carried the flow was read dry and closed: what was waiting for that.
+    pub(crate) fn carrier_drained(&mut self, token: FlowToken) {
+        let Some(carrier) = self.carriers.remove(&token) else {
+            return;
+        };
+        self.remove_conn(carrier.conn);
+        match carrier.then {
+            Some(action @ Action::Drain { .. }) => self.drain(token, action),
+            Some(action @ Action::Escalate { .. }) => self.escalate(token, action),
+            _ => {}
+        }
+    }
+
+    /// Closes the connection that carries a flow which is given up or handed back.
+    pub(crate) fn drop_carrier(&mut self, token: FlowToken) {
+        if let Some(carrier) = self.carriers.remove(&token) {
+            self.remove_conn(carrier.conn);
+        }
+    }
+
+    /// If a connection carries the flow, has it read dry and closed before `action`.
+    fn drain_carrier(&mut self, token: FlowToken, action: Action) -> bool {
+        let Some(carrier) = self.carriers.get_mut(&token) else {
+            return false;
+        };
+        carrier.stopped = true;
+        carrier.then = Some(action);
+        let conn = carrier.conn;
+        if !self.order(conn, Order::Drain) {
+            self.drop_carrier(token);
+            return false;
+        }
+        true
+    }
+}

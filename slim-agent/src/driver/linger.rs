@@ -1,0 +1,263 @@
+//! Flows that the application has closed, and that owe the peer bytes still.
+//!
+//! Each holds a descriptor, the transport, and a copy of what is not acknowledged. A kernel lets a closed connection (an
+//! *orphan*) go when there are too many of them, when they take too much memory, or when the peer has taken nothing for a
+//! few minutes. So do we, and earlier: what we let go of then is the kernel's alone, and ends as it would without SLIM. Only
+//! a flow that has no transport just then loses what it owes, as without SLIM it would have when the transport died.
+
+use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
+
+use slim_core::config::Config;
+use slim_core::event::LingerLimit;
+use slim_core::{FlowToken, Time};
+
+use super::{Driver, Notice};
+use crate::flow_io::Owed;
+use slim_sys::fds;
+
+/// When a closed flow is looked at again, at first and at last.
+const FIRST: Duration = Duration::from_millis(10);
+const LAST: Duration = Duration::from_secs(1);
+
+/// How many closed flows, bytes of theirs, and how much time without progress there may be.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    flows: usize,
+    bytes: usize,
+    still: Duration,
+}
+
+/// The table of them.
+pub(crate) struct Linger {
+    flows: HashMap<FlowToken, Lingering>,
+    /// In the order in which they were closed.
+    order: BTreeSet<(Time, FlowToken)>,
+    /// Copies of all of them.
+    bytes: usize,
+    limits: Limits,
+}
+
+struct Lingering {
+    closed: Time,
+    /// When it is looked at next, and how long after that again.
+    at: Time,
+    wait: Duration,
+    kept: usize,
+    acked: u64,
+    /// Since when nothing more has been acknowledged while there was a transport.
+    since: Time,
+}
+
+impl Linger {
+    pub(crate) fn new(config: &Config) -> Self {
+        Linger {
+            flows: HashMap::new(),
+            order: BTreeSet::new(),
+            bytes: 0,
+            limits: Limits {
+                // The application's next descriptors come out of the same number.
+                flows: (fds::room() / 8).clamp(16, 1024),
+                bytes: config.linger_memory,
+                still: config.linger,
+            },
+        }
+    }
+
+    fn add(&mut self, now: Time, token: FlowToken) {
+        let lingering = Lingering {
+            closed: now,
+            at: now,
+            wait: FIRST,
+            kept: 0,
+            acked: 0,
+            since: now,
+        };
+        if self.flows.insert(token, lingering).is_none() {
+            self.order.insert((now, token));
+        }
+    }
+
+    pub(crate) fn forget(&mut self, token: FlowToken) {
+        if let Some(lingering) = self.flows.remove(&token) {
+            self.order.remove(&(lingering.closed, token));
+            self.bytes -= lingering.kept;
+        }
+        if self.flows.is_empty() {
+            self.flows.shrink_to_fit();
+        }
+    }
+
+    pub(crate) fn tokens(&self) -> impl Iterator<Item = FlowToken> {
+        self.flows.keys().copied()
+    }
+
+    /// Whether it is this look that the flow waits for.
+    pub(crate) fn is_due(&self, at: Time, token: FlowToken) -> bool {
+        self.flows.get(&token).is_some_and(|l| l.at == at)
+    }
+
+    /// Takes note of what a flow owes; true if that is the same for too long.
+    fn note(&mut self, now: Time, token: FlowToken, owed: Owed, carried: bool) -> bool {
+        let Some(lingering) = self.flows.get_mut(&token) else {
+            return false;
+        };
+        self.bytes = self.bytes - lingering.kept + owed.kept;
+        lingering.kept = owed.kept;
+        if !carried || lingering.acked != owed.acked {
+            lingering.acked = owed.acked;
+            lingering.since = now;
+        }
+        now.since(lingering.since) >= self.limits.still
+    }
+
+    /// When to look at the flow again. Flows that have waited as long are looked at in one go.
+    fn again(&mut self, now: Time, token: FlowToken) -> Option<Time> {
+        let lingering = self.flows.get_mut(&token)?;
+        let step = lingering.wait.as_micros() as u64;
+        lingering.at = Time((now.0 / step + 1) * step);
+        lingering.wait = (lingering.wait * 2).min(LAST);
+        Some(lingering.at)
+    }
+
+    /// Which limit is exceeded by all together.
+    fn exceeded(&self) -> Option<LingerLimit> {
+        if self.flows.len() > self.limits.flows {
+            Some(LingerLimit::Flows)
+        } else {
+            (self.bytes > self.limits.bytes).then_some(LingerLimit::Memory)
+        }
+    }
+}
+
+impl Driver {
+    /// The application has closed the flow: it stays until what it sent is delivered.
+    pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
+        if self.survivor.has(token) {
+            self.watch.linger.add(now, token);
+            self.poll_linger(now, token);
+        }
+    }
+
+    /// Something has happened to the flow: if it lingers, the end may be near.
+    pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
+        if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
+            (lingering.at, lingering.wait) = (now, FIRST);
+            self.watch.look(now, token);
+        }
+    }
+
+    /// The process is about to end: a flow whose last bytes are held up by a transport that died unnoticed must be
+    /// found now.
+    pub(crate) fn look_at_lingering(&mut self, now: Time) {
+        let all: Vec<FlowToken> = self.watch.linger.tokens().collect();
+        for token in all {
+            self.poll_linger(now, token);
+        }
+    }
+
+    pub(crate) fn poll_linger(&mut self, now: Time, token: FlowToken) {
+        let Some(io) = self.survivor.io(token) else {
+            return self.watch.linger.forget(token);
+        };
+        let Some(owed) = io.owed() else {
+            return self.notices.push_back(Notice::Gone(token));
+        };
+        let carried = !self.endpoint.lacks_transport(token);
+        if self.watch.linger.note(now, token, owed, carried) {
+            self.orphan(now, token, LingerLimit::Time);
+        } else if let Some(at) = self.watch.linger.again(now, token) {
+            self.watch.look(at, token);
+        }
+        while let Some(limit) = self.watch.linger.exceeded() {
+            let Some(token) = self.oldest_lingering() else {
+                break;
+            };
+            self.orphan(now, token, limit);
+        }
+    }
+
+    /// The one that was closed first, of those that lose nothing if there are any.
+    fn oldest_lingering(&self) -> Option<FlowToken> {
+        let mut order = self.watch.linger.order.iter().map(|(_, token)| *token);
+        let carried = |token: &FlowToken| !self.endpoint.lacks_transport(*token);
+        order.clone().find(carried).or_else(|| order.next())
+    }
+
+    /// Lets go of a closed flow that owes bytes: they are the kernel's alone from here on.
+    fn orphan(&mut self, now: Time, token: FlowToken, limit: LingerLimit) {
+        let kept = self.watch.linger.flows.get(&token).map_or(0, |l| l.kept);
+        self.watch.linger.forget(token);
+        self.endpoint.orphan(now, token, kept as u64, limit);
+        self.let_go(token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Time {
+        Time(ms * 1000)
+    }
+
+    fn table(flows: usize, bytes: usize) -> Linger {
+        Linger {
+            limits: Limits {
+                flows,
+                bytes,
+                still: Duration::from_secs(120),
+            },
+            ..Linger::new(&Config::default())
+        }
+    }
+
+    fn owes(kept: usize, acked: u64) -> Owed {
+        Owed { kept, acked }
+    }
+
+    #[test]
+    fn flows_and_their_bytes_are_counted() {
+        let mut linger = table(2, 100);
+        for n in 1..=2 {
+            linger.add(at(n), FlowToken(n));
+            assert!(!linger.note(at(n), FlowToken(n), owes(50, 0), true));
+        }
+        assert_eq!(linger.exceeded(), None);
+        linger.note(at(9), FlowToken(1), owes(51, 0), true);
+        assert_eq!(linger.exceeded(), Some(LingerLimit::Memory));
+        linger.forget(FlowToken(1));
+        assert_eq!((linger.bytes, linger.exceeded()), (50, None));
+        linger.add(at(3), FlowToken(3));
+        linger.add(at(3), FlowToken(4));
+        assert_eq!(linger.exceeded(), Some(LingerLimit::Flows));
+        for n in 2..=4 {
+            linger.forget(FlowToken(n));
+        }
+        assert_eq!((linger.bytes, linger.order.len()), (0, 0));
+    }
+
+    #[test]
+    fn time_without_progress_counts_while_there_is_a_transport() {
+        let (mut linger, flow) = (table(9, 999), FlowToken(1));
+        linger.add(at(0), flow);
+        assert!(!linger.note(at(1000), flow, owes(9, 1), true), "progress");
+        assert!(!linger.note(at(120_999), flow, owes(9, 1), true));
+        assert!(linger.note(at(121_000), flow, owes(9, 1), true));
+        assert!(!linger.note(at(122_000), flow, owes(9, 1), false));
+        assert!(!linger.note(at(241_999), flow, owes(9, 1), true));
+        assert!(linger.note(at(242_000), flow, owes(9, 1), true));
+    }
+
+    #[test]
+    fn flows_that_wait_as_long_are_looked_at_together() {
+        let mut linger = table(9, 999);
+        for n in 0..5 {
+            linger.add(at(n * 100 + n), FlowToken(n));
+            for _ in 0..10 {
+                linger.again(at(n * 100 + n), FlowToken(n));
+            }
+            assert_eq!(linger.again(at(5300 + 7 * n), FlowToken(n)), Some(at(6000)));
+        }
+    }
+}

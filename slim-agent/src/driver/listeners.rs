@@ -1,0 +1,145 @@
+//! The application's listeners: who has the control socket, and for how long.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use slim_core::endpoint::State;
+use slim_core::{FlowToken, Time};
+
+use super::{Driver, Notice};
+use crate::claims::{self, Found};
+use crate::control_socket::answering;
+use crate::done::Done;
+use crate::listened::is_listened_on;
+use crate::listening::{LOOK_AGAIN, NEVER};
+use crate::neighbour::Neighbour;
+use crate::notes::{Note, Which};
+use crate::tasks::Task;
+
+impl Driver {
+    /// The process that had the control socket of `addr` has it no more. The next connection that
+    /// is accepted finds another one, and so do those that still wait for HELLO.
+    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) {
+        if !self.claims.owner_lost(addr, link) {
+            return;
+        }
+        self.together.elsewhere.lock().remove(&addr);
+        for (token, tuple) in self.claims.orphans() {
+            if self.endpoint.state(token) == Some(State::Negotiating) {
+                self.claim(token, tuple);
+            }
+        }
+    }
+
+    /// Sees to it that HELLO for a connection comes to us. The application thread that accepted it
+    /// has done most of it, but the owner that it counted on may have gone since.
+    pub(crate) fn claim(&mut self, token: FlowToken, tuple: (SocketAddr, SocketAddr)) {
+        self.find_owner(tuple.0);
+        let owned = self.control.owns(tuple.0);
+        let which = self.survivor.io(token).map(|io| Which {
+            age: io.age().unwrap_or(Duration::MAX),
+            connection: io.connection(),
+        });
+        self.claims
+            .accepted(token, tuple, which.unwrap_or_default(), owned);
+    }
+
+    fn find_owner(&mut self, local: SocketAddr) {
+        if self.control.owns(local) || self.claims.knows_owner(local) {
+            return;
+        }
+        let (listeners, elsewhere) = (
+            self.together.listeners.clone(),
+            self.together.elsewhere.clone(),
+        );
+        let mut listeners = listeners.lock();
+        if answering(listeners.keys().copied(), local).is_some() {
+            // An application thread was faster; its command is on the way.
+            return;
+        }
+        let mut elsewhere = elsewhere.lock();
+        let known = answering(elsewhere.keys().copied(), local);
+        if let Some(Some(until)) = known.and_then(|known| elsewhere.get(&known))
+            && Instant::now() < *until
+        {
+            return;
+        }
+        match claims::reach_or_settle(local) {
+            Found::Ours(socket, claims) => {
+                listeners.insert(local, 1);
+                self.control.add(local, socket, &mut self.tasks);
+                if let Some(claims) = claims {
+                    self.claims.open(local, claims, &mut self.tasks);
+                }
+            }
+            Found::Elsewhere(owner) => {
+                elsewhere.insert(local, None);
+                self.claims.found(local, owner, &mut self.tasks);
+            }
+            Found::Nobody(_) => {
+                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
+            }
+        }
+    }
+
+    /// The application has closed its last listener on `addr`. The control socket goes with it, unless
+    /// it is still needed: HELLO may be on its way for connections that were accepted there, and others
+    /// may accept from a copy of the listener. Then it is looked at again.
+    pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
+        let listeners = self.together.listeners.lock();
+        let again = listeners.get(&addr) != Some(&0);
+        drop(listeners);
+        if again {
+            return self.watch.unlistened_no_more(addr);
+        }
+        let here = |local| answering([addr].into_iter(), local).is_some();
+        if self.endpoint.negotiates_at(here) || is_listened_on(addr) {
+            self.watch.unlistened(now, addr);
+            return;
+        }
+        // They cannot be accepted any more, and need not wait to be told by a refusal.
+        self.endpoint.refuse_pending(here);
+        self.notices.push_back(Notice::Unlistened(addr));
+    }
+
+    /// Closes a listener's control socket, unless somebody listens there again.
+    pub(crate) fn close_listener(&mut self, addr: SocketAddr, done: Option<Done>) {
+        self.watch.unlistened_no_more(addr);
+        let mut listeners = self.together.listeners.lock();
+        // Somebody may have begun to listen again since.
+        if listeners.get(&addr) == Some(&0) {
+            listeners.remove(&addr);
+            let socket = self.control.stop(addr);
+            self.tasks
+                .start_and_forget(Task::Close { addr, socket, done });
+        }
+    }
+
+    /// Another process wants the UDP port of our listener's address `addr`, and may have it. Connections to it are
+    /// plain TCP from now on.
+    pub(crate) fn give_way(&mut self, addr: SocketAddr) -> bool {
+        let mut listeners = self.together.listeners.lock();
+        let Some(count) = listeners.get_mut(&addr) else {
+            return false;
+        };
+        *count = 0;
+        drop(listeners);
+        self.never_again(addr);
+        self.claims.tell_guests(addr, &Note::Given(addr));
+        self.close_listener(addr, None);
+        true
+    }
+
+    /// The control socket of `addr` was given away: we do not become its owner.
+    pub(crate) fn never_again(&mut self, addr: SocketAddr) {
+        let mut elsewhere = self.together.elsewhere.lock();
+        elsewhere.insert(addr, Instant::now().checked_add(NEVER));
+    }
+
+    /// Whether a process of user `user` may have the UDP port of our listener. Without a job key whoever has it could
+    /// answer HELLO in our place.
+    pub(crate) fn may_have(&self, user: Option<libc::uid_t>) -> bool {
+        self.keyed || user.is_some_and(|user| user == 0 || user == slim_sys::user())
+    }
+}

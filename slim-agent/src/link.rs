@@ -1,0 +1,59 @@
+//! A resume connection and its task's tools.
+
+use std::rc::Rc;
+
+use slim_core::ConnId;
+use slim_sys::OwnFd;
+use tokio::io::unix::AsyncFd;
+
+use crate::mailbox::Receiver;
+use crate::order::Order;
+use crate::reader::Reader;
+use crate::shared::Shared;
+
+/// See the module.
+pub(crate) struct Link {
+    pub(crate) conn: ConnId,
+    pub(crate) fd: AsyncFd<OwnFd>,
+    /// After `fd`: fields are dropped in order.
+    _freed: Freed,
+    pub(crate) orders: Receiver<Order>,
+    pub(crate) shared: Rc<Shared>,
+    /// An IPv6 socket with an IPv4 connection. Flows of IPv4 sockets have it converted.
+    pub(crate) unmaps: bool,
+    pub(crate) reader: Reader,
+    /// There may be something to read.
+    pub(crate) readable: bool,
+    /// A `Flush` is to be answered.
+    pub(crate) flushing: bool,
+}
+
+/// Lets those know who wait for a descriptor.
+struct Freed(Rc<Shared>);
+
+impl Drop for Freed {
+    fn drop(&mut self) {
+        self.0.descriptor_freed();
+    }
+}
+
+impl Link {
+    pub(crate) fn new(
+        conn: ConnId,
+        fd: AsyncFd<OwnFd>,
+        orders: Receiver<Order>,
+        shared: Rc<Shared>,
+    ) -> Self {
+        Link {
+            conn,
+            fd,
+            _freed: Freed(shared.clone()),
+            orders,
+            shared,
+            unmaps: false,
+            reader: Reader::new(conn.is_incoming()),
+            readable: false,
+            flushing: false,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Error numbers of Linux. This crate has no libc to ask.
+
+pub(super) const EPIPE: i32 = 32;
+pub(super) const ECONNRESET: i32 = 104;
+pub(super) const ECONNREFUSED: i32 = 111;

@@ -1,0 +1,209 @@
+//! Files of a crate import each other in one direction only.
+//!
+//! A module and its own parts count as one: a type's methods may lie in several files. Tests are not looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use syn::visit::{self, Visit};
+use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
+
+/// Where a module is: the names that lead to it from the root of its crate.
+type Module = Vec<String>;
+
+/// Reads all files below `dir`, which holds the parts of `module`.
+fn read(dir: &Path, module: &Module, files: &mut BTreeMap<Module, syn::File>) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        let mut inner = module.clone();
+        if !["lib", "main", "mod"].contains(&name.as_str()) {
+            inner.push(name);
+        }
+        if path.is_dir() {
+            read(&path, &inner, files);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            let text = fs::read_to_string(&path).unwrap();
+            let file = syn::parse_file(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+            files.insert(inner, file);
+        }
+    }
+}
+
+fn is_test(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|a| {
+        let mut of_test = false;
+        if a.path().is_ident("cfg") {
+            let _ = a.parse_nested_meta(|meta| {
+                of_test |= meta.path.is_ident("test");
+                Ok(())
+            });
+        }
+        of_test
+    })
+}
+
+/// The paths that a file names.
+#[derive(Default)]
+struct Paths(BTreeSet<Vec<String>>);
+
+impl Paths {
+    fn of_use(&mut self, before: &[String], tree: &UseTree) {
+        let mut path = before.to_vec();
+        match tree {
+            UseTree::Path(p) => {
+                path.push(p.ident.to_string());
+                self.of_use(&path, &p.tree);
+            }
+            UseTree::Name(n) => {
+                path.push(n.ident.to_string());
+                self.0.insert(path);
+            }
+            UseTree::Rename(r) => {
+                path.push(r.ident.to_string());
+                self.0.insert(path);
+            }
+            UseTree::Glob(_) => drop(self.0.insert(path)),
+            UseTree::Group(g) => g.items.iter().for_each(|item| self.of_use(before, item)),
+        }
+    }
+}
+
+impl<'a> Visit<'a> for Paths {
+    fn visit_item_use(&mut self, item: &'a ItemUse) {
+        self.of_use(&[], &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        let names = path.segments.iter().map(|s| s.ident.to_string());
+        self.0.insert(names.collect());
+        visit::visit_path(self, path);
+    }
+
+    fn visit_item_mod(&mut self, item: &'a ItemMod) {
+        if !is_test(&item.attrs) {
+            visit::visit_item_mod(self, item);
+        }
+    }
+}
+
+/// The module that `path`, as `from` has it, leads into.
+fn target(from: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
+    let (first, rest) = path.split_first()?;
+    let (mut at, rest) = match first.as_str() {
+        "crate" => (Module::new(), rest),
+        "self" => (from.clone(), rest),
+        "super" => (from[..from.len().checked_sub(1)?].to_vec(), rest),
+        _ => (from.clone(), path),
+    };
+    let mut found = false;
+    for name in rest {
+        if name == "super" {
+            at.pop()?;
+            continue;
+        }
+        at.push(name.clone());
+        if !modules.contains(&at) {
+            at.pop();
+            break;
+        }
+        found = true;
+    }
+    (found || first == "crate" || first == "super").then_some(at)
+}
+
+/// Whether one is a part of the other.
+fn are_one(a: &Module, b: &Module) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}
+
+/// Which modules each one imports.
+fn imports(files: &BTreeMap<Module, syn::File>) -> BTreeMap<Module, BTreeSet<Module>> {
+    let declared_for_tests: BTreeSet<Module> = files
+        .iter()
+        .flat_map(|(module, file)| {
+            file.items.iter().filter_map(move |item| match item {
+                Item::Mod(m) if is_test(&m.attrs) => {
+                    Some([&module[..], &[m.ident.to_string()]].concat())
+                }
+                _ => None,
+            })
+        })
+        .collect();
+    let modules: BTreeSet<Module> = files.keys().cloned().collect();
+    let of_tests = |m: &Module| declared_for_tests.iter().any(|t| m.starts_with(t));
+    let found = files.iter().filter(|(module, _)| !of_tests(module));
+    found
+        .map(|(module, file)| {
+            let mut paths = Paths::default();
+            paths.visit_file(file);
+            let targets = paths.0.iter().filter_map(|p| target(module, p, &modules));
+            let others = targets.filter(|t| !are_one(t, module) && !of_tests(t));
+            (module.clone(), others.collect())
+        })
+        .collect()
+}
+
+/// A way from a module back to itself.
+fn circle(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
+    for start in imports.keys() {
+        let mut before: BTreeMap<&Module, &Module> = BTreeMap::new();
+        let mut todo = vec![start];
+        while let Some(at) = todo.pop() {
+            for next in imports.get(at).into_iter().flatten() {
+                if next == start {
+                    let mut way = vec![start.clone(), at.clone()];
+                    let mut step = at;
+                    while let Some(previous) = before.get(step) {
+                        way.push((*previous).clone());
+                        step = previous;
+                    }
+                    way.reverse();
+                    return Some(way);
+                }
+                if next != start && !before.contains_key(next) {
+                    before.insert(next, at);
+                    todo.push(next);
+                }
+            }
+        }
+    }
+    None
+}
+
+fn circle_in(krate: &str) -> Option<String> {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .join(krate)
+        .join("src");
+    let mut files = BTreeMap::new();
+    read(&src, &Module::new(), &mut files);
+    assert!(files.len() > 5, "{krate}: {} files", files.len());
+    let way = circle(&imports(&files))?;
+    let names: Vec<_> = way.iter().map(|m| m.join("::")).collect();
+    Some(format!("{krate}: {}", names.join(" imports ")))
+}
+
+#[test]
+fn files_import_each_other_in_one_direction() {
+    let crates = ["slim-core", "slim-sys", "slim-agent"];
+    let circles: Vec<_> = crates.iter().filter_map(|krate| circle_in(krate)).collect();
+    assert!(circles.is_empty(), "{circles:#?}");
+}
+
+#[test]
+fn a_circle_is_found() {
+    let file = |text: &str| syn::parse_file(text).unwrap();
+    let name = |text: &str| vec![text.to_owned()];
+    let mut files = BTreeMap::from([
+        (Module::new(), file("mod a; mod b; mod c;")),
+        (name("a"), file("use crate::{b::X, c};")),
+        (name("b"), file("fn f() { super::c::g() }")),
+        (name("c"), file("#[cfg(test)] mod tests { use crate::a; }")),
+    ]);
+    assert_eq!(circle(&imports(&files)), None);
+    files.insert(name("c"), file("fn g() -> crate::a::Y { todo!() }"));
+    let found = circle(&imports(&files)).expect("there is one");
+    assert_eq!(found.first(), found.last());
+}

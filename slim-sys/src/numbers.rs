@@ -1,0 +1,133 @@
+//! The lowest free descriptor number belongs to the application.
+//!
+//! The kernel gives whatever is created the lowest number that is free, and there is no way to ask
+//! for another one: it can only be moved afterwards. Programs count on that number (`close(0);
+//! open(…)`), or know that a number is free and put something there (`dup2`). So a descriptor of
+//! ours must not be seen before it has been moved:
+//!
+//! * [`make`] is the time from creating a descriptor of ours until it is moved;
+//! * [`take`] is a call of the application that gives out, overwrites or closes numbers.
+//!
+//! The two exclude each other, but neither waits for its own kind: making takes some microseconds,
+//! and a call that takes a number has it after some hundred nanoseconds. A call of the application
+//! can also sleep when it has its number (`accept`, or `open` of a FIFO), be cancelled, or be left by
+//! `longjmp`. So making waits for those only that have begun since it last waited, and for no longer
+//! than [`TAKEN`].
+//!
+//! Everything here may run in signal handlers and in vforked children.
+
+use std::hint;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
+
+/// A call that has been inside for as long has its number: the kernel chooses it first of all.
+const TAKEN: Duration = Duration::from_micros(500);
+/// How often a maker looks again at once, and how long it sleeps from then on.
+const SHORTLY: u32 = 50;
+const NAP: Duration = Duration::from_micros(20);
+/// A thread that makes something takes as long only if it never comes to an end, on however busy a machine.
+const MADE: Duration = Duration::from_secs(2);
+
+/// Whether there is, or was, anybody who makes descriptors.
+static IN_USE: AtomicBool = AtomicBool::new(false);
+/// Threads in [`make`].
+static MAKERS: AtomicU32 = AtomicU32::new(0);
+/// Threads that sleep until there is nobody in [`make`].
+static SLEEPERS: AtomicU32 = AtomicU32::new(0);
+/// Calls in [`take`]: how many there are (low half), and have ever been (high half).
+static CALLS: AtomicU64 = AtomicU64::new(0);
+/// How many there had ever been when making last waited for all of them.
+static AWAITED: AtomicU32 = AtomicU32::new(0);
+
+const EVER: u64 = 1 << 32;
+
+/// Runs `f`, which creates a descriptor of ours and moves it away, while no call of the application
+/// takes a number. As [`as_agent`], too.
+pub fn make<R>(f: impl FnOnce() -> R) -> R {
+    as_agent(|| {
+        MAKERS.fetch_add(1, Ordering::SeqCst);
+        wait_for_takers();
+        let made = f();
+        if MAKERS.fetch_sub(1, Ordering::SeqCst) == 1 && SLEEPERS.load(Ordering::SeqCst) != 0 {
+            futex_wake_all(&MAKERS);
+        }
+        made
+    })
+}
+
+/// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
+/// while no descriptor of ours has a number that it should not have. Nothing of ours is to be undone
+/// should `f` never return.
+#[inline]
+pub fn take<R>(f: impl FnOnce() -> R) -> R {
+    if !IN_USE.load(Ordering::Relaxed) || in_agent() {
+        return f();
+    }
+    CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
+    if MAKERS.load(Ordering::SeqCst) != 0 {
+        wait_for_makers();
+    }
+    let taken = f();
+    CALLS.fetch_sub(1, Ordering::SeqCst);
+    taken
+}
+
+/// An agent is about to be started.
+pub fn begin() {
+    IN_USE.store(true, Ordering::SeqCst);
+}
+
+/// In a forked child: nobody else is here.
+pub fn forget_in_child() {
+    IN_USE.store(false, Ordering::Relaxed);
+    MAKERS.store(0, Ordering::Relaxed);
+    SLEEPERS.store(0, Ordering::Relaxed);
+    CALLS.store(0, Ordering::Relaxed);
+    AWAITED.store(0, Ordering::Relaxed);
+}
+
+fn wait_for_takers() {
+    // Whoever begins from now on sees a maker, and waits.
+    let calls = CALLS.load(Ordering::SeqCst);
+    let ever = (calls >> 32) as u32;
+    if inside(calls) && ever != AWAITED.load(Ordering::SeqCst) {
+        let begun = Instant::now();
+        let mut looks = 0;
+        while inside(CALLS.load(Ordering::SeqCst)) && begun.elapsed() < TAKEN {
+            looks += 1;
+            match looks {
+                ..SHORTLY => hint::spin_loop(),
+                // Not `sched_yield`: on a busy machine each one costs the time slices of all others.
+                _ => thread::sleep(NAP),
+            }
+        }
+    }
+    AWAITED.store(ever, Ordering::SeqCst);
+}
+
+/// Steps back, so that the makers can go on, until there are none.
+#[cold]
+fn wait_for_makers() {
+    let begun = Instant::now();
+    while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
+        CALLS.fetch_sub(1, Ordering::SeqCst);
+        SLEEPERS.fetch_add(1, Ordering::SeqCst);
+        loop {
+            let makers = MAKERS.load(Ordering::SeqCst);
+            let left = MADE.saturating_sub(begun.elapsed());
+            if makers == 0 || left.is_zero() {
+                break;
+            }
+            let _ = futex_wait(&MAKERS, makers, Some(left));
+        }
+        SLEEPERS.fetch_sub(1, Ordering::SeqCst);
+        CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
+    }
+}
+
+fn inside(calls: u64) -> bool {
+    calls as u32 != 0
+}

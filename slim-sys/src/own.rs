@@ -1,0 +1,85 @@
+//! Descriptors of ours, owned.
+
+use crate::fds::{adopt, release, unwatched};
+use crate::numbers;
+use crate::reserve::close_or_keep;
+use std::io;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+/// A descriptor of the agent: above the floor and registered for as long as it is owned.
+#[derive(Debug)]
+pub struct OwnFd(ManuallyDrop<OwnedFd>);
+
+impl OwnFd {
+    /// Takes over what `create` makes before the application can come across it.
+    pub fn make<T: Into<OwnedFd>>(create: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
+        numbers::make(|| create().map(OwnFd::new))
+    }
+
+    fn new(fd: impl Into<OwnedFd>) -> Self {
+        OwnFd(ManuallyDrop::new(adopt(fd.into())))
+    }
+
+    /// Gives the descriptor away: it is no longer the agent's.
+    pub fn into_owned(self) -> OwnedFd {
+        let mut this = ManuallyDrop::new(self);
+        unwatched(this.raw());
+        release(this.raw());
+        // SAFETY: `this` is not used again, and its destructor does not run.
+        unsafe { ManuallyDrop::take(&mut this.0) }
+    }
+
+    /// Leaves it open for good, or until [`close`](crate::close).
+    pub fn leak(self) -> RawFd {
+        ManuallyDrop::new(self).raw()
+    }
+
+    /// Its number.
+    pub fn raw(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for OwnFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for OwnFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.raw()
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        unwatched(self.raw());
+        // SAFETY: taken here and nowhere else; `into_owned` keeps this destructor from running.
+        close_or_keep(unsafe { ManuallyDrop::take(&mut self.0) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fds::{floor, is_internal};
+    use std::fs::File;
+
+    #[test]
+    fn our_descriptors_are_above_the_floor_and_registered_while_owned() {
+        let own = OwnFd::make(|| File::open("/dev/null")).unwrap();
+        let number = own.raw();
+        assert!(number >= floor(), "{number} is below {}", floor());
+        assert!(is_internal(number));
+        let given_away = own.into_owned();
+        assert_eq!(given_away.as_raw_fd(), number);
+        assert!(!is_internal(number));
+        let own = OwnFd::new(given_away);
+        let number = own.raw();
+        assert!(is_internal(number));
+        drop(own);
+        assert!(!is_internal(number));
+    }
+}

@@ -1,0 +1,86 @@
+//! Descriptors whose owner is told by a signal what they are ready for (fcntl(2), `F_SETOWN`).
+
+use crate::{pid, set_status, status};
+use libc::{c_int, c_long};
+
+/// As in `asm-generic/fcntl.h`; the C library's crate has them not for all targets.
+const F_SETSIG: c_int = 10;
+const F_GETSIG: c_int = 11;
+const F_SETOWN_EX: c_int = 15;
+const F_GETOWN_EX: c_int = 16;
+/// `si_code` of a signal that tells of a descriptor.
+const SI_SIGIO: c_int = -5;
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Owner {
+    kind: c_int,
+    id: c_int,
+}
+const THREAD: c_int = 0;
+const GROUP: c_int = 2;
+
+/// As much of `siginfo_t` as is told of a descriptor; the rest is nothing.
+#[repr(C)]
+struct Told {
+    signal: c_int,
+    errno: c_int,
+    code: c_int,
+    _pad: c_int,
+    band: i64,
+    fd: c_int,
+    _rest: [c_int; 25],
+}
+const _: () = assert!(size_of::<Told>() == 128);
+
+fn owner(fd: c_int) -> Option<(Owner, c_int)> {
+    let mut owner = Owner::default();
+    call!(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner).ok()?;
+    let signal = call!(libc::SYS_fcntl, fd, F_GETSIG).unwrap_or(0) as c_int;
+    (owner.id != 0 || signal != 0).then_some((owner, signal))
+}
+
+/// Gives one descriptor the owner of another, and its signal.
+pub fn copy_owner(from: c_int, to: c_int) {
+    if let Some((owner, signal)) = owner(from) {
+        let _ = call!(libc::SYS_fcntl, to, F_SETOWN_EX, &raw const owner);
+        let _ = call!(libc::SYS_fcntl, to, F_SETSIG, signal);
+    }
+}
+
+/// There is something new under a number: if the file of `fd`, which is to be there, has an owner who wants to know, he is
+/// told to look.
+pub fn tell_owner(fd: c_int, number: c_int) {
+    let flags = status(fd);
+    let Some((owner, signal)) = owner(fd).filter(|_| flags & libc::O_ASYNC != 0) else {
+        return;
+    };
+    // The number that later signals name is the one by which the flag was set.
+    set_status(fd, flags & !libc::O_ASYNC);
+    set_status(fd, flags);
+    let ready = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
+    let told = Told {
+        signal,
+        errno: 0,
+        code: SI_SIGIO,
+        _pad: 0,
+        band: ready.into(),
+        fd: number,
+        _rest: [0; 25],
+    };
+    let id = c_long::from(owner.id);
+    let any = c_long::from(if signal == 0 { libc::SIGIO } else { signal });
+    let _ = match owner.kind {
+        GROUP => call!(libc::SYS_kill, -id, any),
+        THREAD if signal == 0 => call!(libc::SYS_tkill, id, any),
+        THREAD => call!(
+            libc::SYS_rt_tgsigqueueinfo,
+            c_long::from(pid()),
+            id,
+            any,
+            &raw const told
+        ),
+        _ if signal == 0 => call!(libc::SYS_kill, id, any),
+        _ => call!(libc::SYS_rt_sigqueueinfo, id, any, &raw const told),
+    };
+}

@@ -1,0 +1,124 @@
+//! Threads: their stacks, scheduling and signals.
+
+use std::mem::{self, MaybeUninit};
+
+/// A stack with `room` for us. The C library takes the program's thread-local storage out of the
+/// stack of each thread, and that may be megabytes.
+pub fn stack_size(room: usize) -> usize {
+    /// Used if the C library does not tell: address space, not memory.
+    const PLENTY: usize = 4 << 20;
+    // SAFETY: a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
+    if found.is_null() {
+        return room + PLENTY;
+    }
+    // SAFETY: the function of that name has this type wherever it exists (glibc).
+    let least: extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t =
+        unsafe { mem::transmute(found) };
+    // SAFETY: all bytes zero is as good as any: the function does not look at it.
+    let attr: libc::pthread_attr_t = unsafe { mem::zeroed() };
+    room + least(&attr)
+}
+
+/// Whether the calling thread has a real-time policy.
+pub fn is_real_time() -> bool {
+    // SAFETY: no memory is passed.
+    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
+    let policy = policy & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
+    [libc::SCHED_FIFO, libc::SCHED_RR]
+        .map(libc::c_long::from)
+        .contains(&policy)
+}
+
+/// A thread with a real-time policy gets a priority above it, or the usual policy if that is refused.
+pub fn leave_real_time() {
+    if !is_real_time() {
+        return;
+    }
+    // SAFETY: all bytes zero is valid; the structure is valid for reads and writes in each call. The C library's functions
+    // mean the whole process or the calling thread, depending on the library: the system calls mean the thread.
+    unsafe {
+        let mut param: libc::sched_param = mem::zeroed();
+        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut param);
+        param.sched_priority = (param.sched_priority + 1).min(99);
+        let set = libc::SYS_sched_setscheduler;
+        if libc::syscall(set, 0, libc::SCHED_FIFO, &raw const param) != 0 {
+            param.sched_priority = 0;
+            libc::syscall(set, 0, libc::SCHED_OTHER, &raw const param);
+        }
+    }
+}
+
+/// The calling thread may run wherever the process's first thread may, and where it could itself.
+pub fn use_all_processors() {
+    /// Bits; more than any kernel is built for.
+    const WORDS: usize = 8192 / 64;
+    let (mut own, mut first) = ([0u64; WORDS], [0u64; WORDS]);
+    let size = mem::size_of_val(&own);
+    let pid = std::process::id();
+    // SAFETY: both are valid for writes and reads of their size.
+    unsafe {
+        let get = libc::SYS_sched_getaffinity;
+        let got = libc::syscall(get, 0, size, own.as_mut_ptr());
+        if got <= 0 || libc::syscall(get, pid, size, first.as_mut_ptr()) <= 0 {
+            return;
+        }
+        let both: [u64; WORDS] =
+            std::array::from_fn(|i| own.get(i).unwrap_or(&0) | first.get(i).unwrap_or(&0));
+        if both != own {
+            libc::syscall(libc::SYS_sched_setaffinity, 0, got as usize, both.as_ptr());
+        }
+    }
+}
+
+/// How many threads this process has; the first one counts until the process has ended.
+pub fn threads() -> libc::nlink_t {
+    // SAFETY: all bytes zero is a valid `stat`.
+    let mut stat: libc::stat = unsafe { mem::zeroed() };
+    // SAFETY: a valid C string and a buffer for the answer.
+    let r = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut stat) };
+    if r < 0 {
+        libc::nlink_t::MAX
+    } else {
+        stat.st_nlink.saturating_sub(2)
+    }
+}
+
+/// Whether the process's first thread has ended, while others go on.
+pub fn first_has_ended() -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", std::process::id()));
+    // The name, which may be anything, is in brackets; the state follows.
+    stat.is_ok_and(|s| {
+        s.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.starts_with(" Z"))
+    })
+}
+
+/// Blocks every signal in the calling thread for the lifetime of the guard. A thread started
+/// meanwhile is born with them blocked.
+pub struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    /// Until the guard goes. It must go in the thread that made it.
+    #[allow(clippy::new_without_default)]
+    pub fn new() -> Self {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut old = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: both sets are valid for writes; `sigfillset` and `sigemptyset` initialise them
+        // whatever `pthread_sigmask` does.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::sigemptyset(old.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), old.as_mut_ptr());
+            SignalsBlocked(old.assume_init())
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled in by `pthread_sigmask`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}

@@ -1,0 +1,147 @@
+//! Waiting, and waking who waits.
+
+use crate::{OwnFd, at};
+use libc::c_int;
+use rustix::event::{self, EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::thread::futex;
+use rustix::time::{self, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use std::io;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use crate::Errno;
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// An event counter of ours, never blocking.
+///
+/// # Errors
+/// The kernel's.
+pub fn eventfd() -> io::Result<OwnFd> {
+    OwnFd::make(|| {
+        Ok(event::eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?)
+    })
+}
+
+/// Makes an event counter readable.
+pub fn signal_eventfd(fd: c_int) {
+    let _ = rustix::io::write(at(fd), &1u64.to_ne_bytes());
+}
+
+/// Makes an event counter, or an alarm, unreadable until the next time.
+pub fn reset_eventfd(fd: c_int) {
+    let _ = rustix::io::read(at(fd), &mut [0; 8]);
+}
+
+/// An alarm clock of ours on `CLOCK_MONOTONIC`, never blocking.
+///
+/// # Errors
+/// The kernel's.
+pub fn timerfd() -> io::Result<OwnFd> {
+    let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+    OwnFd::make(|| Ok(time::timerfd_create(TimerfdClockId::Monotonic, flags)?))
+}
+
+/// Sets the alarm to go off after `delay`, or never.
+pub fn set_timerfd(fd: c_int, delay: Option<Duration>) {
+    // All zero would mean never.
+    let delay = delay.map(|d| d.max(Duration::from_nanos(1)));
+    let spec = Itimerspec {
+        it_interval: timespec(Duration::ZERO),
+        it_value: timespec(delay.unwrap_or_default()),
+    };
+    let _ = time::timerfd_settime(at(fd), TimerfdTimerFlags::empty(), &spec);
+}
+
+/// Waits for one descriptor, at most `limit`, or until a signal comes: the events of poll(2) that have come.
+pub fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> i16 {
+    try_poll(fd, events, limit).unwrap_or(0)
+}
+
+/// The same.
+///
+/// # Errors
+/// `EINTR` if a signal has come.
+pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, Errno> {
+    let events = PollFlags::from_bits_retain(events as u16);
+    let mut entry = [PollFd::from_borrowed_fd(at(fd), events)];
+    let limit = limit.map(timespec);
+    match event::poll(&mut entry, limit.as_ref()) {
+        Ok(1..) => Ok(entry[0].revents().bits() as i16),
+        Ok(_) => Ok(0),
+        Err(e) => Err(e.raw_os_error()),
+    }
+}
+
+/// Which of these events of poll(2) a descriptor has now, besides those that are reported without being asked for.
+pub fn ready(fd: c_int, events: i16) -> i16 {
+    poll(fd, events, Some(Duration::ZERO))
+}
+
+/// Sleeps while `*word == value`. Without a time limit the kernel restarts or interrupts the wait for
+/// signals just as it does a blocking `recv` (futex(2), signal(7)).
+///
+/// # Errors
+/// `EAGAIN` if it is another value, `ETIMEDOUT`, `EINTR`.
+pub fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) -> Result<(), Errno> {
+    let limit = limit.map(timespec);
+    let waited = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
+    waited.map_err(rustix::io::Errno::raw_os_error)
+}
+
+/// Wakes up to `n` sleepers on `word`.
+pub fn futex_wake(word: &AtomicU32, n: u32) {
+    let _ = futex::wake(word, futex::Flags::PRIVATE, n);
+}
+
+/// Wakes all of them.
+pub fn futex_wake_all(word: &AtomicU32) {
+    futex_wake(word, i32::MAX as u32);
+}
+
+/// Sleeps. No cancellation point; no signal's handler makes it longer.
+pub fn nap(time: Duration) {
+    let _ = futex_wait(&AtomicU32::new(0), 0, Some(time));
+}
+
+/// Nanoseconds of the monotonic clock.
+pub fn now() -> u64 {
+    let now = time::clock_gettime(time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_are_not_open_are_the_kernels_to_refuse() {
+        for fd in [-1, i32::MAX] {
+            assert_eq!(ready(fd, libc::POLLIN), libc::POLLNVAL);
+        }
+    }
+
+    #[test]
+    fn an_alarm_goes_off_once_and_can_be_stopped() {
+        let alarm = timerfd().unwrap();
+        let readable = |ms| {
+            let limit = Duration::from_millis(ms);
+            poll(alarm.raw(), libc::POLLIN, Some(limit)) != 0
+        };
+        assert!(!readable(0));
+        set_timerfd(alarm.raw(), Some(Duration::ZERO));
+        assert!(readable(1000));
+        reset_eventfd(alarm.raw());
+        set_timerfd(alarm.raw(), Some(Duration::from_millis(20)));
+        set_timerfd(alarm.raw(), None);
+        assert!(!readable(50));
+    }
+}
