@@ -179,7 +179,7 @@ fn circle_in(krate: &str) -> Option<String> {
         .join("src");
     let mut files = BTreeMap::new();
     read(&src, &Module::new(), &mut files);
-    assert!(files.len() > 5, "{krate}: {} files", files.len());
+    assert!(files.len() > 3, "{krate}: {} files", files.len());
     let way = circle(&imports(&files))?;
     let names: Vec<_> = way.iter().map(|m| m.join("::")).collect();
     Some(format!("{krate}: {}", names.join(" imports ")))
@@ -187,7 +187,7 @@ fn circle_in(krate: &str) -> Option<String> {
 
 #[test]
 fn files_import_each_other_in_one_direction() {
-    let crates = ["slim-core", "slim-sys", "slim-agent"];
+    let crates = ["slim-core", "slim-sys", "slim-stream", "slim-agent"];
     let circles: Vec<_> = crates.iter().filter_map(|krate| circle_in(krate)).collect();
     assert!(circles.is_empty(), "{circles:#?}");
 }

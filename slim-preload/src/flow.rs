@@ -1,4 +1,4 @@
-//! One flow as the hooks see it: counters, replay buffer, gate, and what is under its descriptor numbers.
+//! One flow as the hooks see it: its stream ([`slim_stream`]), and what is under its descriptor numbers.
 //!
 //! A data call loads a pointer from the [`crate::table`], enters the gate, and reads the table again. So a
 //! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
@@ -6,51 +6,34 @@
 
 mod inside;
 mod numbers;
-mod start;
 pub mod waits;
 
 use crate::addr::{Name, RawAddr};
 use crate::epoll::{self, Instance};
 use crate::options::Receives;
 use crate::sys;
-use crate::{runtime, stand_in, table};
+use crate::{stand_in, table};
 use libc::c_int;
 use slim_agent::Opened;
-use slim_core::gate::Gate;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{FlowToken, Role, memory};
+use slim_stream::{SendHalf, Start, Stream};
 use slim_sys::lock::{Guard, Lock, Undisturbed};
 use smallvec::{SmallVec, smallvec};
 use std::net::SocketAddr;
 use std::num::NonZeroI32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
-pub use inside::{Inside, forget_marks};
 pub use numbers::given_out;
-pub use start::Start;
-
-/// "Not known", for sequence numbers.
-pub const UNKNOWN: u64 = u64::MAX;
 
 /// A flow. All fields but those under a lock may be touched from any thread.
 pub struct Flow {
-    /// Lets data calls in; barred while no transport is under the descriptor numbers.
-    pub gate: Gate,
-    /// Bytes taken from transports by all but the owner of the pass, and by that one: what the application got, plus
-    /// the stash.
-    received: AtomicU64,
-    received_by_pass: AtomicU64,
-    /// Where the peer's stream ends, once it has said so.
-    pub peer_final: AtomicU64,
-    /// Where our stream ends, once the application has shut it.
-    pub local_final: AtomicU64,
+    /// Its bytes; barred while no transport is under the descriptor numbers.
+    pub stream: Stream,
     /// Both sides know that this is a SLIM flow.
     pub live: AtomicBool,
-    /// The agent sweeps this flow because it has unacknowledged bytes.
-    pub dirty: AtomicBool,
     /// How many of the next calls are suspected to write more than is given to the kernel at once.
     pub writes_much: AtomicU8,
     /// The application shut its reading side: an end of stream is its own doing.
@@ -67,10 +50,6 @@ pub struct Flow {
     nonblocking: AtomicBool,
     /// The connection is known to have stood; ask [`Flow::was_established`].
     pub established: AtomicBool,
-    /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
-    send: Lock<SendHalf>,
-    /// Changes whenever a call that waits for the flow should look again.
-    pub signal: AtomicU32,
     /// The slot that a forked child marks when it uses the connection ([`crate::process`]).
     pub slot: u32,
     token: AtomicU64,
@@ -80,30 +59,6 @@ pub struct Flow {
 
 /// Ten thousand of them, most of them idle, are usual.
 const _: () = assert!(size_of::<Flow>() <= 320);
-
-/// The sending direction.
-pub struct SendHalf {
-    /// Bytes that the peer's kernel may not have; its end is the number of bytes sent.
-    pub replay: Replay,
-    /// Ask the kernel how much is acknowledged when the buffer grows beyond this many bytes.
-    pub trim_at: usize,
-}
-
-/// After this many bytes more in the replay buffer the kernel is asked what may be forgotten.
-const TRIM_STEP: usize = 64 << 10;
-
-impl SendHalf {
-    const NEW: Self = Self {
-        replay: Replay::new(),
-        trim_at: TRIM_STEP,
-    };
-
-    /// Forgets what the peer's kernel has, all but the last `unacked` bytes, and sets when to ask next.
-    pub fn trim(&mut self, unacked: u64) {
-        self.replay.trim(self.replay.end().saturating_sub(unacked));
-        self.trim_at = self.replay.len() + TRIM_STEP;
-    }
-}
 
 /// What is under the descriptor numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -311,8 +266,6 @@ static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
 const BLOCK: usize = 12;
 /// As many free flows keep a chunk for what is sent first.
 const KEPT_CHUNKS: usize = 256;
-/// Threads that wait for any flow. One that never comes back costs the others a system call.
-static WAITERS: AtomicU32 = AtomicU32::new(0);
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
 
@@ -338,10 +291,7 @@ impl Flow {
     ) -> Option<&'static Self> {
         let recycled = FREE.with(Vec::pop);
         let flow = recycled.or_else(Self::another)?;
-        flow.received.store(0, Ordering::Relaxed);
-        flow.received_by_pass.store(0, Ordering::Relaxed);
-        flow.peer_final.store(UNKNOWN, Ordering::Relaxed);
-        flow.local_final.store(UNKNOWN, Ordering::Relaxed);
+        flow.stream.renew();
         for flag in [
             &flow.live,
             &flow.read_shut,
@@ -351,15 +301,9 @@ impl Flow {
         ] {
             flag.store(false, Ordering::Relaxed);
         }
-        // As the agent begins with it.
-        flow.dirty.store(true, Ordering::Relaxed);
         flow.established.store(established, Ordering::Relaxed);
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);
-        flow.with_half(|s| {
-            s.replay.renew();
-            s.trim_at = TRIM_STEP;
-        });
         crate::process::clear_mark(flow.slot);
         flow.set_under(fd);
         flow.refs.store(2, Ordering::Relaxed);
@@ -373,7 +317,7 @@ impl Flow {
         };
         flow.token
             .store(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed), Ordering::SeqCst);
-        flow.gate.reuse();
+        flow.stream.begin();
         if table::set_flow(fd, flow) {
             return Some(flow);
         }
@@ -396,13 +340,8 @@ impl Flow {
 
     fn blank() -> Self {
         Self {
-            gate: Gate::new(),
-            received: AtomicU64::new(0),
-            received_by_pass: AtomicU64::new(0),
-            peer_final: AtomicU64::new(UNKNOWN),
-            local_final: AtomicU64::new(UNKNOWN),
+            stream: Stream::new(),
             live: AtomicBool::new(false),
-            dirty: AtomicBool::new(false),
             writes_much: AtomicU8::new(0),
             read_shut: AtomicBool::new(false),
             end_shown: AtomicBool::new(false),
@@ -411,8 +350,6 @@ impl Flow {
             under: AtomicU64::new(0),
             nonblocking: AtomicBool::new(false),
             established: AtomicBool::new(false),
-            send: Lock::new(SendHalf::NEW),
-            signal: AtomicU32::new(0),
             slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
             token: AtomicU64::new(0),
             refs: AtomicU32::new(0),
@@ -433,7 +370,7 @@ impl Flow {
     /// The table, or the agent, lets go of the flow.
     pub fn drop_ref(&'static self) {
         if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.close();
+            self.stream.close();
             self.try_recycle();
         }
     }
@@ -441,15 +378,14 @@ impl Flow {
     /// The last who has the flow is about to let go of it. A call that waits inside, for the next bytes of what is plain
     /// TCP by now, keeps the flow from being used again, but needs no copy.
     pub fn forget_copy(&self) {
-        if self.refs.load(Ordering::Acquire) == 1 && !self.idle() && self.try_lock_half() {
-            // SAFETY: locked one line above, unlocked below.
-            unsafe { self.half() }.replay = Replay::new();
-            self.unlock_half();
+        if self.refs.load(Ordering::Acquire) == 1 && !self.stream.idle() {
+            self.stream
+                .try_with_half(|half| half.replay = Replay::new());
         }
     }
 
     fn try_recycle(&'static self) {
-        if self.refs.load(Ordering::Acquire) != 0 || !self.idle() {
+        if self.refs.load(Ordering::Acquire) != 0 || !self.stream.idle() {
             return;
         }
         // Several may come here at once (the last one inside, the last reference); one of them gets the token.
@@ -462,47 +398,12 @@ impl Flow {
             *ctl = Ctl::new();
         }
         FREE.with(|free| {
-            self.with_half(|s| match free.len() {
-                ..KEPT_CHUNKS => s.replay.renew(),
-                _ => s.replay = Replay::new(),
+            self.stream.with_half(|half| match free.len() {
+                ..KEPT_CHUNKS => half.renew(),
+                _ => *half = SendHalf::new(),
             });
             free.push(self);
         });
-    }
-
-    /// Bytes taken from transports.
-    pub fn received(&self) -> u64 {
-        let by_pass = self.received_by_pass.load(Ordering::SeqCst);
-        self.received.load(Ordering::SeqCst).wrapping_add(by_pass)
-    }
-
-    /// Counts bytes that control took from a transport.
-    pub fn add_received(&self, n: u64) {
-        self.received.fetch_add(n, Ordering::SeqCst);
-    }
-
-    /// All bytes that were taken, by whichever process.
-    pub fn set_received(&self, all: u64) {
-        let by_pass = self.received_by_pass.load(Ordering::SeqCst);
-        self.received
-            .store(all.wrapping_sub(by_pass), Ordering::SeqCst);
-    }
-
-    /// Tells threads that wait for the flow ([`Flow::wait`]) to look at it again.
-    pub fn wake(&self) {
-        self.signal.fetch_add(1, Ordering::SeqCst);
-        // Who begins to wait after this has been asked finds that the signal has changed.
-        if WAITERS.load(Ordering::SeqCst) > 0 {
-            sys::futex_wake_all(&self.signal);
-        }
-    }
-
-    /// Waits until the flow is woken; `seen` is what its signal was when there was reason to wait.
-    pub fn wait(&self, seen: u32, limit: Option<Duration>) -> Result<(), sys::Errno> {
-        WAITERS.fetch_add(1, Ordering::SeqCst);
-        let waited = sys::futex_wait(&self.signal, seen, limit);
-        WAITERS.fetch_sub(1, Ordering::SeqCst);
-        waited
     }
 
     /// From now on the numbers are plain descriptors. `ctl` is this flow's.
@@ -520,8 +421,8 @@ impl Flow {
     pub fn was_established(&self, fd: c_int) -> bool {
         if !self.established.load(Ordering::Relaxed) {
             // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
-            let stood = self.received() > 0
-                || self.with_half(|s| s.replay.end()) > 0
+            let stood = self.stream.received() > 0
+                || self.stream.sent() > 0
                 || sys::counters(fd).is_some_and(|c| c.acked > 0);
             self.established.store(stood, Ordering::Relaxed);
         }
@@ -551,24 +452,6 @@ impl Flow {
     pub fn mark_forked(&self) {
         self.forked.store(true, Ordering::SeqCst);
         self.nonblocking.store(false, Ordering::SeqCst);
-    }
-
-    /// Marks the flow for the agent's sweep; called after each send.
-    #[inline]
-    pub fn mark_dirty(&self) {
-        if !self.dirty.load(Ordering::Relaxed) {
-            self.mark_dirty_slow();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn mark_dirty_slow(&self) {
-        sys::keep_errno(|| {
-            if !self.dirty.swap(true, Ordering::Relaxed) {
-                runtime::with_agent(|a| a.dirty(self.token()));
-            }
-        });
     }
 
     /// Whether a forked child has read from or written to the connection, so that our counters mean nothing.

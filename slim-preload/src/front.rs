@@ -1,7 +1,7 @@
 //! What the agent asks of a flow: [`FlowIo`] for the preload's flows.
 
 use crate::addr::Name;
-use crate::flow::{Flow, Mode, UNKNOWN};
+use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
 use slim_agent::{Drained, FlowIo, Owed, Probe};
 use slim_core::{Cause, FlowToken, Verdict};
@@ -83,7 +83,7 @@ impl FlowIo for Handle {
         // The connection has outlived what OPEN is for: the agent says FIN from here on.
         self.flow.ctl().opened = None;
         self.flow.live.store(true, Ordering::Release);
-        self.flow.wake();
+        self.flow.stream.wake();
     }
 
     fn legacy(&self, refused: bool) {
@@ -103,7 +103,7 @@ impl FlowIo for Handle {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
             if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start().all_received(*fd)) {
-                self.flow.set_received(all);
+                self.flow.stream.set_received(all);
             }
             let token = self.token();
             transport::unmanage(self.flow, ctl);
@@ -112,14 +112,14 @@ impl FlowIo for Handle {
         }
         transport::suspend(self.flow, &mut ctl);
         // A flow that the application has closed has no numbers, and is barred all the same.
-        self.flow.bar();
+        self.flow.stream.bar();
         transport::cut(&mut ctl);
         drop(ctl);
-        self.flow.idle()
+        self.flow.stream.idle()
     }
 
     fn idle(&self) -> bool {
-        self.flow.idle()
+        self.flow.stream.idle()
     }
 
     fn is_held(&self) -> bool {
@@ -151,13 +151,13 @@ impl FlowIo for Handle {
     fn drain(&self) -> Drained {
         let sent = transport::drain(self.flow);
         Drained {
-            received: self.flow.received(),
+            received: self.flow.stream.received(),
             sent,
         }
     }
 
     fn sent(&self) -> u64 {
-        self.flow.sent()
+        self.flow.stream.sent()
     }
 
     fn stash(&self, data: &[u8]) {
@@ -168,14 +168,14 @@ impl FlowIo for Handle {
             _ => Ok(()),
         };
         drop(ctl);
-        self.flow.add_received(data.len() as u64);
+        self.flow.stream.add_received(data.len() as u64);
         if kept.is_err() {
             transport::give_up(self.flow, transport::NO_MEMORY);
         }
     }
 
     fn trim(&self, peer_received: u64) {
-        self.flow.with_half(|s| s.replay.trim(peer_received));
+        self.flow.stream.with_half(|s| s.replay.trim(peer_received));
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
@@ -183,7 +183,7 @@ impl FlowIo for Handle {
             return self.sent();
         }
         let mut at = from;
-        let lost = self.flow.with_half(|s| {
+        let lost = self.flow.stream.with_half(|s| {
             loop {
                 match s.replay.chunk_at(at) {
                     Ok(Some(piece)) => {
@@ -233,8 +233,8 @@ impl FlowIo for Handle {
     }
 
     fn peer_final(&self, seq: u64) {
-        self.flow.peer_final.store(seq, Ordering::Release);
-        self.flow.wake();
+        self.flow.stream.set_peer_final(seq);
+        self.flow.stream.wake();
     }
 
     fn escalate(&self, verdict: Verdict) {
@@ -256,20 +256,20 @@ impl FlowIo for Handle {
             (Mode::Open | Mode::Lingering, Some(fd)) => fd,
             _ => return busy,
         };
-        if !self.flow.try_lock_half() {
+        if !self.flow.stream.try_lock_half() {
             return busy;
         }
         // SAFETY: locked one line above, unlocked below.
-        let half = unsafe { self.flow.half() };
+        let half = unsafe { self.flow.stream.half() };
         let sent = half.replay.end();
         let unacked = sys::unacked(fd).unwrap_or(0).min(half.replay.len() as u64);
         half.replay.trim(sent - unacked);
         if unacked == 0 {
             // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
             half.replay.shrink();
-            self.flow.dirty.store(false, Ordering::Relaxed);
+            self.flow.stream.clear_dirty();
         }
-        self.flow.unlock_half();
+        self.flow.stream.unlock_half();
         if unacked == 0 {
             // What else there is to tell matters only as long as something is on its way.
             return Probe {
@@ -312,12 +312,12 @@ impl FlowIo for Handle {
     }
 
     fn local_final(&self) -> Option<u64> {
-        Some(self.flow.local_final.load(Ordering::Acquire)).filter(|f| *f != UNKNOWN)
+        self.flow.stream.local_final()
     }
 
     fn owed(&self) -> Option<Owed> {
         let mut ctl = self.flow.ctl();
-        let away = self.flow.gate.is_barred();
+        let away = self.flow.stream.is_barred();
         let Some(fd) = ctl.transport.filter(|_| ctl.mode == Mode::Lingering) else {
             let over = ctl.mode == Mode::Lingering && (ctl.lost || !away);
             return (!over).then(|| self.copied(None));
@@ -331,7 +331,7 @@ impl FlowIo for Handle {
         }
         let owed = self.copied((!away).then_some(unacked));
         if dead && !away {
-            self.flow.bar();
+            self.flow.stream.bar();
             drop(ctl);
             let token = self.token();
             crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
@@ -343,11 +343,11 @@ impl FlowIo for Handle {
 impl Handle {
     /// What there is a copy of, trimmed if the kernel can be believed about what is `unacked`.
     fn copied(&self, unacked: Option<u64>) -> Owed {
-        if !self.flow.try_lock_half() {
+        if !self.flow.stream.try_lock_half() {
             return Owed::default();
         }
         // SAFETY: locked three lines above, unlocked below.
-        let half = unsafe { self.flow.half() };
+        let half = unsafe { self.flow.stream.half() };
         let sent = half.replay.end();
         let unacked = unacked.map_or(half.replay.len() as u64, |n| {
             n.min(half.replay.len() as u64)
@@ -359,7 +359,7 @@ impl Handle {
             kept: half.replay.len(),
             acked: sent - unacked,
         };
-        self.flow.unlock_half();
+        self.flow.stream.unlock_half();
         owed
     }
 }

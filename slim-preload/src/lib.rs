@@ -2,7 +2,7 @@
 //!
 //! The hooks ([`hooks`]) take the place of libc's socket calls. They look the descriptor up in the
 //! [`table`]; what is no flow goes straight to libc. For a flow, [`ops`] does what the call says and
-//! counts the bytes ([`flow`]); when its transport dies, [`transport`] puts something else under the
+//! counts the bytes (crate `slim-stream`); when its transport dies, [`transport`] puts something else under the
 //! descriptor number until the agent (crate `slim-agent`) has resumed the flow.
 //!
 //! ```text

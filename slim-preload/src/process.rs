@@ -175,7 +175,7 @@ extern "C" fn after_fork_child() {
     epoll::after_fork(true);
     listeners::after_fork(true);
     flow::after_fork(true);
-    flow::forget_marks();
+    slim_stream::forget_marks();
     runtime::after_fork_child();
 }
 
@@ -352,13 +352,8 @@ extern "C" fn at_exit() {
         let mode = f.own_at(fd).map(|c| c.mode);
         match mode {
             Some(flow::Mode::Suspended) => {
-                let sent = f.with_half(|s| s.replay.end());
-                let _ = f.local_final.compare_exchange(
-                    flow::UNKNOWN,
-                    sent,
-                    Ordering::SeqCst,
-                    Ordering::SeqCst,
-                );
+                let sent = f.stream.sent();
+                f.stream.end_at(sent);
                 runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
             }
             Some(flow::Mode::Open) => leave(fd, f),
@@ -387,12 +382,9 @@ fn leave(fd: c_int, f: &Flow) {
         return;
     }
     // A thread that is just sending goes on until the process ends: nobody knows where.
-    if !f.try_lock_half() {
+    let Some(sent) = f.stream.try_sent() else {
         return;
-    }
-    // SAFETY: locked above, unlocked below.
-    let sent = unsafe { f.half() }.replay.end();
-    f.unlock_half();
+    };
     let how = descriptors::how_closed(fd);
     runtime::with_agent(|a| a.announce(f.token(), sent, how));
 }

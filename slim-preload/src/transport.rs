@@ -14,13 +14,14 @@
 mod fault;
 mod over;
 
-use crate::flow::{Ctl, Flow, Mode, Start, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::ops::names;
 use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
 use libc::c_int;
 use slim_core::{Verdict, memory};
+use slim_stream::Start;
 use slim_sys::lock::Guard;
 use std::num::NonZeroI32;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -78,14 +79,14 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
     }
     match ctl.mode {
         Mode::Open => {
-            flow.bar();
+            flow.stream.bar();
             epoll::read_back(flow, ctl);
             ctl.mode = Mode::Suspended;
             if epoll::any_unseen() {
                 veil(flow, ctl);
             }
             if ctl.veil.is_some() {
-                return flow.wake();
+                return flow.stream.wake();
             }
             rings::swapping(|| {
                 for e in &ctl.epolls {
@@ -97,14 +98,14 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
             crate::ops::sleep::wake_all();
         }
         Mode::Stashed { then: Then::Open } => {
-            flow.bar();
+            flow.stream.bar();
             // The always-ready stand-in is under the numbers; without a descriptor for a placeholder it stays there.
             ctl.mode = Mode::Suspended;
             veil(flow, ctl);
         }
         _ => return,
     }
-    flow.wake();
+    flow.stream.wake();
 }
 
 /// Puts a placeholder under the numbers of a suspended flow, unless one is there, or there is no descriptor for it.
@@ -140,7 +141,7 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
         // Nobody is left to read it: what it has brought only counts, and once it is shut it brings no more.
         Err(_) => {
             sys::shutdown(fd, libc::SHUT_RDWR);
-            flow.add_received(sys::readable(fd));
+            flow.stream.add_received(sys::readable(fd));
             ctl.drained = true;
         }
     }
@@ -158,7 +159,7 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     ctl.set_transport(None);
     ctl.mode = Mode::Lingering;
     drop(ctl);
-    flow.wake();
+    flow.stream.wake();
     flow.drop_ref();
 }
 
@@ -176,7 +177,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
         cut(&mut ctl);
     }
     let begun = Instant::now();
-    while !flow.idle() {
+    while !flow.stream.idle() {
         if begun.elapsed() > LEAVE_LIMIT {
             runtime::say(&format!(
                 "a thread never left its call on flow {:?}",
@@ -186,7 +187,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
         }
         std::thread::sleep(Duration::from_micros(20));
     }
-    let sent = flow.sent();
+    let sent = flow.stream.sent();
     let Some(mut ctl) = flow.own() else {
         return sent;
     };
@@ -207,7 +208,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
         match sys::recv(old, buf, libc::MSG_DONTWAIT) {
             Ok(0) | Err(libc::EAGAIN) => break,
             Ok(n) => {
-                flow.add_received(n as u64);
+                flow.stream.add_received(n as u64);
                 if ctl.stash.push(&buf[..n]).is_err() {
                     no_memory = true;
                     break;
@@ -223,9 +224,9 @@ pub fn drain(flow: &'static Flow) -> u64 {
         }
     }
     let start = ctl.start();
-    let dry = Start::of_dry(flow, sent, old);
+    let dry = Start::of_dry(&flow.stream, sent, old);
     ctl.over |= dry.is_some();
-    let now = dry.or_else(|| Start::of(flow, sent, old));
+    let now = dry.or_else(|| Start::of(&flow.stream, sent, old));
     let why = now.and_then(|now| start.contradiction(now, || sys::has_come_to_an_end(old)));
     if flow.forked.load(Ordering::Relaxed) {
         // Another process that has the transport must not take what is left of it for an orderly end.
@@ -269,7 +270,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
     let Some(mut ctl) = flow.own() else {
         return abort(new);
     };
-    let ended = flow.peer_final.load(Ordering::Acquire) == flow.received();
+    let ended = flow.stream.ends_at(flow.stream.received());
     if flow.end_shown.load(Ordering::Acquire) && !ended && ctl.mode == Mode::Suspended {
         // A stranger had ended the stream, and the application was shown that: nothing can follow.
         drop(ctl);
@@ -293,7 +294,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
             ctl.moved = true;
             ctl.drained = false;
             ctl.is_new();
-            ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
+            ctl.start = Start::of(&flow.stream, flow.stream.sent(), new).map(Box::new);
             ctl.transport = Some(new);
             if ctl.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -301,14 +302,12 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 show_stash(flow, &mut ctl);
             }
         }
-        (Mode::Lingering, _)
-            if !ctl.lost && flow.local_final.load(Ordering::Acquire) != UNKNOWN =>
-        {
+        (Mode::Lingering, _) if !ctl.lost && flow.stream.local_final().is_some() => {
             dismiss(&mut ctl);
             ctl.drained = false;
-            ctl.start = Start::of(flow, flow.sent(), new).map(Box::new);
+            ctl.start = Start::of(&flow.stream, flow.stream.sent(), new).map(Box::new);
             ctl.transport = Some(new);
-            flow.gate.open();
+            flow.stream.open();
         }
         _ => {
             dismiss(&mut ctl);
@@ -316,7 +315,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         }
     }
     drop(ctl);
-    flow.wake();
+    flow.stream.wake();
 }
 
 /// The old transport is of no use any more. The kernel is not to go on with it, nor is another process that has it.
@@ -356,7 +355,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     ctl.ended = false;
     ctl.uncover(flow);
     ctl.is_new();
-    flow.gate.open();
+    flow.stream.open();
 }
 
 /// Stashed bytes come first; the transport waits.
@@ -401,7 +400,7 @@ pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
             return;
         }
         let _ = sys::recv(new, &mut buf[..n], libc::MSG_DONTWAIT);
-        flow.add_received(n as u64);
+        flow.stream.add_received(n as u64);
     }
 }
 
@@ -429,7 +428,7 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
         _ => return,
     }
     drop(ctl);
-    flow.wake();
+    flow.stream.wake();
 }
 
 /// The flow is plain TCP from now on, or as soon as nothing is stashed.
@@ -469,20 +468,20 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
             show_stash(flow, &mut ctl);
         }
     }
-    if ctl.mode == Mode::Lingering && flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+    if ctl.mode == Mode::Lingering && flow.stream.local_final().is_some() {
         // The application has closed it meanwhile. The kernel goes on with it, and if it breaks now, that is noticed.
         if let Some(old) = ctl.transport {
             sys::shutdown(old, libc::SHUT_WR);
         }
         ctl.cut = false;
-        flow.gate.open();
+        flow.stream.open();
     }
     if legacy && ctl.mode == Mode::Open {
         unmanage(flow, ctl);
     } else {
         ctl.plain |= legacy;
         drop(ctl);
-        flow.wake();
+        flow.stream.wake();
     }
 }
 

@@ -198,6 +198,12 @@ impl<T> Lock<T> {
             .store(if may { tid() } else { 0 }, Ordering::Release);
     }
 
+    /// Whether the calling thread has the lock, and has said so: then this is a signal's handler, in the middle of that call.
+    pub fn is_mortal_here(&self) -> bool {
+        let holder = self.mortal.load(Ordering::Acquire);
+        holder != 0 && holder == tid()
+    }
+
     /// Frees the lock.
     #[inline]
     pub fn unlock(&self) {

@@ -92,12 +92,4 @@ impl Flow {
         WAITS.with(|w| w.count.set(depth));
         r
     }
-
-    /// Whether the calling thread is in a signal's handler, in the middle of a call of its own that waits with the half.
-    pub fn waits_with_half(&self) -> bool {
-        WAITS.with(|w| {
-            let all = w.of.iter().take(w.count.get()).filter_map(Cell::get);
-            all.into_iter().any(|w| w.has_half && ptr::eq(w.flow, self))
-        })
-    }
 }

@@ -1,9 +1,9 @@
 //! The application's memory, as its calls name it.
 
-use super::transmit::LARGE;
 use crate::flow::Flow;
 use crate::sys::{self, Errno};
 use libc::{iovec, msghdr};
+use slim_stream::send_half::LARGE;
 use std::sync::atomic::Ordering;
 
 /// The application's buffers. Nothing of them is looked at before the kernel has found them good, for a bad

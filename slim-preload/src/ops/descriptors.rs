@@ -1,6 +1,6 @@
 //! Descriptor numbers: close, dup, exec, passing to others.
 
-use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
 use crate::{epoll, flow, listeners, options, runtime, stand_in, sys};
@@ -114,9 +114,9 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     epoll::drop_closed(flow, &mut ctl);
     let epolls = std::mem::take(&mut ctl.epolls);
     ctl.uncover(flow);
-    flow.give_back_pass();
+    flow.stream.give_back_pass();
     if !flow.live.load(Ordering::Acquire) && ctl.mode == Mode::Open {
-        transport::hear(flow, &mut ctl, flow.received());
+        transport::hear(flow, &mut ctl, flow.stream.received());
     }
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
     if flow.forked.load(Ordering::Relaxed) || !established {
@@ -126,7 +126,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
     }
-    let sent = flow.with_half(|s| s.replay.end());
+    let sent = flow.stream.sent();
     let lingers = lingers(fd);
     let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
     let how = if unread || lingers == Some(0) {
@@ -134,10 +134,8 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     } else {
         FinHow::Close
     };
-    let _ = flow
-        .local_final
-        .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
-    let end = flow.local_final.load(Ordering::SeqCst);
+    flow.stream.end_at(sent);
+    let end = flow.stream.local_final().unwrap_or(sent);
     let unacked = (ctl.mode == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
     // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
     // told that the flow is open.
@@ -171,7 +169,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     // The gate of a lingering flow tells whether it has a transport.
     if ctl.mode != Mode::Suspended || how == FinHow::Reset {
-        flow.gate.open();
+        flow.stream.open();
     }
     ctl.mode = Mode::Lingering;
     Left::Last(how)
@@ -228,14 +226,14 @@ pub fn finish(flow: &'static Flow, left: Left) {
         Left::Nothing => {}
         Left::Last(how) => {
             let token = flow.token();
-            flow.wake();
+            flow.stream.wake();
             if how == FinHow::Reset {
                 runtime::with_agent(|a| a.gone(token));
             }
             flow.drop_ref();
         }
         Left::Shared => {
-            flow.wake();
+            flow.stream.wake();
             flow.drop_ref();
         }
     }
@@ -262,13 +260,13 @@ pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: i
     while let Some(ctl) = flow.ctl_of(fd)
         && ctl.mode == Mode::Suspended
     {
-        let seen = flow.signal.load(Ordering::SeqCst);
+        let seen = flow.stream.signal();
         drop(ctl);
         let left = limit.saturating_duration_since(Instant::now());
         if left.is_zero() || enough() {
             break;
         }
-        let _ = flow.wait(seen, Some(left));
+        let _ = flow.stream.wait(seen, Some(left));
     }
 }
 
@@ -320,12 +318,12 @@ pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
     if flow.live.load(Ordering::Acquire) {
         runtime::with_agent(|a| a.demote_heard(token));
         loop {
-            let seen = flow.signal.load(Ordering::SeqCst);
+            let seen = flow.stream.signal();
             let left = limit.saturating_duration_since(Instant::now());
             if is_ours().is_none() || left.is_zero() {
                 break;
             }
-            let _ = flow.wait(seen, Some(left));
+            let _ = flow.stream.wait(seen, Some(left));
         }
     }
     demote_if_open(flow, fd);

@@ -5,10 +5,10 @@
 //! says whether it was: else the connection becomes plain TCP, since its bytes are not known.
 
 use super::descriptors;
-use crate::flow::{Flow, Mode, Start, UNKNOWN, waits};
+use crate::flow::{Flow, Mode, waits};
 use crate::sys;
 use libc::c_int;
-use std::sync::atomic::Ordering;
+use slim_stream::{Inside, Start};
 
 /// Before the thread goes on where its stack ends at `target`.
 pub fn before_jump(target: usize) {
@@ -45,11 +45,11 @@ fn stays_in_handler(target: usize, waits: usize) -> bool {
 
 fn leave(flow: &'static Flow, had_half: bool) {
     if had_half {
-        flow.holder_may_die(false);
-        flow.unlock_half();
+        flow.stream.holder_may_die(false);
+        flow.stream.unlock_half();
     }
     let moved = moved(flow, had_half);
-    flow.leave(crate::flow::Inside::Counted);
+    flow.leave(Inside::Counted);
     if let Some(fd) = moved {
         descriptors::demote_if_open(flow, fd);
     }
@@ -58,21 +58,16 @@ fn leave(flow: &'static Flow, had_half: bool) {
 /// The flow's number, if bytes may have been moved that nobody has counted. Where a transport is away, that is found when it
 /// is drained.
 fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
-    let sent = flow.try_lock_half().then(|| {
-        // SAFETY: locked one line above, unlocked below.
-        let sent = unsafe { flow.half() }.replay.end();
-        flow.unlock_half();
-        sent
-    });
+    let sent = flow.stream.try_sent();
     let ctl = flow.ctl();
     let fd = ctl
         .fds
         .first()
         .copied()
         .filter(|_| ctl.mode == Mode::Open)?;
-    let shut = !sending && flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+    let shut = !sending && flow.stream.local_final().is_some();
     let agrees = sent.and_then(|sent| {
-        let now = Start::of(flow, sent, fd)?;
+        let now = Start::of(&flow.stream, sent, fd)?;
         Some(
             ctl.start()
                 .agrees(now, shut, || sys::has_come_to_an_end(fd)),

@@ -16,11 +16,12 @@ pub mod socket_options;
 pub mod sockets;
 pub mod transmit;
 
-use crate::flow::{Flow, Inside};
+use crate::flow::Flow;
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::CtlGuard;
 use libc::c_int;
+use slim_stream::Inside;
 
 /// How a call gets at a descriptor.
 pub enum Way {
@@ -38,7 +39,7 @@ pub fn enter(fd: c_int) -> Way {
         let Some(flow) = table::flow(fd).filter(|_| !direct::is_another_process()) else {
             return Way::Plain;
         };
-        match (flow.gate.enter(), table::is_still(fd, flow)) {
+        match (flow.stream.enter(), table::is_still(fd, flow)) {
             (true, true) => return Way::In(flow),
             (false, true) => return Way::Barred(flow),
             (true, false) => flow.leave(Inside::Counted),
@@ -92,9 +93,9 @@ pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, optio
         return Next::Return(fail(libc::EAGAIN));
     }
     let limit = ctl.old().and_then(|t| timeout(t, option));
-    let seen = flow.signal.load(std::sync::atomic::Ordering::SeqCst);
+    let seen = flow.stream.signal();
     drop(ctl);
-    match flow.wait(seen, limit) {
+    match flow.stream.wait(seen, limit) {
         Err(libc::EINTR) => Next::Return(fail(libc::EINTR)),
         Err(libc::ETIMEDOUT) => Next::Return(fail(libc::EAGAIN)),
         _ => Next::Again,

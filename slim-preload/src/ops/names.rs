@@ -5,7 +5,7 @@
 //! number have them, too.
 
 use crate::addr::{Name, RawAddr};
-use crate::flow::{Mode, UNKNOWN};
+use crate::flow::Mode;
 use crate::sys;
 use crate::table::{self, Entry};
 use libc::{c_int, sockaddr, socklen_t};
@@ -99,8 +99,8 @@ pub unsafe fn name(
     let Some(saved) = saved.as_ref().filter(|_| moved) else {
         return real();
     };
-    let both = [&flow.local_final, &flow.peer_final];
-    let has_ended = || both.iter().all(|f| f.load(Ordering::Acquire) != UNKNOWN);
+    let stream = &flow.stream;
+    let has_ended = || stream.local_final().is_some() && stream.peer_final().is_some();
     if ctl.mode == Mode::Open && has_ended() {
         let room = sys::copy_of(len);
         let r = real();

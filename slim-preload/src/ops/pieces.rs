@@ -8,11 +8,12 @@
 use super::buffers::Source;
 use super::transmit::{AT_ONCE, Transmit};
 use super::{Next, Way, broken, enter, sleep};
-use crate::flow::{Flow, Inside, Mode};
+use crate::flow::{Flow, Mode};
 use crate::sys::{self, direct};
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
+use slim_stream::Inside;
 use std::sync::atomic::Ordering;
 
 /// Calls that write at least as much do so in pieces. What the caches and the socket hold is done sooner at once.
@@ -39,7 +40,7 @@ impl Trouble {
         Self {
             errno,
             dead: errno.is_some_and(|e| broken(fd, e)),
-            barred: flow.gate.is_suspended(),
+            barred: flow.stream.is_suspended(),
         }
     }
 
@@ -125,7 +126,7 @@ impl<S: Source> Transmit<S> {
             match enter(self.fd) {
                 // What the transport has to report is for the next call: this one has sent something.
                 Way::In(flow) if sys::has_error(self.fd) => {
-                    let barred = flow.gate.is_suspended();
+                    let barred = flow.stream.is_suspended();
                     flow.leave(Inside::Counted);
                     let cause = Cause::Errno(transport::TO_BE_ASKED);
                     if !barred && let Fault::Plain = transport::fault(flow, self.fd, cause) {
@@ -133,7 +134,7 @@ impl<S: Source> Transmit<S> {
                     }
                 }
                 Way::In(flow) => {
-                    flow.lock_half();
+                    flow.stream.lock_half();
                     let (sent, errno) = self.push_on(have, libc::MSG_DONTWAIT);
                     if sent > 0 {
                         self.account(flow, self.fd, have, sent);

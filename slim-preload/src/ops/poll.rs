@@ -8,7 +8,7 @@
 use super::limit::{Given, Limit, Wait};
 use super::sleep::with_alarm;
 use super::sockets;
-use crate::flow::{Flow, Mode, UNKNOWN};
+use crate::flow::{Flow, Mode};
 use crate::sys::{self, direct};
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault, SWAPS};
@@ -85,7 +85,7 @@ pub(super) fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
 /// Whether the number is one whose transport is away, of which the kernel is not to be asked.
 pub(super) fn is_away(fd: c_int) -> bool {
     table::flow(fd).is_some_and(|flow| {
-        flow.gate.is_barred()
+        flow.stream.is_barred()
             && flow
                 .ctl_of(fd)
                 .is_some_and(|ctl| ctl.mode == Mode::Suspended)
@@ -106,9 +106,9 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let Some(state) = sys::tcp_state(fd).filter(|state| sys::is_state_of_end(*state)) else {
         return false;
     };
-    let peer_ended = flow.peer_final.load(Ordering::Acquire) != UNKNOWN;
+    let peer_ended = flow.stream.peer_final().is_some();
     let closed = state == sys::TCP_CLOSE;
-    let we_ended = flow.local_final.load(Ordering::Acquire) != UNKNOWN;
+    let we_ended = flow.stream.local_final().is_some();
     if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
         return false;
     }
@@ -127,7 +127,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
             return false;
         }
         drop(ctl);
-        let received = flow.received();
+        let received = flow.stream.received();
         transport::fault(flow, fd, Cause::Eof { received })
     };
     matches!(fault, Fault::Suspended)
@@ -225,7 +225,7 @@ unsafe fn poll_asked(
         let mut n = 0;
         for p in entries().iter_mut().filter(|p| p.revents != 0) {
             if let Some(flow) = table::flow(p.fd)
-                && (p.revents & SUSPICIOUS != 0 || flow.gate.is_barred())
+                && (p.revents & SUSPICIOUS != 0 || flow.stream.is_barred())
                 && sys::keep_errno(|| hidden(flow, p.fd, swaps))
             {
                 p.revents = 0;

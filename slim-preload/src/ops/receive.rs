@@ -7,13 +7,14 @@
 use super::buffers::Buffers;
 use super::limit::Limit;
 use super::{Next, Way, broken, descriptors, enter, fail};
-use crate::flow::{Ctl, Flow, Inside, Mode, Then};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, CtlGuard, Fault};
 use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
+use slim_stream::Inside;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -118,7 +119,7 @@ impl Receive {
     ) -> isize {
         let n = direct();
         if n > 0 {
-            flow.count(&inside, n as usize);
+            flow.stream.count(&inside, n as usize);
             flow.leave(inside);
             return n;
         }
@@ -172,7 +173,7 @@ impl Receive {
         let errno = direct::errno_in(n);
         if n > 0 {
             if !self.has(ASIDE) {
-                flow.count(&inside, n as usize);
+                flow.stream.count(&inside, n as usize);
             }
             if self.has(libc::MSG_OOB) {
                 // From a peer that has not made the flow plain TCP: without us, or before word of it came.
@@ -196,14 +197,13 @@ impl Receive {
             return Next::Return(n);
         }
         let cause = if n == 0 {
-            let at = flow.received();
-            let orderly = flow.peer_final.load(Ordering::Acquire) == at
-                || flow.read_shut.load(Ordering::Relaxed);
+            let at = flow.stream.received();
+            let orderly = flow.stream.ends_at(at) || flow.read_shut.load(Ordering::Relaxed);
             if orderly || self.buffers.len() == 0 || self.has(libc::MSG_OOB) {
                 flow.leave(inside);
                 return Next::Return(0);
             }
-            if flow.gate.is_suspended() {
+            if flow.stream.is_suspended() {
                 // The transport was shut under the call: that is no end of the stream. Asked before the gate is left, for
                 // soon after it the flow may be plain TCP on another transport.
                 flow.leave(inside);
@@ -214,7 +214,7 @@ impl Receive {
             // Asked before the gate, and that before leaving it: only so is it the transport of this call that
             // was looked at.
             let dead = broken(self.fd, errno);
-            if flow.gate.is_suspended() {
+            if flow.stream.is_suspended() {
                 // The transport was shut under the call, or it met a placeholder.
                 flow.leave(inside);
                 transport::remember(flow, self.fd, errno);
@@ -241,20 +241,18 @@ impl Receive {
     /// was the reason, and not a signal or a time limit. Asked inside the gate, for there nobody exchanges the
     /// transport of this call; leaves it.
     fn transport_stopped(self, flow: &'static Flow, inside: Inside, error: Option<c_int>) -> bool {
-        let at = flow.received();
+        let at = flow.stream.received();
         // An error is not taken from the kernel, for it may be the next call's.
         let asked = || match sys::has_error(self.fd) {
             true => Err(transport::TO_BE_ASKED),
             false => sys::recv(self.fd, &mut [0], PROBE),
         };
         let cause = match error.map_or_else(asked, Err) {
-            Ok(0) if flow.peer_final.load(Ordering::Acquire) != at => {
-                Some(Cause::Eof { received: at })
-            }
+            Ok(0) if !flow.stream.ends_at(at) => Some(Cause::Eof { received: at }),
             Err(e) if broken(self.fd, e) => Some(Cause::Errno(e)),
             _ => None,
         };
-        let barred = flow.gate.is_suspended();
+        let barred = flow.stream.is_suspended();
         flow.leave(inside);
         let Some(cause) = cause.filter(|_| !barred) else {
             return barred;
@@ -292,7 +290,7 @@ impl Receive {
                             }
                         }
                     });
-                    flow.count(&Inside::Counted, got);
+                    flow.stream.count(&Inside::Counted, got);
                     have += got;
                     if have >= want {
                         flow.leave(Inside::Counted);
@@ -304,7 +302,7 @@ impl Receive {
                     let Some(mut ctl) = flow.ctl_of(self.fd) else {
                         continue;
                     };
-                    if !flow.gate.is_barred() {
+                    if !flow.stream.is_barred() {
                         continue;
                     }
                     let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
@@ -364,11 +362,11 @@ impl Receive {
             if ctl.stash.len() >= least || left == Some(Duration::ZERO) {
                 return Some(ctl);
             }
-            let seen = flow.signal.load(Ordering::SeqCst);
+            let seen = flow.stream.signal();
             let interrupted = match (ctl.mode, ctl.transport) {
                 (Mode::Suspended, _) => {
                     drop(ctl);
-                    flow.wait(seen, left) == Err(libc::EINTR)
+                    flow.stream.wait(seen, left) == Err(libc::EINTR)
                 }
                 (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_error(new) => {
                     let errno = sys::option(new, libc::SOL_SOCKET, libc::SO_ERROR).unwrap_or(0);
@@ -388,7 +386,7 @@ impl Receive {
                 }
                 _ => return Some(ctl),
             };
-            ctl = flow.ctl_of(self.fd).filter(|_| flow.gate.is_barred())?;
+            ctl = flow.ctl_of(self.fd).filter(|_| flow.stream.is_barred())?;
             if interrupted {
                 return Some(ctl);
             }
@@ -400,7 +398,7 @@ impl Receive {
         let Some(mut ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
         };
-        if !flow.gate.is_barred() {
+        if !flow.stream.is_barred() {
             return Next::Again;
         }
         if let Some(errno) = self.buffers.flaw() {

@@ -2,7 +2,7 @@
 
 use super::descriptors;
 use crate::addr::RawAddr;
-use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN, given_out};
+use crate::flow::{Ctl, Flow, Mode, Then, given_out};
 use crate::front::{Accepted, Handle};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -280,17 +280,14 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         return shut_transport(&ctl, how, real);
     }
     let errno = sys::errno();
-    let first = flow.local_final.load(Ordering::Acquire) == UNKNOWN;
+    let first = flow.stream.local_final().is_none();
     // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
-    let (r, sent) = if flow.try_lock_half() {
-        // SAFETY: locked one line above, unlocked below.
-        let sent = unsafe { flow.half() }.replay.end();
-        flow.unlock_half();
+    let (r, sent) = if let Some(sent) = flow.stream.try_sent() {
         announce(flow, sent);
         (shut_transport(&ctl, how, real), sent)
     } else {
         let r = shut_transport(&ctl, how, real);
-        (r, sys::keep_errno(|| flow.with_half(|s| s.replay.end())))
+        (r, sys::keep_errno(|| flow.stream.sent()))
     };
     announce(flow, sent);
     if r == 0 || !first || ctl.mode != Mode::Open {
@@ -317,10 +314,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
 
 /// Tells the peer, once, where our stream ends.
 fn announce(flow: &'static Flow, sent: u64) {
-    let first =
-        flow.local_final
-            .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
-    if first.is_ok() {
+    if flow.stream.end_at(sent) {
         let token = flow.token();
         sys::keep_errno(|| runtime::with_agent(|a| a.finish(token, sent, FinHow::HalfClose)));
     }
@@ -409,7 +403,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
             });
             number(ctl.stash.len())
         }
-        (Mode::Suspended, _) => number(flow.with_half(|s| s.replay.len())),
+        (Mode::Suspended, _) => number(flow.stream.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
     }
 }

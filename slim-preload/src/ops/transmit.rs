@@ -6,22 +6,22 @@
 
 use super::buffers::Source;
 use super::{Next, Way, broken, descriptors, enter, fail};
-use crate::flow::{Flow, Inside, Mode, SendHalf, Then, UNKNOWN};
+use crate::flow::{Flow, Mode, Then};
 use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, Fault};
 use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
-use std::sync::atomic::Ordering;
+use slim_core::replay::Replay;
+use slim_stream::Inside;
+use slim_stream::send_half::LARGE;
 use std::time::Duration;
 
 /// A call that does not wait, nor raise a signal.
 pub(super) const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 /// How long a call waits before it looks again under which number the transport is.
 const MOMENT: Duration = Duration::from_millis(10);
-/// Sends of at least this many bytes ask the kernel first what is worth copying.
-pub(super) const LARGE: usize = 8 << 10;
 
 /// How a call writes.
 #[derive(Clone, Copy)]
@@ -127,11 +127,11 @@ impl<S: Source> Transmit<S> {
             );
         }
         // SAFETY: entered to send.
-        let half = unsafe { flow.half() };
-        self.source.copy_all(|bytes| half.replay.push(bytes));
-        if half.replay.len() > half.trim_at {
-            trim(flow, half, self.fd);
-        }
+        let half = unsafe { flow.stream.half() };
+        let copy = |_, replay: &mut Replay| self.source.copy_all(|bytes| replay.push(bytes));
+        // A copy, so that the original need not be in memory.
+        let fd = self.fd;
+        half.account(n as usize, copy, move || flow.stream.unacked(fd));
         flow.leave_sending(inside);
         n
     }
@@ -234,19 +234,19 @@ impl<S: Source> Transmit<S> {
     /// Takes the sending half; false when that would mean to wait for another thread's blocking send in a
     /// call that must not wait.
     fn take_turn(&self, flow: &'static Flow) -> bool {
-        if flow.try_take_half() {
+        if flow.stream.try_take_half() {
             return true;
         }
         if self.flags & libc::MSG_DONTWAIT != 0 && !sys::keep_errno(|| sys::is_nonblocking(self.fd))
         {
-            return flow.try_take_half();
+            return flow.stream.try_take_half();
         }
-        if flow.waits_with_half() {
+        if flow.stream.waits_with_half() {
             // A handler in the middle of the thread's own call, of which nobody knows how much the kernel has taken.
             sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
             return false;
         }
-        sys::keep_errno(|| flow.lock_half());
+        sys::keep_errno(|| flow.stream.lock_half());
         true
     }
 
@@ -260,43 +260,21 @@ impl<S: Source> Transmit<S> {
 
     /// A blocking call waits, with the lock held, so that threads write in turn.
     fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
-        flow.holder_may_die(true);
+        flow.stream.holder_may_die(true);
         let n = flow.wait_inside(true, || real(self.fd, self.flags | libc::MSG_NOSIGNAL));
-        flow.holder_may_die(false);
+        flow.stream.holder_may_die(false);
         direct::answer(n)
     }
 
     /// Copies what the kernel took and has not seen acknowledged. The caller has the sending half.
     pub(super) fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
         // SAFETY: all callers have it.
-        let half = unsafe { flow.half() };
-        if n >= LARGE {
-            return self.account_large(flow, half, fd, from, n);
-        }
-        self.source
-            .copy(from, from + n, |bytes| half.replay.push(bytes));
-        if half.replay.len() > half.trim_at {
-            trim(flow, half, fd);
-        }
-    }
-
-    fn account_large(
-        &self,
-        flow: &'static Flow,
-        half: &mut SendHalf,
-        fd: c_int,
-        from: usize,
-        n: usize,
-    ) {
-        let unacked = unacked(flow, fd);
-        // One byte more than unacknowledged, see `Replay`.
-        let tail = (n as u64).min(unacked.saturating_add(1)) as usize;
-        if tail < n {
-            half.replay.skip_to(half.replay.end() + (n - tail) as u64);
-        }
-        self.source
-            .copy(from + n - tail, from + n, |bytes| half.replay.push(bytes));
-        half.trim(unacked);
+        let half = unsafe { flow.stream.half() };
+        let copy = |at, replay: &mut Replay| {
+            let push = |bytes: &[u8]| replay.push(bytes);
+            self.source.copy(from + at, from + n, push);
+        };
+        half.account(n, copy, || flow.stream.unacked(fd));
     }
 
     /// After the kernel took nothing, and said why. Leaves the gate.
@@ -304,7 +282,7 @@ impl<S: Source> Transmit<S> {
         let errno = direct::errno_in(n);
         // In this order, see `Receive::unusual`.
         let dead = n < 0 && broken(self.fd, errno);
-        let barred = flow.gate.is_suspended();
+        let barred = flow.stream.is_suspended();
         flow.leave_sending(inside);
         if n == 0 {
             return Next::Return(0);
@@ -312,7 +290,7 @@ impl<S: Source> Transmit<S> {
         if barred || super::is_lost(flow, self.fd, errno) {
             return Next::Again;
         }
-        if flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+        if flow.stream.local_final().is_some() {
             return Next::Return(self.refuse(libc::EPIPE));
         }
         if dead && let Fault::Suspended = transport::fault(flow, self.fd, Cause::Errno(errno)) {
@@ -334,7 +312,7 @@ impl<S: Source> Transmit<S> {
         let Some(ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
         };
-        if !flow.gate.is_barred() {
+        if !flow.stream.is_barred() {
             return Next::Again;
         }
         if let Some(errno) = self.source.flaw() {
@@ -344,7 +322,7 @@ impl<S: Source> Transmit<S> {
             ctl.mode,
             Mode::Suspended | Mode::Stashed { then: Then::Open }
         );
-        if !given_up && flow.local_final.load(Ordering::Acquire) != UNKNOWN {
+        if !given_up && flow.stream.local_final().is_some() {
             return Next::Return(self.refuse(libc::EPIPE));
         }
         let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
@@ -372,13 +350,13 @@ impl<S: Source> Transmit<S> {
         };
         // A transport is there, but its number still shows the stash, or nothing while the end of the peer's stream is
         // looked into. Never wait with the control lock held: the reader of the stash needs it.
-        flow.lock_half();
+        flow.stream.lock_half();
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
         if n > 0 {
             self.account(flow, fd, 0, n as usize);
         }
-        flow.unlock_half();
+        flow.stream.unlock_half();
         if n > 0 {
             drop(ctl);
             flow.mark_dirty();
@@ -403,21 +381,4 @@ impl<S: Source> Transmit<S> {
         }
         Next::Return(self.refuse(errno))
     }
-}
-
-/// Asks the kernel what may be forgotten, and forgets it.
-#[cold]
-#[inline(never)]
-fn trim(flow: &'static Flow, half: &mut SendHalf, fd: c_int) {
-    half.trim(unacked(flow, fd));
-}
-
-/// Bytes of the flow that the peer's kernel may not have; all that there could be when that cannot be told. The number may have
-/// got a placeholder since our bytes were sent, of which the kernel would say that nothing is unacknowledged;
-/// but the gate is barred before that.
-fn unacked(flow: &'static Flow, fd: c_int) -> u64 {
-    let answer = sys::keep_errno(|| sys::unacked(fd)).ok();
-    answer
-        .filter(|_| !flow.gate.is_suspended())
-        .unwrap_or(u64::MAX)
 }

@@ -1,7 +1,7 @@
 //! A transport is found dead, or at an end that nobody has announced.
 
 use super::{CtlGuard, conclude, suspend, unmanage, veil};
-use crate::flow::{Ctl, Flow, Mode, Start};
+use crate::flow::{Ctl, Flow, Mode};
 use crate::ops::names;
 use crate::runtime;
 use crate::stand_in::{self, Left};
@@ -9,6 +9,7 @@ use crate::sys;
 use libc::c_int;
 use slim_agent::{Heard, turn};
 use slim_core::{Cause, Verdict};
+use slim_stream::{SendHalf, Start};
 use std::num::NonZeroI32;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -80,13 +81,8 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
 /// some counts them in the next moment, so it is looked twice.
 fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
     let differs = || {
-        if !flow.try_lock_half() {
-            return false;
-        }
-        // SAFETY: locked above, unlocked below.
-        let sent = unsafe { flow.half() }.replay.end();
-        let now = Start::of(flow, sent, fd);
-        flow.unlock_half();
+        let start = |half: &mut SendHalf| Start::of(&flow.stream, half.sent(), fd);
+        let now = flow.stream.try_with_half(start).flatten();
         now.is_some_and(|now| ctl.start().contradiction(now, || true).is_some())
     };
     differs() && {
@@ -204,9 +200,9 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
 /// travel at the same time, and to wait for the one costs less than to suspend and to ask.
 fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
     let begun = Instant::now();
-    while flow.live.load(Ordering::Acquire) && !flow.gate.is_barred() {
-        let seen = flow.signal.load(Ordering::SeqCst);
-        if flow.peer_final.load(Ordering::Acquire) == received {
+    while flow.live.load(Ordering::Acquire) && !flow.stream.is_barred() {
+        let seen = flow.stream.signal();
+        if flow.stream.ends_at(received) {
             return true;
         }
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
@@ -217,7 +213,7 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
             Heard::Open => left.min(MAILBOX_LOOK),
             _ => left,
         };
-        let _ = sys::keep_errno(|| flow.wait(seen, Some(left)));
+        let _ = sys::keep_errno(|| flow.stream.wait(seen, Some(left)));
         if heard == Heard::Open {
             heard = hear(flow, &mut flow.ctl(), received);
         }
@@ -239,7 +235,7 @@ pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
         flow.live.store(true, Ordering::Release);
     }
     if heard == Heard::Closed(received) {
-        flow.peer_final.store(received, Ordering::Release);
+        flow.stream.set_peer_final(received);
         ctl.peer_closed = true;
     }
     heard

@@ -2,7 +2,7 @@
 
 use super::{CtlGuard, abort, drain, swap_in, unmanage};
 use crate::addr::Name;
-use crate::flow::{Ctl, Flow, Mode, Then, UNKNOWN};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::ops::names;
 use crate::options;
 use crate::stand_in::{self, Left};
@@ -11,7 +11,6 @@ use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Verdict, memory};
 use std::num::NonZeroI32;
-use std::sync::atomic::Ordering;
 
 /// Gives the flow up with an errno, or with an orderly end; what has come before that is still to be read.
 pub fn escalate(flow: &'static Flow, verdict: Verdict) {
@@ -55,7 +54,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     ) {
         return;
     }
-    flow.bar();
+    flow.stream.bar();
     let mut unread = Vec::new();
     let family = ctl.local.as_ref().map_or(libc::AF_INET, Name::family);
     let copied = owed.is_none()
@@ -73,7 +72,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         ctl.stash = Stash::new();
     }
     let file = whole.or_else(|| stand_in::over(how, &[], family).ok());
-    if let Some(fd) = file.filter(|_| flow.local_final.load(Ordering::Acquire) != UNKNOWN) {
+    if let Some(fd) = file.filter(|_| flow.stream.local_final().is_some()) {
         sys::shutdown(fd, libc::SHUT_WR);
     }
     bury(flow, &mut ctl, file);
@@ -90,7 +89,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         },
     };
     drop(ctl);
-    flow.wake();
+    flow.stream.wake();
 }
 
 /// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.

@@ -1,14 +1,14 @@
 //! Whether we and the kernel count the same bytes.
 //!
-//! From the moment a transport becomes a flow's, our count and the kernel's must grow alike. If they have not, then
+//! From the moment a transport becomes a stream's, our count and the kernel's must grow alike. If they have not, then
 //! somebody reads or writes the descriptor past us (io_uring, stdio, a raw system call), and a resume would lose bytes
 //! or repeat them. One byte is enough for that, so what the kernel counts besides bytes has to be known exactly: the
 //! connector's SYN, and the peer's FIN. Only of our own FIN it cannot be told whether there was one when the connection
-//! was over before we [cut](crate::transport::cut) it; but a byte too many that has come to the peer is found there.
+//! was over before the front end shut it; but a byte too many that has come to the peer is found there.
 
-use super::Flow;
-use crate::sys;
+use crate::stream::Stream;
 use libc::c_int;
+use slim_sys as sys;
 
 /// Bytes of both directions, as we count them and as the kernel counts those of one transport.
 #[derive(Clone, Copy, Default)]
@@ -30,12 +30,12 @@ impl Start {
     }
 
     /// For a transport that nobody reads from or writes to just now; `sent`: bytes of the flow sent by then.
-    pub fn of(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
+    pub fn of(stream: &Stream, sent: u64, fd: c_int) -> Option<Self> {
         let quiet = sys::unacked(fd) == Ok(0);
         let mut before = sys::counters(fd)?;
         if quiet && sys::readable(fd) == 0 {
             // Nothing that is being acknowledged, and nothing has come.
-            return Some(Self::new(flow, sent, before, 0, 0));
+            return Some(Self::new(stream, sent, before, 0, 0));
         }
         loop {
             let (unread, unacked) = (sys::readable(fd), sys::unacked(fd).ok()?);
@@ -45,21 +45,21 @@ impl Start {
                 sys::counters(fd)?
             };
             if before == after {
-                return Some(Self::new(flow, sent, after, unread, unacked));
+                return Some(Self::new(stream, sent, after, unread, unacked));
             }
             before = after;
         }
     }
 
     /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
-    pub fn of_dry(flow: &Flow, sent: u64, fd: c_int) -> Option<Self> {
+    pub fn of_dry(stream: &Stream, sent: u64, fd: c_int) -> Option<Self> {
         let counters = sys::counters(fd).filter(|c| c.is_over)?;
-        Some(Self::new(flow, sent, counters, 0, sys::unacked(fd).ok()?))
+        Some(Self::new(stream, sent, counters, 0, sys::unacked(fd).ok()?))
     }
 
-    fn new(flow: &Flow, sent: u64, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
+    fn new(stream: &Stream, sent: u64, counters: sys::Counters, unread: u64, unacked: u64) -> Self {
         Self {
-            received: flow.received(),
+            received: stream.received(),
             sent,
             kernel_received: counters.received.saturating_sub(unread),
             kernel_sent: counters.acked + unacked,

@@ -1,0 +1,34 @@
+//! What a flow is per byte, under whatever front end.
+//!
+//! A front end has the descriptors and the application's calls; the agent (crate `slim-agent`) has the session. Between them
+//! lies the stream: how many bytes went each way, which of them the peer may not have, who may touch the transport just now,
+//! and whether the kernel has counted the same.
+//!
+//! Nothing here knows of descriptor numbers beyond the call they are passed to, of the session, or of time. Where a call needs
+//! its front end (is this number still the flow's? who is told that there is something to be acknowledged?) it takes a
+//! closure, and what is left to do after it comes back as its result.
+//!
+//! # Map
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`stream`] | [`Stream`]: both counters, the ends, the gate with its pass, the sending half under its lock |
+//! | [`send_half`] | [`SendHalf`]: the replay buffer, and when it is trimmed |
+//! | [`start`] | [`Start`]: whether we and the kernel have counted the same bytes |
+//!
+//! ```text
+//!                 pass_to_send, enter_to_send          bar, idle
+//!   data calls ──────────────► Stream ◄────────────────────── control
+//!                              │    │
+//!            half, account     │    │  received
+//!                              ▼    ▼
+//!                          SendHalf Start
+//! ```
+
+pub mod send_half;
+pub mod start;
+pub mod stream;
+
+pub use send_half::SendHalf;
+pub use start::Start;
+pub use stream::{Inside, Stream, forget_marks};
