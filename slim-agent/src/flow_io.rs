@@ -5,37 +5,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use slim_core::Verdict;
-
-/// What [`FlowIo::drain`] found. Both numbers are final for the transport that was drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Drained {
-    /// Bytes received since the flow began: given to the application, or stashed.
-    pub received: u64,
-    /// Bytes sent since the flow began, as the application counts them.
-    pub sent: u64,
-}
-
-/// What [`FlowIo::probe`] read from the kernel about a flow's transport.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Probe {
-    /// Bytes sent that the peer's kernel has not acknowledged. If there are none, the rest need not be filled in.
-    pub unacked: u64,
-    /// Bytes that the peer's kernel has acknowledged since the flow began.
-    pub acked: u64,
-    /// How often the kernel has sent the oldest unacknowledged segment again (`tcpi_retransmits`).
-    pub retransmits: u32,
-    /// Whether the transport is still established.
-    pub established: bool,
-}
-
-/// What [`FlowIo::owed`] has found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owed {
-    /// Bytes of which there is a copy.
-    pub kept: usize,
-    /// Bytes that the peer's kernel has acknowledged since the flow began; of no meaning while it is suspended.
-    pub acked: u64,
-}
+use slim_stream::{Drained, Owed, Probe};
 
 /// One flow, as its front end sees it.
 ///

@@ -102,7 +102,7 @@ mod udp;
 pub mod turn;
 
 pub use agent::{Agent, read_job_key};
-pub use flow_io::{Drained, FlowIo, Owed, Probe};
+pub use flow_io::FlowIo;
 pub use give_way::ask_for_port;
 pub use memory::memory_is_out;
 pub use slim_core::endpoint::{Heard, Opened};

@@ -12,9 +12,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, Server, Stream};
-use slim_agent::{Agent, Drained, FlowIo, Owed, Probe};
+use slim_agent::{Agent, FlowIo};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
+use slim_stream::{Drained, Owed, Probe};
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 

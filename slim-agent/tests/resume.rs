@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Kill, LIMIT, Pattern, Server, config, kills, read_pattern, write_pattern};
-use slim_agent::{Agent, Probe};
+use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::event::{Event, Record};
+use slim_stream::Probe;
 
 fn agents(config: Config) -> (Agent, Server) {
     let client = Agent::start(config.clone()).expect("the agent starts");

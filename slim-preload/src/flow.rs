@@ -16,9 +16,8 @@ use crate::{stand_in, table};
 use libc::c_int;
 use slim_agent::Opened;
 use slim_core::replay::Replay;
-use slim_core::stash::Stash;
 use slim_core::{FlowToken, Role, memory};
-use slim_stream::{SendHalf, Start, Stream};
+use slim_stream::{ReceiveHalf, SendHalf, Stream};
 use slim_sys::lock::{Guard, Lock, Undisturbed};
 use smallvec::{SmallVec, smallvec};
 use std::net::SocketAddr;
@@ -101,43 +100,27 @@ pub struct Ctl {
     pub veil: Option<NonZeroI32>,
     /// ... and epoll instances have it.
     pub registered: bool,
-    /// Whether `transport` has been read dry for good.
-    pub drained: bool,
-    /// Suspended because the peer's direction has ended unannounced: ours may be as well as it was.
-    pub ended: bool,
     /// The error that somebody of us took from the transport: owed if the transport is put back.
     pub taken: Option<NonZeroI32>,
-    /// We have ended the transport, so that it cannot be put back.
-    pub cut: bool,
-    /// The kernel has given the old transport up: nothing of it changes any more.
-    pub over: bool,
     /// The application has closed the last number unseen: what it wrote to the flow, and what to the number's next file,
     /// cannot be told apart.
     pub lost: bool,
     /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
     pub plain: bool,
-    /// Bytes taken from a transport that the application has not read yet.
-    pub stash: Stash,
+    /// What has come and is not read yet, and what is known of the transport that brings it.
+    pub receiving: ReceiveHalf,
     /// Epoll instances that know one of the numbers; mostly one.
     pub epolls: SmallVec<[&'static Instance; 2]>,
     /// What `getsockname` said first.
     pub local: Option<Name>,
     /// What `getpeername` said first.
     pub peer: Option<Name>,
-    /// Where the present transport began; the first one began with nothing.
-    pub start: Option<Box<Start>>,
-    /// This transport is not the first.
-    pub moved: bool,
-    /// We connected.
-    pub dialled: bool,
     /// Of the present transport.
     pub receives: Receives,
     /// The application has set an option while the transport was away, perhaps after the next one got its options.
     pub options_set: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
-    /// The peer has closed the flow, and all that it sent has been read.
-    pub peer_closed: bool,
 }
 
 impl Ctl {
@@ -148,32 +131,16 @@ impl Ctl {
             transport: None,
             veil: None,
             registered: false,
-            drained: false,
-            ended: false,
             taken: None,
-            cut: false,
-            over: false,
             lost: false,
             plain: false,
-            stash: Stash::new(),
+            receiving: ReceiveHalf::new(false),
             epolls: SmallVec::new_const(),
             local: None,
             peer: None,
-            start: None,
-            moved: false,
-            dialled: false,
             receives: 0,
             options_set: false,
             opened: None,
-            peer_closed: false,
-        }
-    }
-
-    /// Where the present transport began.
-    pub fn start(&self) -> Start {
-        match self.start.as_deref() {
-            Some(start) => *start,
-            None => Start::of_first(self.dialled),
         }
     }
 
@@ -211,7 +178,7 @@ impl Ctl {
     /// Where bytes can still be sent while the flow is suspended. They are kept as all others are, and nothing is
     /// forgotten meanwhile, so it does no harm if the old transport turns out to be of no use.
     pub fn half_open(&self) -> Option<c_int> {
-        let open = self.ended && !self.drained && !self.cut && self.taken.is_none();
+        let open = self.receiving.is_half_open() && self.taken.is_none();
         self.old().filter(|_| open && self.mode == Mode::Suspended)
     }
 
@@ -227,7 +194,8 @@ impl Ctl {
 
     /// Nothing has happened yet to the transport that is now the flow's.
     pub fn is_new(&mut self) {
-        (self.taken, self.cut, self.over) = (None, false, false);
+        self.taken = None;
+        self.receiving.put_back();
     }
 
     /// Something else is under the numbers than while the flow was suspended.
@@ -312,7 +280,7 @@ impl Flow {
             fds: smallvec![fd],
             local: local.name(),
             peer: peer.and_then(|a| a.name()),
-            dialled: role == Role::Connector,
+            receiving: ReceiveHalf::new(role == Role::Connector),
             ..Ctl::new()
         };
         flow.token

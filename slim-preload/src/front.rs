@@ -3,8 +3,9 @@
 use crate::addr::Name;
 use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
-use slim_agent::{Drained, FlowIo, Owed, Probe};
+use slim_agent::FlowIo;
 use slim_core::{Cause, FlowToken, Verdict};
+use slim_stream::{Delivery, Drained, Owed, Probe, Unsound};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -102,7 +103,11 @@ impl FlowIo for Handle {
         if ctl.mode == Mode::Open && self.flow.used_by_child() {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
-            if let Some(all) = ctl.fds.first().and_then(|fd| ctl.start().all_received(*fd)) {
+            if let Some(all) = ctl
+                .fds
+                .first()
+                .and_then(|fd| ctl.receiving.start().all_received(*fd))
+            {
                 self.flow.stream.set_received(all);
             }
             let token = self.token();
@@ -163,48 +168,36 @@ impl FlowIo for Handle {
     fn stash(&self, data: &[u8]) {
         let mut ctl = self.flow.ctl();
         let kept = match ctl.mode {
-            Mode::Suspended => ctl.stash.push(data),
+            Mode::Suspended => self.flow.stream.stash(&mut ctl.receiving, data),
             // Nobody is to read it; or the flow was given up meanwhile, and this comes behind a gap.
-            _ => Ok(()),
+            _ => {
+                self.flow.stream.add_received(data.len() as u64);
+                Ok(())
+            }
         };
         drop(ctl);
-        self.flow.stream.add_received(data.len() as u64);
         if kept.is_err() {
-            transport::give_up(self.flow, transport::NO_MEMORY);
+            transport::give_up(self.flow, &Unsound::NoMemory);
         }
     }
 
     fn trim(&self, peer_received: u64) {
-        self.flow.stream.with_half(|s| s.replay.trim(peer_received));
+        self.flow.stream.trim(peer_received);
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         if self.flow.own().is_none_or(|ctl| ctl.lost) {
             return self.sent();
         }
-        let mut at = from;
-        let lost = self.flow.stream.with_half(|s| {
-            loop {
-                match s.replay.chunk_at(at) {
-                    Ok(Some(piece)) => {
-                        let took = f(piece);
-                        at += took as u64;
-                        if took < piece.len() {
-                            return false;
-                        }
-                    }
-                    Ok(None) => return false,
-                    Err(_) => return true,
-                }
+        match self.flow.stream.replay(from, f) {
+            Ok(at) => at,
+            Err(_) => {
+                // A child of the peer's has read what was acknowledged. Nothing more is to be written: the connection is
+                // not wanted any more, and goes when it is installed.
+                transport::out_of_step(self.flow);
+                self.sent()
             }
-        });
-        if lost {
-            // A child of the peer's has read what was acknowledged. Nothing more is to be written: the connection is
-            // not wanted any more, and goes when it is installed.
-            transport::out_of_step(self.flow);
-            return self.sent();
         }
-        at
     }
 
     fn install(&self, fd: OwnedFd) {
@@ -243,48 +236,12 @@ impl FlowIo for Handle {
     }
 
     fn probe(&self) -> Probe {
-        let busy = Probe {
-            unacked: 1,
-            acked: 0,
-            retransmits: 0,
-            established: true,
-        };
         let Some(ctl) = self.flow.own() else {
-            return busy;
+            return Probe::BUSY;
         };
-        let fd = match (ctl.mode, ctl.probe_fd()) {
-            (Mode::Open | Mode::Lingering, Some(fd)) => fd,
-            _ => return busy,
-        };
-        if !self.flow.stream.try_lock_half() {
-            return busy;
-        }
-        // SAFETY: locked one line above, unlocked below.
-        let half = unsafe { self.flow.stream.half() };
-        let sent = half.replay.end();
-        let unacked = sys::unacked(fd).unwrap_or(0).min(half.replay.len() as u64);
-        half.replay.trim(sent - unacked);
-        if unacked == 0 {
-            // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
-            half.replay.shrink();
-            self.flow.stream.clear_dirty();
-        }
-        self.flow.stream.unlock_half();
-        if unacked == 0 {
-            // What else there is to tell matters only as long as something is on its way.
-            return Probe {
-                acked: sent,
-                ..Probe::default()
-            };
-        }
-        let info = sys::tcp_info(fd);
-        Probe {
-            unacked,
-            acked: sent - unacked,
-            retransmits: info.map_or(0, |i| i.tcpi_retransmits.into()),
-            established: info.is_some_and(|i| {
-                i.tcpi_state != sys::TCP_CLOSE && i.tcpi_state != sys::TCP_SYN_SENT
-            }),
+        match (ctl.mode, ctl.probe_fd()) {
+            (Mode::Open | Mode::Lingering, Some(fd)) => self.flow.stream.probe(fd),
+            _ => Probe::BUSY,
         }
     }
 
@@ -320,46 +277,21 @@ impl FlowIo for Handle {
         let away = self.flow.stream.is_barred();
         let Some(fd) = ctl.transport.filter(|_| ctl.mode == Mode::Lingering) else {
             let over = ctl.mode == Mode::Lingering && (ctl.lost || !away);
-            return (!over).then(|| self.copied(None));
+            return (!over).then(|| self.flow.stream.owed());
         };
-        let unacked = sys::unacked(fd).unwrap_or(0);
-        let dead = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
-        // Bytes for a closed descriptor: the kernel would answer them with a reset, and does so on close.
-        if unacked == 0 || (!dead && sys::readable(fd) > 0) {
-            ctl.set_transport(None);
-            return None;
+        match self.flow.stream.delivery(fd) {
+            Delivery::Done => {
+                ctl.set_transport(None);
+                None
+            }
+            Delivery::Broken(owed) if !away => {
+                self.flow.stream.bar();
+                drop(ctl);
+                let token = self.token();
+                crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
+                Some(owed)
+            }
+            Delivery::Owed(owed) | Delivery::Broken(owed) => Some(owed),
         }
-        let owed = self.copied((!away).then_some(unacked));
-        if dead && !away {
-            self.flow.stream.bar();
-            drop(ctl);
-            let token = self.token();
-            crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
-        }
-        Some(owed)
-    }
-}
-
-impl Handle {
-    /// What there is a copy of, trimmed if the kernel can be believed about what is `unacked`.
-    fn copied(&self, unacked: Option<u64>) -> Owed {
-        if !self.flow.stream.try_lock_half() {
-            return Owed::default();
-        }
-        // SAFETY: locked three lines above, unlocked below.
-        let half = unsafe { self.flow.stream.half() };
-        let sent = half.replay.end();
-        let unacked = unacked.map_or(half.replay.len() as u64, |n| {
-            n.min(half.replay.len() as u64)
-        });
-        if unacked < half.replay.len() as u64 {
-            half.replay.trim(sent - unacked);
-        }
-        let owed = Owed {
-            kept: half.replay.len(),
-            acked: sent - unacked,
-        };
-        self.flow.stream.unlock_half();
-        owed
     }
 }

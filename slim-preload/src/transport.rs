@@ -20,8 +20,8 @@ use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
 use libc::c_int;
-use slim_core::{Verdict, memory};
-use slim_stream::Start;
+use slim_core::Verdict;
+use slim_stream::Unsound;
 use slim_sys::lock::Guard;
 use std::num::NonZeroI32;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -139,18 +139,14 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
     match sys::dup_high(fd) {
         Ok(old) => ctl.set_transport(Some(old)),
         // Nobody is left to read it: what it has brought only counts, and once it is shut it brings no more.
-        Err(_) => {
-            sys::shutdown(fd, libc::SHUT_RDWR);
-            flow.stream.add_received(sys::readable(fd));
-            ctl.drained = true;
-        }
+        Err(_) => flow.stream.write_off(&mut ctl.receiving, fd),
     }
 }
 
 /// The numbers become plain descriptors, and the table's hold on the flow ends.
 pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     epoll::drop_closed(flow, &mut ctl);
-    if let Some(fd) = ctl.fds.first().filter(|_| ctl.moved) {
+    if let Some(fd) = ctl.fds.first().filter(|_| ctl.receiving.has_moved()) {
         names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
     }
     // A reader that has met the end of the stream need not wait for an announcement.
@@ -165,9 +161,8 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
 
 /// Ends the old transport, if it has not ended yet; wakes whoever is blocked in a call on it.
 pub fn cut(ctl: &mut Ctl) {
-    if let Some(old) = ctl.old().filter(|_| !ctl.cut) {
-        ctl.cut = true;
-        ctl.over = ctl.over || sys::try_shutdown(old, libc::SHUT_RDWR) == Err(libc::ENOTCONN);
+    if let Some(old) = ctl.old() {
+        ctl.receiving.cut(old);
     }
 }
 
@@ -191,63 +186,25 @@ pub fn drain(flow: &'static Flow) -> u64 {
     let Some(mut ctl) = flow.own() else {
         return sent;
     };
-    let Some(old) = ctl.old().filter(|_| !ctl.drained) else {
+    let Some(old) = ctl.old().filter(|_| !ctl.receiving.is_drained()) else {
         return sent;
     };
-    ctl.drained = true;
-    // Mostly there is nothing, and thousands of flows may be drained at once.
-    let (mut small, mut large) = ([0; 512], Vec::new());
-    // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
-    let mut errors = 0;
-    let mut no_memory = false;
-    loop {
-        let buf = match large.is_empty() {
-            true => &mut small[..],
-            false => &mut large[..],
-        };
-        match sys::recv(old, buf, libc::MSG_DONTWAIT) {
-            Ok(0) | Err(libc::EAGAIN) => break,
-            Ok(n) => {
-                flow.stream.add_received(n as u64);
-                if ctl.stash.push(&buf[..n]).is_err() {
-                    no_memory = true;
-                    break;
-                }
-                let full = n == buf.len() && large.is_empty();
-                if full && memory::reserve(&mut large, 64 << 10).is_ok() {
-                    large.resize(64 << 10, 0);
-                }
-            }
-            Err(libc::EINTR) => {}
-            Err(_) if errors < 2 => errors += 1,
-            Err(_) => break,
-        }
-    }
-    let start = ctl.start();
-    let dry = Start::of_dry(&flow.stream, sent, old);
-    ctl.over |= dry.is_some();
-    let now = dry.or_else(|| Start::of(&flow.stream, sent, old));
-    let why = now.and_then(|now| start.contradiction(now, || sys::has_come_to_an_end(old)));
+    let drained = flow.stream.drain(&mut ctl.receiving, old, sent);
     if flow.forked.load(Ordering::Relaxed) {
         // Another process that has the transport must not take what is left of it for an orderly end.
         sys::disconnect(old);
     }
     // Not before: while we have it nobody closes an exposed transport.
     drop(ctl);
-    if no_memory {
-        give_up(flow, NO_MEMORY);
-    } else if let Some(why) = why {
+    if let Err(why) = drained {
         give_up(flow, &why);
     }
     sent
 }
 
-/// Why a flow is given up whose bytes cannot be kept.
-pub const NO_MEMORY: &str = "no memory for what has been received";
-
 /// An invariant does not hold, because somebody uses the descriptor past us, or what was received cannot be kept: that
 /// is said.
-pub fn give_up(flow: &'static Flow, why: &str) {
+pub fn give_up(flow: &'static Flow, why: &Unsound) {
     let token = flow.token();
     runtime::say(&format!(
         "flow {token:?}: {why}; the connection is given up"
@@ -291,12 +248,10 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 let _ = options::copy(old, new, &mut ctl.receives);
             }
             dismiss(&mut ctl);
-            ctl.moved = true;
-            ctl.drained = false;
-            ctl.is_new();
-            ctl.start = Start::of(&flow.stream, flow.stream.sent(), new).map(Box::new);
+            ctl.taken = None;
+            flow.stream.carried_by(&mut ctl.receiving, new);
             ctl.transport = Some(new);
-            if ctl.stash.is_empty() {
+            if ctl.receiving.stash.is_empty() {
                 open(flow, &mut ctl);
             } else {
                 show_stash(flow, &mut ctl);
@@ -304,8 +259,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         }
         (Mode::Lingering, _) if !ctl.lost && flow.stream.local_final().is_some() => {
             dismiss(&mut ctl);
-            ctl.drained = false;
-            ctl.start = Start::of(&flow.stream, flow.stream.sent(), new).map(Box::new);
+            flow.stream.carried_by(&mut ctl.receiving, new);
             ctl.transport = Some(new);
             flow.stream.open();
         }
@@ -320,8 +274,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
 
 /// The old transport is of no use any more. The kernel is not to go on with it, nor is another process that has it.
 fn dismiss(ctl: &mut Ctl) {
-    let over = std::mem::take(&mut ctl.over);
-    ctl.ended = false;
+    let over = ctl.receiving.dismiss();
     if let Some(exposed) = ctl.exposed() {
         if !over {
             sys::disconnect(exposed);
@@ -352,7 +305,6 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
         return;
     }
     ctl.mode = Mode::Open;
-    ctl.ended = false;
     ctl.uncover(flow);
     ctl.is_new();
     flow.stream.open();
@@ -376,7 +328,7 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
 pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
     let is_behind = match ctl.mode {
         Mode::Stashed { then: Then::Open } => true,
-        Mode::Suspended => !ctl.stash.is_empty() && !ctl.drained,
+        Mode::Suspended => !ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained(),
         _ => false,
     };
     ctl.transport.filter(|_| is_behind)
@@ -388,20 +340,7 @@ pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
     let Some(new) = behind_stash(ctl) else {
         return;
     };
-    let mut buf = [0; 4096];
-    // An error of the transport is not to be taken, and there is none before the last byte.
-    while ctl.stash.len() < want && sys::readable(new) > 0 {
-        let most = buf.len().min(want - ctl.stash.len());
-        let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        let Ok(n @ 1..) = sys::recv(new, &mut buf[..most], look) else {
-            return;
-        };
-        if ctl.stash.push(&buf[..n]).is_err() {
-            return;
-        }
-        let _ = sys::recv(new, &mut buf[..n], libc::MSG_DONTWAIT);
-        flow.stream.add_received(n as u64);
-    }
+    flow.stream.stash_more(&mut ctl.receiving, new, want);
 }
 
 /// Whether calls on the flow must not wait.
@@ -411,7 +350,7 @@ pub fn nonblocking(ctl: &Ctl, fd: c_int) -> bool {
 
 /// Called when the stash may have been read up: what was to follow it happens.
 pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
-    if !ctl.stash.is_empty() {
+    if !ctl.receiving.stash.is_empty() {
         return;
     }
     match ctl.mode {
@@ -452,7 +391,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         && let Some(errno) = ctl
             .taken
             .map(NonZeroI32::get)
-            .or(ctl.cut.then_some(libc::ECONNRESET))
+            .or(ctl.receiving.is_cut().then_some(libc::ECONNRESET))
     {
         drop(ctl);
         return escalate(flow, Verdict::Errno(errno));
@@ -462,7 +401,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
             sys::set_status(old, sys::status(ctl.flags_of(*fd)));
         }
         // What was never drained has a stash only if it was suspended with one, and is not exposed then.
-        if ctl.stash.is_empty() || ctl.exposed().is_some() {
+        if ctl.receiving.stash.is_empty() || ctl.exposed().is_some() {
             open(flow, &mut ctl);
         } else {
             show_stash(flow, &mut ctl);
@@ -473,7 +412,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         if let Some(old) = ctl.transport {
             sys::shutdown(old, libc::SHUT_WR);
         }
-        ctl.cut = false;
+        ctl.receiving.put_back();
         flow.stream.open();
     }
     if legacy && ctl.mode == Mode::Open {

@@ -13,22 +13,31 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`stream`] | [`Stream`]: both counters, the ends, the gate with its pass, the sending half under its lock |
+//! | [`control`] | what control does: draining, replaying, trimming, probing |
+//! | [`receive_half`] | [`ReceiveHalf`]: the stash, and what is known of the present transport |
 //! | [`send_half`] | [`SendHalf`]: the replay buffer, and when it is trimmed |
 //! | [`start`] | [`Start`]: whether we and the kernel have counted the same bytes |
+//! | [`answers`] | what control is told |
 //!
 //! ```text
-//!                 pass_to_send, enter_to_send          bar, idle
+//!            pass_to_*, enter, count          bar, idle, drain, replay, probe
 //!   data calls ──────────────► Stream ◄────────────────────── control
 //!                              │    │
-//!            half, account     │    │  received
+//!              half, account   │    │   stash, start
 //!                              ▼    ▼
-//!                          SendHalf Start
+//!                       SendHalf    ReceiveHalf
 //! ```
 
+pub mod answers;
+pub mod control;
+pub mod receive_half;
 pub mod send_half;
 pub mod start;
 pub mod stream;
 
+pub use answers::{Delivery, Drained, Owed, Probe};
+pub use control::Unsound;
+pub use receive_half::ReceiveHalf;
 pub use send_half::SendHalf;
 pub use start::Start;
 pub use stream::{Inside, Stream, forget_marks};

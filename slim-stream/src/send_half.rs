@@ -2,6 +2,8 @@
 
 use slim_core::replay::Replay;
 
+use crate::answers::Owed;
+
 /// Sends of at least this many bytes ask the kernel first what is worth copying.
 pub const LARGE: usize = 8 << 10;
 
@@ -78,9 +80,25 @@ impl SendHalf {
         self.trim(unacked());
     }
 
+    /// Forgets what the peer's kernel has, which lacks the last `unacked` bytes; how many that are, as far as they are kept.
+    pub(crate) fn trim_to(&mut self, unacked: u64) -> u64 {
+        let unacked = unacked.min(self.replay.len() as u64);
+        self.replay.trim(self.replay.end() - unacked);
+        unacked
+    }
+
+    /// What is owed to the peer: all that is kept, or the bytes `unacked` if the kernel can be believed about them.
+    pub(crate) fn owed(&mut self, unacked: Option<u64>) -> Owed {
+        let unacked = self.trim_to(unacked.unwrap_or(u64::MAX));
+        Owed {
+            kept: self.replay.len(),
+            acked: self.sent() - unacked,
+        }
+    }
+
     /// Forgets what the peer's kernel has, all but the last `unacked` bytes, and sets when to ask next.
     fn trim(&mut self, unacked: u64) {
-        self.replay.trim(self.replay.end().saturating_sub(unacked));
+        self.trim_to(unacked);
         self.trim_at = self.replay.len() + TRIM_STEP;
     }
 }

@@ -10,9 +10,9 @@ use std::os::fd::OwnedFd;
 
 use slim_core::endpoint::Action;
 use slim_core::{Cause, ConnId, FlowToken, Time};
+use slim_stream::Drained;
 
 use super::{Carrier, Driver, Notice};
-use crate::Drained;
 use crate::order::{Install, Order};
 
 impl Driver {

@@ -13,7 +13,7 @@ use slim_core::event::LingerLimit;
 use slim_core::{FlowToken, Time};
 
 use super::{Driver, Notice};
-use crate::flow_io::Owed;
+use slim_stream::Owed;
 use slim_sys::fds;
 
 /// When a closed flow is looked at again, at first and at last.

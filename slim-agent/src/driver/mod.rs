@@ -20,7 +20,9 @@ use std::time::Duration;
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Earlier, Endpoint, State};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
+use slim_stream::Drained;
 
+use crate::FlowIo;
 use crate::addresses::{self as own_addresses, Addresses};
 use crate::claims::Claims;
 use crate::command::Command;
@@ -35,7 +37,6 @@ use crate::order::Order;
 use crate::panic::Survivor;
 use crate::places::Ports;
 use crate::tasks::{Task, Tasks};
-use crate::{Drained, FlowIo};
 use slim_sys::fds;
 use watch::Watch;
 

@@ -15,11 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use slim_agent::{Agent, Drained, FlowIo, Owed, Probe};
+use slim_agent::{Agent, FlowIo};
 use slim_core::config::Config;
 use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
+use slim_stream::{Drained, Owed, Probe};
 
 pub const LIMIT: Duration = Duration::from_secs(30);
 

@@ -128,7 +128,8 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     }
     let sent = flow.stream.sent();
     let lingers = lingers(fd);
-    let unread = !ctl.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
+    let unread =
+        !ctl.receiving.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
     let how = if unread || lingers == Some(0) {
         FinHow::Reset
     } else {
@@ -146,7 +147,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if how == FinHow::Reset {
         drop_transport(&mut ctl);
     }
-    ctl.stash = Stash::new();
+    ctl.receiving.stash = Stash::new();
     match ctl.mode {
         _ if how == FinHow::Reset => {}
         // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
@@ -164,7 +165,9 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
                 sys::shutdown(fd, libc::SHUT_WR);
             }
         }
-        Mode::Suspended if exposed && !ctl.drained => transport::keep(flow, &mut ctl, fd),
+        Mode::Suspended if exposed && !ctl.receiving.is_drained() => {
+            transport::keep(flow, &mut ctl, fd)
+        }
         _ => {}
     }
     // The gate of a lingering flow tells whether it has a transport.
@@ -178,7 +181,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
 /// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
 /// unread bytes of its own, does not know of these.
 fn drop_transport(ctl: &mut Ctl) {
-    if let Some(waiting) = ctl.transport.filter(|_| !ctl.stash.is_empty()) {
+    if let Some(waiting) = ctl.transport.filter(|_| !ctl.receiving.stash.is_empty()) {
         sys::set_option(waiting, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
     }
     ctl.set_transport(None);
@@ -187,11 +190,14 @@ fn drop_transport(ctl: &mut Ctl) {
 /// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
 /// the agent has to.
 fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
-    if ctl.mode != Mode::Open || ctl.moved || (ctl.opened.is_none() && !ctl.peer_closed) {
+    if ctl.mode != Mode::Open
+        || ctl.receiving.has_moved()
+        || (ctl.opened.is_none() && !ctl.receiving.peer_closed)
+    {
         return false;
     }
     let told = runtime::with_agent(|a| {
-        let told = ctl.peer_closed
+        let told = ctl.receiving.peer_closed
             || ctl
                 .opened
                 .as_ref()

@@ -69,7 +69,8 @@ fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
     let agrees = sent.and_then(|sent| {
         let now = Start::of(&flow.stream, sent, fd)?;
         Some(
-            ctl.start()
+            ctl.receiving
+                .start()
                 .agrees(now, shut, || sys::has_come_to_an_end(fd)),
         )
     });

@@ -91,7 +91,7 @@ pub unsafe fn name(
         // SAFETY: the caller's contract.
         return unsafe { kept(fd, end, addr, len, real) };
     }
-    let moved = ctl.moved || ctl.mode != Mode::Open;
+    let moved = ctl.receiving.has_moved() || ctl.mode != Mode::Open;
     let saved = match end {
         End::Local => &ctl.local,
         End::Peer => &ctl.peer,

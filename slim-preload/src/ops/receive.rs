@@ -305,7 +305,9 @@ impl Receive {
                     if !flow.stream.is_barred() {
                         continue;
                     }
-                    let got = self.buffers.fill(have, |piece| ctl.stash.read(piece));
+                    let got = self
+                        .buffers
+                        .fill(have, |piece| ctl.receiving.stash.read(piece));
                     have += got;
                     match ctl.mode {
                         Mode::Stashed { .. } => transport::after_stash(flow, ctl),
@@ -338,7 +340,7 @@ impl Receive {
             }),
         };
         let least = least.min(self.buffers.len());
-        let is_there = least <= ctl.stash.len() || transport::nonblocking(ctl, self.fd);
+        let is_there = least <= ctl.receiving.stash.len() || transport::nonblocking(ctl, self.fd);
         if is_there { 0 } else { least }
     }
 
@@ -359,7 +361,7 @@ impl Receive {
         loop {
             transport::stash_more(flow, &mut ctl, self.buffers.len());
             let left = limit.left();
-            if ctl.stash.len() >= least || left == Some(Duration::ZERO) {
+            if ctl.receiving.stash.len() >= least || left == Some(Duration::ZERO) {
                 return Some(ctl);
             }
             let seen = flow.stream.signal();
@@ -416,7 +418,7 @@ impl Receive {
             return self.wait(flow, ctl);
         }
         transport::stash_more(flow, &mut ctl, self.buffers.len());
-        if !ctl.stash.is_empty() {
+        if !ctl.receiving.stash.is_empty() {
             let least = self.least(&ctl);
             if least > 0 {
                 match self.wait_for_more(flow, ctl, least) {
@@ -424,23 +426,24 @@ impl Receive {
                     None => return Next::Again,
                 }
             }
-            let most = self.buffers.len().min(ctl.stash.len());
+            let most = self.buffers.len().min(ctl.receiving.stash.len());
             if !self.has(libc::MSG_TRUNC) && !self.buffers.can_take(most) {
                 return Next::Return(fail(libc::EFAULT));
             }
             let n = if self.has(libc::MSG_TRUNC) && !self.has(libc::MSG_PEEK) {
                 // TCP throws the bytes away and touches no buffer (tcp(7)).
-                ctl.stash.consume(most);
+                ctl.receiving.stash.consume(most);
                 most
             } else if self.has(libc::MSG_PEEK) {
                 let mut at = 0;
                 self.buffers.fill(0, |piece| {
-                    let n = ctl.stash.peek(at, piece);
+                    let n = ctl.receiving.stash.peek(at, piece);
                     at += n;
                     n
                 })
             } else {
-                self.buffers.fill(0, |piece| ctl.stash.read(piece))
+                self.buffers
+                    .fill(0, |piece| ctl.receiving.stash.read(piece))
             };
             transport::after_stash(flow, ctl);
             if self.has(libc::MSG_WAITALL) && !self.has(libc::MSG_PEEK | libc::MSG_DONTWAIT) {

@@ -94,7 +94,7 @@ pub unsafe fn connect(
             sys::keep_errno(|| descriptors::demote(flow, fd));
         } else if flow
             .ctl_of(fd)
-            .is_some_and(|c| c.mode != Mode::Open || c.moved)
+            .is_some_and(|c| c.mode != Mode::Open || c.receiving.has_moved())
         {
             // Of a transport that we made, the kernel would not know that it has been said to be connected.
             let errno = match len as usize {
@@ -391,7 +391,9 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         (_, SIOCATMARK) => number(0),
         // All that is unread, and that the next read gives: also what has come behind the stash, as much as a transport would
         // hold, or what still is in the old transport.
-        (Mode::Suspended, libc::FIONREAD) if ctl.stash.is_empty() && !ctl.drained => {
+        (Mode::Suspended, libc::FIONREAD)
+            if ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained() =>
+        {
             let unread = |fd| sys::keep_errno(|| sys::readable(fd));
             number(ctl.old().map_or(0, unread) as usize)
         }
@@ -401,7 +403,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
                 let room = ctl.transport.and_then(room).unwrap_or(0);
                 transport::stash_more(flow, &mut ctl, room.max(0) as usize);
             });
-            number(ctl.stash.len())
+            number(ctl.receiving.stash.len())
         }
         (Mode::Suspended, _) => number(flow.stream.with_half(|s| s.replay.len())),
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),

@@ -83,7 +83,7 @@ fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
     let differs = || {
         let start = |half: &mut SendHalf| Start::of(&flow.stream, half.sent(), fd);
         let now = flow.stream.try_with_half(start).flatten();
-        now.is_some_and(|now| ctl.start().contradiction(now, || true).is_some())
+        now.is_some_and(|now| ctl.receiving.start().contradiction(now, || true).is_some())
     };
     differs() && {
         std::thread::sleep(COUNTED);
@@ -112,11 +112,11 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         return Fault::Plain;
     }
     suspend(flow, &mut ctl);
-    ctl.ended = matches!(cause, Cause::Eof { .. });
+    ctl.receiving.set_ended(matches!(cause, Cause::Eof { .. }));
     match cause {
         // It looks as if there were something to read, and nothing is wrong with it.
         Cause::Eof { .. } => veil(flow, &mut ctl),
-        _ => ctl.over = true,
+        _ => ctl.receiving.set_over(),
     }
     let cause = match (cause, ctl.old()) {
         (Cause::Errno(TO_BE_ASKED), Some(old)) => {
@@ -224,7 +224,7 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
 /// Looks into the mailbox for what the peer of an accepted flow has said: that it has SLIM, and perhaps that it has closed
 /// the flow, after as many bytes as were `received`.
 pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
-    let accepted = !ctl.dialled && !ctl.moved;
+    let accepted = !ctl.receiving.dialled() && !ctl.receiving.has_moved();
     let ends = ctl.ends().filter(|_| accepted);
     let ask = |(local, remote)| runtime::with_agent(|a| a.heard(local, remote));
     // A mailbox that is empty is no error of the application's call.
@@ -236,7 +236,7 @@ pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
     }
     if heard == Heard::Closed(received) {
         flow.stream.set_peer_final(received);
-        ctl.peer_closed = true;
+        ctl.receiving.peer_closed = true;
     }
     heard
 }

@@ -31,7 +31,7 @@ pub fn escalate(flow: &'static Flow, verdict: Verdict) {
 fn drain_if_suspended(flow: &'static Flow) {
     let undrained = {
         let ctl = flow.ctl();
-        ctl.mode == Mode::Suspended && !ctl.drained
+        ctl.mode == Mode::Suspended && !ctl.receiving.is_drained()
     };
     if undrained {
         drain(flow);
@@ -58,18 +58,18 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     let mut unread = Vec::new();
     let family = ctl.local.as_ref().map_or(libc::AF_INET, Name::family);
     let copied = owed.is_none()
-        && ctl.stash.len() <= stand_in::MOST
-        && memory::reserve(&mut unread, ctl.stash.len()).is_ok();
+        && ctl.receiving.stash.len() <= stand_in::MOST
+        && memory::reserve(&mut unread, ctl.receiving.stash.len()).is_ok();
     let whole = match copied {
         true => {
-            unread.resize(ctl.stash.len(), 0);
-            ctl.stash.peek(0, &mut unread);
+            unread.resize(ctl.receiving.stash.len(), 0);
+            ctl.receiving.stash.peek(0, &mut unread);
             stand_in::over(how, &unread, family).ok()
         }
         false => None,
     };
     if whole.is_some() {
-        ctl.stash = Stash::new();
+        ctl.receiving.stash = Stash::new();
     }
     let file = whole.or_else(|| stand_in::over(how, &[], family).ok());
     if let Some(fd) = file.filter(|_| flow.stream.local_final().is_some()) {
@@ -81,9 +81,9 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     }
     ctl.uncover(flow);
     ctl.mode = match owed {
-        None if ctl.stash.is_empty() => return unmanage(flow, ctl),
+        None if ctl.receiving.stash.is_empty() => return unmanage(flow, ctl),
         None => Mode::Stashed { then: Then::Over },
-        Some(errno) if ctl.stash.is_empty() => Mode::Dead(errno),
+        Some(errno) if ctl.receiving.stash.is_empty() => Mode::Dead(errno),
         Some(errno) => Mode::Stashed {
             then: Then::Owed(errno),
         },
@@ -139,7 +139,7 @@ pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
     if let Some(fd) = ctl.fds.first() {
         let _ = sys::option::<c_int>(*fd, libc::SOL_SOCKET, libc::SO_ERROR);
     }
-    if ctl.stash.is_empty() {
+    if ctl.receiving.stash.is_empty() {
         unmanage(flow, ctl);
     } else {
         ctl.mode = Mode::Stashed { then: Then::Over };

@@ -1,0 +1,373 @@
+//! What control does to a stream: draining, replaying, trimming, probing.
+//!
+//! All of it is done while the application is kept out ([`Stream::bar`]), but for what says that it is not.
+
+use libc::c_int;
+use slim_core::memory::{self, OutOfMemory};
+use slim_core::replay::OutOfRange;
+use slim_sys as sys;
+use std::fmt;
+
+use crate::answers::{Delivery, Drained, Owed, Probe};
+use crate::receive_half::ReceiveHalf;
+use crate::send_half::SendHalf;
+use crate::start::Start;
+use crate::stream::Stream;
+
+/// Why a flow must end: its bytes would not be what the peer has sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unsound {
+    /// There is no memory for what has been received.
+    NoMemory,
+    /// The kernel has counted other bytes than we.
+    UsedPastUs(String),
+}
+
+impl fmt::Display for Unsound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoMemory => f.write_str("no memory for what has been received"),
+            Self::UsedPastUs(how) => f.write_str(how),
+        }
+    }
+}
+
+impl std::error::Error for Unsound {}
+
+impl From<OutOfMemory> for Unsound {
+    fn from(_: OutOfMemory) -> Self {
+        Self::NoMemory
+    }
+}
+
+impl Stream {
+    /// How far both directions have come. Final when the transport has been drained.
+    pub fn drained(&self) -> Drained {
+        Drained {
+            received: self.received(),
+            sent: self.sent(),
+        }
+    }
+
+    /// Reads the old transport `fd` dry into the stash. Final: the peer has stopped trimming, and nobody is inside. Not done
+    /// twice. `sent`: bytes sent since the flow began.
+    ///
+    /// # Errors
+    /// The flow must end.
+    pub fn drain(&self, half: &mut ReceiveHalf, fd: c_int, sent: u64) -> Result<(), Unsound> {
+        if half.is_drained() {
+            return Ok(());
+        }
+        half.set_drained();
+        self.read_dry(half, fd)?;
+        let dry = Start::of_dry(self, sent, fd);
+        if dry.is_some() {
+            half.set_over();
+        }
+        let now = dry.or_else(|| Start::of(self, sent, fd));
+        let ended = || sys::has_come_to_an_end(fd);
+        let why = now.and_then(|now| half.start().contradiction(now, ended));
+        why.map_or(Ok(()), |why| Err(Unsound::UsedPastUs(why)))
+    }
+
+    fn read_dry(&self, half: &mut ReceiveHalf, fd: c_int) -> Result<(), OutOfMemory> {
+        // Mostly there is nothing, and thousands of flows may be drained at once.
+        let (mut small, mut large) = ([0; 512], Vec::new());
+        // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
+        let mut errors = 0;
+        loop {
+            let buf = match large.is_empty() {
+                true => &mut small[..],
+                false => &mut large[..],
+            };
+            match sys::recv(fd, buf, libc::MSG_DONTWAIT) {
+                Ok(0) | Err(libc::EAGAIN) => return Ok(()),
+                Ok(n) => {
+                    self.stash(half, &buf[..n])?;
+                    let full = n == buf.len() && large.is_empty();
+                    if full && memory::reserve(&mut large, 64 << 10).is_ok() {
+                        large.resize(64 << 10, 0);
+                    }
+                }
+                Err(libc::EINTR) => {}
+                Err(_) if errors < 2 => errors += 1,
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// What the transport `fd` still has is for nobody, and only counts: it is ended, and not drained any more.
+    pub fn write_off(&self, half: &mut ReceiveHalf, fd: c_int) {
+        sys::shutdown(fd, libc::SHUT_RDWR);
+        self.add_received(sys::readable(fd));
+        half.set_drained();
+    }
+
+    /// Appends bytes that control has read for the stream, and counts them.
+    ///
+    /// # Errors
+    /// There is no memory for them; they count all the same.
+    pub fn stash(&self, half: &mut ReceiveHalf, data: &[u8]) -> Result<(), OutOfMemory> {
+        self.add_received(data.len() as u64);
+        half.stash.push(data)
+    }
+
+    /// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the transport `fd`,
+    /// which waits, up to `want` bytes in all.
+    pub fn stash_more(&self, half: &mut ReceiveHalf, fd: c_int, want: usize) {
+        let mut buf = [0; 4096];
+        // An error of the transport is not to be taken, and there is none before the last byte.
+        while half.stash.len() < want && sys::readable(fd) > 0 {
+            let most = buf.len().min(want - half.stash.len());
+            let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+            let Ok(n @ 1..) = sys::recv(fd, &mut buf[..most], look) else {
+                return;
+            };
+            if half.stash.push(&buf[..n]).is_err() {
+                return;
+            }
+            let _ = sys::recv(fd, &mut buf[..n], libc::MSG_DONTWAIT);
+            self.add_received(n as u64);
+        }
+    }
+
+    /// `fd`, on which everything has been replayed, is the stream's transport from here on.
+    pub fn carried_by(&self, half: &mut ReceiveHalf, fd: c_int) {
+        half.carry(Start::of(self, self.sent(), fd));
+    }
+
+    /// The peer holds everything before `peer_received`: forgets it.
+    pub fn trim(&self, peer_received: u64) {
+        self.with_half(|half| half.replay.trim(peer_received));
+    }
+
+    /// Hands out the bytes kept from `from` on, in contiguous pieces, until `f` takes less than it was offered or there are no
+    /// more: the position reached.
+    ///
+    /// # Errors
+    /// The peer asks for what it had acknowledged.
+    pub fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Result<u64, OutOfRange> {
+        self.with_half(|half| {
+            let mut at = from;
+            while let Some(piece) = half.replay.chunk_at(at)? {
+                let took = f(piece);
+                at += took as u64;
+                if took < piece.len() {
+                    break;
+                }
+            }
+            Ok(at)
+        })
+    }
+
+    /// Asks the kernel how far the peer has acknowledged on the transport `fd`, and trims; nobody need be kept out. If all is
+    /// acknowledged the stream is not dirty any more.
+    pub fn probe(&self, fd: c_int) -> Probe {
+        let asked = self.try_with_half(|half| {
+            let unacked = half.trim_to(sys::unacked(fd).unwrap_or(0));
+            if unacked == 0 {
+                // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
+                half.replay.shrink();
+                // Nothing can be sent before the half is given back.
+                self.clear_dirty();
+            }
+            (half.sent(), unacked)
+        });
+        let (sent, unacked) = match asked {
+            None => return Probe::BUSY,
+            // What else there is to tell matters only as long as something is on its way.
+            Some((sent, 0)) => {
+                return Probe {
+                    acked: sent,
+                    ..Probe::default()
+                };
+            }
+            Some(asked) => asked,
+        };
+        let info = sys::tcp_info(fd);
+        let stands = |state| state != sys::TCP_CLOSE && state != sys::TCP_SYN_SENT;
+        Probe {
+            unacked,
+            acked: sent - unacked,
+            retransmits: info.map_or(0, |i| i.tcpi_retransmits.into()),
+            established: info.is_some_and(|i| stands(i.tcpi_state)),
+        }
+    }
+
+    /// How the transport `fd` stands, on which the kernel delivers what is left of a flow that the application has closed.
+    pub fn delivery(&self, fd: c_int) -> Delivery {
+        let unacked = sys::unacked(fd).unwrap_or(0);
+        let dead = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
+        // Bytes for a closed descriptor: the kernel would answer them with a reset, and does so on close.
+        if unacked == 0 || (!dead && sys::readable(fd) > 0) {
+            return Delivery::Done;
+        }
+        // While the application is kept out nothing is trimmed: the peer is told what there is.
+        let believed = !self.is_barred();
+        let owed = |half: &mut SendHalf| half.owed(believed.then_some(unacked));
+        let owed = self.try_with_half(owed).unwrap_or_default();
+        match dead {
+            true => Delivery::Broken(owed),
+            false => Delivery::Owed(owed),
+        }
+    }
+
+    /// What there is a copy of, for a flow without a transport.
+    pub fn owed(&self) -> Owed {
+        self.try_with_half(|half| half.owed(None))
+            .unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+    use std::time::{Duration, Instant};
+
+    /// A stream with a transport that this end has dialled, and the peer's end of that.
+    fn stream() -> (Stream, ReceiveHalf, TcpStream, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        (Stream::new(), ReceiveHalf::new(true), near, far)
+    }
+
+    fn send(stream: &Stream, sock: &TcpStream, data: &[u8]) {
+        let mut sock = sock;
+        sock.write_all(data).unwrap();
+        stream.with_half(|half| {
+            let copy =
+                |from: usize, replay: &mut slim_core::replay::Replay| replay.push(&data[from..]);
+            half.account(data.len(), copy, || u64::MAX);
+        });
+    }
+
+    /// Waits until the kernel has `n` bytes for `sock`.
+    fn await_bytes(sock: &TcpStream, n: u64) {
+        let begun = Instant::now();
+        while sys::readable(sock.as_raw_fd()) < n {
+            assert!(begun.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn kept_from(stream: &Stream, from: u64) -> Vec<u8> {
+        let mut kept = Vec::new();
+        let all = stream.replay(from, &mut |piece| {
+            kept.extend(piece);
+            piece.len()
+        });
+        assert_eq!(all, Ok(stream.sent()));
+        kept
+    }
+
+    #[test]
+    fn a_drained_transport_has_given_all_and_is_not_drained_twice() {
+        let (stream, mut half, near, mut far) = stream();
+        let fd = near.as_raw_fd();
+        far.write_all(&[7; 3000]).unwrap();
+        await_bytes(&near, 3000);
+        assert_eq!(sys::recv(fd, &mut [0; 1000], 0), Ok(1000));
+        stream.add_received(1000);
+        stream.bar();
+        half.cut(fd);
+        stream.drain(&mut half, fd, 0).unwrap();
+        assert_eq!((stream.drained().received, half.stash.len()), (3000, 2000));
+        assert!(half.is_drained() && half.is_cut());
+        stream.drain(&mut half, fd, 0).unwrap();
+        // The next transport begins where this one has ended.
+        let (_, _, next, mut far) = self::stream();
+        stream.carried_by(&mut half, next.as_raw_fd());
+        assert!(half.has_moved() && !half.is_drained() && !half.is_cut());
+        far.write_all(&[8; 10]).unwrap();
+        await_bytes(&next, 10);
+        stream.stash_more(&mut half, next.as_raw_fd(), 2004);
+        assert_eq!((stream.received(), half.stash.len()), (3004, 2004));
+        stream.drain(&mut half, next.as_raw_fd(), 0).unwrap();
+        assert_eq!((stream.received(), half.stash.len()), (3010, 2010));
+    }
+
+    #[test]
+    fn one_byte_read_or_written_past_us_is_found() {
+        for reads in [true, false] {
+            let (stream, mut half, near, mut far) = stream();
+            let fd = near.as_raw_fd();
+            far.write_all(b"ab").unwrap();
+            await_bytes(&near, 2);
+            if reads {
+                assert_eq!(sys::recv(fd, &mut [0; 1], 0), Ok(1));
+            } else {
+                // Of two one could be our FIN.
+                assert_eq!(sys::send(fd, b"xy", 0), Ok(2));
+            }
+            stream.bar();
+            let drained = stream.drain(&mut half, fd, 0);
+            assert!(matches!(drained, Err(Unsound::UsedPastUs(_))), "{reads}");
+        }
+    }
+
+    #[test]
+    fn what_is_acknowledged_is_trimmed_and_what_is_not_can_be_replayed() {
+        let (stream, _, near, mut far) = stream();
+        let fd = near.as_raw_fd();
+        stream.begin();
+        send(&stream, &near, b"hello");
+        stream.mark_dirty(|| ());
+        far.read_exact(&mut [0; 5]).unwrap();
+        let begun = Instant::now();
+        while stream.probe(fd).unacked > 0 {
+            assert!(begun.elapsed() < Duration::from_secs(10));
+        }
+        let mut told = false;
+        stream.mark_dirty(|| told = true);
+        assert!(told, "the agent has stopped to look");
+        // Nothing is left but the byte that a forged FIN may have taken the place of, if at all.
+        assert!(stream.replay(3, &mut |_| 0).is_err());
+        assert_eq!(stream.owed(), Owed { kept: 0, acked: 5 });
+        // Where the kernel is not believed everything is kept.
+        stream.bar();
+        assert_eq!(stream.unacked(fd), u64::MAX);
+        send(&stream, &near, b" world");
+        assert_eq!(kept_from(&stream, 5), b" world");
+        assert_eq!(stream.replay(5, &mut |_| 2), Ok(7));
+        stream.trim(8);
+        assert_eq!(kept_from(&stream, 8), b"rld");
+    }
+
+    #[test]
+    fn somebody_who_sends_is_not_waited_for() {
+        let (stream, _, near, _far) = stream();
+        stream.lock_half();
+        assert_eq!(stream.probe(near.as_raw_fd()), Probe::BUSY);
+        stream.unlock_half();
+        assert_eq!(stream.probe(near.as_raw_fd()).unacked, 0);
+    }
+
+    #[test]
+    fn a_closed_flow_is_done_when_all_is_acknowledged_and_broken_when_its_transport_is() {
+        let (stream, _, near, far) = stream();
+        let fd = near.as_raw_fd();
+        assert_eq!(stream.delivery(fd), Delivery::Done);
+        // More than the peer's kernel takes while nobody reads.
+        near.set_nonblocking(true).unwrap();
+        while sys::send(fd, &[0; 4096], libc::MSG_DONTWAIT).is_ok_and(|n| {
+            stream
+                .with_half(|half| half.account(n, |at, r| r.push(&[0; 4096][at..n]), || u64::MAX));
+            true
+        }) {}
+        let Delivery::Owed(owed) = stream.delivery(fd) else {
+            panic!("something is owed");
+        };
+        assert!(owed.kept > 0 && owed.acked + owed.kept as u64 == stream.sent());
+        // With bytes unread it is reset.
+        drop(far);
+        let begun = Instant::now();
+        while !matches!(stream.delivery(fd), Delivery::Broken(_)) {
+            assert!(begun.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
