@@ -269,8 +269,18 @@ impl Agent {
         self.send(Command::Fault { token, cause })
     }
 
-    /// The application ended its direction after `final_seq` bytes. With [`FinHow::Close`] the agent
-    /// keeps the flow until [`FlowIo::owed`] says that it may go, or too many such flows have to be kept.
+    /// The application has shut its direction after `final_seq` bytes, and keeps the flow. [`FinHow::Close`]: it has shut
+    /// the other one as well, so that the kernel refuses what the peer still sends.
+    pub fn shut(&self, token: FlowToken, final_seq: u64, how: FinHow) {
+        self.send(Command::Shut {
+            token,
+            final_seq,
+            how,
+        });
+    }
+
+    /// The application has let go of the flow after sending `final_seq` bytes. With [`FinHow::Close`] the agent
+    /// keeps it until [`FlowIo::owed`] says that it may go, or too many such flows have to be kept.
     pub fn finish(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Finish {
             token,

@@ -50,7 +50,14 @@ pub(crate) enum Command {
         /// The peer knows it already, or need not know it.
         told: bool,
     },
-    /// The same is about to happen, and the peer is told.
+    /// The application sends no more after `final_seq` bytes, and with [`FinHow::Close`] takes nothing more; it keeps the
+    /// flow.
+    Shut {
+        token: FlowToken,
+        final_seq: u64,
+        how: FinHow,
+    },
+    /// The flow is about to be finished with, and the peer is told.
     Announce {
         token: FlowToken,
         final_seq: u64,

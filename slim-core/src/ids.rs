@@ -187,9 +187,9 @@ pub enum Verdict {
 pub enum FinHow {
     /// It will send no more, and still reads (`shutdown(SHUT_WR)`).
     HalfClose,
-    /// It closed the flow.
+    /// It closed the flow, or shut both directions.
     Close,
-    /// It closed the flow and threw away what was not delivered (linger 0, or unread data).
+    /// It closed the flow, or shut both directions.and threw away what was not delivered (linger 0, or unread data).
     Reset,
 }
 

@@ -170,6 +170,7 @@ impl Driver {
             Command::Fault { .. }
             | Command::Demote { .. }
             | Command::DemoteHeard { .. }
+            | Command::Shut { .. }
             | Command::Finish { told: false, .. } => {
                 self.take_mail(now);
             }
@@ -248,6 +249,11 @@ impl Driver {
                     self.linger(now, token);
                 }
             }
+            Command::Shut {
+                token,
+                final_seq,
+                how,
+            } => self.endpoint.finish(now, token, final_seq, how),
             Command::Announce {
                 token,
                 final_seq,

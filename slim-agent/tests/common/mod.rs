@@ -189,7 +189,7 @@ impl Stream {
         let mut s = self.state();
         let end = s.replay.end();
         s.local_final = Some(end);
-        self.agent.finish(self.token, end, FinHow::HalfClose);
+        self.agent.shut(self.token, end, FinHow::HalfClose);
         if let Some(fd) = s.fd().filter(|_| !s.barred) {
             shutdown(fd, libc::SHUT_WR);
         }

@@ -48,8 +48,8 @@ pub(super) type Tombs = Aged<(FlowId, Role), Tomb, TOMBS>;
 
 impl Endpoint {
     /// The application has finished with a flow after sending `final_seq` bytes: half-closed it
-    /// (it can still be resumed, in both directions), closed it (it can still be resumed, until
-    /// [`gone`](Endpoint::gone)), or reset it (nothing more happens to it). The peer is told.
+    /// (it can still be resumed, in both directions), closed it or shut both directions (it can still be
+    /// resumed, until [`gone`](Endpoint::gone)), or reset it (nothing more happens to it). The peer is told.
     pub fn finish(&mut self, now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -323,6 +323,7 @@ impl Endpoint {
         }
         let outage = flow.outage.as_ref();
         let refused = outage.is_some_and(|outage| outage.errno == Some(EPIPE));
+        let confirmed = outage.is_some_and(|outage| outage.confirmed);
         let counted = outage.is_some_and(|outage| outage.out_of_count);
         match flow.peer_fin {
             Some((_, FinHow::Reset)) => {
@@ -331,8 +332,10 @@ impl Endpoint {
             // What is held may be all: that is to be counted first.
             _ if flow.closed_by_peer().is_some() => self.advance(now, token),
             Some((_, FinHow::Close)) if !counted => self.ask_about_error(now, token),
-            // The peer's stream has ended, too: word of that is on its way.
-            None if refused => self.ask_about_error(now, token),
+            // The peer's stream has ended, too: word of that is on its way, or of a close after the half-close.
+            None | Some((_, FinHow::HalfClose)) if refused && !confirmed => {
+                self.ask_about_error(now, token);
+            }
             _ => self.look_for_transport(now, token),
         }
     }

@@ -226,6 +226,7 @@ impl Endpoint {
     }
 
     pub(super) fn on_stuck(&mut self, now: Time, token: FlowToken) {
+        self.report(token);
         self.replace(now, token);
     }
 

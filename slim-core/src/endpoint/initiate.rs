@@ -89,7 +89,6 @@ impl Endpoint {
         if let Some(outage) = &mut flow.outage {
             outage.exposed = true;
         }
-        self.report(token);
         let message = Message::Resume(Resume {
             flow: self.flow(token).name(),
             epoch,
@@ -136,6 +135,7 @@ impl Endpoint {
                 ok: *ok,
             };
         }
+        self.report(token);
         // Nothing but our own front end is to be waited for now.
         self.stop_waiting(token);
         self.settle(token);

@@ -273,14 +273,16 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     let Some(ctl) = flow.own_at(fd) else {
         return real();
     };
-    if how != libc::SHUT_WR {
-        flow.read_shut.store(true, Ordering::Relaxed);
+    let reads_no_more = how != libc::SHUT_WR && !flow.read_shut.swap(true, Ordering::Relaxed);
+    let ended = flow.stream.local_final();
+    let first = ended.is_none();
+    if reads_no_more && let Some(end) = ended {
+        tell_shut(flow, end);
     }
     if how == libc::SHUT_RD {
         return shut_transport(&ctl, how, real);
     }
     let errno = sys::errno();
-    let first = flow.stream.local_final().is_none();
     // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
     let (r, sent) = if let Some(sent) = flow.stream.try_sent() {
         announce(flow, sent);
@@ -315,9 +317,18 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
 /// Tells the peer, once, where our stream ends.
 fn announce(flow: &'static Flow, sent: u64) {
     if flow.stream.end_at(sent) {
-        let token = flow.token();
-        sys::keep_errno(|| runtime::with_agent(|a| a.finish(token, sent, FinHow::HalfClose)));
+        tell_shut(flow, sent);
     }
+}
+
+/// Tells the peer that our stream has ended after `sent` bytes, and whether we still take what it sends.
+fn tell_shut(flow: &'static Flow, sent: u64) {
+    let how = match flow.read_shut.load(Ordering::Relaxed) {
+        true => FinHow::Close,
+        false => FinHow::HalfClose,
+    };
+    let token = flow.token();
+    sys::keep_errno(|| runtime::with_agent(|a| a.shut(token, sent, how)));
 }
 
 fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {

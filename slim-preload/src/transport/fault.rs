@@ -8,7 +8,7 @@ use crate::stand_in::{self, Left};
 use crate::sys;
 use libc::c_int;
 use slim_agent::{Heard, turn};
-use slim_core::{Cause, Verdict};
+use slim_core::{Cause, FinHow, Verdict};
 use slim_stream::{SendHalf, Start};
 use std::num::NonZeroI32;
 use std::sync::atomic::Ordering;
@@ -111,6 +111,12 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         flow.end_shown.store(true, Ordering::Release);
         return Fault::Plain;
     }
+    if let Some(end) = refused_by_us(flow, fd, cause) {
+        let token = flow.token();
+        unmanage(flow, ctl);
+        runtime::with_agent(|a| a.finish(token, end, FinHow::Close));
+        return Fault::Plain;
+    }
     suspend(flow, &mut ctl);
     ctl.receiving.set_ended(matches!(cause, Cause::Eof { .. }));
     match cause {
@@ -136,6 +142,14 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         _ => conclude(flow, ctl, verdict(cause)),
     }
     Fault::Suspended
+}
+
+/// Where our stream ended, if the application had shut both directions and the peer has all of it. Then the kernel has refused
+/// what the peer went on sending, and has ended the connection with that: there is nothing to resume.
+fn refused_by_us(flow: &Flow, fd: c_int, cause: Cause) -> Option<u64> {
+    let end = flow.stream.local_final()?;
+    let shut = flow.read_shut.load(Ordering::Relaxed);
+    (shut && matches!(cause, Cause::Errno(_)) && sys::unacked(fd) == Ok(0)).then_some(end)
 }
 
 /// What the application sees of a transport that is lost for good.

@@ -138,6 +138,40 @@ int main(int argc, char **argv) {
         }
         meet();
 
+        // Whoever has shut both directions takes nothing more: what comes all the same is refused.
+        const int shuts[][2] = {{SHUT_RDWR, -1}, {SHUT_WR, SHUT_RD}, {SHUT_RD, SHUT_WR}, {SHUT_WR, SHUT_RDWR}};
+        for (unsigned k = 0; k < sizeof shuts / sizeof *shuts; k++) {
+            line("-- both directions are shut, way %u, and the peer goes on sending", k);
+            fd = pair_up(&l);
+            if (me) {
+                MUST(send(fd, "bye", 3, 0));
+                for (int i = 0; i < 2 && shuts[k][i] >= 0; i++) R(shutdown(fd, shuts[k][i]));
+                meet();
+                meet();
+                wait_for(fd, POLLERR, 2000);
+                see(fd);
+                R(recv(fd, buf, 9, 0));
+                R(recv(fd, buf, 9, 0));
+                R(send(fd, "x", 1, 0));
+                line("SIGPIPE %d", pipes());
+                R(close(fd));
+            } else {
+                meet();
+                R(full_recv(fd, buf, 9));
+                R(send(fd, "more", 4, 0));
+                wait_for(fd, POLLHUP, 2000);
+                see(fd);
+                R(send(fd, "x", 1, 0));
+                line("SIGPIPE %d", pipes());
+                R(send(fd, "x", 1, 0));
+                R(recv(fd, buf, 9, 0));
+                meet();
+                so_error(fd);
+                R(close(fd));
+            }
+            meet();
+        }
+
         line("-- close with unread bytes: the peer is reset");
         fd = pair_up(&l);
         if (me) {

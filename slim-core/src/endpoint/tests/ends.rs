@@ -467,7 +467,8 @@ fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
         assert!(refused);
         let events = &pair.events[B];
         let reason = EscalateReason::PeerClosed;
-        assert!(matches!(events.last(), Some(Event::Escalate { reason: r, .. }) if *r == reason));
+        // No outage is told of: this is how the peer wanted it.
+        assert!(matches!(&events[..], [Event::Escalate { reason: r, .. }] if *r == reason));
     }
 }
 
@@ -494,6 +495,25 @@ fn a_reset_behind_an_announced_close_is_the_end() {
     // Its kernel has not ended the stream, but it says itself that this was all.
     assert_eq!(asks(FinHow::Close, RESET, 9), (false, Some(Verdict::Eof)));
     assert!(asks(FinHow::Close, RESET, 8).0);
+}
+
+/// It has half-closed the flow, and has closed it since, word of which is on its way.
+#[test]
+fn a_reset_behind_a_half_close_may_be_a_close() {
+    let mut pair = Pair::live();
+    pair.counts[B].sent = 9;
+    pair.counts[A] = Counts {
+        received: 9,
+        sent: 5,
+    };
+    pair.ends[B].finish(pair.now, FLOW, 9, FinHow::HalfClose);
+    pair.run();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(EPIPE));
+    pair.ends[B].finish(pair.now, FLOW, 9, FinHow::Close);
+    pair.run();
+    assert_eq!(pair.verdict(A), Some(Verdict::Eof));
+    let told: Vec<_> = pair.events[A].iter().map(name).collect();
+    assert_eq!((pair.connects(A).len(), told), (0, vec!["escalate"]));
 }
 
 /// The error comes first, by some microseconds or, where hosts are busy, by a millisecond.
