@@ -72,9 +72,10 @@ static void is_a_pair(int a, int b) {
 }
 
 // The lowest free number is asked for by a system call that no hook sees. SLIM's thread may have it for the microseconds in
-// which it makes a descriptor of its own; then what was made is moved there.
+// which it makes a descriptor of its own; when it has left, what was made is moved there.
 static int moved(int fd, int number, int seen) {
     if (seen || fd < 0 || fd == number) return fd;
+    while (raw(SYS_fcntl, number, F_GETFD) >= 0) ms(1);
     MUST(raw(SYS_dup3, fd, number, 0));
     MUST(raw(SYS_close, fd));
     return number;
