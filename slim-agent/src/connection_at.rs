@@ -6,16 +6,11 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::netlink::{HEADER, first, u16_at, u32_at};
+use crate::netlink::{first, u16_at, u32_at};
+use crate::sock_diag::{BY_FAMILY, ENDS_IN_ANSWER, ENDS_IN_QUESTION, Question};
 use crate::sys;
 
-/// `SOCK_DIAG_BY_FAMILY`, as the kernel numbers it.
-const BY_FAMILY: u16 = 20;
-/// Lengths of a question and an answer about sockets, behind their headers.
-const QUESTION: usize = 56;
-/// In both: where the two ends are (our port, their port, our address, their address, interface, cookie).
-const ENDS_IN_QUESTION: usize = 8;
-const ENDS_IN_ANSWER: usize = 4;
+/// Lengths and places among the ends, in a question and an answer.
 const PORTS: usize = 4;
 const ADDRESS: usize = 16;
 const COOKIE: usize = PORTS + 2 * ADDRESS + 4;
@@ -28,7 +23,7 @@ pub(crate) fn connection_at(local: SocketAddr, remote: SocketAddr) -> Option<u64
 
 fn ask(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
     let socket = sys::sock_diag()?;
-    sys::send(socket.raw(), &question(local, remote))?;
+    question(local, remote).ask(&socket)?;
     let mut buf = [0; 1024];
     let n = sys::recv(socket.raw(), &mut buf)?;
     let answer = first(buf.get(..n).unwrap_or_default());
@@ -43,31 +38,24 @@ fn ask(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
     }))
 }
 
-fn question(local: SocketAddr, remote: SocketAddr) -> [u8; HEADER + QUESTION] {
-    let mut message = [0; HEADER + QUESTION];
-    let mut put = |at: usize, bytes: &[u8]| message[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &((HEADER + QUESTION) as u32).to_ne_bytes());
-    put(4, &BY_FAMILY.to_ne_bytes());
-    put(6, &(libc::NLM_F_REQUEST as u16).to_ne_bytes());
+fn question(local: SocketAddr, remote: SocketAddr) -> Question {
     let family = if local.is_ipv4() {
         libc::AF_INET
     } else {
         libc::AF_INET6
     };
-    put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
-    put(HEADER + 4, &u32::MAX.to_ne_bytes());
-    let ends = HEADER + ENDS_IN_QUESTION;
+    let mut question = Question::new(0, family, u32::MAX);
     for (n, end) in [local, remote].into_iter().enumerate() {
-        put(ends + 2 * n, &end.port().to_be_bytes());
-        let at = ends + PORTS + ADDRESS * n;
+        question.put(ENDS_IN_QUESTION + 2 * n, &end.port().to_be_bytes());
+        let at = ENDS_IN_QUESTION + PORTS + ADDRESS * n;
         match end.ip() {
-            IpAddr::V4(ip) => put(at, &ip.octets()),
-            IpAddr::V6(ip) => put(at, &ip.octets()),
+            IpAddr::V4(ip) => question.put(at, &ip.octets()),
+            IpAddr::V6(ip) => question.put(at, &ip.octets()),
         }
     }
     // Whichever it is.
-    put(ends + COOKIE, &[0xff; 8]);
-    message
+    question.put(ENDS_IN_QUESTION + COOKIE, &[0xff; 8]);
+    question
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@
 //! | `listening`, `short`, `command`, `queue`, `done` | what application threads share with the agent's |
 //! | `panic`, `report`, `memory` | what is left to do should the thread ever panic, or memory run out |
 //! | `flow_io` | what a front end does for the agent |
-//! | `identity`, `addresses`, `netlink`, `ports` | who we are, own addresses, which ports we take |
+//! | `identity`, `addresses`, `ports` | who we are, own addresses, which ports we take |
+//! | `netlink`, `sock_diag` | what the kernel is asked by netlink(7) |
 //! | `events` | event log and messages for people |
 //! | [`turn`] | seeing to it that the thread runs |
 //! | `sys`, `readiness` | what is asked of the kernel, and of the runtime |
@@ -93,6 +94,7 @@ mod resume_listener;
 mod resume_socket;
 mod shared;
 mod short;
+mod sock_diag;
 mod spawn;
 mod sys;
 mod tasks;

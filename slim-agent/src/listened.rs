@@ -9,14 +9,12 @@ use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 
 use crate::netlink::{HEADER, first};
+use crate::sock_diag::{ENDS_IN_QUESTION, Question};
 use crate::sys;
 use slim_sys::OwnFd;
 
-/// `SOCK_DIAG_BY_FAMILY`, and the state of a listener, as the kernel numbers them.
-const BY_FAMILY: u16 = 20;
+/// The state of a listener, as the kernel numbers it.
 const LISTEN: u32 = 10;
-/// Length of a question about sockets, behind its header.
-const QUESTION: usize = 56;
 /// In an answer, behind its header: source port and address.
 const PORT_AT: usize = 4;
 const IP_AT: usize = 8;
@@ -41,7 +39,7 @@ pub(crate) fn is_queue_empty(addr: SocketAddr) -> bool {
 fn by_asking(addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     let socket = sys::sock_diag()?;
     for family in [libc::AF_INET, libc::AF_INET6] {
-        sys::send(socket.raw(), &question(family, addr.port()))?;
+        question(family, addr.port()).ask(&socket)?;
         if answers(&socket, addr, fits)? {
             return Ok(true);
         }
@@ -49,20 +47,11 @@ fn by_asking(addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     Ok(false)
 }
 
-/// A question about all listeners on `port`. Everything that does not concern us is zero.
-fn question(family: i32, port: u16) -> [u8; HEADER + QUESTION] {
-    let mut message = [0; HEADER + QUESTION];
-    let mut put = |at: usize, bytes: &[u8]| message[at..at + bytes.len()].copy_from_slice(bytes);
-    put(0, &((HEADER + QUESTION) as u32).to_ne_bytes());
-    put(4, &BY_FAMILY.to_ne_bytes());
-    put(
-        6,
-        &((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes(),
-    );
-    put(HEADER, &[family as u8, libc::IPPROTO_TCP as u8]);
-    put(HEADER + 4, &(1u32 << LISTEN).to_ne_bytes());
-    put(HEADER + 8, &port.to_be_bytes());
-    message
+/// A question about all listeners on `port`.
+fn question(family: i32, port: u16) -> Question {
+    let mut question = Question::new(libc::NLM_F_DUMP, family, 1 << LISTEN);
+    question.put(ENDS_IN_QUESTION, &port.to_be_bytes());
+    question
 }
 
 /// Reads answers to their end: whether one is of a listener that `addr` concerns.
