@@ -254,6 +254,11 @@ fn closed_and_gone_with_bytes_on_the_way() {
 }
 
 #[test]
+fn shut_in_both_directions_with_bytes_on_the_way() {
+    unnoticed("broken", &["shut-both"], 1);
+}
+
+#[test]
 fn gone_without_having_noticed() {
     unnoticed("broken", &["leave"], 1);
 }

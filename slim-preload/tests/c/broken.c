@@ -179,6 +179,22 @@ static void linger(int then_exit) {
     }
 }
 
+// Both directions are shut with bytes on the way, which come all the same.
+static void shut_both(void) {
+    if (is_server()) {
+        uint64_t n = hear();
+        break_now();
+        tell(1);
+        recv_to_end(n, 3);
+    } else {
+        uint64_t n = send_till_full(3);
+        R(shutdown(fd, SHUT_RDWR));
+        tell(n);
+        hear();
+    }
+    meet();
+}
+
 // Broken with bytes on the way, and then the end of a process that has had no reason to notice; nor has its peer.
 static void leave(void) {
     if (is_server()) {
@@ -675,6 +691,7 @@ int main(int argc, char **argv) {
     if (is("half-close")) half_close();
     if (is("linger")) linger(0);
     if (is("linger-exit")) linger(1);
+    if (is("shut-both")) shut_both();
     if (is("leave")) leave();
     if (is("shut")) shut();
     if (is("big-send")) big_send();
