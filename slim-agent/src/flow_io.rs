@@ -1,11 +1,12 @@
 //! What a front end does for the agent.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use slim_core::Verdict;
 use slim_stream::{Drained, Owed, Probe};
+use slim_sys::OwnFd;
 
 /// One flow, as its front end sees it.
 ///
@@ -95,7 +96,7 @@ pub trait FlowIo: Send + Sync + 'static {
     /// The replay is written: `fd` is the flow's transport. Swaps it in and wakes sleepers. If the
     /// application has half-closed, the write side must be shut down here (the agent has done so
     /// if it knew; doing it twice is harmless, and the application may do it at any moment).
-    fn install(&self, fd: OwnedFd);
+    fn install(&self, fd: OwnFd);
 
     /// Puts the old transport back, which was suspended but never drained; `legacy` as in
     /// [`legacy`](Self::legacy), with nothing refused.

@@ -237,7 +237,7 @@ fn finish(link: Link, install: &Install, position: u64) {
     // keep back what its application sends next (Nagle's algorithm).
     sys::acknowledge(fd.get_ref().raw());
     // Out of the runtime's hands before it is in the application's.
-    let fd = fd.into_inner().into_owned();
+    let fd = fd.into_inner();
     let replayed = position.saturating_sub(install.peer_received);
     shared.with(|d, now| d.go_live(now, install.token, fd, replayed));
 }

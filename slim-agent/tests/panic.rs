@@ -4,7 +4,7 @@ mod common;
 
 use std::env;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,7 @@ use slim_agent::{Agent, FlowIo};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
 use slim_stream::{Drained, Owed, Probe};
+use slim_sys::OwnFd;
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 
@@ -55,7 +56,7 @@ impl FlowIo for Mistake {
     fn prepare(&self, _: BorrowedFd<'_>) -> std::io::Result<()> {
         Ok(())
     }
-    fn install(&self, _: OwnedFd) {}
+    fn install(&self, _: OwnFd) {}
     fn reinstate(&self, _: bool) {}
     fn peer_final(&self, _: u64) {}
     fn escalate(&self, _: Verdict) {}

@@ -10,7 +10,7 @@ use crate::flow::{Ctl, Flow, Mode};
 use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{rings, runtime, sys};
-pub use closed::{drop_closed, is_closed, keep_closed, take_back};
+pub use closed::{drop_closed, end_closed, is_closed, keep_closed, take_back};
 use libc::{c_int, epoll_event};
 use slim_sys::lock::{Guard, Lock, Undisturbed};
 use smallvec::{SmallVec, smallvec};

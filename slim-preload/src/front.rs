@@ -6,8 +6,9 @@ use crate::{options, sys, transport};
 use slim_agent::FlowIo;
 use slim_core::{Cause, FlowToken, Verdict};
 use slim_stream::{Delivery, Drained, Owed, Probe, Unsound};
+use slim_sys::OwnFd;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -200,8 +201,8 @@ impl FlowIo for Handle {
         }
     }
 
-    fn install(&self, fd: OwnedFd) {
-        transport::install(self.flow, slim_sys::fds::adopt(fd).into_raw_fd());
+    fn install(&self, fd: OwnFd) {
+        transport::install(self.flow, fd.leak());
     }
 
     fn maps_v4(&self) -> bool {

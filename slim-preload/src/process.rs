@@ -10,7 +10,7 @@ use crate::stand_in::{self, Left};
 use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
 use libc::{c_int, c_void};
 use slim_core::FinHow;
-use slim_sys::limit;
+use slim_sys::{limit, numbers};
 use std::io;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
@@ -136,6 +136,8 @@ extern "C" fn before_fork() {
     flow::before_fork();
     epoll::before_fork();
     listeners::before_fork();
+    // Whoever makes a descriptor may want the locks below, and may have those above.
+    numbers::before_fork();
     sleep::before_fork();
     names::before_fork();
     table::for_each_flow(|_, f| f.mark_forked());
@@ -147,6 +149,7 @@ extern "C" fn after_fork_parent() {
     names::after_fork();
     sleep::after_fork(false);
     epoll::after_fork(false);
+    numbers::after_fork(false);
     listeners::after_fork(false);
     flow::after_fork(false);
     runtime::after_fork_parent();
@@ -155,6 +158,7 @@ extern "C" fn after_fork_parent() {
 
 extern "C" fn after_fork_child() {
     limit::after_fork(true);
+    numbers::after_fork(true);
     heap::after_fork();
     PARENT_MARKS.store(
         MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),

@@ -7,7 +7,7 @@ use crate::ops::descriptors;
 use crate::sys;
 use crate::table::{self, Entry};
 use libc::{c_int, c_long, c_uint};
-use slim_sys::numbers::{make, take};
+use slim_sys::numbers::{apart, take};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Of linux/io_uring.h.
@@ -37,7 +37,7 @@ pub fn enter(requests: c_int, real: impl FnOnce() -> c_long) -> c_long {
 
 /// Puts something else under a number.
 pub fn swapping<R>(swap: impl FnOnce() -> R) -> R {
-    if any() { make(swap) } else { swap() }
+    if any() { apart(swap) } else { swap() }
 }
 
 /// `io_uring_register`: the calls on these descriptors that are still to come, no hook will see.

@@ -23,6 +23,7 @@ use libc::c_int;
 use slim_core::Verdict;
 use slim_stream::Unsound;
 use slim_sys::lock::Guard;
+use slim_sys::numbers;
 use std::num::NonZeroI32;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -55,8 +56,12 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
-    let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
-    flow.set_under(file);
+    // A forked child finds under each number what it is told is there.
+    let swapped = numbers::whole(|| {
+        let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
+        flow.set_under(file);
+        swapped
+    });
     SWAPS.fetch_add(1, Ordering::SeqCst);
     // Not before the swap: who is woken looks the number up again, and is to find the new file.
     ctl.lift_veil();

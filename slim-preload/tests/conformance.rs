@@ -182,6 +182,11 @@ fn forks_while_others_register() {
 }
 
 #[test]
+fn forks_while_descriptors_are_made() {
+    same_alone("strays", &[], &[]);
+}
+
+#[test]
 fn unusual_processes_and_limits() {
     same_alone("kin", &[], &[]);
 }

@@ -14,8 +14,10 @@ pub fn at(fd: RawFd) -> BorrowedFd<'static> {
 
 /// Closes a descriptor of ours.
 pub fn close(fd: c_int) {
-    fds::release(fd);
-    let _ = call!(libc::SYS_close, fd);
+    numbers::whole(|| {
+        fds::release(fd);
+        let _ = call!(libc::SYS_close, fd);
+    });
 }
 
 /// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next, if
@@ -23,11 +25,13 @@ pub fn close(fd: c_int) {
 pub fn dup_high(fd: c_int) -> Result<c_int, Errno> {
     let dup =
         |floor: c_int| call!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, floor).map(|n| n as c_int);
-    let beyond = limit::above(dup).unwrap_or(Err(libc::EMFILE));
-    beyond
-        .or_else(|_| dup(fds::floor()))
-        .or_else(|_| dup(3))
-        .map(own)
+    numbers::whole(|| {
+        let beyond = limit::above(dup).unwrap_or(Err(libc::EMFILE));
+        beyond
+            .or_else(|_| dup(fds::floor()))
+            .or_else(|_| dup(3))
+            .map(own)
+    })
 }
 
 /// Registers a descriptor as ours.

@@ -14,8 +14,12 @@
 //! `longjmp`. So making waits for those only that have begun since it last waited, and for no longer
 //! than [`TAKEN`].
 //!
+//! A forked child gets a copy of every descriptor, and closes those that are registered as ours
+//! ([`crate::fds`]). So a fork waits until each of them is registered or closed ([`whole`]).
+//!
 //! Everything here may run in signal handlers and in vforked children.
 
+use std::cell::Cell;
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
@@ -44,9 +48,26 @@ static AWAITED: AtomicU32 = AtomicU32::new(0);
 
 const EVER: u64 = 1 << 32;
 
+/// Threads in [`whole`].
+static CHANGING: AtomicU32 = AtomicU32::new(0);
+/// Threads that fork.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+/// A thread that forks, or is in [`whole`], takes as long only if it never comes to an end.
+const FORKED: Duration = Duration::from_secs(2);
+
+thread_local! {
+    /// Whether this thread is in [`whole`].
+    static IN_CHANGE: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Runs `f`, which creates a descriptor of ours and moves it away, while no call of the application
 /// takes a number. As [`as_agent`], too.
 pub fn make<R>(f: impl FnOnce() -> R) -> R {
+    whole(|| apart(f))
+}
+
+/// Runs `f` while no call of the application takes a number. As [`as_agent`], too.
+pub fn apart<R>(f: impl FnOnce() -> R) -> R {
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);
         wait_for_takers();
@@ -56,6 +77,78 @@ pub fn make<R>(f: impl FnOnce() -> R) -> R {
         }
         made
     })
+}
+
+/// Runs `f`, which creates a descriptor of ours and registers it, or closes one: no fork comes in between. `f` must not
+/// take a lock that a fork takes before [`before_fork`]; a lock that a fork takes after it must not be held here.
+pub fn whole<R>(f: impl FnOnce() -> R) -> R {
+    struct Leave;
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            IN_CHANGE.set(false);
+            leave();
+        }
+    }
+    if IN_CHANGE.get() {
+        return f();
+    }
+    enter();
+    IN_CHANGE.set(true);
+    let _leave = Leave;
+    f()
+}
+
+fn enter() {
+    CHANGING.fetch_add(1, Ordering::SeqCst);
+    if FORKING.load(Ordering::SeqCst) != 0 {
+        wait_for_forks();
+    }
+}
+
+fn leave() {
+    if CHANGING.fetch_sub(1, Ordering::SeqCst) == 1 && FORKING.load(Ordering::SeqCst) != 0 {
+        futex_wake_all(&CHANGING);
+    }
+}
+
+/// Steps back, so that the fork can go on, until there is none.
+#[cold]
+fn wait_for_forks() {
+    let begun = Instant::now();
+    while FORKING.load(Ordering::SeqCst) != 0 && begun.elapsed() < FORKED {
+        leave();
+        wait_until_zero(&FORKING, begun);
+        CHANGING.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A thread is about to fork: waits until nobody is in [`whole`], and keeps others out of it.
+pub fn before_fork() {
+    FORKING.fetch_add(1, Ordering::SeqCst);
+    // A signal's handler that forks has interrupted what it would wait for.
+    if CHANGING.load(Ordering::SeqCst) != 0 && !IN_CHANGE.get() {
+        wait_until_zero(&CHANGING, Instant::now());
+    }
+}
+
+/// After a fork, on either side.
+pub fn after_fork(child: bool) {
+    if child {
+        forget_in_child();
+    } else if FORKING.fetch_sub(1, Ordering::SeqCst) == 1 {
+        futex_wake_all(&FORKING);
+    }
+}
+
+fn wait_until_zero(word: &AtomicU32, begun: Instant) {
+    loop {
+        let now = word.load(Ordering::SeqCst);
+        let left = FORKED.saturating_sub(begun.elapsed());
+        if now == 0 || left.is_zero() {
+            return;
+        }
+        let _ = futex_wait(word, now, Some(left));
+    }
 }
 
 /// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
@@ -87,6 +180,9 @@ pub fn forget_in_child() {
     SLEEPERS.store(0, Ordering::Relaxed);
     CALLS.store(0, Ordering::Relaxed);
     AWAITED.store(0, Ordering::Relaxed);
+    // A signal's handler that forked comes back to what it has interrupted.
+    CHANGING.store(IN_CHANGE.get().into(), Ordering::Relaxed);
+    FORKING.store(0, Ordering::Relaxed);
 }
 
 fn wait_for_takers() {
@@ -130,4 +226,50 @@ fn wait_for_makers() {
 
 fn inside(calls: u64) -> bool {
     calls as u32 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    const LONG: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn a_fork_waits_for_what_has_begun_and_holds_up_what_has_not() {
+        static DONE: AtomicU32 = AtomicU32::new(0);
+        let change = |begun: mpsc::Sender<()>| {
+            make(|| {
+                begun.send(()).unwrap();
+                thread::sleep(LONG);
+                // In a change already.
+                whole(|| DONE.fetch_add(1, Ordering::SeqCst));
+            });
+        };
+        let (tell, begun) = mpsc::channel();
+        let first = tell.clone();
+        let first = thread::spawn(move || change(first));
+        begun.recv().unwrap();
+        before_fork();
+        assert_eq!(DONE.load(Ordering::SeqCst), 1);
+        let second = thread::spawn(move || change(tell));
+        thread::sleep(LONG);
+        assert!(begun.try_recv().is_err(), "it has begun before the fork");
+        after_fork(false);
+        begun.recv().unwrap();
+        before_fork();
+        assert_eq!(DONE.load(Ordering::SeqCst), 2);
+        after_fork(false);
+        [first, second].into_iter().for_each(|t| t.join().unwrap());
+    }
+
+    #[test]
+    fn a_handler_that_forks_does_not_wait_for_itself() {
+        let begun = Instant::now();
+        whole(|| {
+            before_fork();
+            after_fork(false);
+        });
+        assert!(begun.elapsed() < FORKED / 2);
+    }
 }

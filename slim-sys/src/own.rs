@@ -30,8 +30,9 @@ impl OwnFd {
         unsafe { ManuallyDrop::take(&mut this.0) }
     }
 
-    /// Leaves it open for good, or until [`close`](crate::close).
+    /// Its number, for the caller to [`close`](crate::close), or to leave open for good. It stays ours.
     pub fn leak(self) -> RawFd {
+        unwatched(self.raw());
         ManuallyDrop::new(self).raw()
     }
 

@@ -104,11 +104,13 @@ fn put(kept: &AtomicI32, fd: RawFd) {
 
 /// Closes what is under a number of the reserve, unless somebody else has it by now.
 fn close(fd: RawFd) {
-    fds::release(fd);
-    if Mark::WAKE.is_on(fd) {
-        // SAFETY: a copy that only this module knows.
-        as_agent(|| drop(unsafe { OwnedFd::from_raw_fd(fd) }));
-    }
+    numbers::whole(|| {
+        fds::release(fd);
+        if Mark::WAKE.is_on(fd) {
+            // SAFETY: a copy that only this module knows.
+            as_agent(|| drop(unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    });
 }
 
 /// Gives a number up; whether there was one.
@@ -150,6 +152,8 @@ pub fn close_or_keep(fd: OwnedFd) {
         }
     }
     // Before the close: a number that is free again may be the application's at once.
-    fds::release(number);
-    as_agent(|| drop(fd));
+    numbers::whole(|| {
+        fds::release(number);
+        as_agent(|| drop(fd));
+    });
 }

@@ -6,11 +6,10 @@
 //! lost: the peer may have been told by its kernel that they arrived. So it is kept, stopped, until
 //! the flow is drained the next time.
 
-use std::os::fd::OwnedFd;
-
 use slim_core::endpoint::Action;
 use slim_core::{Cause, ConnId, FlowToken, Time};
 use slim_stream::Drained;
+use slim_sys::OwnFd;
 
 use super::{Carrier, Driver, Notice};
 use crate::order::{Install, Order};
@@ -130,7 +129,7 @@ impl Driver {
     }
 
     /// The replay is written: `fd` is the flow's transport from here on.
-    pub(crate) fn go_live(&mut self, now: Time, token: FlowToken, fd: OwnedFd, replayed: u64) {
+    pub(crate) fn go_live(&mut self, now: Time, token: FlowToken, fd: OwnFd, replayed: u64) {
         if let Some(io) = self.survivor.io(token) {
             self.drop_carrier(token);
             self.drained.remove(&token);

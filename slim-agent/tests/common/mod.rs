@@ -21,6 +21,7 @@ use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
 use slim_stream::{Drained, Owed, Probe};
+use slim_sys::OwnFd;
 
 pub const LIMIT: Duration = Duration::from_secs(30);
 
@@ -370,7 +371,8 @@ impl FlowIo for Stream {
         sock.set_send_buffer_size(64 << 10)
     }
 
-    fn install(&self, fd: OwnedFd) {
+    fn install(&self, fd: OwnFd) {
+        let fd = fd.into_owned();
         assert!(!slim_sys::fds::is_internal(fd.as_raw_fd()));
         let mut s = self.state();
         assert!(s.barred && s.sock.is_none());

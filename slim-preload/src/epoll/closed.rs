@@ -6,6 +6,7 @@
 //! events carry the data that it gave, not the number. When it gets the closed number for the connection again, the
 //! registration is named by that again.
 
+use super::Instance;
 use crate::flow::{Ctl, Flow};
 use crate::{rings, sys, table};
 use libc::c_int;
@@ -56,9 +57,23 @@ pub fn take_back(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
 
 /// The flow needs no numbers of ours any more. Where the application has others, the kernel keeps what is registered by ours.
 pub fn drop_closed(flow: &Flow, ctl: &mut Ctl) {
+    drop_each(flow, ctl, Instance::forget);
+}
+
+/// Likewise, and the kernel is to keep nothing: the application has closed its last number, and the file may stay open here.
+pub fn end_closed(flow: &Flow, ctl: &mut Ctl) {
+    drop_each(flow, ctl, |e, number| {
+        if e.has(number) {
+            e.unregister(number);
+        }
+        e.forget(number);
+    });
+}
+
+fn drop_each(flow: &Flow, ctl: &mut Ctl, leave: impl Fn(&Instance, c_int)) {
     while let Some(number) = ctl.fds.iter().copied().find(|n| is_closed(*n)) {
         for e in &ctl.epolls {
-            e.forget(number);
+            leave(e, number);
         }
         drop_number(flow, ctl, number);
     }

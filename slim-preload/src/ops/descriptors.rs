@@ -111,7 +111,12 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if ctl.is_held() {
         return Left::Nothing;
     }
-    epoll::drop_closed(flow, &mut ctl);
+    // What a child has, too, stays registered for as long as the child has it.
+    if flow.forked.load(Ordering::Relaxed) {
+        epoll::drop_closed(flow, &mut ctl);
+    } else {
+        epoll::end_closed(flow, &mut ctl);
+    }
     let epolls = std::mem::take(&mut ctl.epolls);
     ctl.uncover(flow);
     flow.stream.give_back_pass();

@@ -39,13 +39,19 @@ static void *waiter(void *x) {
     return NULL;
 }
 
-// A number that is closed while the peer has not taken all is nobody's any more: not then, and not when the peer ends.
-static void closed_with_bytes_on_the_way(void) {
+// A number that is closed while the peer has not taken all is nobody's any more: not then, and not when the peer ends. The
+// same if it was registered by another number, which was closed before.
+static void closed_with_bytes_on_the_way(int by_another) {
     enum { MUCH = 8 << 20 };
     static char much[MUCH];
     struct conn x = connection();
     int e = MUST(epoll_create1(0)), unacked = 0;
-    R(ctl(e, EPOLL_CTL_ADD, x.s, EPOLLIN | EPOLLOUT | EPOLLRDHUP, 77));
+    int registered = by_another ? MUST(dup(x.s)) : x.s;
+    R(ctl(e, EPOLL_CTL_ADD, registered, EPOLLIN | EPOLLOUT | EPOLLRDHUP, 77));
+    if (by_another) {
+        R(close(registered));
+        events(e, "that number is closed");
+    }
     MUST(fcntl(x.s, F_SETFL, O_NONBLOCK));
     MUST(write(x.s, much, MUCH));
     MUST(ioctl(x.s, SIOCOUTQ, &unacked));
@@ -240,7 +246,7 @@ int main(void) {
     MUST(recv(x.s, buf, 1, 0));
 
     line("-- closed with bytes on the way");
-    closed_with_bytes_on_the_way();
+    for (int by_another = 0; by_another < 2; by_another++) closed_with_bytes_on_the_way(by_another);
 
     line("-- in a forked child");
     pid_t p = fork();
