@@ -184,6 +184,14 @@ fn has_fired(events: u32) -> bool {
     events & libc::EPOLLONESHOT as u32 != 0 && events & !how == 0
 }
 
+impl Registration {
+    /// Whether it is not to be made again until it is armed: it fires once, and has. The kernel would report the end of the
+    /// file, as it does not of a registration that has fired since it was made.
+    fn stays_out(&self) -> bool {
+        has_fired(self.events) && !any_unseen()
+    }
+}
+
 impl Instance {
     fn new(fd: c_int) -> Self {
         let mut numbers = SmallVec::new();
@@ -345,7 +353,11 @@ impl Instance {
             if !mirror.take_out(from, &mut r) {
                 return false;
             }
-            r.attached = mirror.ctl(libc::EPOLL_CTL_ADD, to, r).is_ok();
+            if r.stays_out() {
+                r.left_out = sys::identity(to);
+            } else {
+                r.attached = mirror.ctl(libc::EPOLL_CTL_ADD, to, r).is_ok();
+            }
         }
         mirror.registered.insert(to, r);
         true
@@ -363,14 +375,13 @@ impl Instance {
         registered.is_some_and(|r| r.closed == Some(number))
     }
 
-    /// After another file came under `fd`: registers it again, which also re-arms edge triggers. The kernel would report the
-    /// end of one that fires once and has, as it does not of the first file. So such a one stays out until it is armed.
+    /// After another file came under `fd`: registers it again, which also re-arms edge triggers.
     pub fn attach(&self, fd: c_int) {
         let mut mirror = self.lock();
         let Some(r) = mirror.registered.get_mut(&fd).filter(|r| !r.attached) else {
             return;
         };
-        if has_fired(r.events) && !any_unseen() {
+        if r.stays_out() {
             r.left_out = sys::identity(fd);
             return;
         }

@@ -309,6 +309,13 @@ pub fn after_fork_child() {
     AGENT.unlock();
 }
 
+/// Warns, unless the settings forbid it.
+pub fn warn(text: &str) {
+    if config().log >= LogLevel::Warn {
+        say(text);
+    }
+}
+
 /// Says one line on standard error, without going through anything that could be hooked or buffered.
 pub fn say(text: &str) {
     let line = format!("slim[{}]: {text}\n", sys::pid());

@@ -179,7 +179,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
     let begun = Instant::now();
     while !flow.stream.idle() {
         if begun.elapsed() > LEAVE_LIMIT {
-            runtime::say(&format!(
+            runtime::warn(&format!(
                 "a thread never left its call on flow {:?}",
                 flow.token()
             ));
@@ -211,7 +211,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
 /// is said.
 pub fn give_up(flow: &'static Flow, why: &Unsound) {
     let token = flow.token();
-    runtime::say(&format!(
+    runtime::warn(&format!(
         "flow {token:?}: {why}; the connection is given up"
     ));
     out_of_step(flow);

@@ -122,7 +122,7 @@ fn sequences_of_calls() {
     let (bare, got) = (run(false), run(true));
     for (want, got) in bare.iter().zip(&got) {
         assert!(want.ok(), "{}", want.transcript());
-        assert!(got.ok(), "{}", got.transcript());
+        assert!(got.ok() && got.stderr.is_empty(), "{}", got.transcript());
         let different: Vec<_> = want
             .stdout
             .lines()

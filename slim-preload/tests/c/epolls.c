@@ -66,6 +66,26 @@ static void closed_with_bytes_on_the_way(int by_another) {
     close(e);
 }
 
+// What fires once has fired, also when its number is closed while the connection has another: nothing of the end is told.
+static void fired_and_closed(void) {
+    struct conn x = connection();
+    int e = MUST(epoll_create1(0)), other = MUST(dup(x.s));
+    R(ctl(e, EPOLL_CTL_ADD, x.s, EPOLLOUT | EPOLLONESHOT, 78));
+    events(e, "fired");
+    R(close(x.s));
+    R(shutdown(other, SHUT_WR));
+    R(shutdown(x.c, SHUT_WR));
+    wait_for(other, POLLHUP, 2000);
+    events(e, "at the end");
+    MUST(fcntl(other, F_DUPFD, x.s));
+    R(ctl(e, EPOLL_CTL_ADD, x.s, EPOLLOUT, 79));
+    R(ctl(e, EPOLL_CTL_MOD, x.s, EPOLLOUT | EPOLLONESHOT, 80));
+    events(e, "armed again");
+    close(other);
+    hang_up(x);
+    close(e);
+}
+
 int main(void) {
     begin(20);
     struct conn x = connection();
@@ -247,6 +267,9 @@ int main(void) {
 
     line("-- closed with bytes on the way");
     for (int by_another = 0; by_another < 2; by_another++) closed_with_bytes_on_the_way(by_another);
+
+    line("-- fired, and closed");
+    fired_and_closed();
 
     line("-- in a forked child");
     pid_t p = fork();

@@ -18,6 +18,15 @@ static void jail(void) {
     line("proc: %d", access("/proc/self", F_OK));
 }
 
+// SLIM's thread has a low number for the microseconds in which it makes a descriptor of its own: those that stay count.
+static int numbers_open(void) {
+    int n = 0, open[64];
+    for (int i = 3; i < 64; i++) open[i] = fcntl(i, F_GETFD) >= 0;
+    ms(20);
+    for (int i = 3; i < 64; i++) n += open[i] && fcntl(i, F_GETFD) >= 0;
+    return n;
+}
+
 int main(int argc, char **argv) {
     begin(40);
     kase = argc > 1 ? argv[1] : "";
@@ -49,14 +58,12 @@ int main(int argc, char **argv) {
     pid_t p = fork();
     if (!p) {
         R(close_range(3, ~0u, 0));
-        for (int i = 3; i < 64; i++) n += fcntl(i, F_GETFD) >= 0;
-        line("open: %d", n);
+        line("open: %d", numbers_open());
         struct conn y = connection();
         ping(y.c, y.s, "the child's");
         line("numbers %d %d %d", y.l, y.c, y.s);
         R(close_range(3, ~0u, 0));
-        for (int i = 3; i < 64; i++) n += fcntl(i, F_GETFD) >= 0;
-        line("open: %d", n);
+        line("open: %d", numbers_open());
         _exit(0);
     }
     waitpid(p, &n, 0);
