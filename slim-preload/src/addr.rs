@@ -191,13 +191,12 @@ impl Name {
 /// # Safety
 /// As [`Name::give`]; `A` is a kind of `sockaddr`, without padding.
 unsafe fn give<A>(whole: &A, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
-    if addr.is_null() || len.is_null() {
-        return;
-    }
-    // SAFETY: the caller's contract: `len` says how much room `addr` has.
+    // SAFETY: the caller's contract: `len` says how much room `addr` has. It may be null if there is none.
     unsafe {
         let room = (len.read_unaligned() as usize).min(size_of::<A>());
-        std::ptr::copy_nonoverlapping((&raw const *whole).cast::<u8>(), addr.cast(), room);
+        if room > 0 {
+            std::ptr::copy_nonoverlapping((&raw const *whole).cast::<u8>(), addr.cast(), room);
+        }
         len.write_unaligned(size_of::<A>() as _);
     }
 }

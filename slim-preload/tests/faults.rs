@@ -170,6 +170,21 @@ fn idle_connections() {
 }
 
 #[test]
+fn names_of_what_is_broken_and_of_what_is_used_anew() {
+    unnoticed(
+        "anew",
+        &["", "plain", "listen", "plain listen", "unused"],
+        1,
+    );
+}
+
+/// A call that was left by a jump still has its alarm set, which a later break sounds.
+#[test]
+fn waits_after_a_jump() {
+    unnoticed("alarms", &[""], 1);
+}
+
+#[test]
 fn options_go_with_the_connection() {
     unnoticed("broken", &["options", "options-exec"], 1);
 }

@@ -8,6 +8,7 @@ use crate::addr::{Name, RawAddr};
 use crate::flow::Mode;
 use crate::sys;
 use crate::table::{self, Entry};
+use crate::transport;
 use libc::{c_int, sockaddr, socklen_t};
 use slim_sys::lock::Lock;
 use std::collections::BTreeMap;
@@ -48,6 +49,23 @@ pub fn remember(fd: c_int, ends: Ends) {
     });
 }
 
+/// Whether any file stands for a connection.
+pub fn any() -> bool {
+    COUNT.load(Ordering::Relaxed) != 0
+}
+
+/// The file under `fd` is not connected any more: its addresses are its own from now on.
+#[cold]
+pub fn forget(fd: c_int) {
+    let Some(file) = sys::identity(fd) else {
+        return;
+    };
+    KEPT.with(|kept| {
+        kept.remove(&file);
+        COUNT.store(kept.len(), Ordering::Relaxed);
+    });
+}
+
 /// The addresses of a connection that is plain TCP.
 pub fn of(fd: c_int) -> Ends {
     let file = sys::identity(fd);
@@ -77,7 +95,37 @@ pub unsafe fn name(
     end: End,
     addr: *mut sockaddr,
     len: *mut socklen_t,
-    real: impl FnOnce() -> c_int,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    // SAFETY: the caller's contract.
+    let r = unsafe { known(fd, end, addr, len, &real) };
+    if r == 0 || sys::errno() != libc::ENOTCONN || !is_dead_unnoticed(fd) {
+        return r;
+    }
+    // SAFETY: likewise; nothing has been written yet.
+    unsafe { known(fd, end, addr, len, &real) }
+}
+
+/// Whether the kernel has forgotten the peer because the transport died when nobody was looking. It is suspended then, or
+/// has been replaced meanwhile.
+#[cold]
+fn is_dead_unnoticed(fd: c_int) -> bool {
+    let Entry::Flow(flow) = table::entry(fd) else {
+        return false;
+    };
+    sys::keep_errno(|| transport::notice(flow, fd));
+    flow.ctl_of(fd)
+        .is_some_and(|ctl| ctl.receiving.has_moved() || ctl.mode == Mode::Suspended)
+}
+
+/// # Safety
+/// As [`name`].
+unsafe fn known(
+    fd: c_int,
+    end: End,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    real: impl Fn() -> c_int,
 ) -> c_int {
     let Entry::Flow(flow) = table::entry(fd) else {
         // SAFETY: the caller's contract.
@@ -124,7 +172,7 @@ unsafe fn kept(
     len: *mut socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+    if !any() {
         return real();
     }
     let room = sys::copy_of(len);

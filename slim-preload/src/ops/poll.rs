@@ -23,6 +23,23 @@ use std::time::Duration;
 const SUSPICIOUS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
 const SUSPICIOUS_EPOLL: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
 
+/// Why a call that sleeps may come back with nothing ready before its time is over.
+#[derive(Default)]
+pub(super) struct Early {
+    /// The alarm has rung. That may be for a swap which the call has taken into account already, or for one that the
+    /// thread slept through in a call which a signal's handler left.
+    pub(super) rang: Cell<bool>,
+    /// It has no alarm, and looks now and then.
+    pub(super) cut_short: Cell<bool>,
+}
+
+impl Early {
+    /// Whether the last call did.
+    pub(super) fn has_come(&self) -> bool {
+        self.rang.get() || self.cut_short.get()
+    }
+}
+
 /// Runs a waiting call until its answer stands. `real` asks the kernel; `sift` looks through an answer and
 /// gives what is left of it.
 #[inline(always)]
@@ -35,7 +52,6 @@ pub(super) fn until_true(
 ) -> c_int {
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = first();
-    // An alarm ends the call as a time limit does: with nothing ready.
     if n < 0 || (clean(n) && SWAPS.load(Ordering::Acquire) == swaps) {
         return n;
     }
@@ -216,9 +232,9 @@ unsafe fn poll_asked(
     if table::any_inherited_listener() {
         entries().iter().for_each(|p| sockets::waits_on(p.fd));
     }
-    let cut_short = Cell::new(false);
+    let early = Early::default();
     let clean = |n| match n {
-        0 => !cut_short.get(),
+        0 => !early.has_come(),
         _ => entries().iter().all(|p| p.revents & SUSPICIOUS == 0),
     };
     let sift = |_, swaps| {
@@ -236,7 +252,7 @@ unsafe fn poll_asked(
         n
     };
     limit.begin();
-    let ask = |alarm, wait| poll_with(entries(), alarm, (wait, limit), &cut_short, &real);
+    let ask = |alarm, wait| poll_with(entries(), alarm, (wait, limit), &early, &real);
     let at_once = |wait| ask(None, wait);
     let asleep = |wait| with_alarm(|alarm| ask(alarm, wait));
     let sleeps = limit.sleeps() && entries().iter().any(|p| table::is_flow(p.fd));
@@ -258,7 +274,7 @@ fn poll_with(
     entries: &mut [pollfd],
     alarm: Option<c_int>,
     (wait, limit): (Wait, Limit),
-    cut_short: &Cell<bool>,
+    early: &Early,
     real: impl FnOnce(*mut pollfd, usize, Wait) -> c_int,
 ) -> c_int {
     let mut away = false;
@@ -275,12 +291,14 @@ fn poll_with(
         events: libc::POLLIN,
         revents: 0,
     }));
-    cut_short.set(away && alarm.is_none());
-    let n = real(all.as_mut_ptr(), all.len(), wait.unless(cut_short, limit));
+    early.cut_short.set(away && alarm.is_none());
+    let wait = wait.unless(&early.cut_short, limit);
+    let n = real(all.as_mut_ptr(), all.len(), wait);
     for (entry, polled) in entries.iter_mut().zip(&all) {
         entry.revents = polled.revents;
     }
     let rang = n > 0 && alarm.is_some() && all.last().is_some_and(|a| a.revents != 0);
+    early.rang.set(rang);
     n - c_int::from(rang)
 }
 

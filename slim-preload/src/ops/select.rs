@@ -1,7 +1,7 @@
 //! select and pselect: readiness of flows, see [`super::poll`].
 
 use super::limit::{Given, Wait};
-use super::poll::{hidden, is_away, is_broken, until_true};
+use super::poll::{Early, hidden, is_away, is_broken, until_true};
 use super::sleep::with_alarm;
 use super::{descriptors, sockets};
 use crate::sys;
@@ -56,10 +56,12 @@ impl Sets {
         })
     }
 
-    /// Runs `f` on copies that have `alarm` to be read as well, and takes the answer over without it.
-    fn with(&self, alarm: c_int, f: impl FnOnce(Sets) -> c_int) -> c_int {
+    /// Runs `f` on copies that have `alarm` to be read as well, and takes the answer over without it. Says whether
+    /// it `has_rung`.
+    fn with(&self, alarm: c_int, has_rung: &Cell<bool>, f: impl FnOnce(Sets) -> c_int) -> c_int {
         let count = self.count.max(alarm + 1);
         let bytes = (count as usize).div_ceil(64) * 8;
+        has_rung.set(false);
         let Some(copies) = self.save() else {
             return f(*self);
         };
@@ -80,6 +82,7 @@ impl Sets {
         });
         let n = f(Sets { count, sets });
         let rang = n > 0 && copies[0][byte] & bit != 0;
+        has_rung.set(rang);
         copies[0][byte] &= !bit;
         if n >= 0 {
             let own = self.bytes();
@@ -193,7 +196,7 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
         sets.restore(&saved);
     }
     let first = Cell::new(true);
-    let cut_short = Cell::new(false);
+    let early = Early::default();
     let ask = |wait: Wait| {
         if !first.replace(false) {
             sets.restore(&saved);
@@ -206,10 +209,10 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
         }
         with_alarm(|alarm| {
             let away = sets.leave_out(&saved);
-            cut_short.set(away && alarm.is_none());
+            early.cut_short.set(away && alarm.is_none());
             match alarm {
-                Some(alarm) => sets.with(alarm, |sets| real(sets, wait)),
-                None => real(sets, wait.unless(&cut_short, limit)),
+                Some(alarm) => sets.with(alarm, &early.rang, |sets| real(sets, wait)),
+                None => real(sets, wait.unless(&early.cut_short, limit)),
             }
         })
     };
@@ -232,7 +235,7 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
         || ask(Wait::AsGiven),
         ask,
         |n| match n {
-            0 => !cut_short.get(),
+            0 => !early.has_come(),
             _ => !flows || suspicious().is_empty(),
         },
         |n, swaps| {

@@ -1,6 +1,6 @@
 //! Sockets: connect, listen, accept, shutdown, names and options.
 
-use super::descriptors;
+use super::{descriptors, names};
 use crate::addr::RawAddr;
 use crate::flow::{Ctl, Flow, Mode, Then, given_out};
 use crate::front::{Accepted, Handle};
@@ -83,13 +83,16 @@ pub unsafe fn connect(
     if runtime::is_our_call() || !runtime::possible() {
         return real();
     }
+    // What else is wrong with the address the kernel says.
+    let dissolves = || {
+        let long = len as usize >= size_of::<libc::sa_family_t>();
+        let family = sys::copy_of(addr.cast::<libc::sa_family_t>()).filter(|_| long);
+        family.map(i32::from) == Some(libc::AF_UNSPEC)
+    };
     if let Entry::Flow(flow) = table::entry(fd)
         && flow.own_at(fd).is_some()
     {
-        // What else is wrong with the address the kernel says.
-        let long = len as usize >= size_of::<libc::sa_family_t>();
-        let family = sys::copy_of(addr.cast::<libc::sa_family_t>()).filter(|_| long);
-        if family.map(i32::from) == Some(libc::AF_UNSPEC) {
+        if dissolves() {
             // The association is dissolved (connect(2)); the socket may be connected anew.
             sys::keep_errno(|| descriptors::demote(flow, fd));
         } else if flow
@@ -114,6 +117,9 @@ pub unsafe fn connect(
     }
     let r = real();
     let errno = sys::errno();
+    if r == 0 && names::any() && sys::keep_errno(dissolves) {
+        sys::keep_errno(|| names::forget(fd));
+    }
     // An interrupted connect goes on by itself (connect(2), EINTR).
     if managed && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
         sys::keep_errno(|| {
@@ -186,10 +192,15 @@ pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
     {
         return;
     }
-    let unbound = || RawAddr::local(fd).and_then(|a| a.internet());
-    if let Some(addr) = announced.or_else(|| unbound().map(|addr| serve(fd, addr))) {
-        listeners::add(fd, addr);
+    let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet()) else {
+        return;
+    };
+    // A socket that was connected before still tells the port that it had, and gets another one.
+    let kept = announced.filter(|announced| *announced == addr);
+    if let Some(wrong) = announced.filter(|_| kept.is_none()) {
+        runtime::with_agent(|a| a.unlisten(wrong));
     }
+    listeners::add(fd, kept.unwrap_or_else(|| serve(fd, addr)));
 }
 
 /// A forked child waits for connections on `fd`: if that is a listener of its parent's, which may have gone or go, it
