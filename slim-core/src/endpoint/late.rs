@@ -196,8 +196,9 @@ impl Endpoint {
     pub(super) fn too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> Option<FlowStatus> {
         let unasked = self.late.unasked.get_mut(now, ends)?;
         // The next connection with these addresses has another name, and may not be accepted yet. Where its number is
-        // known, the driver has looked.
-        if flow.is_again() && unasked.connection.is_none() {
+        // known, the driver has looked; or it has found that this one is in no queue.
+        let is_known = unasked.first == Some(flow);
+        if flow.is_again() && unasked.connection.is_none() && !is_known {
             return None;
         }
         let is_its_own = *unasked.first.get_or_insert(flow) == flow;

@@ -3,7 +3,7 @@
 use super::pair::*;
 use crate::config::Config;
 use crate::endpoint::{Action, State};
-use crate::ids::{FinHow, FlowToken, Role};
+use crate::ids::{Cause, FinHow, FlowToken, Role};
 use crate::wire::{Kind, Message};
 
 const SECOND: FlowToken = FlowToken(8);
@@ -151,6 +151,28 @@ fn a_connection_that_was_over_when_it_was_accepted_takes_no_hello_of_the_next() 
     pair.open_second(B);
     pair.run();
     assert_eq!(pair.second(), [Some(State::Live); 2]);
+}
+
+/// The kernel has given up what was accepted, which may be the earlier connection or this one. It is in no queue, so nobody is
+/// going to accept it.
+#[test]
+fn a_connection_that_was_over_when_it_was_accepted_has_its_error_soon() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    let _ = pair.said(A);
+    pair.ends_first(A);
+    pair.open_second(A);
+    pair.run();
+    let hello = pair.heard[B].last().unwrap().clone();
+    let [a, b] = addrs();
+    pair.ends[B].open_over(pair.now, FLOW, b, a);
+    pair.ends[A].fault(pair.now, SECOND, Cause::Errno(RESET));
+    pair.wait(ms(400));
+    assert_eq!(pair.second(), [Some(State::Negotiating), None]);
+    assert_eq!(pair.ends[B].is_waiting(pair.now, a, &hello), Some(b));
+    pair.ends[B].is_not_queued(pair.now, a, &hello);
+    pair.wait(ms(3_000));
+    assert_eq!(pair.second()[A], Some(State::Escalated));
 }
 
 #[test]
