@@ -252,6 +252,10 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 // What the kernel refuses now, it refused before.
                 let _ = options::copy(old, new, &mut ctl.receives);
             }
+            if flow.read_shut.load(Ordering::Relaxed) {
+                // Who reads meets the end once more, behind what has come.
+                sys::shutdown(new, libc::SHUT_RD);
+            }
             dismiss(&mut ctl);
             ctl.taken = None;
             flow.stream.carried_by(&mut ctl.receiving, new);

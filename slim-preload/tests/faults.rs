@@ -178,6 +178,13 @@ fn names_of_what_is_broken_and_of_what_is_used_anew() {
     );
 }
 
+/// A reading side that is shut stays so, and what comes for it is refused where the kernel does that.
+#[test]
+fn what_nobody_is_to_read_any_more() {
+    let cases = ["rd before", "rd away", "rd after", "both after"];
+    unnoticed("refuse", &cases, 1);
+}
+
 /// A call that was left by a jump still has its alarm set, which a later break sounds.
 #[test]
 fn waits_after_a_jump() {

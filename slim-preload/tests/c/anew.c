@@ -65,9 +65,8 @@ int main(int argc, char **argv) {
     } else {
         struct sockaddr_in at = v4(theirs);
         R(connect(fd, &(struct sockaddr){.sa_family = AF_UNSPEC}, sizeof at));
-        // Which port it is depends on the kernel.
-        mine = port_of(fd);
-        names();
+        // What it is bound to depends on who has made the last transport.
+        name(1);
         if (is("listen")) {
             R(listen(fd, 3));
             tell(port_of(fd));
