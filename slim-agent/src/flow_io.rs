@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use slim_core::Verdict;
-use slim_stream::{Drained, Owed, Probe};
+use slim_stream::{Drained, Owed, Probe, Stream};
 use slim_sys::OwnFd;
 
 /// One flow, as its front end sees it.
@@ -23,6 +23,9 @@ use slim_sys::OwnFd;
 ///                                  given up   ◄──────────────────────┘ escalate
 /// ```
 pub trait FlowIo: Send + Sync + 'static {
+    /// The flow's bytes.
+    fn stream(&self) -> &Stream;
+
     /// The peer has SLIM, and the flow will survive its transport.
     fn live(&self);
 
@@ -67,13 +70,17 @@ pub trait FlowIo: Send + Sync + 'static {
     fn drain(&self) -> Drained;
 
     /// Bytes sent since the flow began. Does not move while the flow is barred.
-    fn sent(&self) -> u64;
+    fn sent(&self) -> u64 {
+        self.stream().sent()
+    }
 
     /// Appends bytes that the agent read for the flow, and counts them as received.
     fn stash(&self, data: &[u8]);
 
     /// The peer holds everything before `peer_received`: forget it.
-    fn trim(&self, peer_received: u64);
+    fn trim(&self, peer_received: u64) {
+        self.stream().trim(peer_received);
+    }
 
     /// Hands out the bytes kept from `from` on, in contiguous pieces, until `f` takes less than it
     /// was offered or there are no more. Returns the position reached.
@@ -132,7 +139,9 @@ pub trait FlowIo: Send + Sync + 'static {
     }
 
     /// After how many bytes the application ended its direction, if it has.
-    fn local_final(&self) -> Option<u64>;
+    fn local_final(&self) -> Option<u64> {
+        self.stream().local_final()
+    }
 
     /// For a flow that the application has closed: what is owed to the peer. `None` once that is nothing, that is,
     /// all bytes sent are acknowledged (or data came in after the close, or the flow was given

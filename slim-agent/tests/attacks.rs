@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Kill, Pattern, Server, Stream, config, resident_kib, resume_listeners};
+use common::{FlowSocket, Kill, Pattern, Server, config, resident_kib, resume_listeners};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::event::Record;
@@ -18,7 +18,7 @@ use slim_core::wire::{self, Demote, Fin, MAC_LEN, MAX_LEN, Message, RefuseReason
 use slim_core::{FinHow, FlowId, Nonce, Role};
 
 /// Sends numbers there and back until told to stop; how often it went.
-fn ping_pong(near: &Stream, far: &Stream, stop: &AtomicBool) -> u64 {
+fn ping_pong(near: &FlowSocket, far: &FlowSocket, stop: &AtomicBool) -> u64 {
     let mut count: u64 = 0;
     let mut buf = [0; 8];
     while !stop.load(Ordering::Relaxed) {
@@ -48,7 +48,7 @@ fn plausible(pattern: &mut Pattern) -> Vec<u8> {
     data
 }
 
-fn live_pair(client: &Agent, server: &Server) -> (Arc<Stream>, Arc<Stream>) {
+fn live_pair(client: &Agent, server: &Server) -> (Arc<FlowSocket>, Arc<FlowSocket>) {
     let (near, far) = server.pair(client);
     near.wait_live();
     far.wait_live();
@@ -143,8 +143,8 @@ fn connections_that_say_nothing_or_nonsense_do_no_harm() {
 struct Known {
     client: Agent,
     server: Server,
-    near: Arc<Stream>,
-    far: Arc<Stream>,
+    near: Arc<FlowSocket>,
+    far: Arc<FlowSocket>,
     flow: FlowId,
 }
 
@@ -184,7 +184,10 @@ impl Known {
         assert_eq!(&buf, b"pong");
         for end in [&self.near, &self.far] {
             let s = end.state();
-            assert_eq!((s.resumed, s.legacy, s.peer_final), (0, None, None));
+            assert_eq!(
+                (s.resumed, s.legacy, end.stream.peer_final()),
+                (0, None, None)
+            );
         }
     }
 }
@@ -273,9 +276,9 @@ fn silent_local_processes_keep_nobody_from_a_shared_listener() {
     let other = Agent::start(Config::default()).unwrap();
     for _ in 0..3 {
         let near = TcpStream::connect(server.addr()).unwrap();
-        let near = Stream::new(&client, Role::Connector, near);
+        let near = FlowSocket::new(&client, Role::Connector, near);
         let far = server.listener.accept().unwrap().0;
-        let far = Stream::new(&other, Role::Acceptor, far);
+        let far = FlowSocket::new(&other, Role::Acceptor, far);
         near.wait_live();
         far.wait_live();
     }

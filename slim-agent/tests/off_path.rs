@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use common::{Kill, LIMIT, Server, Stream};
+use common::{FlowSocket, Kill, LIMIT, Server};
 use slim_agent::Agent;
 use slim_core::auth::seal_with_job;
 use slim_core::config::Config;
@@ -54,13 +54,13 @@ fn a_connection_is_not_taken_by_who_says_hello_first() {
             thread::sleep(Duration::from_millis(50));
         }
         let far = server.listener.accept().unwrap().0;
-        let far = Stream::new(&server.agent, Role::Acceptor, far);
+        let far = FlowSocket::new(&server.agent, Role::Acceptor, far);
         if accepted {
             say(&near);
             thread::sleep(Duration::from_millis(50));
             assert!(!far.state().live);
         }
-        let near = Stream::new(&client, Role::Connector, near);
+        let near = FlowSocket::new(&client, Role::Connector, near);
         near.wait_live();
         far.wait_live();
         near.kill(Kill::Fin);
@@ -144,7 +144,7 @@ fn forged_refusals_do_not_make_later_connections_plain() {
     let at = shows.local_addr().unwrap();
     let asked = UdpSocket::bind(at).unwrap();
     asked.set_read_timeout(Some(LIMIT)).unwrap();
-    let near = Stream::new(&client, Role::Connector, TcpStream::connect(at).unwrap());
+    let near = FlowSocket::new(&client, Role::Connector, TcpStream::connect(at).unwrap());
     let mut hello = [0; 512];
     let (len, control) = asked.recv_from(&mut hello).unwrap();
     let hello = &hello[..len];

@@ -11,20 +11,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Kill, Server, Stream};
+use common::{FlowSocket, Kill, Server};
 use slim_agent::{Agent, FlowIo};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
-use slim_stream::{Drained, Owed, Probe};
+use slim_stream::{Drained, Owed, Probe, Stream};
 use slim_sys::OwnFd;
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 
 /// A flow whose front end has a mistake, once.
 #[derive(Default)]
-struct Mistake(AtomicBool);
+struct Mistake(AtomicBool, Stream);
 
 impl FlowIo for Mistake {
+    fn stream(&self) -> &Stream {
+        &self.1
+    }
     fn live(&self) {}
     fn legacy(&self, _: bool) {
         let again = self.0.swap(true, Ordering::Relaxed);
@@ -42,11 +45,7 @@ impl FlowIo for Mistake {
             sent: 0,
         }
     }
-    fn sent(&self) -> u64 {
-        0
-    }
     fn stash(&self, _: &[u8]) {}
-    fn trim(&self, _: u64) {}
     fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         from
     }
@@ -62,9 +61,6 @@ impl FlowIo for Mistake {
     fn escalate(&self, _: Verdict) {}
     fn probe(&self) -> Probe {
         Probe::default()
-    }
-    fn local_final(&self) -> Option<u64> {
-        None
     }
     fn owed(&self) -> Option<Owed> {
         None
@@ -113,11 +109,11 @@ fn everything_goes_on() {
         end.wait_live();
     }
     // Suspended for the peer, and not to be resumed so soon: a call on it does not return.
-    broken.state().busy = u32::MAX;
+    broken.state().pretence.busy = u32::MAX;
     broken_far.kill(Kill::Fin);
     let peer = thread::spawn(move || broken_far.read(&mut [0]));
     let deadline = Instant::now() + Duration::from_secs(5);
-    while broken.state().asked == 0 {
+    while broken.state().pretence.asked == 0 {
         assert!(Instant::now() < deadline, "the peer does not resume");
         thread::sleep(Duration::from_millis(1));
     }
@@ -150,7 +146,7 @@ fn everything_goes_on() {
 
     // What begins later is as without SLIM, and nobody waits for anything.
     let begun = Instant::now();
-    let later = Stream::new(&client, Role::Connector, plain(&listener));
+    let later = FlowSocket::new(&client, Role::Connector, plain(&listener));
     later.wait("plain TCP", Duration::from_secs(5), |s| {
         s.legacy == Some(false)
     });

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Kill, Server, Stream, config};
+use common::{FlowSocket, Kill, Server, config};
 use slim_agent::Agent;
 use slim_core::config::Config;
 use slim_core::{Role, Verdict};
@@ -21,7 +21,7 @@ fn a_peer_without_slim_is_recognised_at_once() {
     let agent = Agent::start(Config::default()).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let near = Stream::new(&agent, Role::Connector, near);
+    let near = FlowSocket::new(&agent, Role::Connector, near);
     let took = near.wait("legacy", Duration::from_secs(2), |s| s.legacy.is_some());
     assert!(took < Duration::from_millis(200), "took {took:?}");
     assert_eq!(near.state().legacy, Some(false));
@@ -38,7 +38,7 @@ fn a_policy_that_needs_slim_refuses_a_peer_without() {
     let agent = Agent::start(config(&[("SLIM", "required")])).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let near = Stream::new(&agent, Role::Connector, near);
+    let near = FlowSocket::new(&agent, Role::Connector, near);
     near.wait("refused", Duration::from_secs(2), |s| {
         s.legacy == Some(true)
     });
@@ -51,7 +51,7 @@ fn one_refusal_does_not_hit_other_peers() {
     let plain = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     for _ in 0..50 {
         let other = TcpStream::connect(plain.local_addr().unwrap()).unwrap();
-        let other = Stream::new(&client, Role::Connector, other);
+        let other = FlowSocket::new(&client, Role::Connector, other);
         let (near, far) = server.pair(&client);
         near.wait_live();
         far.wait_live();
@@ -68,7 +68,7 @@ fn silence_means_a_peer_without_slim_in_the_end() {
     // Something else has the UDP port.
     let _silent = UdpSocket::bind(listener.local_addr().unwrap()).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let near = Stream::new(&agent, Role::Connector, near);
+    let near = FlowSocket::new(&agent, Role::Connector, near);
     let took = near.wait("legacy", Duration::from_secs(3), |s| s.legacy.is_some());
     let range = Duration::from_millis(400)..Duration::from_millis(900);
     assert!(range.contains(&took), "took {took:?}");
@@ -167,7 +167,7 @@ fn who_is_not_accepted_before_the_listener_closes_has_the_error_at_once() {
     far.wait_live();
     let addr = server.addr();
     let waiting = TcpStream::connect(addr).unwrap();
-    let waiting = Stream::new(&client, Role::Connector, waiting);
+    let waiting = FlowSocket::new(&client, Role::Connector, waiting);
     thread::sleep(Duration::from_millis(150));
     assert!(!waiting.state().live && waiting.state().legacy.is_none());
     let Server { agent, listener } = server;
@@ -192,7 +192,7 @@ fn hello_may_come_after_the_listener_is_closed() {
     let addr = server.addr();
     let near = TcpStream::connect(addr).unwrap();
     let far = server.listener.accept().unwrap().0;
-    let far = Stream::new(&server.agent, Role::Acceptor, far);
+    let far = FlowSocket::new(&server.agent, Role::Acceptor, far);
     // Accepted from a copy of the listener, as by a child.
     let later_near = TcpStream::connect(addr).unwrap();
     let copy = server.listener.try_clone().unwrap();
@@ -200,14 +200,14 @@ fn hello_may_come_after_the_listener_is_closed() {
     drop(listener);
     agent.unlisten(addr);
     assert!(agent.flush(common::LIMIT));
-    let near = Stream::new(&client, Role::Connector, near);
+    let near = FlowSocket::new(&client, Role::Connector, near);
     near.wait_live();
     far.wait_live();
     thread::sleep(Duration::from_millis(300));
-    let later_near = Stream::new(&client, Role::Connector, later_near);
+    let later_near = FlowSocket::new(&client, Role::Connector, later_near);
     thread::sleep(Duration::from_millis(50));
     let later_far = copy.accept().unwrap().0;
-    let later_far = Stream::new(&agent, Role::Acceptor, later_far);
+    let later_far = FlowSocket::new(&agent, Role::Acceptor, later_far);
     later_near.wait_live();
     later_far.wait_live();
 }
@@ -215,7 +215,7 @@ fn hello_may_come_after_the_listener_is_closed() {
 /// A process with one flow, which can be killed.
 struct Peer {
     process: Child,
-    stream: std::sync::Arc<Stream>,
+    stream: std::sync::Arc<FlowSocket>,
 }
 
 impl Peer {
@@ -231,7 +231,7 @@ impl Peer {
             .find_map(|l| Some(l.unwrap().split_once("listening on ")?.1.parse().unwrap()))
             .expect("the peer tells its address");
         let stream = TcpStream::connect(addr).unwrap();
-        let stream = Stream::new(agent, Role::Connector, stream);
+        let stream = FlowSocket::new(agent, Role::Connector, stream);
         stream.wait_live();
         Peer { process, stream }
     }
@@ -274,7 +274,7 @@ fn the_peer_process() {
     let server = Server::start(Config::default());
     println!("\nlistening on {}", server.addr());
     std::io::stdout().flush().unwrap();
-    let far = Stream::new(
+    let far = FlowSocket::new(
         &server.agent,
         Role::Acceptor,
         server.listener.accept().unwrap().0,

@@ -13,8 +13,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
-use common::{Kill, LIMIT, Server, Stream, resume_listeners};
+use common::{FlowSocket, Kill, LIMIT, Server, resume_listeners};
 use slim_agent::Agent;
+use slim_core::FinHow;
 use slim_core::config::Config;
 use slim_core::wire::{self, HEADER_LEN, MAGIC, Message, RefuseReason};
 
@@ -97,7 +98,7 @@ fn message(frame: &[u8]) -> Option<Heard> {
     })
 }
 
-fn round_trip(near: &Stream, far: &Stream) {
+fn round_trip(near: &FlowSocket, far: &FlowSocket) {
     let mut buf = [0; 4];
     near.write(b"ping").unwrap();
     far.read_exact(&mut buf).unwrap();
@@ -146,7 +147,7 @@ fn recorded_messages_are_worth_nothing() {
     let (other, other_far) = server.pair(&client);
     other.wait_live();
     other_far.wait_live();
-    other.finish();
+    other.finish(FinHow::HalfClose);
     assert_eq!(other_far.read(&mut [0]).unwrap(), 0);
 
     let listeners = resume_listeners();
@@ -217,7 +218,7 @@ fn recorded_messages_are_worth_nothing() {
     round_trip(&near, &far);
     for end in [&near, &far] {
         let state = end.state();
-        assert_eq!((state.legacy, state.peer_final), (None, None));
+        assert_eq!((state.legacy, end.stream.peer_final()), (None, None));
     }
     assert_eq!(before, (near.state().resumed, far.state().resumed));
     // And those who may can still resume it.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::{Kill, LIMIT, Pattern, Server, config, kills, read_pattern, write_pattern};
 use slim_agent::Agent;
+use slim_core::FinHow;
 use slim_core::config::Config;
 use slim_core::event::{Event, Record};
 use slim_stream::Probe;
@@ -136,7 +137,7 @@ fn a_stall_is_left_behind_without_a_gap() {
     let (near, far) = server.pair(&client);
     near.wait_live();
     far.wait_live();
-    near.state().pretended = Some(Probe {
+    near.state().pretence.probe = Some(Probe {
         unacked: 5,
         acked: 0,
         retransmits: 3,
@@ -144,7 +145,7 @@ fn a_stall_is_left_behind_without_a_gap() {
     });
     near.write(b"hello").unwrap();
     let took = near.wait("resumed", Duration::from_secs(3), |s| s.resumed > 0);
-    near.state().pretended = None;
+    near.state().pretence.probe = None;
     assert!(took >= Duration::from_millis(200), "too early: {took:?}");
     let mut buf = [0; 10];
     near.write(b"again").unwrap();
@@ -187,10 +188,10 @@ fn a_data_call_that_takes_its_time_delays_the_resume_only() {
     near.wait_live();
     far.wait_live();
     // The far end learns of it by the peer's request, and is asked 50 times whether it is idle.
-    far.state().busy = 50;
+    far.state().pretence.busy = 50;
     near.kill(Kill::Fin);
     near.write(b"x").unwrap();
-    far.wait("resumed", LIMIT, |s| s.resumed > 0 && s.busy == 0);
+    far.wait("resumed", LIMIT, |s| s.resumed > 0 && s.pretence.busy == 0);
     let mut buf = [0; 1];
     far.read_exact(&mut buf).unwrap();
 }
@@ -203,8 +204,8 @@ fn a_half_close_survives() {
         near.wait_live();
         far.wait_live();
         near.write(b"last words").unwrap();
-        near.finish();
-        far.wait("told of the end", LIMIT, |s| s.peer_final == Some(10));
+        near.finish(FinHow::HalfClose);
+        far.wait("told of the end", LIMIT, |_| far.stream.ends_at(10));
         near.kill(kill);
         let mut buf = [0; 10];
         far.read_exact(&mut buf).unwrap();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Server, Stream};
+use common::{FlowSocket, Server};
 use slim_agent::Agent;
 use slim_core::Role;
 use slim_core::config::Config;
@@ -18,7 +18,7 @@ use slim_core::config::Config;
 const CONNECTIONS: usize = 64;
 
 /// What a worker does: sends back what it gets.
-fn echo(stream: &Stream) {
+fn echo(stream: &FlowSocket) {
     let mut buf = [0; 64];
     while let Ok(n @ 1..) = stream.read(&mut buf) {
         if stream.write(&buf[..n]).is_err() {
@@ -48,7 +48,7 @@ fn worker(server: &Server, give_up_rights: bool) -> libc::pid_t {
     let agent = Agent::start(Config::default()).unwrap();
     for _ in 0..CONNECTIONS {
         let sock = server.listener.accept().unwrap().0;
-        let stream = Stream::new(&agent, Role::Acceptor, sock);
+        let stream = FlowSocket::new(&agent, Role::Acceptor, sock);
         thread::spawn(move || echo(&stream));
     }
     loop {
@@ -56,19 +56,19 @@ fn worker(server: &Server, give_up_rights: bool) -> libc::pid_t {
     }
 }
 
-fn connect(client: &Agent, server: &Server) -> Arc<Stream> {
+fn connect(client: &Agent, server: &Server) -> Arc<FlowSocket> {
     let sock = TcpStream::connect(server.addr()).unwrap();
-    Stream::new(client, Role::Connector, sock)
+    FlowSocket::new(client, Role::Connector, sock)
 }
 
-fn is_served(stream: &Stream, text: &[u8; 5]) {
+fn is_served(stream: &FlowSocket, text: &[u8; 5]) {
     stream.write(text).unwrap();
     let mut back = [0; 5];
     stream.read_exact(&mut back).unwrap();
     assert_eq!(&back, text);
 }
 
-fn survives_kills(stream: &Stream) {
+fn survives_kills(stream: &FlowSocket) {
     is_served(stream, b"hello");
     for kind in common::kills() {
         stream.kill(kind);
@@ -93,9 +93,9 @@ fn who_comes_late_is_answered(client: &Agent) {
     let far = server.listener.accept().unwrap().0;
     // The connection stands until the client has an agent, too.
     let _stands = far.try_clone().unwrap();
-    Stream::new(&worker, Role::Acceptor, far).reset();
+    FlowSocket::new(&worker, Role::Acceptor, far).reset();
     thread::sleep(Duration::from_millis(100));
-    let near = Stream::new(client, Role::Connector, near);
+    let near = FlowSocket::new(client, Role::Connector, near);
     near.wait("plain", Duration::from_millis(500), |s| s.legacy.is_some());
 }
 

@@ -5,7 +5,7 @@ use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
 use slim_agent::FlowIo;
 use slim_core::{Cause, FlowToken, Verdict};
-use slim_stream::{Delivery, Drained, Owed, Probe, Unsound};
+use slim_stream::{Delivery, Drained, Owed, Probe, Stream, Unsound};
 use slim_sys::OwnFd;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -81,6 +81,10 @@ impl Drop for Handle {
 }
 
 impl FlowIo for Handle {
+    fn stream(&self) -> &Stream {
+        &self.flow.stream
+    }
+
     fn live(&self) {
         // The connection has outlived what OPEN is for: the agent says FIN from here on.
         self.flow.ctl().opened = None;
@@ -162,10 +166,6 @@ impl FlowIo for Handle {
         }
     }
 
-    fn sent(&self) -> u64 {
-        self.flow.stream.sent()
-    }
-
     fn stash(&self, data: &[u8]) {
         let mut ctl = self.flow.ctl();
         let kept = match ctl.mode {
@@ -180,10 +180,6 @@ impl FlowIo for Handle {
         if kept.is_err() {
             transport::give_up(self.flow, &Unsound::NoMemory);
         }
-    }
-
-    fn trim(&self, peer_received: u64) {
-        self.flow.stream.trim(peer_received);
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
@@ -267,10 +263,6 @@ impl FlowIo for Handle {
         let ctl = self.flow.ctl();
         let old = ctl.old().filter(|_| ctl.mode == Mode::Suspended);
         old.is_some_and(|old| sys::answered_within(old, since))
-    }
-
-    fn local_final(&self) -> Option<u64> {
-        self.flow.stream.local_final()
     }
 
     fn owed(&self) -> Option<Owed> {

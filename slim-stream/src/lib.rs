@@ -14,6 +14,7 @@
 //! | --- | --- |
 //! | [`stream`] | [`Stream`]: both counters, the ends, the gate with its pass, the sending half under its lock |
 //! | [`control`] | what control does: draining, replaying, trimming, probing |
+//! | [`data`] | data calls for a front end that has no need to make them by itself |
 //! | [`receive_half`] | [`ReceiveHalf`]: the stash, and what is known of the present transport |
 //! | [`send_half`] | [`SendHalf`]: the replay buffer, and when it is trimmed |
 //! | [`start`] | [`Start`]: whether we and the kernel have counted the same bytes |
@@ -30,6 +31,7 @@
 
 pub mod answers;
 pub mod control;
+pub mod data;
 pub mod receive_half;
 pub mod send_half;
 pub mod start;

@@ -1,95 +1,60 @@
-//! A small front end: streams over real TCP sockets, protected by an [`Agent`].
-//!
-//! Every call on a stream's socket is non-blocking and made under one lock, which makes suspending
-//! simple. What the preload does without locks on the data path is not the matter here.
+//! Flows over real TCP sockets, protected by an [`Agent`], and what breaks them.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
+
+mod front;
 
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use slim_agent::{Agent, FlowIo};
+use slim_agent::Agent;
 use slim_core::config::Config;
-use slim_core::replay::Replay;
-use slim_core::stash::Stash;
-use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
-use slim_stream::{Drained, Owed, Probe};
-use slim_sys::OwnFd;
+use slim_core::{Cause, FinHow, Role, Verdict};
+use slim_stream::Probe;
 
+pub use front::{FlowSocket, State};
+
+/// How long a call waits for its socket at a time: the flow may have another one by then.
+const MOMENT: Duration = Duration::from_millis(5);
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// One end of a flow.
-pub struct Stream {
-    agent: Agent,
-    token: FlowToken,
-    state: Mutex<State>,
-    changed: Condvar,
+/// What a call is told whose transport has failed, or ended, and is not replaced.
+fn verdict(cause: Cause) -> Verdict {
+    match cause {
+        Cause::Errno(e) => Verdict::Errno(e),
+        _ => Verdict::Eof,
+    }
 }
 
-pub struct State {
-    sock: Option<OwnedFd>,
-    replay: Replay,
-    stash: Stash,
-    received: u64,
-    barred: bool,
-    dirty: bool,
-    /// How often `idle` is to say no after the next suspension, and how often it was asked.
+/// What a test has a front end say instead of the truth.
+#[derive(Default)]
+pub struct Pretence {
+    /// How often somebody is inside yet after the next suspension, and how often that was asked.
     pub busy: u32,
     pub asked: u32,
-    /// What `probe` is to say instead of the truth.
-    pub pretended: Option<Probe>,
-    pub live: bool,
-    pub legacy: Option<bool>,
-    pub verdict: Option<Verdict>,
-    pub peer_final: Option<u64>,
-    pub local_final: Option<u64>,
-    pub resumed: u32,
-    pub reinstated: u32,
-    closed: bool,
+    pub probe: Option<Probe>,
 }
 
-static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-
-impl Stream {
-    pub fn new(agent: &Agent, role: Role, sock: TcpStream) -> Arc<Stream> {
-        let local = sock.local_addr().unwrap();
-        let remote = sock.peer_addr().unwrap();
-        sock.set_nonblocking(true).unwrap();
-        let stream = Arc::new(Stream {
-            agent: agent.clone(),
-            token: FlowToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)),
-            state: Mutex::new(State {
-                sock: Some(sock.into()),
-                replay: Replay::new(),
-                stash: Stash::new(),
-                received: 0,
-                barred: false,
-                dirty: false,
-                busy: 0,
-                asked: 0,
-                pretended: None,
-                live: false,
-                legacy: None,
-                verdict: None,
-                peer_final: None,
-                local_final: None,
-                resumed: 0,
-                reinstated: 0,
-                closed: false,
-            }),
-            changed: Condvar::new(),
-        });
-        agent.open(stream.token, stream.clone(), role, local, remote);
-        stream
+impl Pretence {
+    fn is_busy_at_first(&mut self) -> bool {
+        self.asked = 0;
+        self.busy > 0
     }
 
+    fn is_busy(&mut self) -> bool {
+        self.asked += 1;
+        self.busy = self.busy.saturating_sub(1);
+        self.busy > 0
+    }
+}
+
+impl FlowSocket {
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
     }
@@ -110,68 +75,20 @@ impl Stream {
         self.wait("live", Duration::from_secs(5), |s| s.live)
     }
 
-    pub fn write(&self, mut data: &[u8]) -> io::Result<()> {
-        while !data.is_empty() {
-            let mut s = self.usable()?;
-            let Some(fd) = s.fd() else { continue };
-            match send(fd, data) {
-                Ok(n) => {
-                    if s.legacy.is_none() {
-                        s.replay.push(&data[..n]);
-                        s.trim();
-                        if !s.dirty {
-                            s.dirty = true;
-                            self.agent.dirty(self.token);
-                        }
-                    }
-                    data = &data[n..];
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    drop(s);
-                    sleep_until_ready(fd, libc::POLLOUT);
-                }
-                Err(e) => self.fault(s, e)?,
-            }
-        }
-        Ok(())
+    /// The application is done; what was sent is still to be delivered.
+    pub fn close(&self) {
+        self.finish(FinHow::Close);
     }
 
-    /// Zero at the end of the stream.
-    pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        loop {
-            let mut s = self.state();
-            let n = s.stash.read(buf);
-            if n > 0 {
-                return Ok(n);
-            }
-            match s.verdict {
-                Some(Verdict::Errno(e)) => return Err(io::Error::from_raw_os_error(e)),
-                Some(Verdict::Eof) => return Ok(0),
-                None => {}
-            }
-            if s.barred {
-                drop(self.changed.wait_timeout(s, LIMIT).unwrap());
-                continue;
-            }
-            let Some(fd) = s.fd() else { continue };
-            match recv(fd, buf) {
-                Ok(0) if s.legacy.is_some() || s.peer_final == Some(s.received) => return Ok(0),
-                Ok(0) => {
-                    s.barred = true;
-                    let received = s.received;
-                    self.agent.fault(self.token, Cause::Eof { received });
-                }
-                Ok(n) => {
-                    s.received += n as u64;
-                    return Ok(n);
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    drop(s);
-                    sleep_until_ready(fd, libc::POLLIN);
-                }
-                Err(e) => self.fault(s, e)?,
-            }
+    /// The application closes with linger 0: what is under way is thrown away.
+    pub fn reset(&self) {
+        if let Some(sock) = &self.state().sock {
+            let linger = Some(Duration::ZERO);
+            socket2::SockRef::from(sock).set_linger(linger).unwrap();
         }
+        self.finish(FinHow::Reset);
+        self.state().sock = None;
+        self.agent.gone(self.token);
     }
 
     pub fn read_exact(&self, buf: &mut [u8]) -> io::Result<()> {
@@ -185,53 +102,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends our direction.
-    pub fn finish(&self) {
-        let mut s = self.state();
-        let end = s.replay.end();
-        s.local_final = Some(end);
-        self.agent.shut(self.token, end, FinHow::HalfClose);
-        if let Some(fd) = s.fd().filter(|_| !s.barred) {
-            shutdown(fd, libc::SHUT_WR);
-        }
-    }
-
-    /// The application is done; what was sent is still to be delivered.
-    pub fn close(&self) {
-        let mut s = self.state();
-        let end = s.replay.end();
-        s.local_final = Some(end);
-        s.closed = true;
-        self.agent.finish(self.token, end, FinHow::Close);
-        if let Some(fd) = s.fd().filter(|_| !s.barred) {
-            shutdown(fd, libc::SHUT_WR);
-        }
-    }
-
-    /// The application closes with linger 0: what is under way is thrown away.
-    pub fn reset(&self) {
-        let mut s = self.state();
-        let end = s.replay.end();
-        s.local_final = Some(end);
-        s.closed = true;
-        self.agent.finish(self.token, end, FinHow::Reset);
-        if let Some(sock) = s.sock.take() {
-            let linger = Some(Duration::ZERO);
-            socket2::SockRef::from(&sock).set_linger(linger).unwrap();
-        }
-        self.agent.gone(self.token);
-    }
-
     /// Breaks the transport of both ends, as a middlebox or an administrator could.
     pub fn kill(&self, how: Kill) {
-        let s = self.state();
-        let Some(fd) = s.fd() else { return };
+        let state = self.state();
+        let Some(sock) = &state.sock else { return };
         match how {
-            Kill::Fin => shutdown(fd, libc::SHUT_RDWR),
+            Kill::Fin => slim_sys::shutdown(sock.as_raw_fd(), libc::SHUT_RDWR),
             Kill::Destroy => {
-                // SAFETY: the descriptor is open while the state is locked.
-                let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-                let sock = socket2::SockRef::from(&fd);
+                let sock = socket2::SockRef::from(sock);
                 let port = |a: io::Result<socket2::SockAddr>| {
                     a.ok().and_then(|a| a.as_socket()).map(|a| a.port())
                 };
@@ -242,219 +120,6 @@ impl Stream {
                 destroy(local, remote);
             }
         }
-    }
-
-    fn usable(&self) -> io::Result<MutexGuard<'_, State>> {
-        let mut s = self.state();
-        loop {
-            match s.verdict {
-                Some(Verdict::Errno(e)) => return Err(io::Error::from_raw_os_error(e)),
-                Some(Verdict::Eof) => return Err(io::ErrorKind::BrokenPipe.into()),
-                None if s.barred => s = self.changed.wait_timeout(s, LIMIT).unwrap().0,
-                None => return Ok(s),
-            }
-        }
-    }
-
-    fn fault(&self, mut s: MutexGuard<'_, State>, e: io::Error) -> io::Result<()> {
-        if s.legacy.is_some() {
-            return Err(e);
-        }
-        s.barred = true;
-        let errno = e.raw_os_error().unwrap();
-        self.agent.fault(self.token, Cause::Errno(errno));
-        Ok(())
-    }
-}
-
-impl State {
-    fn fd(&self) -> Option<RawFd> {
-        self.sock.as_ref().map(|s| s.as_raw_fd())
-    }
-
-    fn trim(&mut self) -> u64 {
-        let unacked = self.fd().map_or(0, unacked).min(self.replay.len() as u64);
-        self.replay.trim(self.replay.end() - unacked);
-        unacked
-    }
-
-    fn drain(&mut self) {
-        let mut buf = vec![0; 65536];
-        if let Some(fd) = self.fd() {
-            // An error is reported once, and may hide what comes after it.
-            for _ in 0..2 {
-                while let Ok(n @ 1..) = recv(fd, &mut buf) {
-                    self.stash.push(&buf[..n]).unwrap();
-                    self.received += n as u64;
-                }
-            }
-        }
-        self.sock = None;
-    }
-}
-
-impl FlowIo for Stream {
-    fn live(&self) {
-        self.state().live = true;
-        self.changed.notify_all();
-    }
-
-    fn legacy(&self, refused: bool) {
-        let mut s = self.state();
-        s.legacy = Some(refused);
-        s.replay = Replay::new();
-        s.barred = false;
-        self.changed.notify_all();
-    }
-
-    fn suspend(&self) -> bool {
-        let mut s = self.state();
-        s.barred = true;
-        s.asked = 0;
-        s.busy == 0
-    }
-
-    fn idle(&self) -> bool {
-        let mut s = self.state();
-        s.asked += 1;
-        s.busy = s.busy.saturating_sub(1);
-        s.busy == 0
-    }
-
-    fn drain(&self) -> Drained {
-        let mut s = self.state();
-        assert!(s.barred, "drained while in use");
-        s.drain();
-        Drained {
-            received: s.received,
-            sent: s.replay.end(),
-        }
-    }
-
-    fn sent(&self) -> u64 {
-        self.state().replay.end()
-    }
-
-    fn stash(&self, data: &[u8]) {
-        let mut s = self.state();
-        s.stash.push(data).unwrap();
-        s.received += data.len() as u64;
-    }
-
-    fn trim(&self, peer_received: u64) {
-        self.state().replay.trim(peer_received);
-    }
-
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        let s = self.state();
-        let mut at = from;
-        while let Some(piece) = s.replay.chunk_at(at).expect("what is asked for is kept") {
-            let n = f(piece);
-            at += n as u64;
-            if n < piece.len() {
-                break;
-            }
-        }
-        at
-    }
-
-    fn before_connect(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
-        assert!(socket2::SockRef::from(&fd).peer_addr().is_err());
-        Ok(())
-    }
-
-    fn prepare(&self, fd: BorrowedFd<'_>) -> std::io::Result<()> {
-        assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
-        // Small, so that a replay takes several turns.
-        let sock = socket2::SockRef::from(&fd);
-        sock.set_send_buffer_size(64 << 10)
-    }
-
-    fn install(&self, fd: OwnFd) {
-        let fd = fd.into_owned();
-        assert!(!slim_sys::fds::is_internal(fd.as_raw_fd()));
-        let mut s = self.state();
-        assert!(s.barred && s.sock.is_none());
-        if s.local_final.is_some() {
-            shutdown(fd.as_raw_fd(), libc::SHUT_WR);
-        }
-        s.sock = Some(fd);
-        s.barred = false;
-        s.resumed += 1;
-        self.changed.notify_all();
-    }
-
-    fn reinstate(&self, legacy: bool) {
-        let mut s = self.state();
-        s.barred = false;
-        s.reinstated += 1;
-        if legacy {
-            s.legacy = Some(false);
-        }
-        self.changed.notify_all();
-    }
-
-    fn peer_final(&self, seq: u64) {
-        self.state().peer_final = Some(seq);
-        self.changed.notify_all();
-    }
-
-    fn escalate(&self, verdict: Verdict) {
-        let mut s = self.state();
-        s.drain();
-        s.verdict = Some(verdict);
-        self.changed.notify_all();
-    }
-
-    fn probe(&self) -> Probe {
-        let mut s = self.state();
-        if let Some(probe) = s.pretended {
-            return probe;
-        }
-        if s.barred {
-            // The fault that tells is still in the queue. Nothing may be trimmed any more.
-            return Probe {
-                unacked: 1,
-                ..Probe::default()
-            };
-        }
-        s.dirty = false;
-        let unacked = s.trim();
-        s.dirty = unacked > 0;
-        Probe {
-            unacked,
-            acked: s.replay.end() - unacked,
-            retransmits: 0,
-            established: true,
-        }
-    }
-
-    fn local_final(&self) -> Option<u64> {
-        self.state().local_final
-    }
-
-    fn owed(&self) -> Option<Owed> {
-        let mut s = self.state();
-        let owed = Owed {
-            kept: s.replay.len(),
-            acked: s.replay.end() - s.replay.len() as u64,
-        };
-        if s.barred || !s.closed {
-            return Some(owed);
-        }
-        let done = s.verdict.is_some() || s.trim() == 0;
-        if let Some(fd) = s.fd().filter(|_| !done)
-            && let Some(errno) = socket_error(fd)
-        {
-            s.barred = true;
-            self.agent.fault(self.token, Cause::Errno(errno));
-            return Some(owed);
-        }
-        if done {
-            s.sock = None;
-        }
-        (!done).then_some(owed)
     }
 }
 
@@ -490,16 +155,16 @@ impl Server {
     }
 
     /// Two ends of a new flow: of `client`'s and of this agent.
-    pub fn pair(&self, client: &Agent) -> (Arc<Stream>, Arc<Stream>) {
+    pub fn pair(&self, client: &Agent) -> (Arc<FlowSocket>, Arc<FlowSocket>) {
         self.pair_by(client, self.addr())
     }
 
     /// The same by another of the listener's addresses.
-    pub fn pair_by(&self, client: &Agent, addr: SocketAddr) -> (Arc<Stream>, Arc<Stream>) {
+    pub fn pair_by(&self, client: &Agent, addr: SocketAddr) -> (Arc<FlowSocket>, Arc<FlowSocket>) {
         let near = TcpStream::connect(addr).unwrap();
-        let near = Stream::new(client, Role::Connector, near);
+        let near = FlowSocket::new(client, Role::Connector, near);
         let far = self.listener.accept().unwrap().0;
-        (near, Stream::new(&self.agent, Role::Acceptor, far))
+        (near, FlowSocket::new(&self.agent, Role::Acceptor, far))
     }
 }
 
@@ -535,7 +200,7 @@ impl Pattern {
 }
 
 /// Writes `total` bytes of a pattern.
-pub fn write_pattern(stream: &Stream, seed: u64, total: usize, piece: usize) -> io::Result<()> {
+pub fn write_pattern(stream: &FlowSocket, seed: u64, total: usize, piece: usize) -> io::Result<()> {
     let mut pattern = Pattern::new(seed);
     let mut buf = vec![0; piece];
     let mut left = total;
@@ -549,7 +214,7 @@ pub fn write_pattern(stream: &Stream, seed: u64, total: usize, piece: usize) -> 
 }
 
 /// Reads `total` bytes and compares them with a pattern written in pieces of `piece`.
-pub fn read_pattern(stream: &Stream, seed: u64, total: usize, piece: usize) -> io::Result<()> {
+pub fn read_pattern(stream: &FlowSocket, seed: u64, total: usize, piece: usize) -> io::Result<()> {
     let mut pattern = Pattern::new(seed);
     let (mut want, mut got) = (vec![0; piece], vec![0; piece]);
     let mut at = 0;
@@ -633,47 +298,4 @@ pub fn kills() -> Vec<Kill> {
         eprintln!("ss -K needs root: connections are only ended, not destroyed");
         vec![Kill::Fin]
     }
-}
-
-fn recv(fd: RawFd, buf: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: `buf` is valid for writes of its length.
-    let n = unsafe { libc::recv(fd, buf.as_mut_ptr().cast(), buf.len(), libc::MSG_DONTWAIT) };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error())
-}
-
-fn send(fd: RawFd, buf: &[u8]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: `buf` is valid for reads of its length.
-    let n = unsafe { libc::send(fd, buf.as_ptr().cast(), buf.len(), flags) };
-    usize::try_from(n).map_err(|_| io::Error::last_os_error())
-}
-
-fn shutdown(fd: RawFd, how: i32) {
-    // SAFETY: no memory is passed.
-    unsafe { libc::shutdown(fd, how) };
-}
-
-fn unacked(fd: RawFd) -> u64 {
-    let mut n = 0;
-    // SAFETY: `n` is valid for writes.
-    let r = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut n) };
-    if r < 0 { 0 } else { n as u64 }
-}
-
-fn socket_error(fd: RawFd) -> Option<i32> {
-    // SAFETY: the caller's descriptor is open.
-    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    let error = socket2::SockRef::from(&fd).take_error().ok()??;
-    error.raw_os_error()
-}
-
-/// Not for long: the descriptor may be another socket by then.
-fn sleep_until_ready(fd: RawFd, events: i16) {
-    let mut entry = libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    };
-    // SAFETY: one valid entry.
-    unsafe { libc::poll(&mut entry, 1, 5) };
 }

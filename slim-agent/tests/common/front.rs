@@ -1,0 +1,300 @@
+//! A small front end that owns its sockets: what is left to do for one that has [`slim_stream`].
+//!
+//! Data calls are inside while they are in the kernel and until they have counted, so the descriptor that they have loaded
+//! is their transport's; none of them waits there. Control has the state's lock.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+
+use slim_agent::{Agent, FlowIo};
+use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
+use slim_stream::{Delivery, Drained, Inside, Owed, Probe, ReceiveHalf, SendHalf, Stream};
+use slim_sys::OwnFd;
+
+use super::{LIMIT, MOMENT, Pretence, verdict};
+
+/// There is nothing yet.
+const WAIT: Cause = Cause::Errno(libc::EAGAIN);
+
+/// One end of a flow.
+pub struct FlowSocket {
+    pub(super) agent: Agent,
+    pub(super) token: FlowToken,
+    pub stream: Stream,
+    /// The transport, for who is inside.
+    fd: AtomicI32,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub(super) sock: Option<OwnedFd>,
+    receiving: ReceiveHalf,
+    /// Given up; the verdict counts when everything has been read that the transport had.
+    given_up: Option<Verdict>,
+    fault: Option<Cause>,
+    closed: bool,
+    pub live: bool,
+    pub legacy: Option<bool>,
+    pub verdict: Option<Verdict>,
+    pub resumed: u32,
+    /// What a test has it say instead of the truth.
+    pub pretence: Pretence,
+}
+
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+
+impl FlowSocket {
+    pub fn new(agent: &Agent, role: Role, sock: TcpStream) -> Arc<Self> {
+        let (local, remote) = (sock.local_addr().unwrap(), sock.peer_addr().unwrap());
+        let this = Arc::new(Self {
+            agent: agent.clone(),
+            token: FlowToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)),
+            stream: Stream::new(),
+            fd: AtomicI32::new(sock.as_raw_fd()),
+            state: Mutex::new(State {
+                sock: Some(sock.into()),
+                receiving: ReceiveHalf::new(role == Role::Connector),
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+        });
+        agent.open(this.token, this.clone(), role, local, remote);
+        this
+    }
+
+    pub fn write(&self, mut data: &[u8]) -> io::Result<()> {
+        while !data.is_empty() {
+            let send = |fd: Option<RawFd>| match (fd.ok_or(WAIT)?, self.state().legacy) {
+                (fd, Some(_)) => slim_sys::send(fd, data, libc::MSG_DONTWAIT).map_err(Cause::Errno),
+                (fd, None) => self.stream.send(fd, data, || self.agent.dirty(self.token)),
+            };
+            match self.call(libc::POLLOUT, send)? {
+                0 => return Err(io::ErrorKind::BrokenPipe.into()),
+                n => data = &data[n..],
+            }
+        }
+        Ok(())
+    }
+
+    /// Zero at the end of the stream.
+    pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.call(libc::POLLIN, |fd| {
+            let stashed = self.state().receiving.stash.read(buf);
+            match stashed {
+                0 => self.stream.recv(fd.ok_or(WAIT)?, buf),
+                _ => Ok(stashed),
+            }
+        })
+    }
+
+    /// Asks until there is something for the application: inside, with the transport, or outside, while that is away. Waits
+    /// for `events`, for another transport, or for the end, which is 0.
+    fn call(
+        &self,
+        events: i16,
+        mut ask: impl FnMut(Option<RawFd>) -> Result<usize, Cause>,
+    ) -> io::Result<usize> {
+        loop {
+            let inside = self.stream.enter();
+            let fd = inside.then(|| self.fd.load(Ordering::Relaxed));
+            let answer = ask(fd);
+            let end = match answer {
+                Ok(_) | Err(WAIT) if inside => None,
+                Err(cause) if inside => self.fault(cause),
+                _ => self.state().verdict,
+            };
+            if inside && self.stream.leave(Inside::Counted).last_and_barred {
+                self.conclude(&mut self.state());
+            }
+            match (answer, end, fd) {
+                (Ok(n), ..) => return Ok(n),
+                (_, Some(Verdict::Eof), _) => return Ok(0),
+                (_, Some(Verdict::Errno(e)), _) => return Err(io::Error::from_raw_os_error(e)),
+                (Err(WAIT), None, Some(fd)) => drop(slim_sys::poll(fd, events, Some(MOMENT))),
+                (Err(_), None, _) => {
+                    let state = self.state();
+                    if state.verdict.is_none() && self.stream.is_barred() {
+                        drop(self.changed.wait_timeout(state, LIMIT).unwrap());
+                    }
+                }
+            }
+        }
+    }
+
+    /// The transport of a call that is inside is dead, or has ended, which is the caller's to hear if the flow is plain TCP.
+    fn fault(&self, cause: Cause) -> Option<Verdict> {
+        let mut state = self.state();
+        if state.legacy.is_some() {
+            return Some(verdict(cause));
+        }
+        if !self.stream.is_barred() {
+            self.stream.bar();
+            state.fault = Some(cause);
+        }
+        None
+    }
+
+    /// Ends our direction, or both.
+    pub fn finish(&self, how: FinHow) {
+        let mut state = self.state();
+        state.closed |= how != FinHow::HalfClose;
+        self.stream.end_at(self.stream.sent());
+        let end = self.stream.local_final().unwrap();
+        match how {
+            FinHow::HalfClose => self.agent.shut(self.token, end, how),
+            _ => self.agent.finish(self.token, end, how),
+        }
+        let goes_on = how != FinHow::Reset && !self.stream.is_barred();
+        if let Some(sock) = state.sock.as_ref().filter(|_| goes_on) {
+            slim_sys::shutdown(sock.as_raw_fd(), libc::SHUT_WR);
+        }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.notify_all();
+    }
+
+    /// The old transport is read dry and closed.
+    fn drain_into(&self, state: &mut State) {
+        state.fault = None;
+        if let Some(sock) = state.sock.take() {
+            let (fd, sent) = (sock.as_raw_fd(), self.stream.sent());
+            state.receiving.cut(fd);
+            let drained = self.stream.drain(&mut state.receiving, fd, sent);
+            drained.expect("nobody uses the descriptor past us");
+        }
+    }
+
+    /// When nobody is inside any more: the agent hears of a fault, and not before; what is given up is read dry, and has its verdict.
+    fn conclude(&self, state: &mut State) {
+        if let Some(cause) = state.fault.take_if(|_| self.stream.idle()) {
+            self.agent.fault(self.token, cause);
+        }
+        if state.given_up.is_some() && state.verdict.is_none() && self.stream.idle() {
+            self.drain_into(state);
+            state.verdict = state.given_up;
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl FlowIo for FlowSocket {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn live(&self) {
+        self.change(|state| state.live = true);
+    }
+
+    fn legacy(&self, refused: bool) {
+        self.change(|state| {
+            state.legacy = Some(refused);
+            self.stream.with_half(|half| *half = SendHalf::new());
+            self.stream.open();
+        });
+    }
+
+    fn suspend(&self) -> bool {
+        let mut state = self.state();
+        self.stream.bar();
+        !state.pretence.is_busy_at_first() && self.stream.idle()
+    }
+
+    fn idle(&self) -> bool {
+        !self.state().pretence.is_busy() && self.stream.idle()
+    }
+
+    fn drain(&self) -> Drained {
+        assert!(
+            self.stream.is_barred() && self.stream.idle(),
+            "drained while in use"
+        );
+        self.drain_into(&mut self.state());
+        self.stream.drained()
+    }
+
+    fn stash(&self, data: &[u8]) {
+        let receiving = &mut self.state().receiving;
+        self.stream.stash(receiving, data).unwrap();
+    }
+
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        self.stream.replay(from, f).unwrap()
+    }
+
+    fn before_connect(&self, _: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
+        // Small, so that a replay takes several turns.
+        socket2::SockRef::from(&fd).set_send_buffer_size(64 << 10)
+    }
+
+    fn install(&self, sock: OwnFd) {
+        let (sock, mut state) = (sock.into_owned(), self.state());
+        let fd = sock.as_raw_fd();
+        assert!(state.sock.is_none() && !slim_sys::fds::is_internal(fd));
+        if self.stream.local_final().is_some() {
+            slim_sys::shutdown(fd, libc::SHUT_WR);
+        }
+        self.stream.carried_by(&mut state.receiving, fd);
+        state.sock = Some(sock);
+        state.resumed += 1;
+        self.fd.store(fd, Ordering::Relaxed);
+        self.stream.open();
+        self.changed.notify_all();
+    }
+
+    fn reinstate(&self, legacy: bool) {
+        self.change(|state| {
+            state.fault = None;
+            state.legacy = state.legacy.or(legacy.then_some(false));
+            self.stream.open();
+        });
+    }
+
+    fn peer_final(&self, seq: u64) {
+        self.change(|_| self.stream.set_peer_final(seq));
+    }
+
+    fn escalate(&self, verdict: Verdict) {
+        let mut state = self.state();
+        self.stream.bar();
+        state.given_up = Some(verdict);
+        self.conclude(&mut state);
+    }
+
+    fn probe(&self) -> Probe {
+        let state = self.state();
+        let sock = state.sock.as_ref().filter(|_| !self.stream.is_barred());
+        let asked = || sock.map_or(Probe::BUSY, |s| self.stream.probe(s.as_raw_fd()));
+        state.pretence.probe.unwrap_or_else(asked)
+    }
+
+    fn owed(&self) -> Option<Owed> {
+        let mut state = self.state();
+        let sock = state.sock.as_ref().filter(|_| state.verdict.is_none());
+        match sock.map(|sock| self.stream.delivery(sock.as_raw_fd())) {
+            _ if self.stream.is_barred() || !state.closed => Some(self.stream.owed()),
+            None | Some(Delivery::Done) => {
+                state.sock = None;
+                None
+            }
+            Some(Delivery::Owed(owed)) => Some(owed),
+            Some(Delivery::Broken(owed)) => {
+                self.stream.bar();
+                self.agent.fault(self.token, Cause::Errno(libc::ECONNRESET));
+                Some(owed)
+            }
+        }
+    }
+}
