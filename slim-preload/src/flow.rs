@@ -57,7 +57,7 @@ pub struct Flow {
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 320);
+const _: () = assert!(size_of::<Flow>() <= 328);
 
 /// What is under the descriptor numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,7 +390,7 @@ impl Flow {
         if !self.established.load(Ordering::Relaxed) {
             // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
             let stood = self.stream.received() > 0
-                || self.stream.sent() > 0
+                || self.stream.sent_in_time().is_none_or(|sent| sent > 0)
                 || sys::counters(fd).is_some_and(|c| c.acked > 0);
             self.established.store(stood, Ordering::Relaxed);
         }

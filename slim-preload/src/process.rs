@@ -356,7 +356,9 @@ extern "C" fn at_exit() {
         let mode = f.own_at(fd).map(|c| c.mode);
         match mode {
             Some(flow::Mode::Suspended) => {
-                let sent = f.stream.sent();
+                let Some(sent) = f.stream.sent_in_time() else {
+                    return;
+                };
                 f.stream.end_at(sent);
                 runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
             }

@@ -5,9 +5,10 @@
 
 mod common;
 
-use common::{Program, compile, own_network, ports};
-use std::path::PathBuf;
-use std::time::Duration;
+use common::events::Events;
+use common::{Outcome, Program, Running, compile, own_network, ports};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Where scripts/setup puts what the tests have from the Python package index.
 fn installed(test: &str, name: &str) -> Option<PathBuf> {
@@ -34,6 +35,50 @@ fn script(what: &str, name: &str) -> PathBuf {
         .join(name)
 }
 
+/// Runs both until `meanwhile` is over, which is given the client; the client ends first. What the server and the client said.
+fn meet(
+    (server, client): (&Run, &Run),
+    events: Option<&Path>,
+    meanwhile: impl FnOnce(&mut Running),
+) -> (Outcome, Outcome) {
+    let start = |(runs, program): &Run, role: &str| {
+        let program = Program::new(runs)
+            .arg(program)
+            .args([role, "7007"])
+            .preloaded(true);
+        match events {
+            Some(log) => program.env("SLIM_EVENTS", log).start(),
+            None => program.start(),
+        }
+    };
+    let mut server = start(server, "server");
+    // Both interpreters take their time. A connection to find out would be none of SLIM's, and broken like the others.
+    while !ports("tcp", "0A").contains(&7007) {
+        assert!(server.alive(), "the server ended");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let mut client = start(client, "client");
+    meanwhile(&mut client);
+    client.signal(libc::SIGTERM);
+    let client = client.finish_within(Duration::from_secs(400));
+    server.signal(libc::SIGTERM);
+    let server = server.finish_within(Duration::from_secs(60));
+    let said = format!(
+        "server:\n{}client:\n{}",
+        server.transcript(),
+        client.transcript()
+    );
+    println!("{said}");
+    assert!(client.ok() && server.ok(), "{said}");
+    assert_eq!(client.stdout, "all right\n", "{said}");
+    assert_eq!(server.stdout, "", "{said}");
+    assert!(
+        !server.stderr.contains("slim") && !client.stderr.contains("slim"),
+        "{said}"
+    );
+    (server, client)
+}
+
 fn survive(test: &str, server: &Run, client: &Run) {
     if !own_network(test) {
         return;
@@ -50,50 +95,40 @@ fn survive(test: &str, server: &Run, client: &Run) {
         );
     }
     let breaker = compile("breaker", &[]);
-    let start = |(runs, program): &Run, role: &str| {
-        Program::new(runs)
-            .arg(program)
-            .args([role, "7007"])
-            .preloaded(true)
-            .start()
-    };
-    let mut server = start(server, "server");
-    // Both interpreters take their time. A connection to find out would be none of SLIM's, and broken like the others.
-    while !ports("tcp", "0A").contains(&7007) {
-        assert!(server.alive(), "the server ended");
-        std::thread::sleep(Duration::from_millis(50));
+    meet((server, client), None, |client| {
+        let mut breaker = Program::new(&breaker)
+            .args([kills.to_string(), "200".into()])
+            .env("T_OWN_NETWORK", "1")
+            .start();
+        // Without connections there is nothing to break.
+        while client.alive() && breaker.alive() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        if breaker.alive() {
+            breaker.signal(libc::SIGTERM);
+        }
+        let broken = breaker.finish_within(Duration::from_secs(400));
+        assert!(broken.ok(), "{}", broken.transcript());
+    });
+}
+
+/// Their connections end in good order, the half-closed ones of Node.js too: nothing is taken for a fault.
+fn end_cleanly(test: &str, server: &Run, client: &Run) {
+    if !own_network(test) {
+        return;
     }
-    let mut client = start(client, "client");
-    let mut breaker = Program::new(&breaker)
-        .args([kills.to_string(), "200".into()])
-        .env("T_OWN_NETWORK", "1")
-        .start();
-    // Without connections there is nothing to break.
-    while client.alive() && breaker.alive() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    if breaker.alive() {
-        breaker.signal(libc::SIGTERM);
-    }
-    let broken = breaker.finish_within(Duration::from_secs(400));
-    client.signal(libc::SIGTERM);
-    let client = client.finish_within(Duration::from_secs(400));
-    server.signal(libc::SIGTERM);
-    let server = server.finish_within(Duration::from_secs(60));
-    let said = format!(
-        "server:\n{}client:\n{}broken:\n{}",
-        server.transcript(),
-        client.transcript(),
-        broken.transcript()
-    );
-    println!("{said}");
-    assert!(broken.ok() && client.ok() && server.ok(), "{said}");
-    assert_eq!(client.stdout, "all right\n", "{said}");
-    assert_eq!(server.stdout, "", "{said}");
-    assert!(
-        !server.stderr.contains("slim") && !client.stderr.contains("slim"),
-        "{said}"
-    );
+    let events = common::scratch(test);
+    meet((server, client), Some(&events), |client| {
+        let begun = Instant::now();
+        while Events::read(&events).count("live") < 16 {
+            assert!(client.alive(), "the client ended");
+            assert!(begun.elapsed() < Duration::from_secs(60), "no connections");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    });
+    let events = Events::read(&events);
+    assert_eq!(events.count("closed"), 16, "{events}");
+    assert_eq!(events.count("suspend"), 0, "{events}");
 }
 
 fn node(test: &str) -> Option<Run> {
@@ -115,5 +150,15 @@ fn node_asks_uvloop() {
 fn uvloop_asks_node() {
     if let (Some(node), Some(uvloop)) = (node("uvloop_asks_node"), uvloop("uvloop_asks_node")) {
         survive("uvloop_asks_node", &node, &uvloop);
+    }
+}
+
+#[test]
+fn node_and_uvloop_end_cleanly() {
+    let test = "node_and_uvloop_end_cleanly";
+    if let (Some(node), Some(uvloop)) = (node(test), uvloop(test)) {
+        for (server, client) in [(&node, &uvloop), (&uvloop, &node), (&uvloop, &uvloop)] {
+            end_cleanly(test, server, client);
+        }
     }
 }

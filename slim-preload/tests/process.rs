@@ -153,6 +153,12 @@ fn roots_without_proc() {
     }
 }
 
+/// A handler ends the connection on which its thread is sending: nobody waits for what goes on only after it.
+#[test]
+fn handlers_end_what_they_have_interrupted() {
+    same_alone("ending_handlers", &[], &[]);
+}
+
 #[test]
 fn handlers_do_what_they_have_interrupted() {
     for case in ["fork", "listen", "leave"] {

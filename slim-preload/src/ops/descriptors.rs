@@ -124,14 +124,16 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         transport::hear(flow, &mut ctl, flow.stream.received());
     }
     let established = flow.was_established(fd) || ctl.mode != Mode::Open;
-    if flow.forked.load(Ordering::Relaxed) || !established {
+    let sent = flow.stream.sent_in_time();
+    // Where nobody can tell where our stream ends, the kernel says it alone.
+    let plain = flow.forked.load(Ordering::Relaxed) || !established;
+    let Some(sent) = sent.filter(|_| !plain) else {
         drop_transport(&mut ctl);
         ctl.mode = Mode::Lingering;
         flow.live.store(false, Ordering::Release);
         runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
-    }
-    let sent = flow.stream.sent();
+    };
     let lingers = lingers(fd);
     let unread =
         !ctl.receiving.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);

@@ -6,7 +6,7 @@ use crate::flow::{Ctl, Flow, Mode, Then, given_out};
 use crate::front::{Accepted, Handle};
 use crate::sys;
 use crate::table::{self, Entry};
-use crate::transport::{self, Fault};
+use crate::transport::{self, CtlGuard, Fault};
 use crate::{epoll, listeners, options, runtime};
 use libc::{c_int, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
@@ -298,9 +298,14 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     let (r, sent) = if let Some(sent) = flow.stream.try_sent() {
         announce(flow, sent);
         (shut_transport(&ctl, how, real), sent)
+    } else if flow.stream.is_sending_here() {
+        return shut_by_handler(flow, ctl, fd, real);
     } else {
-        let r = shut_transport(&ctl, how, real);
-        (r, sys::keep_errno(|| flow.stream.sent()))
+        let r = shut_transport(&ctl, how, &real);
+        let Some(sent) = sys::keep_errno(|| flow.stream.sent_in_time()) else {
+            return r;
+        };
+        (r, sent)
     };
     announce(flow, sent);
     if r == 0 || !first || ctl.mode != Mode::Open {
@@ -323,6 +328,19 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     }
     sys::set_errno(failed);
     r
+}
+
+/// A signal's handler shuts the connection on which it has interrupted a send of its own thread. Nobody can tell yet where
+/// our stream ends, so the kernel says it alone.
+fn shut_by_handler(
+    flow: &'static Flow,
+    ctl: CtlGuard,
+    fd: c_int,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    drop(ctl);
+    sys::keep_errno(|| descriptors::demote(flow, fd));
+    real()
 }
 
 /// Tells the peer, once, where our stream ends.

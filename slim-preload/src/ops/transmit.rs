@@ -241,7 +241,7 @@ impl<S: Source> Transmit<S> {
         {
             return flow.stream.try_take_half();
         }
-        if flow.stream.waits_with_half() {
+        if flow.stream.waits_with_half() || flow.stream.is_sending_here() {
             // A handler in the middle of the thread's own call, of which nobody knows how much the kernel has taken.
             sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
             return false;

@@ -2,6 +2,7 @@
 // (`syscall`), and where no hook sees them.
 #include "t.h"
 #include "raw.h"
+#include <linux/io_uring.h>
 #include <sys/eventfd.h>
 
 static char buf[256];
@@ -22,10 +23,33 @@ static long dup_over_unseen(int fd) {
     return r + raw(SYS_close, fd);
 }
 
+// By a ring of the kernel's. Where there are none, by a system call.
+static long close_by_ring(int fd) {
+    struct io_uring_params p = {0};
+    int ring = raw(SYS_io_uring_setup, 1, &p);
+    if (ring < 0) return raw(SYS_close, fd);
+    size_t queues = p.sq_off.array + p.sq_entries * sizeof(unsigned), answers = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+    if (answers > queues) queues = answers;
+    char *q = mmap(NULL, queues, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQ_RING);
+    struct io_uring_sqe *asked = mmap(NULL, sizeof *asked, PROT_READ | PROT_WRITE, MAP_SHARED, ring, IORING_OFF_SQES);
+    MUST(q == MAP_FAILED || asked == MAP_FAILED || !(p.features & IORING_FEAT_SINGLE_MMAP) ? -1 : 0);
+    *asked = (struct io_uring_sqe){.opcode = IORING_OP_CLOSE, .fd = fd};
+    *(unsigned *)(q + p.sq_off.array) = 0;
+    __atomic_store_n((unsigned *)(q + p.sq_off.tail), 1, __ATOMIC_RELEASE);
+    MUST(raw(SYS_io_uring_enter, ring, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0));
+    struct io_uring_cqe *answer = (void *)(q + p.cq_off.cqes);
+    errno = answer->res < 0 ? -answer->res : 0;
+    long r = answer->res < 0 ? -1 : 0;
+    munmap(asked, sizeof *asked);
+    munmap(q, queues);
+    raw(SYS_close, ring);
+    return r;
+}
+
 static const struct way {
     const char *name;
     long (*close)(int);
-} ways[] = {{"syscall(SYS_close)", close_seen}, {"syscall(SYS_close_range)", close_range_seen}, {"unseen", close_unseen}, {"overwritten", dup_over_unseen}};
+} ways[] = {{"syscall(SYS_close)", close_seen}, {"syscall(SYS_close_range)", close_range_seen}, {"unseen", close_unseen}, {"overwritten", dup_over_unseen}, {"io_uring", close_by_ring}};
 
 // What is written to a file gets there, and nowhere else.
 static void is_a_file(int fd) {

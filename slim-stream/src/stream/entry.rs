@@ -105,7 +105,7 @@ impl Stream {
     #[inline(always)]
     pub fn leave_sending(&self, inside: Inside, tell: impl FnOnce()) -> Left {
         if let Inside::Counted = inside {
-            self.send.unlock();
+            self.unlock_half();
         }
         self.mark_dirty(tell);
         self.leave(inside)

@@ -5,7 +5,13 @@ use super::entry::{MARKS, me};
 use crate::send_half::SendHalf;
 use slim_sys::keep_errno;
 use slim_sys::lock::undisturbed;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// For longer nobody holds the half for a system call that does not wait, and a copy.
+const SENDING: Duration = Duration::from_millis(500);
+/// How often it is looked whether somebody still does.
+const MOMENT: Duration = Duration::from_micros(20);
 
 impl Stream {
     /// Takes the sending half for a call that is inside, and counted, if nobody has it.
@@ -15,6 +21,7 @@ impl Stream {
             return false;
         }
         if self.gate.is_shared() || self.settle() {
+            self.sender.store(me(), Ordering::Relaxed);
             return true;
         }
         self.send.unlock();
@@ -36,6 +43,7 @@ impl Stream {
     pub fn lock_half(&self) {
         self.send.lock();
         self.wait_for_owner();
+        self.sender.store(me(), Ordering::Relaxed);
     }
 
     /// Takes the sending half if nobody has it.
@@ -51,7 +59,9 @@ impl Stream {
     }
 
     /// Gives the sending half back.
+    #[inline]
     pub fn unlock_half(&self) {
+        self.sender.store(0, Ordering::Relaxed);
         self.send.unlock();
     }
 
@@ -100,6 +110,30 @@ impl Stream {
     /// Likewise, if nobody is sending just now.
     pub fn try_sent(&self) -> Option<u64> {
         self.try_with_half(|half| half.sent())
+    }
+
+    /// Bytes sent since the flow began. `None` where that cannot be told, in a signal's handler that has interrupted a send of its
+    /// own thread: it goes on when the handler is over.
+    pub fn sent_in_time(&self) -> Option<u64> {
+        let begun = Instant::now();
+        loop {
+            if self.waits_with_half() {
+                return Some(self.sent());
+            }
+            let sent = self.try_sent();
+            if sent.is_some() || self.is_sending_here() || begun.elapsed() > SENDING {
+                return sent;
+            }
+            slim_sys::nap(MOMENT);
+        }
+    }
+
+    /// Whether this is a signal's handler that has interrupted a send of its own thread, as far as that can be told.
+    pub fn is_sending_here(&self) -> bool {
+        let me = me();
+        let by_pass = || self.gate.is_owner(&MARKS, me) && self.gate.is_owner_sending(&MARKS);
+        let by_lock = || !self.send.is_free() && self.sender.load(Ordering::Relaxed) == me;
+        me != 0 && (self.gate.has_owner() && by_pass() || by_lock())
     }
 
     /// Bytes of the stream that the kernel of the peer may not have, by what ours knows of the transport `fd`; all that there
@@ -154,7 +188,7 @@ impl Stream {
     /// It holds the half for a system call that does not wait, and a copy.
     fn wait_while_owner_sends(&self) {
         while self.gate.is_owner_sending(&MARKS) {
-            std::thread::sleep(Duration::from_micros(20));
+            std::thread::sleep(MOMENT);
         }
     }
 }

@@ -5,7 +5,7 @@ mod half;
 
 use slim_core::gate::Gate;
 use slim_sys::lock::Lock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::send_half::SendHalf;
@@ -32,6 +32,8 @@ pub struct Stream {
     local_final: AtomicU64,
     /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
     send: Lock<SendHalf>,
+    /// The thread that has locked it for a data call, by the address of its control block; 0 if that is not known.
+    sender: AtomicUsize,
     /// Changes whenever a call that waits for the stream should look again.
     signal: AtomicU32,
     /// The agent sweeps the flow because it has unacknowledged bytes.
@@ -48,6 +50,7 @@ impl Stream {
             peer_final: AtomicU64::new(UNKNOWN),
             local_final: AtomicU64::new(UNKNOWN),
             send: Lock::new(SendHalf::new()),
+            sender: AtomicUsize::new(0),
             signal: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
         }
