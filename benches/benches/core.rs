@@ -8,6 +8,7 @@ use slim_core::auth::{FlowKey, Fresh, KeyInputs};
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::replay::Replay;
+use slim_core::transport::Transports;
 use slim_core::wire::{self, Message, Resume};
 use slim_core::{Cause, ConnId, EndpointId, FlowId, FlowToken, Nonce, Role, Time};
 
@@ -104,7 +105,8 @@ impl Pair {
     fn live() -> Self {
         let end = |n: usize| {
             let ip = vec![addrs()[n].ip()];
-            Endpoint::new(Config::default(), id(n as u8), ip, 700, 701, [n as u8; 32])
+            let own = Transports::tcp(ip, 700, 701);
+            Endpoint::new(Config::default(), id(n as u8), own, [n as u8; 32])
         };
         let mut pair = Self {
             ends: [end(0), end(1)],

@@ -4,12 +4,13 @@
 //! transport.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use slim_core::ConnId;
+use slim_core::transport::Path;
 use socket2::{Domain, SockRef, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -36,7 +37,7 @@ const FOR_ACCEPTING: usize = 8;
 pub(crate) async fn outgoing(
     conn: ConnId,
     io: Option<Arc<dyn FlowIo>>,
-    (local, remote): (Option<IpAddr>, SocketAddr),
+    path: Path,
     orders: Receiver<Order>,
     shared: Rc<Shared>,
 ) {
@@ -44,7 +45,7 @@ pub(crate) async fn outgoing(
     if orders.is_closed() {
         return;
     }
-    let made = connect(io.as_deref(), local, remote, &shared);
+    let made = connect(io.as_deref(), path, &shared);
     drop(io);
     let connected = match made {
         Ok(fd) => {
@@ -73,10 +74,12 @@ pub(crate) async fn outgoing(
 
 fn connect(
     io: Option<&dyn FlowIo>,
-    local: Option<IpAddr>,
-    remote: SocketAddr,
+    Path { local, to }: Path,
     shared: &Shared,
 ) -> io::Result<AsyncFd<OwnFd>> {
+    let Some(remote) = to.tcp() else {
+        return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
+    };
     let maps = remote.is_ipv4() && io.is_some_and(FlowIo::maps_v4);
     let domain = match maps {
         true => Domain::IPV6,

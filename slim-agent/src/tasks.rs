@@ -1,11 +1,12 @@
 //! Tasks that the driver wants to be started. It does not know how they run: they call it, and not the other way round.
 
 use std::cell::RefCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use slim_core::ConnId;
+use slim_core::transport::Path;
 use slim_sys::OwnFd;
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
@@ -27,7 +28,7 @@ pub(crate) enum Task {
     Connect {
         conn: ConnId,
         io: Option<Arc<dyn FlowIo>>,
-        path: (Option<IpAddr>, SocketAddr),
+        path: Path,
         orders: Receiver<Order>,
     },
     /// Serves other processes that accept at our address.

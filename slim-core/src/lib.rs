@@ -12,6 +12,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`ids`] | names: endpoints, flows, connections, points in time |
+//! | [`transport`] | kinds of transport, and how a peer is reached by each |
 //! | [`wire`] | the control messages, byte by byte (`docs/PROTOCOL.md`) |
 //! | [`auth`] | job key, flow keys, message authentication codes |
 //! | [`replay`] | copy of the bytes sent that the peer is not yet known to hold |
@@ -65,6 +66,7 @@ pub mod memory;
 pub mod replay;
 pub mod stash;
 mod sync;
+pub mod transport;
 pub mod wire;
 
 pub use addr::canonical;

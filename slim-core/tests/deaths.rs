@@ -8,6 +8,7 @@ use std::time::Duration;
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
 use slim_core::event::{EscalateReason, Event, LegacyReason};
+use slim_core::transport::Transports;
 use slim_core::{Cause, ConnId, EndpointId, FinHow, FlowId, FlowToken, Role, Time, Verdict};
 
 const RESET: i32 = 104;
@@ -27,7 +28,12 @@ fn endpoint(n: u8) -> Endpoint {
     };
     // Both hosts have a bridge of their own, with the same address.
     let addrs = vec![[10, 0, 0, n].into(), [172, 17, 0, 1].into()];
-    Endpoint::new(Config::default(), id, addrs, 700, 701, [n; 32])
+    Endpoint::new(
+        Config::default(),
+        id,
+        Transports::tcp(addrs, 700, 701),
+        [n; 32],
+    )
 }
 
 /// We, who connected, and the process that dies.
@@ -170,8 +176,8 @@ impl World {
                     self.us.handle_refused(now, to, &data);
                 }
             }
-            Action::Connect { conn, remote, .. } => {
-                let ours = remote.ip() == addr("172.17.0.1:1").ip();
+            Action::Connect { conn, path, .. } => {
+                let ours = path.to.tcp().map(|to| to.ip()) == Some(addr("172.17.0.1:1").ip());
                 if ours || (self.peer.is_none() && !self.cut) {
                     self.us.handle_conn_lost(now, conn, REFUSED);
                 } else if let (true, Some(peer)) = (self.resumes, &mut self.peer) {

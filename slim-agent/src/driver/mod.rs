@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Earlier, Endpoint, State};
+use slim_core::transport::Transports;
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use slim_stream::Drained;
 
@@ -128,9 +129,7 @@ impl Driver {
         let mut endpoint = Endpoint::new(
             config,
             id,
-            addresses.clone(),
-            ports.resume,
-            ports.control,
+            Transports::tcp(addresses.clone(), ports.resume, ports.control),
             for_core,
         );
         endpoint.set_addrs(addresses.clone(), networks.clone());
@@ -427,17 +426,12 @@ impl Driver {
                 data,
             } if from.port() == 0 => self.control.send_aside(to, from, &data, &mut self.tasks),
             Action::Datagram { to, from, data } => self.control.send(to, from, &data),
-            Action::Connect {
-                conn,
-                token,
-                local,
-                remote,
-            } => {
+            Action::Connect { conn, token, path } => {
                 let (orders, io) = (self.add_conn(conn), self.survivor.io(token));
                 self.tasks.start_and_forget(Task::Connect {
                     conn,
                     io,
-                    path: (local, remote),
+                    path,
                     orders,
                 });
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint};
+use slim_core::transport::Transports;
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, EndpointId, FlowToken, Role, Time};
 
@@ -125,8 +126,9 @@ impl World {
             let mut seed = [7; 32];
             seed[..8].copy_from_slice(&(n as u64).to_be_bytes());
             let config = Config::default();
+            let own = Transports::tcp(vec![address(n)], RESUME, CONTROL);
             Node {
-                endpoint: Endpoint::new(config, id, vec![address(n)], RESUME, CONTROL, seed),
+                endpoint: Endpoint::new(config, id, own, seed),
                 inbox: VecDeque::new(),
                 working: false,
                 free_at: Time(0),
@@ -349,8 +351,8 @@ impl World {
                 }
                 cost::DATAGRAM
             }
-            Action::Connect { conn, remote, .. } => {
-                let to = number(remote.ip());
+            Action::Connect { conn, path, .. } => {
+                let to = number(path.to.tcp().expect("there is no other kind").ip());
                 self.nodes[n].twins.insert(conn, (to, ConnId(0)));
                 self.at(
                     arrival,

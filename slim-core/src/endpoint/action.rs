@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use crate::ids::{ConnId, FlowToken, Verdict};
+use crate::transport::Path;
 
 /// Something for the driver to do now. The driving contract stands at
 /// [`Endpoint`](super::Endpoint); actions are to be carried out in order.
@@ -26,16 +27,14 @@ pub enum Action {
         /// The message.
         data: Vec<u8>,
     },
-    /// Start a TCP connection; answered by `handle_connected` or `handle_conn_lost`.
+    /// Start a connection; answered by `handle_connected` or `handle_conn_lost`.
     Connect {
         /// Its name from now on.
         conn: ConnId,
         /// The flow that it is for.
         token: FlowToken,
-        /// Local address to bind to, if it matters.
-        local: Option<IpAddr>,
-        /// The peer's resume listener.
-        remote: SocketAddr,
+        /// From where to which resume listener of the peer's, and by what kind of transport.
+        path: Path,
     },
     /// Write a whole control message to a connection.
     Send {

@@ -209,9 +209,9 @@ impl Endpoint {
             endpoint: self.id,
             random_s: peer.random_s,
             features: self.features,
-            resume_port: self.resume_port,
-            control_port: self.control_port,
-            addrs: AddrList::new(self.addrs.iter().copied()),
+            resume_port: self.own.resume_port,
+            control_port: self.own.control_port,
+            addrs: AddrList::new(self.own.addrs.iter().copied()),
         });
         let data = peer.key.seal(Role::Acceptor, Fresh::None, &ack);
         self.out.datagram(to, Some(from), data);

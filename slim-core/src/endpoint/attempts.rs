@@ -5,22 +5,23 @@
 //! next, and one that hangs is replaced, because its packets may have been lost just before the
 //! network healed and the kernel would wait long before it sends them again.
 //!
-//! Each attempt starts on another path. Every second connection goes to the address that the
-//! application itself had connected, though: an endpoint announces all addresses it has, among them
-//! some that lead nowhere from here, and a window must not be spent on one of those alone.
+//! Each attempt starts on another path, and the kinds of transport take turns, the preferred one first. Every second
+//! connection goes by TCP to the address that the application itself had connected, though: an endpoint announces all
+//! addresses it has, among them some that lead nowhere from here, and a window must not be spent on one of those alone.
 
 use std::time::Duration;
 
 use super::errno::ECONNRESET;
 use super::flow::State;
-use super::outage::{Attempts, Outage, Path, Proof};
-use super::paths::{self, choose};
+use super::outage::{Attempts, Outage, Proof};
+use super::paths::Paths;
 use super::record::Bar;
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::event::{EscalateReason, Event, Failure};
 use crate::ids::{Cause, FlowToken, Role, Time, Verdict};
+use crate::transport::Path;
 
 /// When a connection is reset, both ends mostly know it at once. The side that had accepted it leaves the other one
 /// so much time to make the new one: two that are made at the same time cost twice the work, and one of them is
@@ -111,7 +112,7 @@ impl Endpoint {
                 failures: 0,
                 left: None,
                 last: Failure::TimedOut,
-                path: (None, flow.ends.remote()),
+                path: Path::to(flow.ends.remote()),
                 asked: now,
                 replaced: 0,
                 heard_at: None,
@@ -138,18 +139,10 @@ impl Endpoint {
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
         let begun = attempts.begun;
-        let paths = self.paths(token);
-        let Some(&(local, remote)) = paths.get(choose(n, 0, paths.len())) else {
+        let Some(path) = self.paths(token).choose(n, 0) else {
             return;
         };
-        self.emit_later(
-            token,
-            Event::Attempt {
-                n: begun,
-                local,
-                remote,
-            },
-        );
+        self.emit_later(token, Event::Attempt { n: begun, path });
         self.timers.set(Owner::Flow(token, Timer::Window), ends);
         let flow = self.flow(token);
         let failed = |outage: &&Outage| matches!(outage.cause, Cause::Errno(_));
@@ -165,8 +158,8 @@ impl Endpoint {
         self.connect(now, token);
     }
 
-    pub(super) fn paths(&self, token: FlowToken) -> Vec<Path> {
-        paths::paths(&self.flows[&token], &self.id.host, &self.addrs)
+    pub(super) fn paths(&self, token: FlowToken) -> Paths {
+        Paths::of(&self.flows[&token], &[], &self.id.host, &self.own)
     }
 
     /// Stops the clock while the replay runs: what comes of it decides.

@@ -4,8 +4,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::errno::ECONNREFUSED;
-use super::outage::Path;
-use super::paths::choose;
 use super::record::Why;
 use super::resume::{Conn, Stage};
 use super::timer::{Owner, Timer};
@@ -46,13 +44,9 @@ impl Endpoint {
         // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
         // may lead nowhere.
         let bound = (attempts.replaced % 2 == 0).then_some(local);
-        let known = known.and_then(|ip| {
-            let fits = |(own, to): &&Path| *own == bound && to.ip() == ip;
-            let free = |(own, to): &&Path| own.is_none() && to.ip() == ip;
-            paths.iter().find(fits).or_else(|| paths.iter().find(free))
-        });
-        let turn = || paths.get(choose(attempts.n, attempts.turn, paths.len()));
-        let Some(&path) = known.or_else(turn) else {
+        let known =
+            known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
+        let Some(path) = known.or_else(|| paths.choose(attempts.n, attempts.turn)) else {
             return;
         };
         attempts.turn += 1;
@@ -62,11 +56,11 @@ impl Endpoint {
         self.leave_lane(now, token);
         let flow = self.flow(token);
         let role = flow.role;
-        flow.change.lane = Some(path.1);
+        flow.change.lane = Some(path.to);
         self.timers.clear(Owner::Flow(token, Timer::Backoff));
         self.timers
             .set(Owner::Flow(token, Timer::Stuck), now + stuck);
-        if self.connects.enter(path.1, token, role) {
+        if self.connects.enter(path.to, token, role) {
             self.launch(now, token);
         }
     }
@@ -84,7 +78,7 @@ impl Endpoint {
             return;
         };
         attempts.asked = now;
-        let (local, remote) = attempts.path;
+        let path = attempts.path;
         let stuck = stuck_in(attempts.n);
         let hung = HUNG * (1 << attempts.replaced.min(HUNG_DOUBLINGS));
         self.next_conn += 1;
@@ -100,12 +94,7 @@ impl Endpoint {
         for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
             self.timers.set(Owner::Flow(token, timer), now + wait);
         }
-        self.out.push(Action::Connect {
-            conn,
-            token,
-            local,
-            remote,
-        });
+        self.out.push(Action::Connect { conn, token, path });
     }
 
     /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.

@@ -195,7 +195,7 @@ impl Endpoint {
         if let Some(peer) = &flow.peer {
             port = peer.process.control_port;
             let others = peer.process.addrs.iter().copied();
-            ips.extend(others.filter(|ip| *ip != first && !self.addrs.contains(ip)));
+            ips.extend(others.filter(|ip| *ip != first && !self.own.addrs.contains(ip)));
         }
         match ips[sent as usize % ips.len()] {
             ip if ip == first => at_port(flow.ends.remote(), port),
@@ -207,7 +207,7 @@ impl Endpoint {
     /// own connection. Rules for routes and firewalls may know no other, and HELLO is believed from no other.
     pub(super) fn own_end(&self, token: FlowToken, to: SocketAddr) -> Option<SocketAddr> {
         let (local, remote) = self.flows[&token].ends.both();
-        (to.ip() == remote.ip()).then(|| at_port(local, self.control_port))
+        (to.ip() == remote.ip()).then(|| at_port(local, self.own.control_port))
     }
 
     /// Tells the peer that the flow is plain TCP, and asks until it has heard that. False if it cannot be asked.

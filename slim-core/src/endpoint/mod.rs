@@ -54,11 +54,13 @@
 //! ```
 //! use slim_core::config::Config;
 //! use slim_core::endpoint::{Action, Endpoint, State};
+//! use slim_core::transport::Transports;
 //! use slim_core::{EndpointId, FlowToken, Role, Time};
 //!
 //! let endpoint = |n: u8| {
 //!     let id = EndpointId { host: [n; 16], pid: 1, incarnation: 7 };
-//!     Endpoint::new(Config::default(), id, vec![[10, 0, 0, n].into()], 700, 701, [n; 32])
+//!     let own = Transports::tcp(vec![[10, 0, 0, n].into()], 700, 701);
+//!     Endpoint::new(Config::default(), id, own, [n; 32])
 //! };
 //! let (mut a, mut b) = (endpoint(1), endpoint(2));
 //! let (a_addr, b_addr) = ("10.0.0.1:5000".parse()?, "10.0.0.2:80".parse()?);
@@ -143,6 +145,7 @@ use std::sync::Arc;
 use crate::config::{Config, Net};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
+use crate::transport::{Locator, Transports};
 use crate::wire::{self, Kind, Message, feature};
 
 pub use action::Action;
@@ -178,10 +181,8 @@ use timer::{Owner, Timer, Timers};
 pub struct Endpoint {
     config: Config,
     id: EndpointId,
-    addrs: Vec<IpAddr>,
+    own: Transports,
     networks: Vec<Net>,
-    resume_port: u16,
-    control_port: u16,
     rng: Rng,
     /// Makes `random_s` of each HELLO.
     secret: [u8; 32],
@@ -207,8 +208,8 @@ pub struct Endpoint {
     refusals: Refusals,
     shut_off: ShutOff,
     /// By address: who asks for SLIM there, and who resumes there.
-    hellos: Pace,
-    connects: Pace,
+    hellos: Pace<SocketAddr>,
+    connects: Pace<Locator>,
     probes: Probes,
     reaches: Reaches,
     askers: Askers,
@@ -225,27 +226,18 @@ pub struct Endpoint {
 
 /// Getters.
 impl Endpoint {
-    /// An endpoint without flows. It can be reached at `addrs`, its resume listener at TCP port
-    /// `resume_port`, and its control socket at UDP port `control_port`. Everything random comes
-    /// out of `seed`, so that must be unpredictable.
-    pub fn new(
-        config: Config,
-        id: EndpointId,
-        addrs: Vec<IpAddr>,
-        resume_port: u16,
-        control_port: u16,
-        seed: [u8; 32],
-    ) -> Self {
+    /// An endpoint without flows, which has the transports `own`. Everything random comes out of `seed`, so that must be
+    /// unpredictable.
+    pub fn new(config: Config, id: EndpointId, own: Transports, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let pairs = Pairs::new(Rng::new(rng.block()));
         Endpoint {
             late: Late::new(&config),
             config,
             id,
-            addrs,
+            features: feature::ALL,
+            own,
             networks: Vec::new(),
-            resume_port,
-            control_port,
             secret: rng.block(),
             rng,
             flows: BTreeMap::new(),
@@ -256,7 +248,6 @@ impl Endpoint {
             candidates: Candidates::default(),
             pairs: Arc::new(pairs),
             offers: Offers::default(),
-            features: feature::ALL,
             processes: Processes::default(),
             pending: Pending::default(),
             tombs: Tombs::new(TOMB_AGE),
@@ -455,7 +446,7 @@ impl Endpoint {
 
     /// This host's addresses have changed, or the networks that it has them in. Peers learn of it with new flows.
     pub fn set_addrs(&mut self, addrs: Vec<IpAddr>, networks: Vec<Net>) {
-        self.addrs = addrs;
+        self.own.addrs = addrs;
         self.networks = networks;
         let pairs = self.pairs.clone();
         pairs.keep(|ip| self.may_know(ip));

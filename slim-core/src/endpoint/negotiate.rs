@@ -81,9 +81,9 @@ impl Endpoint {
                     endpoint: self.id,
                     random_c: self.rng.block(),
                     features: self.features,
-                    resume_port: self.resume_port,
-                    control_port: self.control_port,
-                    addrs: AddrList::new(self.addrs.iter().copied()),
+                    resume_port: self.own.resume_port,
+                    control_port: self.own.control_port,
+                    addrs: AddrList::new(self.own.addrs.iter().copied()),
                 };
                 let flow = self.flow(token);
                 flow.id = Some(id);

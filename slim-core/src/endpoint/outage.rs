@@ -1,16 +1,14 @@
 //! A flow that has lost its transport, and how far the search for another one is.
 
 use std::cell::OnceCell;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use super::errno::ECONNRESET;
 use crate::auth::Prepared;
 use crate::event::{Event, Failure, Trouble};
 use crate::ids::{Cause, Time};
-
-/// Where a connection comes from, if not from where the kernel chooses, and where it goes.
-pub(super) type Path = (Option<IpAddr>, SocketAddr);
+use crate::transport::Path;
 
 /// Where we are in looking for a new transport.
 pub(super) struct Attempts {

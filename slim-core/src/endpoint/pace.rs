@@ -10,7 +10,7 @@
 //! more, after some round trips.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::net::SocketAddr;
+use std::hash::Hash;
 use std::time::Duration;
 
 use crate::ids::{FlowToken, Role, Time};
@@ -32,10 +32,17 @@ const IDLE_AGE: Duration = Duration::from_secs(60);
 /// Addresses kept that nobody uses any more.
 const IDLE: usize = 1024;
 
-/// The lanes of all addresses.
-#[derive(Default)]
-pub(super) struct Pace {
-    lanes: HashMap<SocketAddr, Lane>,
+/// The lanes of all addresses, or locators.
+pub(super) struct Pace<To> {
+    lanes: HashMap<To, Lane>,
+}
+
+impl<To> Default for Pace<To> {
+    fn default() -> Self {
+        Pace {
+            lanes: HashMap::new(),
+        }
+    }
 }
 
 struct Lane {
@@ -69,11 +76,11 @@ impl Default for Lane {
     }
 }
 
-impl Pace {
+impl<To: Copy + Eq + Hash> Pace<To> {
     /// Whether the flow may go now. If not, [`next`](Self::next) tells when it may. The two sides of
     /// many flows that break together start from opposite ends, so that they hardly meet: connectors
     /// take those that have waited longest, acceptors those that have come last.
-    pub(super) fn enter(&mut self, to: SocketAddr, token: FlowToken, role: Role) -> bool {
+    pub(super) fn enter(&mut self, to: To, token: FlowToken, role: Role) -> bool {
         if !self.lanes.contains_key(&to) {
             self.make_room();
         }
@@ -90,14 +97,14 @@ impl Pace {
     }
 
     /// Whether the flow waits for its turn.
-    pub(super) fn is_waiting(&self, to: SocketAddr, token: FlowToken) -> bool {
+    pub(super) fn is_waiting(&self, to: To, token: FlowToken) -> bool {
         self.lanes
             .get(&to)
             .is_some_and(|lane| lane.waiting.contains(&token))
     }
 
     /// The flow is not under way any more, and does not wait. [`next`](Self::next) is to be called.
-    pub(super) fn leave(&mut self, to: SocketAddr, token: FlowToken) {
+    pub(super) fn leave(&mut self, to: To, token: FlowToken) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.under_way.remove(&token);
             if lane.waiting.remove(&token) && lane.waiting.is_empty() {
@@ -107,7 +114,7 @@ impl Pace {
     }
 
     /// Who may go now; it is under way from here on.
-    pub(super) fn next(&mut self, to: SocketAddr) -> Option<FlowToken> {
+    pub(super) fn next(&mut self, to: To) -> Option<FlowToken> {
         let lane = self.lanes.get_mut(&to)?;
         while lane.under_way.len() < lane.allowed {
             let acceptor = matches!(lane.queue.back(), Some((_, Role::Acceptor)));
@@ -125,7 +132,7 @@ impl Pace {
     }
 
     /// Somebody there has answered, and has taken as long for it, if that is known.
-    pub(super) fn answered(&mut self, now: Time, to: SocketAddr, took: Option<Duration>) {
+    pub(super) fn answered(&mut self, now: Time, to: To, took: Option<Duration>) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.heard = Some(now);
             lane.near |= took.is_some_and(|took| took < NEAR);
@@ -139,7 +146,7 @@ impl Pace {
     }
 
     /// Something that was sent there has had no answer.
-    pub(super) fn lost(&mut self, now: Time, to: SocketAddr) {
+    pub(super) fn lost(&mut self, now: Time, to: To) {
         if let Some(lane) = self.lanes.get_mut(&to)
             && lane.halved.is_none_or(|at| now.since(at) >= ONE_LOSS)
         {
@@ -149,7 +156,7 @@ impl Pace {
     }
 
     /// Whether somebody there has answered within the last `age`.
-    pub(super) fn heard_within(&self, now: Time, to: SocketAddr, age: Duration) -> bool {
+    pub(super) fn heard_within(&self, now: Time, to: To, age: Duration) -> bool {
         let heard = self.lanes.get(&to).and_then(|lane| lane.heard);
         heard.is_some_and(|at| now.since(at) < age)
     }
@@ -177,6 +184,8 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     const AT: Time = Time(1_000_000);
@@ -185,7 +194,7 @@ mod tests {
         SocketAddr::from(([10, 0, 0, 1], 80))
     }
 
-    fn full(role: Role) -> Pace {
+    fn full(role: Role) -> Pace<SocketAddr> {
         let mut pace = Pace::default();
         for n in 0..FIRST as u64 + 3 {
             let goes = pace.enter(to(), FlowToken(n), role);
@@ -247,7 +256,7 @@ mod tests {
     #[test]
     fn who_is_near_keeps_the_first_number_and_gets_it_back() {
         let mut pace = full(Role::Connector);
-        let allowed = |pace: &Pace| pace.lanes[&to()].allowed;
+        let allowed = |pace: &Pace<SocketAddr>| pace.lanes[&to()].allowed;
         pace.answered(AT, to(), Some(Duration::ZERO));
         for _ in 0..PER_MORE * MOST as u32 {
             pace.answered(AT, to(), Some(2 * NEAR));

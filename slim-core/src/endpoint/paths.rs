@@ -1,14 +1,70 @@
-//! Between which addresses new connections are tried.
+//! On which paths new connections are tried: by which kinds of transport, and between which addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::outage::Path;
 use super::record::Flow;
 use crate::addr::at_port;
+use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 
-/// Every (local, remote) pair to try, the one the application used first. `own` are the addresses
-/// of this host.
-pub(super) fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
+/// The paths of a flow.
+pub(super) struct Paths {
+    /// In the order in which they are tried first.
+    all: Vec<Path>,
+    /// TCP, to the address that the application had connected.
+    home: Option<Path>,
+}
+
+impl Paths {
+    /// Every path to try. `others`: how the peer is reached by other kinds than TCP. `own`: our transports, on a host of
+    /// this id.
+    pub(super) fn of(
+        flow: &Flow,
+        others: &[OtherLocator],
+        host: &[u8; 16],
+        own: &Transports,
+    ) -> Paths {
+        let tcp = tcp_paths(flow, host, &own.addrs);
+        let home = tcp.first().copied();
+        let of_kind = |kind| match kind {
+            TransportKind::TCP => tcp.clone(),
+            _ => {
+                let others = others.iter().filter(|locator| locator.kind() == kind);
+                others.map(|locator| Path::to(*locator)).collect()
+            }
+        };
+        Paths {
+            all: in_turn(own.order().map(of_kind).collect()),
+            home,
+        }
+    }
+
+    /// Which path connection `turn` of window `n` takes: every second one goes home.
+    pub(super) fn choose(&self, n: u32, turn: u32) -> Option<Path> {
+        if turn % 2 == 1 {
+            return self.home;
+        }
+        let at = (n as usize + turn as usize / 2).checked_rem(self.all.len())?;
+        self.all.get(at).copied()
+    }
+
+    /// The path by TCP between two addresses, of which ours may be left to the kernel.
+    pub(super) fn between(&self, local: Option<IpAddr>, ip: IpAddr) -> Option<Path> {
+        let leads = |to: &Locator| to.tcp().is_some_and(|addr| addr.ip() == ip);
+        let mut all = self.all.iter();
+        all.find(|path| path.local == local && leads(&path.to))
+            .copied()
+    }
+}
+
+/// The first of each list, then the second of each, and so on.
+fn in_turn(lists: Vec<Vec<Path>>) -> Vec<Path> {
+    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
+    let places = (0..longest).flat_map(|i| lists.iter().filter_map(move |list| list.get(i)));
+    places.copied().collect()
+}
+
+/// Every (local, remote) pair to try, the one that the application used first. `own` are the addresses of this host.
+fn tcp_paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     let Some(peer) = &flow.peer else {
         return Vec::new();
     };
@@ -55,29 +111,92 @@ pub(super) fn paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     };
     paths
         .into_iter()
-        .map(|(local, ip)| (local, remote(ip)))
+        .map(|(local, ip)| Path {
+            local,
+            to: remote(ip).into(),
+        })
         .collect()
-}
-
-/// Which path connection `turn` of window `n` takes.
-pub(super) fn choose(n: u32, turn: u32, paths: usize) -> usize {
-    if turn % 2 == 1 {
-        return 0;
-    }
-    (n as usize + turn as usize / 2) % paths.max(1)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const OTHER: TransportKind = TransportKind::TEST;
+
+    fn tcp(n: u8) -> Path {
+        Path::to(SocketAddr::from(([10, 0, 0, n], 700)))
+    }
+
+    fn other(n: u8) -> Path {
+        Path::to(OtherLocator::new(OTHER, &[n]).unwrap())
+    }
+
+    fn order(paths: &Paths, n: u32) -> Vec<Path> {
+        (0..6).filter_map(|turn| paths.choose(n, turn)).collect()
+    }
+
     #[test]
     fn every_window_starts_elsewhere_and_comes_back_to_the_first_path() {
-        let order = |n| (0..6).map(|turn| choose(n, turn, 3)).collect::<Vec<_>>();
-        assert_eq!(order(0), [0, 0, 1, 0, 2, 0]);
-        assert_eq!(order(1), [1, 0, 2, 0, 0, 0]);
-        assert_eq!(order(2), [2, 0, 0, 0, 1, 0]);
-        assert_eq!(choose(5, 4, 1), 0);
-        assert_eq!(choose(5, 4, 0), 0, "no path is no reason to divide by it");
+        let paths = Paths {
+            all: vec![tcp(0), tcp(1), tcp(2)],
+            home: Some(tcp(0)),
+        };
+        assert_eq!(order(&paths, 0), [0, 0, 1, 0, 2, 0].map(tcp));
+        assert_eq!(order(&paths, 1), [1, 0, 2, 0, 0, 0].map(tcp));
+        assert_eq!(order(&paths, 2), [2, 0, 0, 0, 1, 0].map(tcp));
+        let one = Paths {
+            all: vec![tcp(5)],
+            home: Some(tcp(5)),
+        };
+        assert_eq!(one.choose(5, 4), Some(tcp(5)));
+        let none = Paths {
+            all: Vec::new(),
+            home: None,
+        };
+        assert_eq!(
+            none.choose(5, 4),
+            None,
+            "no path is no reason to divide by it"
+        );
+    }
+
+    #[test]
+    fn kinds_take_turns_and_every_second_connection_goes_home() {
+        let lists = || vec![vec![other(1)], vec![tcp(0), tcp(1), tcp(2)]];
+        let paths = Paths {
+            all: in_turn(lists()),
+            home: Some(tcp(0)),
+        };
+        let home = tcp(0);
+        assert_eq!(
+            order(&paths, 0),
+            [other(1), home, tcp(0), home, tcp(1), home]
+        );
+        assert_eq!(order(&paths, 1), [tcp(0), home, tcp(1), home, tcp(2), home]);
+        let behind = Paths {
+            all: in_turn(lists().into_iter().rev().collect()),
+            home: Some(tcp(0)),
+        };
+        assert_eq!(
+            order(&behind, 0),
+            [tcp(0), home, other(1), home, tcp(1), home]
+        );
+    }
+
+    #[test]
+    fn who_has_answered_at_an_address_is_found_by_tcp_only() {
+        let bound = Path {
+            local: Some([10, 0, 0, 9].into()),
+            ..tcp(1)
+        };
+        let paths = Paths {
+            all: vec![other(1), tcp(1), bound],
+            home: Some(tcp(1)),
+        };
+        let ip = |n: u8| IpAddr::from([10, 0, 0, n]);
+        assert_eq!(paths.between(None, ip(1)), Some(tcp(1)));
+        assert_eq!(paths.between(Some(ip(9)), ip(1)), Some(bound));
+        assert_eq!(paths.between(None, ip(2)), None);
     }
 }

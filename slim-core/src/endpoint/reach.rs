@@ -23,6 +23,7 @@ use super::{Action, Endpoint};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
 use crate::ids::{ConnId, EndpointId, FlowToken, Nonce, Time};
+use crate::transport::Path;
 use crate::wire::{Challenge, Message, Parsed, Query};
 
 /// How long a flow lives before its peer is asked.
@@ -165,19 +166,16 @@ impl Endpoint {
             return;
         };
         let (local, remote) = flow.ends.both();
-        let local = self.addrs.contains(&local.ip()).then_some(local.ip());
+        let local = self.own.addrs.contains(&local.ip()).then_some(local.ip());
         self.next_conn += 1;
         let conn = ConnId(self.next_conn);
         self.conns.insert(conn, Conn::Aside { peer });
         if let Some(reach) = self.reaches.open.get_mut(&peer) {
             reach.conn = Some(conn);
         }
-        self.out.push(Action::Connect {
-            conn,
-            token,
-            local,
-            remote: at_port(remote, port),
-        });
+        let to = at_port(remote, port).into();
+        let path = Path { local, to };
+        self.out.push(Action::Connect { conn, token, path });
     }
 
     fn reach_over(&mut self, peer: EndpointId) {

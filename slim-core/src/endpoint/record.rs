@@ -12,6 +12,7 @@ use super::processes::Process;
 use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::transport::Locator;
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
 /// An idle flow shall cost little: what is there for a while only is on the heap meanwhile.
@@ -75,7 +76,7 @@ pub(super) struct Change {
     /// Connection we asked for.
     pub(super) outgoing: Option<ConnId>,
     /// Where we connect, or wait for our turn to.
-    pub(super) lane: Option<SocketAddr>,
+    pub(super) lane: Option<Locator>,
     /// Connection with a genuine RESUME that has no answer yet.
     pub(super) accepted: Option<ConnId>,
     /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.

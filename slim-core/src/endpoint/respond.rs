@@ -3,7 +3,6 @@
 //! Until a proof has verified, a connection costs one table entry for a few seconds and can do
 //! nothing to any flow.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::attempts::PEER_SILENT;
@@ -16,6 +15,7 @@ use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, FlowToken, Nonce, Role, Time};
+use crate::transport::Locator;
 use crate::wire::{
     Challenge, Confirm, FlowStatus, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk,
 };
@@ -42,9 +42,11 @@ enum Answer {
 }
 
 impl Endpoint {
-    /// The driver has accepted a connection on the resume listener.
-    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: SocketAddr) {
-        if !self.may_know(from.ip()) {
+    /// The driver has accepted a connection on the resume listener, or its like of another kind of transport. Who may come
+    /// by another kind is for that to know.
+    pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: impl Into<Locator>) {
+        let from = from.into().tcp();
+        if from.is_some_and(|from| !self.may_know(from.ip())) {
             self.drop_one();
             return self.out.push(Action::Close { conn });
         }

@@ -9,11 +9,12 @@
 
 mod errno;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{Cause, FinHow, FlowId};
+use crate::transport::Path;
 
 /// One line of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -56,10 +57,9 @@ pub enum Event {
     Attempt {
         /// Which, counted from 1.
         n: u32,
-        /// From this address, or whichever the kernel chooses.
-        local: Option<IpAddr>,
-        /// To this resume listener.
-        remote: SocketAddr,
+        /// From `local`, or wherever the transport chooses, to the resume listener `remote`.
+        #[serde(flatten)]
+        path: Path,
     },
     /// An attempt to resume ended without success.
     AttemptFailed {
@@ -240,6 +240,7 @@ impl Event {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::{OtherLocator, TransportKind};
 
     fn record(event: Event) -> Record {
         let sock = "10.0.0.1:1000".parse().unwrap();
@@ -271,8 +272,31 @@ mod tests {
     }
 
     #[test]
+    fn the_path_of_an_attempt_is_two_words() {
+        let told = |path| {
+            let line = serde_json::to_string(&record(Event::Attempt { n: 1, path })).unwrap();
+            let at = line.find("\"kind\"").unwrap();
+            line[at..].to_owned()
+        };
+        let remote: SocketAddr = "10.0.0.2:7".parse().unwrap();
+        assert_eq!(
+            told(Path {
+                local: Some(remote.ip()),
+                ..Path::to(remote)
+            }),
+            r#""kind":"attempt","n":1,"local":"10.0.0.2","remote":"10.0.0.2:7"}"#
+        );
+        let other = OtherLocator::new(TransportKind::TEST, b"at").unwrap();
+        assert_eq!(
+            told(Path::to(other)),
+            r#""kind":"attempt","n":1,"local":null,"remote":"kind240/6174"}"#
+        );
+    }
+
+    #[test]
     fn every_event_comes_back() {
-        let remote = "10.0.0.2:7".parse().unwrap();
+        let remote: SocketAddr = "10.0.0.2:7".parse().unwrap();
+        let other = OtherLocator::new(TransportKind::TEST, b"at").unwrap();
         let mut events = vec![
             Event::Live,
             Event::Legacy {
@@ -280,13 +304,18 @@ mod tests {
             },
             Event::Attempt {
                 n: 1,
-                local: None,
-                remote,
+                path: Path::to(remote),
             },
             Event::Attempt {
                 n: 1,
-                local: Some(remote.ip()),
-                remote,
+                path: Path {
+                    local: Some(remote.ip()),
+                    ..Path::to(remote)
+                },
+            },
+            Event::Attempt {
+                n: 1,
+                path: Path::to(other),
             },
             Event::Resume {
                 epoch: 1,

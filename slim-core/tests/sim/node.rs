@@ -214,7 +214,8 @@ impl World {
         match action {
             Action::Mailbox { ip } => self.nodes[node].endpoint.set_mailbox(ip, MAILBOX),
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
-            Action::Connect { conn, remote, .. } => {
+            Action::Connect { conn, path, .. } => {
+                let remote = path.to.tcp().expect("there is no other kind");
                 self.nodes[node].links.insert(conn, Link::default());
                 self.send_syn(node, conn, remote);
             }

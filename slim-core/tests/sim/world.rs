@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Endpoint, State};
+use slim_core::transport::Transports;
 use slim_core::{EndpointId, FlowToken, Role};
 
 use crate::dice::{Dice, mix};
@@ -116,7 +117,7 @@ pub fn endpoint(config: Config, seed: u64, n: usize, life: u64) -> Endpoint {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&mix((seed * 2 + n as u64) ^ life << 32).to_be_bytes());
     let addrs = vec![addr(n, 0), addr(n, 1)];
-    Endpoint::new(config, id, addrs, RESUME, CONTROL, bytes)
+    Endpoint::new(config, id, Transports::tcp(addrs, RESUME, CONTROL), bytes)
 }
 
 impl World {

@@ -369,7 +369,7 @@ impl Endpoint {
         let data = key.seal(Role::Connector, Fresh::None, &Message::Open(first));
         let pair = dials::Dial::new(said.pair, &key, process, mailbox);
         self.pairs.dials().put(now, remote, pair);
-        let from = at_port(local, self.control_port);
+        let from = at_port(local, self.own.control_port);
         self.out.datagram(mailbox, Some(from), data);
     }
 

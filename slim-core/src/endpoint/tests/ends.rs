@@ -169,7 +169,7 @@ fn the_end_of_a_flow_that_the_peer_never_knew_is_delivered() {
     let mut pair = Pair::live();
     let addr = vec![addrs()[A].ip()];
     let config = crate::config::Config::default();
-    pair.ends[A] = crate::endpoint::Endpoint::new(config, id(A), addr, 700, 701, [9; 32]);
+    pair.ends[A] = endpoint_at(id(A), addr, config, 9);
     eof(&mut pair, B, 3);
     assert_eq!(pair.kinds(B), [Kind::Unknown]);
     assert_eq!(pair.state(B), Some(State::Legacy));

@@ -1,13 +1,14 @@
 //! Two endpoints and a virtual clock. The network does what a test tells it to.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::config::Config;
 use crate::endpoint::{Action, Endpoint, State};
 use crate::event::Event;
 use crate::ids::{ConnId, EndpointId, FlowToken, Role, Time, Verdict};
+use crate::transport::Transports;
 use crate::wire::{self, Kind, Message};
 
 /// The connector is 0, the acceptor 1.
@@ -83,14 +84,17 @@ pub(super) fn control(n: usize) -> SocketAddr {
 }
 
 pub(super) fn endpoint(n: usize, config: Config) -> Endpoint {
-    Endpoint::new(
-        config,
-        id(n),
-        vec![addrs()[n].ip()],
-        700,
-        701,
-        [n as u8; 32],
-    )
+    endpoint_at(id(n), vec![addrs()[n].ip()], config, n as u8)
+}
+
+/// In the place of side `n`, another process, or one with other addresses.
+pub(super) fn endpoint_at(
+    id: EndpointId,
+    addrs: Vec<IpAddr>,
+    config: Config,
+    seed: u8,
+) -> Endpoint {
+    Endpoint::new(config, id, Transports::tcp(addrs, 700, 701), [seed; 32])
 }
 
 impl Pair {
@@ -336,7 +340,7 @@ impl Pair {
 
     pub(super) fn connects(&self, n: usize) -> Vec<SocketAddr> {
         let remote = |action: &Action| match action {
-            Action::Connect { remote, .. } => Some(*remote),
+            Action::Connect { path, .. } => path.to.tcp(),
             _ => None,
         };
         self.done[n].iter().filter_map(remote).collect()

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::pair::*;
 use crate::config::Config;
-use crate::endpoint::{Action, Endpoint, Heard, Opened, State};
+use crate::endpoint::{Action, Heard, Opened, State};
 use crate::event::Event;
 use crate::ids::{Cause, EndpointId, FinHow, FlowToken, Role};
 use crate::wire::{self, FlowStatus, Kind, Message};
@@ -264,7 +264,7 @@ fn another_process_on_the_same_port_is_asked_by_hello() {
         ..id(B)
     };
     let at = vec![addrs()[B].ip()];
-    pair.ends[B] = Endpoint::new(Config::default(), life, at, 700, 701, [77; 32]);
+    pair.ends[B] = endpoint_at(life, at, Config::default(), 77);
     let opened = pair.connect(9).expect("known");
     pair.accept(9);
     pair.arrives(&opened.data);

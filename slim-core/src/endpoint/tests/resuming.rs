@@ -3,7 +3,7 @@
 use super::pair::*;
 use crate::config::Config;
 use crate::endpoint::attempts::HEAD_START;
-use crate::endpoint::{Action, Endpoint, State};
+use crate::endpoint::{Action, State};
 use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, FlowToken, Role, Verdict};
 use crate::wire::{Kind, Message, RefuseReason};
@@ -352,7 +352,7 @@ fn another_process_in_the_peers_place_means_it_is_gone() {
             stranger.host = [99; 16];
         }
         let addr = vec![addrs()[B].ip()];
-        pair.ends[B] = Endpoint::new(Config::default(), stranger, addr, 700, 701, [9; 32]);
+        pair.ends[B] = endpoint_at(stranger, addr, Config::default(), 9);
         fault(&mut pair, A);
         pair.run();
         // Another host with that address is only a wrong path.
@@ -367,7 +367,7 @@ fn addresses_that_both_hosts_have_are_not_tried() {
     let mut pair = Pair::new();
     for n in [A, B] {
         let addrs = vec![addrs()[n].ip(), shared];
-        pair.ends[n] = Endpoint::new(Config::default(), id(n), addrs, 700, 701, [n as u8; 32]);
+        pair.ends[n] = endpoint_at(id(n), addrs, Config::default(), n as u8);
         pair.open(n);
     }
     pair.run();
@@ -383,7 +383,7 @@ fn addresses_that_both_hosts_have_are_not_tried() {
 fn a_peer_that_forgot_the_flow_ends_it() {
     let mut pair = Pair::live();
     let addr = vec![addrs()[B].ip()];
-    pair.ends[B] = Endpoint::new(Config::default(), id(B), addr, 700, 701, [9; 32]);
+    pair.ends[B] = endpoint_at(id(B), addr, Config::default(), 9);
     fault(&mut pair, A);
     pair.run();
     assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
