@@ -37,6 +37,19 @@ pub struct FlowToken(pub u64);
 /// meet in one place.
 pub type Counted<K, V> = HashMap<K, V, BuildHasherDefault<CountedHasher>>;
 
+/// An empty map keeps the memory for as many entries.
+const KEPT_ENTRIES: usize = 64;
+
+/// Takes the entry of a flow out of a map of flows that negotiate. A thousand connections may be opened at once, and then
+/// none for long: an empty map gives the memory back.
+pub(crate) fn take<V>(map: &mut Counted<FlowToken, V>, token: FlowToken) -> Option<V> {
+    let taken = map.remove(&token);
+    if map.is_empty() && map.capacity() > KEPT_ENTRIES {
+        *map = Counted::default();
+    }
+    taken
+}
+
 /// See [`Counted`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountedHasher(u64);

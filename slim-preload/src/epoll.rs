@@ -26,6 +26,8 @@ struct Mirror {
     numbers: SmallVec<[c_int; 2]>,
     /// By descriptor number: what the application asked for.
     registered: BTreeMap<c_int, Registration>,
+    /// By descriptor number: what few registrations have besides.
+    asides: BTreeMap<c_int, Aside>,
 }
 
 #[derive(Clone, Copy)]
@@ -36,6 +38,14 @@ struct Registration {
     attached: bool,
     /// An event was taken from the kernel and not given to the application: EPOLLONESHOT is still armed.
     keep_armed: bool,
+}
+
+/// Idle flows are many, and each has a registration.
+const _: () = assert!(size_of::<Registration>() <= 16);
+
+/// What few registrations have.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+struct Aside {
     /// The application's number, which it has closed: the registration hangs on a number of ours.
     closed: Option<c_int>,
     /// The file that it was not attached to, see [`Instance::attach`].
@@ -199,6 +209,7 @@ impl Instance {
         Self(Undisturbed::new(Mirror {
             numbers,
             registered: BTreeMap::new(),
+            asides: BTreeMap::new(),
         }))
     }
 
@@ -226,6 +237,7 @@ impl Instance {
         mirror.numbers.retain(|n| *n != fd);
         if mirror.numbers.is_empty() {
             mirror.registered.clear();
+            mirror.asides.clear();
         }
     }
 
@@ -245,7 +257,7 @@ impl Instance {
     ) -> c_int {
         let mut mirror = self.lock();
         let known = mirror.registered.contains_key(&fd);
-        let left_out = mirror.registered.get(&fd).and_then(|r| r.left_out);
+        let left_out = mirror.aside(fd).left_out;
         let left_out = present && left_out.is_some() && left_out == sys::identity(fd);
         // The kernel would read it first.
         let bad = || {
@@ -288,16 +300,15 @@ impl Instance {
                     data: e.u64,
                     attached: present,
                     keep_armed: false,
-                    closed: None,
-                    left_out: None,
                 };
+                mirror.asides.remove(&fd);
                 mirror.registered.insert(fd, r);
                 if left_out {
                     let _ = mirror.ctl(libc::EPOLL_CTL_ADD, fd, r);
                 }
             }
             None => {
-                mirror.registered.remove(&fd);
+                mirror.remove(fd);
             }
         }
         0
@@ -337,7 +348,7 @@ impl Instance {
             mirror.registered.insert(fd, r);
         } else {
             // Of an earlier file with this number, which took its registration along.
-            mirror.registered.remove(&fd);
+            mirror.remove(fd);
         }
     }
 
@@ -345,21 +356,22 @@ impl Instance {
     /// `closed` is the number by which the application made it, if it has closed that.
     pub fn rename(&self, from: c_int, to: c_int, closed: Option<c_int>) -> bool {
         let mut mirror = self.lock();
-        let Some(mut r) = mirror.registered.remove(&from) else {
+        let Some((mut r, mut aside)) = mirror.remove(from) else {
             return false;
         };
-        r.closed = closed;
+        aside.closed = closed;
         if r.attached {
             if !mirror.take_out(from, &mut r) {
                 return false;
             }
             if r.stays_out() {
-                r.left_out = sys::identity(to);
+                aside.left_out = sys::identity(to);
             } else {
                 r.attached = mirror.ctl(libc::EPOLL_CTL_ADD, to, r).is_ok();
             }
         }
         mirror.registered.insert(to, r);
+        mirror.set_aside(to, aside);
         true
     }
 
@@ -370,9 +382,7 @@ impl Instance {
 
     /// Whether what is registered by our number `fd` was registered by `number`, which was closed then.
     pub fn was_closed(&self, fd: c_int, number: c_int) -> bool {
-        let mirror = self.lock();
-        let registered = mirror.registered.get(&fd);
-        registered.is_some_and(|r| r.closed == Some(number))
+        self.lock().aside(fd).closed == Some(number)
     }
 
     /// After another file came under `fd`: registers it again, which also re-arms edge triggers.
@@ -382,8 +392,9 @@ impl Instance {
             return;
         };
         if r.stays_out() {
-            r.left_out = sys::identity(fd);
-            return;
+            let left_out = sys::identity(fd);
+            let aside = mirror.aside(fd);
+            return mirror.set_aside(fd, Aside { left_out, ..aside });
         }
         r.attached = true;
         let r = *r;
@@ -400,18 +411,14 @@ impl Instance {
 
     /// The descriptor is closed.
     pub fn forget(&self, fd: c_int) {
-        self.lock().registered.remove(&fd);
+        self.lock().remove(fd);
     }
 
     /// The descriptor is no flow any more: the kernel keeps its registration, if it has it.
     pub fn leave(&self, fd: c_int) {
         let mut mirror = self.lock();
-        if mirror
-            .registered
-            .get(&fd)
-            .is_some_and(|r| r.left_out.is_none())
-        {
-            mirror.registered.remove(&fd);
+        if mirror.aside(fd).left_out.is_none() {
+            mirror.remove(fd);
         }
     }
 
@@ -431,6 +438,24 @@ impl Instance {
 }
 
 impl Mirror {
+    /// Forgets a registration.
+    fn remove(&mut self, fd: c_int) -> Option<(Registration, Aside)> {
+        let aside = self.asides.remove(&fd).unwrap_or_default();
+        Some((self.registered.remove(&fd)?, aside))
+    }
+
+    fn aside(&self, fd: c_int) -> Aside {
+        self.asides.get(&fd).copied().unwrap_or_default()
+    }
+
+    fn set_aside(&mut self, fd: c_int, aside: Aside) {
+        if aside == Aside::default() {
+            self.asides.remove(&fd);
+        } else {
+            self.asides.insert(fd, aside);
+        }
+    }
+
     /// Takes a registration out of the kernel, as far as it is one, and learns what is left of it.
     fn take_out(&self, fd: c_int, r: &mut Registration) -> bool {
         if r.events & libc::EPOLLONESHOT as u32 != 0 && !std::mem::take(&mut r.keep_armed) {

@@ -10,20 +10,32 @@ use slim_sys::OwnFd;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::Ordering;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The agent's hold on one life of a flow.
 pub struct Handle {
     flow: &'static Flow,
-    /// What the application had set, while the kernel of the old transport asks the peer's. Of use to the agent's
-    /// thread only.
-    asking: Mutex<Option<sys::KeepAlive>>,
-    /// Of an accepted connection.
-    accepted: Option<Accepted>,
+    /// Boxed, and mostly not there, so that an idle flow stays small. Of use to the agent's thread only.
+    transient: Mutex<Option<Box<Transient>>>,
 }
 
-/// Which connection it is.
+// With the counters of an `Arc` it is not among the sizes that the heap expects to be freed soon (`heap.rs`); the transient
+// state is.
+const _: () = assert!(size_of::<Handle>() <= 24 && size_of::<Transient>() == 48);
+
+/// What a flow needs for a while only.
+#[derive(Default)]
+#[repr(align(16))]
+struct Transient {
+    /// Of an accepted connection, until the flow is live.
+    accepted: Option<Accepted>,
+    /// The application's setting, while the kernel of the old transport asks the peer's.
+    asking: Option<sys::KeepAlive>,
+}
+
+/// Which accepted connection it is.
+#[derive(Clone, Copy)]
 pub struct Accepted {
     /// Since when it has stood.
     since: Option<Instant>,
@@ -47,8 +59,12 @@ impl Handle {
     pub fn new(flow: &'static Flow, accepted: Option<Accepted>) -> Self {
         Self {
             flow,
-            asking: Mutex::new(None),
-            accepted,
+            transient: Mutex::new(accepted.map(|accepted| {
+                Box::new(Transient {
+                    accepted: Some(accepted),
+                    asking: None,
+                })
+            })),
         }
     }
 
@@ -59,6 +75,16 @@ impl Handle {
 }
 
 impl Handle {
+    fn transient(&self) -> MutexGuard<'_, Option<Box<Transient>>> {
+        self.transient
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn accepted(&self) -> Option<Accepted> {
+        self.transient().as_ref()?.accepted
+    }
+
     fn copy_options(
         &self,
         to: BorrowedFd<'_>,
@@ -88,6 +114,7 @@ impl FlowIo for Handle {
     fn live(&self) {
         // The connection has outlived what OPEN is for: the agent says FIN from here on.
         self.flow.ctl().opened = None;
+        *self.transient() = None;
         self.flow.live.store(true, Ordering::Release);
         self.flow.stream.wake();
     }
@@ -151,11 +178,11 @@ impl FlowIo for Handle {
     }
 
     fn age(&self) -> Option<Duration> {
-        Some(self.accepted.as_ref()?.since?.elapsed())
+        Some(self.accepted()?.since?.elapsed())
     }
 
     fn connection(&self) -> Option<u64> {
-        self.accepted.as_ref()?.number
+        self.accepted()?.number
     }
 
     fn drain(&self) -> Drained {
@@ -244,18 +271,20 @@ impl FlowIo for Handle {
 
     fn ask_kernel(&self, on: bool) {
         let Some(ctl) = self.flow.own() else { return };
-        let mut asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-        match (ctl.old().filter(|_| ctl.mode == Mode::Suspended), on) {
-            (Some(old), true) if asking.is_none() => {
+        let mut transient = self.transient();
+        let old = ctl.old().filter(|_| ctl.mode == Mode::Suspended);
+        if on {
+            let asking = &mut transient.get_or_insert_default().asking;
+            if let (Some(old), None) = (old, &asking) {
                 *asking = sys::KeepAlive::of(old);
                 sys::KeepAlive::SOON.set(old);
             }
-            (Some(old), false) => {
-                if let Some(as_it_was) = asking.take() {
-                    as_it_was.set(old);
-                }
+        } else {
+            let asked = transient.as_mut().and_then(|t| t.asking.take());
+            drop(transient.take_if(|t| t.accepted.is_none()));
+            if let (Some(old), Some(as_it_was)) = (old, asked) {
+                as_it_was.set(old);
             }
-            (_, on) => drop(asking.take_if(|_| !on)),
         }
     }
 

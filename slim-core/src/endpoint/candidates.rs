@@ -18,7 +18,7 @@ use super::{Endpoint, plain};
 use crate::addr::at_port;
 use crate::auth::Fresh;
 use crate::event::LegacyReason;
-use crate::ids::{Counted, FinHow, FlowId, FlowToken, Nonce, Role, Time};
+use crate::ids::{Counted, FinHow, FlowId, FlowToken, Nonce, Role, Time, take};
 use crate::wire::{Message, Parsed, Query, Unknown};
 
 /// Candidates of one connection. A further one takes the place of the oldest; if that asks again,
@@ -34,9 +34,6 @@ const PATIENCE_MAX: Duration = Duration::from_secs(1);
 const QUERIES_OF_CONNECTOR: u32 = 2;
 /// QUERYs to one candidate, and as many once the connection has failed.
 const QUERIES: u32 = 5;
-
-/// The memory for the candidates of as many flows is kept.
-const FEW_FLOWS: usize = 64;
 
 /// Somebody who has said HELLO for a connection.
 pub(super) struct Candidate {
@@ -87,14 +84,9 @@ impl Candidates {
         self.of.get(&token).is_some_and(|few| few.forgotten)
     }
 
-    /// None is known any more of this flow; those that were. Many flows have candidates at once when they are opened at
-    /// once, and then none for long: the memory is given back.
+    /// None is known any more of this flow; those that were.
     fn remove(&mut self, token: FlowToken) -> Option<Few> {
-        let few = self.of.remove(&token);
-        if self.of.is_empty() && self.of.capacity() > FEW_FLOWS {
-            self.of = Counted::default();
-        }
-        few
+        take(&mut self.of, token)
     }
 
     /// How many flows have any.

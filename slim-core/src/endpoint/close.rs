@@ -17,7 +17,7 @@ use super::timer::{Owner, Timer};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::{EscalateReason, Event, LegacyReason, LingerLimit};
-use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict};
+use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict, take};
 use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
 /// Flows remembered after their end.
@@ -158,7 +158,7 @@ impl Endpoint {
         } else {
             self.never_met(now, &flow, status, asked);
         }
-        self.numbers.remove(&token);
+        take(&mut self.numbers, token);
     }
 
     /// How a flow ended that is forgotten but for its tomb, said to its peer at `ip` under its key.

@@ -15,7 +15,7 @@ use super::record::{Flow, Peer};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs};
 use crate::config::{Config, Policy};
-use crate::ids::{FlowId, Role, Time};
+use crate::ids::{FlowId, Role, Time, take};
 use crate::wire::{self, FlowStatus, HelloAck, Message, Parsed};
 
 /// Negotiations remembered, of each role.
@@ -135,7 +135,7 @@ impl Endpoint {
                     first: asked,
                     status,
                     since: now,
-                    connection: self.numbers.remove(&flow.token),
+                    connection: take(&mut self.numbers, flow.token),
                 };
                 self.late.unasked.put(now, flow.ends.clone(), unasked);
             }

@@ -16,7 +16,7 @@ use super::{Action, Endpoint};
 use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
 use crate::config::Policy;
 use crate::event::{Event, LegacyReason};
-use crate::ids::{Cause, FinHow, FlowId, FlowToken, Role, Time};
+use crate::ids::{Cause, FinHow, FlowId, FlowToken, Role, Time, take};
 use crate::wire::{
     AddrList, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason, Parsed,
 };
@@ -400,7 +400,7 @@ impl Endpoint {
         self.hello_over(now, token);
         let ends = self.flows[&token].ends.clone();
         self.not_dialling(&ends, token);
-        self.numbers.remove(&token);
+        take(&mut self.numbers, token);
         let flow = self.flow(token);
         flow.hello = None;
         flow.go(State::Live);

@@ -71,9 +71,6 @@ impl Endpoint {
         self.connects.expire(now);
         // Not before the tombs, which have some.
         self.processes.forget_unused();
-        if self.numbers.is_empty() {
-            self.numbers.shrink_to_fit();
-        }
         if self.conns.is_empty() {
             self.conns.shrink_to_fit();
             self.fresh.shrink_to_fit();

@@ -5,7 +5,7 @@
 //! it is asked before every swap; and the number of a flow whose transport is away stays registered, with a placeholder
 //! that is never ready under it, for the program may change at any moment what it believes registered.
 
-use super::{INSTANCES, Instance, Registration, instance};
+use super::{Aside, INSTANCES, Instance, Registration, instance};
 use crate::flow::{Ctl, Flow};
 use crate::ops::descriptors;
 use crate::table::{self, Entry};
@@ -153,14 +153,20 @@ impl Instance {
                         data: now.data,
                         attached: true,
                         keep_armed: keep.is_some(),
-                        closed: before.and_then(|b| b.closed),
-                        left_out: None,
                     };
                     mirror.registered.insert(*fd, registration);
+                    let aside = mirror.aside(*fd);
+                    mirror.set_aside(
+                        *fd,
+                        Aside {
+                            left_out: None,
+                            ..aside
+                        },
+                    );
                     known = true;
                 }
                 (None, Some(before)) if before.attached => {
-                    mirror.registered.remove(fd);
+                    mirror.remove(*fd);
                 }
                 (None, before) => known |= before.is_some(),
             }
