@@ -258,10 +258,34 @@ static BOUND: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 /// How many there are. With more than fit, every connection is plain.
 static BINDING: AtomicUsize = AtomicUsize::new(0);
 
-/// A TCP socket that is no flow has got such an option.
+/// A connected socket has such an option. It keeps some of them when it is dissolved.
+static CONNECTED: AtomicBool = AtomicBool::new(false);
+
+/// A TCP socket has got such an option.
 #[cold]
 pub fn bind(fd: c_int) {
-    if !sys::is_tcp(fd) || is_bound(fd) {
+    let unconnected = [sys::TCP_CLOSE, sys::TCP_LISTEN, sys::TCP_SYN_SENT];
+    match sys::tcp_state(fd) {
+        Some(state) if unconnected.contains(&state) => add(fd),
+        Some(_) => CONNECTED.store(true, Ordering::SeqCst),
+        None => {}
+    }
+}
+
+/// The association of a socket has been dissolved; which connection it had, and with which options, is not known any more.
+pub fn dissolved(fd: c_int) {
+    if any_connected() {
+        add(fd);
+    }
+}
+
+/// Whether there has been one.
+pub fn any_connected() -> bool {
+    CONNECTED.load(Ordering::SeqCst)
+}
+
+fn add(fd: c_int) {
+    if is_bound(fd) {
         return;
     }
     let at = BINDING.fetch_add(1, Ordering::SeqCst);

@@ -178,6 +178,21 @@ fn names_of_what_is_broken_and_of_what_is_used_anew() {
     );
 }
 
+/// A socket with an option that cannot go with a connection is plain TCP for good, also when it is used anew.
+#[test]
+fn options_outlive_the_connection() {
+    if !own_network("options_outlive_the_connection") {
+        return;
+    }
+    let binary = compile("anew", &[]);
+    for args in ["plain bound", "plain bound listen"] {
+        let bare = run(&binary, args, 1, false, 0);
+        let got = run(&binary, args, 1, true, SETTLED);
+        let bad = differences(&format!("anew {args}"), &bare, &got);
+        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
+    }
+}
+
 /// A reading side that is shut stays so, and what comes for it is refused where the kernel does that.
 #[test]
 fn what_nobody_is_to_read_any_more() {

@@ -90,6 +90,8 @@ pub fn is_state_of_end(state: u8) -> bool {
 pub const TCP_CLOSE: u8 = 7;
 /// `TCP_ESTABLISHED`.
 pub const TCP_ESTABLISHED: u8 = 1;
+/// `TCP_LISTEN`.
+pub const TCP_LISTEN: u8 = 10;
 /// `TCP_SYN_SENT`.
 pub const TCP_SYN_SENT: u8 = 2;
 

@@ -145,10 +145,13 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
     ctl.options_set |= mode == Mode::Suspended;
     drop(ctl);
     if binds && r == 0 {
-        sys::keep_errno(|| match mode {
-            Mode::Open => descriptors::demote(flow, fd),
-            // As soon as what is stashed has been read.
-            _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
+        sys::keep_errno(|| {
+            options::bind(on);
+            match mode {
+                Mode::Open => descriptors::demote(flow, fd),
+                // As soon as what is stashed has been read.
+                _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
+            }
         });
     }
     r

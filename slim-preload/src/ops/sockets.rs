@@ -117,8 +117,11 @@ pub unsafe fn connect(
     }
     let r = real();
     let errno = sys::errno();
-    if r == 0 && names::any() && sys::keep_errno(dissolves) {
-        sys::keep_errno(|| names::forget(fd));
+    if r == 0 && (names::any() || options::any_connected()) && sys::keep_errno(dissolves) {
+        sys::keep_errno(|| {
+            names::forget(fd);
+            options::dissolved(fd);
+        });
     }
     // An interrupted connect goes on by itself (connect(2), EINTR).
     if managed && (r == 0 || errno == libc::EINPROGRESS || errno == libc::EINTR) {
