@@ -11,7 +11,8 @@ use slim_sys::OwnFd;
 /// One flow, as its front end sees it.
 ///
 /// Every method is called on the agent thread and must not block for longer than a lock is held
-/// for a few instructions: all flows of the process wait meanwhile. None may call back into the
+/// for a few instructions: all flows of the process wait meanwhile. In particular none waits for a data call: the
+/// agent asks whether one is [inside](Self::idle) until none is. None may call back into the
 /// agent and wait for the outcome; queueing a command with [`Agent`](crate::Agent) is fine.
 ///
 /// ```text
@@ -33,8 +34,9 @@ pub trait FlowIo: Send + Sync + 'static {
     /// says that policy does not allow this, so that the application must get an error.
     fn legacy(&self, refused: bool);
 
-    /// Keeps new data calls out and puts the placeholder in place of the transport. True when no
-    /// call is inside any more; if not, [`idle`](Self::idle) is asked until it is.
+    /// Keeps new data calls out, and cuts the transport, so that those which wait in it come out. True when no
+    /// call is inside any more; if not, [`idle`](Self::idle) is asked until it is. Also called for a flow that the front end
+    /// has suspended by itself, before [`drain`](Self::drain) and [`escalate`](Self::escalate).
     fn suspend(&self) -> bool;
 
     /// After [`suspend`](Self::suspend): whether no call is inside any more.
@@ -63,13 +65,13 @@ pub trait FlowIo: Send + Sync + 'static {
     }
 
     /// Reads the old transport dry into the stash and closes it. After that nothing received can
-    /// change any more, except by [`stash`](Self::stash).
+    /// change any more, except by [`stash`](Self::stash). No call is inside.
     ///
     /// Called again for a flow whose new transport failed during the replay; there is no old
     /// transport then, and only the counters are wanted.
     fn drain(&self) -> Drained;
 
-    /// Bytes sent since the flow began. Does not move while the flow is barred.
+    /// Bytes sent since the flow began. Asked while the flow is barred and no call is inside; does not move then.
     fn sent(&self) -> u64 {
         self.stream().sent()
     }
@@ -112,7 +114,8 @@ pub trait FlowIo: Send + Sync + 'static {
     /// The peer has ended its direction after `seq` bytes: an end of stream there is orderly.
     fn peer_final(&self, seq: u64);
 
-    /// The flow is given up. The application gets what is stashed, and then `verdict`.
+    /// The flow is given up. The application gets what is stashed, and then `verdict`. If the flow was suspended no call is
+    /// inside, but for one that has not come out in 10 s.
     fn escalate(&self, verdict: Verdict);
 
     /// Asks the kernel how far the peer has acknowledged, and trims.

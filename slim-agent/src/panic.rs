@@ -115,6 +115,11 @@ impl Survivor {
         }
     }
 
+    /// Whether a flow is.
+    pub(crate) fn is_away(&self, token: FlowToken) -> bool {
+        self.away.borrow().contains(&token)
+    }
+
     /// Whether any flow is.
     pub(crate) fn any_away(&self) -> bool {
         !self.away.borrow().is_empty()

@@ -196,6 +196,48 @@ fn a_data_call_that_takes_its_time_delays_the_resume_only() {
     far.read_exact(&mut buf).unwrap();
 }
 
+/// The front end has suspended the flow by itself, and one of its calls is inside still. All other flows go on.
+#[test]
+fn a_call_that_never_returns_costs_its_own_flow_only() {
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    let (other, other_far) = server.pair(&client);
+    for end in [&near, &far, &other, &other_far] {
+        end.wait_live();
+    }
+    near.state().pretence.busy = u32::MAX;
+    let begun = Instant::now();
+    near.kill(Kill::Fin);
+    let error = thread::scope(|scope| {
+        let write = scope.spawn(|| near.write(b"x").unwrap_err());
+        near.wait("asked", LIMIT, |s| s.pretence.asked > 3);
+        let killed = Instant::now();
+        other.kill(Kill::Fin);
+        other.write(b"y").unwrap();
+        other_far.read_exact(&mut [0]).unwrap();
+        let took = killed.elapsed();
+        assert!(took < Duration::from_millis(500), "took {took:?}");
+        write.join().unwrap()
+    });
+    assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
+    let took = begun.elapsed();
+    assert!(took > Duration::from_secs(9), "took {took:?}");
+    assert_eq!(near.state().resumed, 0);
+}
+
+#[test]
+fn what_is_given_up_waits_for_its_calls() {
+    let (client, server) = agents(Config::default());
+    let (near, far) = server.pair(&client);
+    near.wait_live();
+    far.wait_live();
+    far.state().pretence.busy = 60;
+    near.reset();
+    let error = far.read(&mut [0]).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
+    assert_eq!(far.state().pretence.busy, 0);
+}
+
 #[test]
 fn a_half_close_survives() {
     for kill in kills() {

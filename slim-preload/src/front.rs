@@ -149,10 +149,14 @@ impl FlowIo for Handle {
         }
         transport::suspend(self.flow, &mut ctl);
         // A flow that the application has closed has no numbers, and is barred all the same.
-        self.flow.stream.bar();
+        if !self.flow.stream.is_suspended() {
+            self.flow.stream.bar();
+        }
         transport::cut(&mut ctl);
+        // Plain TCP by now: who is inside stays there.
+        let is_plain = ctl.mode == Mode::Lingering && ctl.transport.is_none();
         drop(ctl);
-        self.flow.stream.idle()
+        is_plain || self.flow.stream.idle()
     }
 
     fn idle(&self) -> bool {

@@ -685,6 +685,28 @@ fn a_thread_that_leaves_its_processor_to_nobody() {
     );
 }
 
+/// A thread that stays inside a call delays the resume of that connection, and of no other.
+#[test]
+fn calls_that_take_their_time() {
+    unnoticed("held", &["recv 800", "send 800", "room 0"], 1);
+}
+
+/// Nor does one that never comes back: its connection is given up.
+#[test]
+fn calls_that_do_not_come_back() {
+    if !own_network("calls_that_do_not_come_back") {
+        return;
+    }
+    let binary = compile("held", &[]);
+    for args in ["recv 14000 10500", "send 14000 10500"] {
+        let (server, client) = run(&binary, args, 1, true, SETTLED);
+        let said = format!("{args}:\n{}\n{}", server.transcript(), client.transcript());
+        assert_eq!(client.stdout.matches("at once: 1").count(), 2, "{said}");
+        let given_up = "a data call does not return; the flow is given up";
+        assert!(client.stderr.contains(given_up), "{said}");
+    }
+}
+
 /// A filter of the program's own, and processes that end with their last thread: both as without the library, which says
 /// once that it steps back.
 #[test]

@@ -33,13 +33,13 @@ impl Driver {
         if io.suspend() {
             self.notices.push_back(Notice::Suspended(token));
         } else {
-            self.watch.suspending(now, token);
+            self.watch.suspend_later(now, token);
         }
     }
 
     /// Carries out `Drain`.
     pub(crate) fn drain(&mut self, token: FlowToken, action: Action) {
-        if self.drain_carrier(token, action) {
+        if self.drain_carrier(token, &action) {
             return;
         }
         let Some(io) = self.survivor.io(token) else {
@@ -51,6 +51,11 @@ impl Driver {
             self.notices.push_back(Notice::Drained(token, drained));
             return;
         };
+        // A fault is reported while other calls are inside.
+        if !io.suspend() {
+            let now = self.now();
+            return self.watch.act_later(now, token, action);
+        }
         let drained = io.drain();
         self.drained.insert(token, drained);
         self.notices.push_back(Notice::Drained(token, drained));
@@ -61,14 +66,19 @@ impl Driver {
         let Action::Escalate { verdict, .. } = action else {
             return;
         };
-        if self.drain_carrier(token, action) {
+        if self.drain_carrier(token, &action) {
             return;
         }
-        self.watch.stop_suspending(token);
         if let Some(io) = self.survivor.io(token) {
+            // What the old transport has brought is still the application's, so it is read dry.
+            if self.survivor.is_away(token) && !io.suspend() {
+                let now = self.now();
+                return self.watch.act_later(now, token, action);
+            }
             io.escalate(verdict);
             self.survivor.set_away(token, false);
         }
+        self.watch.forget_busy(token);
         self.let_go(token);
     }
 
@@ -163,12 +173,12 @@ impl Driver {
     }
 
     /// If a connection carries the flow, has it read dry and closed before `action`.
-    fn drain_carrier(&mut self, token: FlowToken, action: Action) -> bool {
+    fn drain_carrier(&mut self, token: FlowToken, action: &Action) -> bool {
         let Some(carrier) = self.carriers.get_mut(&token) else {
             return false;
         };
         carrier.stopped = true;
-        carrier.then = Some(action);
+        carrier.then = Some(action.clone());
         let conn = carrier.conn;
         if !self.order(conn, Order::Drain) {
             self.drop_carrier(token);

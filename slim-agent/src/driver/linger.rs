@@ -143,7 +143,7 @@ impl Driver {
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
         if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
             (lingering.at, lingering.wait) = (now, FIRST);
-            self.watch.look(now, token);
+            self.watch.look_at_lingering(now, token);
         }
     }
 
@@ -167,7 +167,7 @@ impl Driver {
         if self.watch.linger.note(now, token, owed, carried) {
             self.orphan(now, token, LingerLimit::Time);
         } else if let Some(at) = self.watch.linger.again(now, token) {
-            self.watch.look(at, token);
+            self.watch.look_at_lingering(at, token);
         }
         while let Some(limit) = self.watch.linger.exceeded() {
             let Some(token) = self.oldest_lingering() else {

@@ -3,7 +3,8 @@
 //! * *dirty*: bytes are unacknowledged. About once a second all of them are probed, which also
 //!   trims their replay buffers; none is left, and nobody wakes the process any more. Those that a
 //!   look finds dirty still are *slow*: only of these it is remembered how they get on.
-//! * *suspending*: a data call was still inside when the flow was suspended.
+//! * *busy*: a data call is still inside of a flow that is suspended. What that holds up is done when it has come out: an
+//!   answer to `Suspend`, `Drain`, `Escalate`. All other flows go on meanwhile.
 //! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has done that.
 //! * *lingering*: closed by the application, not yet delivered ([`linger`](super::linger)).
 //! * *unlistened*: control sockets whose listener is gone, but which are still needed.
@@ -15,11 +16,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::State;
+use slim_core::endpoint::{Action, State};
 use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 
 use super::linger::Linger;
 use super::{Driver, Notice};
+use crate::FlowIo;
 use crate::done::Done;
 use crate::events;
 
@@ -31,9 +33,13 @@ const UNLISTENED_FIRST: Duration = Duration::from_millis(50);
 const UNLISTENED_LAST: Duration = Duration::from_secs(60);
 /// Shortest time between two sweeps, however short a stall is to be noticed.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
-const IDLE_POLL: Duration = Duration::from_micros(200);
-const IDLE_WARN: Duration = Duration::from_secs(2);
-const IDLE_GIVE_UP: Duration = Duration::from_secs(10);
+/// How often it is looked whether a data call has come out; less often the longer it takes.
+const BUSY_POLL: Duration = Duration::from_micros(100);
+const BUSY_POLL_LAST: Duration = Duration::from_millis(5);
+const BUSY_WARN: Duration = Duration::from_secs(2);
+const BUSY_GIVE_UP: Duration = Duration::from_secs(10);
+/// What counts at most of the time between two looks: the process may have been stopped.
+const BUSY_STEP: Duration = Duration::from_millis(100);
 /// How often it is looked whether the peer's kernel has answered, which it is asked a second after it was last heard;
 /// and for how long.
 const VERIFY_POLL: Duration = Duration::from_millis(100);
@@ -46,12 +52,12 @@ pub(crate) struct Watch {
     /// Reported since the last sweep; some perhaps twice, and some perhaps over by now.
     dirty: Vec<FlowToken>,
     slow: BTreeMap<FlowToken, Progress>,
-    suspending: HashMap<FlowToken, Suspending>,
+    busy: HashMap<FlowToken, Busy>,
     /// Since when.
     verifying: HashMap<FlowToken, Time>,
     pub(crate) linger: Linger,
     /// Looks at single flows. An entry that its flow's table does not know of means nothing.
-    agenda: BTreeSet<(Time, FlowToken)>,
+    agenda: BTreeSet<(Time, FlowToken, Look)>,
     sweep_at: Option<Time>,
     tidy_at: Option<Time>,
     exiting: Vec<(Time, Done)>,
@@ -68,9 +74,30 @@ struct Progress {
     since: Option<Time>,
 }
 
-struct Suspending {
-    since: Time,
+/// What a look at a flow is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Look {
+    Busy,
+    Linger,
+    Verify,
+}
+
+/// A suspended flow with a data call inside.
+struct Busy {
+    looked: Time,
+    waited: Duration,
     warned: bool,
+    /// `Suspend` has no answer yet.
+    suspending: bool,
+    /// `Drain` or `Escalate`.
+    then: Option<Action>,
+}
+
+impl Busy {
+    /// When to look again.
+    fn next(&self) -> Time {
+        self.looked + (self.waited / 4).clamp(BUSY_POLL, BUSY_POLL_LAST)
+    }
 }
 
 impl Watch {
@@ -78,7 +105,7 @@ impl Watch {
         Watch {
             dirty: Vec::new(),
             slow: BTreeMap::new(),
-            suspending: HashMap::new(),
+            busy: HashMap::new(),
             verifying: HashMap::new(),
             linger: Linger::new(config),
             agenda: BTreeSet::new(),
@@ -92,7 +119,7 @@ impl Watch {
 
     /// When to call [`Driver::on_time`].
     pub(crate) fn next(&self) -> Option<Time> {
-        let look = self.agenda.first().map(|(at, _)| *at);
+        let look = self.agenda.first().map(|(at, ..)| *at);
         let exit = self.exiting.iter().map(|(at, _)| *at).min();
         let unlistened = self.unlistened.values().map(|(at, _)| *at).min();
         [look, exit, unlistened, self.sweep_at, self.tidy_at]
@@ -111,24 +138,46 @@ impl Watch {
         self.tidy_at.get_or_insert(now + TIDY);
     }
 
-    pub(crate) fn suspending(&mut self, now: Time, token: FlowToken) {
-        self.suspending.insert(
-            token,
-            Suspending {
-                since: now,
+    fn busy(&mut self, now: Time, token: FlowToken) -> &mut Busy {
+        self.busy.entry(token).or_insert_with(|| {
+            let busy = Busy {
+                looked: now,
+                waited: Duration::ZERO,
                 warned: false,
-            },
-        );
-        self.agenda.insert((now + IDLE_POLL, token));
+                suspending: false,
+                then: None,
+            };
+            self.agenda.insert((busy.next(), token, Look::Busy));
+            busy
+        })
     }
 
-    /// Looks at the flow at this time.
-    pub(crate) fn look(&mut self, at: Time, token: FlowToken) {
-        self.agenda.insert((at, token));
+    /// A data call is inside of the flow: `Suspend` is answered when it has come out.
+    pub(crate) fn suspend_later(&mut self, now: Time, token: FlowToken) {
+        self.busy(now, token).suspending = true;
     }
 
-    pub(crate) fn stop_suspending(&mut self, token: FlowToken) {
-        self.suspending.remove(&token);
+    /// Likewise, and `action` is carried out then.
+    pub(crate) fn act_later(&mut self, now: Time, token: FlowToken, action: Action) {
+        self.busy(now, token).then = Some(action);
+    }
+
+    /// Looks at this time at a flow that lingers.
+    pub(crate) fn look_at_lingering(&mut self, at: Time, token: FlowToken) {
+        self.look(at, token, Look::Linger);
+    }
+
+    fn look(&mut self, at: Time, token: FlowToken, look: Look) {
+        self.agenda.insert((at, token, look));
+    }
+
+    pub(crate) fn is_busy(&self, token: FlowToken) -> bool {
+        self.busy.contains_key(&token)
+    }
+
+    /// It does not matter any more who is inside.
+    pub(crate) fn forget_busy(&mut self, token: FlowToken) {
+        self.busy.remove(&token);
     }
 
     pub(crate) fn exiting(&mut self, until: Time, done: Done) {
@@ -152,7 +201,7 @@ impl Watch {
 
     pub(crate) fn forget(&mut self, token: FlowToken) {
         self.slow.remove(&token);
-        self.suspending.remove(&token);
+        self.busy.remove(&token);
         self.verifying.remove(&token);
         self.linger.forget(token);
     }
@@ -185,14 +234,14 @@ impl Driver {
         for addr in due.map(|(addr, _)| *addr).collect::<Vec<_>>() {
             self.unlistened(now, addr);
         }
-        while let Some(&(at, token)) = self.watch.agenda.first().filter(|(at, _)| *at <= now) {
-            self.watch.agenda.remove(&(at, token));
-            if self.watch.suspending.contains_key(&token) {
-                self.poll_idle(now, token);
-            } else if self.watch.verifying.contains_key(&token) {
-                self.poll_verified(now, token);
-            } else if self.watch.linger.is_due(at, token) {
-                self.poll_linger(now, token);
+        let due = |&(at, ..): &(Time, FlowToken, Look)| at <= now;
+        while let Some((at, token, look)) = self.watch.agenda.first().copied().filter(due) {
+            self.watch.agenda.remove(&(at, token, look));
+            match look {
+                Look::Busy => self.poll_busy(now, token),
+                Look::Verify => self.poll_verified(now, token),
+                Look::Linger if self.watch.linger.is_due(at, token) => self.poll_linger(now, token),
+                Look::Linger => {}
             }
         }
     }
@@ -216,41 +265,66 @@ impl Driver {
         });
     }
 
-    fn poll_idle(&mut self, now: Time, token: FlowToken) {
-        let io = self.survivor.io(token).filter(|io| !io.idle());
-        let Some(io) = io else {
-            self.watch.stop_suspending(token);
-            self.notices.push_back(Notice::Suspended(token));
+    fn poll_busy(&mut self, now: Time, token: FlowToken) {
+        if !self.watch.is_busy(token) {
+            return;
+        }
+        match self.survivor.io(token).filter(|io| !io.idle()) {
+            Some(io) => self.still_busy(now, token, &*io),
+            None => self.busy_no_more(token),
+        }
+    }
+
+    /// Nobody is inside any more, or need come out: what has waited for that.
+    fn busy_no_more(&mut self, token: FlowToken) {
+        let Some(busy) = self.watch.busy.remove(&token) else {
             return;
         };
+        if busy.suspending {
+            self.notices.push_back(Notice::Suspended(token));
+        }
+        match busy.then {
+            Some(action @ Action::Drain { .. }) => self.drain(token, action),
+            Some(action @ Action::Escalate { .. }) => self.escalate(token, action),
+            _ => {}
+        }
+    }
+
+    fn still_busy(&mut self, now: Time, token: FlowToken, io: &dyn FlowIo) {
+        let Some(busy) = self.watch.busy.get_mut(&token) else {
+            return;
+        };
+        busy.waited += now.since(busy.looked).min(BUSY_STEP);
+        busy.looked = now;
+        let (next, waited) = (busy.next(), busy.waited);
+        let warn = waited >= BUSY_WARN && !mem::replace(&mut busy.warned, waited >= BUSY_WARN);
         let addrs = self.endpoint.addrs(token);
         let peer = || addrs.map_or_else(|| "?".to_owned(), |(_, peer)| peer.to_string());
-        let Some(wait) = self.watch.suspending.get_mut(&token) else {
-            return;
+        if waited < BUSY_GIVE_UP {
+            if warn {
+                self.log
+                    .warn(|| format!("flow to {}: waiting for a data call to return", peer()));
+            }
+            return self.watch.look(next, token, Look::Busy);
+        }
+        self.log.error(|| {
+            let peer = peer();
+            format!("flow to {peer}: a data call does not return; the flow is given up")
+        });
+        let then = self.watch.busy.remove(&token).and_then(|busy| busy.then);
+        let verdict = match then {
+            Some(Action::Escalate { verdict, .. }) => verdict,
+            _ => {
+                // Its old transport cannot be drained, so nothing can be agreed with the peer. How much was sent before a
+                // reset nobody needs to know, and the call may have the sending half.
+                let reset = Notice::Finish(token, 0, FinHow::Reset);
+                self.notices.push_back(reset);
+                Verdict::Errno(libc::ETIMEDOUT)
+            }
         };
-        let waited = now.since(wait.since);
-        if waited >= IDLE_GIVE_UP {
-            // Its old transport cannot be drained, so nothing can be agreed with the peer.
-            self.log.error(|| {
-                format!(
-                    "flow to {}: a data call does not return; the flow is given up",
-                    peer()
-                )
-            });
-            let sent = io.sent();
-            self.watch.stop_suspending(token);
-            self.notices
-                .push_back(Notice::Finish(token, sent, FinHow::Reset));
-            io.escalate(Verdict::Errno(libc::ETIMEDOUT));
-            self.let_go(token);
-            return;
-        }
-        if waited >= IDLE_WARN && !wait.warned {
-            wait.warned = true;
-            self.log
-                .warn(|| format!("flow to {}: waiting for a data call to return", peer()));
-        }
-        self.watch.agenda.insert((now + IDLE_POLL, token));
+        io.escalate(verdict);
+        self.survivor.set_away(token, false);
+        self.let_go(token);
     }
 
     /// Carries out `Verify`.
@@ -259,7 +333,7 @@ impl Driver {
         if let Some(io) = self.survivor.io(token) {
             io.ask_kernel(true);
             self.watch.verifying.insert(token, now);
-            self.watch.agenda.insert((now + VERIFY_POLL, token));
+            self.watch.look(now + VERIFY_POLL, token, Look::Verify);
         }
     }
 
@@ -276,7 +350,7 @@ impl Driver {
             Some(State::Suspended | State::Resuming)
         );
         if away && !ended && since < VERIFY_LIMIT {
-            self.watch.agenda.insert((now + VERIFY_POLL, token));
+            self.watch.look(now + VERIFY_POLL, token, Look::Verify);
             return;
         }
         self.watch.verifying.remove(&token);
@@ -315,7 +389,7 @@ impl Driver {
             Some(State::Suspended | State::Resuming) => return true,
             _ => return false,
         }
-        if self.carriers.contains_key(&token) || self.watch.suspending.contains_key(&token) {
+        if self.carriers.contains_key(&token) || self.watch.is_busy(token) {
             return true;
         }
         let probe = io.probe();

@@ -73,7 +73,7 @@ pub enum Action {
         /// Which flow.
         token: FlowToken,
     },
-    /// Read the flow's transport dry into the stash and close it; answered by `handle_drained`.
+    /// Read the flow's transport dry into the stash and close it; answered by `handle_drained`, once no data call is under way.
     /// The flow is suspended.
     Drain {
         /// Which flow.

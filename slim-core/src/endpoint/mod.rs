@@ -18,8 +18,9 @@
 //!   [`handle_installed`], unless a fault, a `Suspend` or a `Drain` came before the replay was
 //!   written.
 //! * Before [`fault`] with an error or an end of stream the front end has suspended the flow by
-//!   itself: no data call is under way and nothing is trimmed. With a stall it has not. After an end of stream
-//!   it may go on sending on the old transport, until `Drain`, `Suspend` or `Install`.
+//!   itself: no data call begins, and nothing is trimmed. With a stall it has not. Data calls that are under way may still move
+//!   bytes on the old transport; they have come out before `Drain` is answered. After an end of stream
+//!   the front end may go on sending on the old transport, until `Drain`, `Suspend` or `Install`.
 //! * A fault is reported for the transport in use only. While the replay after `Install` is being
 //!   written, that is the new connection.
 //! * From `Suspend` or `fault` until the flow is live again, the replay buffer is trimmed by

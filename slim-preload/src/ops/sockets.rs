@@ -448,7 +448,11 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
             });
             number(ctl.receiving.stash.len())
         }
-        (Mode::Suspended, _) => number(flow.stream.with_half(|s| s.replay.len())),
+        // A call that is inside still may have the half for long; the kernel knows as well then.
+        (Mode::Suspended, _) => match flow.stream.try_with_half(|s| s.replay.len()) {
+            Some(kept) => number(kept),
+            None => ctl.old().map(Ioctl::Ask),
+        },
         (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
     }
 }

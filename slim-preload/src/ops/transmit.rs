@@ -349,8 +349,19 @@ impl<S: Source> Transmit<S> {
             _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
         };
         // A transport is there, but its number still shows the stash, or nothing while the end of the peer's stream is
-        // looked into. Never wait with the control lock held: the reader of the stash needs it.
-        flow.stream.lock_half();
+        // looked into. Never wait with the control lock held: the reader of the stash needs it, and the agent.
+        if half_open.is_none() {
+            flow.stream.lock_half();
+        } else if !flow.stream.try_lock_half() {
+            // A call that was inside before waits for room.
+            if dontwait || transport::nonblocking(&ctl, self.fd) {
+                return Next::Return(fail(libc::EAGAIN));
+            }
+            let seen = flow.stream.signal();
+            drop(ctl);
+            let _ = flow.stream.wait(seen, Some(MOMENT));
+            return Next::Again;
+        }
         let n = real(fd, self.flags | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let errno = sys::errno();
         if n > 0 {

@@ -432,9 +432,9 @@ UNUSED static int pair_up(int *l) {
 
 // ---- breaking connections ----
 
-// Destroys every TCP connection of this network namespace that is not only listening; how many. Needs CAP_NET_ADMIN.
-// The harness puts each such program into a namespace of its own, and says so; elsewhere nothing is touched.
-UNUSED static int break_connections(void) {
+// Destroys every TCP connection of this network namespace that is not only listening, or those of one port; how many. Needs
+// CAP_NET_ADMIN. The harness puts each such program into a namespace of its own, and says so; elsewhere nothing is touched.
+UNUSED static int break_those(int port) {
     if (!getenv("T_OWN_NETWORK")) return errno = EPERM, -1;
     int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG), killed = 0;
     if (fd < 0) return -1;
@@ -459,6 +459,8 @@ UNUSED static int break_connections(void) {
                     done = 1;
                 else if (n < 8192)
                     ids[n++] = ((struct inet_diag_msg *)NLMSG_DATA(h))->id;
+                int p = htons(port);
+                if (n && port && ids[n - 1].idiag_sport != p && ids[n - 1].idiag_dport != p) n--;
             }
         }
         for (int i = 0; i < n; i++) {
@@ -476,3 +478,5 @@ UNUSED static int break_connections(void) {
     close(fd);
     return killed;
 }
+
+UNUSED static int break_connections(void) { return break_those(0); }

@@ -1,0 +1,121 @@
+// A thread stays inside a call for long, because a handler that has interrupted it takes its time, or because there is no
+// room. Its connection breaks, and so does another one of the process, which must not wait for that. T_ARGS: the call,
+// how many milliseconds the handler takes, and when, after that, the other connection breaks once more.
+#include "t.h"
+#include "raw.h"
+
+enum { MUCH = 32 << 20 };
+
+static char call[16];
+static int length, later, a;
+static struct conn other;
+static char data[MUCH];
+
+static int is(const char *k) { return !strcmp(call, k); }
+static int breaks(void) { return atoi(getenv("T_BREAKS")); }
+
+static void takes_its_time(int sig UNUSED) {
+    int saved = errno;
+    ms(length);
+    errno = saved;
+}
+
+static void *sends(void *p UNUSED) {
+    // What waits with nothing sent waits in the kernel.
+    size_t sent = 0;
+    ssize_t n;
+    for (int full = 0; full < 20 && sent < MUCH / 2; full = n < 0 ? full + 1 : 0) {
+        n = send(a, data, 100000, MSG_DONTWAIT);
+        if (n < 0) ms(2);
+        if (n > 0) sent += n;
+    }
+    line("all is sent: %d", full_send(a, data, MUCH - sent) == 0);
+    return NULL;
+}
+
+static void *says_more(void *p UNUSED) {
+    full_send(a, "more", 4);
+    return NULL;
+}
+
+static void *receives(void *p UNUSED) {
+    char b[8] = "";
+    ssize_t n = full_recv(a, b, 8);
+    if (!is("room")) line("has received %zd: %.8s", n, b);
+    return NULL;
+}
+
+static void at_once(void) {
+    double begun = now_s();
+    ping(other.c, other.s, "the other one");
+    double took = now_s() - begun;
+    line("at once: %d", took < 0.4);
+    if (took >= 0.4) fprintf(stderr, "the other one took %.3f s\n", took);
+}
+
+static void serve(void) {
+    tell(getpid());
+    if (is("room")) {
+        hear();
+        // No hook sees it, and nobody announces it.
+        if (breaks()) MUST(raw(SYS_shutdown, a, SHUT_WR));
+        tell(1);
+        raise(SIGSTOP);
+    }
+    hear();
+    ssize_t n = is("recv") ? 4 : is("send") ? MUCH : MUCH + 4;
+    line("all has come: %d", full_recv(a, data, n) == n);
+    if (!is("room")) MUST(full_send(a, "received", 8));
+    meet();
+    close(a);
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 40);
+    int l = -1;
+    if (sscanf(getenv("T_ARGS"), "%15s %d %d", call, &length, &later) < 2) return 2;
+    a = pair_up(&l);
+    if (is_server()) {
+        serve();
+        return 0;
+    }
+    pid_t server = hear();
+    other = connection();
+    handle(SIGUSR1, takes_its_time, SA_RESTART);
+    pthread_t first, second, third;
+    pthread_create(&first, NULL, is("recv") ? receives : sends, NULL);
+    ms(300);
+    if (is("room")) {
+        // One waits for room, one notices the end of the stream, of which nobody tells, and one more wants to send then.
+        tell(1);
+        hear();
+        ms(50);
+        pthread_create(&second, NULL, receives, NULL);
+        ms(50);
+        pthread_create(&third, NULL, says_more, NULL);
+        ms(1500);
+        if (breaks()) MUST(break_those(port_of(other.l)));
+        at_once();
+        MUST(kill(server, SIGCONT));
+    } else {
+        pthread_kill(first, SIGUSR1);
+        ms(50);
+        if (breaks()) MUST(break_connections());
+        pthread_create(&second, NULL, is("recv") ? says_more : receives, NULL);
+        ms(30);
+        at_once();
+        if (later) {
+            ms(later);
+            if (breaks()) MUST(break_connections());
+            at_once();
+        }
+    }
+    tell(1);
+    pthread_join(first, NULL);
+    if (later) _exit(0);
+    meet();
+    pthread_join(second, NULL);
+    if (is("room")) pthread_join(third, NULL);
+    hang_up(other);
+    return 0;
+}
