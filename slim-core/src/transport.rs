@@ -1,4 +1,4 @@
-//! Kinds of transport, and how a peer is reached by each.
+//! Kinds of transport, and how a peer is reached by each: `docs/PROTOCOL.md`, section "Kinds of transport".
 //!
 //! This crate knows kinds by number and name only. What a [locator](Locator) of another kind than TCP says is the
 //! business of whoever makes connections of that kind.
@@ -239,7 +239,7 @@ pub struct Transports {
     pub resume_port: u16,
     /// UDP port of the control socket.
     pub control_port: u16,
-    /// How it is reached by other kinds; the first four are announced.
+    /// How it is reached by other kinds; the first [`MAX_LOCATORS`](crate::wire::MAX_LOCATORS) of them are announced.
     pub locators: Vec<OtherLocator>,
     /// The kinds that it can make connections of, preferred one first. TCP is always one of them: the last one, unless
     /// named.
@@ -263,6 +263,11 @@ impl Transports {
         let once = named.filter(|(i, kind)| !self.kinds[..*i].contains(kind));
         let tcp = (!self.kinds.contains(&TransportKind::TCP)).then_some(TransportKind::TCP);
         once.map(|(_, kind)| *kind).chain(tcp)
+    }
+
+    /// Whether it has any other kind than TCP.
+    pub(crate) fn has_others(&self) -> bool {
+        self.kinds.iter().any(|kind| *kind != TransportKind::TCP)
     }
 }
 

@@ -14,10 +14,12 @@ use std::panic;
 use std::time::{Duration, Instant, SystemTime};
 
 use fastrand::Rng;
+use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::wire::{
     self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
-    HelloDone, HelloNak, HelloWait, Kind, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason, Open, Pair,
-    PairId, Query, Refuse, RefuseReason, Resume, ResumeOk, Seen, Status, Unknown, VERSION,
+    HelloDone, HelloNak, HelloWait, Kind, LocatorList, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason,
+    Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Resume, ResumeOk, Seen, Status,
+    Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -115,6 +117,18 @@ fn corpus() -> Vec<Vec<u8>> {
         }));
     }
     messages.push(Message::Seen(Seen { pair, counter: 9 }));
+    let locator = |n: usize| {
+        let kind = TransportKind::new(n as u8);
+        OtherLocator::new(kind, &vec![0x77; n]).expect("of another kind, and not too long")
+    };
+    for (answers, lengths) in [(0, &[][..]), (7, &[1]), (u64::MAX, &[64, 1, 63, 2])] {
+        messages.push(Message::Offer(Offer {
+            flow,
+            serial: 1 << 41,
+            answers,
+            locators: LocatorList::new(lengths.iter().map(|n| locator(*n))),
+        }));
+    }
     messages.push(Message::Challenge(Challenge {
         endpoint,
         nonce_r: nonce,

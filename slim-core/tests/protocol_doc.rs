@@ -90,6 +90,13 @@ fn offsets(kind: Kind) -> Vec<usize> {
             open::MAC,
         ],
         Kind::Seen => vec![seen::PAIR, seen::COUNTER, seen::MAC],
+        Kind::Offer => vec![
+            offer::FLOW,
+            offer::SERIAL,
+            offer::ANSWERS,
+            offer::LOCATORS,
+            offer::MAC,
+        ],
         Kind::Challenge => vec![challenge::ENDPOINT_ID, challenge::NONCE_R, challenge::MAC],
         Kind::Resume => vec![resume::FLOW, resume::EPOCH, resume::NONCE_I, resume::MAC],
         Kind::ResumeOk => vec![
@@ -170,6 +177,7 @@ fn sections_that_the_code_names_exist() {
         "## End of a flow, and questions about it",
         "## Header",
         "## Keys and authentication codes",
+        "## Kinds of transport",
         "## Messages",
         "## Negotiation",
         "## Resume",
@@ -194,6 +202,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const CONNECTING: &str = include_str!("../src/endpoint/connecting.rs");
     const PACE: &str = include_str!("../src/endpoint/pace.rs");
     const PROBE: &str = include_str!("../src/endpoint/probe.rs");
+    const LOCATORS: &str = include_str!("../src/endpoint/locators.rs");
     let pairs = [
         (
             NEGOTIATE,
@@ -358,6 +367,12 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "SLOW: Duration = Duration::from_millis(400)",
             "after 400 ms and four round trips",
         ),
+        (
+            LOCATORS,
+            "RETRY: Duration = Duration::from_millis(50)",
+            "OFFER is repeated after 50 ms, 100 ms, 200 ms",
+        ),
+        (LOCATORS, "OFFERS: u32 = 6", "six times in all"),
     ];
     // Lines of the text are broken anywhere.
     let text: Vec<&str> = DOC.split_whitespace().collect();

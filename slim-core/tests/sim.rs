@@ -3,7 +3,8 @@
 //! Each seed is one schedule: applications that write, read, half-close and close at random; a
 //! network that loses, doubles and delays datagrams and cuts paths; connections that are killed at
 //! either end, or ended by somebody in the middle, also while a resume is under way; processes that
-//! crash. The real `Endpoint`, `Replay` and `Stash` run in it.
+//! crash. In half of the tests the processes have a second kind of transport beside TCP, and the networks of either kind
+//! may fail for longer than all attempts take. The real `Endpoint`, `Replay` and `Stash` run in it.
 //!
 //! What must hold, in every schedule:
 //!
@@ -26,6 +27,8 @@ mod event;
 mod front;
 #[path = "sim/harm.rs"]
 mod harm;
+#[path = "sim/kinds.rs"]
+mod kinds;
 #[path = "sim/net.rs"]
 mod net;
 #[path = "sim/node.rs"]
@@ -37,6 +40,8 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use dice::mix;
+use kinds::Kinds;
 use world::{Mutation, Stats, World};
 
 fn number(name: &str) -> Option<u64> {
@@ -47,10 +52,10 @@ fn number(name: &str) -> Option<u64> {
     )
 }
 
-fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {
+fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<(), String>) {
     let mut stats = Stats::default();
     let outcome = catch_unwind(AssertUnwindSafe(|| {
-        let mut world = World::new(seed, mutation);
+        let mut world = World::new(seed, mutation, kinds);
         world.trace = mutation.is_none() && number("SLIM_SIM_SEED").is_some();
         let outcome = world.run();
         stats = world.stats;
@@ -60,12 +65,13 @@ fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {
     (stats, outcome)
 }
 
-#[test]
-fn every_schedule_is_byte_exact_and_ends() {
+/// All seeds, or the one that is named: how many, and what they contained.
+fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
     if let Some(seed) = number("SLIM_SIM_SEED") {
-        let (stats, outcome) = run(seed, None);
+        let (stats, outcome) = run(seed, None, kinds(seed));
         println!("seed {seed}: {outcome:?}, {stats:?}");
-        return outcome.unwrap();
+        outcome.unwrap();
+        return None;
     }
     let seeds = number("SLIM_SIM_SEEDS").unwrap_or(if cfg!(debug_assertions) {
         2_000
@@ -74,16 +80,40 @@ fn every_schedule_is_byte_exact_and_ends() {
     });
     let mut total = Stats::default();
     for seed in 0..seeds {
-        let (stats, outcome) = run(seed, None);
+        let (stats, outcome) = run(seed, None, kinds(seed));
         total.add(&stats);
         if let Err(problem) = outcome {
             panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
         }
     }
     println!("{seeds} seeds: {total:?}");
+    Some((seeds, total))
+}
+
+#[test]
+fn every_schedule_is_byte_exact_and_ends() {
+    let Some((seeds, total)) = run_all(|_| Kinds::tcp()) else {
+        return;
+    };
     // A simulator in which nothing happens finds nothing.
     assert!(
         total.resumes > seeds / 4 && total.ended > seeds / 2 && total.dialled > seeds / 5,
+        "{total:?}"
+    );
+}
+
+#[test]
+fn flows_go_from_one_kind_of_transport_to_the_other_and_back() {
+    let Some((seeds, total)) = run_all(|seed| Kinds::some(mix(seed ^ 0x6b69))) else {
+        return;
+    };
+    let [to_memory, to_tcp] = [total.to_memory, total.to_tcp];
+    assert!(
+        to_memory > seeds / 8 && to_tcp > seeds / 16 && total.resumes > seeds / 2,
+        "{total:?}"
+    );
+    assert!(
+        total.agreed > seeds / 5 && total.blackouts > seeds / 5,
         "{total:?}"
     );
 }
@@ -97,7 +127,7 @@ fn is_loss(problem: &str) -> bool {
 
 fn is_found(mutation: Mutation) {
     let found = (0..200_000).find_map(|seed| {
-        let problem = run(seed, Some(mutation)).1.err()?;
+        let problem = run(seed, Some(mutation), Kinds::tcp()).1.err()?;
         is_loss(&problem).then_some((seed, problem))
     });
     let (seed, problem) = found.unwrap_or_else(|| panic!("{mutation:?} was not noticed"));

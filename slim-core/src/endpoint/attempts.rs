@@ -159,7 +159,8 @@ impl Endpoint {
     }
 
     pub(super) fn paths(&self, token: FlowToken) -> Paths {
-        Paths::of(&self.flows[&token], &[], &self.id.host, &self.own)
+        let flow = &self.flows[&token];
+        Paths::of(flow, self.locators(token), &self.id.host, &self.own)
     }
 
     /// Stops the clock while the replay runs: what comes of it decides.

@@ -607,7 +607,7 @@ impl Endpoint {
 
 impl State {
     /// The flow has a session that is not over.
-    fn carries(self) -> bool {
+    pub(super) fn carries(self) -> bool {
         matches!(self, State::Live | State::Suspended | State::Resuming)
     }
 }

@@ -44,6 +44,8 @@ impl Endpoint {
         // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
         // may lead nowhere.
         let bound = (attempts.replaced % 2 == 0).then_some(local);
+        // That it answers there says nothing of other kinds, which go on having their turns.
+        let known = known.filter(|_| attempts.replaced % 2 == 1 || !paths.has_others());
         let known =
             known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
         let Some(path) = known.or_else(|| paths.choose(attempts.n, attempts.turn)) else {

@@ -30,6 +30,8 @@
 //!   finished yet) and closes it. After a `Flush`, `Install` may be followed by `Drain` at once:
 //!   then there is nothing to replay.
 //!
+//! Where both ends have agreed on a flow by means of their own, it is opened with [`open_agreed`], and is live at once.
+//!
 //! For short connections between processes that know each other ([`Pairs`]):
 //!
 //! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; whoever dialled sends the OPEN before.
@@ -88,6 +90,7 @@
 //! ```
 //!
 //! [`open`]: Endpoint::open
+//! [`open_agreed`]: Endpoint::open_agreed
 //! [`open_known`]: Endpoint::open_known
 //! [`finish_told`]: Endpoint::finish_told
 //! [`take_arrivals`]: Endpoint::take_arrivals
@@ -106,6 +109,7 @@
 mod action;
 mod again;
 mod aged;
+mod agreed;
 mod asked;
 mod attempts;
 mod candidates;
@@ -118,6 +122,7 @@ mod initiate;
 mod inquiry;
 mod late;
 mod leave;
+mod locators;
 mod negotiate;
 mod out;
 mod outage;
@@ -146,11 +151,12 @@ use std::sync::Arc;
 use crate::config::{Config, Net};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
-use crate::transport::{Locator, Transports};
-use crate::wire::{self, Kind, Message, feature};
+use crate::transport::{Locator, OtherLocator, Transports};
+use crate::wire::{self, Kind, Message};
 
 pub use action::Action;
 pub use again::Earlier;
+pub use agreed::{Agreed, Announcement};
 pub use flow::State;
 pub use pairs::{Heard, Opened, Pairs};
 pub use pending::PendingHello;
@@ -162,6 +168,7 @@ use close::{TOMB_AGE, Tombs};
 use ends::Ends;
 use inquiry::Inquiries;
 use late::Late;
+use locators::{Exchanges, features_of};
 use negotiate::plain;
 use out::Out;
 use outage::Outage;
@@ -213,6 +220,7 @@ pub struct Endpoint {
     connects: Pace<Locator>,
     probes: Probes,
     reaches: Reaches,
+    exchanges: Exchanges,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Connections that have not said for which flow they are, oldest first.
@@ -236,7 +244,7 @@ impl Endpoint {
             late: Late::new(&config),
             config,
             id,
-            features: feature::ALL,
+            features: features_of(&own),
             own,
             networks: Vec::new(),
             secret: rng.block(),
@@ -259,6 +267,7 @@ impl Endpoint {
             connects: Pace::default(),
             probes: Probes::default(),
             reaches: Reaches::default(),
+            exchanges: Exchanges::default(),
             askers: Askers::default(),
             conns: Counted::default(),
             fresh: VecDeque::new(),
@@ -305,6 +314,13 @@ impl Endpoint {
         self.flows.get(&token).map(|flow| flow.ends.both())
     }
 
+    /// How the peer of a flow is reached by other kinds of transport than TCP, as far as it has told.
+    pub fn locators(&self, token: FlowToken) -> &[OtherLocator] {
+        let flow = self.flows.get(&token);
+        let peer = flow.and_then(|flow| Some((flow.peer_id()?, flow.ends.remote().ip())));
+        peer.map_or(&[], |(peer, at)| self.processes.locators(peer, at))
+    }
+
     /// Whether nobody knows yet if the peer of a flow has SLIM, at an address of ours for which `fits` holds.
     pub fn negotiates_at(&self, fits: impl Fn(SocketAddr) -> bool) -> bool {
         let mut flows = self.flows.values();
@@ -346,12 +362,25 @@ impl Endpoint {
         local: SocketAddr,
         remote: SocketAddr,
     ) {
-        let (local, remote) = (plain(local), plain(remote));
+        if self.add(now, token, role, local, remote) {
+            self.start_negotiation(now, token);
+        }
+    }
+
+    /// A flow of which nothing is known yet but its connection. False if the token is in use.
+    fn add(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        role: Role,
+        local: SocketAddr,
+        remote: SocketAddr,
+    ) -> bool {
         if self.flows.contains_key(&token) {
             debug_assert!(false, "{token:?} is in use");
-            return;
+            return false;
         }
-        let ends = Ends::new(local, remote);
+        let ends = Ends::new(plain(local), plain(remote));
         if role == Role::Acceptor {
             self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
@@ -361,7 +390,7 @@ impl Endpoint {
             self.pairs.note(local.port());
             self.add_connector(now, token, ends);
         }
-        self.start_negotiation(now, token);
+        true
     }
 
     /// The flow's transport has failed, has ended, or is suspected. See the driving contract for
@@ -483,6 +512,7 @@ impl Endpoint {
             Message::Pair(pair) => self.on_pair(now, &parsed, pair),
             Message::Open(_) => self.on_open(now, from, local, data),
             Message::Seen(seen) => self.on_seen(now, &parsed, seen),
+            Message::Offer(offer) => self.on_offer(now, from, local, &parsed, offer),
             Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
             Message::Challenge(_)
             | Message::Resume(_)
@@ -532,6 +562,7 @@ impl Endpoint {
                 Owner::Peer(peer) => self.on_peer_timer(now, peer),
                 Owner::Probe(peer) => self.on_probe_timer(now, peer),
                 Owner::Reach(peer) => self.on_reach_timer(now, peer),
+                Owner::Offer(peer) => self.on_offer_timer(now, peer),
                 Owner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }

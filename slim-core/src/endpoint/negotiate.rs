@@ -394,6 +394,24 @@ impl Endpoint {
         }
     }
 
+    /// Name, key and peer of the flow are known, and nobody has to be asked. `end`: as with
+    /// [`become_live`](Self::become_live).
+    pub(super) fn agree(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        id: FlowId,
+        peer: Peer,
+        end: Option<(u64, FinHow)>,
+    ) {
+        let flow = self.flow(token);
+        let role = flow.role;
+        flow.id = Some(id);
+        flow.peer = Some(peer);
+        self.by_id.insert((id, role), token);
+        self.become_live(now, token, end);
+    }
+
     /// The peer has SLIM, and it is known who it is. `end`: what it has said about the end of its stream.
     pub(super) fn become_live(&mut self, now: Time, token: FlowToken, end: Option<(u64, FinHow)>) {
         self.timers.clear_flow(token);
@@ -408,6 +426,7 @@ impl Endpoint {
         self.out.push(Action::Live { token });
         self.emit(token, Event::Live);
         self.reach_later(now, token);
+        self.offer_later(now, token);
         if self.flows[&token].role == Role::Connector {
             // An acceptor has said it with HELLO_ACK, or when it came to it.
             self.announce_fin(token);

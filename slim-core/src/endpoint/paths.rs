@@ -8,8 +8,8 @@ use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 
 /// The paths of a flow.
 pub(super) struct Paths {
-    /// In the order in which they are tried first.
-    all: Vec<Path>,
+    /// Of each kind of transport that there are paths of, preferred kind first. None is empty.
+    by_kind: Vec<Vec<Path>>,
     /// TCP, to the address that the application had connected.
     home: Option<Path>,
 }
@@ -32,35 +32,38 @@ impl Paths {
                 others.map(|locator| Path::to(*locator)).collect()
             }
         };
+        let by_kind = own.order().map(of_kind);
         Paths {
-            all: in_turn(own.order().map(of_kind).collect()),
+            by_kind: by_kind.filter(|paths| !paths.is_empty()).collect(),
             home,
         }
     }
 
-    /// Which path connection `turn` of window `n` takes: every second one goes home.
+    /// Which path connection `turn` of window `n` takes. Every second one goes home. The others go by each kind in turn,
+    /// however many paths there are of it.
     pub(super) fn choose(&self, n: u32, turn: u32) -> Option<Path> {
         if turn % 2 == 1 {
             return self.home;
         }
-        let at = (n as usize + turn as usize / 2).checked_rem(self.all.len())?;
-        self.all.get(at).copied()
+        let at = n as usize + turn as usize / 2;
+        let kinds = self.by_kind.len();
+        let paths = self.by_kind.get(at.checked_rem(kinds)?)?;
+        paths.get(at / kinds % paths.len()).copied()
+    }
+
+    /// Whether there are any by another kind than TCP.
+    pub(super) fn has_others(&self) -> bool {
+        let mut all = self.by_kind.iter().flatten();
+        all.any(|path| path.kind() != TransportKind::TCP)
     }
 
     /// The path by TCP between two addresses, of which ours may be left to the kernel.
     pub(super) fn between(&self, local: Option<IpAddr>, ip: IpAddr) -> Option<Path> {
         let leads = |to: &Locator| to.tcp().is_some_and(|addr| addr.ip() == ip);
-        let mut all = self.all.iter();
+        let mut all = self.by_kind.iter().flatten();
         all.find(|path| path.local == local && leads(&path.to))
             .copied()
     }
-}
-
-/// The first of each list, then the second of each, and so on.
-fn in_turn(lists: Vec<Vec<Path>>) -> Vec<Path> {
-    let longest = lists.iter().map(Vec::len).max().unwrap_or(0);
-    let places = (0..longest).flat_map(|i| lists.iter().filter_map(move |list| list.get(i)));
-    places.copied().collect()
 }
 
 /// Every (local, remote) pair to try, the one that the application used first. `own` are the addresses of this host.
@@ -133,26 +136,23 @@ mod tests {
     }
 
     fn order(paths: &Paths, n: u32) -> Vec<Path> {
-        (0..6).filter_map(|turn| paths.choose(n, turn)).collect()
+        (0..8).filter_map(|turn| paths.choose(n, turn)).collect()
     }
 
     #[test]
     fn every_window_starts_elsewhere_and_comes_back_to_the_first_path() {
-        let paths = Paths {
-            all: vec![tcp(0), tcp(1), tcp(2)],
-            home: Some(tcp(0)),
+        let of = |paths: Vec<Path>| Paths {
+            home: paths.first().copied(),
+            by_kind: Vec::from([paths]),
         };
-        assert_eq!(order(&paths, 0), [0, 0, 1, 0, 2, 0].map(tcp));
-        assert_eq!(order(&paths, 1), [1, 0, 2, 0, 0, 0].map(tcp));
-        assert_eq!(order(&paths, 2), [2, 0, 0, 0, 1, 0].map(tcp));
-        let one = Paths {
-            all: vec![tcp(5)],
-            home: Some(tcp(5)),
-        };
-        assert_eq!(one.choose(5, 4), Some(tcp(5)));
+        let paths = of(vec![tcp(0), tcp(1), tcp(2)]);
+        assert_eq!(order(&paths, 0), [0, 0, 1, 0, 2, 0, 0, 0].map(tcp));
+        assert_eq!(order(&paths, 1), [1, 0, 2, 0, 0, 0, 1, 0].map(tcp));
+        assert_eq!(order(&paths, 2), [2, 0, 0, 0, 1, 0, 2, 0].map(tcp));
+        assert_eq!(of(vec![tcp(5)]).choose(5, 4), Some(tcp(5)));
         let none = Paths {
-            all: Vec::new(),
             home: None,
+            by_kind: Vec::new(),
         };
         assert_eq!(
             none.choose(5, 4),
@@ -162,26 +162,23 @@ mod tests {
     }
 
     #[test]
-    fn kinds_take_turns_and_every_second_connection_goes_home() {
-        let lists = || vec![vec![other(1)], vec![tcp(0), tcp(1), tcp(2)]];
+    fn kinds_take_turns_however_many_paths_there_are() {
+        let of_tcp = vec![tcp(0), tcp(1), tcp(2)];
+        let (home, other) = (tcp(0), other(1));
         let paths = Paths {
-            all: in_turn(lists()),
-            home: Some(tcp(0)),
+            by_kind: vec![vec![other], of_tcp.clone()],
+            home: Some(home),
         };
-        let home = tcp(0);
-        assert_eq!(
-            order(&paths, 0),
-            [other(1), home, tcp(0), home, tcp(1), home]
-        );
-        assert_eq!(order(&paths, 1), [tcp(0), home, tcp(1), home, tcp(2), home]);
+        let first = [other, home, tcp(0), home, other, home, tcp(1), home];
+        assert_eq!(order(&paths, 0), first);
+        let second = [tcp(0), home, other, home, tcp(1), home, other, home];
+        assert_eq!(order(&paths, 1), second);
         let behind = Paths {
-            all: in_turn(lists().into_iter().rev().collect()),
-            home: Some(tcp(0)),
+            by_kind: vec![of_tcp, vec![other]],
+            home: Some(home),
         };
-        assert_eq!(
-            order(&behind, 0),
-            [tcp(0), home, other(1), home, tcp(1), home]
-        );
+        let first = [tcp(0), home, other, home, tcp(1), home, other, home];
+        assert_eq!(order(&behind, 0), first);
     }
 
     #[test]
@@ -191,7 +188,7 @@ mod tests {
             ..tcp(1)
         };
         let paths = Paths {
-            all: vec![other(1), tcp(1), bound],
+            by_kind: vec![vec![other(1)], vec![tcp(1), bound]],
             home: Some(tcp(1)),
         };
         let ip = |n: u8| IpAddr::from([10, 0, 0, n]);

@@ -1,12 +1,15 @@
 //! The processes at the other ends of our flows: each is kept once, however many flows lead to it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::ids::EndpointId;
+use crate::transport::OtherLocator;
 use crate::wire::{HelloAck, feature};
 
+/// Addresses of processes that have told about other kinds of transport.
+const TOLD: usize = 4096;
 /// Records kept at least before those that no flow has any more are looked for.
 const LEAST: usize = 64;
 
@@ -33,10 +36,23 @@ impl From<&HelloAck> for Process {
     }
 }
 
+/// What a process has told about other kinds of transport than TCP.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    /// Number of what it has told.
+    pub(super) serial: u64,
+    /// Number of what we have told, and it has heard; 0 while that is not known.
+    pub(super) heard: u64,
+    /// How it is reached.
+    pub(super) locators: Box<[OtherLocator]>,
+}
+
 /// All that flows have, and some that they had.
 #[derive(Default)]
 pub(super) struct Processes {
     known: BTreeSet<Arc<Process>>,
+    /// By the address of it to which the flow goes under whose key it was told.
+    told: BTreeMap<(EndpointId, IpAddr), Told>,
     /// How many there may be before they are looked through.
     room: usize,
     /// Those of them that have answered at a port of their own, which a firewall may close.
@@ -58,6 +74,32 @@ impl Processes {
         let process = Arc::new(process);
         self.known.insert(process.clone());
         process
+    }
+
+    /// A process with this address has told how it is reached. False if that is known to be out of date, or if too many have.
+    pub(super) fn tell(&mut self, id: EndpointId, at: IpAddr, new: Told) -> bool {
+        let full = self.told.len() >= TOLD;
+        match self.told.get_mut(&(id, at)) {
+            Some(told) if new.serial < told.serial => return false,
+            Some(told) => {
+                let heard = told.heard.max(new.heard);
+                *told = Told { heard, ..new };
+            }
+            None if full => return false,
+            None => drop(self.told.insert((id, at), new)),
+        }
+        true
+    }
+
+    /// How a process with this address is reached by other kinds of transport than TCP, as far as it has told.
+    pub(super) fn locators(&self, id: EndpointId, at: IpAddr) -> &[OtherLocator] {
+        self.told.get(&(id, at)).map_or(&[], |told| &told.locators)
+    }
+
+    /// Whether it has heard what we told under that number.
+    pub(super) fn has_heard(&self, id: EndpointId, at: IpAddr, serial: u64) -> bool {
+        let told = self.told.get(&(id, at));
+        told.is_some_and(|told| told.heard == serial)
     }
 
     /// A process has answered at its control port or its resume port.
@@ -94,10 +136,11 @@ impl Processes {
         let alive: BTreeSet<EndpointId> = self.known.iter().map(|known| known.id).collect();
         self.reached.retain(|id| alive.contains(id));
         self.shut.retain(|id| alive.contains(id));
+        self.told.retain(|(id, _), _| alive.contains(id));
     }
 
     pub(super) fn len(&self) -> usize {
-        self.known.len()
+        self.known.len() + self.told.len()
     }
 }
 
@@ -111,6 +154,7 @@ impl Processes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::TransportKind;
 
     fn process(pid: u32, addrs: &[[u8; 4]]) -> Process {
         Process {
@@ -137,6 +181,36 @@ mod tests {
         assert_eq!(first.addrs[..], [IpAddr::from([10, 0, 0, 1])]);
         assert_eq!(moved.addrs[..], [IpAddr::from([10, 0, 0, 2])]);
         assert_eq!(other.id.pid, 2);
+    }
+
+    #[test]
+    fn only_what_is_newer_replaces_what_was_told() {
+        let told = |serial, heard, n: u8| Told {
+            serial,
+            heard,
+            locators: OtherLocator::new(TransportKind::TEST, &[n])
+                .into_iter()
+                .collect(),
+        };
+        let mut processes = Processes::default();
+        let id = processes.share(process(1, &[])).id;
+        let [here, there] = [[10, 0, 0, 1], [10, 0, 0, 2]].map(IpAddr::from);
+        assert!(processes.tell(id, here, told(2, 0, 2)));
+        assert!(processes.tell(id, here, told(2, 7, 2)));
+        assert!(processes.has_heard(id, here, 7));
+        assert!(!processes.tell(id, here, told(1, 9, 1)));
+        assert_eq!(processes.locators(id, here)[0].bytes(), [2]);
+        assert!(processes.tell(id, here, told(3, 0, 3)));
+        assert!(processes.has_heard(id, here, 7));
+        assert_eq!(processes.locators(id, here)[0].bytes(), [3]);
+        assert!(processes.locators(id, there).is_empty());
+        for n in 1..TOLD as u32 {
+            assert!(processes.tell(id, IpAddr::from(n.to_be_bytes()), told(1, 0, 1)));
+        }
+        assert!(!processes.tell(id, there, told(1, 0, 1)), "too many");
+        assert!(processes.tell(id, here, told(4, 0, 4)));
+        processes.forget_unused();
+        assert_eq!(processes.len(), 0);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub(super) enum Owner {
     Probe(EndpointId),
     /// A process of which it is not known whether it can be reached.
     Reach(EndpointId),
+    /// A process that has to say how it is reached by other kinds of transport.
+    Offer(EndpointId),
 }
 
 /// All timers. In an outage each of thousands of flows sets a dozen of them, of which hardly any ever goes off. So

@@ -3,6 +3,8 @@
 //! One module per message, in the order of `docs/PROTOCOL.md`, section "Messages". Every message
 //! has one length, so after one length check every field can be read without another.
 
+use crate::transport::MAX_LOCATOR;
+
 /// Bytes in front of the fields; see `docs/PROTOCOL.md`, section "Header".
 pub const HEADER_LEN: usize = 8;
 /// Bytes of the authentication code that ends every message.
@@ -11,6 +13,8 @@ pub const MAC_LEN: usize = 16;
 pub const MAX_LEN: usize = 512;
 /// How many addresses an endpoint can announce.
 pub const MAX_ADDRS: usize = 8;
+/// How many locators of other kinds than TCP an endpoint can announce.
+pub const MAX_LOCATORS: usize = 4;
 
 /// Offsets within the header.
 pub mod header {
@@ -33,6 +37,10 @@ pub(super) const SOCKET_ADDR: usize = 20;
 pub(super) const IP_ADDR: usize = 17;
 /// Count, then always [`MAX_ADDRS`] places.
 pub(super) const ADDRS: usize = 1 + MAX_ADDRS * IP_ADDR;
+/// Kind, length, bytes.
+pub(super) const LOCATOR: usize = 2 + MAX_LOCATOR;
+/// Count, then always [`MAX_LOCATORS`] places.
+pub(super) const LOCATOR_LIST: usize = 1 + MAX_LOCATORS * LOCATOR;
 /// Host, pid, incarnation.
 pub(super) const ENDPOINT: usize = 16 + 4 + 8;
 /// Present or not (1 byte), then the number.
@@ -218,6 +226,20 @@ layout! {
         PAIR: ID,
         /// Number of an OPEN.
         COUNTER: 8,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "OFFER".
+    offer {
+        /// Name of a flow.
+        FLOW: ID,
+        /// Number of what is told.
+        SERIAL: 8,
+        /// Number of what was told in the OFFER that is answered.
+        ANSWERS: 8,
+        /// How the sender is reached.
+        LOCATORS: LOCATOR_LIST,
     }
 }
 

@@ -12,6 +12,7 @@ mod field;
 mod flow;
 mod hello;
 pub mod layout;
+mod offer;
 mod pair;
 mod resume;
 #[cfg(test)]
@@ -22,7 +23,8 @@ use std::fmt;
 pub use field::AddrList;
 pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
 pub use hello::{Hello, HelloAck, HelloDone, HelloNak, HelloWait, NakReason};
-pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN};
+pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};
+pub use offer::{LocatorList, Offer};
 pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
 
@@ -40,8 +42,10 @@ pub const VERSION: u8 = 1;
 pub mod feature {
     /// `docs/PROTOCOL.md`, section "Pairs".
     pub const PAIRS: u64 = 1;
+    /// `docs/PROTOCOL.md`, section "Kinds of transport".
+    pub const TRANSPORTS: u64 = 2;
     /// All that have a meaning.
-    pub const ALL: u64 = PAIRS;
+    pub const ALL: u64 = PAIRS | TRANSPORTS;
 }
 
 /// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.
@@ -77,6 +81,8 @@ pub enum Kind {
     Open = 12,
     /// [`Seen`]
     Seen = 13,
+    /// [`Offer`]
+    Offer = 14,
     /// [`Challenge`]
     Challenge = 16,
     /// [`Resume`]
@@ -91,7 +97,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -105,6 +111,7 @@ impl Kind {
         Kind::Pair,
         Kind::Open,
         Kind::Seen,
+        Kind::Offer,
         Kind::Challenge,
         Kind::Resume,
         Kind::ResumeOk,
@@ -128,6 +135,7 @@ impl Kind {
             Kind::Pair => "PAIR",
             Kind::Open => "OPEN",
             Kind::Seen => "SEEN",
+            Kind::Offer => "OFFER",
             Kind::Challenge => "CHALLENGE",
             Kind::Resume => "RESUME",
             Kind::ResumeOk => "RESUME_OK",
@@ -152,6 +160,7 @@ impl Kind {
             Kind::Pair => layout::pair::LEN,
             Kind::Open => layout::open::LEN,
             Kind::Seen => layout::seen::LEN,
+            Kind::Offer => layout::offer::LEN,
             Kind::Challenge => layout::challenge::LEN,
             Kind::Resume => layout::resume::LEN,
             Kind::ResumeOk => layout::resume_ok::LEN,
@@ -189,6 +198,7 @@ pub enum Message {
     Pair(Pair),
     Open(Open),
     Seen(Seen),
+    Offer(Offer),
     Challenge(Challenge),
     Resume(Resume),
     ResumeOk(ResumeOk),
@@ -213,6 +223,7 @@ impl Message {
             Message::Pair(_) => Kind::Pair,
             Message::Open(_) => Kind::Open,
             Message::Seen(_) => Kind::Seen,
+            Message::Offer(_) => Kind::Offer,
             Message::Challenge(_) => Kind::Challenge,
             Message::Resume(_) => Kind::Resume,
             Message::ResumeOk(_) => Kind::ResumeOk,
@@ -302,6 +313,7 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::Pair(m) => m.write(&mut b),
         Message::Open(m) => m.write(&mut b),
         Message::Seen(m) => m.write(&mut b),
+        Message::Offer(m) => m.write(&mut b),
         Message::Challenge(m) => m.write(&mut b),
         Message::Resume(m) => m.write(&mut b),
         Message::ResumeOk(m) => m.write(&mut b),
@@ -343,6 +355,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::Pair => Message::Pair(Pair::read(bytes)),
         Kind::Open => Message::Open(Open::read(bytes)?),
         Kind::Seen => Message::Seen(Seen::read(bytes)),
+        Kind::Offer => Message::Offer(Offer::read(bytes)?),
         Kind::Challenge => Message::Challenge(Challenge::read(bytes)),
         Kind::Resume => Message::Resume(Resume::read(bytes)),
         Kind::ResumeOk => Message::ResumeOk(ResumeOk::read(bytes)?),

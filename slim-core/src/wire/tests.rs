@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::ids::{EndpointId, FinHow, FlowId, Nonce};
+use crate::transport::{MAX_LOCATOR, OtherLocator, TransportKind};
 
 fn ip() -> impl Strategy<Value = IpAddr> {
     // Mapped addresses are written as IPv4, so they would not come back as they went.
@@ -16,6 +17,15 @@ fn addr() -> impl Strategy<Value = SocketAddr> {
 
 fn addrs() -> impl Strategy<Value = AddrList> {
     proptest::collection::vec(ip(), 0..=MAX_ADDRS).prop_map(AddrList::new)
+}
+
+fn locators() -> impl Strategy<Value = LocatorList> {
+    let bytes = proptest::collection::vec(any::<u8>(), 1..=MAX_LOCATOR);
+    let locator = (1..=u8::MAX, bytes).prop_map(|(kind, bytes)| {
+        OtherLocator::new(TransportKind::new(kind), &bytes)
+            .expect("of another kind, and not too long")
+    });
+    proptest::collection::vec(locator, 0..=MAX_LOCATORS).prop_map(LocatorList::new)
 }
 
 fn endpoint() -> impl Strategy<Value = EndpointId> {
@@ -159,6 +169,14 @@ fn message() -> impl Strategy<Value = Message> {
             pair: PairId(pair.0),
             counter
         })),
+        (flow(), 1..=u64::MAX, any::<u64>(), locators()).prop_map(
+            |(flow, serial, answers, locators)| Message::Offer(Offer {
+                flow,
+                serial,
+                answers,
+                locators
+            })
+        ),
         (endpoint(), nonce())
             .prop_map(|(endpoint, nonce_r)| Message::Challenge(Challenge { endpoint, nonce_r })),
         (flow(), any::<u64>(), nonce()).prop_map(|(flow, epoch, nonce_i)| Message::Resume(

@@ -105,6 +105,8 @@ pub enum Harm {
         ways: usize,
         until: u64,
     },
+    /// Nothing passes on any network of one kind of transport until then.
+    Blackout { fabric: bool, until: u64 },
     /// The driver of `node` suspects that a flow does not move.
     Stall { node: usize, flow: usize },
     /// A process is killed.

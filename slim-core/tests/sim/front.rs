@@ -31,6 +31,8 @@ pub struct Pump {
 pub struct Front {
     /// Connection and side of it.
     pub tcp: Option<(usize, usize)>,
+    /// On which that is, or the last one was.
+    pub network: usize,
     /// Position in the stream, and in what was written to the connection, where this transport
     /// begins.
     pub base: (u64, u64),
@@ -62,9 +64,10 @@ pub struct Front {
 }
 
 impl Front {
-    pub fn new(tcp: (usize, usize), plan: Plan, to_write: u64) -> Self {
+    pub fn new(tcp: (usize, usize), network: usize, plan: Plan, to_write: u64) -> Self {
         Front {
             tcp: Some(tcp),
+            network,
             base: (0, 0),
             replay: Replay::new(),
             stash: Stash::new(),

@@ -8,6 +8,7 @@ use slim_core::wire::{self, AddrList, Hello, Message, Query};
 use slim_core::{Cause, EndpointId, FlowId, FlowToken, Nonce};
 
 use crate::event::{Ev, Harm};
+use crate::kinds::FABRIC;
 use crate::net::CONTROL;
 use crate::tcp;
 use crate::world::{MS, Mutation, SECOND, World, endpoint};
@@ -40,7 +41,10 @@ impl World {
             58..=69 => {
                 let until = at + self.dice.spread(MS, 2 * SECOND);
                 self.healthy = self.healthy.max(until);
-                let path = usize::from(self.dice.chance(30));
+                let path = match self.kinds.shared() && self.dice.chance(40) {
+                    true => FABRIC,
+                    false => usize::from(self.dice.chance(30)),
+                };
                 Harm::Cut {
                     path,
                     ways: self.dice.pick(1, 3) as usize,
@@ -97,6 +101,7 @@ impl World {
                     }
                 }
             }
+            Harm::Blackout { fabric, until } => self.blackout(fabric, until),
             Harm::Stall { node, flow } => {
                 let token = FlowToken((flow % self.flows) as u64 + 1);
                 let live = self.nodes[node].endpoint.state(token) == Some(State::Live);
@@ -129,7 +134,8 @@ impl World {
                 self.stats.restarts += 1;
                 let life = 1 + self.stats.restarts;
                 let config = self.config.clone();
-                let endpoint = endpoint(config, self.seed, node, life);
+                let own = self.kinds.transports(node);
+                let endpoint = endpoint(config, own, self.seed, node, life);
                 self.nodes[node].replace(endpoint);
             }
         }
@@ -138,7 +144,7 @@ impl World {
     /// A host loses its power: nobody answers any more, not even to say that nobody is there.
     fn vanish(&mut self) {
         self.stats.vanished += 1;
-        self.cut = [[u64::MAX; 2]; 2];
+        self.cut = [[u64::MAX; 2]; 3];
         // After this all attempts have been made; but who was only asked to resume, and has seen
         // no error, is as patient as a kernel.
         self.healthy = self.healthy.max(self.now + 100 * SECOND);

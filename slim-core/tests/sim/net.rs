@@ -3,8 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use slim_core::ConnId;
+use slim_core::transport::Locator;
 
 use crate::event::Ev;
+use crate::kinds::{FABRIC, network, origin};
 use crate::node::Owner;
 use crate::tcp::{self, Arrival, Tcp};
 use crate::world::{MS, SECOND, World};
@@ -67,8 +69,8 @@ impl World {
         }
     }
 
-    pub fn send_syn(&mut self, node: usize, conn: ConnId, to: SocketAddr) {
-        let Some((_, path)) = host_of(&to) else {
+    pub fn send_syn(&mut self, node: usize, conn: ConnId, to: Locator) {
+        let Some(path) = network(to).filter(|path| *path != FABRIC || !self.kinds.deaf) else {
             return;
         };
         self.later(self.latency, self.latency * 2, Ev::Syn { node, conn, path });
@@ -87,7 +89,7 @@ impl World {
             let other = 1 - node;
             let accepted = self.nodes[other].accept(tcp, other);
             self.owners[tcp][other] = Owner::Conn(accepted);
-            let from = SocketAddr::new(addr(node, path), 40_000);
+            let from = origin(node, path);
             let now = self.clock(other);
             self.nodes[other]
                 .endpoint

@@ -215,9 +215,8 @@ impl World {
             Action::Mailbox { ip } => self.nodes[node].endpoint.set_mailbox(ip, MAILBOX),
             Action::Datagram { to, from, data } => self.send_datagram(node, from, to, data),
             Action::Connect { conn, path, .. } => {
-                let remote = path.to.tcp().expect("there is no other kind");
                 self.nodes[node].links.insert(conn, Link::default());
-                self.send_syn(node, conn, remote);
+                self.send_syn(node, conn, path.to);
             }
             Action::Send { conn, data } => self.send(node, conn, &data),
             Action::Flush { conn } => {
@@ -470,6 +469,7 @@ impl World {
         };
         self.owners[place.0][place.1] = Owner::Flow(token);
         let written = self.tcps[place.0].written(place.1) as u64;
+        self.moved(node, token, self.tcps[place.0].path);
         let front = self.front(node, token);
         if front.tcp.is_some() {
             return Err(format!(

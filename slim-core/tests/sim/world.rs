@@ -13,7 +13,8 @@ use slim_core::{EndpointId, FlowToken, Role};
 use crate::dice::{Dice, mix};
 use crate::event::Ev;
 use crate::front::{Front, Plan};
-use crate::net::{CONTROL, MAILBOX, RESUME, addr, host_of};
+use crate::kinds::Kinds;
+use crate::net::{CONTROL, MAILBOX, addr, host_of};
 use crate::node::{Clock, Node, Owner};
 use crate::tcp::{self, Tcp};
 
@@ -37,6 +38,7 @@ pub struct World {
     pub now: u64,
     pub seed: u64,
     pub config: Config,
+    pub kinds: Kinds,
     pub dice: Dice,
     pub mutation: Option<Mutation>,
     pub queue: BinaryHeap<Reverse<(u64, u64)>>,
@@ -48,7 +50,7 @@ pub struct World {
     pub lazy: Vec<[u64; 2]>,
     pub nodes: [Node; 2],
     /// Until when nothing passes, per path and direction.
-    pub cut: [[u64; 2]; 2],
+    pub cut: [[u64; 2]; 3],
     pub latency: u64,
     pub udp_loss: u64,
     pub udp_twice: u64,
@@ -87,6 +89,13 @@ pub struct Stats {
     pub forged: u64,
     /// Flows that began with OPEN.
     pub dialled: u64,
+    /// Flows that were agreed on by other means.
+    pub agreed: u64,
+    /// Times that all networks of a kind of transport failed.
+    pub blackouts: u64,
+    /// Moves of a side of a flow from one kind of transport to the other.
+    pub to_memory: u64,
+    pub to_tcp: u64,
 }
 
 impl Stats {
@@ -104,11 +113,15 @@ impl Stats {
         self.vanished += other.vanished;
         self.forged += other.forged;
         self.dialled += other.dialled;
+        self.agreed += other.agreed;
+        self.blackouts += other.blackouts;
+        self.to_memory += other.to_memory;
+        self.to_tcp += other.to_tcp;
     }
 }
 
 /// The process of a host that is the `life`th there.
-pub fn endpoint(config: Config, seed: u64, n: usize, life: u64) -> Endpoint {
+pub fn endpoint(config: Config, own: Transports, seed: u64, n: usize, life: u64) -> Endpoint {
     let id = EndpointId {
         host: [n as u8 + 1; 16],
         pid: 100 + n as u32,
@@ -116,12 +129,11 @@ pub fn endpoint(config: Config, seed: u64, n: usize, life: u64) -> Endpoint {
     };
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&mix((seed * 2 + n as u64) ^ life << 32).to_be_bytes());
-    let addrs = vec![addr(n, 0), addr(n, 1)];
-    Endpoint::new(config, id, Transports::tcp(addrs, RESUME, CONTROL), bytes)
+    Endpoint::new(config, id, own, bytes)
 }
 
 impl World {
-    pub fn new(seed: u64, mutation: Option<Mutation>) -> World {
+    pub fn new(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> World {
         let mut dice = Dice::new(mix(seed ^ 0x51_1a));
         let config = Config {
             hello_timeout: Duration::from_millis(dice.pick(300, 3000)),
@@ -132,7 +144,8 @@ impl World {
                 offset: dice.spread(1, 1 << 50),
                 rate: dice.pick(900, 1100),
             };
-            Node::new(endpoint(config.clone(), seed, n, 1), clock)
+            let own = kinds.transports(n);
+            Node::new(endpoint(config.clone(), own, seed, n, 1), clock)
         });
         let mut world = World {
             now: 0,
@@ -146,7 +159,8 @@ impl World {
             owners: Vec::new(),
             lazy: Vec::new(),
             nodes,
-            cut: [[0; 2]; 2],
+            cut: [[0; 2]; 3],
+            kinds,
             latency: dice.spread(20, 20 * MS),
             udp_loss: if dice.chance(50) { 0 } else { dice.pick(1, 40) },
             udp_twice: dice.pick(0, 20),
@@ -171,7 +185,8 @@ impl World {
             self.acquaint();
         }
         for flow in 0..self.flows {
-            let conn = self.new_tcp(0);
+            let (agreed, network) = self.first_network();
+            let conn = self.new_tcp(network);
             let token = FlowToken(flow as u64 + 1);
             let size = self.dice.spread(1, 3000);
             for (node, role) in [(0, Role::Connector), (1, Role::Acceptor)] {
@@ -185,9 +200,12 @@ impl World {
                 } else {
                     self.dice.spread(1, size)
                 };
-                let front = Front::new((conn, node), plan, to_write);
+                let front = Front::new((conn, node), network, plan, to_write);
                 self.nodes[node].fronts.insert(token, front);
                 self.owners[conn][node] = Owner::Flow(token);
+                if agreed {
+                    continue;
+                }
                 if role == Role::Connector {
                     self.connect(node, flow, token);
                     self.later(0, 5 * MS, Ev::Tick { node, token });
@@ -200,6 +218,12 @@ impl World {
                     self.later(0, wait, Ev::Accept { flow });
                 }
             }
+            if agreed {
+                self.agree(flow, token);
+            }
+        }
+        if self.kinds.shared() {
+            self.some_blackouts();
         }
         let attacked = self.dice.chance(30) || self.mutation == Some(Mutation::ReadsAlong);
         if attacked {

@@ -22,6 +22,7 @@ use doors::{Doors, News};
 use super::aged::Aged;
 use super::ends::Ends;
 use super::flow::State;
+use super::locators::features_of;
 use super::record::{Flow, Peer};
 use super::rng::Rng;
 use super::{Action, Endpoint, plain};
@@ -175,7 +176,7 @@ impl Endpoint {
 
     /// What of the optional parts of the protocol is spoken, as bits of [`feature`].
     pub fn set_features(&mut self, features: u64) {
-        self.features = features & feature::ALL;
+        self.features = features & features_of(&self.own);
     }
 
     /// As [`open`](Endpoint::open), of a connection for which `opened` has been sent.
@@ -299,13 +300,9 @@ impl Endpoint {
         if self.candidates.any(token) {
             return self.add_candidate(now, token, id, peer);
         }
-        self.by_id.insert((id, Role::Acceptor), token);
-        let flow = self.flow(token);
-        flow.id = Some(id);
-        flow.peer = Some(peer);
         let end = self.pairs.doors().end_of(now, &id);
         self.pairs.doors().is_live(now, pair, counter);
-        self.become_live(now, token, end);
+        self.agree(now, token, id, peer, end);
     }
 
     fn ended(&mut self, now: Time, id: FlowId, end: u64, how: FinHow) {

@@ -2,10 +2,12 @@
 //! `tests/model.rs`.
 
 mod again;
+mod agreed;
 mod early;
 mod ends;
 mod forgotten;
 mod hostile;
+mod locators;
 mod many;
 mod negotiation;
 mod off_path;

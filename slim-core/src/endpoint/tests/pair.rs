@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::endpoint::{Action, Endpoint, State};
 use crate::event::Event;
 use crate::ids::{ConnId, EndpointId, FlowToken, Role, Time, Verdict};
-use crate::transport::Transports;
+use crate::transport::{Path, TransportKind, Transports};
 use crate::wire::{self, Kind, Message};
 
 /// The connector is 0, the acceptor 1.
@@ -44,6 +44,8 @@ pub(super) struct Pair {
     /// Towards whom.
     pub(super) udp: [Net; 2],
     pub(super) tcp: [Net; 2],
+    /// The same for connections of other kinds.
+    pub(super) other: [Net; 2],
     /// What becomes of datagrams and connections to a side behind a firewall, but for answers to what it has asked.
     pub(super) guard: [Option<Net>; 2],
     /// Who has asked from where, and whom.
@@ -105,6 +107,7 @@ impl Pair {
             ends: [endpoint(A, a), endpoint(B, b)],
             udp: [Net::Works; 2],
             tcp: [Net::Works; 2],
+            other: [Net::Works; 2],
             guard: [None; 2],
             asked: BTreeSet::new(),
             room: usize::MAX,
@@ -247,6 +250,14 @@ impl Pair {
         guard.unwrap_or(self.udp[other])
     }
 
+    /// What becomes of a connection to `n`.
+    fn net_of(&self, kind: TransportKind, n: usize) -> Net {
+        match kind {
+            TransportKind::TCP => self.guard[n].unwrap_or(self.tcp[n]),
+            _ => self.other[n],
+        }
+    }
+
     pub(super) fn act(&mut self, n: usize, action: Action) {
         let (now, other) = (self.now, 1 - n);
         match action {
@@ -269,7 +280,7 @@ impl Pair {
                 Net::Refuses => self.ends[n].handle_refused(now, to, &data),
             },
             Action::Mailbox { ip } => self.ends[n].set_mailbox(ip, MAILBOX),
-            Action::Connect { conn, .. } => match self.guard[other].unwrap_or(self.tcp[other]) {
+            Action::Connect { conn, path, .. } => match self.net_of(path.kind(), other) {
                 Net::Works => {
                     self.accepted += 1;
                     let twin = ConnId::incoming(self.accepted);
@@ -339,11 +350,17 @@ impl Pair {
     }
 
     pub(super) fn connects(&self, n: usize) -> Vec<SocketAddr> {
-        let remote = |action: &Action| match action {
-            Action::Connect { path, .. } => path.to.tcp(),
+        let all = self.paths(n).into_iter();
+        all.filter_map(|path| path.to.tcp()).collect()
+    }
+
+    /// The paths on which connections were asked for.
+    pub(super) fn paths(&self, n: usize) -> Vec<Path> {
+        let path = |action: &Action| match action {
+            Action::Connect { path, .. } => Some(*path),
             _ => None,
         };
-        self.done[n].iter().filter_map(remote).collect()
+        self.done[n].iter().filter_map(path).collect()
     }
 }
 

@@ -1,0 +1,249 @@
+//! How peers are reached by other kinds of transport than TCP: `docs/PROTOCOL.md`, section "Kinds of transport".
+//!
+//! HELLO and HELLO_ACK say by one bit that a process has other kinds, and tell addresses of TCP only. How it is reached by
+//! the others two processes tell each other by OFFER when the first flow between them is live, under the key of that
+//! flow; so a process with TCP only sends and hears nothing of it.
+//!
+//! What was told under the key of one flow holds for all flows with the same process at the same address, and is
+//! kept once ([`Told`]). Who only says that it is that process, at another address, changes nothing there.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::Endpoint;
+use super::processes::Told;
+use super::timer::Owner;
+use crate::auth::Fresh;
+use crate::ids::{EndpointId, FlowId, FlowToken, Role, Time};
+use crate::transport::{OtherLocator, Transports};
+use crate::wire::{LocatorList, Message, Offer, Parsed, feature};
+
+/// First wait for the answer to OFFER; doubles each time.
+const RETRY: Duration = Duration::from_millis(50);
+/// OFFERs without an answer. The next flow that becomes live asks again.
+const OFFERS: u32 = 6;
+
+/// OFFERs that have no answer yet.
+pub(super) struct Exchanges {
+    /// Number of what we tell.
+    serial: u64,
+    open: BTreeMap<EndpointId, Exchange>,
+}
+
+impl Default for Exchanges {
+    fn default() -> Self {
+        Exchanges {
+            serial: 1,
+            open: BTreeMap::new(),
+        }
+    }
+}
+
+impl Exchanges {
+    pub(super) fn len(&self) -> usize {
+        self.open.len()
+    }
+}
+
+/// With one process.
+struct Exchange {
+    /// At which addresses of it, each under the key of a flow.
+    ways: Vec<(IpAddr, FlowToken)>,
+    /// OFFERs so far.
+    sent: u32,
+}
+
+/// The optional parts of the protocol that an endpoint with these transports speaks.
+pub(super) fn features_of(own: &Transports) -> u64 {
+    match own.has_others() {
+        true => feature::ALL,
+        false => feature::ALL & !feature::TRANSPORTS,
+    }
+}
+
+impl Endpoint {
+    /// This process is reached by other kinds of transport than TCP in this way from now on. Peers that know another way
+    /// are told. Has no effect where TCP is the only kind.
+    pub fn set_locators(&mut self, now: Time, locators: Vec<OtherLocator>) {
+        if self.own.locators == locators {
+            return;
+        }
+        self.own.locators = locators;
+        self.exchanges.serial += 1;
+        // What is under way may have been told already.
+        let open: Vec<EndpointId> = self.exchanges.open.keys().copied().collect();
+        open.into_iter().for_each(|peer| self.exchange_over(peer));
+        let tokens: Vec<FlowToken> = self.flows.keys().copied().collect();
+        for token in tokens {
+            if self.carries(token) {
+                self.offer(now, token);
+            }
+        }
+    }
+
+    /// A flow is live: its peer is to know how we are reached, and we how it is. The connector asks.
+    pub(super) fn offer_later(&mut self, now: Time, token: FlowToken) {
+        if self.flows[&token].role == Role::Connector {
+            self.offer(now, token);
+        }
+    }
+
+    /// Tells the peer of a flow our locators, unless it has said that it knows them.
+    fn offer(&mut self, now: Time, token: FlowToken) {
+        let flow = &self.flows[&token];
+        let Some(peer) = flow.peer.as_ref().map(|peer| &peer.process) else {
+            return;
+        };
+        if self.features & peer.features & feature::TRANSPORTS == 0 {
+            return;
+        }
+        let (peer, at) = (peer.id, flow.ends.remote().ip());
+        if self.processes.has_heard(peer, at, self.exchanges.serial) {
+            return;
+        }
+        let exchange = self.exchanges.open.entry(peer).or_insert(Exchange {
+            ways: Vec::new(),
+            sent: 0,
+        });
+        if exchange.ways.iter().any(|(ip, _)| *ip == at) {
+            return;
+        }
+        exchange.ways.push((at, token));
+        exchange.sent = 1;
+        self.say_offer(token);
+        self.timers.set(Owner::Offer(peer), now + RETRY);
+    }
+
+    fn say_offer(&mut self, token: FlowToken) {
+        let offer = self.own_offer(0);
+        self.tell(token, None, |flow| Message::Offer(Offer { flow, ..offer }));
+    }
+
+    /// What we tell in answer to the OFFER of that serial, or, if that is 0, unasked.
+    fn own_offer(&self, answers: u64) -> Offer {
+        Offer {
+            flow: FlowId([0; 16]),
+            serial: self.exchanges.serial,
+            answers,
+            locators: LocatorList::new(self.own.locators.iter().copied()),
+        }
+    }
+
+    /// The answer has not come.
+    pub(super) fn on_offer_timer(&mut self, now: Time, peer: EndpointId) {
+        let Some(exchange) = self.exchanges.open.get(&peer) else {
+            return;
+        };
+        let (sent, ways) = (exchange.sent, exchange.ways.clone());
+        if sent >= OFFERS {
+            return self.exchange_over(peer);
+        }
+        // A flow that is over is replaced by another one with the same end.
+        let mut left = Vec::new();
+        for (at, token) in ways {
+            let here = |flow: &FlowToken| {
+                let flow = &self.flows[flow];
+                flow.peer_id() == Some(peer) && flow.ends.remote().ip() == at
+            };
+            let token = match self.carries(token) {
+                true => Some(token),
+                false => {
+                    let mut others = self.flows.keys().copied();
+                    others.find(|other| self.carries(*other) && here(other))
+                }
+            };
+            left.extend(token.map(|token| (at, token)));
+        }
+        if left.is_empty() {
+            return self.exchange_over(peer);
+        }
+        for (_, token) in &left {
+            self.say_offer(*token);
+        }
+        if let Some(exchange) = self.exchanges.open.get_mut(&peer) {
+            exchange.ways = left;
+            exchange.sent += 1;
+        }
+        self.timers
+            .set(Owner::Offer(peer), now + RETRY * (1 << sent));
+    }
+
+    fn exchange_over(&mut self, peer: EndpointId) {
+        self.exchanges.open.remove(&peer);
+        self.timers.clear(Owner::Offer(peer));
+    }
+
+    /// Those of kinds that we can make connections of.
+    pub(super) fn of_use<'a>(
+        &self,
+        all: impl IntoIterator<Item = &'a OtherLocator>,
+    ) -> Box<[OtherLocator]> {
+        let known = |locator: &&OtherLocator| self.own.kinds.contains(&locator.kind());
+        all.into_iter().filter(known).copied().collect()
+    }
+
+    /// Number of what we tell of other kinds.
+    pub(super) fn own_serial(&self) -> u64 {
+        self.exchanges.serial
+    }
+
+    /// Whether the flow has a session that is not over.
+    fn carries(&self, token: FlowToken) -> bool {
+        self.flows
+            .get(&token)
+            .is_some_and(|flow| flow.state().carries())
+    }
+
+    pub(super) fn on_offer(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        local: SocketAddr,
+        parsed: &Parsed<'_>,
+        offer: &Offer,
+    ) {
+        if self.features & feature::TRANSPORTS == 0 {
+            return self.drop_one();
+        }
+        self.prove(now, offer.flow, (Fresh::None, parsed), None);
+        let token = self.genuine(offer.flow, parsed);
+        let Some(token) = token.filter(|token| self.carries(*token)) else {
+            return self.drop_one();
+        };
+        let flow = &self.flows[&token];
+        let (Some(peer), at) = (&flow.peer, flow.ends.remote().ip()) else {
+            return self.drop_one();
+        };
+        if peer.process.features & feature::TRANSPORTS == 0 {
+            return self.drop_one();
+        }
+        let id = peer.process.id;
+        let locators = self.of_use(offer.locators.iter());
+        let known = self.exchanges.serial == offer.answers;
+        let told = Told {
+            serial: offer.serial,
+            heard: if known { offer.answers } else { 0 },
+            locators,
+        };
+        if !self.processes.tell(id, at, told) {
+            // An old one, come late or said again by somebody; or there are too many.
+            return self.drop_one();
+        }
+        if known && let Some(exchange) = self.exchanges.open.get_mut(&id) {
+            exchange.ways.retain(|(ip, _)| *ip != at);
+            if exchange.ways.is_empty() {
+                self.exchange_over(id);
+            }
+        }
+        if offer.answers == 0 {
+            let flow = offer.flow;
+            let answer = Message::Offer(Offer {
+                flow,
+                ..self.own_offer(offer.serial)
+            });
+            let data = self.seal(token, Fresh::None, &answer);
+            self.out.datagram(from, Some(local), data);
+        }
+    }
+}

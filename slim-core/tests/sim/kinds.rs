@@ -1,0 +1,170 @@
+//! A second kind of transport beside TCP: from memory to memory, on a network of its own.
+//!
+//! Datagrams do not pass there, so while the networks of TCP are out, the two processes have no other way to say anything.
+
+use slim_core::endpoint::{Agreed, State};
+use slim_core::transport::{Locator, OtherLocator, TransportKind, Transports};
+use slim_core::{FlowId, FlowToken, Role};
+
+use crate::dice::Dice;
+use crate::event::{Ev, Harm};
+use crate::net::{CONTROL, RESUME, addr, host_of};
+use crate::world::{MS, SECOND, World};
+
+pub const MEMORY: TransportKind = TransportKind::TEST;
+/// The network of the second kind. Those before it are TCP's.
+pub const FABRIC: usize = 2;
+
+/// What the two processes have of transports.
+#[derive(Clone, Debug)]
+pub struct Kinds {
+    /// The kinds of each process, in its order.
+    of: [Vec<TransportKind>; 2],
+    /// No connection of the second kind ever stands.
+    pub deaf: bool,
+    /// Flows are agreed on by other means.
+    agreed: bool,
+}
+
+impl Kinds {
+    pub fn tcp() -> Kinds {
+        Kinds {
+            of: [Vec::new(), Vec::new()],
+            deaf: false,
+            agreed: false,
+        }
+    }
+
+    /// Most have both kinds.
+    pub fn some(seed: u64) -> Kinds {
+        let mut dice = Dice::new(seed);
+        let of = [0, 1].map(|_| match dice.pick(0, 9) {
+            0 => vec![TransportKind::TCP],
+            1..=5 => vec![MEMORY, TransportKind::TCP],
+            _ => vec![TransportKind::TCP, MEMORY],
+        });
+        Kinds {
+            of,
+            deaf: dice.chance(10),
+            agreed: dice.chance(30),
+        }
+    }
+
+    /// Whether both have the second kind.
+    pub fn shared(&self) -> bool {
+        self.of.iter().all(|kinds| kinds.contains(&MEMORY))
+    }
+
+    pub fn transports(&self, n: usize) -> Transports {
+        let kinds = self.of[n].clone();
+        let others = kinds.contains(&MEMORY).then(|| locator(n));
+        Transports {
+            locators: others.into_iter().collect(),
+            kinds,
+            ..Transports::tcp(vec![addr(n, 0), addr(n, 1)], RESUME, CONTROL)
+        }
+    }
+}
+
+fn locator(n: usize) -> OtherLocator {
+    OtherLocator::new(MEMORY, &[b'm', n as u8]).expect("two bytes")
+}
+
+/// The network on which a connection to the other process goes.
+pub fn network(to: Locator) -> Option<usize> {
+    match to {
+        Locator::Tcp(addr) => host_of(&addr).map(|(_, path)| path),
+        Locator::Other(other) => (other.kind() == MEMORY).then_some(FABRIC),
+    }
+}
+
+/// Where a connection of the process `n` comes from.
+pub fn origin(n: usize, network: usize) -> Locator {
+    match network {
+        FABRIC => locator(n).into(),
+        path => Locator::Tcp((addr(n, path), 40_000).into()),
+    }
+}
+
+impl World {
+    /// Opens a flow that both processes have agreed on. Its first transport is of either kind.
+    pub fn agree(&mut self, flow: usize, token: FlowToken) {
+        self.stats.agreed += 1;
+        let (local, remote) = self.names(flow);
+        for (node, role, ends) in [
+            (0, Role::Connector, (local, remote)),
+            (1, Role::Acceptor, (remote, local)),
+        ] {
+            let agreed = Agreed {
+                flow: FlowId([flow as u8 + 1; 16]),
+                secrets: [[3; 32], [4; 32]],
+                peer: self.nodes[1 - node].endpoint.announcement(),
+            };
+            let now = self.clock(node);
+            let endpoint = &mut self.nodes[node].endpoint;
+            endpoint.open_agreed(now, token, role, ends, &agreed);
+            self.later(0, 5 * MS, Ev::Tick { node, token });
+        }
+    }
+
+    /// Whether flows are agreed on, and the network of the first transport of one.
+    pub fn first_network(&mut self) -> (bool, usize) {
+        let (agreed, shared) = (self.kinds.agreed, self.kinds.shared());
+        let fabric = agreed && shared && !self.kinds.deaf && self.dice.chance(50);
+        (agreed, if fabric { FABRIC } else { 0 })
+    }
+
+    /// All networks of one kind may fail for long, as long as there is the other.
+    pub fn some_blackouts(&mut self) {
+        for _ in 0..self.dice.pick(0, 3) {
+            let at = self.dice.spread(200 * MS, 8 * SECOND);
+            let until = at + self.dice.spread(SECOND, 120 * SECOND);
+            let fabric = self.dice.chance(50);
+            self.at(at, Ev::Fault(Harm::Blackout { fabric, until }));
+        }
+    }
+
+    pub fn blackout(&mut self, fabric: bool, until: u64) {
+        let networks = if fabric {
+            FABRIC..FABRIC + 1
+        } else {
+            0..FABRIC
+        };
+        let well = |way: &u64| *way <= self.now;
+        let all_well = self.cut.iter().flatten().all(well);
+        if !all_well || !fabric && !self.can_do_without_tcp() {
+            return;
+        }
+        self.stats.blackouts += 1;
+        self.healthy = self.healthy.max(until);
+        self.cut[networks].fill([until; 2]);
+    }
+
+    /// Whether both processes know how they are reached by the second kind.
+    fn can_do_without_tcp(&self) -> bool {
+        let knows = |node: &crate::node::Node| {
+            let mut flows = node.fronts.iter().filter(|(_, front)| !front.gone);
+            flows.all(|(token, _)| {
+                let state = node.endpoint.state(*token);
+                let carries = [State::Live, State::Suspended, State::Resuming];
+                state.is_some_and(|state| carries.contains(&state))
+                    && !node.endpoint.locators(*token).is_empty()
+            })
+        };
+        !self.kinds.deaf && self.nodes.iter().all(knows)
+    }
+
+    /// A flow has a new transport on that network.
+    pub fn moved(&mut self, node: usize, token: FlowToken, network: usize) {
+        let before = std::mem::replace(&mut self.front(node, token).network, network);
+        match (before == FABRIC, network == FABRIC) {
+            (false, true) => self.stats.to_memory += 1,
+            (true, false) => self.stats.to_tcp += 1,
+            _ => {}
+        }
+        assert!(
+            network != FABRIC || self.kinds.shared() && !self.kinds.deaf,
+            "by a kind that is not there"
+        );
+    }
+}
