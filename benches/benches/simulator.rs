@@ -12,10 +12,14 @@ mod event;
 mod front;
 #[path = "../../slim-core/tests/sim/harm.rs"]
 mod harm;
+#[path = "../../slim-core/tests/sim/kinds.rs"]
+mod kinds;
 #[path = "../../slim-core/tests/sim/net.rs"]
 mod net;
 #[path = "../../slim-core/tests/sim/node.rs"]
 mod node;
+#[path = "../../slim-core/tests/sim/stats.rs"]
+mod stats;
 #[path = "../../slim-core/tests/sim/tcp.rs"]
 mod tcp;
 #[path = "../../slim-core/tests/sim/world.rs"]
@@ -23,6 +27,7 @@ mod world;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
+use kinds::Kinds;
 use world::World;
 
 /// Always the same seeds, so that a difference is the code's.
@@ -35,7 +40,8 @@ fn schedules(c: &mut Criterion) {
     group.bench_function("schedules", |b| {
         b.iter(|| {
             for seed in 0..SEEDS {
-                World::new(seed, None).run().expect("a right schedule");
+                let mut world = World::new(seed, None, Kinds::tcp());
+                world.run().expect("a right schedule");
             }
         });
     });

@@ -33,6 +33,8 @@ mod kinds;
 mod net;
 #[path = "sim/node.rs"]
 mod node;
+#[path = "sim/stats.rs"]
+mod stats;
 #[path = "sim/tcp.rs"]
 mod tcp;
 #[path = "sim/world.rs"]
@@ -42,7 +44,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dice::mix;
 use kinds::Kinds;
-use world::{Mutation, Stats, World};
+use stats::Stats;
+use world::{Mutation, World};
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::ends::Ends;
 use super::processes::{Process, Told};
 use super::record::Peer;
 use super::{Endpoint, plain};
@@ -76,13 +77,15 @@ impl Endpoint {
             debug_assert!(false, "{id} is the name of another flow");
             return;
         }
-        if !self.add(now, token, role, local, remote) {
+        let ends = Ends::new(plain(local), plain(remote));
+        let at = ends.remote().ip();
+        if !self.add(now, token, role, ends) {
             return;
         }
         if self.config.policy == Policy::Off {
             return self.become_legacy(now, token, LegacyReason::Policy);
         }
-        let peer = self.agreed_peer(role, plain(remote).ip(), agreed);
+        let peer = self.agreed_peer(role, at, agreed);
         self.agree(now, token, id, peer, None);
     }
 

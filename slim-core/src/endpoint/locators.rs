@@ -63,6 +63,13 @@ pub(super) fn features_of(own: &Transports) -> u64 {
 }
 
 impl Endpoint {
+    /// How the peer of a flow is reached by other kinds of transport than TCP, as far as it has told.
+    pub fn locators(&self, token: FlowToken) -> &[OtherLocator] {
+        let flow = self.flows.get(&token);
+        let peer = flow.and_then(|flow| Some((flow.peer_id()?, flow.ends.remote().ip())));
+        peer.map_or(&[], |(peer, at)| self.processes.locators(peer, at))
+    }
+
     /// This process is reached by other kinds of transport than TCP in this way from now on. Peers that know another way
     /// are told. Has no effect where TCP is the only kind.
     pub fn set_locators(&mut self, now: Time, locators: Vec<OtherLocator>) {

@@ -151,7 +151,7 @@ use std::sync::Arc;
 use crate::config::{Config, Net};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
-use crate::transport::{Locator, OtherLocator, Transports};
+use crate::transport::{Locator, Transports};
 use crate::wire::{self, Kind, Message};
 
 pub use action::Action;
@@ -314,13 +314,6 @@ impl Endpoint {
         self.flows.get(&token).map(|flow| flow.ends.both())
     }
 
-    /// How the peer of a flow is reached by other kinds of transport than TCP, as far as it has told.
-    pub fn locators(&self, token: FlowToken) -> &[OtherLocator] {
-        let flow = self.flows.get(&token);
-        let peer = flow.and_then(|flow| Some((flow.peer_id()?, flow.ends.remote().ip())));
-        peer.map_or(&[], |(peer, at)| self.processes.locators(peer, at))
-    }
-
     /// Whether nobody knows yet if the peer of a flow has SLIM, at an address of ours for which `fits` holds.
     pub fn negotiates_at(&self, fits: impl Fn(SocketAddr) -> bool) -> bool {
         let mut flows = self.flows.values();
@@ -362,32 +355,25 @@ impl Endpoint {
         local: SocketAddr,
         remote: SocketAddr,
     ) {
-        if self.add(now, token, role, local, remote) {
+        let ends = Ends::new(plain(local), plain(remote));
+        if self.add(now, token, role, ends) {
             self.start_negotiation(now, token);
         }
     }
 
     /// A flow of which nothing is known yet but its connection. False if the token is in use.
-    fn add(
-        &mut self,
-        now: Time,
-        token: FlowToken,
-        role: Role,
-        local: SocketAddr,
-        remote: SocketAddr,
-    ) -> bool {
+    fn add(&mut self, now: Time, token: FlowToken, role: Role, ends: Ends) -> bool {
         if self.flows.contains_key(&token) {
             debug_assert!(false, "{token:?} is in use");
             return false;
         }
-        let ends = Ends::new(plain(local), plain(remote));
         if role == Role::Acceptor {
             self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
             let flow = Flow::new(now, token, role, ends);
             self.flows.insert(token, Box::new(flow));
         } else {
-            self.pairs.note(local.port());
+            self.pairs.note(ends.local().port());
             self.add_connector(now, token, ends);
         }
         true

@@ -16,6 +16,7 @@ use crate::front::{Front, Plan};
 use crate::kinds::Kinds;
 use crate::net::{CONTROL, MAILBOX, addr, host_of};
 use crate::node::{Clock, Node, Owner};
+use crate::stats::Stats;
 use crate::tcp::{self, Tcp};
 
 pub const MS: u64 = 1000;
@@ -70,54 +71,6 @@ pub struct World {
     pub read_along: Vec<u8>,
     /// Tell everything on standard output.
     pub trace: bool,
-}
-
-/// What a run contained, to see that the simulator gets around.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Stats {
-    pub events: u64,
-    pub resumes: u64,
-    pub escalations: u64,
-    pub reinstated: u64,
-    pub legacy: u64,
-    pub ended: u64,
-    pub believed: u64,
-    pub confirms_flushed: u64,
-    pub crashes: u64,
-    pub restarts: u64,
-    pub vanished: u64,
-    pub forged: u64,
-    /// Flows that began with OPEN.
-    pub dialled: u64,
-    /// Flows that were agreed on by other means.
-    pub agreed: u64,
-    /// Times that all networks of a kind of transport failed.
-    pub blackouts: u64,
-    /// Moves of a side of a flow from one kind of transport to the other.
-    pub to_memory: u64,
-    pub to_tcp: u64,
-}
-
-impl Stats {
-    pub fn add(&mut self, other: &Stats) {
-        self.events += other.events;
-        self.resumes += other.resumes;
-        self.escalations += other.escalations;
-        self.reinstated += other.reinstated;
-        self.legacy += other.legacy;
-        self.ended += other.ended;
-        self.believed += other.believed;
-        self.confirms_flushed += other.confirms_flushed;
-        self.crashes += other.crashes;
-        self.restarts += other.restarts;
-        self.vanished += other.vanished;
-        self.forged += other.forged;
-        self.dialled += other.dialled;
-        self.agreed += other.agreed;
-        self.blackouts += other.blackouts;
-        self.to_memory += other.to_memory;
-        self.to_tcp += other.to_tcp;
-    }
 }
 
 /// The process of a host that is the `life`th there.
