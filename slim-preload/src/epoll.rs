@@ -6,7 +6,7 @@
 mod closed;
 mod unseen;
 
-use crate::flow::{Ctl, Flow, Mode};
+use crate::flow::{Ctl, Flow};
 use crate::ops::sockets::waits_on;
 use crate::table::{self, Entry};
 use crate::{rings, runtime, sys};
@@ -148,13 +148,7 @@ pub fn control(
     };
     match flow {
         Some(mut ctl) => {
-            let r = instance.control(
-                op,
-                fd,
-                event,
-                ctl.mode != Mode::Suspended || ctl.registered,
-                real,
-            );
+            let r = instance.control(op, fd, event, ctl.is_registered(), real);
             if r == 0 && !ctl.epolls.iter().any(|i| std::ptr::eq(*i, instance)) {
                 ctl.epolls.push(instance);
             }

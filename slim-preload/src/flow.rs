@@ -4,27 +4,24 @@
 //! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
+mod ctl;
 mod inside;
+mod mode;
 mod numbers;
 pub mod waits;
 
-use crate::addr::{Name, RawAddr};
-use crate::epoll::{self, Instance};
-use crate::options::Receives;
+use crate::addr::RawAddr;
 use crate::sys;
-use crate::{stand_in, table};
+use crate::table;
 use libc::c_int;
-use slim_agent::Opened;
 use slim_core::replay::Replay;
 use slim_core::{FlowToken, Role, memory};
 use slim_stream::{ReceiveHalf, SendHalf, Stream};
 use slim_sys::lock::{Guard, Lock, Undisturbed};
-use smallvec::{SmallVec, smallvec};
-use std::net::SocketAddr;
-use std::num::NonZeroI32;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+pub use ctl::Ctl;
+pub use mode::{Mode, Then};
 pub use numbers::given_out;
 
 /// A flow. All fields but those under a lock may be touched from any thread.
@@ -58,176 +55,6 @@ pub struct Flow {
 
 /// Ten thousand of them, most of them idle, are usual.
 const _: () = assert!(size_of::<Flow>() <= 328);
-
-/// What is under the descriptor numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// The transport.
-    Open,
-    /// The old transport, which data calls, poll, select and epoll do not see; or a placeholder ([`Ctl::veil`]).
-    Suspended,
-    /// A stand-in: the stash is read first, then `then` happens.
-    Stashed {
-        /// What follows the last stashed byte.
-        then: Then,
-    },
-    /// Something dead that still owes the application this errno.
-    Dead(c_int),
-    /// Nothing: the application has closed its last number; the agent delivers what is left.
-    Lingering,
-}
-
-/// What a flow becomes when its stash is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Then {
-    /// The waiting transport takes the numbers.
-    Open,
-    /// The flow is given up, with this errno, which we owe.
-    Owed(c_int),
-    /// The flow is given up, and what is under the numbers speaks for itself.
-    Over,
-}
-
-/// The part of a flow that changes when its transport does.
-pub struct Ctl {
-    /// What is under the numbers.
-    pub mode: Mode,
-    /// The application's descriptor numbers for this flow; mostly one.
-    pub fds: SmallVec<[c_int; 4]>,
-    /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
-    pub transport: Option<c_int>,
-    /// Suspended, and a placeholder that is never ready is under the numbers: its other end, a descriptor of ours.
-    pub veil: Option<NonZeroI32>,
-    /// ... and epoll instances have it.
-    pub registered: bool,
-    /// The error that somebody of us took from the transport: owed if the transport is put back.
-    pub taken: Option<NonZeroI32>,
-    /// The application has closed the last number unseen: what it wrote to the flow, and what to the number's next file,
-    /// cannot be told apart.
-    pub lost: bool,
-    /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
-    pub plain: bool,
-    /// What has come and is not read yet, and what is known of the transport that brings it.
-    pub receiving: ReceiveHalf,
-    /// Epoll instances that know one of the numbers; mostly one.
-    pub epolls: SmallVec<[&'static Instance; 2]>,
-    /// What `getsockname` said first.
-    pub local: Option<Name>,
-    /// What `getpeername` said first.
-    pub peer: Option<Name>,
-    /// Of the present transport.
-    pub receives: Receives,
-    /// The application has set an option while the transport was away, perhaps after the next one got its options.
-    pub options_set: bool,
-    /// The peer was told of the flow by OPEN.
-    pub opened: Option<Arc<Opened>>,
-}
-
-impl Ctl {
-    const fn new() -> Self {
-        Self {
-            mode: Mode::Lingering,
-            fds: SmallVec::new_const(),
-            transport: None,
-            veil: None,
-            registered: false,
-            taken: None,
-            lost: false,
-            plain: false,
-            receiving: ReceiveHalf::new(false),
-            epolls: SmallVec::new_const(),
-            local: None,
-            peer: None,
-            receives: 0,
-            options_set: false,
-            opened: None,
-        }
-    }
-
-    /// Takes a number up. Those that the application has come first.
-    pub fn add_number(&mut self, fd: c_int) {
-        let at = self.fds.iter().position(|n| epoll::is_closed(*n));
-        self.fds.insert(at.unwrap_or(self.fds.len()), fd);
-    }
-
-    /// Whether the application has a number of the flow.
-    pub fn is_held(&self) -> bool {
-        self.fds.first().is_some_and(|fd| !epoll::is_closed(*fd))
-    }
-
-    /// The descriptor on which the kernel's view of the flow's present transport can be asked.
-    pub fn probe_fd(&self) -> Option<c_int> {
-        match self.mode {
-            Mode::Open => self.fds.first().copied(),
-            _ => self.old(),
-        }
-    }
-
-    /// The number of a suspended flow under which its old transport still is.
-    pub fn exposed(&self) -> Option<c_int> {
-        let exposed =
-            self.mode == Mode::Suspended && self.veil.is_none() && self.transport.is_none();
-        self.fds.first().copied().filter(|_| exposed)
-    }
-
-    /// The transport that is away, or waits.
-    pub fn old(&self) -> Option<c_int> {
-        self.transport.or_else(|| self.exposed())
-    }
-
-    /// Where bytes can still be sent while the flow is suspended. They are kept as all others are, and nothing is
-    /// forgotten meanwhile, so it does no harm if the old transport turns out to be of no use.
-    pub fn half_open(&self) -> Option<c_int> {
-        let open = self.receiving.is_half_open() && self.taken.is_none();
-        self.old().filter(|_| open && self.mode == Mode::Suspended)
-    }
-
-    /// The descriptor that has the status flags of the flow's number `fd`: the always-ready stand-in is one file for
-    /// all flows, so a flow that shows it has those of its waiting transport.
-    pub fn flags_of(&self, fd: c_int) -> c_int {
-        match self.mode {
-            Mode::Stashed { .. } => self.transport.unwrap_or(fd),
-            Mode::Suspended if self.veil.is_none() => self.transport.unwrap_or(fd),
-            _ => fd,
-        }
-    }
-
-    /// Nothing has happened yet to the transport that is now the flow's.
-    pub fn is_new(&mut self) {
-        self.taken = None;
-        self.receiving.put_back();
-    }
-
-    /// Something else is under the numbers than while the flow was suspended.
-    pub fn uncover(&mut self, flow: &Flow) {
-        self.lift_veil();
-        self.registered = false;
-        flow.exposed.store(false, Ordering::SeqCst);
-    }
-
-    /// The placeholder, if there is one, is under no number any more. Whoever got it from us without our seeing it is
-    /// not to wait for ever.
-    pub fn lift_veil(&mut self) {
-        if let Some(far) = self.veil.take() {
-            stand_in::lift(far.get());
-        }
-    }
-
-    /// Both ends of the connection, ours first.
-    pub fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
-        Some((
-            self.local.as_ref()?.internet(),
-            self.peer.as_ref()?.internet(),
-        ))
-    }
-
-    /// Sets the private transport and closes the one that was there.
-    pub fn set_transport(&mut self, fd: Option<c_int>) {
-        if let Some(old) = std::mem::replace(&mut self.transport, fd) {
-            sys::close(old);
-        }
-    }
-}
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
 /// Flows that are made at once: they fit into a page.
@@ -275,14 +102,8 @@ impl Flow {
         crate::process::clear_mark(flow.slot);
         flow.set_under(fd);
         flow.refs.store(2, Ordering::Relaxed);
-        *flow.ctl() = Ctl {
-            mode: Mode::Open,
-            fds: smallvec![fd],
-            local: local.name(),
-            peer: peer.and_then(|a| a.name()),
-            receiving: ReceiveHalf::new(role == Role::Connector),
-            ..Ctl::new()
-        };
+        let ends = (local.name(), peer.and_then(|a| a.name()));
+        *flow.ctl() = Ctl::of(fd, ends, ReceiveHalf::new(role == Role::Connector));
         flow.token
             .store(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed), Ordering::SeqCst);
         flow.stream.begin();

@@ -120,7 +120,7 @@ impl FlowIo for Handle {
     }
 
     fn legacy(&self, refused: bool) {
-        let open = self.flow.ctl().mode == Mode::Open;
+        let open = self.flow.ctl().mode() == Mode::Open;
         if refused && open {
             transport::escalate(self.flow, Verdict::Errno(libc::ECONNREFUSED));
         } else {
@@ -132,7 +132,7 @@ impl FlowIo for Handle {
         let Some(mut ctl) = self.flow.own() else {
             return true;
         };
-        if ctl.mode == Mode::Open && self.flow.used_by_child() {
+        if ctl.mode() == Mode::Open && self.flow.used_by_child() {
             // The peer is told, and this transport is the last. Until then it must not believe that we lack
             // what the child has read.
             if let Some(all) = ctl
@@ -154,7 +154,7 @@ impl FlowIo for Handle {
         }
         transport::cut(&mut ctl);
         // Plain TCP by now: who is inside stays there.
-        let is_plain = ctl.mode == Mode::Lingering && ctl.transport.is_none();
+        let is_plain = ctl.mode() == Mode::Lingering && ctl.transport().is_none();
         drop(ctl);
         is_plain || self.flow.stream.idle()
     }
@@ -168,7 +168,7 @@ impl FlowIo for Handle {
             return false;
         };
         // What a forked child has done with the connection, an end perhaps, the peer's kernel knows.
-        let used = ctl.mode == Mode::Open && self.flow.used_by_child();
+        let used = ctl.mode() == Mode::Open && self.flow.used_by_child();
         if used {
             transport::unmanage(self.flow, ctl);
         }
@@ -199,7 +199,7 @@ impl FlowIo for Handle {
 
     fn stash(&self, data: &[u8]) {
         let mut ctl = self.flow.ctl();
-        let kept = match ctl.mode {
+        let kept = match ctl.mode() {
             Mode::Suspended => self.flow.stream.stash(&mut ctl.receiving, data),
             // Nobody is to read it; or the flow was given up meanwhile, and this comes behind a gap.
             _ => {
@@ -214,7 +214,7 @@ impl FlowIo for Handle {
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        if self.flow.own().is_none_or(|ctl| ctl.lost) {
+        if self.flow.own().is_none_or(|ctl| ctl.is_lost()) {
             return self.sent();
         }
         match self.flow.stream.replay(from, f) {
@@ -267,7 +267,7 @@ impl FlowIo for Handle {
         let Some(ctl) = self.flow.own() else {
             return Probe::BUSY;
         };
-        match (ctl.mode, ctl.probe_fd()) {
+        match (ctl.mode(), ctl.probe_fd()) {
             (Mode::Open | Mode::Lingering, Some(fd)) => self.flow.stream.probe(fd),
             _ => Probe::BUSY,
         }
@@ -276,7 +276,7 @@ impl FlowIo for Handle {
     fn ask_kernel(&self, on: bool) {
         let Some(ctl) = self.flow.own() else { return };
         let mut transient = self.transient();
-        let old = ctl.old().filter(|_| ctl.mode == Mode::Suspended);
+        let old = ctl.old().filter(|_| ctl.mode() == Mode::Suspended);
         if on {
             let asking = &mut transient.get_or_insert_default().asking;
             if let (Some(old), None) = (old, &asking) {
@@ -294,15 +294,15 @@ impl FlowIo for Handle {
 
     fn kernel_answered(&self, since: Duration) -> bool {
         let ctl = self.flow.ctl();
-        let old = ctl.old().filter(|_| ctl.mode == Mode::Suspended);
+        let old = ctl.old().filter(|_| ctl.mode() == Mode::Suspended);
         old.is_some_and(|old| sys::answered_within(old, since))
     }
 
     fn owed(&self) -> Option<Owed> {
         let mut ctl = self.flow.ctl();
         let away = self.flow.stream.is_barred();
-        let Some(fd) = ctl.transport.filter(|_| ctl.mode == Mode::Lingering) else {
-            let over = ctl.mode == Mode::Lingering && (ctl.lost || !away);
+        let Some(fd) = ctl.transport().filter(|_| ctl.mode() == Mode::Lingering) else {
+            let over = ctl.mode() == Mode::Lingering && (ctl.is_lost() || !away);
             return (!over).then(|| self.flow.stream.owed());
         };
         match self.flow.stream.delivery(fd) {

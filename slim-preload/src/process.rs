@@ -353,7 +353,7 @@ extern "C" fn at_exit() {
     }
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
-        let mode = f.own_at(fd).map(|c| c.mode);
+        let mode = f.own_at(fd).map(|c| c.mode());
         match mode {
             Some(flow::Mode::Suspended) => {
                 let Some(sent) = f.stream.sent_in_time() else {

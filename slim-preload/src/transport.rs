@@ -24,7 +24,6 @@ use slim_core::Verdict;
 use slim_stream::Unsound;
 use slim_sys::lock::Guard;
 use slim_sys::numbers;
-use std::num::NonZeroI32;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -77,15 +76,15 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
     if ctl.fds.is_empty() {
         return;
     }
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Open => {
             flow.stream.bar();
             epoll::read_back(flow, ctl);
-            ctl.mode = Mode::Suspended;
+            ctl.suspend();
             if epoll::any_unseen() {
                 veil(flow, ctl);
             }
-            if ctl.veil.is_some() {
+            if ctl.is_veiled() {
                 return flow.stream.wake();
             }
             rings::swapping(|| {
@@ -100,7 +99,7 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
         Mode::Stashed { then: Then::Open } => {
             flow.stream.bar();
             // The always-ready stand-in is under the numbers; without a descriptor for a placeholder it stays there.
-            ctl.mode = Mode::Suspended;
+            ctl.suspend();
             veil(flow, ctl);
         }
         _ => return,
@@ -113,24 +112,24 @@ pub fn veil(flow: &Flow, ctl: &mut Ctl) {
     let Some(first) = ctl.fds.first().copied() else {
         return;
     };
-    if ctl.mode != Mode::Suspended || ctl.veil.is_some() {
+    if ctl.mode() != Mode::Suspended || ctl.is_veiled() {
         return;
     }
     let Ok([placeholder, far]) = stand_in::placeholder() else {
         return;
     };
-    if ctl.transport.is_none() {
+    if ctl.transport().is_none() {
         match sys::dup_high(first) {
-            Ok(old) => ctl.transport = Some(old),
+            Ok(old) => ctl.set_transport(Some(old)),
             Err(_) => return [placeholder, far].into_iter().for_each(sys::close),
         }
     }
     sys::set_status(placeholder, sys::status(ctl.flags_of(first)));
-    ctl.registered = epoll::any_unseen();
-    let _ = swap_in(flow, ctl, placeholder, ctl.registered);
+    let registered = epoll::any_unseen();
+    ctl.register_veil(registered);
+    let _ = swap_in(flow, ctl, placeholder, registered);
     sys::close(placeholder);
-    // A number of ours is never 0.
-    ctl.veil = NonZeroI32::new(far);
+    ctl.veil(far);
     flow.exposed.store(false, Ordering::SeqCst);
 }
 
@@ -153,7 +152,7 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     flow.release_numbers(&mut ctl);
     flow.live.store(false, Ordering::Release);
     ctl.set_transport(None);
-    ctl.mode = Mode::Lingering;
+    ctl.linger();
     drop(ctl);
     flow.stream.wake();
     flow.drop_ref();
@@ -213,7 +212,7 @@ pub fn give_up(flow: &'static Flow, why: &Unsound) {
 pub fn out_of_step(flow: &'static Flow) {
     let token = flow.token();
     if let Some(ctl) = flow.own() {
-        let errno = ctl.taken.map_or(libc::ECONNRESET, NonZeroI32::get);
+        let errno = ctl.taken().unwrap_or(libc::ECONNRESET);
         conclude(flow, ctl, Verdict::Errno(errno));
     }
     runtime::with_agent(|a| a.demote(token));
@@ -225,13 +224,13 @@ pub fn install(flow: &'static Flow, new: c_int) {
         return abort(new);
     };
     let ended = flow.stream.ends_at(flow.stream.received());
-    if flow.end_shown.load(Ordering::Acquire) && !ended && ctl.mode == Mode::Suspended {
+    if flow.end_shown.load(Ordering::Acquire) && !ended && ctl.mode() == Mode::Suspended {
         // A stranger had ended the stream, and the application was shown that: nothing can follow.
         drop(ctl);
         abort(new);
         return out_of_step(flow);
     }
-    match (ctl.mode, ctl.fds.first().copied()) {
+    match (ctl.mode(), ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
             let flags = sys::status(ctl.flags_of(fd));
             // The agent's connections are like that already.
@@ -249,19 +248,18 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 sys::shutdown(new, libc::SHUT_RD);
             }
             dismiss(&mut ctl);
-            ctl.taken = None;
             flow.stream.carried_by(&mut ctl.receiving, new);
-            ctl.transport = Some(new);
+            ctl.install(new);
             if ctl.receiving.stash.is_empty() {
                 open(flow, &mut ctl);
             } else {
                 show_stash(flow, &mut ctl);
             }
         }
-        (Mode::Lingering, _) if !ctl.lost && flow.stream.local_final().is_some() => {
+        (Mode::Lingering, _) if !ctl.is_lost() && flow.stream.local_final().is_some() => {
             dismiss(&mut ctl);
             flow.stream.carried_by(&mut ctl.receiving, new);
-            ctl.transport = Some(new);
+            ctl.install(new);
             flow.stream.open();
         }
         _ => {
@@ -282,14 +280,14 @@ fn dismiss(ctl: &mut Ctl) {
         }
     } else if over {
         ctl.set_transport(None);
-    } else if let Some(old) = ctl.transport.take() {
+    } else if let Some(old) = ctl.take_transport() {
         abort(old);
     }
 }
 
 /// The private transport takes the numbers, or the exposed one keeps them, and data calls go straight to it.
 fn open(flow: &Flow, ctl: &mut Ctl) {
-    if let Some(new) = ctl.transport.take() {
+    if let Some(new) = ctl.take_transport() {
         let _ = swap_in(flow, ctl, new, true);
         // SAFETY: it is ours alone, and not used again.
         slim_sys::reserve::close_or_keep(unsafe { OwnedFd::from_raw_fd(new) });
@@ -305,9 +303,8 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     } else {
         return;
     }
-    ctl.mode = Mode::Open;
     ctl.uncover(flow);
-    ctl.is_new();
+    ctl.open();
     flow.stream.open();
 }
 
@@ -317,22 +314,22 @@ fn show_stash(flow: &Flow, ctl: &mut Ctl) {
         // Its status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(flow, ctl, file, true);
     }
-    if let (Some(transport), Some(fd)) = (ctl.transport, ctl.fds.first()) {
+    if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
         // The stand-in has no owner.
         options::tell_owner(transport, *fd);
     }
-    ctl.mode = Mode::Stashed { then: Then::Open };
     ctl.uncover(flow);
+    ctl.show_stash();
 }
 
 /// The transport with what has come behind the stash: the one that waits, or has broken since and is not read dry yet.
 pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
-    let is_behind = match ctl.mode {
+    let is_behind = match ctl.mode() {
         Mode::Stashed { then: Then::Open } => true,
         Mode::Suspended => !ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained(),
         _ => false,
     };
-    ctl.transport.filter(|_| is_behind)
+    ctl.transport().filter(|_| is_behind)
 }
 
 /// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the waiting transport,
@@ -354,16 +351,17 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
     if !ctl.receiving.stash.is_empty() {
         return;
     }
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Stashed { then: Then::Open } => {
+            let plain = ctl.is_plain();
             open(flow, &mut ctl);
-            if ctl.plain {
+            if plain {
                 return unmanage(flow, ctl);
             }
         }
         Mode::Stashed {
-            then: Then::Owed(errno),
-        } => ctl.mode = Mode::Dead(errno),
+            then: Then::Owed(_),
+        } => ctl.die(),
         Mode::Stashed { then: Then::Over } => return unmanage(flow, ctl),
         _ => return,
     }
@@ -374,13 +372,13 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
 /// The flow is plain TCP from now on, or as soon as nothing is stashed.
 pub fn become_plain(flow: &'static Flow) {
     let mut ctl = flow.ctl();
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Open => unmanage(flow, ctl),
         Mode::Suspended => {
             drop(ctl);
             reinstate(flow, true);
         }
-        Mode::Stashed { then: Then::Open } => ctl.plain = true,
+        Mode::Stashed { then: Then::Open } => ctl.become_plain(),
         _ => {}
     }
 }
@@ -388,17 +386,16 @@ pub fn become_plain(flow: &'static Flow) {
 /// The old transport is put back: it was not dead after all, or the error it reports is the true one.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
     let Some(mut ctl) = flow.own() else { return };
-    if ctl.mode == Mode::Suspended
+    if ctl.mode() == Mode::Suspended
         && let Some(errno) = ctl
-            .taken
-            .map(NonZeroI32::get)
+            .taken()
             .or(ctl.receiving.is_cut().then_some(libc::ECONNRESET))
     {
         drop(ctl);
         return escalate(flow, Verdict::Errno(errno));
     }
-    if ctl.mode == Mode::Suspended {
-        if let (Some(old), Some(fd)) = (ctl.transport, ctl.fds.first()) {
+    if ctl.mode() == Mode::Suspended {
+        if let (Some(old), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
             sys::set_status(old, sys::status(ctl.flags_of(*fd)));
         }
         // What was never drained has a stash only if it was suspended with one, and is not exposed then.
@@ -408,18 +405,20 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
             show_stash(flow, &mut ctl);
         }
     }
-    if ctl.mode == Mode::Lingering && flow.stream.local_final().is_some() {
+    if ctl.mode() == Mode::Lingering && flow.stream.local_final().is_some() {
         // The application has closed it meanwhile. The kernel goes on with it, and if it breaks now, that is noticed.
-        if let Some(old) = ctl.transport {
+        if let Some(old) = ctl.transport() {
             sys::shutdown(old, libc::SHUT_WR);
         }
         ctl.receiving.put_back();
         flow.stream.open();
     }
-    if legacy && ctl.mode == Mode::Open {
+    if legacy && ctl.mode() == Mode::Open {
         unmanage(flow, ctl);
     } else {
-        ctl.plain |= legacy;
+        if legacy {
+            ctl.become_plain();
+        }
         drop(ctl);
         flow.stream.wake();
     }

@@ -41,7 +41,7 @@ impl Flow {
         if !ctl.fds.contains(&fd) {
             return None;
         }
-        match ctl.mode {
+        match ctl.mode() {
             Mode::Open => Some(ctl),
             _ => self.looked_at(ctl).filter(|ctl| ctl.fds.contains(&fd)),
         }
@@ -60,14 +60,15 @@ impl Flow {
 
     fn looked_at(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
         self.drop_lost(&mut ctl);
-        if ctl.is_held() || ctl.mode == Mode::Lingering {
+        if ctl.is_held() || ctl.mode() == Mode::Lingering {
             return Some(ctl);
         }
         epoll::drop_closed(self, &mut ctl);
         // The peer is to believe the kernel: how much was written to the connection before it was closed, is not known.
         let token = self.token();
-        ctl.lost = true;
         ctl.uncover(self);
+        ctl.linger();
+        ctl.lose();
         transport::unmanage(self, ctl);
         sys::keep_errno(|| runtime::with_agent(|a| a.demote(token)));
         None

@@ -120,23 +120,23 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     let epolls = std::mem::take(&mut ctl.epolls);
     ctl.uncover(flow);
     flow.stream.give_back_pass();
-    if !flow.live.load(Ordering::Acquire) && ctl.mode == Mode::Open {
+    if !flow.live.load(Ordering::Acquire) && ctl.mode() == Mode::Open {
         transport::hear(flow, &mut ctl, flow.stream.received());
     }
-    let established = flow.was_established(fd) || ctl.mode != Mode::Open;
+    let established = flow.was_established(fd) || ctl.mode() != Mode::Open;
     let sent = flow.stream.sent_in_time();
     // Where nobody can tell where our stream ends, the kernel says it alone.
     let plain = flow.forked.load(Ordering::Relaxed) || !established;
     let Some(sent) = sent.filter(|_| !plain) else {
         drop_transport(&mut ctl);
-        ctl.mode = Mode::Lingering;
+        ctl.linger();
         flow.live.store(false, Ordering::Release);
         runtime::with_agent(|a| a.demote(flow.token()));
         return Left::Shared;
     };
     let lingers = lingers(fd);
     let unread =
-        !ctl.receiving.stash.is_empty() || (ctl.mode == Mode::Open && sys::readable(fd) > 0);
+        !ctl.receiving.stash.is_empty() || (ctl.mode() == Mode::Open && sys::readable(fd) > 0);
     let how = if unread || lingers == Some(0) {
         FinHow::Reset
     } else {
@@ -144,7 +144,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     };
     flow.stream.end_at(sent);
     let end = flow.stream.local_final().unwrap_or(sent);
-    let unacked = (ctl.mode == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
+    let unacked = (ctl.mode() == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
     // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
     // told that the flow is open.
     let plainly = how == FinHow::Close && unacked == Some(Ok(0));
@@ -155,20 +155,20 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         drop_transport(&mut ctl);
     }
     ctl.receiving.stash = Stash::new();
-    match ctl.mode {
+    let mut kept = None;
+    match ctl.mode() {
         _ if how == FinHow::Reset => {}
         // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
         // left to the kernel.
         Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
-            let kept = sys::dup_high(fd).ok();
+            kept = sys::dup_high(fd).ok();
             if let Some(kept) = kept {
                 epoll::outlived(fd, &epolls);
                 sys::shutdown(kept, libc::SHUT_WR);
             }
-            ctl.set_transport(kept);
         }
         Mode::Stashed { .. } => {
-            if let Some(fd) = ctl.transport {
+            if let Some(fd) = ctl.transport() {
                 sys::shutdown(fd, libc::SHUT_WR);
             }
         }
@@ -178,17 +178,20 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         _ => {}
     }
     // The gate of a lingering flow tells whether it has a transport.
-    if ctl.mode != Mode::Suspended || how == FinHow::Reset {
+    if ctl.mode() != Mode::Suspended || how == FinHow::Reset {
         flow.stream.open();
     }
-    ctl.mode = Mode::Lingering;
+    ctl.linger();
+    if kept.is_some() {
+        ctl.set_transport(kept);
+    }
     Left::Last(how)
 }
 
 /// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
 /// unread bytes of its own, does not know of these.
 fn drop_transport(ctl: &mut Ctl) {
-    if let Some(waiting) = ctl.transport.filter(|_| !ctl.receiving.stash.is_empty()) {
+    if let Some(waiting) = ctl.transport().filter(|_| !ctl.receiving.stash.is_empty()) {
         sys::set_option(waiting, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
     }
     ctl.set_transport(None);
@@ -197,7 +200,7 @@ fn drop_transport(ctl: &mut Ctl) {
 /// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
 /// the agent has to.
 fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
-    if ctl.mode != Mode::Open
+    if ctl.mode() != Mode::Open
         || ctl.receiving.has_moved()
         || (ctl.opened.is_none() && !ctl.receiving.peer_closed)
     {
@@ -271,7 +274,7 @@ pub fn hand_over_until(flow: &'static Flow, fd: c_int, limit: Instant) {
 /// Waits until the flow behind `fd` has a transport again or is given up, `enough` holds, or `limit` has come.
 pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: impl Fn() -> bool) {
     while let Some(ctl) = flow.ctl_of(fd)
-        && ctl.mode == Mode::Suspended
+        && ctl.mode() == Mode::Suspended
     {
         let seen = flow.stream.signal();
         drop(ctl);
@@ -288,7 +291,7 @@ pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: i
 pub fn demote(flow: &'static Flow, fd: c_int) {
     let Some(ctl) = flow.own_at(fd) else { return };
     let token = flow.token();
-    if ctl.mode == Mode::Open {
+    if ctl.mode() == Mode::Open {
         transport::unmanage(flow, ctl);
     } else {
         drop(ctl);
@@ -302,9 +305,9 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
 pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
     let Some(ctl) = flow.ctl_of(fd) else { return };
     let token = flow.token();
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Open => transport::unmanage(flow, ctl),
-        Mode::Stashed { then: Then::Open } if !ctl.plain => {
+        Mode::Stashed { then: Then::Open } if !ctl.is_plain() => {
             drop(ctl);
             transport::become_plain(flow);
         }
@@ -321,8 +324,8 @@ pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
 pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
     let is_ours = || {
         let ctl = flow.ctl_of(fd)?;
-        let ours = ctl.mode == Mode::Open || ctl.mode == Mode::Stashed { then: Then::Open };
-        (ours && !ctl.plain).then(|| sys::is_nonblocking(ctl.flags_of(fd)))
+        let ours = ctl.mode() == Mode::Open || ctl.mode() == Mode::Stashed { then: Then::Open };
+        (ours && !ctl.is_plain()).then(|| sys::is_nonblocking(ctl.flags_of(fd)))
     };
     let Some(nonblocking) = is_ours() else { return };
     let at_once = nonblocking || flags & libc::MSG_DONTWAIT != 0;
@@ -609,7 +612,7 @@ pub fn kept_under(fd: c_int) -> c_int {
         Entry::Flow(flow) => flow.ctl_of(fd),
         _ => None,
     };
-    ctl.and_then(|ctl| match ctl.mode {
+    ctl.and_then(|ctl| match ctl.mode() {
         Mode::Suspended | Mode::Stashed { .. } => ctl.old(),
         Mode::Open | Mode::Dead(_) | Mode::Lingering => None,
     })

@@ -64,7 +64,7 @@ fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
         .fds
         .first()
         .copied()
-        .filter(|_| ctl.mode == Mode::Open)?;
+        .filter(|_| ctl.mode() == Mode::Open)?;
     let shut = !sending && flow.stream.local_final().is_some();
     let agrees = sent.and_then(|sent| {
         let now = Start::of(&flow.stream, sent, fd)?;

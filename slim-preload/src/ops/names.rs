@@ -115,7 +115,7 @@ fn is_dead_unnoticed(fd: c_int) -> bool {
     };
     sys::keep_errno(|| transport::notice(flow, fd));
     flow.ctl_of(fd)
-        .is_some_and(|ctl| ctl.receiving.has_moved() || ctl.mode == Mode::Suspended)
+        .is_some_and(|ctl| ctl.receiving.has_moved() || ctl.mode() == Mode::Suspended)
 }
 
 /// # Safety
@@ -134,12 +134,12 @@ unsafe fn known(
     let Some(ctl) = flow.ctl_of(fd) else {
         return real();
     };
-    if let Mode::Dead(_) = ctl.mode {
+    if let Mode::Dead(_) = ctl.mode() {
         drop(ctl);
         // SAFETY: the caller's contract.
         return unsafe { kept(fd, end, addr, len, real) };
     }
-    let moved = ctl.receiving.has_moved() || ctl.mode != Mode::Open;
+    let moved = ctl.receiving.has_moved() || ctl.mode() != Mode::Open;
     let saved = match end {
         End::Local => &ctl.local,
         End::Peer => &ctl.peer,
@@ -149,7 +149,7 @@ unsafe fn known(
     };
     let stream = &flow.stream;
     let has_ended = || stream.local_final().is_some() && stream.peer_final().is_some();
-    if ctl.mode == Mode::Open && has_ended() {
+    if ctl.mode() == Mode::Open && has_ended() {
         let room = sys::copy_of(len);
         let r = real();
         // What has ended in both directions has no peer any more.

@@ -155,7 +155,7 @@ impl<S: Source> Transmit<S> {
                     let Some(ctl) = flow.ctl_of(self.fd) else {
                         return short(have);
                     };
-                    match ctl.mode {
+                    match ctl.mode() {
                         Mode::Suspended => {
                             if let Next::Return(_) =
                                 super::wait(flow, ctl, self.fd, false, libc::SO_SNDTIMEO)

@@ -104,7 +104,7 @@ pub(super) fn is_away(fd: c_int) -> bool {
         flow.stream.is_barred()
             && flow
                 .ctl_of(fd)
-                .is_some_and(|ctl| ctl.mode == Mode::Suspended)
+                .is_some_and(|ctl| ctl.mode() == Mode::Suspended)
     })
 }
 
@@ -114,7 +114,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let Some(ctl) = flow.own_at(fd) else {
         return false;
     };
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Suspended => return true,
         Mode::Open => {}
         _ => return false,

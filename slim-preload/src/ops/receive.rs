@@ -309,7 +309,7 @@ impl Receive {
                         .buffers
                         .fill(have, |piece| ctl.receiving.stash.read(piece));
                     have += got;
-                    match ctl.mode {
+                    match ctl.mode() {
                         Mode::Stashed { .. } => transport::after_stash(flow, ctl),
                         Mode::Suspended if got == 0 => {
                             let option = libc::SO_RCVTIMEO;
@@ -365,7 +365,7 @@ impl Receive {
                 return Some(ctl);
             }
             let seen = flow.stream.signal();
-            let interrupted = match (ctl.mode, ctl.transport) {
+            let interrupted = match (ctl.mode(), ctl.transport()) {
                 (Mode::Suspended, _) => {
                     drop(ctl);
                     flow.stream.wait(seen, left) == Err(libc::EINTR)
@@ -413,7 +413,7 @@ impl Receive {
             // None was sent: a flow with an urgent byte is plain TCP.
             return Next::Return(fail(libc::EINVAL));
         }
-        if self.has(libc::MSG_PEEK) && ctl.mode == Mode::Suspended {
+        if self.has(libc::MSG_PEEK) && ctl.mode() == Mode::Suspended {
             // The peer may know of more that has come than can be seen before the next transport is here.
             return self.wait(flow, ctl);
         }
@@ -451,7 +451,7 @@ impl Receive {
             }
             return Next::Return(n as isize);
         }
-        match ctl.mode {
+        match ctl.mode() {
             Mode::Dead(_) => {
                 transport::pay(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e)))
             }

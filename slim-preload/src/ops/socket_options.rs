@@ -34,7 +34,7 @@ pub unsafe fn option(
         return real(fd);
     };
     let error = (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR);
-    let on = match ctl.mode {
+    let on = match ctl.mode() {
         Mode::Dead(errno)
         | Mode::Stashed {
             then: Then::Owed(errno),
@@ -51,7 +51,7 @@ pub unsafe fn option(
         Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
         Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
     };
-    let (open, receives) = (ctl.mode == Mode::Open, ctl.receives);
+    let (open, receives) = (ctl.mode() == Mode::Open, ctl.receives);
     drop(ctl);
     let swaps = transport::SWAPS.load(Ordering::Acquire);
     let r = real(on);
@@ -118,7 +118,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         _ => None,
     };
     if let Some(flow) = flow.filter(|_| binds) {
-        let away = flow.ctl_of(fd).is_some_and(|c| c.mode == Mode::Suspended);
+        let away = flow.ctl_of(fd).is_some_and(|c| c.mode() == Mode::Suspended);
         if away {
             sys::keep_errno(|| descriptors::hand_over(flow, fd));
             return real(fd);
@@ -131,7 +131,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         }
         return r;
     };
-    let mode = ctl.mode;
+    let mode = ctl.mode();
     let on = match mode {
         Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
         Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,

@@ -97,7 +97,7 @@ pub unsafe fn connect(
             sys::keep_errno(|| descriptors::demote(flow, fd));
         } else if flow
             .ctl_of(fd)
-            .is_some_and(|c| c.mode != Mode::Open || c.receiving.has_moved())
+            .is_some_and(|c| c.mode() != Mode::Open || c.receiving.has_moved())
         {
             // Of a transport that we made, the kernel would not know that it has been said to be connected.
             let errno = match len as usize {
@@ -311,7 +311,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         (r, sent)
     };
     announce(flow, sent);
-    if r == 0 || !first || ctl.mode != Mode::Open {
+    if r == 0 || !first || ctl.mode() != Mode::Open {
         return r;
     }
     // The transport was dead already. That is not the flow's end: the next one is shut when all is sent. Asked before
@@ -364,7 +364,7 @@ fn tell_shut(flow: &'static Flow, sent: u64) {
 }
 
 fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
-    match ctl.mode {
+    match ctl.mode() {
         Mode::Open => real(),
         // The agent shuts the new transport when all is replayed.
         Mode::Suspended => {
@@ -374,7 +374,7 @@ fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
             0
         }
         Mode::Stashed { then: Then::Open } => {
-            if let Some(t) = ctl.transport {
+            if let Some(t) = ctl.transport() {
                 sys::shutdown(t, how);
             }
             0
@@ -427,7 +427,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
     };
     let mut ctl = flow.ctl_of(fd)?;
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
-    match (ctl.mode, request) {
+    match (ctl.mode(), request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
         (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => Some(Ioctl::Ask(ctl.flags_of(fd))),
         // A flow with an urgent byte is plain TCP.
@@ -443,7 +443,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         (_, libc::FIONREAD) => {
             sys::keep_errno(|| {
                 let room = |fd| sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_RCVBUF);
-                let room = ctl.transport.and_then(room).unwrap_or(0);
+                let room = ctl.transport().and_then(room).unwrap_or(0);
                 transport::stash_more(flow, &mut ctl, room.max(0) as usize);
             });
             number(ctl.receiving.stash.len())
@@ -453,7 +453,7 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
             Some(kept) => number(kept),
             None => ctl.old().map(Ioctl::Ask),
         },
-        (Mode::Stashed { .. }, _) => ctl.transport.map(Ioctl::Ask),
+        (Mode::Stashed { .. }, _) => ctl.transport().map(Ioctl::Ask),
     }
 }
 

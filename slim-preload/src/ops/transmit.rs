@@ -319,7 +319,7 @@ impl<S: Source> Transmit<S> {
             return Next::Return(fail(errno));
         }
         let given_up = !matches!(
-            ctl.mode,
+            ctl.mode(),
             Mode::Suspended | Mode::Stashed { then: Then::Open }
         );
         if !given_up && flow.stream.local_final().is_some() {
@@ -327,9 +327,9 @@ impl<S: Source> Transmit<S> {
         }
         let dontwait = self.flags & libc::MSG_DONTWAIT != 0;
         let half_open = ctl.half_open();
-        let fd = match (ctl.mode, half_open.or(ctl.transport)) {
+        let fd = match (ctl.mode(), half_open.or(ctl.transport())) {
             (Mode::Stashed { then: Then::Open }, Some(fd)) => {
-                if self.flags & libc::MSG_OOB != 0 && !ctl.plain {
+                if self.flags & libc::MSG_OOB != 0 && !ctl.is_plain() {
                     drop(ctl);
                     sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
                     return Next::Again;

@@ -10,7 +10,6 @@ use libc::c_int;
 use slim_agent::{Heard, turn};
 use slim_core::{Cause, FinHow, Verdict};
 use slim_stream::{SendHalf, Start};
-use std::num::NonZeroI32;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,7 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     let Some(ctl) = flow.own_at(fd) else {
         return Fault::Plain;
     };
-    if ctl.mode != Mode::Open {
+    if ctl.mode() != Mode::Open {
         return Fault::Suspended;
     }
     // Another thread may have had the transport replaced since the caller's system call failed.
@@ -132,7 +131,7 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         (cause, _) => cause,
     };
     if let Cause::Errno(errno) = cause {
-        ctl.taken = NonZeroI32::new(errno);
+        ctl.set_taken(errno);
     }
     // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
     // thread does with the flow, and before it can resume it for the peer.
@@ -163,11 +162,11 @@ fn verdict(cause: Cause) -> Verdict {
 
 /// The transport that bytes are sent on, though nobody may read from it yet, is dead.
 pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
-    if ctl.plain {
+    if ctl.is_plain() {
         return conclude(flow, ctl, Verdict::Errno(errno));
     }
     suspend(flow, &mut ctl);
-    ctl.taken = NonZeroI32::new(errno);
+    ctl.set_taken(errno);
     let cause = Cause::Errno(errno);
     if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
         conclude(flow, ctl, verdict(cause));
@@ -204,9 +203,9 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
     ];
     if of_transport.contains(&errno)
         && let Some(mut ctl) = flow.ctl_of(fd)
-        && ctl.mode == Mode::Suspended
+        && ctl.mode() == Mode::Suspended
     {
-        ctl.taken = ctl.taken.or(NonZeroI32::new(errno));
+        ctl.remember_taken(errno);
     }
 }
 

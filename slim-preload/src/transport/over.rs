@@ -10,17 +10,16 @@ use crate::sys;
 use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Verdict, memory};
-use std::num::NonZeroI32;
 
 /// Gives the flow up with an errno, or with an orderly end; what has come before that is still to be read.
 pub fn escalate(flow: &'static Flow, verdict: Verdict) {
     // What the kernel has received is the application's, whatever becomes of the connection.
     drain_if_suspended(flow);
     let Some(mut ctl) = flow.own() else { return };
-    if ctl.mode == Mode::Lingering {
+    if ctl.mode() == Mode::Lingering {
         ctl.set_transport(None);
     }
-    let verdict = match (verdict, ctl.taken.map(NonZeroI32::get)) {
+    let verdict = match (verdict, ctl.taken()) {
         // The end had come before the transport failed: it is what we sent that was refused.
         (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
         (verdict, _) => verdict,
@@ -31,7 +30,7 @@ pub fn escalate(flow: &'static Flow, verdict: Verdict) {
 fn drain_if_suspended(flow: &'static Flow) {
     let undrained = {
         let ctl = flow.ctl();
-        ctl.mode == Mode::Suspended && !ctl.receiving.is_drained()
+        ctl.mode() == Mode::Suspended && !ctl.receiving.is_drained()
     };
     if undrained {
         drain(flow);
@@ -49,7 +48,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         Verdict::Eof => (Left::Closed, None),
     };
     if !matches!(
-        ctl.mode,
+        ctl.mode(),
         Mode::Open | Mode::Suspended | Mode::Stashed { then: Then::Open }
     ) {
         return;
@@ -80,14 +79,10 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
         names::remember(*fd, (ctl.local.clone(), ctl.peer.clone()));
     }
     ctl.uncover(flow);
-    ctl.mode = match owed {
-        None if ctl.receiving.stash.is_empty() => return unmanage(flow, ctl),
-        None => Mode::Stashed { then: Then::Over },
-        Some(errno) if ctl.receiving.stash.is_empty() => Mode::Dead(errno),
-        Some(errno) => Mode::Stashed {
-            then: Then::Owed(errno),
-        },
-    };
+    if owed.is_none() && ctl.receiving.stash.is_empty() {
+        return unmanage(flow, ctl);
+    }
+    ctl.escalate(owed);
     drop(ctl);
     flow.stream.wake();
 }
@@ -100,7 +95,7 @@ fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
     };
     let exposed = ctl.exposed();
     let flags = sys::status(ctl.flags_of(fd));
-    let old = ctl.transport.take();
+    let old = ctl.take_transport();
     let Some(file) = file.or(old) else {
         for e in ctl.epolls.iter().filter(|_| exposed.is_some()) {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
@@ -132,7 +127,7 @@ pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
     let (Mode::Dead(errno)
     | Mode::Stashed {
         then: Then::Owed(errno),
-    }) = ctl.mode
+    }) = ctl.mode()
     else {
         return None;
     };
@@ -142,7 +137,7 @@ pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
     if ctl.receiving.stash.is_empty() {
         unmanage(flow, ctl);
     } else {
-        ctl.mode = Mode::Stashed { then: Then::Over };
+        ctl.pay();
     }
     Some(errno)
 }
