@@ -13,6 +13,10 @@ const REGISTER_EXPEDITED: c_int = 1 << 4;
 static REGISTERED: AtomicBool = AtomicBool::new(false);
 
 fn membarrier(command: c_int) -> Result<(), Errno> {
+    // Miri knows no such call. With its emulation of store buffers switched off all threads see the same memory.
+    if cfg!(miri) {
+        return Ok(());
+    }
     call!(libc::SYS_membarrier, command, 0, 0).map(drop)
 }
 

@@ -71,7 +71,7 @@ pub fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> i16 {
 /// # Errors
 /// `EINTR` if a signal has come.
 pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, Errno> {
-    let events = PollFlags::from_bits_retain(events as u16);
+    let events = PollFlags::from_bits_retain(events as _);
     let mut entry = [PollFd::from_borrowed_fd(at(fd), events)];
     let limit = limit.map(timespec);
     match event::poll(&mut entry, limit.as_ref()) {
