@@ -1,17 +1,7 @@
-//! Fuzzes the control message codec on stable Rust.
-//!
-//! Starts from one valid message or more of every kind, damages them, and checks that
-//! - nothing makes `parse` or `message_len` panic,
-//! - what parses is exactly as long as its header says, and encodes to the same bytes again,
-//! - `message_len` and `parse` agree on what a header is.
-//!
-//! `SLIM_FUZZ_SECONDS` says for how long (default 5), `SLIM_FUZZ_SEED` where to start. The seed is
-//! printed, so that a failure can be had again; so are the bytes that failed.
+//! What the fuzzers of the control message codec have in common: `tests/fuzz.rs`, which stable Rust runs, and `fuzz/`,
+//! which cargo-fuzz runs.
 
-use std::env;
 use std::net::{IpAddr, SocketAddr};
-use std::panic;
-use std::time::{Duration, Instant, SystemTime};
 
 use fastrand::Rng;
 use slim_core::transport::{OtherLocator, TransportKind};
@@ -31,7 +21,8 @@ fn byte(rng: &mut Rng) -> u8 {
     }
 }
 
-fn corpus() -> Vec<Vec<u8>> {
+/// One valid message or more of every kind.
+pub fn corpus() -> Vec<Vec<u8>> {
     let flow = FlowId([0x11; 16]);
     let nonce = Nonce([0x22; 16]);
     let endpoint = EndpointId {
@@ -181,7 +172,8 @@ fn corpus() -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
+/// Damages a message, perhaps with a part of another.
+pub fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
     let at = random.usize(..bytes.len().max(1)).min(bytes.len());
     match random.usize(..9) {
         0 if !bytes.is_empty() => bytes[at] ^= 1 << random.usize(..8),
@@ -221,8 +213,11 @@ fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
     }
 }
 
-/// Says whether it was a message.
-fn check(bytes: &[u8]) -> bool {
+/// Says whether it was a message. Checks that
+/// - nothing makes `parse` or `message_len` panic,
+/// - what parses is exactly as long as its header says, and encodes to the same bytes again,
+/// - `message_len` and `parse` agree on what a header is.
+pub fn check(bytes: &[u8]) -> bool {
     let announced = bytes.first_chunk::<HEADER_LEN>().map(wire::message_len);
     match wire::parse(bytes) {
         Ok(parsed) => {
@@ -244,48 +239,4 @@ fn check(bytes: &[u8]) -> bool {
             false
         }
     }
-}
-
-fn from_env(name: &str) -> Option<u64> {
-    let value = env::var(name).ok()?;
-    Some(
-        value
-            .parse()
-            .unwrap_or_else(|_| panic!("{name}={value}: not a whole number")),
-    )
-}
-
-#[test]
-fn damaged_messages_never_panic_and_survivors_are_exact() {
-    let seed = from_env("SLIM_FUZZ_SEED").unwrap_or_else(|| {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        now.expect("later than 1970").as_nanos() as u64
-    });
-    let seconds = from_env("SLIM_FUZZ_SECONDS").unwrap_or(5);
-    println!("SLIM_FUZZ_SEED={seed}");
-
-    let corpus = corpus();
-    assert!(corpus.iter().all(|bytes| check(bytes)));
-    let mut random = Rng::with_seed(seed);
-    let end = Instant::now() + Duration::from_secs(seconds);
-    let (mut inputs, mut messages) = (0u64, 0u64);
-    while Instant::now() < end {
-        for _ in 0..1000 {
-            let mut bytes = corpus[random.usize(..corpus.len())].clone();
-            for _ in 0..=random.usize(..4) {
-                mutate(&mut bytes, &corpus, &mut random);
-            }
-            match panic::catch_unwind(|| check(&bytes)) {
-                Ok(is_message) => messages += u64::from(is_message),
-                Err(_) => panic!("SLIM_FUZZ_SEED={seed}, input {inputs}: {bytes:02x?}"),
-            }
-            inputs += 1;
-        }
-    }
-    println!("{inputs} inputs, {messages} of them messages");
-    // Otherwise it would test only how garbage is thrown away.
-    assert!(
-        messages > inputs / 100,
-        "{messages} of {inputs} inputs were messages"
-    );
 }
