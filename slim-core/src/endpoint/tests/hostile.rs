@@ -315,13 +315,10 @@ fn strangers_are_not_asked_and_not_answered() {
 #[test]
 fn a_flood_of_garbage_is_dropped() {
     let mut pair = Pair::live();
-    let mut noise = 1u64;
-    for n in 0..100_000u64 {
-        noise = noise
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        let len = (noise >> 33) as usize % 400;
-        let mut data = vec![(noise >> 20) as u8; len];
+    let mut noise = fastrand::Rng::with_seed(1);
+    for n in 0..100_000 {
+        let len = noise.usize(..400);
+        let mut data = vec![noise.u8(..); len];
         if n % 3 == 0 && len > 8 {
             data[..4].copy_from_slice(&wire::MAGIC);
             data[4] = wire::VERSION;
