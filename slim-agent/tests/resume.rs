@@ -140,8 +140,7 @@ fn a_stall_is_left_behind_without_a_gap() {
     near.state().pretence.probe = Some(Probe {
         unacked: 5,
         acked: 0,
-        retransmits: 3,
-        established: true,
+        stuck: true,
     });
     near.write(b"hello").unwrap();
     let took = near.wait("resumed", Duration::from_secs(3), |s| s.resumed > 0);

@@ -9,17 +9,16 @@ pub struct Drained {
     pub sent: u64,
 }
 
-/// What was read from the kernel about a flow's transport.
+/// What is known of a flow's transport.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Probe {
-    /// Bytes sent that the peer's kernel has not acknowledged. If there are none, the rest need not be filled in.
+    /// Bytes sent that the peer's end has not acknowledged. If there are none, the rest need not be filled in.
     pub unacked: u64,
-    /// Bytes that the peer's kernel has acknowledged since the flow began.
+    /// Bytes that the peer's end has acknowledged since the flow began.
     pub acked: u64,
-    /// How often the kernel has sent the oldest unacknowledged segment again (`tcpi_retransmits`).
-    pub retransmits: u32,
-    /// Whether the transport is still established.
-    pub established: bool,
+    /// The transport reports no error and yet looks stuck: what is unacknowledged was sent more than once. For how long that
+    /// must last before it is a stall is not for the transport to say.
+    pub stuck: bool,
 }
 
 impl Probe {
@@ -27,8 +26,7 @@ impl Probe {
     pub const BUSY: Self = Self {
         unacked: 1,
         acked: 0,
-        retransmits: 0,
-        established: true,
+        stuck: false,
     };
 }
 

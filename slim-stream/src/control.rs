@@ -163,8 +163,14 @@ impl Stream {
     /// Asks the kernel how far the peer has acknowledged on the transport `fd`, and trims; nobody need be kept out. If all is
     /// acknowledged the stream is not dirty any more.
     pub fn probe(&self, fd: c_int) -> Probe {
+        self.probe_by(|| sys::unacked(fd).unwrap_or(0), || sys::is_stuck(fd))
+    }
+
+    /// The same for a transport of another kind, which says how many bytes are unacknowledged, and whether it
+    /// looks [stuck](Probe::stuck).
+    pub fn probe_by(&self, unacked: impl FnOnce() -> u64, stuck: impl FnOnce() -> bool) -> Probe {
         let asked = self.try_with_half(|half| {
-            let unacked = half.trim_to(sys::unacked(fd).unwrap_or(0));
+            let unacked = half.trim_to(unacked());
             if unacked == 0 {
                 // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
                 half.replay.shrink();
@@ -184,13 +190,10 @@ impl Stream {
             }
             Some(asked) => asked,
         };
-        let info = sys::tcp_info(fd);
-        let stands = |state| state != sys::TCP_CLOSE && state != sys::TCP_SYN_SENT;
         Probe {
             unacked,
             acked: sent - unacked,
-            retransmits: info.map_or(0, |i| i.tcpi_retransmits.into()),
-            established: info.is_some_and(|i| stands(i.tcpi_state)),
+            stuck: stuck(),
         }
     }
 

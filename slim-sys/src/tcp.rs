@@ -100,6 +100,15 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
     tcp_info(fd).map(|i| i.tcpi_state)
 }
 
+/// Whether a connection stands, as far as is known, and yet the kernel does not get its oldest unacknowledged segment through. A
+/// segment lost once is nothing: it must have been sent again twice.
+pub fn is_stuck(fd: c_int) -> bool {
+    tcp_info(fd).is_some_and(|i| {
+        let stands = ![TCP_CLOSE, TCP_SYN_SENT].contains(&i.tcpi_state);
+        stands && i.tcpi_retransmits >= 2
+    })
+}
+
 /// Bytes written that the peer's kernel has not acknowledged; readable after the connection died
 /// (tcp(7), SIOCOUTQ).
 pub fn unacked(fd: c_int) -> Result<u64, Errno> {

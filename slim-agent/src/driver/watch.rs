@@ -2,7 +2,8 @@
 //!
 //! * *dirty*: bytes are unacknowledged. About once a second all of them are probed, which also
 //!   trims their replay buffers; none is left, and nobody wakes the process any more. Those that a
-//!   look finds dirty still are *slow*: only of these it is remembered how they get on.
+//!   look finds dirty still are *slow*: only of these it is remembered how they get on. That is a matter of time alone;
+//!   whether the transport looks stuck is for whoever knows its kind to say ([`Probe`](slim_stream::Probe)).
 //! * *busy*: a data call is still inside of a flow that is suspended. What that holds up is done when it has come out: an
 //!   answer to `Suspend`, `Drain`, `Escalate`. All other flows go on meanwhile.
 //! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has done that.
@@ -44,8 +45,6 @@ const BUSY_STEP: Duration = Duration::from_millis(100);
 /// and for how long.
 const VERIFY_POLL: Duration = Duration::from_millis(100);
 const VERIFY_LIMIT: Duration = Duration::from_millis(1400);
-/// A segment lost once is nothing: the kernel must have tried this often before it is a stall.
-const STALL_RETRANSMITS: u32 = 2;
 
 /// The table of them; see the module.
 pub(crate) struct Watch {
@@ -405,8 +404,7 @@ impl Driver {
         let stall = self.watch.stall;
         let stalled = !stall.is_zero()
             && state == Some(State::Live)
-            && probe.established
-            && probe.retransmits >= STALL_RETRANSMITS
+            && probe.stuck
             && now.since(since) >= stall;
         if stalled {
             // Told again after as long again, should it not have helped.
