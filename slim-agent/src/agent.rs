@@ -25,6 +25,7 @@ use crate::listening::{LOOK_AGAIN, NEVER, Together};
 use crate::notes;
 use crate::sys::during;
 use crate::thread;
+use crate::transport::{Provider, Providers};
 use slim_sys::as_agent;
 use slim_sys::numbers;
 use slim_sys::reserve;
@@ -60,6 +61,17 @@ impl Agent {
     /// The operating system's, with what was being done: no UDP or TCP socket to be had, no
     /// descriptor, no thread.
     pub fn start(config: Config) -> io::Result<Agent> {
+        Self::start_with(config, Vec::new())
+    }
+
+    /// The same with other kinds of transport, the preferred one first. TCP comes last, unless a provider takes its place.
+    ///
+    /// # Errors
+    /// Likewise, and those of the providers.
+    pub fn start_with(
+        config: Config,
+        providers: Vec<Box<dyn Provider + Send>>,
+    ) -> io::Result<Agent> {
         numbers::begin();
         // The runtime creates descriptors of its own.
         numbers::make(|| {
@@ -67,7 +79,12 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
-            thread::start(config, receiver, together.clone())?;
+            thread::start(
+                config,
+                receiver,
+                together.clone(),
+                Providers::new(providers),
+            )?;
             Ok(Agent {
                 inner: Arc::new(Inner {
                     commands,

@@ -12,8 +12,8 @@ use slim_sys::OwnFd;
 use crate::control_socket::{ControlSocket, answering, aside};
 use crate::events::Log;
 use crate::places::{Place, Ports, is_same_host, source_towards, without_port};
-use crate::resume_socket;
 use crate::tasks::{Running, Task, Tasks};
+use crate::transport::tcp::{TcpListener, socket};
 
 /// Addresses in use, at most: each takes two descriptors.
 const MOST_OWN: usize = 64;
@@ -58,10 +58,10 @@ struct Listening {
 impl Listening {
     fn begin(listener: OwnFd, tasks: &mut Tasks) -> io::Result<Self> {
         let listener = Rc::new(listener);
-        let watched = resume_socket::watch_listener(listener.clone())?;
+        let watched = TcpListener::new(listener.clone())?;
         Ok(Listening {
             listener,
-            _accepting: tasks.start(Task::Accept(watched)),
+            _accepting: tasks.start(Task::Accept(Box::new(watched))),
         })
     }
 }
@@ -110,7 +110,7 @@ impl Control {
             let Some(old) = own.listening.as_mut().filter(|_| at.is_ipv4()) else {
                 continue;
             };
-            let new = resume_socket::listen_mapped_instead(&old.listener, at);
+            let new = socket::listen_mapped_instead(&old.listener, at);
             if let Some(Ok(new)) = new.map(|new| Listening::begin(new, tasks)) {
                 *old = new;
             }

@@ -1,12 +1,12 @@
 //! What a front end does for the agent.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use slim_core::Verdict;
 use slim_stream::{Drained, Owed, Probe, Stream};
-use slim_sys::OwnFd;
+
+use crate::handover::{Transport, TransportRef};
 
 /// One flow, as its front end sees it.
 ///
@@ -94,18 +94,19 @@ pub trait FlowIo: Send + Sync + 'static {
     }
 
     /// A connection is about to be made for this flow: copies those socket options that the kernel
-    /// looks at when it is bound and connected. After an error it is not made.
-    fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()>;
+    /// looks at when it is bound and connected. After an error, which may be that this kind of transport is not taken, it is
+    /// not made: the attempt has failed.
+    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
     /// Makes a fresh connection like the one the application had: copies its socket options. The
-    /// connection must stay non-blocking until [`install`](Self::install). After an error nothing of the
-    /// flow is sent on it.
-    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()>;
+    /// connection must stay non-blocking until [`install`](Self::install). After an error, as in
+    /// [`before_connect`](Self::before_connect), nothing of the flow is sent on it.
+    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
-    /// The replay is written: `fd` is the flow's transport. Swaps it in and wakes sleepers. If the
+    /// The replay is written: `transport`, which was [prepared](Self::prepare), is the flow's. Swaps it in and wakes sleepers. If the
     /// application has half-closed, the write side must be shut down here (the agent has done so
     /// if it knew; doing it twice is harmless, and the application may do it at any moment).
-    fn install(&self, fd: OwnFd);
+    fn install(&self, transport: Transport);
 
     /// Puts the old transport back, which was suspended but never drained; `legacy` as in
     /// [`legacy`](Self::legacy), with nothing refused.

@@ -32,11 +32,12 @@
 //! | `driver` | what the endpoint decides is done, and what happens is told to it: flows, resume connections, listeners, what is to be looked at again |
 //! | `tasks`, `order` | tasks that the driver wants, and what they are to do |
 //! | `control`, `control_socket`, `udp`, `places` | UDP control sockets, ICMP refusals, the addresses where peers come to us |
-//! | `resume_socket`, `reader` | sockets of resume connections, and messages on them |
+//! | `reader` | messages on resume connections |
+//! | [`transport`] | what resumes need of a transport, whatever kind it is of; TCP, with its listeners |
 //! | `claims`, `neighbour`, `notes`, `connection_at`, `give_way`, `listened` | listeners that several processes accept from |
 //! | `listening`, `short`, `command`, `queue`, `done` | what application threads share with the agent's |
 //! | `panic`, `report`, `memory` | what is left to do should the thread ever panic, or memory run out |
-//! | `flow_io` | what a front end does for the agent |
+//! | `flow_io`, `handover` | what a front end does for the agent, and gets of a transport |
 //! | `identity`, `addresses`, `ports` | who we are, own addresses, which ports we take |
 //! | `netlink`, `sock_diag` | what the kernel is asked by netlink(7) |
 //! | `events` | event log and messages for people |
@@ -56,6 +57,10 @@
 //! While the agent's own code runs, [`slim_sys::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
+// For the second kind of transport, which lies beside the tests.
+#[cfg(test)]
+extern crate self as slim_agent;
+
 mod address_watch;
 mod addresses;
 mod agent;
@@ -69,6 +74,7 @@ mod driver;
 mod events;
 mod flow_io;
 mod give_way;
+mod handover;
 mod identity;
 mod link;
 mod links;
@@ -91,7 +97,6 @@ mod receive;
 mod report;
 mod resume_io;
 mod resume_listener;
-mod resume_socket;
 mod shared;
 mod short;
 mod sock_diag;
@@ -101,10 +106,12 @@ mod tasks;
 mod thread;
 mod udp;
 
+pub mod transport;
 pub mod turn;
 
 pub use agent::{Agent, read_job_key};
 pub use flow_io::FlowIo;
 pub use give_way::ask_for_port;
+pub use handover::{Transport, TransportRef};
 pub use memory::memory_is_out;
 pub use slim_core::endpoint::{Heard, Opened};

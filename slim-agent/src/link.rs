@@ -3,24 +3,21 @@
 use std::rc::Rc;
 
 use slim_core::ConnId;
-use slim_sys::OwnFd;
-use tokio::io::unix::AsyncFd;
 
 use crate::mailbox::Receiver;
 use crate::order::Order;
 use crate::reader::Reader;
 use crate::shared::Shared;
+use crate::transport::Connection;
 
 /// See the module.
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
-    pub(crate) fd: AsyncFd<OwnFd>,
-    /// After `fd`: fields are dropped in order.
+    pub(crate) connection: Box<dyn Connection>,
+    /// After `connection`: fields are dropped in order.
     _freed: Freed,
     pub(crate) orders: Receiver<Order>,
     pub(crate) shared: Rc<Shared>,
-    /// An IPv6 socket with an IPv4 connection. Flows of IPv4 sockets have it converted.
-    pub(crate) unmaps: bool,
     pub(crate) reader: Reader,
     /// There may be something to read.
     pub(crate) readable: bool,
@@ -40,17 +37,16 @@ impl Drop for Freed {
 impl Link {
     pub(crate) fn new(
         conn: ConnId,
-        fd: AsyncFd<OwnFd>,
+        connection: Box<dyn Connection>,
         orders: Receiver<Order>,
         shared: Rc<Shared>,
     ) -> Self {
         Link {
             conn,
-            fd,
+            connection,
             _freed: Freed(shared.clone()),
             orders,
             shared,
-            unmaps: false,
             reader: Reader::new(conn.is_incoming()),
             readable: false,
             flushing: false,

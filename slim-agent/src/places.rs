@@ -17,8 +17,8 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::control_socket::bind_alone;
 use crate::ports::{on_one_port, quiet_ports};
-use crate::resume_socket;
 use crate::sys;
+use crate::transport::tcp::socket;
 use slim_sys::OwnFd;
 
 /// How often ports are drawn.
@@ -55,10 +55,10 @@ impl Place {
             at,
             control: bind_alone(with(ports.control))?,
             resume: match maps && at.is_ipv4() {
-                true => resume_socket::listen(with(ports.resume), true).ok(),
+                true => socket::listen(with(ports.resume), true).ok(),
                 false => None,
             }
-            .or_else(|| resume_socket::listen(with(ports.resume), false).ok()),
+            .or_else(|| socket::listen(with(ports.resume), false).ok()),
         })
     }
 }
@@ -69,7 +69,7 @@ pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
     for _ in 0..TRIES {
         let ports = Ports {
             control: on_one_port(quiet_ports(), bind_alone)?.1,
-            resume: on_one_port(iter::empty(), resume_socket::bind)?.1,
+            resume: on_one_port(iter::empty(), socket::bind)?.1,
         };
         match on_loopback(ports) {
             Ok(places) => return Ok((ports, places)),

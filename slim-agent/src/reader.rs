@@ -1,11 +1,11 @@
-//! Taking control messages out of a TCP stream, and not a byte more.
+//! Taking control messages out of a connection, and not a byte more.
 
 use std::io;
 
 use slim_core::wire::layout::{self, header};
 use slim_core::wire::{self, HEADER_LEN, MAX_LEN};
 
-use crate::sys;
+use crate::transport::{Connection, errno_of};
 
 /// Messages that one side sends on a connection at most; what comes then is data.
 const MESSAGES: usize = 2;
@@ -52,7 +52,7 @@ impl Reader {
     }
 
     /// One message, if it is there. Never reads stream bytes behind it.
-    pub(crate) fn step(&mut self, fd: i32) -> Read {
+    pub(crate) fn step(&mut self, connection: &dyn Connection) -> Read {
         let mut space = [0; MAX_LEN];
         loop {
             let Some(at_once) = self.at_once.get(self.messages) else {
@@ -71,14 +71,14 @@ impl Reader {
             let Some(space) = space.get_mut(..want - have) else {
                 return Read::Lost(libc::EPROTO);
             };
-            match sys::recv(fd, space) {
+            match connection.recv(space) {
                 Ok(0) => return Read::Lost(0),
                 Ok(n) => self
                     .part
                     .extend_from_slice(space.get(..n).unwrap_or_default()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Read::Lost(e.raw_os_error().unwrap_or(libc::EIO)),
+                Err(e) => return Read::Lost(errno_of(&e, libc::EIO)),
             }
         }
     }
@@ -107,17 +107,9 @@ struct NoMessage;
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-    use std::net::{TcpListener, TcpStream};
-    use std::os::fd::AsRawFd;
-
     use super::*;
-
-    fn pair() -> (TcpStream, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        (near, listener.accept().unwrap().0)
-    }
+    use crate::transport::kinds::{next, over_each_kind, send_all};
+    use crate::transport::readable;
 
     fn message(body: &[u8]) -> Vec<u8> {
         let mut m = wire::MAGIC.to_vec();
@@ -127,10 +119,14 @@ mod tests {
         m
     }
 
-    /// Waits for the bytes to have arrived, since they are sent to another socket.
-    fn step(reader: &mut Reader, stream: &TcpStream) -> Read {
-        stream.peek(&mut [0]).unwrap();
-        reader.step(stream.as_raw_fd())
+    /// Waits until there is something.
+    async fn step(reader: &mut Reader, connection: &dyn Connection) -> Read {
+        loop {
+            match reader.step(connection) {
+                Read::Nothing => readable(connection).await.unwrap(),
+                read => return read,
+            }
+        }
     }
 
     /// The two that an initiator sends, as far as a reader looks at them.
@@ -139,84 +135,103 @@ mod tests {
     }
 
     #[test]
-    fn bytes_after_the_last_message_stay_in_the_socket() {
-        let (mut near, far) = pair();
-        let mut reader = Reader::new(true);
-        let [resume, confirm] = of_initiator();
-        for (message, behind) in [(resume, &b""[..]), (confirm, b"data of the flow")] {
-            near.write_all(&[&message[..], behind].concat()).unwrap();
-            let Read::Message(m) = step(&mut reader, &far) else {
-                panic!("no message")
-            };
-            assert_eq!(m, message);
-        }
-        let mut rest = [0; 16];
-        far.peek(&mut rest).unwrap();
-        assert_eq!(&rest, b"data of the flow");
+    fn bytes_after_the_last_message_stay_in_the_connection() {
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let mut reader = Reader::new(true);
+            let [resume, confirm] = of_initiator();
+            for (message, behind) in [(resume, &b""[..]), (confirm, b"data of the flow")] {
+                send_all(&*near, &[&message[..], behind].concat());
+                let Read::Message(m) = step(&mut reader, &*far).await else {
+                    panic!("no message")
+                };
+                assert_eq!(m, message);
+            }
+            assert_eq!(next(&*far, 20).await, b"data of the flow");
+        });
     }
 
     #[test]
     fn the_second_message_is_the_last() {
-        let (mut near, far) = pair();
-        let messages = of_initiator();
-        for message in messages.iter().chain(&messages[1..]) {
-            near.write_all(message).unwrap();
-        }
-        let mut reader = Reader::new(true);
-        for message in &messages {
-            let Read::Message(m) = step(&mut reader, &far) else {
-                panic!("no message")
-            };
-            assert_eq!(m, *message);
-        }
-        assert!(matches!(step(&mut reader, &far), Read::Nothing));
-        let mut rest = [0; layout::confirm::LEN];
-        far.peek(&mut rest).unwrap();
-        assert_eq!(&rest[..], messages[1]);
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let messages = of_initiator();
+            for message in messages.iter().chain(&messages[1..]) {
+                send_all(&*near, message);
+            }
+            let mut reader = Reader::new(true);
+            for message in &messages {
+                let Read::Message(m) = step(&mut reader, &*far).await else {
+                    panic!("no message")
+                };
+                assert_eq!(m, *message);
+            }
+            assert!(reader.is_done());
+            assert!(matches!(reader.step(&*far), Read::Nothing));
+            assert_eq!(next(&*far, layout::confirm::LEN).await, messages[1]);
+        });
     }
 
     #[test]
     fn a_refusal_is_shorter_than_what_may_come_there() {
-        let (mut near, far) = pair();
-        let mut reader = Reader::new(false);
-        for len in [layout::challenge::LEN, layout::refuse::LEN] {
-            near.write_all(&message(&vec![7; len - HEADER_LEN]))
-                .unwrap();
-            assert!(matches!(step(&mut reader, &far), Read::Message(m) if m.len() == len));
-        }
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let mut reader = Reader::new(false);
+            for len in [layout::challenge::LEN, layout::refuse::LEN] {
+                send_all(&*near, &message(&vec![7; len - HEADER_LEN]));
+                let read = step(&mut reader, &*far).await;
+                assert!(matches!(read, Read::Message(m) if m.len() == len));
+            }
+        });
     }
 
     #[test]
     fn a_message_may_come_in_pieces() {
-        let (mut near, far) = pair();
-        let mut reader = Reader::new(true);
-        let [whole, _] = of_initiator();
-        for piece in whole.chunks(3) {
-            assert!(matches!(reader.step(far.as_raw_fd()), Read::Nothing));
-            near.write_all(piece).unwrap();
-            far.peek(&mut [0]).unwrap();
-            if let Read::Message(m) = reader.step(far.as_raw_fd()) {
-                assert_eq!(m, whole);
-                return;
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let mut reader = Reader::new(true);
+            let [whole, _] = of_initiator();
+            let mut pieces = whole.chunks(3).peekable();
+            while let Some(piece) = pieces.next() {
+                assert!(matches!(reader.step(&*far), Read::Nothing));
+                send_all(&*near, piece);
+                readable(&*far).await.unwrap();
+                if pieces.peek().is_none() {
+                    let read = step(&mut reader, &*far).await;
+                    assert!(matches!(read, Read::Message(m) if m == whole));
+                }
             }
-        }
-        panic!("no message");
+        });
     }
 
     #[test]
     fn what_is_no_message_ends_the_connection() {
         let mut followed = message(b"short");
         followed.extend([7; 20]);
-        for garbage in [
-            &b"GET / HTTP/1.0\r\n"[..],
-            b"SLIM\x01\x01\xff\xff",
-            b"SLIM\x01\x01\0\0",
-            &followed,
-        ] {
-            let (mut near, far) = pair();
-            near.write_all(garbage).unwrap();
+        over_each_kind(async |ends| {
+            for garbage in [
+                &b"GET / HTTP/1.0\r\n"[..],
+                b"SLIM\x01\x01\xff\xff",
+                b"SLIM\x01\x01\0\0",
+                &followed,
+            ] {
+                let (near, far) = ends();
+                send_all(&*near, garbage);
+                let mut reader = Reader::new(true);
+                let read = step(&mut reader, &*far).await;
+                assert!(matches!(read, Read::Lost(libc::EPROTO)));
+            }
+        });
+    }
+
+    #[test]
+    fn the_end_of_the_connection_is_told_from_its_failure() {
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            send_all(&*near, b"SLI");
+            drop(near);
             let mut reader = Reader::new(true);
-            assert!(matches!(step(&mut reader, &far), Read::Lost(libc::EPROTO)));
-        }
+            assert!(matches!(step(&mut reader, &*far).await, Read::Lost(0)));
+        });
     }
 }

@@ -1,19 +1,15 @@
 //! Resume connections: accepting and making them, and the messages on them.
 //!
-//! Each connection has a task, which owns the descriptor until it is closed or becomes a flow's
+//! Each connection, of whatever kind, has a task, which owns it until it is closed or becomes a flow's
 //! transport.
 
+use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use slim_core::ConnId;
 use slim_core::transport::Path;
-use socket2::{Domain, SockRef, Socket};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::select;
 
 use crate::FlowIo;
@@ -22,21 +18,13 @@ use crate::mailbox::{Ended, Receiver};
 use crate::order::{Install, Order};
 use crate::pump;
 use crate::reader::Read;
-use crate::readiness;
-use crate::resume_socket::{mapped, new_stream, set_nodelay, stream_kind, watch};
 use crate::shared::Shared;
-use crate::sys;
-use slim_sys::reserve::{self, For};
-use slim_sys::{OwnFd, fds};
-
-/// Descriptors that connecting leaves for accepting. The peer may be as short of them as we are;
-/// were all spent on connecting, both would wait to be accepted for ever.
-const FOR_ACCEPTING: usize = 8;
+use crate::transport::{Wanted, errno_of, readable};
 
 /// Connects, and then converses.
 pub(crate) async fn outgoing(
     conn: ConnId,
-    io: Option<Arc<dyn FlowIo>>,
+    flow: Option<Arc<dyn FlowIo>>,
     path: Path,
     orders: Receiver<Order>,
     shared: Rc<Shared>,
@@ -45,11 +33,15 @@ pub(crate) async fn outgoing(
     if orders.is_closed() {
         return;
     }
-    let made = connect(io.as_deref(), path, &shared);
-    drop(io);
+    let made = shared.providers.connect(Wanted {
+        path,
+        flow: flow.as_deref(),
+        scarce: shared.is_starved(),
+    });
+    drop(flow);
     let connected = match made {
-        Ok(fd) => {
-            let mut link = Link::new(conn, fd, orders, shared.clone());
+        Ok(connection) => {
+            let mut link = Link::new(conn, connection, orders, shared.clone());
             let outcome = link.established().await;
             outcome.map(|still_wanted| still_wanted.then_some(link))
         }
@@ -66,77 +58,10 @@ pub(crate) async fn outgoing(
         }
         Ok(None) => {}
         Err(e) => {
-            let errno = errno_of(&e);
+            let errno = errno_of(&e, libc::EIO);
             shared.with(|d, now| d.conn_lost(now, conn, errno));
         }
     }
-}
-
-fn connect(
-    io: Option<&dyn FlowIo>,
-    Path { local, to }: Path,
-    shared: &Shared,
-) -> io::Result<AsyncFd<OwnFd>> {
-    let Some(remote) = to.tcp() else {
-        return Err(io::Error::from_raw_os_error(libc::EPROTONOSUPPORT));
-    };
-    let maps = remote.is_ipv4() && io.is_some_and(FlowIo::maps_v4);
-    let domain = match maps {
-        true => Domain::IPV6,
-        false => Domain::for_address(remote),
-    };
-    let fd = stream_for_flow(domain, shared)?;
-    if maps {
-        SockRef::from(&fd).set_only_v6(false)?;
-    }
-    let as_socket = |addr| {
-        if sys::is_v6(fd.raw()) {
-            mapped(addr)
-        } else {
-            addr
-        }
-    };
-    if let Some(io) = io {
-        io.before_connect(fd.as_fd())?;
-    }
-    let socket = SockRef::from(&fd);
-    if let Some(local) = local {
-        // The port is chosen at connect, so that one port can serve several destinations.
-        let no_port = libc::IP_BIND_ADDRESS_NO_PORT;
-        sys::set_option(fd.raw(), libc::IPPROTO_IP, no_port, 1)?;
-        socket.bind(&as_socket(SocketAddr::new(local, 0)).into())?;
-    }
-    match socket.connect(&as_socket(remote).into()) {
-        Err(e) if e.raw_os_error() != Some(libc::EINPROGRESS) => return Err(e),
-        _ => {}
-    }
-    set_nodelay(&fd)?;
-    watch(fd)
-}
-
-/// Leaves some descriptors for accepting, or takes the one in reserve.
-fn stream_for_flow(domain: Domain, shared: &Shared) -> io::Result<OwnFd> {
-    let made = match shared.is_starved() {
-        true => None,
-        false => new_stream(domain)
-            .map(Some)
-            .or_else(|e| match e.raw_os_error() {
-                Some(libc::EMFILE) => Ok(None),
-                _ => Err(e),
-            })?,
-    };
-    match made.filter(|fd| fds::are_left(fd, FOR_ACCEPTING)) {
-        Some(fd) => Ok(fd),
-        None => OwnFd::make(|| {
-            reserve::in_need(For::Connecting, || {
-                Socket::new_raw(domain, stream_kind(), None)
-            })
-        }),
-    }
-}
-
-fn errno_of(e: &io::Error) -> i32 {
-    e.raw_os_error().unwrap_or(libc::EIO)
 }
 
 /// What follows from an order.
@@ -156,17 +81,8 @@ impl Link {
                 Some(_) => Err(io::ErrorKind::NotConnected.into()),
                 None => Ok(false),
             },
-            ready = self.fd.writable() => {
-                let mut ready = ready?;
-                let ended = ready.ready().is_write_closed();
-                ready.retain_ready();
-                if !ended {
-                    return Ok(true);
-                }
-                match sys::option(self.fd.get_ref().raw(), libc::SOL_SOCKET, libc::SO_ERROR)? {
-                    0 => Ok(true),
-                    errno => Err(io::Error::from_raw_os_error(errno)),
-                }
+            made = poll_fn(|context| self.connection.poll_connected(context)) => {
+                made.map(|()| true)
             }
         }
     }
@@ -207,26 +123,22 @@ impl Link {
             if !self.readable && !self.flushing {
                 return Next::Go;
             }
-            match self.reader.step(self.fd.get_ref().raw()) {
+            match self.reader.step(&*self.connection) {
                 Read::Message(message) => {
                     // The next one comes only after our answer to this one.
-                    self.wait_for_more();
+                    self.connection.expect_nothing();
+                    self.readable = false;
                     let conn = self.conn;
                     self.shared.with(|d, now| d.message(now, conn, &message));
                 }
                 Read::Nothing if self.flushing => self.flushed(),
                 Read::Nothing => {
-                    self.wait_for_more();
+                    self.readable = false;
                     return Next::Go;
                 }
                 Read::Lost(errno) => return self.lost(errno),
             }
         }
-    }
-
-    fn wait_for_more(&mut self) {
-        self.readable = false;
-        readiness::forget_ready(&self.fd, Interest::READABLE);
     }
 
     /// Sleeps until there is an order or something to read.
@@ -237,15 +149,15 @@ impl Link {
                 Some(order) => self.obey(order),
                 None => Next::End,
             },
-            ready = self.fd.readable(), if !self.reader.is_done() => ready,
+            ready = readable(&*self.connection), if !self.reader.is_done() => ready,
         };
         match ready {
-            Ok(_) => {
+            Ok(()) => {
                 self.readable = true;
                 Next::Go
             }
             Err(e) => {
-                let errno = errno_of(&e);
+                let errno = errno_of(&e, libc::EIO);
                 self.lost(errno)
             }
         }
@@ -254,13 +166,13 @@ impl Link {
     fn obey(&mut self, order: Order) -> Next {
         match order {
             Order::Send(data) => {
-                let sent = sys::send(self.fd.get_ref().raw(), &data);
+                let sent = self.connection.send(&data);
                 // Messages are so short, and so few, that one that does not go out whole is the
                 // sign of a connection beyond repair.
                 match sent {
                     Ok(n) if n == data.len() => Next::Go,
                     Ok(_) => self.broken(libc::ENOBUFS),
-                    Err(e) => self.broken(errno_of(&e)),
+                    Err(e) => self.broken(errno_of(&e, libc::EIO)),
                 }
             }
             Order::Flush => {
@@ -275,7 +187,7 @@ impl Link {
 
     /// Writing failed: what has come is handed in all the same, before the loss.
     fn broken(&mut self, errno: i32) -> Next {
-        while let Read::Message(message) = self.reader.step(self.fd.get_ref().raw()) {
+        while let Read::Message(message) = self.reader.step(&*self.connection) {
             let conn = self.conn;
             self.shared.with(|d, now| d.message(now, conn, &message));
         }

@@ -1,20 +1,15 @@
 //! Listeners for resumes, and what they accept.
 
-use slim_core::canonical;
+use std::future::poll_fn;
 use std::io;
-use std::net::SocketAddr;
 use std::rc::Rc;
 
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use slim_core::transport::Locator;
 use tokio::task;
 
 use crate::link::Link;
-use crate::readiness;
-use crate::resume_socket::watch;
 use crate::shared::Shared;
-use crate::sys;
-use slim_sys::OwnFd;
+use crate::transport::{Connection, Listener};
 
 /// Connections accepted in a row before everybody else gets a turn.
 const BATCH: usize = 16;
@@ -30,16 +25,17 @@ enum Pause {
 }
 
 /// Accepts on a listener until it is ended.
-pub(crate) async fn serve(listener: AsyncFd<Rc<OwnFd>>, shared: Rc<Shared>) {
+pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
+    let acceptable = || poll_fn(|context| listener.poll_acceptable(context));
     loop {
-        match accept_some(&listener, &shared) {
+        match accept_some(&*listener, &shared) {
             Pause::Empty => {
-                if listener.readable().await.is_err() {
+                if acceptable().await.is_err() {
                     return;
                 }
             }
             Pause::OthersTurn => task::yield_now().await,
-            Pause::Shortage => shared.starve(listener.readable()).await,
+            Pause::Shortage => shared.starve(acceptable()).await,
             Pause::Broken(e) => {
                 return shared.with(|d, _| d.log.error(|| format!("nobody can resume here: {e}")));
             }
@@ -47,29 +43,15 @@ pub(crate) async fn serve(listener: AsyncFd<Rc<OwnFd>>, shared: Rc<Shared>) {
     }
 }
 
-fn accept_some(listener: &AsyncFd<Rc<OwnFd>>, shared: &Rc<Shared>) -> Pause {
+fn accept_some(listener: &dyn Listener, shared: &Rc<Shared>) -> Pause {
     for _ in 0..BATCH {
-        let pause = match sys::accept(listener.get_ref().raw()) {
-            Ok((fd, from)) => {
-                incoming(fd, from, shared);
-                continue;
-            }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Pause::Empty,
-            Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
-                match sys::accept_in_need(listener.get_ref().raw()) {
-                    Ok((fd, from)) => {
-                        incoming(fd, from, shared);
-                        continue;
-                    }
-                    Err(_) => Pause::Shortage,
-                }
-            }
-            Err(e) if is_shortage(&e) => Pause::Shortage,
-            Err(e) if is_of_one_connection(&e) => continue,
-            Err(e) => Pause::Broken(e),
-        };
-        readiness::forget_ready(listener, Interest::READABLE);
-        return pause;
+        match listener.accept() {
+            Ok((connection, from)) => incoming(connection, from, shared),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Pause::Empty,
+            Err(e) if is_shortage(&e) => return Pause::Shortage,
+            Err(e) if is_of_one_connection(&e) => {}
+            Err(e) => return Pause::Broken(e),
+        }
     }
     Pause::OthersTurn
 }
@@ -90,17 +72,13 @@ fn is_of_one_connection(e: &io::Error) -> bool {
     )
 }
 
-fn incoming(fd: OwnFd, from: SocketAddr, shared: &Rc<Shared>) {
-    let Ok(fd) = watch(fd) else { return };
-    let unmaps = canonical(from) != from;
-    let from = canonical(from);
+fn incoming(connection: Box<dyn Connection>, from: Locator, shared: &Rc<Shared>) {
     let Some((conn, orders)) = shared.with(|d, now| d.accept(now, from)) else {
         return shared.with(|d, _| {
             d.log
                 .debug(|| format!("too many connections: refused {from}"));
         });
     };
-    let mut link = Link::new(conn, fd, orders, shared.clone());
-    link.unmaps = unmaps;
+    let link = Link::new(conn, connection, orders, shared.clone());
     task::spawn_local(link.converse());
 }

@@ -21,6 +21,7 @@ use crate::driver::Driver;
 use crate::memory;
 use crate::panic;
 use crate::tasks::Task;
+use crate::transport::Providers;
 use crate::turn;
 use slim_sys::OwnFd;
 use slim_sys::reserve;
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     looks: Cell<bool>,
     /// When the reserve was last looked after.
     filled: Cell<Instant>,
+    /// Makes resume connections.
+    pub(crate) providers: Providers,
     /// For reading during a replay; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
@@ -65,6 +68,7 @@ impl Shared {
         commands: AsyncFd<Rc<Receiver>>,
         alarm: AsyncFd<OwnFd>,
         spawn: Spawn,
+        providers: Providers,
     ) -> Self {
         Shared {
             driver: RefCell::new(driver),
@@ -76,6 +80,7 @@ impl Shared {
             spawn,
             looks: Cell::new(false),
             filled: Cell::new(Instant::now()),
+            providers,
             scratch: RefCell::default(),
         }
     }

@@ -17,13 +17,14 @@ use crate::done::Done;
 use crate::mailbox::Receiver;
 use crate::neighbour::Neighbour;
 use crate::order::Order;
+use crate::transport::Listener;
 
 /// What a task does.
 pub(crate) enum Task {
     /// Takes what comes to a control socket.
     Receive(Rc<ControlSocket>),
     /// Accepts who resumes.
-    Accept(AsyncFd<Rc<OwnFd>>),
+    Accept(Box<dyn Listener>),
     /// Makes a resume connection, and exchanges messages on it.
     Connect {
         conn: ConnId,

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use slim_core::config::{Config, Policy};
+use slim_core::transport::Transports;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime;
@@ -29,6 +30,8 @@ use crate::report::Report;
 use crate::shared::Shared;
 use crate::spawn;
 use crate::sys::during;
+use crate::tasks::Task;
+use crate::transport::Providers;
 use crate::turn;
 use slim_sys::OwnFd;
 use slim_sys::reserve;
@@ -65,10 +68,16 @@ struct Parts {
     places: Vec<Place>,
     alarm: OwnFd,
     seed: [u8; 40],
+    providers: Providers,
 }
 
 /// Creates the process-wide sockets and starts the thread; returns once it is at work.
-pub(crate) fn start(config: Config, commands: Receiver, shared: Together) -> io::Result<()> {
+pub(crate) fn start(
+    config: Config,
+    commands: Receiver,
+    shared: Together,
+    providers: Providers,
+) -> io::Result<()> {
     let mut seed = [0; 40];
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
     let (ports, places) = places::take().map_err(during("bind a control socket and a listener"))?;
@@ -79,6 +88,7 @@ pub(crate) fn start(config: Config, commands: Receiver, shared: Together) -> io:
         places,
         alarm: slim_sys::timerfd().map_err(during("create a timer"))?,
         seed,
+        providers,
     };
     let outcome = Arc::<Mutex<Option<io::Result<()>>>>::default();
     let (done, answered) = done::done();
@@ -140,18 +150,29 @@ fn assemble(
     let soon = readiness::watch(soon, Interest::READABLE).map_err(&register)?;
     let commands = readiness::watch(commands, Interest::READABLE).map_err(&register)?;
     let alarm = readiness::watch(parts.alarm, Interest::READABLE).map_err(&register)?;
+    let listeners = parts.providers.listeners().map_err(during("listen"))?;
+    let others = Transports {
+        locators: listeners.iter().filter_map(|l| l.locator()).collect(),
+        kinds: parts.providers.kinds(),
+        ..Transports::default()
+    };
     let driver = Driver::new(
         parts.config,
+        others,
         parts.ports,
         parts.shared,
         survivor,
         &parts.seed,
     );
-    let shared = Rc::new(Shared::new(driver, commands, alarm, spawn::spawn));
+    let spawn = spawn::spawn;
+    let shared = Rc::new(Shared::new(driver, commands, alarm, spawn, parts.providers));
     let mut places = parts.places.into_iter();
     shared
         .with(|d, _| places.try_for_each(|place| d.control.serve(place, &mut d.tasks)))
         .map_err(&register)?;
+    for listener in listeners {
+        spawn(&shared, Task::Accept(listener));
+    }
     address_watch::watch(&shared);
     task::spawn_local(keep_time(shared.clone()));
     task::spawn_local(obey_soon(soon, shared.clone()));

@@ -4,7 +4,6 @@ mod common;
 
 use std::env;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{FlowSocket, Kill, Server};
-use slim_agent::{Agent, FlowIo};
+use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
 use slim_stream::{Drained, Owed, Probe, Stream};
-use slim_sys::OwnFd;
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 
@@ -49,13 +47,13 @@ impl FlowIo for Mistake {
     fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         from
     }
-    fn before_connect(&self, _: BorrowedFd<'_>) -> std::io::Result<()> {
+    fn before_connect(&self, _: TransportRef<'_>) -> std::io::Result<()> {
         Ok(())
     }
-    fn prepare(&self, _: BorrowedFd<'_>) -> std::io::Result<()> {
+    fn prepare(&self, _: TransportRef<'_>) -> std::io::Result<()> {
         Ok(())
     }
-    fn install(&self, _: OwnFd) {}
+    fn install(&self, _: Transport) {}
     fn reinstate(&self, _: bool) {}
     fn peer_final(&self, _: u64) {}
     fn escalate(&self, _: Verdict) {}

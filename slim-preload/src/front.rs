@@ -3,12 +3,11 @@
 use crate::addr::Name;
 use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
-use slim_agent::FlowIo;
+use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FlowToken, Verdict};
 use slim_stream::{Delivery, Drained, Owed, Probe, Stream, Unsound};
-use slim_sys::OwnFd;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -87,14 +86,16 @@ impl Handle {
 
     fn copy_options(
         &self,
-        to: BorrowedFd<'_>,
+        to: TransportRef<'_>,
         copy: impl FnOnce(RawFd, RawFd, &mut options::Receives) -> Result<(), sys::Errno>,
     ) -> io::Result<()> {
+        // What has no descriptor cannot be under a number.
+        let to = to.descriptor()?.as_raw_fd();
         let Some(mut ctl) = self.flow.own() else {
             return Ok(());
         };
         let from = ctl.probe_fd();
-        let copied = from.map_or(Ok(()), |from| copy(from, to.as_raw_fd(), &mut ctl.receives));
+        let copied = from.map_or(Ok(()), |from| copy(from, to, &mut ctl.receives));
         copied.map_err(io::Error::from_raw_os_error)
     }
 }
@@ -228,24 +229,28 @@ impl FlowIo for Handle {
         }
     }
 
-    fn install(&self, fd: OwnFd) {
-        transport::install(self.flow, fd.leak());
+    fn install(&self, transport: Transport) {
+        match transport.into_descriptor() {
+            Some(fd) => transport::install(self.flow, fd.leak()),
+            // Was refused before.
+            None => transport::out_of_step(self.flow),
+        }
     }
 
     fn maps_v4(&self) -> bool {
         self.flow.ctl().peer.as_ref().is_some_and(Name::is_mapped)
     }
 
-    fn before_connect(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
         self.ask_kernel(false);
-        self.copy_options(fd, |from, to, receives| {
+        self.copy_options(transport, |from, to, receives| {
             options::copy_before(from, to, *receives)
         })
     }
 
-    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
         self.ask_kernel(false);
-        self.copy_options(fd, options::copy)
+        self.copy_options(transport, options::copy)
     }
 
     fn reinstate(&self, legacy: bool) {

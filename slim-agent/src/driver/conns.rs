@@ -1,7 +1,6 @@
 //! Resume connections, as the driver has them: by name, with what their tasks are to do.
 
-use std::net::SocketAddr;
-
+use slim_core::transport::Locator;
 use slim_core::{ConnId, Time};
 
 use super::Driver;
@@ -41,7 +40,7 @@ impl Driver {
     pub(crate) fn accept(
         &mut self,
         now: Time,
-        from: SocketAddr,
+        from: Locator,
     ) -> Option<(ConnId, mailbox::Receiver<Order>)> {
         if self.incoming >= self.most_incoming {
             // Those that say nothing make way, the oldest first.

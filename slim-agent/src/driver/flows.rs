@@ -9,9 +9,9 @@
 use slim_core::endpoint::Action;
 use slim_core::{Cause, ConnId, FlowToken, Time};
 use slim_stream::Drained;
-use slim_sys::OwnFd;
 
 use super::{Carrier, Driver, Notice};
+use crate::handover::Transport;
 use crate::order::{Install, Order};
 
 impl Driver {
@@ -138,12 +138,18 @@ impl Driver {
         carrier.is_some_and(|c| c.conn == conn && !c.stopped)
     }
 
-    /// The replay is written: `fd` is the flow's transport from here on.
-    pub(crate) fn go_live(&mut self, now: Time, token: FlowToken, fd: OwnFd, replayed: u64) {
+    /// The replay is written: this is the flow's transport from here on.
+    pub(crate) fn go_live(
+        &mut self,
+        now: Time,
+        token: FlowToken,
+        transport: Transport,
+        replayed: u64,
+    ) {
         if let Some(io) = self.survivor.io(token) {
             self.drop_carrier(token);
             self.drained.remove(&token);
-            io.install(fd);
+            io.install(transport);
             self.survivor.set_away(token, false);
             self.endpoint.handle_installed(now, token, replayed);
             // What was replayed is not acknowledged yet.

@@ -110,9 +110,10 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Must run inside the runtime.
+    /// Must run inside the runtime. `transports`: those of other kinds than TCP.
     pub(crate) fn new(
         config: Config,
+        transports: Transports,
         ports: Ports,
         together: Together,
         survivor: Rc<Survivor>,
@@ -129,7 +130,12 @@ impl Driver {
         let mut endpoint = Endpoint::new(
             config,
             id,
-            Transports::tcp(addresses.clone(), ports.resume, ports.control),
+            Transports {
+                addrs: addresses.clone(),
+                resume_port: ports.resume,
+                control_port: ports.control,
+                ..transports
+            },
             for_core,
         );
         endpoint.set_addrs(addresses.clone(), networks.clone());

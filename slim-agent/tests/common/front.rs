@@ -5,14 +5,13 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
-use slim_agent::{Agent, FlowIo};
+use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
 use slim_stream::{Delivery, Drained, Inside, Owed, Probe, ReceiveHalf, SendHalf, Stream};
-use slim_sys::OwnFd;
 
 use super::{LIMIT, MOMENT, Pretence, verdict};
 
@@ -42,7 +41,6 @@ pub struct State {
     pub legacy: Option<bool>,
     pub verdict: Option<Verdict>,
     pub resumed: u32,
-    /// What a test has it say instead of the truth.
     pub pretence: Pretence,
 }
 
@@ -229,18 +227,20 @@ impl FlowIo for FlowSocket {
         self.stream.replay(from, f).unwrap()
     }
 
-    fn before_connect(&self, _: BorrowedFd<'_>) -> io::Result<()> {
-        Ok(())
+    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        transport.descriptor().map(drop)
     }
 
-    fn prepare(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        let fd = transport.descriptor()?;
         assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
         // Small, so that a replay takes several turns.
         socket2::SockRef::from(&fd).set_send_buffer_size(64 << 10)
     }
 
-    fn install(&self, sock: OwnFd) {
-        let (sock, mut state) = (sock.into_owned(), self.state());
+    fn install(&self, transport: Transport) {
+        let own = transport.into_descriptor().expect("others are refused");
+        let (sock, mut state) = (own.into_owned(), self.state());
         let fd = sock.as_raw_fd();
         assert!(state.sock.is_none() && !slim_sys::fds::is_internal(fd));
         if self.stream.local_final().is_some() {

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
 mod front;
+pub mod memory;
 
 use std::fs;
 use std::io;

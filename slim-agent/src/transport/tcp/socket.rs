@@ -1,25 +1,22 @@
-//! Sockets of resume connections, and of the listeners for them.
+//! TCP sockets of connections, and of the listeners for them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::rc::Rc;
 
 use slim_sys::OwnFd;
 use socket2::{Domain, SockRef, Socket, Type};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 
-use crate::readiness;
 use crate::sys;
 
 /// As many as the kernel allows: all connections of a process may break at once.
 const BACKLOG: i32 = 4096;
-pub(crate) fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
+
+fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
     new_stream(Domain::for_address(addr))
 }
 
 /// An IPv6 socket for IPv4.
-pub(crate) fn mapping_stream() -> io::Result<OwnFd> {
+fn mapping_stream() -> io::Result<OwnFd> {
     let fd = new_stream(Domain::IPV6)?;
     SockRef::from(&fd).set_only_v6(false)?;
     Ok(fd)
@@ -43,15 +40,6 @@ pub(crate) fn mapped(addr: SocketAddr) -> SocketAddr {
 
 pub(crate) fn set_nodelay(fd: &OwnFd) -> io::Result<()> {
     sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
-}
-
-pub(crate) fn watch(fd: OwnFd) -> io::Result<AsyncFd<OwnFd>> {
-    readiness::watch(fd, Interest::READABLE | Interest::WRITABLE)
-}
-
-/// Has a listener watched by the runtime.
-pub(crate) fn watch_listener(listener: Rc<OwnFd>) -> io::Result<AsyncFd<Rc<OwnFd>>> {
-    readiness::watch(listener, Interest::READABLE)
 }
 
 /// Listens for resumes at one address; with `mapped`, at an IPv4 address by an IPv6 socket.

@@ -1,0 +1,268 @@
+//! A second kind of transport: pipes in memory, between two agents of one process.
+//!
+//! A byte that is sent is in flight, and lost if the pipe breaks; once the other end has looked for it, it has arrived, which
+//! is what the sender takes for acknowledged. What has arrived stays readable.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+
+use slim_agent::transport::{Connection, Listener, Provider, Wanted};
+use slim_agent::{FlowIo, Transport, TransportRef};
+use slim_core::transport::{Locator, OtherLocator, TransportKind};
+
+/// Most that is in flight in one direction.
+const FLIGHT: usize = 64 << 10;
+/// Most that is sent at once, so that a replay takes many turns.
+const AT_ONCE: usize = 4 << 10;
+
+#[derive(Default)]
+struct Direction {
+    flight: VecDeque<u8>,
+    arrived: VecDeque<u8>,
+    /// Bytes that were in flight when it broke.
+    lost: usize,
+    /// The sender sends no more.
+    ended: bool,
+    /// For both, when something has changed.
+    wakers: [Option<Waker>; 2],
+}
+
+struct Pipe {
+    directions: [Direction; 2],
+    broken: bool,
+    /// Bytes after which it breaks.
+    fuse: Option<usize>,
+}
+
+impl Pipe {
+    fn wake(&mut self) {
+        for direction in &mut self.directions {
+            direction
+                .wakers
+                .iter_mut()
+                .filter_map(Option::take)
+                .for_each(Waker::wake);
+        }
+    }
+
+    fn cut(&mut self) {
+        self.broken = true;
+        for direction in &mut self.directions {
+            direction.lost += direction.flight.len();
+            direction.flight.clear();
+        }
+        self.wake();
+    }
+}
+
+/// One end of a pipe. Dropping it ends both directions.
+pub struct PipeEnd {
+    pipe: Arc<Mutex<Pipe>>,
+    /// The direction that this end sends in.
+    out: usize,
+}
+
+/// A pipe, which breaks after `fuse` bytes.
+pub fn pipe(fuse: Option<usize>) -> (PipeEnd, PipeEnd) {
+    let pipe = Arc::new(Mutex::new(Pipe {
+        directions: Default::default(),
+        broken: false,
+        fuse,
+    }));
+    let end = |out| PipeEnd {
+        pipe: pipe.clone(),
+        out,
+    };
+    (end(0), end(1))
+}
+
+impl PipeEnd {
+    fn pipe(&self) -> MutexGuard<'_, Pipe> {
+        self.pipe.lock().unwrap()
+    }
+
+    pub fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut pipe = self.pipe();
+        let direction = &mut pipe.directions[1 - self.out];
+        let flown = std::mem::take(&mut direction.flight);
+        direction.arrived.extend(flown);
+        let n = buf.len().min(direction.arrived.len());
+        for (to, from) in buf.iter_mut().zip(direction.arrived.drain(..n)) {
+            *to = from;
+        }
+        let ended = direction.ended;
+        match n {
+            0 if pipe.broken => Err(io::ErrorKind::ConnectionReset.into()),
+            0 if !ended && !buf.is_empty() => Err(io::ErrorKind::WouldBlock.into()),
+            _ => {
+                pipe.wake();
+                Ok(n)
+            }
+        }
+    }
+
+    pub fn send(&self, data: &[u8]) -> io::Result<usize> {
+        let mut pipe = self.pipe();
+        if pipe.broken || pipe.directions[self.out].ended {
+            return Err(io::ErrorKind::ConnectionReset.into());
+        }
+        let flight = &mut pipe.directions[self.out].flight;
+        let n = data.len().min(AT_ONCE).min(FLIGHT - flight.len());
+        if n == 0 && !data.is_empty() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        flight.extend(&data[..n]);
+        match &mut pipe.fuse {
+            Some(fuse) if *fuse <= n => pipe.cut(),
+            Some(fuse) => *fuse -= n,
+            None => {}
+        }
+        pipe.wake();
+        Ok(n)
+    }
+
+    /// Bytes sent that have not arrived, or will not.
+    pub fn unacked(&self) -> u64 {
+        let out = &self.pipe().directions[self.out];
+        (out.flight.len() + out.lost) as u64
+    }
+
+    pub fn shut_write(&self) {
+        let mut pipe = self.pipe();
+        pipe.directions[self.out].ended = true;
+        pipe.wake();
+    }
+
+    /// Breaks the pipe: what is in flight is lost.
+    pub fn cut(&self) {
+        self.pipe().cut();
+    }
+
+    fn poll(
+        &self,
+        context: &Context<'_>,
+        write: bool,
+        ready: impl Fn(&Direction) -> bool,
+    ) -> Poll<io::Result<()>> {
+        let mut pipe = self.pipe();
+        let which = if write { self.out } else { 1 - self.out };
+        if pipe.broken || ready(&pipe.directions[which]) {
+            return Poll::Ready(Ok(()));
+        }
+        let waker = &mut pipe.directions[which].wakers[usize::from(write)];
+        *waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for PipeEnd {
+    fn drop(&mut self) {
+        let mut pipe = self.pipe();
+        pipe.directions.iter_mut().for_each(|d| d.ended = true);
+        pipe.wake();
+    }
+}
+
+impl Connection for PipeEnd {
+    fn poll_connected(&self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.recv(buf)
+    }
+
+    fn send(&self, data: &[u8]) -> io::Result<usize> {
+        self.send(data)
+    }
+
+    fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(context, false, |d| {
+            d.ended || !d.flight.is_empty() || !d.arrived.is_empty()
+        })
+    }
+
+    fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll(context, true, |d| d.ended || d.flight.len() < FLIGHT)
+    }
+
+    fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
+        flow.prepare(TransportRef::Other(self as &dyn Any))
+    }
+
+    fn shut_write(&self) {
+        self.shut_write();
+    }
+
+    fn flush(&self) {}
+
+    fn into_transport(self: Box<Self>) -> Transport {
+        Transport::Other(self)
+    }
+}
+
+/// Where two agents reach each other by pipes.
+#[derive(Default)]
+pub struct PipeNet {
+    waiting: [Mutex<(VecDeque<PipeEnd>, Option<Waker>)>; 2],
+    /// Of the next pipes.
+    pub fuses: Mutex<VecDeque<usize>>,
+    pub made: AtomicU32,
+}
+
+/// One agent's side of a [`PipeNet`].
+pub struct Pipes(pub Arc<PipeNet>, pub usize);
+
+impl Provider for Pipes {
+    fn kind(&self) -> TransportKind {
+        TransportKind::TCP
+    }
+
+    fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
+        let fuse = self.0.fuses.lock().unwrap().pop_front();
+        let (near, far) = pipe(fuse);
+        if let Some(flow) = wanted.flow {
+            flow.before_connect(TransportRef::Other(&near))?;
+        }
+        self.0.made.fetch_add(1, Ordering::Relaxed);
+        let (waiting, waker) = &mut *self.0.waiting[1 - self.1].lock().unwrap();
+        waiting.push_back(far);
+        waker.take().into_iter().for_each(Waker::wake);
+        Ok(Box::new(near))
+    }
+
+    fn listener(&self) -> io::Result<Option<Box<dyn Listener>>> {
+        Ok(Some(Box::new(Pipes(self.0.clone(), self.1))))
+    }
+}
+
+impl Listener for Pipes {
+    fn locator(&self) -> Option<OtherLocator> {
+        None
+    }
+
+    fn accept(&self) -> io::Result<(Box<dyn Connection>, Locator)> {
+        let came = self.0.waiting[self.1].lock().unwrap().0.pop_front();
+        let end = came.ok_or(io::ErrorKind::WouldBlock)?;
+        Ok((
+            Box::new(end),
+            SocketAddr::from((Ipv4Addr::LOCALHOST, 1)).into(),
+        ))
+    }
+
+    fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let (waiting, waker) = &mut *self.0.waiting[self.1].lock().unwrap();
+        if !waiting.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        *waker = Some(context.waker().clone());
+        Poll::Pending
+    }
+}
