@@ -71,20 +71,6 @@ impl RawAddr {
         }
     }
 
-    /// An IPv4 address as an IPv6 socket has it.
-    pub fn mapped(&self) -> Option<Self> {
-        let SocketAddr::V4(v4) = self.internet()? else {
-            return None;
-        };
-        // SAFETY: all zeroes is a valid sockaddr_in6.
-        let mut a: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
-        a.sin6_family = libc::AF_INET6 as libc::sa_family_t;
-        a.sin6_port = v4.port().to_be();
-        a.sin6_addr.s6_addr = v4.ip().to_ipv6_mapped().octets();
-        // SAFETY: a sockaddr_in6 of that length.
-        Some(unsafe { Self::copy((&raw const a).cast(), size_of_val(&a) as _) })
-    }
-
     /// To be kept: `None` if it is no internet address.
     pub fn name(&self) -> Option<Name> {
         match i32::from(self.storage.ss_family) {

@@ -161,7 +161,7 @@ fn copy_row(
 }
 
 /// Values are compared as the kernel gives them.
-fn copy_one<T: Copy + PartialEq>(
+fn copy_one<T: sys::Plain + PartialEq>(
     from: c_int,
     to: c_int,
     level: c_int,

@@ -251,10 +251,8 @@ pub fn unshare(flags: c_int, real: impl Fn() -> c_int) -> c_int {
 /// `setns`.
 pub fn set_namespace(fd: c_int, kind: c_int, real: impl Fn() -> c_int) -> c_int {
     const ALONE: c_int = libc::CLONE_NEWNS | libc::CLONE_NEWUSER | libc::CLONE_NEWTIME;
-    // As in linux/nsfs.h.
-    const NS_GET_NSTYPE: libc::c_int = 0xb703;
     let kind = match kind {
-        0 => sys::keep_errno(|| sys::ioctl(fd, NS_GET_NSTYPE as _).unwrap_or(0)),
+        0 => sys::namespace_kind(fd),
         kind => kind,
     };
     if kind & libc::CLONE_NEWNET != 0 {

@@ -9,6 +9,7 @@
 use crate::addr::RawAddr;
 use crate::sys::{self, Errno};
 use libc::c_int;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -189,20 +190,12 @@ fn connection(bytes: usize, family: c_int) -> Result<[c_int; 2], Errno> {
 }
 
 fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
-    let any = libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: 0,
-        sin_addr: libc::in_addr {
-            s_addr: u32::from_ne_bytes([127, 0, 0, 1]),
-        },
-        sin_zero: [0; 8],
-    };
     if bytes > 0 {
         // Beyond the system's limit the kernel gives what it has.
         let room = (2 * bytes) as c_int;
         sys::set_option(near, libc::SOL_SOCKET, libc::SO_RCVBUF, &room);
     }
-    sys::bind(listener, (&raw const any).cast(), size_of_val(&any))?;
+    sys::bind(listener, (Ipv4Addr::LOCALHOST, 0).into())?;
     sys::listen(listener, STRANGERS)?;
     join(listener, near)
 }
@@ -212,19 +205,20 @@ const STRANGERS: c_int = 16;
 
 /// Connects `near` to the listener, and takes the other end of that connection, not of whoever came before.
 fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
-    let mut at = RawAddr::local(listener).ok_or(libc::EINVAL)?;
-    if sys::domain(near) == Some(libc::AF_INET6) {
-        at = at.mapped().ok_or(libc::EINVAL)?;
+    let local = |fd| RawAddr::local(fd).and_then(|a| a.internet());
+    let mut to = local(listener).ok_or(libc::EINVAL)?;
+    if let (Some(libc::AF_INET6), IpAddr::V4(ip)) = (sys::domain(near), to.ip()) {
+        to.set_ip(ip.to_ipv6_mapped().into());
         sys::set_option(near, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0);
     }
     sys::set_status(near, libc::O_NONBLOCK);
     // On loopback it stands at once, or not at all.
-    let connected = sys::connect(near, (&raw const at.storage).cast(), at.len as usize);
+    let connected = sys::connect(near, to);
     if connected.is_err() && !until(|| sys::tcp_state(near) == Some(sys::TCP_ESTABLISHED)) {
         return Err(libc::ENETUNREACH);
     }
     sys::set_status(near, 0);
-    let ours = RawAddr::local(near).and_then(|a| a.internet());
+    let ours = local(near);
     sys::set_status(listener, libc::O_NONBLOCK);
     // If the kernel has dropped our connection because strangers fill the queue, it does not come.
     let mut far = Err(libc::ECONNREFUSED);

@@ -24,3 +24,8 @@ pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
     set_errno(e);
     r
 }
+
+/// A failed call's errno, of which rustix has a type of its own.
+pub(crate) fn number(errno: rustix::io::Errno) -> Errno {
+    errno.raw_os_error()
+}

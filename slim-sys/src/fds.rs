@@ -11,12 +11,13 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use libc::{c_int, c_long};
+use libc::c_int;
 
-use crate::numbers;
+use crate::owner::{set_signal, signal_of};
+use crate::{at, limit, numbers};
 
 const WORDS: usize = 1024;
 /// Numbers from here on are not registered; the floor keeps ours far below.
@@ -88,26 +89,14 @@ impl Mark {
 
     /// Marks the file under `fd`.
     pub fn set(self, fd: RawFd) {
-        // SAFETY: no memory is passed.
-        unsafe { libc::syscall(libc::SYS_fcntl, fd, F_SETSIG, self.0) };
+        set_signal(fd, self.0);
     }
 
     /// Whether the file under `fd` has this mark. Leaves errno alone. Async-signal-safe.
     pub fn is_on(self, fd: RawFd) -> bool {
-        // SAFETY: no memory is passed; errno is always there.
-        let signal = unsafe {
-            let errno = *libc::__errno_location();
-            let signal = libc::syscall(libc::SYS_fcntl, fd, F_GETSIG);
-            *libc::__errno_location() = errno;
-            signal
-        };
-        signal == c_long::from(self.0)
+        signal_of(fd) == Ok(self.0)
     }
 }
-
-/// As in `asm-generic/fcntl.h`.
-const F_SETSIG: c_int = 10;
-const F_GETSIG: c_int = 11;
 
 /// The lowest number our descriptors use: out of the way, with a quarter of the soft limit left
 /// for them. The limit is read again now and then, since the application may change it.
@@ -136,13 +125,7 @@ fn floor_for(soft: u64) -> RawFd {
 
 /// The soft limit on open files.
 pub fn soft_limit() -> u64 {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is valid for writes for the duration of the call.
-    let failed = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0;
-    if failed { 1024 } else { limit.rlim_cur }
+    limit::soft()
 }
 
 /// How many descriptors fit between the floor and the soft limit.
@@ -190,13 +173,7 @@ fn raise(fd: OwnedFd) -> OwnedFd {
 }
 
 fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
-    // SAFETY: no memory is passed; the caller has borrowed the descriptor's owner.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, floor) };
-    if copy < 0 {
-        return None;
-    }
-    // SAFETY: `fcntl` has just created this descriptor; nobody else owns it.
-    Some(unsafe { OwnedFd::from_raw_fd(copy) })
+    rustix::io::fcntl_dupfd_cloexec(at(fd), floor).ok()
 }
 
 /// A socket that this thread owns and waits for.
@@ -227,7 +204,7 @@ pub fn close_all_in_child() {
             bits &= bits - 1;
             // SAFETY: a bare close of a number that only the agent used; the agent's thread, which
             // owned it, does not exist in this process.
-            unsafe { libc::syscall(libc::SYS_close, fd as libc::c_int) };
+            unsafe { rustix::io::close(fd as RawFd) };
         }
     }
 }

@@ -17,7 +17,8 @@ fn membarrier(command: c_int) -> Result<(), Errno> {
     if cfg!(miri) {
         return Ok(());
     }
-    call!(libc::SYS_membarrier, command, 0, 0).map(drop)
+    // SAFETY: no memory is passed.
+    unsafe { call!(libc::SYS_membarrier, command, 0, 0) }.map(drop)
 }
 
 /// Tells the kernel that this process makes such fences. With its first flow, and before the agent's thread is there: that

@@ -18,16 +18,14 @@
 //! | `inside` | which code is ours |
 //! | [`cancel`], `threads`, [`lock`] | threads that are cancelled, interrupted, or real-time |
 
-/// A system call: its number and its arguments.
+/// A system call that rustix does not have: its number and its arguments. Unsafe: the arguments must be valid for it.
 macro_rules! call {
-    ($nr:expr $(, $arg:expr)*) => {{
-        // SAFETY: every caller passes arguments that are valid for this system call; pointers refer to
-        // live locals or to memory its own contract vouches for.
-        unsafe { $crate::raw::result($crate::raw::syscall(
+    ($nr:expr $(, $arg:expr)*) => {
+        $crate::raw::result($crate::raw::syscall(
             $nr,
             $crate::raw::padded([$($crate::raw::Word::word($arg)),*]),
-        )) }
-    }};
+        ))
+    };
 }
 
 mod descriptors;

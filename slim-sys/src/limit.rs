@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use libc::c_int;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{SignalsBlocked, futex_wait, futex_wake_all};
 
@@ -47,28 +48,15 @@ pub fn after_fork(child: bool) {
     }
 }
 
-/// Asks for the limit, and sets it. Leaves errno alone.
-fn limit(new: Option<&libc::rlimit>, old: Option<&mut libc::rlimit>) -> Option<()> {
-    let new = new.map_or(std::ptr::null(), std::ptr::from_ref);
-    let old = old.map_or(std::ptr::null_mut(), std::ptr::from_mut);
-    // SAFETY: each is null or valid; errno is always there.
-    let r = unsafe {
-        let errno = *libc::__errno_location();
-        let r = libc::syscall(libc::SYS_prlimit64, 0, libc::RLIMIT_NOFILE, new, old);
-        *libc::__errno_location() = errno;
-        r
-    };
-    (r == 0).then_some(())
+/// The soft limit on open files, as it is at this moment.
+pub(crate) fn soft() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
 /// Whether the application's limit is above `fd`.
 pub fn may_be_given_out(fd: c_int) -> bool {
-    let mut own = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    let known = keep(|| limit(None, Some(&mut own)));
-    known.is_none() || u64::try_from(fd).is_ok_and(|fd| fd < own.rlim_cur)
+    let limit = keep(soft);
+    u64::try_from(fd).is_ok_and(|fd| fd < limit)
 }
 
 /// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
@@ -93,20 +81,18 @@ pub fn above<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
 }
 
 fn raised<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
-    let mut own = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    limit(None, Some(&mut own))?;
-    let raised = libc::rlimit {
-        rlim_cur: own.rlim_max.min(2 * AMPLE),
-        ..own
-    };
-    if own.rlim_cur > AMPLE || raised.rlim_cur <= own.rlim_cur {
+    let own = getrlimit(Resource::Nofile);
+    let soft = own.current.unwrap_or(u64::MAX);
+    let raised = own.maximum.unwrap_or(u64::MAX).min(2 * AMPLE);
+    if soft > AMPLE || raised <= soft {
         return None;
     }
-    limit(Some(&raised), None)?;
-    let r = f(own.rlim_cur as c_int);
-    let _ = limit(Some(&own), None);
+    let raised = Rlimit {
+        current: Some(raised),
+        maximum: own.maximum,
+    };
+    setrlimit(Resource::Nofile, raised).ok()?;
+    let r = f(soft as c_int);
+    let _ = setrlimit(Resource::Nofile, own);
     Some(r)
 }

@@ -54,7 +54,9 @@ pub fn is_readable(at: *const u8, len: usize) -> bool {
         // A word there is compared with another one; whether they are the same, nobody is woken or moved.
         let (none, other) = (0usize, AtomicU32::new(0));
         let op = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
-        call!(libc::SYS_futex, word, op, 0, none, other.as_ptr(), 0).err()
+        let other = other.as_ptr();
+        // SAFETY: the kernel reads a word of each, and checks first whether it may.
+        unsafe { call!(libc::SYS_futex, word, op, 0, none, other, 0) }.err()
     })
 }
 
@@ -65,16 +67,9 @@ pub fn is_writable(at: *const u8, len: usize) -> bool {
         let (none, other) = (0usize, AtomicU32::new(0));
         let op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
         let add_nothing = libc::FUTEX_OP_ADD << 28;
-        call!(
-            libc::SYS_futex,
-            other.as_ptr(),
-            op,
-            0,
-            none,
-            word,
-            add_nothing
-        )
-        .err()
+        let other = other.as_ptr();
+        // SAFETY: the kernel writes what is there already, in one step, and checks first whether it may.
+        unsafe { call!(libc::SYS_futex, other, op, 0, none, word, add_nothing) }.err()
     })
 }
 
@@ -110,29 +105,19 @@ pub fn read_memory(at: *const u8, copy: &mut [u8]) -> bool {
         iov_base: at.cast_mut().cast(),
         iov_len: len,
     };
-    let n = call!(
-        libc::SYS_process_vm_readv,
-        pid(),
-        &raw const to,
-        1usize,
-        &raw const from,
-        1usize,
-        0usize
-    );
+    let (pid, to, from) = (pid(), &raw const to, &raw const from);
+    // SAFETY: the kernel writes up to `len` bytes to `copy`, and checks whether there are any to read.
+    let n = unsafe { call!(libc::SYS_process_vm_readv, pid, to, 1, from, 1, 0) };
     n == Ok(len as c_long)
 }
 
-/// A copy of something of a plain type that an application points to; `None` where it points to nothing.
-#[expect(
-    clippy::not_unsafe_ptr_arg_deref,
-    reason = "the kernel has been asked whether there is anything to read"
-)]
-pub fn copy_of<T: Copy>(at: *const T) -> Option<T> {
-    if is_readable(at.cast(), size_of::<T>()) {
-        // SAFETY: readable, as was just found out; every T used here is valid for any bits.
-        return Some(unsafe { at.read_unaligned() });
-    }
-    None
+/// A copy of something that an application points to; `None` where it points to nothing.
+///
+/// # Safety
+/// Any bytes are a `T`; and what is there, if anything, is the application's, of which we have no mutable reference.
+pub unsafe fn copy_of<T: Copy>(at: *const T) -> Option<T> {
+    // SAFETY: readable; the rest is the caller's contract.
+    is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
 }
 
 #[cfg(test)]
@@ -167,7 +152,9 @@ mod tests {
         let words = [7_u64; 1024];
         assert!(is_writable(words.as_ptr().cast(), size_of_val(&words)));
         assert_eq!(words, [7; 1024]);
-        assert_eq!(copy_of(&raw const words[3]), Some(7));
-        assert_eq!(copy_of(at.wrapping_add(2 * page - 2).cast::<u64>()), None);
+        // SAFETY: integers, of which nobody has a mutable reference.
+        let copy = |at: *const u64| unsafe { copy_of(at) };
+        assert_eq!(copy(&raw const words[3]), Some(7));
+        assert_eq!(copy(at.wrapping_add(2 * page - 2).cast()), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Descriptors whose owner is told by a signal what they are ready for (fcntl(2), `F_SETOWN`).
 
-use crate::{pid, set_status, status};
+use crate::{Errno, pid, set_status, status};
 use libc::{c_int, c_long};
 
 /// As in `asm-generic/fcntl.h`; the C library's crate has them not for all targets.
@@ -33,18 +33,32 @@ struct Told {
 }
 const _: () = assert!(size_of::<Told>() == 128);
 
+/// The signal by which the owner of a descriptor is told; 0 is `SIGIO`.
+pub(crate) fn signal_of(fd: c_int) -> Result<c_int, Errno> {
+    // SAFETY: no memory is passed.
+    unsafe { call!(libc::SYS_fcntl, fd, F_GETSIG) }.map(|signal| signal as c_int)
+}
+
+/// Sets it.
+pub(crate) fn set_signal(fd: c_int, signal: c_int) {
+    // SAFETY: no memory is passed.
+    let _ = unsafe { call!(libc::SYS_fcntl, fd, F_SETSIG, signal) };
+}
+
 fn owner(fd: c_int) -> Option<(Owner, c_int)> {
     let mut owner = Owner::default();
-    call!(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner).ok()?;
-    let signal = call!(libc::SYS_fcntl, fd, F_GETSIG).unwrap_or(0) as c_int;
+    // SAFETY: the kernel fills the structure, which has its layout.
+    unsafe { call!(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner) }.ok()?;
+    let signal = signal_of(fd).unwrap_or(0);
     (owner.id != 0 || signal != 0).then_some((owner, signal))
 }
 
 /// Gives one descriptor the owner of another, and its signal.
 pub fn copy_owner(from: c_int, to: c_int) {
     if let Some((owner, signal)) = owner(from) {
-        let _ = call!(libc::SYS_fcntl, to, F_SETOWN_EX, &raw const owner);
-        let _ = call!(libc::SYS_fcntl, to, F_SETSIG, signal);
+        // SAFETY: the kernel reads the structure, which has its layout.
+        let _ = unsafe { call!(libc::SYS_fcntl, to, F_SETOWN_EX, &raw const owner) };
+        set_signal(to, signal);
     }
 }
 
@@ -70,17 +84,15 @@ pub fn tell_owner(fd: c_int, number: c_int) {
     };
     let id = c_long::from(owner.id);
     let any = c_long::from(if signal == 0 { libc::SIGIO } else { signal });
-    let _ = match owner.kind {
-        GROUP => call!(libc::SYS_kill, -id, any),
-        THREAD if signal == 0 => call!(libc::SYS_tkill, id, any),
-        THREAD => call!(
-            libc::SYS_rt_tgsigqueueinfo,
-            c_long::from(pid()),
-            id,
-            any,
-            &raw const told
-        ),
-        _ if signal == 0 => call!(libc::SYS_kill, id, any),
-        _ => call!(libc::SYS_rt_sigqueueinfo, id, any, &raw const told),
+    let (pid, told) = (c_long::from(pid()), &raw const told);
+    // SAFETY: the kernel reads `told`, which has the size of its `siginfo_t`; the signal is the one that it would send itself.
+    let _ = unsafe {
+        match owner.kind {
+            GROUP => call!(libc::SYS_kill, -id, any),
+            THREAD if signal == 0 => call!(libc::SYS_tkill, id, any),
+            THREAD => call!(libc::SYS_rt_tgsigqueueinfo, pid, id, any, told),
+            _ if signal == 0 => call!(libc::SYS_kill, id, any),
+            _ => call!(libc::SYS_rt_sigqueueinfo, id, any, told),
+        }
     };
 }

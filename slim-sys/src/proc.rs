@@ -1,11 +1,14 @@
 //! What the kernel tells of processes (proc(5)), also to a program that changes its root directory after its first
 //! connection.
 
+use crate::descriptors::{at, close_unregistered, own};
 use crate::numbers;
-use crate::{Errno, own};
-use libc::{c_int, c_void};
+use rustix::fs::{self, AtFlags, CWD, Mode, OFlags};
+use rustix::io::{self, Errno};
 use std::ffi::CStr;
 use std::fmt::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// A descriptor of /proc, or -1. Not of a directory of this process: forked children have others.
@@ -13,11 +16,8 @@ static PROC: AtomicI32 = AtomicI32::new(-1);
 
 /// Keeps /proc open.
 pub fn hold() {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
-    let held = numbers::make(|| {
-        let at = c"/proc".as_ptr();
-        call!(libc::SYS_openat, libc::AT_FDCWD, at, flags).map(|fd| own(fd as c_int))
-    });
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let held = numbers::make(|| fs::openat(CWD, c"/proc", flags, Mode::empty()).map(own));
     PROC.store(held.unwrap_or(-1), Ordering::Release);
 }
 
@@ -51,12 +51,13 @@ impl Path {
     }
 
     /// With the directory that it is below.
-    fn place(&self) -> (c_int, *const u8) {
-        match PROC.load(Ordering::Acquire) {
-            -1 => (libc::AT_FDCWD, self.text.as_ptr()),
-            // Without what `write` has put before it.
-            held => (held, self.text["/proc/".len()..].as_ptr()),
-        }
+    fn place(&self) -> (BorrowedFd<'static>, &CStr) {
+        let (at, text) = match PROC.load(Ordering::Acquire) {
+            -1 => (CWD, &self.text[..]),
+            // Without what `new` has put before it.
+            held => (at(held), &self.text["/proc/".len()..]),
+        };
+        (at, CStr::from_bytes_until_nul(text).unwrap_or_default())
     }
 }
 
@@ -72,28 +73,29 @@ impl Write for Path {
     }
 }
 
-/// Opens a file below /proc. The number is not ours yet: call in [`numbers::make`], and close it there.
-pub(crate) fn open(below: fmt::Arguments<'_>, flags: c_int) -> Result<c_int, Errno> {
+/// Opens a file below /proc. The number is not ours yet: call in [`numbers::make`], and close it there by
+/// [`close_unregistered`].
+pub(crate) fn open(below: fmt::Arguments<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let path = Path::new(below);
     let (at, name) = path.place();
-    call!(libc::SYS_openat, at, name, flags | libc::O_CLOEXEC).map(|fd| fd as c_int)
+    fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
 /// The whole of a file below /proc.
 pub fn read(below: fmt::Arguments<'_>) -> Option<Vec<u8>> {
     numbers::make(|| {
-        let fd = open(below, libc::O_RDONLY).ok()?;
+        let file = open(below, OFlags::RDONLY).ok()?;
         let mut all = Vec::new();
         let mut piece = [0u8; 4096];
         let whole = loop {
-            match call!(libc::SYS_read, fd, piece.as_mut_ptr(), piece.len()) {
+            match io::read(&file, &mut piece) {
                 Ok(0) => break true,
-                Ok(n) => all.extend_from_slice(&piece[..n as usize]),
-                Err(libc::EINTR) => {}
+                Ok(n) => all.extend_from_slice(&piece[..n]),
+                Err(Errno::INTR) => {}
                 Err(_) => break false,
             }
         };
-        let _ = call!(libc::SYS_close, fd);
+        close_unregistered(file);
         whole.then_some(all)
     })
 }
@@ -102,26 +104,16 @@ pub fn read(below: fmt::Arguments<'_>) -> Option<Vec<u8>> {
 pub fn links_to(below: fmt::Arguments<'_>, text: &CStr) -> bool {
     let path = Path::new(below);
     let (at, name) = path.place();
-    let mut found = [0u8; 64];
-    let n = call!(
-        libc::SYS_readlinkat,
-        at,
-        name,
-        found.as_mut_ptr(),
-        found.len()
-    );
-    n.is_ok_and(|n| &found[..n as usize] == text.to_bytes())
+    let mut space = [MaybeUninit::uninit(); 64];
+    let found = fs::readlinkat_raw(at, name, &mut space);
+    found.is_ok_and(|(found, _)| found == text.to_bytes())
 }
 
 /// Device and number of the file that a link below /proc leads to.
 pub fn file(below: fmt::Arguments<'_>) -> Option<(u64, u64)> {
     let path = Path::new(below);
     let (at, name) = path.place();
-    let mut about = std::mem::MaybeUninit::<libc::stat>::zeroed();
-    let into: *mut c_void = about.as_mut_ptr().cast();
-    call!(libc::SYS_newfstatat, at, name, into, 0).ok()?;
-    // SAFETY: zeroed first, and all bytes are valid for it.
-    let about = unsafe { about.assume_init() };
+    let about = fs::statat(at, name, AtFlags::empty()).ok()?;
     Some((about.st_dev, about.st_ino))
 }
 

@@ -24,10 +24,19 @@ pub fn has_symbol(name: &std::ffi::CStr) -> bool {
     !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
 }
 
+/// Which kind of namespace a descriptor is (`CLONE_NEW...`); 0 if it is none.
+pub fn namespace_kind(fd: c_int) -> c_int {
+    // As in linux/nsfs.h.
+    const NS_GET_NSTYPE: c_int = 0xb703;
+    // SAFETY: no memory is passed.
+    unsafe { call!(libc::SYS_ioctl, fd, NS_GET_NSTYPE, 0) }.unwrap_or(0) as c_int
+}
+
 /// Sends a thread of this process a signal; 0 for none.
 fn signal_thread(tid: c_int, signal: c_int) -> Result<(), Errno> {
     let [pid, tid, signal] = [pid(), tid, signal].map(c_long::from);
-    call!(libc::SYS_tgkill, pid, tid, signal).map(drop)
+    // SAFETY: no memory is passed. What a signal of its own does to a process is as if the kernel had sent it.
+    unsafe { call!(libc::SYS_tgkill, pid, tid, signal) }.map(drop)
 }
 
 /// Whether a thread of this process still exists.

@@ -6,15 +6,15 @@
 //! that resume towards each other would else wait for each other. Each serves one flow after the other.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use libc::c_int;
 
-use crate::as_agent;
 use crate::fds::{self, Mark};
 use crate::limit;
 use crate::numbers;
+use crate::{as_agent, at};
 
 /// What a number is kept for.
 #[derive(Clone, Copy)]
@@ -76,10 +76,9 @@ pub fn is_wanting() -> bool {
 pub fn fill() {
     while let Some(kept) = first_wanting() {
         let Some(source) = source() else { return };
-        let copy = |least: c_int| {
-            // SAFETY: no memory is passed.
-            let fd = unsafe { libc::fcntl(source, libc::F_DUPFD_CLOEXEC, least) };
-            (fd >= 0).then_some(fd)
+        let copy = |least| {
+            let made = rustix::io::fcntl_dupfd_cloexec(at(source), least);
+            made.map(IntoRawFd::into_raw_fd).ok()
         };
         let made = numbers::make(|| {
             let made = limit::above(copy).flatten();

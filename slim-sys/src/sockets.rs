@@ -1,7 +1,12 @@
 //! Sockets of any kind.
 
-use crate::{Errno, TCP_CLOSE, limit, numbers, own, ready, tcp_state};
-use libc::{c_int, c_long, c_void};
+use crate::descriptors::own;
+use crate::errno::number;
+use crate::{Errno, TCP_CLOSE, at, limit, numbers, ready, tcp_state};
+use libc::{c_int, c_long};
+use rustix::io;
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
+use std::net::SocketAddr;
 
 /// `shutdown(2)`.
 pub fn shutdown(fd: c_int, how: c_int) {
@@ -10,51 +15,80 @@ pub fn shutdown(fd: c_int, how: c_int) {
 
 /// `shutdown(2)`; `ENOTCONN` when the kernel has given the connection up.
 pub fn try_shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
-    call!(libc::SYS_shutdown, fd, how).map(drop)
+    let how = match how {
+        libc::SHUT_RD => Shutdown::Read,
+        libc::SHUT_WR => Shutdown::Write,
+        _ => Shutdown::Both,
+    };
+    net::shutdown(at(fd), how).map_err(number)
 }
 
+/// A type of which any bytes are a value.
+///
+/// # Safety
+/// They are, and there are none between its fields.
+pub unsafe trait Plain: Copy {}
+
+macro_rules! plain {
+    ($($kind:ty: $why:literal;)*) => {$(
+        // SAFETY: as said beside it.
+        unsafe impl Plain for $kind {}
+    )*};
+}
+
+plain! {
+    u8: "an integer";
+    c_int: "an integer";
+    u32: "an integer";
+    u64: "an integer";
+    libc::linger: "two integers of the same size";
+    libc::tcp_info: "integers, and bits in whole bytes, in the kernel's order";
+    libc::timeval: "two integers of the same size";
+    libc::ucred: "three integers of the same size";
+}
+
+// SAFETY: each element is plain, and there is nothing between them.
+unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
+
 /// A socket option of a plain type.
-pub fn option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
+pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
     try_option(fd, level, name).ok()
 }
 
 /// Likewise, or why there is none.
-pub fn try_option<T: Copy>(fd: c_int, level: c_int, name: c_int) -> Result<T, Errno> {
-    let mut v = std::mem::MaybeUninit::<T>::zeroed();
-    let mut len = size_of::<T>() as libc::socklen_t;
-    call!(
-        libc::SYS_getsockopt,
-        fd,
-        level,
-        name,
-        v.as_mut_ptr(),
-        &raw mut len
-    )?;
-    // SAFETY: zeroed first, and every T used here (integers, timeval, linger, tcp_info) is valid for any bits.
-    Ok(unsafe { v.assume_init() })
+pub fn try_option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, Errno> {
+    option_with_len(fd, level, name).map(|(value, _)| value)
+}
+
+/// Likewise, and how many of its bytes the kernel has filled; the others are 0.
+pub(crate) fn option_with_len<T: Plain>(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+) -> Result<(T, usize), Errno> {
+    let mut value = std::mem::MaybeUninit::<T>::zeroed();
+    let (at, mut len) = (value.as_mut_ptr(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: the kernel writes up to `len` bytes to the value, and how many to `len`.
+    unsafe { call!(libc::SYS_getsockopt, fd, level, name, at, &raw mut len) }?;
+    // SAFETY: any bytes are a value; those that the kernel has not written are 0.
+    Ok((unsafe { value.assume_init() }, len as usize))
 }
 
 /// Sets a socket option of a plain type.
-pub fn set_option<T: Copy>(fd: c_int, level: c_int, name: c_int, value: &T) {
+pub fn set_option<T: Plain>(fd: c_int, level: c_int, name: c_int, value: &T) {
     let _ = try_set_option(fd, level, name, value);
 }
 
 /// Likewise, and says whether it is set.
-pub fn try_set_option<T: Copy>(
+pub fn try_set_option<T: Plain>(
     fd: c_int,
     level: c_int,
     name: c_int,
     value: &T,
 ) -> Result<(), Errno> {
-    call!(
-        libc::SYS_setsockopt,
-        fd,
-        level,
-        name,
-        std::ptr::from_ref(value),
-        size_of::<T>() as libc::socklen_t
-    )
-    .map(drop)
+    let (at, len) = (std::ptr::from_ref(value), size_of::<T>());
+    // SAFETY: the kernel reads `len` bytes of the value, all of which are initialised.
+    unsafe { call!(libc::SYS_setsockopt, fd, level, name, at, len) }.map(drop)
 }
 
 /// The number that the kernel has given a socket, and gives no other one.
@@ -74,84 +108,73 @@ pub fn is_udp(fd: c_int) -> bool {
 
 /// A new socket, out of the application's way.
 pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
-    let make =
-        || call!(libc::SYS_socket, family, kind | libc::SOCK_CLOEXEC, 0).map(|fd| fd as c_int);
+    let family = AddressFamily::from_raw(family as u16);
+    let kind = SocketType::from_raw(kind as u32);
+    let make = || net::socket_with(family, kind, SocketFlags::CLOEXEC, None);
     let made = || match make() {
-        Err(libc::EMFILE) => limit::above(|_| make()).unwrap_or(Err(libc::EMFILE)),
+        Err(io::Errno::MFILE) => limit::above(|_| make()).unwrap_or(Err(io::Errno::MFILE)),
         made => made,
     };
-    numbers::make(|| made().map(own))
+    numbers::make(|| made().map(own).map_err(number))
 }
 
 /// A connected pair of unix sockets.
 pub fn socketpair(kind: c_int) -> Result<[c_int; 2], Errno> {
-    let mut sv = [0; 2];
-    let kind = kind | libc::SOCK_CLOEXEC;
+    let kind = SocketType::from_raw(kind as u32);
     numbers::make(|| {
-        call!(
-            libc::SYS_socketpair,
-            libc::AF_UNIX,
-            kind,
-            0,
-            sv.as_mut_ptr()
-        )?;
-        Ok(sv.map(own))
+        let made = net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        made.map(|(a, b)| [a, b].map(own)).map_err(number)
     })
 }
 
-/// `bind` with a raw address.
-pub fn bind(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
-    call!(libc::SYS_bind, fd, addr, len as c_long).map(drop)
+/// `bind`.
+pub fn bind(fd: c_int, addr: SocketAddr) -> Result<(), Errno> {
+    net::bind(at(fd), &addr).map_err(number)
 }
 
-/// `connect` with a raw address.
-pub fn connect(fd: c_int, addr: *const c_void, len: usize) -> Result<(), Errno> {
-    call!(libc::SYS_connect, fd, addr, len as c_long).map(drop)
+/// `connect`.
+pub fn connect(fd: c_int, addr: SocketAddr) -> Result<(), Errno> {
+    net::connect(at(fd), &addr).map_err(number)
 }
 
 /// `listen`.
 pub fn listen(fd: c_int, backlog: c_int) -> Result<(), Errno> {
-    call!(libc::SYS_listen, fd, backlog).map(drop)
+    net::listen(at(fd), backlog).map_err(number)
 }
 
 /// `accept4`, close-on-exec, without the address.
 pub fn accept(fd: c_int) -> Result<c_int, Errno> {
-    numbers::make(|| {
-        call!(libc::SYS_accept4, fd, 0usize, 0usize, libc::SOCK_CLOEXEC).map(|fd| own(fd as c_int))
-    })
+    let accept = || net::accept_with(at(fd), SocketFlags::CLOEXEC);
+    numbers::make(|| accept().map(own).map_err(number))
 }
 
 /// `recv` into a buffer of ours.
 pub fn recv(fd: c_int, buf: &mut [u8], flags: c_int) -> Result<usize, Errno> {
-    call!(
-        libc::SYS_recvfrom,
-        fd,
-        buf.as_mut_ptr(),
-        buf.len(),
-        flags,
-        0usize,
-        0usize
-    )
-    .map(|n| n as usize)
+    let flags = RecvFlags::from_bits_retain(flags as u32);
+    net::recv(at(fd), buf, flags)
+        .map(|(n, _)| n)
+        .map_err(number)
 }
 
 /// `send` from a buffer of ours, never with a signal.
 pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
-    send_from(fd, buf.as_ptr(), buf.len(), flags)
+    let flags = SendFlags::from_bits_retain(flags as u32) | SendFlags::NOSIGNAL;
+    net::send(at(fd), buf, flags).map_err(number)
 }
 
 /// Likewise, from memory that only the kernel looks at: `EFAULT` if it is bad.
-pub fn send_from(fd: c_int, base: *const u8, len: usize, flags: c_int) -> Result<usize, Errno> {
-    call!(
-        libc::SYS_sendto,
-        fd,
-        base,
-        len,
-        flags | libc::MSG_NOSIGNAL,
-        0usize,
-        0usize
-    )
-    .map(|n| n as usize)
+///
+/// # Safety
+/// What is there is the application's to send.
+pub unsafe fn send_from(
+    fd: c_int,
+    base: *const u8,
+    len: usize,
+    flags: c_int,
+) -> Result<usize, Errno> {
+    let flags = flags | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel only reads there, and checks first; no address is passed.
+    unsafe { call!(libc::SYS_sendto, fd, base, len, flags, 0, 0) }.map(|n| n as usize)
 }
 
 /// Whether a TCP socket has failed, and has the error to report; it keeps it. One that has not may have a passing error, or
@@ -175,5 +198,6 @@ pub unsafe fn name_of(
     addr: *mut libc::sockaddr,
     len: &mut libc::socklen_t,
 ) -> Result<(), Errno> {
-    call!(nr, fd, addr, std::ptr::from_mut(len)).map(drop)
+    // SAFETY: the caller's contract; the kernel writes no more than `len` bytes, and how many there are to `len`.
+    unsafe { call!(nr, fd, addr, std::ptr::from_mut(len)) }.map(drop)
 }

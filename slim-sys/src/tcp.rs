@@ -1,6 +1,6 @@
 //! What is asked of TCP sockets.
 
-use crate::{Errno, connect, ioctl_int, option, set_option, try_option};
+use crate::{Errno, at, option, option_with_len, set_option, try_option};
 use libc::c_int;
 use std::time::Duration;
 
@@ -36,23 +36,14 @@ pub struct Counters {
 pub fn counters(fd: c_int) -> Option<Counters> {
     const ACKED: usize = 120;
     const RECEIVED: usize = 128;
-    let mut raw = [0u8; RECEIVED + 8];
-    let mut len = raw.len() as libc::socklen_t;
-    call!(
-        libc::SYS_getsockopt,
-        fd,
-        libc::IPPROTO_TCP,
-        libc::TCP_INFO,
-        raw.as_mut_ptr(),
-        &raw mut len
-    )
-    .ok()?;
+    let (raw, len): ([u8; RECEIVED + 8], _) =
+        option_with_len(fd, libc::IPPROTO_TCP, libc::TCP_INFO).ok()?;
     let at = |offset: usize| {
         Some(u64::from_ne_bytes(
             raw.get(offset..offset + 8)?.try_into().ok()?,
         ))
     };
-    (len as usize == raw.len()).then_some(())?;
+    (len == raw.len()).then_some(())?;
     Some(Counters {
         acked: at(ACKED)?,
         received: at(RECEIVED)?,
@@ -112,7 +103,10 @@ pub fn is_stuck(fd: c_int) -> bool {
 /// Bytes written that the peer's kernel has not acknowledged; readable after the connection died
 /// (tcp(7), SIOCOUTQ).
 pub fn unacked(fd: c_int) -> Result<u64, Errno> {
-    ioctl_int(fd, libc::TIOCOUTQ).map(|v| v.max(0) as u64)
+    let mut queued: c_int = 0;
+    // SAFETY: the kernel writes an int, if the descriptor is a socket or a terminal.
+    unsafe { call!(libc::SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut queued) }?;
+    Ok(queued.max(0) as u64)
 }
 
 /// How a connection that nothing moves on is looked after: SO_KEEPALIVE and TCP_KEEPIDLE.
@@ -157,9 +151,5 @@ pub fn answered_within(fd: c_int, since: Duration) -> bool {
 
 /// Resets a TCP connection, for all who have it (connect(2), AF_UNSPEC).
 pub fn disconnect(fd: c_int) {
-    let nobody = libc::sockaddr {
-        sa_family: libc::AF_UNSPEC as libc::sa_family_t,
-        sa_data: [0; 14],
-    };
-    let _ = connect(fd, (&raw const nobody).cast(), size_of_val(&nobody));
+    let _ = rustix::net::connect_unspec(at(fd));
 }

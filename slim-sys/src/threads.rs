@@ -1,5 +1,7 @@
 //! Threads: their stacks, scheduling and signals.
 
+use crate::pid;
+use libc::c_int;
 use std::mem::{self, MaybeUninit};
 
 /// A stack with `room` for us. The C library takes the program's thread-local storage out of the
@@ -23,7 +25,7 @@ pub fn stack_size(room: usize) -> usize {
 /// Whether the calling thread has a real-time policy.
 pub fn is_real_time() -> bool {
     // SAFETY: no memory is passed.
-    let policy = unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) };
+    let policy = unsafe { call!(libc::SYS_sched_getscheduler, 0) }.unwrap_or(0);
     let policy = policy & !libc::c_long::from(libc::SCHED_RESET_ON_FORK);
     [libc::SCHED_FIFO, libc::SCHED_RR]
         .map(libc::c_long::from)
@@ -35,17 +37,17 @@ pub fn leave_real_time() {
     if !is_real_time() {
         return;
     }
-    // SAFETY: all bytes zero is valid; the structure is valid for reads and writes in each call. The C library's functions
-    // mean the whole process or the calling thread, depending on the library: the system calls mean the thread.
-    unsafe {
-        let mut param: libc::sched_param = mem::zeroed();
-        libc::syscall(libc::SYS_sched_getparam, 0, &raw mut param);
-        param.sched_priority = (param.sched_priority + 1).min(99);
-        let set = libc::SYS_sched_setscheduler;
-        if libc::syscall(set, 0, libc::SCHED_FIFO, &raw const param) != 0 {
-            param.sched_priority = 0;
-            libc::syscall(set, 0, libc::SCHED_OTHER, &raw const param);
-        }
+    // The C library's functions mean the whole process or the calling thread, depending on the library: the system calls
+    // mean the thread. Their structure is one integer (sched(7), `struct sched_param`).
+    let mut priority: c_int = 0;
+    // SAFETY: the kernel writes the integer.
+    let _ = unsafe { call!(libc::SYS_sched_getparam, 0, &raw mut priority) };
+    let set = |policy, priority: c_int| {
+        // SAFETY: the kernel reads the integer.
+        unsafe { call!(libc::SYS_sched_setscheduler, 0, policy, &raw const priority) }
+    };
+    if set(libc::SCHED_FIFO, (priority + 1).min(99)).is_err() {
+        let _ = set(libc::SCHED_OTHER, 0);
     }
 }
 
@@ -53,35 +55,30 @@ pub fn leave_real_time() {
 pub fn use_all_processors() {
     /// Bits; more than any kernel is built for.
     const WORDS: usize = 8192 / 64;
-    let (mut own, mut first) = ([0u64; WORDS], [0u64; WORDS]);
-    let size = mem::size_of_val(&own);
-    let pid = std::process::id();
-    // SAFETY: both are valid for writes and reads of their size.
-    unsafe {
-        let get = libc::SYS_sched_getaffinity;
-        let got = libc::syscall(get, 0, size, own.as_mut_ptr());
-        if got <= 0 || libc::syscall(get, pid, size, first.as_mut_ptr()) <= 0 {
-            return;
-        }
-        let both: [u64; WORDS] =
-            std::array::from_fn(|i| own.get(i).unwrap_or(&0) | first.get(i).unwrap_or(&0));
-        if both != own {
-            libc::syscall(libc::SYS_sched_setaffinity, 0, got as usize, both.as_ptr());
-        }
+    type Set = [u64; WORDS];
+    let size = size_of::<Set>();
+    let allowed = |thread: c_int| -> Option<(Set, usize)> {
+        let mut set: Set = [0; WORDS];
+        // SAFETY: the kernel writes at most `size` bytes to the set, and says how many.
+        let got = unsafe { call!(libc::SYS_sched_getaffinity, thread, size, set.as_mut_ptr()) };
+        Some((set, got.ok()? as usize))
+    };
+    let (Some((own, got)), Some((first, _))) = (allowed(0), allowed(pid())) else {
+        return;
+    };
+    let both: Set = std::array::from_fn(|i| own.get(i).unwrap_or(&0) | first.get(i).unwrap_or(&0));
+    if both != own {
+        // SAFETY: the kernel reads `got` bytes of the set, which has as many.
+        let _ = unsafe { call!(libc::SYS_sched_setaffinity, 0, got, both.as_ptr()) };
     }
 }
 
 /// How many threads this process has; the first one counts until the process has ended.
-pub fn threads() -> libc::nlink_t {
-    // SAFETY: all bytes zero is a valid `stat`.
-    let mut stat: libc::stat = unsafe { mem::zeroed() };
-    // SAFETY: a valid C string and a buffer for the answer.
-    let r = unsafe { libc::stat(c"/proc/self/task".as_ptr(), &mut stat) };
-    if r < 0 {
-        libc::nlink_t::MAX
-    } else {
-        stat.st_nlink.saturating_sub(2)
-    }
+pub fn threads() -> usize {
+    let links = rustix::fs::stat(c"/proc/self/task").map(|task| task.st_nlink);
+    // Two are the directory's own and that in its parent.
+    let links = links.ok().and_then(|links| usize::try_from(links).ok());
+    links.map_or(usize::MAX, |links| links.saturating_sub(2))
 }
 
 /// Whether the process's first thread has ended, while others go on.

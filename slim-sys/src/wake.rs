@@ -1,5 +1,6 @@
 //! Waiting, and waking who waits.
 
+use crate::errno::number;
 use crate::{OwnFd, at};
 use libc::c_int;
 use rustix::event::{self, EventfdFlags, PollFd, PollFlags, Timespec};
@@ -77,7 +78,7 @@ pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, 
     match event::poll(&mut entry, limit.as_ref()) {
         Ok(1..) => Ok(entry[0].revents().bits() as i16),
         Ok(_) => Ok(0),
-        Err(e) => Err(e.raw_os_error()),
+        Err(e) => Err(number(e)),
     }
 }
 
@@ -94,7 +95,7 @@ pub fn ready(fd: c_int, events: i16) -> i16 {
 pub fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) -> Result<(), Errno> {
     let limit = limit.map(timespec);
     let waited = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
-    waited.map_err(rustix::io::Errno::raw_os_error)
+    waited.map_err(number)
 }
 
 /// Wakes up to `n` sleepers on `word`.

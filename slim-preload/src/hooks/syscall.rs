@@ -113,7 +113,8 @@ unsafe fn counted_down(
 unsafe fn pselect6(x: [usize; 6]) -> c_long {
     let mask = match x[5] {
         0 => Some([0, MASK]),
-        at => sys::copy_of(at as *const [usize; 2]),
+        // SAFETY: two integers of the application's.
+        at => unsafe { sys::copy_of(at as *const [usize; 2]) },
     };
     let Some([mask, _]) = mask.filter(|[mask, size]| *mask == 0 || *size == MASK) else {
         return real(libc::SYS_pselect6, x);

@@ -94,7 +94,8 @@ impl Buffers {
         let (list, count, most) = match *self {
             Self::One(base, _) => return far(base).then_some(libc::EFAULT),
             Self::List(list, count) => (list, count, libc::EINVAL),
-            Self::Message(m) => match sys::copy_of(m) {
+            // SAFETY: the application's header, of integers and pointers.
+            Self::Message(m) => match unsafe { sys::copy_of(m) } {
                 Some(m) => (m.msg_iov.cast_const(), m.msg_iovlen, libc::EMSGSIZE),
                 None => return Some(libc::EFAULT),
             },
@@ -196,7 +197,8 @@ impl Source for Buffers {
         let add = |sum: usize, (_, len)| sum.checked_add(len).filter(|sum| *sum <= most);
         // What else a message has is for one call.
         let control = match *self {
-            Self::Message(m) => sys::copy_of(m)?.msg_controllen,
+            // SAFETY: the application's header, of integers and pointers.
+            Self::Message(m) => unsafe { sys::copy_of(m) }?.msg_controllen,
             _ => 0,
         };
         if control > 0 || self.flaw().is_some() {

@@ -62,7 +62,8 @@ pub unsafe fn sendfile(
     let start = if offset.is_null() {
         sys::file_offset(file)
     } else {
-        sys::copy_of(offset).ok_or(libc::EFAULT)
+        // SAFETY: the application's integer.
+        unsafe { sys::copy_of(offset) }.ok_or(libc::EFAULT)
     };
     let Ok(start) = start else { return real() };
     let (mut large, mut small) = (Vec::new(), [0; 1 << 10]);
@@ -120,7 +121,8 @@ pub unsafe fn sendfile(
 
 /// Before libc's threads read or write what is asked for in `block`.
 pub fn queued(block: *const aiocb) {
-    if let Some(block) = asked(block) {
+    // SAFETY: the application's structure, of integers and pointers.
+    if let Some(block) = unsafe { asked(block) } {
         spliced(block.aio_fildes);
     }
 }
@@ -128,7 +130,8 @@ pub fn queued(block: *const aiocb) {
 /// The same for a list.
 pub fn queued_all(list: *const *mut aiocb, count: c_int) {
     for i in 0..usize::try_from(count).unwrap_or(0) {
-        match asked(list.wrapping_add(i)) {
+        // SAFETY: the application's list of pointers.
+        match unsafe { asked(list.wrapping_add(i)) } {
             Some(block) => queued(block),
             None => return,
         }
@@ -150,17 +153,26 @@ pub struct Submission {
 pub fn submitted(count: usize, list: *const *const Submission) {
     // A process has no more at a time (fs.aio-max-nr); what is wrong with a pointer the kernel says.
     for i in 0..count.min(1 << 16) {
-        match asked(list.wrapping_add(i)).map(asked) {
-            Some(Some(submission)) => spliced(submission.fd),
-            _ => return,
-        }
+        // SAFETY: the application's list of pointers.
+        let Some(at) = (unsafe { asked(list.wrapping_add(i)) }) else {
+            return;
+        };
+        // SAFETY: the application's structure, of integers.
+        let Some(submission) = (unsafe { asked(at) }) else {
+            return;
+        };
+        spliced(submission.fd);
     }
 }
 
 /// A copy of what the application points to, if anything here can be its business.
-fn asked<T: Copy>(at: *const T) -> Option<T> {
+///
+/// # Safety
+/// As [`sys::copy_of`].
+unsafe fn asked<T: Copy>(at: *const T) -> Option<T> {
     let there = !at.is_null() && table::any();
-    sys::keep_errno(|| sys::copy_of(at).filter(|_| there))
+    // SAFETY: the caller's contract.
+    sys::keep_errno(|| unsafe { sys::copy_of(at) }.filter(|_| there))
 }
 
 /// Before `splice` moves bytes to or from a descriptor.

@@ -25,11 +25,13 @@ impl Given {
                 return Some(Limit::new(whole));
             }
             Self::Spec(at) if !at.is_null() => {
-                let t = sys::copy_of(at).filter(|t| t.tv_nsec < 1_000_000_000)?;
+                // SAFETY: the application's two integers.
+                let t = unsafe { sys::copy_of(at) }.filter(|t| t.tv_nsec < 1_000_000_000)?;
                 (t.tv_sec, t.tv_nsec)
             }
             Self::Val(at) if !at.is_null() => {
-                let t = sys::copy_of(at)?;
+                // SAFETY: the application's two integers.
+                let t = unsafe { sys::copy_of(at) }?;
                 (t.tv_sec, t.tv_usec.checked_mul(1000)?)
             }
             _ => return Some(Limit::new(None)),

@@ -150,7 +150,8 @@ unsafe fn known(
     let stream = &flow.stream;
     let has_ended = || stream.local_final().is_some() && stream.peer_final().is_some();
     if ctl.mode() == Mode::Open && has_ended() {
-        let room = sys::copy_of(len);
+        // SAFETY: the application's integer.
+        let room = unsafe { sys::copy_of(len) };
         let r = real();
         // What has ended in both directions has no peer any more.
         let Some(room) = room.filter(|_| r == 0) else {
@@ -175,7 +176,8 @@ unsafe fn kept(
     if !any() {
         return real();
     }
-    let room = sys::copy_of(len);
+    // SAFETY: the application's integer.
+    let room = unsafe { sys::copy_of(len) };
     let r = real();
     // What has no name any more (`ENOTCONN`), and bad pointers, the kernel says.
     let Some(room) = room.filter(|_| r == 0) else {
@@ -203,7 +205,8 @@ unsafe fn kept(
 /// # Safety
 /// As [`name`].
 unsafe fn give(saved: &Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int {
-    let room = sys::copy_of(len).map(c_int::try_from);
+    // SAFETY: the application's integer.
+    let room = unsafe { sys::copy_of(len) }.map(c_int::try_from);
     let errno = match room {
         Some(Err(_)) => libc::EINVAL,
         Some(Ok(room))

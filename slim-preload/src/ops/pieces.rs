@@ -195,7 +195,8 @@ impl<S: Source> Transmit<S> {
             };
             let before = at;
             self.source.offer(before, to, |base, len| {
-                let sent = sys::send_from(self.fd, base, len, flags);
+                // SAFETY: the application has asked for these bytes to be sent.
+                let sent = unsafe { sys::send_from(self.fd, base, len, flags) };
                 at += sent.unwrap_or(0);
                 errno = sent.err();
                 sent == Ok(len)

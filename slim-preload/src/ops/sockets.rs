@@ -86,7 +86,8 @@ pub unsafe fn connect(
     // What else is wrong with the address the kernel says.
     let dissolves = || {
         let long = len as usize >= size_of::<libc::sa_family_t>();
-        let family = sys::copy_of(addr.cast::<libc::sa_family_t>()).filter(|_| long);
+        // SAFETY: an integer of the application's.
+        let family = unsafe { sys::copy_of(addr.cast::<libc::sa_family_t>()) }.filter(|_| long);
         family.map(i32::from) == Some(libc::AF_UNSPEC)
     };
     if let Entry::Flow(flow) = table::entry(fd)
@@ -249,7 +250,8 @@ pub unsafe fn accept(
     };
     waits_on(listener);
     // The kernel says how long the address is, which may be more than there was room for.
-    let before = sys::copy_of(room);
+    // SAFETY: an integer, of the application's or of `own`, which nobody else has.
+    let before = unsafe { sys::copy_of(room) };
     let fd = real(at, room);
     given_out(fd);
     if fd >= 0 {
