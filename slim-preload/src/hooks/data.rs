@@ -2,12 +2,10 @@
 
 use super::looked_up::hook;
 use crate::ops::buffers::Buffers;
-use crate::ops::limit::Given;
-use crate::ops::passing;
-use crate::ops::receive::{self, Receive};
+use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
-use crate::ops::{fail, files};
-use crate::sys::{self, direct, is_writable};
+use crate::ops::{fail, files, many, passing};
+use crate::sys::{direct, is_writable};
 use crate::{runtime, table};
 use libc::{
     aiocb, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t,
@@ -15,9 +13,11 @@ use libc::{
 };
 use redhook::real;
 use std::ptr::{null, null_mut};
-use std::time::{Duration, Instant};
 
 /// `read` and its like: of no bytes it never waits, as a `recv` does.
+///
+/// # Safety
+/// As `read(2)` asks, which `real` is.
 #[inline(always)]
 unsafe fn read_some(
     fd: c_int,
@@ -25,11 +25,17 @@ unsafe fn read_some(
     len: size_t,
     real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let direct = move || direct::read(fd, buf, len);
-    Receive::run(fd, 0, move || Buffers::one(buf, len), direct, real)
+    // SAFETY: the caller's contract.
+    let direct = move || unsafe { direct::read(fd, buf, len) };
+    // SAFETY: the caller's contract.
+    let buffers = move || unsafe { Buffers::one(buf, len) };
+    Receive::run(fd, 0, buffers, direct, real)
 }
 
 /// `recv` and its like.
+///
+/// # Safety
+/// As `recv(2)` asks, which `real` is.
 #[inline(always)]
 unsafe fn receive(
     fd: c_int,
@@ -38,8 +44,11 @@ unsafe fn receive(
     flags: c_int,
     real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let direct = move || direct::recvfrom(fd, buf, len, flags, null_mut(), null_mut());
-    Receive::run(fd, flags, move || Buffers::one(buf, len), direct, real)
+    // SAFETY: the caller's contract; no address is asked for.
+    let direct = move || unsafe { direct::recvfrom(fd, buf, len, flags, null_mut(), null_mut()) };
+    // SAFETY: the caller's contract.
+    let buffers = move || unsafe { Buffers::one(buf, len) };
+    Receive::run(fd, flags, buffers, direct, real)
 }
 
 hook! { unsafe fn read(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t => slim_read {
@@ -80,7 +89,11 @@ hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t 
     let real = move || real!(readv)(fd, list, count);
     Receive::run(fd, 0, buffers, move || direct::readv(fd, list, count), real)
 }}
+
 /// `preadv2` and its like: on a socket that is `readv` when no offset is given, and refused else.
+///
+/// # Safety
+/// As `preadv2(2)` asks, which `real` is.
 unsafe fn read_at(
     fd: c_int,
     list: *const iovec,
@@ -97,7 +110,8 @@ unsafe fn read_at(
     } else {
         0
     };
-    let buffers = move || Buffers::new(list, count as usize);
+    // SAFETY: the caller's contract.
+    let buffers = move || unsafe { Buffers::new(list, count as usize) };
     Receive::run(fd, dontwait, buffers, move || direct::surely(real), real)
 }
 
@@ -120,71 +134,15 @@ hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
     }
     n
 }}
-/// Says how long a message was, if that can be written down: the kernel has looked at the header only, which may be the last
-/// of its page, or only be read.
-unsafe fn said(message: *mut mmsghdr, n: ssize_t) -> bool {
-    let len = &raw mut (*message).msg_len;
-    let good = is_writable(len.cast(), size_of::<c_uint>());
-    if good {
-        len.write_unaligned(n as c_uint);
-    }
-    good
-}
-
 hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int, timeout: *mut timespec) -> c_int => slim_recvmmsg {
-    // A bad time limit is the kernel's to refuse, before it looks at anything else.
-    if table::flow(fd).is_none() || list.is_null() || Given::Spec(timeout).read().is_none() {
-        return real!(recvmmsg)(fd, list, count, flags, timeout);
-    }
-    let Ok(until) = limit_of(timeout) else { return fail(libc::EINVAL) as c_int };
-    // An error comes before the bytes that are unread (recvmmsg(2)).
-    if flags & libc::MSG_ERRQUEUE == 0 && receive::has_failed(fd) {
-        return real!(recvmmsg)(fd, list, count, flags, timeout);
-    }
-    let mut done = 0;
-    let errno = sys::errno();
-    while done < count {
-        let m = list.add(done as usize);
-        let wait = if done > 0 && flags & libc::MSG_WAITFORONE != 0 { libc::MSG_DONTWAIT } else { 0 };
-        let n = slim_recvmsg(fd, &raw mut (*m).msg_hdr, flags & !libc::MSG_WAITFORONE | wait);
-        if n < 0 && done == 0 { return -1; }
-        if n < 0 {
-            receive::owe(fd, sys::errno());
-            sys::set_errno(errno);
-            break;
-        }
-        if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
-        done += 1;
-        // The limit is looked at after each message only, and what is left of it is given back.
-        if let Some(until) = until {
-            let left = until.saturating_duration_since(Instant::now());
-            // Written back where that can be (recvmmsg(2)).
-            if is_writable(timeout.cast_const().cast(), size_of::<timespec>()) {
-                (*timeout).tv_sec = left.as_secs() as libc::time_t;
-                (*timeout).tv_nsec = left.subsec_nanos().into();
-            }
-            if left.is_zero() { break; }
-        }
-    }
-    done as c_int
+    let one = |message, flags| slim_recvmsg(fd, message, flags);
+    many::receive(fd, (list, count), flags, timeout, one, || real!(recvmmsg)(fd, list, count, flags, timeout))
 }}
 
-/// Until when a call may go on that has this limit; an error if it is none. One that is too far away is no limit.
-unsafe fn limit_of(timeout: *const timespec) -> Result<Option<Instant>, ()> {
-    if timeout.is_null() {
-        return Ok(None);
-    }
-    let limit = match (
-        u64::try_from((*timeout).tv_sec),
-        u32::try_from((*timeout).tv_nsec),
-    ) {
-        (Ok(secs), Ok(nanos)) if nanos < 1_000_000_000 => Duration::new(secs, nanos),
-        _ => return Err(()),
-    };
-    Ok(Instant::now().checked_add(limit))
-}
-
 /// All writes from one buffer end here.
+///
+/// # Safety
+/// As `send(2)` asks.
 #[inline(always)]
 unsafe fn write_one(
     fd: c_int,
@@ -193,17 +151,19 @@ unsafe fn write_one(
     flags: c_int,
     plain: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let real = move |fd, flags| real!(send)(fd, buf, len, flags);
-    let direct = move |fd, flags| direct::sendto(fd, buf, len, flags, null(), 0);
-    Transmit {
-        fd,
-        source: Buffers::one(buf, len),
-        flags,
-    }
-    .run(plain, direct, real)
+    // SAFETY: the caller's contract, in both cases; no address is given.
+    let real = move |fd, flags| unsafe { real!(send)(fd, buf, len, flags) };
+    // SAFETY: likewise.
+    let direct = move |fd, flags| unsafe { direct::sendto(fd, buf, len, flags, null(), 0) };
+    // SAFETY: likewise.
+    let source = unsafe { Buffers::one(buf, len) };
+    Transmit { fd, source, flags }.run(plain, direct, real)
 }
 
 /// `write` and its like.
+///
+/// # Safety
+/// As `write(2)` asks, which `real` is.
 #[inline(always)]
 unsafe fn written(
     fd: c_int,
@@ -211,11 +171,16 @@ unsafe fn written(
     len: size_t,
     real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let direct = move || direct::write(fd, buf, len);
-    write_one(fd, buf, len, 0, move || direct::plainly(direct, real))
+    // SAFETY: the caller's contract.
+    let direct = move || unsafe { direct::write(fd, buf, len) };
+    // SAFETY: the caller's contract.
+    unsafe { write_one(fd, buf, len, 0, move || direct::plainly(direct, real)) }
 }
 
 /// `send` and its like.
+///
+/// # Safety
+/// As `send(2)` asks, which `real` is.
 #[inline(always)]
 unsafe fn sent(
     fd: c_int,
@@ -224,8 +189,10 @@ unsafe fn sent(
     flags: c_int,
     real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    let direct = move || direct::sendto(fd, buf, len, flags, null(), 0);
-    write_one(fd, buf, len, flags, move || direct::plainly(direct, real))
+    // SAFETY: the caller's contract; no address is given.
+    let direct = move || unsafe { direct::sendto(fd, buf, len, flags, null(), 0) };
+    // SAFETY: the caller's contract.
+    unsafe { write_one(fd, buf, len, flags, move || direct::plainly(direct, real)) }
 }
 
 hook! { unsafe fn write(fd: c_int, buf: *const c_void, len: size_t) -> ssize_t => slim_write {
@@ -249,7 +216,11 @@ hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_in
         real,
     )
 }}
+
 /// `writev` and its like.
+///
+/// # Safety
+/// As `writev(2)` asks, which `plain` is.
 #[inline(always)]
 unsafe fn write_list(
     fd: c_int,
@@ -264,13 +235,17 @@ unsafe fn write_list(
         return plain();
     }
     let message = move || {
-        let mut m: msghdr = std::mem::zeroed();
+        // SAFETY: integers and pointers, which may be null.
+        let mut m: msghdr = unsafe { std::mem::zeroed() };
         (m.msg_iov, m.msg_iovlen) = (list.cast_mut(), n);
         m
     };
-    let real = move |fd, flags| real!(sendmsg)(fd, &message(), flags);
-    let direct = move |fd, flags| direct::sendmsg(fd, &message(), flags);
-    let source = Buffers::new(list, n);
+    // SAFETY: a message that names the caller's list, which is as `writev(2)` asks.
+    let real = move |fd, flags| unsafe { real!(sendmsg)(fd, &message(), flags) };
+    // SAFETY: likewise.
+    let direct = move |fd, flags| unsafe { direct::sendmsg(fd, &message(), flags) };
+    // SAFETY: the caller's contract.
+    let source = unsafe { Buffers::new(list, n) };
     Transmit { fd, source, flags }.run(plain, direct, real)
 }
 
@@ -280,6 +255,9 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
 }}
 
 /// `pwritev2` and its like: on a socket that is `writev` when no offset is given, and refused else.
+///
+/// # Safety
+/// As `pwritev2(2)` asks, which `plain` is.
 unsafe fn write_at(
     fd: c_int,
     list: *const iovec,
@@ -306,7 +284,8 @@ unsafe fn write_at(
     } else {
         0
     };
-    write_list(fd, list, count, dontwait, plain)
+    // SAFETY: the caller's contract.
+    unsafe { write_list(fd, list, count, dontwait, plain) }
 }
 
 hook! { unsafe fn pwritev2(fd: c_int, list: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t => slim_pwritev2 {
@@ -329,25 +308,8 @@ hook! { unsafe fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ss
     )
 }}
 hook! { unsafe fn sendmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int => slim_sendmmsg {
-    if table::flow(fd).is_none() || list.is_null() {
-        passing::passing_many(fd, list, count);
-        return real!(sendmmsg)(fd, list, count, flags);
-    }
-    let errno = sys::errno();
-    let mut done = 0;
-    // As many as the kernel takes at once (sendmmsg(2)).
-    while done < count.min(libc::UIO_MAXIOV as c_uint) {
-        let m = list.add(done as usize);
-        let n = slim_sendmsg(fd, &raw const (*m).msg_hdr, flags);
-        if n < 0 && done == 0 { return -1; }
-        if n < 0 {
-            sys::set_errno(errno);
-            break;
-        }
-        if !said(m, n) { return if done == 0 { fail(libc::EFAULT) as c_int } else { done as c_int }; }
-        done += 1;
-    }
-    done as c_int
+    let one = |message| slim_sendmsg(fd, message, flags);
+    many::send(fd, (list, count), one, || real!(sendmmsg)(fd, list, count, flags))
 }}
 hook! { unsafe fn sendfile(out: c_int, file: c_int, offset: *mut off_t, count: size_t) -> ssize_t => slim_sendfile {
     files::sendfile(out, file, offset, count, || real!(sendfile)(out, file, offset, count))

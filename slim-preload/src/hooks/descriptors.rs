@@ -176,6 +176,9 @@ type Spawn =
     unsafe extern "C" fn(*mut c_int, *const c_char, Actions, Attributes, Spawned, Spawned) -> c_int;
 
 /// The calls that libc has from 2.39 on.
+///
+/// # Safety
+/// As `pidfd_spawn(3)` asks, which `found` is, or null.
 unsafe fn spawn_by_pidfd(
     found: *mut c_void,
     pidfd: *mut c_int,
@@ -187,10 +190,13 @@ unsafe fn spawn_by_pidfd(
         return libc::ENOSYS;
     }
     process::before_spawn(!actions.is_null());
-    let real = std::mem::transmute::<*mut c_void, Spawn>(found);
-    let spawned = keep_limit(|| real(pidfd, path, actions, attributes, args, env));
+    // SAFETY: libc's function of either name has this type.
+    let real = unsafe { std::mem::transmute::<*mut c_void, Spawn>(found) };
+    // SAFETY: the caller's contract.
+    let spawned = keep_limit(|| unsafe { real(pidfd, path, actions, attributes, args, env) });
     if spawned == 0 && !pidfd.is_null() {
-        crate::flow::given_out(*pidfd);
+        // SAFETY: libc has just written it.
+        crate::flow::given_out(unsafe { *pidfd });
     }
     spawned
 }
@@ -204,13 +210,9 @@ unsafe extern "C" fn pidfd_spawn(
     args: Spawned,
     env: Spawned,
 ) -> c_int {
-    spawn_by_pidfd(
-        real_of!(c"pidfd_spawn"),
-        pidfd,
-        path,
-        (actions, attributes),
-        (args, env),
-    )
+    let real = real_of!(c"pidfd_spawn");
+    // SAFETY: the arguments of libc's function, which `real` is.
+    unsafe { spawn_by_pidfd(real, pidfd, path, (actions, attributes), (args, env)) }
 }
 
 #[unsafe(no_mangle)]
@@ -222,11 +224,7 @@ unsafe extern "C" fn pidfd_spawnp(
     args: Spawned,
     env: Spawned,
 ) -> c_int {
-    spawn_by_pidfd(
-        real_of!(c"pidfd_spawnp"),
-        pidfd,
-        file,
-        (actions, attributes),
-        (args, env),
-    )
+    let real = real_of!(c"pidfd_spawnp");
+    // SAFETY: the arguments of libc's function, which `real` is.
+    unsafe { spawn_by_pidfd(real, pidfd, file, (actions, attributes), (args, env)) }
 }

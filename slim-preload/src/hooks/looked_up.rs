@@ -32,9 +32,16 @@ macro_rules! look {
 pub(super) use look;
 
 /// redhook's macro, with a row.
+///
+/// # Safety
+/// What every hook relies on, and nothing else: it is called as libc's function of its name, so its arguments are what that
+/// function, and those that stand in for it, may be called with. A body does more than pass them on only where it says why.
 macro_rules! hook {
-    (unsafe fn $name:ident $($rest:tt)*) => {
-        redhook::hook! { unsafe fn $name $($rest)* }
+    (unsafe fn $name:ident ( $($arg:ident : $kind:ty),* ) $(-> $result:ty)? => $hook:ident $body:block) => {
+        redhook::hook! { unsafe fn $name ( $($arg : $kind),* ) $(-> $result)? => $hook {
+            // SAFETY: the contract of the macro.
+            unsafe { $body }
+        }}
         $crate::hooks::looked_up::look! {
             match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,

@@ -28,8 +28,12 @@ hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
     }
 }}
 /// libc's own `poll`, for waits of ours in which a thread may be cancelled.
+///
+/// # Safety
+/// As `poll(2)` asks.
 pub unsafe fn real_poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    real!(poll)(fds, count, timeout)
+    // SAFETY: the caller's contract.
+    unsafe { real!(poll)(fds, count, timeout) }
 }
 hook! { unsafe fn __poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int => slim___poll {
     ops::poll(fds, count as usize, Given::Millis(timeout), |fds, n, w| real!(__poll)(fds, n as nfds_t, w.millis(timeout)))
@@ -47,6 +51,9 @@ hook! { unsafe fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const t
 }}
 
 /// `select` counts the application's own timeval down, as the kernel does.
+///
+/// # Safety
+/// As `select(2)` asks, which `real` is.
 unsafe fn select_with(
     count: c_int,
     sets: [*mut fd_set; 3],

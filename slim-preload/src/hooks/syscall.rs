@@ -5,7 +5,7 @@
 use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
 use crate::flow::given_out;
-use crate::ops::limit::Given;
+use crate::ops::limit::{Given, write_left};
 use crate::{process, rings, runtime, sys};
 use libc::{c_int, c_long, c_uint};
 use slim_sys::{cancel, numbers::take};
@@ -51,13 +51,18 @@ macro_rules! on_descriptors {
         };
 
         /// Makes a call that is our business.
+        ///
+        /// # Safety
+        /// As the call of this number asks.
+        #[allow(unused_unsafe, reason = "some of the calls are safe")]
         unsafe extern "C" fn dispatch(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
             let args = [a, b, c, d, e, f];
             if runtime::is_our_call() {
                 return real(nr, args);
             }
             match nr {
-                $($(#[$only])* libc::$nr => { let $arg = args; let r = $call; r as c_long })*
+                // SAFETY: the hook is that of libc's function for this call, and takes its arguments as the call does.
+                $($(#[$only])* libc::$nr => { let $arg = args; let r = unsafe { $call }; r as c_long })*
                 _ => real(nr, args),
             }
         }
@@ -86,6 +91,9 @@ fn plainly<R>(call: impl FnOnce() -> R) -> R {
 
 /// A call whose time limit the kernel counts down, which libc's function, that makes it, does not. A limit that cannot be
 /// read, which libc's function would do, or is none, is for `refuse`, the kernel.
+///
+/// # Safety
+/// The limit is the application's.
 unsafe fn counted_down(
     timeout: usize,
     refuse: impl FnOnce() -> c_long,
@@ -100,16 +108,16 @@ unsafe fn counted_down(
     if (r >= 0 || sys::errno() == libc::EINTR)
         && let Some(left) = limit.left().filter(|_| !at.is_null())
     {
-        // Where it cannot be written, it is not (poll_select_finish).
-        if sys::keep_errno(|| sys::is_writable(at.cast(), size_of::<libc::timespec>())) {
-            (*at).tv_sec = left.as_secs() as libc::time_t;
-            (*at).tv_nsec = left.subsec_nanos().into();
-        }
+        // SAFETY: the caller's contract.
+        unsafe { write_left(at, left) };
     }
     r.into()
 }
 
 /// `pselect6`: its last argument points to a set of signals and its size.
+///
+/// # Safety
+/// As `pselect6(2)` asks.
 unsafe fn pselect6(x: [usize; 6]) -> c_long {
     let mask = match x[5] {
         0 => Some([0, MASK]),
@@ -122,17 +130,21 @@ unsafe fn pselect6(x: [usize; 6]) -> c_long {
     let [sets @ .., timeout, _] = x;
     let select = || {
         let [count, read, write, except] = sets;
-        readiness::slim_pselect(
-            fd(count),
-            read as _,
-            write as _,
-            except as _,
-            timeout as _,
-            mask as _,
-        )
+        // SAFETY: the caller's contract.
+        unsafe {
+            readiness::slim_pselect(
+                fd(count),
+                read as _,
+                write as _,
+                except as _,
+                timeout as _,
+                mask as _,
+            )
+        }
     };
     let refuse = || real(libc::SYS_pselect6, x);
-    plainly(|| counted_down(timeout, refuse, select))
+    // SAFETY: the caller's contract.
+    plainly(|| unsafe { counted_down(timeout, refuse, select) })
 }
 
 /// The size of a set of signals as the kernel has it. libc's functions hand on a pointer to one as it is.

@@ -85,6 +85,21 @@ impl Limit {
     }
 }
 
+/// Writes down what is left of a limit, where that can be (recvmmsg(2), `poll_select_finish` in the kernel).
+///
+/// # Safety
+/// What is there is the application's.
+pub unsafe fn write_left(at: *mut timespec, left: Duration) {
+    if sys::keep_errno(|| sys::is_writable(at.cast(), size_of::<timespec>())) {
+        let left = timespec {
+            tv_sec: left.as_secs() as libc::time_t,
+            tv_nsec: left.subsec_nanos().into(),
+        };
+        // SAFETY: writable, and the application's.
+        unsafe { at.write_unaligned(left) };
+    }
+}
+
 /// What is left of a limit, in the forms that the calls want.
 #[derive(Clone, Copy)]
 pub enum Wait {

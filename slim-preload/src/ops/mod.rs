@@ -5,6 +5,7 @@ pub mod descriptors;
 pub mod files;
 pub mod left;
 pub mod limit;
+pub mod many;
 pub mod names;
 pub mod passing;
 pub mod pieces;

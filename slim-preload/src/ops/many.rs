@@ -1,0 +1,126 @@
+//! Several messages in one call: `recvmmsg(2)` and `sendmmsg(2)`.
+
+use super::limit::{Given, write_left};
+use super::receive::{has_failed, owe};
+use super::{fail, passing};
+use crate::sys::{self, is_writable};
+use crate::table;
+use libc::{c_int, c_uint, mmsghdr, msghdr, timespec};
+
+/// `recvmmsg`; `one` receives one message with the flags that it is given.
+///
+/// # Safety
+/// `list`, of `count` messages, and `timeout` as `recvmmsg(2)` asks, which `real` is.
+pub unsafe fn receive(
+    fd: c_int,
+    (list, count): (*mut mmsghdr, c_uint),
+    flags: c_int,
+    timeout: *mut timespec,
+    one: impl Fn(*mut msghdr, c_int) -> isize,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    if table::flow(fd).is_none() || list.is_null() {
+        return real();
+    }
+    // A bad time limit is the kernel's to refuse, before it looks at anything else.
+    let Some(limit) = Given::Spec(timeout).read() else {
+        return real();
+    };
+    let limit = limit.begun();
+    // An error comes before the bytes that are unread (recvmmsg(2)).
+    if flags & libc::MSG_ERRQUEUE == 0 && has_failed(fd) {
+        return real();
+    }
+    let errno = sys::errno();
+    let mut done = 0;
+    while done < count {
+        let wait = match done > 0 && flags & libc::MSG_WAITFORONE != 0 {
+            true => libc::MSG_DONTWAIT,
+            false => 0,
+        };
+        let message = list.wrapping_add(done as usize);
+        let n = one(message.cast(), flags & !libc::MSG_WAITFORONE | wait);
+        if n < 0 && done == 0 {
+            return -1;
+        }
+        if n < 0 {
+            owe(fd, sys::errno());
+            sys::set_errno(errno);
+            break;
+        }
+        // SAFETY: of the caller's list.
+        if !unsafe { write_length(message, n) } {
+            return part(done);
+        }
+        done += 1;
+        // The limit is looked at after each message only, and what is left of it is given back.
+        if let Some(left) = limit.left() {
+            // SAFETY: the caller's contract.
+            unsafe { write_left(timeout, left) };
+            if left.is_zero() {
+                break;
+            }
+        }
+    }
+    done as c_int
+}
+
+/// `sendmmsg`; `one` sends one message.
+///
+/// # Safety
+/// `list`, of `count` messages, as `sendmmsg(2)` asks, which `real` is.
+pub unsafe fn send(
+    fd: c_int,
+    (list, count): (*mut mmsghdr, c_uint),
+    one: impl Fn(*const msghdr) -> isize,
+    real: impl Fn() -> c_int,
+) -> c_int {
+    if table::flow(fd).is_none() || list.is_null() {
+        passing::passing_many(fd, list, count);
+        return real();
+    }
+    let errno = sys::errno();
+    let mut done = 0;
+    // As many as the kernel takes at once (sendmmsg(2)).
+    while done < count.min(libc::UIO_MAXIOV as c_uint) {
+        let message = list.wrapping_add(done as usize);
+        let n = one(message.cast());
+        if n < 0 && done == 0 {
+            return -1;
+        }
+        if n < 0 {
+            sys::set_errno(errno);
+            break;
+        }
+        // SAFETY: of the caller's list.
+        if !unsafe { write_length(message, n) } {
+            return part(done);
+        }
+        done += 1;
+    }
+    done as c_int
+}
+
+/// The length of a message cannot be written down: an error unless others were received or sent.
+fn part(done: c_uint) -> c_int {
+    match done {
+        0 => fail(libc::EFAULT) as c_int,
+        done => done as c_int,
+    }
+}
+
+/// Says how long a message was, if that can be written down: the kernel has looked at the header only, which may be the last
+/// of its page, or only be read.
+///
+/// # Safety
+/// What is there is the application's.
+unsafe fn write_length(message: *mut mmsghdr, n: isize) -> bool {
+    let at = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_len));
+    let at = at.cast::<c_uint>();
+    let good = is_writable(at.cast(), size_of::<c_uint>());
+    if good {
+        // SAFETY: writable, and the application's.
+        unsafe { at.write_unaligned(n as c_uint) };
+    }
+    good
+}
