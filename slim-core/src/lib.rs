@@ -22,6 +22,8 @@
 //! | [`config`] | what the user asked for, checked once |
 //! | [`event`] | what happened to a flow, for people and programs |
 //! | [`endpoint`] | all flows of one process: the state machine |
+//! | `addr` | addresses, spelt alike at both ends |
+//! | `sync` | atomics, of the standard library or of loom |
 //!
 //! ```text
 //!             front end (fd table, hooks)          driver (sockets, timers)

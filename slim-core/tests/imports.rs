@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
@@ -172,17 +172,47 @@ fn circle(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
     None
 }
 
-fn circle_in(krate: &str) -> Option<String> {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("..")
-        .join(krate)
-        .join("src");
+/// The modules from which each of them leads to all others, by way of imports: groups of more than one.
+fn knots(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
+    let reached = |start: &Module| {
+        let mut found = BTreeSet::new();
+        let mut todo = vec![start];
+        while let Some(at) = todo.pop() {
+            let next = imports.get(at).into_iter().flatten();
+            todo.extend(next.filter(|next| found.insert((*next).clone())));
+        }
+        found
+    };
+    let from: BTreeMap<_, _> = imports.keys().map(|m| (m, reached(m))).collect();
+    let both = |a: &Module, b: &Module| from[a].contains(b) && from[b].contains(a);
+    let knot = |m: &Module| -> BTreeSet<Module> {
+        let others = from.keys().copied().filter(|other| both(m, other));
+        others.cloned().collect()
+    };
+    let all = imports.keys().map(knot);
+    all.filter(|knot| knot.len() > 1).collect()
+}
+
+/// A file of the workspace.
+fn workspace(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn imports_in(krate: &str) -> BTreeMap<Module, BTreeSet<Module>> {
     let mut files = BTreeMap::new();
-    read(&src, &Module::new(), &mut files);
+    read(&workspace(krate).join("src"), &Module::new(), &mut files);
     assert!(files.len() > 3, "{krate}: {} files", files.len());
-    let way = circle(&imports(&files))?;
-    let names: Vec<_> = way.iter().map(|m| m.join("::")).collect();
-    Some(format!("{krate}: {}", names.join(" imports ")))
+    imports(&files)
+}
+
+fn named(modules: impl IntoIterator<Item = Module>, between: &str) -> String {
+    let names: Vec<_> = modules.into_iter().map(|m| m.join("::")).collect();
+    names.join(between)
+}
+
+fn circle_in(krate: &str) -> Option<String> {
+    let way = circle(&imports_in(krate))?;
+    Some(format!("{krate}: {}", named(way, " imports ")))
 }
 
 #[test]
@@ -190,6 +220,61 @@ fn files_import_each_other_in_one_direction() {
     let crates = ["slim-core", "slim-sys", "slim-stream", "slim-agent"];
     let circles: Vec<_> = crates.iter().filter_map(|krate| circle_in(krate)).collect();
     assert!(circles.is_empty(), "{circles:#?}");
+}
+
+#[test]
+fn no_more_than_three_files_import_each_other() {
+    for krate in ["slim-lab", "slim-cli"] {
+        for knot in knots(&imports_in(krate)) {
+            assert!(knot.len() <= 3, "{krate}: {}", named(knot, ", "));
+        }
+    }
+}
+
+/// The crates of the workspace that a crate uses, but for its tests.
+fn uses(krate: &str) -> BTreeSet<String> {
+    let manifest = fs::read_to_string(workspace(krate).join("Cargo.toml")).unwrap();
+    let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
+    let lines = dependencies.lines().take_while(|l| !l.starts_with('['));
+    let names = lines.filter_map(|l| l.split(['.', ' ', '=']).next());
+    let ours = names.filter(|name| name.starts_with("slim-"));
+    ours.map(str::to_owned).collect()
+}
+
+#[test]
+fn crates_use_each_other_as_the_map_says() {
+    let text = fs::read_to_string(workspace("ARCHITECTURE.md")).unwrap();
+    let rows = text
+        .lines()
+        .skip_while(|l| *l != "| crate | uses |")
+        .skip(2);
+    let mut mapped = 0;
+    for row in rows.take_while(|l| l.starts_with('|')) {
+        let cells: Vec<_> = row.split('|').map(str::trim).collect();
+        let said = cells[2].split(", ").filter(|name| !name.is_empty());
+        let said: BTreeSet<_> = said.map(str::to_owned).collect();
+        assert_eq!(said, uses(cells[1]), "{}", cells[1]);
+        mapped += 1;
+    }
+    let dirs = fs::read_dir(workspace("")).unwrap().flatten();
+    let crates = dirs.filter(|d| d.file_name().to_string_lossy().starts_with("slim-"));
+    assert_eq!(mapped, crates.count(), "crates in the map");
+}
+
+/// The map in a crate's documentation names all its modules.
+#[test]
+fn maps_of_modules_are_whole() {
+    for krate in ["slim-core", "slim-sys", "slim-stream", "slim-agent"] {
+        let text = fs::read_to_string(workspace(krate).join("src/lib.rs")).unwrap();
+        let rows: String = text.lines().filter(|l| l.starts_with("//! | ")).collect();
+        let file = syn::parse_file(&text).unwrap();
+        let modules = file.items.iter().filter_map(|item| match item {
+            Item::Mod(module) => Some(format!("`{}`", module.ident)),
+            _ => None,
+        });
+        let missing: Vec<_> = modules.filter(|name| !rows.contains(name)).collect();
+        assert!(missing.is_empty(), "{krate}: not in the map: {missing:?}");
+    }
 }
 
 #[test]
@@ -206,4 +291,7 @@ fn a_circle_is_found() {
     files.insert(name("c"), file("fn g() -> crate::a::Y { todo!() }"));
     let found = circle(&imports(&files)).expect("there is one");
     assert_eq!(found.first(), found.last());
+    let knots = knots(&imports(&files));
+    let all = BTreeSet::from([name("a"), name("b"), name("c")]);
+    assert_eq!(knots, BTreeSet::from([all]));
 }

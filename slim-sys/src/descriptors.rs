@@ -1,12 +1,11 @@
 //! Descriptors of any kind.
 
 use crate::errno::number;
-use crate::{Errno, fds, limit, numbers, proc};
+use crate::{Errno, fds, limit, numbers};
 use libc::c_int;
-use rustix::fs::{self, OFlags, RawDir, SeekFrom};
+use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::{self, FdFlags};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
 /// A number as rustix wants it, for one system call. Whether anything is open there is for the kernel to say.
 pub fn at(fd: RawFd) -> BorrowedFd<'static> {
@@ -103,34 +102,6 @@ pub fn pread(fd: c_int, buf: &mut [u8], offset: i64) -> Result<usize, Errno> {
 /// The current file offset; an error where the descriptor has none.
 pub fn file_offset(fd: c_int) -> Result<i64, Errno> {
     fs::tell(at(fd)).map(|at| at as i64).map_err(number)
-}
-
-/// No number beyond is open, unless the limit was higher before.
-fn numbers_at_most() -> c_int {
-    // As many as the kernel has by default (fs.nr_open).
-    let most = 1 << 20;
-    fds::soft_limit().min(most) as c_int
-}
-
-/// Calls `f` with the numbers that are open, but for the one that it takes to find out. Uses no heap.
-pub fn for_each_open(mut f: impl FnMut(c_int)) {
-    numbers::make(|| {
-        let Ok(dir) = proc::open(format_args!("self/fd"), OFlags::DIRECTORY) else {
-            // There is no /proc, after a chroot for example: every number is tried.
-            return (0..numbers_at_most())
-                .filter(|fd| is_open(*fd))
-                .for_each(&mut f);
-        };
-        let mut space = [MaybeUninit::uninit(); 2048];
-        let mut entries = RawDir::new(&dir, &mut space);
-        while let Some(Ok(entry)) = entries.next() {
-            let number = entry.file_name().to_str().ok().and_then(|n| n.parse().ok());
-            if let Some(number) = number.filter(|n| *n != dir.as_raw_fd()) {
-                f(number);
-            }
-        }
-        close_unregistered(dir);
-    });
 }
 
 /// Sets the file offset.

@@ -10,7 +10,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`raw`] | the system call instruction |
-//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, [`proc`] | system calls by what they are about; all of them are at the root of the crate |
+//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, `open`, [`proc`] | system calls by what they are about; all of them are at the root of the crate |
 //! | `identity` | which socket a descriptor is |
 //! | `fence` | a fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
@@ -34,6 +34,7 @@ mod fence;
 mod identity;
 mod inside;
 mod memory;
+mod open;
 mod own;
 mod owner;
 mod process;
@@ -57,6 +58,7 @@ pub use fence::{can_fence, fence, register_fence};
 pub use identity::{identity, identity_of};
 pub use inside::{as_agent, be_agent_thread, in_agent, is_agent_thread};
 pub use memory::*;
+pub use open::for_each_open;
 pub use own::OwnFd;
 pub use owner::{copy_owner, tell_owner};
 pub use process::*;

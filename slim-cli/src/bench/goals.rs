@@ -2,7 +2,8 @@
 
 use super::contender::Contender;
 use super::messages::{Measured, Test};
-use super::report::{Report, Section};
+use super::report::Report;
+use super::section::Section;
 use super::stats::{median, quantile};
 use crate::table::Table;
 

@@ -19,7 +19,7 @@ use slim_lab::output::Running;
 use slim_lab::{Error, Lab, artifacts};
 
 use super::callgrind::{self, Entered, Function, Profile};
-use super::report::Section;
+use super::section::Section;
 use crate::events;
 use crate::failure::Failure;
 use crate::run::launcher;

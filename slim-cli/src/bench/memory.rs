@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::flows::{Flows, Ground, Under, now};
-use super::report::Section;
+use super::section::Section;
 use super::stats::median;
 use crate::failure::Failure;
 use crate::table::Table;

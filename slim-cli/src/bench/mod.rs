@@ -12,10 +12,12 @@ pub mod instructions;
 pub mod memory;
 pub mod messages;
 pub mod options;
+pub mod page;
 pub mod plot;
 pub mod report;
 pub mod resume;
 pub mod round;
+pub mod section;
 pub mod stats;
 pub mod turns;
 

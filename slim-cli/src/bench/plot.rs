@@ -5,7 +5,7 @@ use plotters::prelude::*;
 
 use super::contender::Contender;
 use super::messages::{Measured, Point, Test};
-use super::report::Section;
+use super::section::Section;
 use super::stats::{self, Comparison};
 use crate::failure::Failure;
 use crate::table::Table;

@@ -11,7 +11,7 @@ use slim_lab::faults::diag::{self, Fate};
 use slim_lab::faults::nft;
 
 use super::flows::{Connected, Ground, now};
-use super::report::Section;
+use super::section::Section;
 use super::stats::{median, quantile};
 use crate::failure::Failure;
 use crate::table::Table;
