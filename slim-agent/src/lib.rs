@@ -30,7 +30,7 @@
 //! | `receive`, `resume_listener`, `resume_io`, `link`, `pump`, `links`, `address_watch` | tasks: control messages, resume connections (messages, then the replay), other processes at our listeners, changes of addresses |
 //! | `shared` | how tasks get at the driver, one after the other, and what follows from each |
 //! | `driver` | what the endpoint decides is done, and what happens is told to it: flows, resume connections, listeners, what is to be looked at again |
-//! | `tasks`, `order` | tasks that the driver wants, and what they are to do |
+//! | `tasks`, `order`, `mailbox` | tasks that the driver wants, and what they are to do |
 //! | `control`, `control_socket`, `udp`, `places` | UDP control sockets, ICMP refusals, the addresses where peers come to us |
 //! | `reader` | messages on resume connections |
 //! | [`transport`] | what resumes need of a transport, whatever kind it is of; TCP, with its listeners |
