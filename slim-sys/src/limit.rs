@@ -48,15 +48,15 @@ pub fn after_fork(child: bool) {
     }
 }
 
-/// The soft limit on open files, as it is at this moment.
+/// The soft limit on open files that the application has.
 pub(crate) fn soft() -> u64 {
-    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+    let limit = keep(|| getrlimit(Resource::Nofile));
+    limit.current.unwrap_or(u64::MAX)
 }
 
 /// Whether the application's limit is above `fd`.
 pub fn may_be_given_out(fd: c_int) -> bool {
-    let limit = keep(soft);
-    u64::try_from(fd).is_ok_and(|fd| fd < limit)
+    u64::try_from(fd).is_ok_and(|fd| fd < soft())
 }
 
 /// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
