@@ -17,7 +17,8 @@
 //! A forked child gets a copy of every descriptor, and closes those that are registered as ours
 //! ([`crate::fds`]). So a fork waits until each of them is registered or closed ([`whole`]).
 //!
-//! Everything here may run in signal handlers and in vforked children.
+//! Everything here may run in signal handlers and in vforked children. No handler interrupts [`make`] or [`whole`]: one that
+//! forks would wait for what it has interrupted, and one that jumps out would hold up all forks and closes to come.
 
 use std::cell::Cell;
 use std::hint;
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::lock::undisturbed;
 use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
 
 /// A call that has been inside for as long has its number: the kernel chooses it first of all.
@@ -68,6 +70,7 @@ pub fn make<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs `f` while no call of the application takes a number. As [`as_agent`], too.
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
+    let _signals = undisturbed();
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);
         wait_for_takers();
@@ -92,6 +95,8 @@ pub fn whole<R>(f: impl FnOnce() -> R) -> R {
     if IN_CHANGE.get() {
         return f();
     }
+    // The last to go.
+    let _signals = undisturbed();
     enter();
     IN_CHANGE.set(true);
     let _leave = Leave;
@@ -261,6 +266,19 @@ mod tests {
         assert_eq!(DONE.load(Ordering::SeqCst), 2);
         after_fork(false);
         [first, second].into_iter().for_each(|t| t.join().unwrap());
+    }
+
+    #[test]
+    fn no_handler_comes_in_between() {
+        let blocked = || {
+            let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+            let mask = status.lines().find_map(|l| l.strip_prefix("SigBlk:"));
+            let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+            mask >> (libc::SIGUSR1 - 1) & 1 == 1
+        };
+        assert!(!blocked());
+        assert!(make(blocked) && whole(blocked) && apart(blocked));
+        assert!(!blocked());
     }
 
     #[test]
