@@ -157,6 +157,7 @@ fn roots_without_proc() {
 #[test]
 fn handlers_end_what_they_have_interrupted() {
     same_alone("ending_handlers", &[], &[]);
+    same_alone("ending_handlers", &[], &["waits"]);
 }
 
 #[test]

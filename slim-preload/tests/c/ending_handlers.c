@@ -15,17 +15,44 @@ static void end(int sig UNUSED) {
     errno = saved;
 }
 
+// A write that waits for room has sent nothing when its connection is ended: it says so, as it does bare, and no SIGPIPE comes.
+static void waits(int flags) {
+    static char b[1 << 16];
+    handle(SIGUSR1, end, flags);
+    for (way = 0; way < 4; way++) {
+        x = connection();
+        while (send(x.c, b, sizeof b, MSG_DONTWAIT) > 0) {}
+        handled = 0;
+        struct sigevent ev = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+        struct itimerspec once = {{0, 0}, {0, 50000000}};
+        timer_t t;
+        MUST(timer_create(CLOCK_MONOTONIC, &ev, &t));
+        MUST(timer_settime(t, 0, &once, NULL));
+        ssize_t r = write(x.c, b, sizeof b);
+        line("%d: %zd %s, SIGPIPE %d", way, r, ename(errno), pipes());
+        timer_delete(t);
+        if (way != 1) close(x.c);
+        close(x.s);
+        close(x.l);
+    }
+}
+
 static void *drain(void *p UNUSED) {
     static char b[1 << 16];
     while (recv(x.s, b, sizeof b, 0) > 0) {}
     return NULL;
 }
 
-int main(void) {
+int main(int argc, char **argv UNUSED) {
     static char b[1 << 16];
     enum { TIMES = 80 };
     begin(60);
     null = MUST(open("/dev/null", O_RDONLY));
+    if (argc > 1) {
+        waits(0);
+        waits(SA_RESTART);
+        return 0;
+    }
     handle(SIGUSR1, end, SA_RESTART);
     sigset_t mine;
     sigemptyset(&mine);

@@ -20,11 +20,12 @@ impl Stream {
         if !self.send.try_lock() {
             return false;
         }
+        // Before anything takes time: a handler that comes now has to find out that its thread holds the lock.
+        self.sender.store(me(), Ordering::Relaxed);
         if self.gate.is_shared() || self.settle() {
-            self.sender.store(me(), Ordering::Relaxed);
             return true;
         }
-        self.send.unlock();
+        self.unlock_half();
         false
     }
 
@@ -42,8 +43,8 @@ impl Stream {
     /// Takes the sending half, for control or for a call that is inside.
     pub fn lock_half(&self) {
         self.send.lock();
-        self.wait_for_owner();
         self.sender.store(me(), Ordering::Relaxed);
+        self.wait_for_owner();
     }
 
     /// Takes the sending half if nobody has it.
@@ -113,15 +114,14 @@ impl Stream {
     }
 
     /// Bytes sent since the flow began. `None` where that cannot be told, in a signal's handler that has interrupted a send of its
-    /// own thread: it goes on when the handler is over.
+    /// own thread: it goes on when the handler is over. The kernel may have taken bytes for it by then that are not counted,
+    /// also if it waits for room.
     pub fn sent_in_time(&self) -> Option<u64> {
         let begun = Instant::now();
         loop {
-            if self.waits_with_half() {
-                return Some(self.sent());
-            }
             let sent = self.try_sent();
-            if sent.is_some() || self.is_sending_here() || begun.elapsed() > SENDING {
+            let unknown = || self.waits_with_half() || self.is_sending_here();
+            if sent.is_some() || unknown() || begun.elapsed() > SENDING {
                 return sent;
             }
             slim_sys::nap(MOMENT);
