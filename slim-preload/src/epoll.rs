@@ -158,7 +158,7 @@ pub fn control(
     }
 }
 
-/// A copy of the file under `fd`, which is about to be closed, stays with us: the kernel would go on to report its events.
+/// The file under `fd`, which is about to be closed, stays open with us: the kernel would go on to report its events.
 pub fn outlived(fd: c_int, instances: &[&'static Instance]) {
     if any_unseen() {
         INSTANCES.with(|all| all.iter().for_each(|i| i.unregister(fd)));

@@ -200,6 +200,12 @@ fn what_nobody_is_to_read_any_more() {
     unnoticed("refuse", &cases, 1);
 }
 
+/// What stands in for a stash is registered in a closed number's name no longer than the number is open.
+#[test]
+fn epoll_forgets_what_is_closed_unread() {
+    unnoticed("closed_unread", &[""], 1);
+}
+
 /// A call that was left by a jump still has its alarm set, which a later break sounds.
 #[test]
 fn waits_after_a_jump() {

@@ -104,6 +104,10 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if ctl.is_held() {
         epoll::keep_closed(flow, &mut ctl, fd);
     }
+    // The stand-in of a stash is one file for all flows: the kernel does not drop what is registered with it by itself.
+    if matches!(ctl.mode, Mode::Stashed { .. }) {
+        sys::keep_errno(|| epoll::outlived(fd, &ctl.epolls));
+    }
     for e in &ctl.epolls {
         // While the transport is away the kernel has no registration to drop by itself.
         e.forget(fd);
