@@ -20,7 +20,7 @@ use crate::stand_in;
 use crate::sys::{self, Errno};
 use crate::{epoll, options, rings, runtime};
 use libc::c_int;
-use slim_core::Verdict;
+use slim_core::{Cause, Verdict};
 use slim_stream::Unsound;
 use slim_sys::lock::Guard;
 use slim_sys::numbers;
@@ -265,6 +265,8 @@ pub fn install(flow: &'static Flow, new: c_int) {
         _ => {
             dismiss(&mut ctl);
             abort(new);
+            // The peer would ask for another transport, again and again.
+            runtime::with_agent(|a| a.demote(flow.token()));
         }
     }
     drop(ctl);
@@ -392,7 +394,16 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
             .or(ctl.receiving.is_cut().then_some(libc::ECONNRESET))
     {
         drop(ctl);
-        return escalate(flow, Verdict::Errno(errno));
+        if legacy {
+            return escalate(flow, Verdict::Errno(errno));
+        }
+        // A call has met an error on it since the agent decided that. It stays suspended: what becomes of it is to be decided
+        // anew, and the agent may not have been told (`remember`).
+        let cause = Cause::Errno(errno);
+        if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
+            escalate(flow, Verdict::Errno(errno));
+        }
+        return;
     }
     if ctl.mode() == Mode::Suspended {
         if let (Some(old), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
