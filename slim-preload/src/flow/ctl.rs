@@ -152,6 +152,16 @@ impl Ctl {
         self.away().is_some_and(|away| away.veil.is_some())
     }
 
+    /// Whether the stand-in of a stash is under the numbers: it stays there while the flow is suspended again, if there is no
+    /// descriptor for a placeholder.
+    pub fn shows_stash(&self) -> bool {
+        match self.mode() {
+            Mode::Stashed { .. } => true,
+            Mode::Suspended => self.transport().is_some() && !self.is_veiled(),
+            _ => false,
+        }
+    }
+
     /// Whether epoll instances have what is under the numbers.
     pub fn is_registered(&self) -> bool {
         self.away().is_none_or(|away| away.registered)

@@ -105,7 +105,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         epoll::keep_closed(flow, &mut ctl, fd);
     }
     // The stand-in of a stash is one file for all flows: the kernel does not drop what is registered with it by itself.
-    if matches!(ctl.mode, Mode::Stashed { .. }) {
+    if ctl.shows_stash() {
         sys::keep_errno(|| epoll::outlived(fd, &ctl.epolls));
     }
     for e in &ctl.epolls {
