@@ -15,7 +15,7 @@ use slim_core::FlowId;
 use slim_core::config::{Config, LogLevel};
 use slim_core::event::{EscalateReason, Event};
 
-use crate::sys;
+use crate::kernel::sys;
 use slim_sys::OwnFd;
 
 /// A pipe that can be written to takes as much (`PIPE_BUF`) without blocking, the end of the line

@@ -20,29 +20,27 @@
 //!
 //! # Map
 //!
-//! From the top to the bottom; arrows of imports go down only, but for those between a module and its own parts.
+//! From the top to the bottom; arrows of imports go down only, but for those between a module and its own parts. Of a folder the
+//! tasks (`control::receive`, `listeners::links`, `host::address_watch`, `tasks::spawn`, `resume`) lie above the driver.
 //!
 //! | module | what it holds |
 //! | --- | --- |
 //! | `agent` | the handle that application threads use |
 //! | `thread` | starting the thread: signals, runtime, sockets |
-//! | `spawn` | starting the tasks that the driver wants |
-//! | `receive`, `resume_listener`, `resume_io`, `link`, `pump`, `links`, `address_watch` | tasks: control messages, resume connections (messages, then the replay), other processes at our listeners, changes of addresses |
+//! | `tasks` | what runs on it: tasks that the driver wants, and what they are to do |
+//! | `resume` | resume connections: accepting, the messages on them, the replay |
 //! | `shared` | how tasks get at the driver, one after the other, and what follows from each |
 //! | `driver` | what the endpoint decides is done, and what happens is told to it: flows, resume connections, listeners, what is to be looked at again |
-//! | `tasks`, `order`, `mailbox` | tasks that the driver wants, and what they are to do |
-//! | `control`, `control_socket`, `udp`, `places` | UDP control sockets, ICMP refusals, the addresses where peers come to us |
-//! | `reader` | messages on resume connections |
+//! | `control` | UDP control sockets, what comes to them, ICMP refusals, the addresses where peers come to us |
 //! | [`transport`] | what resumes need of a transport, whatever kind it is of; TCP, with its listeners |
-//! | `claims`, `neighbour`, `notes`, `connection_at`, `give_way`, `listened` | listeners that several processes accept from |
-//! | `listening`, `short`, `command`, `queue`, `done` | what application threads share with the agent's |
-//! | `panic`, `report`, `memory` | what is left to do should the thread ever panic, or memory run out |
+//! | `listeners` | listeners that several processes accept from |
+//! | `commands` | what application threads share with the agent's |
+//! | `failure` | what is left to do should the thread ever panic, or memory run out |
 //! | `flow_io`, `handover` | what a front end does for the agent, and gets of a transport |
-//! | `identity`, `addresses`, `ports` | who we are, own addresses, which ports we take |
-//! | `netlink`, `sock_diag` | what the kernel is asked by netlink(7) |
+//! | `host` | who we are, own addresses, which ports we take |
 //! | `events` | event log and messages for people |
 //! | [`turn`] | seeing to it that the thread runs |
-//! | `sys`, `readiness` | what is asked of the kernel, and of the runtime |
+//! | `kernel` | what is asked of the kernel, and of the runtime |
 //!
 //! # What it is not
 //!
@@ -61,57 +59,28 @@
 #[cfg(test)]
 extern crate self as slim_agent;
 
-mod address_watch;
-mod addresses;
 mod agent;
-mod claims;
-mod command;
-mod connection_at;
+mod commands;
 mod control;
-mod control_socket;
-mod done;
 mod driver;
 mod events;
+mod failure;
 mod flow_io;
-mod give_way;
 mod handover;
-mod identity;
-mod link;
-mod links;
-mod listened;
-mod listening;
-mod mailbox;
-mod memory;
-mod neighbour;
-mod netlink;
-mod notes;
-mod order;
-mod panic;
-mod places;
-mod ports;
-mod pump;
-mod queue;
-mod reader;
-mod readiness;
-mod receive;
-mod report;
-mod resume_io;
-mod resume_listener;
+mod host;
+mod kernel;
+mod listeners;
+mod resume;
 mod shared;
-mod short;
-mod sock_diag;
-mod spawn;
-mod sys;
 mod tasks;
 mod thread;
-mod udp;
 
 pub mod transport;
 pub mod turn;
 
 pub use agent::{Agent, read_job_key};
+pub use failure::memory::memory_is_out;
 pub use flow_io::FlowIo;
-pub use give_way::ask_for_port;
 pub use handover::{Transport, TransportRef};
-pub use memory::memory_is_out;
+pub use listeners::give_way::ask_for_port;
 pub use slim_core::endpoint::{Heard, Opened};

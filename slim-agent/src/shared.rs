@@ -15,11 +15,11 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::{task, time};
 
-use crate::command::Receiver;
+use crate::commands::command::Receiver;
 use crate::control::Control;
 use crate::driver::Driver;
-use crate::memory;
-use crate::panic;
+use crate::failure::memory;
+use crate::failure::panic;
 use crate::tasks::Task;
 use crate::transport::Providers;
 use crate::turn;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use slim_core::wire::MAX_ADDRS;
 
 use super::Driver;
-use crate::addresses::Addresses;
+use crate::host::addresses::Addresses;
 
 impl Driver {
     /// A flow has this address; false if peers cannot come there. They would take the process for dead, since its host

@@ -4,8 +4,8 @@ use slim_core::transport::Locator;
 use slim_core::{ConnId, Time};
 
 use super::Driver;
-use crate::mailbox::{self, mailbox};
-use crate::order::Order;
+use crate::tasks::mailbox::{self, mailbox};
+use crate::tasks::order::Order;
 
 impl Driver {
     /// Makes the connection known; what its task is to do comes out of the receiver.

@@ -1,7 +1,7 @@
 //! What the driver does to flows: suspending, draining, new transports, giving up.
 //!
 //! Between [`install`](Driver::install) and the end of the replay a flow is *carried*: the
-//! connection is its transport, but belongs to the connection's task ([`pump`](crate::pump)), and
+//! connection is its transport, but belongs to the connection's task ([`pump`](crate::resume::pump)), and
 //! the application is kept out. If that connection breaks, the bytes it has brought must not be
 //! lost: the peer may have been told by its kernel that they arrived. So it is kept, stopped, until
 //! the flow is drained the next time.
@@ -12,7 +12,7 @@ use slim_stream::Drained;
 
 use super::{Carrier, Driver, Notice};
 use crate::handover::Transport;
-use crate::order::{Install, Order};
+use crate::tasks::order::{Install, Order};
 
 impl Driver {
     pub(crate) fn suspend(&mut self, token: FlowToken) {

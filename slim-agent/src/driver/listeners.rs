@@ -8,13 +8,13 @@ use slim_core::endpoint::State;
 use slim_core::{FlowToken, Time};
 
 use super::{Driver, Notice};
-use crate::claims::{self, Found};
-use crate::control_socket::answering;
-use crate::done::Done;
-use crate::listened::is_listened_on;
-use crate::listening::{LOOK_AGAIN, NEVER};
-use crate::neighbour::Neighbour;
-use crate::notes::{Note, Which};
+use crate::commands::done::Done;
+use crate::control::socket::answering;
+use crate::listeners::claims::{self, Found};
+use crate::listeners::listened::is_listened_on;
+use crate::listeners::listening::{LOOK_AGAIN, NEVER};
+use crate::listeners::neighbour::Neighbour;
+use crate::listeners::notes::{Note, Which};
 use crate::tasks::Task;
 
 impl Driver {

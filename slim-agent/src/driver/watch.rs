@@ -23,7 +23,7 @@ use slim_core::{Cause, FinHow, FlowToken, Time, Verdict};
 use super::linger::Linger;
 use super::{Driver, Notice};
 use crate::FlowIo;
-use crate::done::Done;
+use crate::commands::done::Done;
 use crate::events;
 
 const SWEEP: Duration = Duration::from_secs(1);

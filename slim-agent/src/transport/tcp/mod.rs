@@ -17,8 +17,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::{Connection, Listener, Provider, Wanted};
+use crate::FlowIo;
 use crate::handover::{Transport, TransportRef};
-use crate::{FlowIo, readiness, sys};
+use crate::kernel::readiness;
+use crate::kernel::sys;
 use socket::{mapped, new_stream, set_nodelay, stream_kind};
 
 /// Descriptors that connecting leaves for accepting. The peer may be as short of them as we are;

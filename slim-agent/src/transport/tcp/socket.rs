@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use slim_sys::OwnFd;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use crate::sys;
+use crate::kernel::sys;
 
 /// As many as the kernel allows: all connections of a process may break at once.
 const BACKLOG: i32 = 4096;

@@ -1,0 +1,148 @@
+//! Where peers reach this process: at each address in use, a control socket and a listener for resumes, all on the same two
+//! ports.
+//!
+//! An address is in use when a flow has it. Peers may come back by any other path, too, so as soon as one flow is not over
+//! loopback all addresses that are announced to its peer are in use. What is bound to none of them does not exist for the
+//! network: a process whose connections are all on this host cannot be found from another one.
+//!
+//! A port must be free at addresses that are not in use yet. So ports are drawn that nobody has at any address, and held at
+//! the loopback addresses, where every process has sockets: no two of them have the same ports. Should a program take one
+//! at another address meanwhile, there is no way to us by that address.
+
+use std::io;
+use std::iter;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::control::socket::bind_alone;
+use crate::host::ports::{on_one_port, quiet_ports};
+use crate::kernel::sys;
+use crate::transport::tcp::socket;
+use slim_sys::OwnFd;
+
+/// How often ports are drawn.
+const TRIES: usize = 16;
+
+/// The ports of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    /// UDP.
+    pub(crate) control: u16,
+    /// TCP.
+    pub(crate) resume: u16,
+}
+
+/// The sockets at one address before the runtime has them.
+pub(crate) struct Place {
+    /// With port 0.
+    pub(crate) at: SocketAddr,
+    pub(crate) control: OwnFd,
+    /// Without it peers resume at another address, or by themselves.
+    pub(crate) resume: Option<OwnFd>,
+}
+
+impl Place {
+    /// # Errors
+    /// The address is not ours, or somebody has the control port there.
+    pub(crate) fn open(at: SocketAddr, ports: Ports, maps: bool) -> io::Result<Place> {
+        let with = |port| {
+            let mut addr = at;
+            addr.set_port(port);
+            addr
+        };
+        Ok(Place {
+            at,
+            control: bind_alone(with(ports.control))?,
+            resume: match maps && at.is_ipv4() {
+                true => socket::listen(with(ports.resume), true).ok(),
+                false => None,
+            }
+            .or_else(|| socket::listen(with(ports.resume), false).ok()),
+        })
+    }
+}
+
+/// Draws ports, and opens the places on loopback, as far as the host has them.
+pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
+    let mut last = io::ErrorKind::AddrInUse.into();
+    for _ in 0..TRIES {
+        let ports = Ports {
+            control: on_one_port(quiet_ports(), bind_alone)?.1,
+            resume: on_one_port(iter::empty(), socket::bind)?.1,
+        };
+        match on_loopback(ports) {
+            Ok(places) => return Ok((ports, places)),
+            // Since it was drawn.
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
+}
+
+fn on_loopback(ports: Ports) -> io::Result<Vec<Place>> {
+    let loopback = [
+        IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::from(Ipv6Addr::LOCALHOST),
+    ];
+    let mut places = Vec::new();
+    for ip in loopback {
+        match Place::open(SocketAddr::new(ip, 0), ports, false) {
+            Ok(place) if place.resume.is_none() => return Err(io::ErrorKind::AddrInUse.into()),
+            Ok(place) => places.push(place),
+            Err(e) if is_none_of_ours(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(places)
+}
+
+fn is_none_of_ours(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT)
+    )
+}
+
+/// Where the kernel would send from. Nothing is sent.
+pub(crate) fn source_towards(to: SocketAddr) -> io::Result<SocketAddr> {
+    let kind = Type::DGRAM.cloexec();
+    let fd = OwnFd::make(|| Socket::new_raw(Domain::for_address(to), kind, None))?;
+    SockRef::from(&fd).connect(&to.into())?;
+    sys::local_addr(fd.raw())
+}
+
+/// Whether two addresses are the same but for their ports. Field by field: a comparison of the whole may look at bytes that the
+/// variant does not have, which tools that watch memory report.
+pub(crate) fn is_same_host(a: SocketAddr, b: SocketAddr) -> bool {
+    match (a, b) {
+        (SocketAddr::V4(a), SocketAddr::V4(b)) => a.ip() == b.ip(),
+        (SocketAddr::V6(a), SocketAddr::V6(b)) => a.ip() == b.ip() && a.scope_id() == b.scope_id(),
+        _ => false,
+    }
+}
+
+/// The address alone.
+pub(crate) fn without_port(mut addr: SocketAddr) -> SocketAddr {
+    addr.set_port(0);
+    addr
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_processes_never_have_the_same_ports() {
+        let (first, held) = take().unwrap();
+        for _ in 0..50 {
+            let (other, _held) = take().unwrap();
+            assert_ne!(other.control, first.control);
+            assert_ne!(other.resume, first.resume);
+        }
+        assert!(!held.is_empty());
+        let again = Place::open(held[0].at, first, false);
+        assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,196 @@
+//! One UDP control socket.
+//!
+//! Two things make it more than a bound socket. Datagrams leave from the address that the
+//! question was sent to (`IP_PKTINFO`), because the peer takes answers from nowhere else. And a
+//! refusal by ICMP is read from the error queue (`IP_RECVERR`), which names the destination; without
+//! it the error of one peer would hit the next send to another.
+
+use std::io;
+use std::iter;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use slim_core::{canonical, wire};
+use slim_sys::OwnFd;
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use crate::control::udp::{self, RECEIVE_BUFFER};
+use crate::host::ports::quiet_ports;
+use crate::kernel::readiness;
+use crate::kernel::sys;
+
+/// Datagrams taken from each socket before the endpoint is told that time is up.
+pub(crate) const MOST_WAITING: usize = 256;
+
+/// One UDP socket.
+pub(crate) struct ControlSocket {
+    pub(crate) fd: AsyncFd<Arc<OwnFd>>,
+    pub(crate) bound: SocketAddr,
+}
+
+/// The control socket that goes with the listener `fd` on `addr`.
+pub(crate) fn bind_for_listener(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Result<OwnFd> {
+    let only_v6 = addr.is_ipv4()
+        || sys::option(fd.as_raw_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY).unwrap_or(0) != 0;
+    bind(addr, only_v6)
+}
+
+/// A control socket on the address of a connection whose listener is another's, or inherited.
+pub(crate) fn bind_alone(addr: SocketAddr) -> io::Result<OwnFd> {
+    bind(addr, true)
+}
+
+fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
+    let kind = Type::DGRAM.nonblocking().cloexec();
+    let own = OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))?;
+    let (fd, socket) = (own.raw(), SockRef::from(&own));
+    if addr.is_ipv6() {
+        socket.set_only_v6(only_v6)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVERR, 1)?;
+        sys::set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
+    } else {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+    }
+    if addr.is_ipv4() || !only_v6 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
+    }
+    // With the privilege for it beyond the limit of the system, else up to that.
+    if sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
+        sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
+    }
+    socket.bind(&addr.into())?;
+    Ok(own)
+}
+
+/// A socket for [`Control::send_aside`](crate::control::Control::send_aside). Not on a port that a listener may get.
+pub(crate) fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
+    let mut last = io::ErrorKind::AddrInUse.into();
+    for port in quiet_ports().chain(iter::once(0)) {
+        let mut addr = from;
+        addr.set_port(port);
+        match bind(addr, true) {
+            Ok(fd) => return ControlSocket::new(fd, addr).map(Rc::new),
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
+            Err(e) => return Err(e),
+        }
+    }
+    Err(last)
+}
+
+/// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
+/// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
+pub(crate) fn answering(
+    bound: impl Iterator<Item = SocketAddr>,
+    from: SocketAddr,
+) -> Option<SocketAddr> {
+    let fitting = bound.filter(|bound| {
+        let family = bound.is_ipv6() || from.is_ipv4();
+        let ip = bound.ip().is_unspecified() || canonical(*bound) == from;
+        bound.port() == from.port() && ip && family
+    });
+    fitting.min_by_key(|bound| bound.is_ipv4() != from.is_ipv4())
+}
+
+impl ControlSocket {
+    pub(crate) fn new(fd: OwnFd, bound: SocketAddr) -> io::Result<Self> {
+        let fd = readiness::watch(Arc::new(fd), Interest::READABLE | Interest::ERROR)?;
+        Ok(ControlSocket { fd, bound })
+    }
+
+    /// Takes the next datagram: where it came from, where it was sent, and what it says.
+    pub(crate) fn take<'a>(
+        &self,
+        buf: &'a mut [u8],
+    ) -> io::Result<(SocketAddr, SocketAddr, &'a [u8])> {
+        let datagram = udp::recv_datagram(self.fd.get_ref().raw(), buf)?;
+        let from = canonical(datagram.from);
+        let mut to = datagram.to.unwrap_or(self.bound);
+        to.set_port(self.bound.port());
+        let data = buf.get(..datagram.len).unwrap_or_default();
+        Ok((from, canonical(to), data))
+    }
+
+    /// Takes the next refusal: whose, and how much of what it quotes is in `buf`. An error when there is none.
+    pub(crate) fn take_refusal(&self, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {
+        udp::recv_refusal(self.fd.get_ref().raw(), buf)
+    }
+
+    /// Hands over the datagrams that have come, but not all of a flood.
+    pub(crate) fn take_waiting(&self, mut each: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
+        let mut buf = BUFFER;
+        for _ in 0..MOST_WAITING {
+            match self.take(&mut buf) {
+                Ok((from, to, data)) => each(from, to, data),
+                // A refusal reported once more is no end.
+                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// Sends a message, from the address `source` if given.
+    pub(crate) fn send(
+        &self,
+        to: SocketAddr,
+        source: Option<SocketAddr>,
+        data: &[u8],
+    ) -> io::Result<()> {
+        let of_family = |addr: SocketAddr| match addr {
+            SocketAddr::V4(v4) if self.bound.is_ipv6() => {
+                SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
+            }
+            addr => addr,
+        };
+        let (to, source) = (of_family(to), source.map(of_family));
+        let fd = self.fd.get_ref().raw();
+        let send = |source| match udp::send_datagram(fd, data, to, source) {
+            // An earlier datagram's refusal, reported here though it stays in the error queue.
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                udp::send_datagram(fd, data, to, source)
+            }
+            other => other,
+        };
+        match (send(source), source) {
+            // This host has lost the address: from another one it may be of use all the same.
+            (Err(e), Some(_)) if e.kind() != io::ErrorKind::WouldBlock => send(None),
+            (sent, _) => sent,
+        }
+    }
+}
+
+/// For one datagram: longer than any message, so that one that is too long does not look right after
+/// truncation.
+pub(crate) const BUFFER: [u8; wire::MAX_LEN + 1] = [0; wire::MAX_LEN + 1];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_control_socket_keeps_more_than_the_usual_burst() {
+        let room = |fd| sys::option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap();
+        let ours = bind("127.0.0.1:0".parse().unwrap(), true).unwrap();
+        let usual = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        assert!(room(ours.raw()) > room(usual.as_raw_fd()));
+    }
+
+    #[test]
+    fn each_family_answers_from_its_own_socket() {
+        let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let (v4, v6, one) = (addr("0.0.0.0:7"), addr("[::]:7"), addr("10.0.0.1:7"));
+        let choose = |bound: &[SocketAddr], from| answering(bound.iter().copied(), addr(from));
+        // In whichever order the sockets come.
+        for both in [[v4, v6], [v6, v4]] {
+            assert_eq!(choose(&both, "10.0.0.1:7"), Some(v4));
+            assert_eq!(choose(&both, "[fd00::1]:7"), Some(v6));
+        }
+        assert_eq!(choose(&[v6], "10.0.0.1:7"), Some(v6));
+        assert_eq!(choose(&[v4], "[fd00::1]:7"), None);
+        assert_eq!(choose(&[one], "10.0.0.2:7"), None);
+        assert_eq!(choose(&[v4], "10.0.0.1:8"), None);
+    }
+}

@@ -1,0 +1,408 @@
+//! Listeners shared by several processes: `docs/PROTOCOL.md`, section of that name.
+//!
+//! A server forks, and its workers accept from one listener. The control socket on the listener's
+//! address belongs to one process, the *owner*; HELLO reaches nobody else. So the owner also has a
+//! local socket, named after the address, to which the others connect. A process that has accepted
+//! a connection *claims* it there, and is given the HELLOs for it.
+//!
+//! Believed are processes of the same user, and those that come from one process by `fork`, which
+//! know a secret by that: workers often give up the rights that the owner keeps.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::rc::{Rc, Weak};
+use std::time::{Duration, Instant};
+
+use slim_core::wire::{self, Message};
+use slim_core::{FlowToken, Time};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
+use tokio::io::Interest;
+
+use crate::control::socket::{answering, bind_alone};
+use crate::kernel::readiness;
+use crate::kernel::sys;
+use crate::listeners::connection_at::connection_at;
+use crate::listeners::neighbour::Neighbour;
+use crate::listeners::notes::{Note, Which};
+use crate::tasks::{Running, Task, Tasks};
+use slim_core::canonical;
+use slim_sys::OwnFd;
+
+/// Claims of all other processes together.
+const CLAIMS: usize = 4096;
+/// How long a claim lasts: whoever is to say HELLO has done so by then.
+const CLAIM_AGE: Duration = Duration::from_secs(60);
+/// Connections that wait to be taken.
+const BACKLOG: i32 = 128;
+/// How long an owner that has no room for one more is waited for. Whoever is in its way, it takes at once.
+const ROOM: Duration = Duration::from_millis(50);
+
+/// Where the owner of a listener's address can be found: a name in the network namespace, as the
+/// address itself is.
+pub(crate) const NAME: &str = "slim/";
+
+fn name(addr: SocketAddr) -> io::Result<SockAddr> {
+    SockAddr::unix(format!("\0{NAME}{}", canonical(addr)))
+}
+
+fn socket() -> io::Result<OwnFd> {
+    let kind = Type::SEQPACKET.nonblocking().cloexec();
+    OwnFd::make(|| Socket::new_raw(Domain::UNIX, kind, None))
+}
+
+/// Who has the control socket of a listener.
+pub(crate) enum Found {
+    /// We do: it, and where others can claim connections.
+    Ours(OwnFd, Option<OwnFd>),
+    /// Another process does, to which this connects.
+    Elsewhere(OwnFd),
+    /// Nobody, and it could not be bound.
+    Nobody(io::Error),
+}
+
+/// Becomes the owner of `addr`, with the socket that `bind` makes, or finds out who is.
+pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>) -> Found {
+    // The name comes first: of several processes that try at once, one gets it, and the others
+    // find that one.
+    let claims = match listen(addr) {
+        Ok(claims) => Some(claims),
+        Err(_) => match reach_at(addr) {
+            Some(owner) => return Found::Elsewhere(owner),
+            None => None,
+        },
+    };
+    match bind() {
+        Ok(socket) => Found::Ours(socket, claims),
+        Err(e) => {
+            // Before somebody is looked for, lest we find ourselves.
+            drop(claims);
+            reach(addr).map_or(Found::Nobody(e), Found::Elsewhere)
+        }
+    }
+}
+
+/// Finds the owner for connections to `local`, or becomes it.
+pub(crate) fn reach_or_settle(local: SocketAddr) -> Found {
+    match reach(local) {
+        Some(owner) => Found::Elsewhere(owner),
+        None => settle(local, || bind_alone(local)),
+    }
+}
+
+/// Lets other processes claim connections to `addr`.
+fn listen(addr: SocketAddr) -> io::Result<OwnFd> {
+    let fd = socket()?;
+    let socket = SockRef::from(&fd);
+    socket.bind(&name(addr)?)?;
+    socket.listen(BACKLOG)?;
+    Ok(fd)
+}
+
+/// Connects to the owner of a listener that accepts connections to `local`.
+pub(crate) fn reach(local: SocketAddr) -> Option<OwnFd> {
+    let local = canonical(local);
+    let any = |ip: IpAddr| SocketAddr::new(ip, local.port());
+    let v4 = local.is_ipv4().then(|| any(Ipv4Addr::UNSPECIFIED.into()));
+    let candidates = [Some(local), v4, Some(any(Ipv6Addr::UNSPECIFIED.into()))];
+    candidates.into_iter().flatten().find_map(reach_at)
+}
+
+/// Connects to whoever has the name of the owner of `addr`.
+pub(crate) fn reach_anybody(addr: SocketAddr) -> Option<OwnFd> {
+    let (fd, name) = (socket().ok()?, name(addr).ok()?);
+    let socket = SockRef::from(&fd);
+    let until = Instant::now() + ROOM;
+    let mut connected = socket.connect(&name);
+    if matches!(&connected, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
+        // There is an owner, and too many who want something of it at once.
+        socket.set_nonblocking(false).ok()?;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            socket.set_write_timeout(Some(left)).ok()?;
+            connected = socket.connect(&name);
+            if !matches!(&connected, Err(e) if e.kind() == io::ErrorKind::Interrupted) {
+                break;
+            }
+        }
+        socket.set_nonblocking(true).ok()?;
+    }
+    connected.ok()?;
+    Some(fd)
+}
+
+/// Connects to the owner of `addr` itself.
+fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
+    let fd = reach_anybody(addr)?;
+    // It is told the secret. The name may have been taken by anybody.
+    let owner = sys::peer_user(fd.raw())?;
+    (owner == slim_sys::user() || owner == 0).then_some(fd)
+}
+
+type Tuple = (SocketAddr, SocketAddr);
+
+/// A connection that another process has accepted.
+struct Claim {
+    since: Time,
+    link: Rc<Neighbour>,
+    /// The kernel's number of it.
+    connection: Option<u64>,
+}
+
+/// All that is shared with other processes.
+#[derive(Default)]
+pub(crate) struct Claims {
+    /// Tasks that wait for other processes, per address of ours.
+    open: HashMap<SocketAddr, Running>,
+    /// What others have claimed of us, by (our end, their end).
+    claimed: HashMap<Tuple, Claim>,
+    /// Oldest first; an entry whose time does not match was replaced.
+    order: VecDeque<(Time, Tuple)>,
+    /// Owners of addresses at which we accept.
+    owners: HashMap<SocketAddr, Rc<Neighbour>>,
+    /// What we have claimed.
+    mine: HashMap<FlowToken, Tuple>,
+    /// Other processes at addresses of ours.
+    guests: Vec<(SocketAddr, Weak<Neighbour>)>,
+}
+
+impl Claims {
+    /// Serves other processes that accept at our address `addr`.
+    pub(crate) fn open(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
+        if let Ok(fd) = readiness::watch(fd, Interest::READABLE) {
+            self.open.insert(addr, tasks.start(Task::Serve(addr, fd)));
+        }
+    }
+
+    /// The owner of `addr` can be asked.
+    pub(crate) fn found(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
+        if let Ok(link) = Neighbour::new(fd) {
+            self.owners.insert(addr, link.clone());
+            tasks.start_and_forget(Task::Hear(addr, link));
+        }
+    }
+
+    /// We do not own `addr` any more. Who had claimed connections there finds the next owner, or
+    /// becomes it.
+    pub(crate) fn close(&mut self, addr: SocketAddr) {
+        if self.open.remove(&addr).is_some() {
+            self.claimed
+                .retain(|(local, _), _| answering([addr].into_iter(), *local).is_none());
+        }
+    }
+
+    /// A connection to the owner of `addr` has ended; true if it was the one in use.
+    pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) -> bool {
+        let current = self.owners.get(&addr).is_some_and(|l| Rc::ptr_eq(l, link));
+        if current {
+            self.owners.remove(&addr);
+        }
+        current
+    }
+
+    /// A connection was accepted in this process, at an address that it may or may not own.
+    pub(crate) fn accepted(&mut self, token: FlowToken, tuple: Tuple, which: Which, owned: bool) {
+        if owned {
+            self.claimed.remove(&tuple);
+            return;
+        }
+        let owner = answering(self.owners.keys().copied(), tuple.0);
+        if let Some(link) = owner.and_then(|owner| self.owners.get(&owner)) {
+            link.tell(&Note::Claim(tuple.0, tuple.1, which));
+            self.mine.insert(token, tuple);
+        }
+    }
+
+    /// Whether another process passes HELLO on for connections to `local`.
+    pub(crate) fn knows_owner(&self, local: SocketAddr) -> bool {
+        answering(self.owners.keys().copied(), local).is_some()
+    }
+
+    /// Connections of ours that nobody passes HELLO on for.
+    pub(crate) fn orphans(&self) -> Vec<(FlowToken, Tuple)> {
+        let orphan = |tuple: &Tuple| answering(self.owners.keys().copied(), tuple.0).is_none();
+        let all = self.mine.iter().filter(|(_, tuple)| orphan(tuple));
+        all.map(|(token, tuple)| (*token, *tuple)).collect()
+    }
+
+    /// A flow of this process is over. With `late` a HELLO for it is still to come here, and be refused or told how it ended.
+    pub(crate) fn gone(&mut self, token: FlowToken, late: bool) {
+        if let Some(tuple) = self.mine.remove(&token).filter(|_| !late) {
+            let owner = answering(self.owners.keys().copied(), tuple.0);
+            if let Some(link) = owner.and_then(|owner| self.owners.get(&owner)) {
+                link.tell(&Note::Drop(tuple.0, tuple.1));
+            }
+        }
+    }
+
+    /// Passes a datagram on if it is HELLO for a connection that another process has accepted. False if it may be for us, too:
+    /// for a later connection with the same addresses.
+    pub(crate) fn forward(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        local: SocketAddr,
+        data: &[u8],
+    ) -> bool {
+        self.expire(now);
+        if self.claimed.is_empty() {
+            return false;
+        }
+        let Ok(Message::Hello(hello)) = wire::parse(data).map(|parsed| parsed.message) else {
+            return false;
+        };
+        let tuple = (hello.acceptor, hello.connector);
+        let Some(claim) = self.claimed.get(&tuple) else {
+            return false;
+        };
+        let there = connection_at(tuple.0, tuple.1);
+        let same = there.zip(claim.connection).map(|(there, own)| there == own);
+        if same == Some(false) {
+            // Of that one nobody says HELLO any more, and the later one has not been claimed yet.
+            self.claimed.remove(&tuple);
+            return false;
+        }
+        claim.link.tell(&Note::Hello(from, local, data.to_vec()));
+        same.is_some() || !hello.flow.is_again()
+    }
+
+    /// Tells the other processes at our address `addr`.
+    pub(crate) fn tell_guests(&self, addr: SocketAddr, note: &Note) {
+        let there = self.guests.iter().filter(|(at, _)| *at == addr);
+        for link in there.filter_map(|(_, link)| link.upgrade()) {
+            link.tell(note);
+        }
+    }
+
+    /// Another process has come to our address `addr`.
+    pub(crate) fn arrived(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) {
+        self.guests.retain(|(_, link)| link.strong_count() > 0);
+        self.guests.push((addr, Rc::downgrade(link)));
+    }
+
+    /// Another process has claimed a connection.
+    pub(crate) fn claim(
+        &mut self,
+        since: Time,
+        tuple: Tuple,
+        connection: Option<u64>,
+        link: Rc<Neighbour>,
+    ) {
+        self.expire(since);
+        while self.claimed.len() >= CLAIMS {
+            let Some((at, oldest)) = self.order.pop_front() else {
+                break;
+            };
+            self.claimed
+                .retain(|tuple, claim| (claim.since, *tuple) != (at, oldest));
+        }
+        let claim = Claim {
+            since,
+            link,
+            connection,
+        };
+        self.claimed.insert(tuple, claim);
+        self.order.push_back((since, tuple));
+        // Behind one that lasts, those that were dropped or replaced would pile up.
+        if self.order.len() > 2 * CLAIMS {
+            let claimed = &self.claimed;
+            self.order
+                .retain(|(at, tuple)| claimed.get(tuple).is_some_and(|claim| claim.since == *at));
+        }
+    }
+
+    /// It has no use for HELLO of that one any more.
+    pub(crate) fn unclaim(&mut self, tuple: Tuple, link: &Rc<Neighbour>) {
+        if self
+            .claimed
+            .get(&tuple)
+            .is_some_and(|claim| Rc::ptr_eq(&claim.link, link))
+        {
+            self.claimed.remove(&tuple);
+        }
+    }
+
+    /// Another process has gone.
+    pub(crate) fn left(&mut self, link: &Rc<Neighbour>) {
+        self.claimed
+            .retain(|_, claim| !Rc::ptr_eq(&claim.link, link));
+    }
+
+    /// Forgets claims that are too old; whether there are others.
+    pub(crate) fn tidy(&mut self, now: Time) -> bool {
+        self.expire(now);
+        if self.claimed.is_empty() {
+            self.claimed.shrink_to_fit();
+            self.order.shrink_to_fit();
+        }
+        !self.claimed.is_empty()
+    }
+
+    fn expire(&mut self, now: Time) {
+        while let Some((at, tuple)) = self.order.front().copied() {
+            let current = self
+                .claimed
+                .get(&tuple)
+                .is_some_and(|claim| claim.since == at);
+            if current && now.since(at) < CLAIM_AGE {
+                break;
+            }
+            self.order.pop_front();
+            if current {
+                self.claimed.remove(&tuple);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    /// Of an owner that is slow, and of one that does not take anybody.
+    #[test]
+    fn an_owner_without_room_is_waited_for() {
+        for takes in [true, false] {
+            let addr = at(if takes {
+                "127.0.0.1:54322"
+            } else {
+                "127.0.0.1:54323"
+            });
+            let owner = listen(addr).unwrap();
+            let waiting: Vec<_> = std::iter::from_fn(|| {
+                let fd = socket().unwrap();
+                SockRef::from(&fd).connect(&name(addr).unwrap()).ok()?;
+                Some(fd)
+            })
+            .collect();
+            assert!(waiting.len() >= BACKLOG as usize);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    std::thread::sleep(Duration::from_millis(5));
+                    takes.then(|| sys::accept_local(owner.raw()))
+                });
+                let begun = Instant::now();
+                assert_eq!(reach_anybody(addr).is_some(), takes);
+                // The kernel counts in ticks.
+                assert!(takes || begun.elapsed() > ROOM / 2);
+            });
+        }
+    }
+
+    #[test]
+    fn the_owner_of_a_wildcard_address_is_found() {
+        let owner = listen(at("0.0.0.0:54321")).unwrap();
+        assert!(reach(at("127.0.0.1:54321")).is_some());
+        assert!(reach(at("127.0.0.1:54320")).is_none());
+        assert!(listen(at("0.0.0.0:54321")).is_err(), "there is one owner");
+        drop(owner);
+        assert!(reach(at("127.0.0.1:54321")).is_none());
+    }
+}

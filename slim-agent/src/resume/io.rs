@@ -1,0 +1,221 @@
+//! Resume connections: accepting and making them, and the messages on them.
+//!
+//! Each connection, of whatever kind, has a task, which owns it until it is closed or becomes a flow's
+//! transport.
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use slim_core::ConnId;
+use slim_core::transport::Path;
+use tokio::select;
+
+use crate::FlowIo;
+use crate::resume::link::Link;
+use crate::resume::pump;
+use crate::resume::reader::Read;
+use crate::shared::Shared;
+use crate::tasks::mailbox::{Ended, Receiver};
+use crate::tasks::order::{Install, Order};
+use crate::transport::{Wanted, errno_of, readable};
+
+/// Connects, and then converses.
+pub(crate) async fn outgoing(
+    conn: ConnId,
+    flow: Option<Arc<dyn FlowIo>>,
+    path: Path,
+    orders: Receiver<Order>,
+    shared: Rc<Shared>,
+) {
+    // The peer may have come first since this was asked for.
+    if orders.is_closed() {
+        return;
+    }
+    let made = shared.providers.connect(Wanted {
+        path,
+        flow: flow.as_deref(),
+        scarce: shared.is_starved(),
+    });
+    drop(flow);
+    let connected = match made {
+        Ok(connection) => {
+            let mut link = Link::new(conn, connection, orders, shared.clone());
+            let outcome = link.established().await;
+            outcome.map(|still_wanted| still_wanted.then_some(link))
+        }
+        Err(e) => Err(e),
+    };
+    match connected {
+        Ok(Some(link)) => {
+            shared.with(|d, now| {
+                if d.has_conn(conn) {
+                    d.endpoint.handle_connected(now, conn);
+                }
+            });
+            link.converse().await;
+        }
+        Ok(None) => {}
+        Err(e) => {
+            let errno = errno_of(&e, libc::EIO);
+            shared.with(|d, now| d.conn_lost(now, conn, errno));
+        }
+    }
+}
+
+/// What follows from an order.
+enum Next {
+    Go,
+    End,
+    Install(Install),
+}
+
+impl Link {
+    /// Waits until the connection is made; false if nobody wants it any more.
+    async fn established(&mut self) -> io::Result<bool> {
+        select! {
+            biased;
+            order = self.orders.recv() => match order {
+                // There can be no other order before it is made.
+                Some(_) => Err(io::ErrorKind::NotConnected.into()),
+                None => Ok(false),
+            },
+            made = poll_fn(|context| self.connection.poll_connected(context)) => {
+                made.map(|()| true)
+            }
+        }
+    }
+
+    /// Exchanges messages until the connection is closed or becomes a transport.
+    pub(crate) async fn converse(mut self) {
+        loop {
+            let next = match self.step() {
+                Next::Go => self.wait().await,
+                other => other,
+            };
+            match next {
+                Next::Go => {}
+                Next::End => break,
+                Next::Install(install) => {
+                    if self.flushing {
+                        self.flushed();
+                    }
+                    pump::carry(self, install).await;
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Everything that can be done now: orders before messages, since an order that follows from a
+    /// message says what the bytes after it are.
+    fn step(&mut self) -> Next {
+        loop {
+            match self.orders.try_recv() {
+                Ok(Some(order)) => match self.obey(order) {
+                    Next::Go => continue,
+                    other => return other,
+                },
+                Err(Ended) => return Next::End,
+                Ok(None) => {}
+            }
+            if !self.readable && !self.flushing {
+                return Next::Go;
+            }
+            match self.reader.step(&*self.connection) {
+                Read::Message(message) => {
+                    // The next one comes only after our answer to this one.
+                    self.connection.expect_nothing();
+                    self.readable = false;
+                    let conn = self.conn;
+                    self.shared.with(|d, now| d.message(now, conn, &message));
+                }
+                Read::Nothing if self.flushing => self.flushed(),
+                Read::Nothing => {
+                    self.readable = false;
+                    return Next::Go;
+                }
+                Read::Lost(errno) => return self.lost(errno),
+            }
+        }
+    }
+
+    /// Sleeps until there is an order or something to read.
+    async fn wait(&mut self) -> Next {
+        let ready = select! {
+            biased;
+            order = self.orders.recv() => return match order {
+                Some(order) => self.obey(order),
+                None => Next::End,
+            },
+            ready = readable(&*self.connection), if !self.reader.is_done() => ready,
+        };
+        match ready {
+            Ok(()) => {
+                self.readable = true;
+                Next::Go
+            }
+            Err(e) => {
+                let errno = errno_of(&e, libc::EIO);
+                self.lost(errno)
+            }
+        }
+    }
+
+    fn obey(&mut self, order: Order) -> Next {
+        match order {
+            Order::Send(data) => {
+                let sent = self.connection.send(&data);
+                // Messages are so short, and so few, that one that does not go out whole is the
+                // sign of a connection beyond repair.
+                match sent {
+                    Ok(n) if n == data.len() => Next::Go,
+                    Ok(_) => self.broken(libc::ENOBUFS),
+                    Err(e) => self.broken(errno_of(&e, libc::EIO)),
+                }
+            }
+            Order::Flush => {
+                self.flushing = true;
+                Next::Go
+            }
+            Order::Install(install) => Next::Install(install),
+            // For connections that carry a flow.
+            Order::Stop | Order::Drain => Next::Go,
+        }
+    }
+
+    /// Writing failed: what has come is handed in all the same, before the loss.
+    fn broken(&mut self, errno: i32) -> Next {
+        while let Read::Message(message) = self.reader.step(&*self.connection) {
+            let conn = self.conn;
+            self.shared.with(|d, now| d.message(now, conn, &message));
+        }
+        self.lost(errno)
+    }
+
+    fn lost(&mut self, errno: i32) -> Next {
+        if self.flushing {
+            self.flushed();
+        }
+        // What followed from that, or from the last message, may be that this connection carries a
+        // flow now; then its loss is the flow's.
+        while let Ok(Some(order)) = self.orders.try_recv() {
+            match order {
+                Order::Install(install) => return Next::Install(install),
+                Order::Flush => self.flushed(),
+                _ => {}
+            }
+        }
+        let conn = self.conn;
+        self.shared.with(|d, now| d.conn_lost(now, conn, errno));
+        Next::End
+    }
+
+    fn flushed(&mut self) {
+        self.flushing = false;
+        let conn = self.conn;
+        self.shared
+            .with(|d, now| d.endpoint.handle_flushed(now, conn));
+    }
+}

@@ -1,0 +1,84 @@
+//! Listeners for resumes, and what they accept.
+
+use std::future::poll_fn;
+use std::io;
+use std::rc::Rc;
+
+use slim_core::transport::Locator;
+use tokio::task;
+
+use crate::resume::link::Link;
+use crate::shared::Shared;
+use crate::transport::{Connection, Listener};
+
+/// Connections accepted in a row before everybody else gets a turn.
+const BATCH: usize = 16;
+
+/// Why a listener stops accepting for now.
+enum Pause {
+    Empty,
+    OthersTurn,
+    /// No descriptor. The listener's queue keeps who waits.
+    Shortage,
+    /// For good.
+    Broken(io::Error),
+}
+
+/// Accepts on a listener until it is ended.
+pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
+    let acceptable = || poll_fn(|context| listener.poll_acceptable(context));
+    loop {
+        match accept_some(&*listener, &shared) {
+            Pause::Empty => {
+                if acceptable().await.is_err() {
+                    return;
+                }
+            }
+            Pause::OthersTurn => task::yield_now().await,
+            Pause::Shortage => shared.starve(acceptable()).await,
+            Pause::Broken(e) => {
+                return shared.with(|d, _| d.log.error(|| format!("nobody can resume here: {e}")));
+            }
+        }
+    }
+}
+
+fn accept_some(listener: &dyn Listener, shared: &Rc<Shared>) -> Pause {
+    for _ in 0..BATCH {
+        match listener.accept() {
+            Ok((connection, from)) => incoming(connection, from, shared),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Pause::Empty,
+            Err(e) if is_shortage(&e) => return Pause::Shortage,
+            Err(e) if is_of_one_connection(&e) => {}
+            Err(e) => return Pause::Broken(e),
+        }
+    }
+    Pause::OthersTurn
+}
+
+fn is_shortage(e: &io::Error) -> bool {
+    matches!(
+        e.raw_os_error(),
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
+}
+
+/// A connection that broke while it waited: accept(2), section "Error handling".
+fn is_of_one_connection(e: &io::Error) -> bool {
+    !matches!(
+        e.raw_os_error(),
+        // Somebody has closed the listener, or made it something else.
+        Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) | None
+    )
+}
+
+fn incoming(connection: Box<dyn Connection>, from: Locator, shared: &Rc<Shared>) {
+    let Some((conn, orders)) = shared.with(|d, now| d.accept(now, from)) else {
+        return shared.with(|d, _| {
+            d.log
+                .debug(|| format!("too many connections: refused {from}"));
+        });
+    };
+    let link = Link::new(conn, connection, orders, shared.clone());
+    task::spawn_local(link.converse());
+}

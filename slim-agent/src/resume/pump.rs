@@ -1,0 +1,438 @@
+//! The replay: a connection becomes a flow's transport.
+//!
+//! Both sides write what the other lacks, at the same time. Each must read meanwhile, or two full
+//! pipes would wait for each other for ever; and each may read only what was announced as the
+//! other's replay, because what comes after it is for the application to take at its own pace.
+//!
+//! ```text
+//!            ┌──────────────────────── Stop, failure ──────────────┐
+//!  Install ──┤                                                     ▼
+//!            └─► write and read ──► all written ──► live        stopped ──► Drain: read dry, close
+//! ```
+
+use std::cell::RefCell;
+use std::io;
+
+use tokio::select;
+use tokio::task;
+
+use crate::FlowIo;
+use crate::resume::link::Link;
+use crate::tasks::mailbox::Ended;
+use crate::tasks::order::{Install, Order};
+use crate::transport::{Connection, errno_of, ready};
+
+const SCRATCH: usize = 64 * 1024;
+/// Bytes written or read before everybody else gets a turn.
+const TURN: usize = 1024 * 1024;
+/// Most that is read from a connection being drained. More than any kernel buffers; a peer that
+/// keeps sending is not heard out, and has to send the rest again.
+const MOST_DRAINED: usize = 64 * 1024 * 1024;
+
+/// Where bytes are read to; one for all connections.
+type Scratch = RefCell<Vec<u8>>;
+
+/// How far the replay has come.
+struct Progress {
+    /// Position of the next byte to be written.
+    next: u64,
+    /// Bytes of the peer's replay still to come.
+    left: u64,
+}
+
+enum End {
+    /// All is written.
+    Done,
+    /// Not to go on, or not possible.
+    Stopped,
+    /// Read it dry.
+    Drain,
+    /// Nobody wants the connection any more.
+    Dropped,
+}
+
+/// Replays, makes the connection the flow's transport, and ends; or keeps it until it is drained.
+pub(crate) async fn carry(mut link: Link, install: Install) {
+    install.io.trim(install.peer_received);
+    let mut progress = Progress {
+        next: install.peer_received,
+        left: install.expected,
+    };
+    let end = match link.connection.prepare(&*install.io) {
+        Ok(()) => run(&mut link, &install, &mut progress).await,
+        Err(e) => failed(&link, &install, &e),
+    };
+    let end = match end {
+        End::Done => {
+            let (token, conn) = (install.token, link.conn);
+            if link.shared.with(|d, _| d.may_go_live(token, conn)) {
+                return finish(link, &install, progress.next);
+            }
+            End::Stopped
+        }
+        other => other,
+    };
+    let end = match end {
+        End::Stopped => stopped(&mut link).await,
+        other => other,
+    };
+    if let End::Drain = end {
+        let Link {
+            connection, shared, ..
+        } = link;
+        read_dry(&*connection, &shared.scratch, &*install.io);
+        drop(connection);
+        shared.with(|d, _| d.carrier_drained(install.token));
+    }
+}
+
+async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End {
+    loop {
+        loop {
+            match link.orders.try_recv() {
+                Ok(Some(Order::Stop)) => return End::Stopped,
+                Ok(Some(Order::Drain)) => return End::Drain,
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(Ended) => return End::Dropped,
+            }
+        }
+        let moved = match step(&*link.connection, &link.shared.scratch, install, progress) {
+            Ok(_) if progress.next == install.sent => return End::Done,
+            Ok(moved) => moved,
+            Err(e) => return failed(link, install, &e),
+        };
+        if moved {
+            task::yield_now().await;
+            continue;
+        }
+        select! {
+            biased;
+            order = link.orders.recv() => match order {
+                Some(Order::Stop) => return End::Stopped,
+                Some(Order::Drain) => return End::Drain,
+                Some(_) => {}
+                None => return End::Dropped,
+            },
+            ready = ready(&*link.connection, progress.left > 0) => if ready.is_err() {
+                return End::Dropped;
+            },
+        }
+    }
+}
+
+/// The connection cannot be the flow's transport, or not for long.
+fn failed(link: &Link, install: &Install, e: &io::Error) -> End {
+    let errno = errno_of(e, libc::ECONNRESET);
+    link.shared
+        .with(|d, _| d.carrier_failed(install.token, errno));
+    End::Stopped
+}
+
+/// Writes and reads as much as goes now, up to one turn. Whether anything moved.
+fn step(
+    connection: &dyn Connection,
+    scratch: &Scratch,
+    install: &Install,
+    progress: &mut Progress,
+) -> io::Result<bool> {
+    let read = read_some(connection, scratch, install, progress)?;
+    let written = write_some(connection, install, progress)?;
+    Ok(read || written)
+}
+
+fn write_some(
+    connection: &dyn Connection,
+    install: &Install,
+    progress: &mut Progress,
+) -> io::Result<bool> {
+    let before = progress.next;
+    if before == install.sent {
+        return Ok(false);
+    }
+    let mut outcome = Ok(());
+    progress.next = install.io.replay(before, &mut |piece| {
+        if outcome.is_err() {
+            return 0;
+        }
+        connection.send(piece).unwrap_or_else(|e| {
+            outcome = Err(e);
+            0
+        })
+    });
+    match outcome {
+        Err(e) if !is_passing(&e) => Err(e),
+        _ => Ok(progress.next != before),
+    }
+}
+
+fn read_some(
+    connection: &dyn Connection,
+    scratch: &Scratch,
+    install: &Install,
+    progress: &mut Progress,
+) -> io::Result<bool> {
+    let mut taken = 0;
+    while progress.left > 0 && taken < TURN {
+        match read_piece(connection, scratch, progress.left, &*install.io) {
+            // The peer has promised more.
+            Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
+            Ok(n) => {
+                taken += n;
+                progress.left -= n as u64;
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+            Err(e) if is_passing(&e) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(taken > 0)
+}
+
+/// One `recv` of at most `limit` bytes into the stash.
+fn read_piece(
+    connection: &dyn Connection,
+    scratch: &Scratch,
+    limit: u64,
+    io: &dyn FlowIo,
+) -> io::Result<usize> {
+    // Borrowed for one call; `stash` does not come back here.
+    let mut scratch = scratch.borrow_mut();
+    scratch.resize(SCRATCH, 0);
+    let limit = usize::try_from(limit).unwrap_or(SCRATCH).min(SCRATCH);
+    let space = scratch.get_mut(..limit).unwrap_or_default();
+    let n = connection.recv(space)?;
+    io.stash(space.get(..n).unwrap_or_default());
+    Ok(n)
+}
+
+/// The connection stands.
+fn is_passing(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+/// Waits for the order to drain.
+async fn stopped(link: &mut Link) -> End {
+    loop {
+        match link.orders.recv().await {
+            Some(Order::Drain) => return End::Drain,
+            Some(_) => {}
+            None => return End::Dropped,
+        }
+    }
+}
+
+/// The connection is about to be closed, and the peer sends no more: every byte that has arrived is
+/// the flow's.
+fn read_dry(connection: &dyn Connection, scratch: &Scratch, io: &dyn FlowIo) {
+    let mut taken = 0;
+    while taken < MOST_DRAINED {
+        match read_piece(connection, scratch, u64::MAX, io) {
+            Ok(0) => break,
+            Ok(n) => taken += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break,
+        }
+    }
+}
+
+/// Hands the connection to the front end.
+fn finish(link: Link, install: &Install, position: u64) {
+    let Link {
+        connection, shared, ..
+    } = link;
+    if install.io.local_final().is_some() {
+        connection.shut_write();
+    }
+    connection.flush();
+    let transport = connection.into_transport();
+    let replayed = position.saturating_sub(install.peer_received);
+    shared.with(|d, now| d.go_live(now, install.token, transport, replayed));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use slim_core::replay::Replay;
+    use slim_core::{FlowToken, Verdict};
+    use slim_stream::{Drained, Owed, Probe, Stream};
+
+    use super::*;
+    use crate::handover::{Transport, TransportRef};
+    use crate::transport::kinds::{next, over_each_kind, send_all};
+
+    /// A front end with bytes to be replayed, and what it has been given.
+    struct Replayer(Stream, Mutex<Vec<u8>>);
+
+    impl Replayer {
+        /// Has sent these bytes, none of which are acknowledged.
+        fn with(sent: &[u8]) -> Arc<Self> {
+            let stream = Stream::new();
+            let copy = |from: usize, replay: &mut Replay| replay.push(&sent[from..]);
+            stream.with_half(|half| half.account(sent.len(), copy, || u64::MAX));
+            Arc::new(Replayer(stream, Mutex::default()))
+        }
+
+        fn given(&self) -> Vec<u8> {
+            self.1.lock().unwrap().clone()
+        }
+    }
+
+    impl FlowIo for Replayer {
+        fn stream(&self) -> &Stream {
+            &self.0
+        }
+        fn live(&self) {}
+        fn legacy(&self, _: bool) {}
+        fn suspend(&self) -> bool {
+            true
+        }
+        fn idle(&self) -> bool {
+            true
+        }
+        fn drain(&self) -> Drained {
+            self.0.drained()
+        }
+        fn stash(&self, data: &[u8]) {
+            self.1.lock().unwrap().extend(data);
+        }
+        fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+            self.0.replay(from, f).unwrap()
+        }
+        fn before_connect(&self, _: TransportRef<'_>) -> io::Result<()> {
+            Ok(())
+        }
+        fn prepare(&self, _: TransportRef<'_>) -> io::Result<()> {
+            Ok(())
+        }
+        fn install(&self, _: Transport) {}
+        fn reinstate(&self, _: bool) {}
+        fn peer_final(&self, _: u64) {}
+        fn escalate(&self, _: Verdict) {}
+        fn probe(&self) -> Probe {
+            Probe::BUSY
+        }
+        fn owed(&self) -> Option<Owed> {
+            None
+        }
+    }
+
+    /// What one end of a replay has sent: more than any connection holds.
+    fn bytes(seed: usize) -> Vec<u8> {
+        let piece = (0..251).map(|n| (n * seed) as u8);
+        piece.cycle().take((16 << 20) + seed).collect()
+    }
+
+    /// One end of a replay: the peer lacks everything from `peer_received` on, and replays `expected` bytes.
+    struct OneEnd {
+        connection: Box<dyn Connection>,
+        install: Install,
+        progress: Progress,
+        scratch: Scratch,
+    }
+
+    impl OneEnd {
+        fn new(
+            connection: Box<dyn Connection>,
+            front: &Arc<Replayer>,
+            peer_received: u64,
+            expected: u64,
+        ) -> Self {
+            OneEnd {
+                connection,
+                install: Install {
+                    token: FlowToken(1),
+                    sent: front.0.sent(),
+                    io: front.clone(),
+                    peer_received,
+                    expected,
+                },
+                progress: Progress {
+                    next: peer_received,
+                    left: expected,
+                },
+                scratch: Scratch::default(),
+            }
+        }
+
+        fn step(&mut self) -> io::Result<bool> {
+            step(
+                &*self.connection,
+                &self.scratch,
+                &self.install,
+                &mut self.progress,
+            )
+        }
+
+        fn is_done(&self) -> bool {
+            self.progress.next == self.install.sent && self.progress.left == 0
+        }
+    }
+
+    #[test]
+    fn both_replay_at_once_and_read_nothing_beyond() {
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let (ours, theirs) = (bytes(3), bytes(5));
+            let (ours_len, theirs_len) = (ours.len() as u64, theirs.len() as u64);
+            let fronts = [Replayer::with(&ours), Replayer::with(&theirs)];
+            let mut near = OneEnd::new(near, &fronts[0], 1000, theirs_len - 7);
+            let mut far = OneEnd::new(far, &fronts[1], 7, ours_len - 1000);
+            let mut waited = 0;
+            while !(near.is_done() && far.is_done()) {
+                let moved = [near.step().unwrap(), far.step().unwrap()];
+                if moved == [false, false] {
+                    waited += 1;
+                    select! {
+                        biased;
+                        _ = ready(&*near.connection, near.progress.left > 0) => {}
+                        _ = ready(&*far.connection, far.progress.left > 0) => {}
+                    }
+                }
+                task::yield_now().await;
+                assert!(waited < 100_000);
+            }
+            assert!(fronts[1].given() == ours[1000..]);
+            assert!(fronts[0].given() == theirs[7..]);
+            // The application's next bytes are not the pump's.
+            send_all(&*near.connection, b"next");
+            assert!(!far.step().unwrap());
+            assert_eq!(next(&*far.connection, 9).await, b"next");
+        });
+    }
+
+    #[test]
+    fn what_came_of_a_replay_that_broke_is_kept() {
+        over_each_kind(async |ends| {
+            let (near, far) = ends();
+            let ours = bytes(3);
+            let fronts = [Replayer::with(&ours), Replayer::with(b"")];
+            let mut near = OneEnd::new(near, &fronts[0], 0, 0);
+            let mut far = OneEnd::new(far, &fronts[1], 0, ours.len() as u64);
+            while fronts[1].given().is_empty() {
+                near.step().unwrap();
+                far.step().unwrap();
+                task::yield_now().await;
+            }
+            near.step().unwrap();
+            let sent = near.progress.next as usize;
+            assert!(sent < ours.len());
+            drop(near);
+            read_dry(&*far.connection, &far.scratch, &*fronts[1]);
+            let given = fronts[1].given();
+            assert!(given == ours[..sent], "{} of {sent} bytes", given.len());
+            // Of what was promised nothing more comes.
+            let error = loop {
+                match far.step() {
+                    Ok(_) => task::yield_now().await,
+                    Err(e) => break e,
+                }
+            };
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        });
+    }
+}

@@ -1,0 +1,112 @@
+//! Tasks that the driver wants to be started. It does not know how they run: they call it, and not the other way round.
+
+pub(crate) mod mailbox;
+pub(crate) mod order;
+pub(crate) mod spawn;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use slim_core::ConnId;
+use slim_core::transport::Path;
+use slim_sys::OwnFd;
+use tokio::io::unix::AsyncFd;
+use tokio::task::JoinHandle;
+
+use crate::FlowIo;
+use crate::commands::done::Done;
+use crate::control::socket::ControlSocket;
+use crate::listeners::neighbour::Neighbour;
+use crate::tasks::mailbox::Receiver;
+use crate::tasks::order::Order;
+use crate::transport::Listener;
+
+/// What a task does.
+pub(crate) enum Task {
+    /// Takes what comes to a control socket.
+    Receive(Rc<ControlSocket>),
+    /// Accepts who resumes.
+    Accept(Box<dyn Listener>),
+    /// Makes a resume connection, and exchanges messages on it.
+    Connect {
+        conn: ConnId,
+        io: Option<Arc<dyn FlowIo>>,
+        path: Path,
+        orders: Receiver<Order>,
+    },
+    /// Serves other processes that accept at our address.
+    Serve(SocketAddr, AsyncFd<OwnFd>),
+    /// Hears the owner of an address at which we accept.
+    Hear(SocketAddr, Rc<Neighbour>),
+    /// Closes the control socket of a listener, once nobody receives on it.
+    Close {
+        addr: SocketAddr,
+        socket: Option<(Rc<ControlSocket>, Running)>,
+        done: Option<Done>,
+    },
+    /// Ends the agent once the application has no thread left.
+    RetireWhenAlone,
+}
+
+/// Tasks to be started when the driver's turn is over.
+#[derive(Default)]
+pub(crate) struct Tasks(Vec<(Task, Slot)>);
+
+impl Tasks {
+    /// Has a task started, for as long as what is returned lives.
+    pub(crate) fn start(&mut self, task: Task) -> Running {
+        let slot = Slot::default();
+        self.0.push((task, slot.clone()));
+        Running(slot)
+    }
+
+    /// Has a task started that ends by itself.
+    pub(crate) fn start_and_forget(&mut self, task: Task) {
+        self.0.push((task, Slot::default()));
+    }
+
+    /// Calls `spawn` for all of them that are still wanted.
+    pub(crate) fn drain(&mut self, mut spawn: impl FnMut(Task) -> JoinHandle<()>) {
+        for (task, slot) in self.0.drain(..) {
+            let mut slot = slot.borrow_mut();
+            if let State::Waiting = *slot {
+                *slot = State::Started(spawn(task));
+            }
+        }
+    }
+}
+
+type Slot = Rc<RefCell<State>>;
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Waiting,
+    Started(JoinHandle<()>),
+    Ended,
+}
+
+/// A task, which ends with this.
+pub(crate) struct Running(Slot);
+
+impl Running {
+    /// Ends the task, and waits until it has ended.
+    pub(crate) async fn end(self) {
+        let state = self.0.replace(State::Ended);
+        if let State::Started(task) = state {
+            task.abort();
+            // An error is the cancellation that was asked for.
+            let _ = task.await;
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let State::Started(task) = self.0.replace(State::Ended) {
+            task.abort();
+        }
+    }
+}

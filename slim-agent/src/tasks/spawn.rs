@@ -1,0 +1,66 @@
+//! Starting the tasks that the driver wants.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::task::{self, JoinHandle};
+
+use crate::control::receive::{self, receive_rest};
+use crate::kernel::readiness;
+use crate::listeners::links;
+use crate::resume;
+use crate::shared::Shared;
+use crate::tasks::Task;
+
+/// How often it is looked whether this thread is the only one that is left.
+const ALONE: Duration = Duration::from_millis(50);
+
+/// Starts one.
+pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
+    let shared = shared.clone();
+    match task {
+        Task::Receive(socket) => task::spawn_local(receive::serve(socket, shared)),
+        Task::Accept(listener) => task::spawn_local(resume::listener::serve(listener, shared)),
+        Task::Connect {
+            conn,
+            io,
+            path,
+            orders,
+        } => task::spawn_local(resume::io::outgoing(conn, io, path, orders, shared)),
+        Task::Serve(addr, listener) => task::spawn_local(links::serve(addr, listener, shared)),
+        Task::Hear(addr, link) => task::spawn_local(links::hear_owner(addr, link, shared)),
+        Task::Close { addr, socket, done } => task::spawn_local(async move {
+            if let Some((socket, receiving)) = socket {
+                receiving.end().await;
+                receive_rest(&socket, &shared);
+                shared.with(|d, _| d.control.forget(&socket));
+            }
+            // Not before the socket is closed: others find the port free when their links end.
+            shared.with(|d, _| d.claims.close(addr));
+            if let Some(done) = done {
+                done.tell();
+            }
+        }),
+        Task::RetireWhenAlone => task::spawn_local(retire_when_alone(shared)),
+    }
+}
+
+/// The process ends with the last thread of the application's, and so must we: once the first one is gone, it is looked now
+/// and then whether there are others.
+async fn retire_when_alone(shared: Rc<Shared>) {
+    let clock = slim_sys::timerfd().and_then(|clock| readiness::watch(clock, Interest::READABLE));
+    let Ok(clock) = clock else { return };
+    loop {
+        slim_sys::set_timerfd(clock.get_ref().raw(), Some(ALONE));
+        let Ok(mut ready) = clock.readable().await else {
+            return;
+        };
+        slim_sys::reset_eventfd(clock.get_ref().raw());
+        ready.clear_ready();
+        // The first thread, which is gone, and this one.
+        if slim_sys::first_has_ended() && slim_sys::threads() <= 2 {
+            return shared.retire();
+        }
+    }
+}
