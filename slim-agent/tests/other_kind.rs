@@ -2,262 +2,20 @@
 
 mod common;
 
-use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::memory::{PipeEnd, PipeNet, Pipes, pipe};
-use common::{Kill, LIMIT, Pattern, Server, config};
-use slim_agent::{Agent, FlowIo, Transport, TransportRef};
+use common::any_flow::{AnyFlow, End, read_pieces, write_pieces};
+use common::memory::{PipeNet, Pipes, pipe};
+use common::{Kill, Pattern, Server, config};
+use slim_agent::Agent;
 use slim_core::config::Config;
-use slim_core::replay::Replay;
-use slim_core::stash::Stash;
-use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
-use slim_stream::{Drained, Owed, Probe, Stream};
-
-/// How long a call waits at a time.
-const MOMENT: Duration = Duration::from_millis(1);
-
-/// One end of a flow. Data calls hold the state's lock, so nobody is ever inside when control has it.
-struct PipeFlow {
-    agent: Agent,
-    token: FlowToken,
-    stream: Stream,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    end: Option<PipeEnd>,
-    stash: Stash,
-    live: bool,
-    resumed: u32,
-    /// Connections that are not taken.
-    refused: u32,
-    verdict: Option<Verdict>,
-}
-
-static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
-
-impl PipeFlow {
-    fn new(agent: &Agent, role: Role, end: PipeEnd, path: (SocketAddr, SocketAddr)) -> Arc<Self> {
-        let flow = Arc::new(PipeFlow {
-            agent: agent.clone(),
-            token: FlowToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)),
-            stream: Stream::new(),
-            state: Mutex::new(State {
-                end: Some(end),
-                ..State::default()
-            }),
-            changed: Condvar::new(),
-        });
-        agent.open(flow.token, flow.clone(), role, path.0, path.1);
-        flow
-    }
-
-    /// Calls `f` with the transport, if there is one, until it has an answer.
-    fn call(
-        &self,
-        mut f: impl FnMut(&mut State) -> Result<usize, Cause>,
-    ) -> Result<usize, Verdict> {
-        let mut state = self.state.lock().unwrap();
-        loop {
-            let cause = match f(&mut state) {
-                Ok(n) => return Ok(n),
-                Err(cause) => cause,
-            };
-            if let Some(verdict) = state.verdict {
-                return Err(verdict);
-            }
-            if cause != Cause::Errno(libc::EAGAIN) && !self.stream.is_barred() {
-                self.stream.bar();
-                self.agent.fault(self.token, cause);
-            }
-            state = self.changed.wait_timeout(state, MOMENT).unwrap().0;
-        }
-    }
-
-    fn write(&self, mut data: &[u8]) -> Result<(), Verdict> {
-        while !data.is_empty() {
-            let n = self.call(|state| {
-                let end = usable(state, &self.stream)?;
-                let n = end.send(data).map_err(cause)?;
-                let copy = |from: usize, replay: &mut Replay| replay.push(&data[from..n]);
-                self.stream
-                    .with_half(|half| half.account(n, copy, || end.unacked()));
-                self.stream.mark_dirty(|| self.agent.dirty(self.token));
-                Ok(n)
-            })?;
-            data = &data[n..];
-        }
-        Ok(())
-    }
-
-    fn read(&self, buf: &mut [u8]) -> Result<usize, Verdict> {
-        self.call(|state| {
-            let n = state.stash.read(buf);
-            if n > 0 {
-                return Ok(n);
-            }
-            let n = usable(state, &self.stream)?.recv(buf).map_err(cause)?;
-            self.stream.add_received(n as u64);
-            let received = self.stream.received();
-            match n > 0 || self.stream.ends_at(received) {
-                true => Ok(n),
-                false => Err(Cause::Eof { received }),
-            }
-        })
-    }
-
-    fn read_exact(&self, mut buf: &mut [u8]) {
-        while !buf.is_empty() {
-            let n = self.read(buf).expect("no error");
-            assert!(n > 0, "no end");
-            buf = &mut buf[n..];
-        }
-    }
-
-    /// Breaks the transport: both ends notice, and what is in flight is lost.
-    fn cut(&self) {
-        if let Some(end) = &self.state.lock().unwrap().end {
-            end.cut();
-        }
-    }
-
-    fn wait_live(&self) {
-        let state = self.state.lock().unwrap();
-        let waited = self.changed.wait_timeout_while(state, LIMIT, |s| !s.live);
-        assert!(waited.unwrap().0.live);
-    }
-
-    fn resumed(&self) -> u32 {
-        self.state.lock().unwrap().resumed
-    }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap());
-        self.changed.notify_all();
-    }
-
-    fn drain_into(&self, state: &mut State) {
-        let mut buf = [0; 4096];
-        if let Some(end) = state.end.take() {
-            while let Ok(n @ 1..) = end.recv(&mut buf) {
-                self.stream.add_received(n as u64);
-                state.stash.push(&buf[..n]).unwrap();
-            }
-        }
-    }
-}
-
-fn usable<'a>(state: &'a mut State, stream: &Stream) -> Result<&'a PipeEnd, Cause> {
-    let end = state.end.as_ref().filter(|_| !stream.is_barred());
-    end.ok_or(Cause::Errno(libc::EAGAIN))
-}
-
-fn cause(e: io::Error) -> Cause {
-    match e.kind() {
-        io::ErrorKind::WouldBlock => Cause::Errno(libc::EAGAIN),
-        _ => Cause::Errno(libc::ECONNRESET),
-    }
-}
-
-impl FlowIo for PipeFlow {
-    fn stream(&self) -> &Stream {
-        &self.stream
-    }
-
-    fn live(&self) {
-        self.change(|state| state.live = true);
-    }
-
-    fn legacy(&self, _: bool) {
-        panic!("the peer has SLIM");
-    }
-
-    fn suspend(&self) -> bool {
-        self.change(|_| self.stream.bar());
-        true
-    }
-
-    fn idle(&self) -> bool {
-        true
-    }
-
-    fn drain(&self) -> Drained {
-        self.drain_into(&mut self.state.lock().unwrap());
-        self.stream.drained()
-    }
-
-    fn stash(&self, data: &[u8]) {
-        self.stream.add_received(data.len() as u64);
-        self.state.lock().unwrap().stash.push(data).unwrap();
-    }
-
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        self.stream.replay(from, f).unwrap()
-    }
-
-    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        match transport {
-            TransportRef::Other(any) if any.is::<PipeEnd>() => Ok(()),
-            _ => Err(io::ErrorKind::Unsupported.into()),
-        }
-    }
-
-    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        let refused = &mut self.state.lock().unwrap().refused;
-        if *refused > 0 {
-            *refused -= 1;
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        self.before_connect(transport)
-    }
-
-    fn install(&self, transport: Transport) {
-        let Transport::Other(any) = transport else {
-            panic!("was refused");
-        };
-        self.change(|state| {
-            state.end = Some(*any.downcast::<PipeEnd>().expect("was prepared"));
-            state.resumed += 1;
-            self.stream.open();
-        });
-    }
-
-    fn reinstate(&self, _: bool) {
-        self.change(|_| self.stream.open());
-    }
-
-    fn peer_final(&self, seq: u64) {
-        self.change(|_| self.stream.set_peer_final(seq));
-    }
-
-    fn escalate(&self, verdict: Verdict) {
-        self.change(|state| {
-            self.stream.bar();
-            self.drain_into(state);
-            state.verdict = Some(verdict);
-        });
-    }
-
-    fn probe(&self) -> Probe {
-        let mut state = self.state.lock().unwrap();
-        usable(&mut state, &self.stream).map_or(Probe::BUSY, |end| {
-            self.stream.probe_by(|| end.unacked(), || false)
-        })
-    }
-
-    fn owed(&self) -> Option<Owed> {
-        self.state.lock().unwrap().end = None;
-        None
-    }
-}
+use slim_core::transport::TransportKind;
+use slim_core::{FinHow, Role};
 
 /// Two agents that resume by pipes.
 struct Agents {
@@ -271,7 +29,7 @@ impl Agents {
     fn start(config: &Config) -> Agents {
         let net = Arc::<PipeNet>::default();
         let agent = |side| {
-            let provider = Box::new(Pipes(net.clone(), side));
+            let provider = Box::new(Pipes::new(&net, side, TransportKind::TCP));
             Agent::start_with(config.clone(), vec![provider]).unwrap()
         };
         let (client, server) = (agent(0), agent(1));
@@ -286,37 +44,21 @@ impl Agents {
         }
     }
 
-    fn pair(&self) -> (Arc<PipeFlow>, Arc<PipeFlow>) {
+    fn pair(&self) -> (Arc<AnyFlow>, Arc<AnyFlow>) {
         let there = self.listener.local_addr().unwrap();
         // A name for the flow, as good as any other.
         let here = (Ipv4Addr::LOCALHOST, 1).into();
         let (near, far) = pipe(None);
-        let near = PipeFlow::new(&self.client, Role::Connector, near, (here, there));
-        let far = PipeFlow::new(&self.server, Role::Acceptor, far, (there, here));
+        let near = AnyFlow::new(
+            &self.client,
+            Role::Connector,
+            End::Pipe(near),
+            (here, there),
+        );
+        let far = AnyFlow::new(&self.server, Role::Acceptor, End::Pipe(far), (there, here));
         near.wait_live();
         far.wait_live();
         (near, far)
-    }
-}
-
-const PIECE: usize = 10_000;
-
-/// Writes pieces of a pattern.
-fn write_pieces(flow: &PipeFlow, seed: u64, pieces: usize) {
-    let (mut pattern, mut buf) = (Pattern::new(seed), [0; PIECE]);
-    for _ in 0..pieces {
-        pattern.fill(&mut buf);
-        flow.write(&buf).expect("no error");
-    }
-}
-
-/// Reads them at the other end.
-fn read_pieces(flow: &PipeFlow, seed: u64, pieces: usize) {
-    let (mut pattern, mut want, mut got) = (Pattern::new(seed), [0; PIECE], [0; PIECE]);
-    for n in 0..pieces {
-        pattern.fill(&mut want);
-        flow.read_exact(&mut got);
-        assert!(want == got, "wrong bytes in piece {n}");
     }
 }
 

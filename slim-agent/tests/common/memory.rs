@@ -9,7 +9,7 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker};
 
@@ -215,50 +215,79 @@ pub struct PipeNet {
     /// Of the next pipes.
     pub fuses: Mutex<VecDeque<usize>>,
     pub made: AtomicU32,
+    /// No pipe can be made.
+    pub down: AtomicBool,
 }
 
 /// One agent's side of a [`PipeNet`].
-pub struct Pipes(pub Arc<PipeNet>, pub usize);
+#[derive(Clone)]
+pub struct Pipes {
+    net: Arc<PipeNet>,
+    side: usize,
+    kind: TransportKind,
+}
+
+impl Pipes {
+    /// Pipes of this kind: in the place of TCP, or beside it.
+    pub fn new(net: &Arc<PipeNet>, side: usize, kind: TransportKind) -> Self {
+        Pipes {
+            net: net.clone(),
+            side,
+            kind,
+        }
+    }
+
+    /// Where the agent of this side is found, unless by what TCP tells.
+    fn place(&self, side: usize) -> Option<OtherLocator> {
+        OtherLocator::new(self.kind, &[b'p', side as u8])
+    }
+}
 
 impl Provider for Pipes {
     fn kind(&self) -> TransportKind {
-        TransportKind::TCP
+        self.kind
     }
 
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
-        let fuse = self.0.fuses.lock().unwrap().pop_front();
+        let there = 1 - self.side;
+        if let Some(place) = self.place(there) {
+            assert_eq!(wanted.path.to, place.into());
+        }
+        if self.net.down.load(Ordering::Relaxed) {
+            return Err(io::ErrorKind::NetworkUnreachable.into());
+        }
+        let fuse = self.net.fuses.lock().unwrap().pop_front();
         let (near, far) = pipe(fuse);
         if let Some(flow) = wanted.flow {
             flow.before_connect(TransportRef::Other(&near))?;
         }
-        self.0.made.fetch_add(1, Ordering::Relaxed);
-        let (waiting, waker) = &mut *self.0.waiting[1 - self.1].lock().unwrap();
+        self.net.made.fetch_add(1, Ordering::Relaxed);
+        let (waiting, waker) = &mut *self.net.waiting[there].lock().unwrap();
         waiting.push_back(far);
         waker.take().into_iter().for_each(Waker::wake);
         Ok(Box::new(near))
     }
 
     fn listener(&self) -> io::Result<Option<Box<dyn Listener>>> {
-        Ok(Some(Box::new(Pipes(self.0.clone(), self.1))))
+        Ok(Some(Box::new(self.clone())))
     }
 }
 
 impl Listener for Pipes {
     fn locator(&self) -> Option<OtherLocator> {
-        None
+        self.place(self.side)
     }
 
     fn accept(&self) -> io::Result<(Box<dyn Connection>, Locator)> {
-        let came = self.0.waiting[self.1].lock().unwrap().0.pop_front();
+        let came = self.net.waiting[self.side].lock().unwrap().0.pop_front();
         let end = came.ok_or(io::ErrorKind::WouldBlock)?;
-        Ok((
-            Box::new(end),
-            SocketAddr::from((Ipv4Addr::LOCALHOST, 1)).into(),
-        ))
+        let tcp = || SocketAddr::from((Ipv4Addr::LOCALHOST, 1)).into();
+        let from = self.place(1 - self.side).map_or_else(tcp, Locator::from);
+        Ok((Box::new(end), from))
     }
 
     fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let (waiting, waker) = &mut *self.0.waiting[self.1].lock().unwrap();
+        let (waiting, waker) = &mut *self.net.waiting[self.side].lock().unwrap();
         if !waiting.is_empty() {
             return Poll::Ready(Ok(()));
         }

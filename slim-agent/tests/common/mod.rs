@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub mod any_flow;
 mod front;
 pub mod memory;
 
@@ -145,7 +146,11 @@ impl Server {
     }
 
     pub fn start_on(config: Config, addr: SocketAddr) -> Server {
-        let agent = Agent::start(config).expect("the agent starts");
+        Server::of(Agent::start(config).expect("the agent starts"), addr)
+    }
+
+    /// Of this agent.
+    pub fn of(agent: Agent, addr: SocketAddr) -> Server {
         let listener = TcpListener::bind(addr).unwrap();
         agent.listen(listener.as_fd(), listener.local_addr().unwrap());
         Server { agent, listener }

@@ -1,0 +1,340 @@
+//! The front end of a flow whose transports may be of either kind: pipes in memory, or TCP.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use slim_agent::{Agent, FlowIo, Transport, TransportRef};
+use slim_core::replay::Replay;
+use slim_core::stash::Stash;
+use slim_core::transport::TransportKind;
+use slim_core::{Cause, FlowToken, Role, Verdict};
+use slim_stream::{Drained, Owed, Probe, Stream};
+
+use super::memory::PipeEnd;
+use super::{LIMIT, Pattern};
+
+/// A transport, as the front end has it.
+pub enum End {
+    Pipe(PipeEnd),
+    /// Not blocking.
+    Tcp(TcpStream),
+}
+
+impl End {
+    fn recv(&self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            End::Pipe(pipe) => pipe.recv(buf),
+            End::Tcp(sock) => {
+                let mut sock = sock;
+                sock.read(buf)
+            }
+        }
+    }
+
+    fn send(&self, data: &[u8]) -> io::Result<usize> {
+        match self {
+            End::Pipe(pipe) => pipe.send(data),
+            End::Tcp(sock) => {
+                let mut sock = sock;
+                sock.write(data)
+            }
+        }
+    }
+
+    fn unacked(&self) -> u64 {
+        match self {
+            End::Pipe(pipe) => pipe.unacked(),
+            End::Tcp(sock) => slim_sys::unacked(sock.as_raw_fd()).unwrap(),
+        }
+    }
+
+    fn cut(&self) {
+        match self {
+            End::Pipe(pipe) => pipe.cut(),
+            // It may have been cut before.
+            End::Tcp(sock) => drop(sock.shutdown(Shutdown::Both)),
+        }
+    }
+
+    fn kind(&self) -> TransportKind {
+        match self {
+            End::Pipe(_) => TransportKind::TEST,
+            End::Tcp(_) => TransportKind::TCP,
+        }
+    }
+}
+
+/// How long a call waits at a time.
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// One end of a flow. Data calls hold the state's lock, so nobody is ever inside when control has it.
+pub struct AnyFlow {
+    agent: Agent,
+    pub token: FlowToken,
+    pub stream: Stream,
+    pub state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub struct State {
+    end: Option<End>,
+    stash: Stash,
+    live: bool,
+    resumed: u32,
+    /// Connections that are not taken.
+    pub refused: u32,
+    verdict: Option<Verdict>,
+}
+
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
+
+impl AnyFlow {
+    pub fn new(agent: &Agent, role: Role, end: End, path: (SocketAddr, SocketAddr)) -> Arc<Self> {
+        let flow = Arc::new(AnyFlow {
+            agent: agent.clone(),
+            token: FlowToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed)),
+            stream: Stream::new(),
+            state: Mutex::new(State {
+                end: Some(end),
+                ..State::default()
+            }),
+            changed: Condvar::new(),
+        });
+        agent.open(flow.token, flow.clone(), role, path.0, path.1);
+        flow
+    }
+
+    /// Calls `f` with the transport, if there is one, until it has an answer.
+    fn call(
+        &self,
+        mut f: impl FnMut(&mut State) -> Result<usize, Cause>,
+    ) -> Result<usize, Verdict> {
+        let mut state = self.state.lock().unwrap();
+        loop {
+            let cause = match f(&mut state) {
+                Ok(n) => return Ok(n),
+                Err(cause) => cause,
+            };
+            if let Some(verdict) = state.verdict {
+                return Err(verdict);
+            }
+            if cause != Cause::Errno(libc::EAGAIN) && !self.stream.is_barred() {
+                self.stream.bar();
+                self.agent.fault(self.token, cause);
+            }
+            state = self.changed.wait_timeout(state, MOMENT).unwrap().0;
+        }
+    }
+
+    pub fn write(&self, mut data: &[u8]) -> Result<(), Verdict> {
+        while !data.is_empty() {
+            let n = self.call(|state| {
+                let end = usable(state, &self.stream)?;
+                let n = end.send(data).map_err(cause)?;
+                let copy = |from: usize, replay: &mut Replay| replay.push(&data[from..n]);
+                self.stream
+                    .with_half(|half| half.account(n, copy, || end.unacked()));
+                self.stream.mark_dirty(|| self.agent.dirty(self.token));
+                Ok(n)
+            })?;
+            data = &data[n..];
+        }
+        Ok(())
+    }
+
+    pub fn read(&self, buf: &mut [u8]) -> Result<usize, Verdict> {
+        self.call(|state| {
+            let n = state.stash.read(buf);
+            if n > 0 {
+                return Ok(n);
+            }
+            let n = usable(state, &self.stream)?.recv(buf).map_err(cause)?;
+            self.stream.add_received(n as u64);
+            let received = self.stream.received();
+            match n > 0 || self.stream.ends_at(received) {
+                true => Ok(n),
+                false => Err(Cause::Eof { received }),
+            }
+        })
+    }
+
+    pub fn read_exact(&self, mut buf: &mut [u8]) {
+        while !buf.is_empty() {
+            let n = self.read(buf).expect("no error");
+            assert!(n > 0, "no end");
+            buf = &mut buf[n..];
+        }
+    }
+
+    /// Breaks the transport: both ends notice, and what is in flight is lost.
+    pub fn cut(&self) {
+        if let Some(end) = &self.state.lock().unwrap().end {
+            end.cut();
+        }
+    }
+
+    pub fn wait_live(&self) {
+        let state = self.state.lock().unwrap();
+        let waited = self.changed.wait_timeout_while(state, LIMIT, |s| !s.live);
+        assert!(waited.unwrap().0.live);
+    }
+
+    pub fn resumed(&self) -> u32 {
+        self.state.lock().unwrap().resumed
+    }
+
+    /// By what it is carried now, if by anything.
+    pub fn kind(&self) -> Option<TransportKind> {
+        self.state.lock().unwrap().end.as_ref().map(End::kind)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn drain_into(&self, state: &mut State) {
+        let mut buf = [0; 4096];
+        if let Some(end) = state.end.take() {
+            while let Ok(n @ 1..) = end.recv(&mut buf) {
+                self.stream.add_received(n as u64);
+                state.stash.push(&buf[..n]).unwrap();
+            }
+        }
+    }
+}
+
+fn usable<'a>(state: &'a mut State, stream: &Stream) -> Result<&'a End, Cause> {
+    let end = state.end.as_ref().filter(|_| !stream.is_barred());
+    end.ok_or(Cause::Errno(libc::EAGAIN))
+}
+
+fn cause(e: io::Error) -> Cause {
+    match e.kind() {
+        io::ErrorKind::WouldBlock => Cause::Errno(libc::EAGAIN),
+        _ => Cause::Errno(libc::ECONNRESET),
+    }
+}
+
+impl FlowIo for AnyFlow {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn live(&self) {
+        self.change(|state| state.live = true);
+    }
+
+    fn legacy(&self, _: bool) {
+        panic!("the peer has SLIM");
+    }
+
+    fn suspend(&self) -> bool {
+        self.change(|_| self.stream.bar());
+        true
+    }
+
+    fn idle(&self) -> bool {
+        true
+    }
+
+    fn drain(&self) -> Drained {
+        self.drain_into(&mut self.state.lock().unwrap());
+        self.stream.drained()
+    }
+
+    fn stash(&self, data: &[u8]) {
+        self.stream.add_received(data.len() as u64);
+        self.state.lock().unwrap().stash.push(data).unwrap();
+    }
+
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        self.stream.replay(from, f).unwrap()
+    }
+
+    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        match transport {
+            TransportRef::Other(any) if !any.is::<PipeEnd>() => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        let refused = &mut self.state.lock().unwrap().refused;
+        if *refused > 0 {
+            *refused -= 1;
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        self.before_connect(transport)
+    }
+
+    fn install(&self, transport: Transport) {
+        let end = match transport {
+            Transport::Other(any) => End::Pipe(*any.downcast().expect("was prepared")),
+            Transport::Descriptor(fd) => End::Tcp(fd.into_owned().into()),
+        };
+        self.change(|state| {
+            state.end = Some(end);
+            state.resumed += 1;
+            self.stream.open();
+        });
+    }
+
+    fn reinstate(&self, _: bool) {
+        self.change(|_| self.stream.open());
+    }
+
+    fn peer_final(&self, seq: u64) {
+        self.change(|_| self.stream.set_peer_final(seq));
+    }
+
+    fn escalate(&self, verdict: Verdict) {
+        self.change(|state| {
+            self.stream.bar();
+            self.drain_into(state);
+            state.verdict = Some(verdict);
+        });
+    }
+
+    fn probe(&self) -> Probe {
+        let mut state = self.state.lock().unwrap();
+        usable(&mut state, &self.stream).map_or(Probe::BUSY, |end| {
+            self.stream.probe_by(|| end.unacked(), || false)
+        })
+    }
+
+    fn owed(&self) -> Option<Owed> {
+        self.state.lock().unwrap().end = None;
+        None
+    }
+}
+
+pub const PIECE: usize = 10_000;
+
+/// Writes pieces of a pattern.
+pub fn write_pieces(flow: &AnyFlow, seed: u64, pieces: usize) {
+    let (mut pattern, mut buf) = (Pattern::new(seed), [0; PIECE]);
+    for _ in 0..pieces {
+        pattern.fill(&mut buf);
+        flow.write(&buf).expect("no error");
+    }
+}
+
+/// Reads them at the other end.
+pub fn read_pieces(flow: &AnyFlow, seed: u64, pieces: usize) {
+    let (mut pattern, mut want, mut got) = (Pattern::new(seed), [0; PIECE], [0; PIECE]);
+    for n in 0..pieces {
+        pattern.fill(&mut want);
+        flow.read_exact(&mut got);
+        assert!(want == got, "wrong bytes in piece {n}");
+    }
+}

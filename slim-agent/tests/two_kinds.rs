@@ -1,0 +1,150 @@
+//! A flow goes from TCP to pipes in memory and back.
+
+mod common;
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::any_flow::{AnyFlow, End, read_pieces, write_pieces};
+use common::memory::{PipeNet, Pipes};
+use common::{LIMIT, Pattern, Server};
+use slim_agent::Agent;
+use slim_core::Role;
+use slim_core::config::Config;
+use slim_core::transport::TransportKind;
+
+/// Two agents with both kinds, pipes preferred.
+struct Agents {
+    net: Arc<PipeNet>,
+    client: Agent,
+    server: Server,
+}
+
+impl Agents {
+    fn start() -> Agents {
+        let net = Arc::<PipeNet>::default();
+        let agent = |side| {
+            let pipes = Pipes::new(&net, side, TransportKind::TEST);
+            Agent::start_with(Config::default(), vec![Box::new(pipes)]).unwrap()
+        };
+        let client = agent(0);
+        let server = Server::of(agent(1), (std::net::Ipv4Addr::LOCALHOST, 0).into());
+        Agents {
+            net,
+            client,
+            server,
+        }
+    }
+
+    /// A flow that begins by TCP.
+    fn pair(&self) -> (Arc<AnyFlow>, Arc<AnyFlow>) {
+        let near = TcpStream::connect(self.server.addr()).unwrap();
+        let far = self.server.listener.accept().unwrap().0;
+        let flow = |agent: &Agent, role, sock: TcpStream| {
+            sock.set_nonblocking(true).unwrap();
+            let path = (sock.local_addr().unwrap(), sock.peer_addr().unwrap());
+            AnyFlow::new(agent, role, End::Tcp(sock), path)
+        };
+        let near = flow(&self.client, Role::Connector, near);
+        let far = flow(&self.server.agent, Role::Acceptor, far);
+        near.wait_live();
+        far.wait_live();
+        (near, far)
+    }
+
+    fn pipes(&self, up: bool) {
+        self.net.down.store(!up, Ordering::Relaxed);
+    }
+}
+
+/// Waits until both ends are carried by this kind.
+fn wait_for([near, far]: [&AnyFlow; 2], kind: TransportKind) {
+    let begun = Instant::now();
+    while [near, far].iter().any(|flow| flow.kind() != Some(kind)) {
+        assert!(begun.elapsed() < LIMIT, "never carried by {kind}");
+        // A connection of TCP that is shut has delivered everything: nobody notices who does not go on.
+        near.write(b"?").unwrap();
+        far.read_exact(&mut [0]);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_flow_goes_from_tcp_to_pipes_and_back() {
+    let agents = Agents::start();
+    let (near, far) = agents.pair();
+    let both = [&*near, &*far];
+    wait_for(both, TransportKind::TCP);
+    let lose_some = || {
+        near.write(b"in flight, and lost").unwrap();
+        far.write(b"so is this").unwrap();
+        near.cut();
+        let (mut there, mut back) = ([0; 19], [0; 10]);
+        far.read_exact(&mut there);
+        near.read_exact(&mut back);
+        let got = (&there[..], &back[..]);
+        assert_eq!(got, (&b"in flight, and lost"[..], &b"so is this"[..]));
+    };
+    // The peers tell each other of the pipes when the flow is live; until then a resume knows TCP only.
+    let begun = Instant::now();
+    while agents.net.made.load(Ordering::Relaxed) == 0 {
+        assert!(begun.elapsed() < LIMIT, "no pipe is ever made");
+        lose_some();
+    }
+    wait_for(both, TransportKind::TEST);
+    let before = (near.resumed(), far.resumed());
+    for round in 0..6 {
+        let kind = match round % 2 {
+            0 => TransportKind::TCP,
+            _ => TransportKind::TEST,
+        };
+        agents.pipes(kind == TransportKind::TEST);
+        lose_some();
+        wait_for(both, kind);
+    }
+    let resumed = (near.resumed() - before.0, far.resumed() - before.1);
+    assert!(resumed.0 >= 6 && resumed.1 >= 6, "{resumed:?}");
+}
+
+#[test]
+fn flows_stay_byte_exact_while_kinds_come_and_go() {
+    const PIECES: usize = 1500;
+    let agents = Agents::start();
+    let pairs: Vec<_> = (0..6).map(|_| agents.pair()).collect();
+    let mut seen = [0, 0];
+    thread::scope(|scope| {
+        let mut jobs = Vec::new();
+        for (n, (near, far)) in (0..).zip(&pairs) {
+            jobs.push(scope.spawn(move || write_pieces(near, n, PIECES)));
+            jobs.push(scope.spawn(move || read_pieces(far, n, PIECES)));
+            jobs.push(scope.spawn(move || write_pieces(far, !n, PIECES)));
+            jobs.push(scope.spawn(move || read_pieces(near, !n, PIECES)));
+        }
+        let mut random = Pattern::new(7);
+        let mut cuts = 0u32;
+        while !jobs.iter().all(|job| job.is_finished()) {
+            thread::sleep(Duration::from_millis(random.next() % 10));
+            if cuts < 40 {
+                agents.pipes(cuts & 1 == 0);
+                for (near, _) in &pairs {
+                    match near.kind() {
+                        Some(TransportKind::TEST) => seen[0] += 1,
+                        Some(_) => seen[1] += 1,
+                        None => {}
+                    }
+                    near.cut();
+                }
+                cuts += 1;
+            }
+        }
+    });
+    let resumed: u32 = pairs.iter().map(|(near, _)| near.resumed()).sum();
+    println!("cut on pipes and on TCP: {seen:?}; {resumed} resumes");
+    assert!(
+        resumed >= 6 && seen.iter().all(|times| *times > 0),
+        "{seen:?}"
+    );
+}
