@@ -2,7 +2,7 @@
 //!
 //! A [`Provider`] makes the connections of one kind, and has a [`Listener`] where peers come to. A [`Connection`] carries first the
 //! messages of a resume and then the replay. In the end it becomes a [`Transport`], which the agent gives to the front end
-//! ([`FlowIo::install`](crate::FlowIo::install)) and does not touch any more.
+//! ([`FlowIo::install`]) and does not touch any more.
 //!
 //! ```text
 //!   Provider::connect ──┐                                       prepare      into_transport
@@ -12,7 +12,7 @@
 //!
 //! What a kind must be like: bytes come in order and once, or not at all; those that came before the connection broke can be
 //! read after it; and this end can tell how many of its own the other end has for good. The last one the agent does not ask for: the
-//! front end trims by it ([`FlowIo::probe`](crate::FlowIo::probe)).
+//! front end trims by it ([`FlowIo::probe`]).
 //!
 //! Everything here is called on the agent thread, inside its runtime, and must not wait. Dispatch is dynamic: a connection
 //! is one allocation, its messages none, and a live flow has nothing to do with any of it. Should the agent thread ever panic, only
@@ -46,7 +46,7 @@ pub trait Provider {
     /// Which one.
     fn kind(&self) -> TransportKind;
 
-    /// Begins to connect. Before that the flow's front end has its say ([`FlowIo::before_connect`](crate::FlowIo::before_connect)).
+    /// Begins to connect. Before that the flow's front end has its say ([`FlowIo::before_connect`]).
     ///
     /// # Errors
     /// There is no connection on this path: the attempt has failed.
@@ -118,7 +118,7 @@ pub trait Connection {
     /// A hint: nothing more can have come, so that [`poll_readable`](Self::poll_readable) need not find that out by another look.
     fn expect_nothing(&self) {}
 
-    /// Shows the connection to the front end of the flow whose transport it is to be ([`FlowIo::prepare`](crate::FlowIo::prepare)).
+    /// Shows the connection to the front end of the flow whose transport it is to be ([`FlowIo::prepare`]).
     ///
     /// # Errors
     /// It is not to be: the front end does not take this kind, or not this connection.

@@ -1,7 +1,6 @@
 //! A small front end that owns its sockets: what is left to do for one that has [`slim_stream`].
 //!
-//! Data calls are inside while they are in the kernel and until they have counted, so the descriptor that they have loaded
-//! is their transport's; none of them waits there. Control has the state's lock.
+//! Data calls are inside until they have counted, so their descriptor is the transport's; none waits there. Control has the lock.
 
 use std::io;
 use std::net::TcpStream;
@@ -35,7 +34,8 @@ pub struct State {
     receiving: ReceiveHalf,
     /// Given up; the verdict counts when everything has been read that the transport had.
     given_up: Option<Verdict>,
-    fault: Option<Cause>,
+    /// What was met on the transport, which says it once; and whether the agent has heard it.
+    fault: Option<(Cause, bool)>,
     closed: bool,
     pub live: bool,
     pub legacy: Option<bool>,
@@ -90,8 +90,7 @@ impl FlowSocket {
         })
     }
 
-    /// Asks until there is something for the application: inside, with the transport, or outside, while that is away. Waits
-    /// for `events`, for another transport, or for the end, which is 0.
+    /// Asks inside, with the transport, or outside while that is away. Waits for `events`, another transport, or the end, which is 0.
     fn call(
         &self,
         events: i16,
@@ -132,7 +131,7 @@ impl FlowSocket {
         }
         if !self.stream.is_barred() {
             self.stream.bar();
-            state.fault = Some(cause);
+            state.fault = Some((cause, false));
         }
         None
     }
@@ -171,8 +170,11 @@ impl FlowSocket {
 
     /// When nobody is inside any more: the agent hears of a fault, and not before; what is given up is read dry, and has its verdict.
     fn conclude(&self, state: &mut State) {
-        if let Some(cause) = state.fault.take_if(|_| self.stream.idle()) {
-            self.agent.fault(self.token, cause);
+        if let Some((cause, told @ false)) = &mut state.fault
+            && self.stream.idle()
+        {
+            *told = true;
+            self.agent.fault(self.token, *cause);
         }
         if state.given_up.is_some() && state.verdict.is_none() && self.stream.idle() {
             self.drain_into(state);
@@ -195,7 +197,11 @@ impl FlowIo for FlowSocket {
         self.change(|state| {
             state.legacy = Some(refused);
             self.stream.with_half(|half| *half = SendHalf::new());
-            self.stream.open();
+            match state.fault {
+                Some((cause @ Cause::Errno(_), _)) => state.given_up = Some(verdict(cause)),
+                _ => self.stream.open(),
+            }
+            self.conclude(state);
         });
     }
 
@@ -210,10 +216,7 @@ impl FlowIo for FlowSocket {
     }
 
     fn drain(&self) -> Drained {
-        assert!(
-            self.stream.is_barred() && self.stream.idle(),
-            "drained while in use"
-        );
+        assert!(self.stream.is_barred() && self.stream.idle(), "in use");
         self.drain_into(&mut self.state());
         self.stream.drained()
     }
@@ -285,10 +288,7 @@ impl FlowIo for FlowSocket {
         let sock = state.sock.as_ref().filter(|_| state.verdict.is_none());
         match sock.map(|sock| self.stream.delivery(sock.as_raw_fd())) {
             _ if self.stream.is_barred() || !state.closed => Some(self.stream.owed()),
-            None | Some(Delivery::Done) => {
-                state.sock = None;
-                None
-            }
+            None | Some(Delivery::Done) => state.sock.take().and(None),
             Some(Delivery::Owed(owed)) => Some(owed),
             Some(Delivery::Broken(owed)) => {
                 self.stream.bar();
