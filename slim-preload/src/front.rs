@@ -27,7 +27,7 @@ const _: () = assert!(size_of::<Handle>() <= 24 && size_of::<Transient>() == 48)
 #[derive(Default)]
 #[repr(align(16))]
 struct Transient {
-    /// Of an accepted connection, until the flow is live.
+    /// Of an accepted connection, until the flow is live and quiet.
     accepted: Option<Accepted>,
     /// The application's setting, while the kernel of the old transport asks the peer's.
     asking: Option<sys::KeepAlive>,
@@ -115,7 +115,6 @@ impl FlowIo for Handle {
     fn live(&self) {
         // The connection has outlived what OPEN is for: the agent says FIN from here on.
         self.flow.ctl().opened = None;
-        *self.transient() = None;
         self.flow.live.store(true, Ordering::Release);
         self.flow.stream.wake();
     }
@@ -272,10 +271,17 @@ impl FlowIo for Handle {
         let Some(ctl) = self.flow.own() else {
             return Probe::BUSY;
         };
-        match (ctl.mode(), ctl.probe_fd()) {
+        let probe = match (ctl.mode(), ctl.probe_fd()) {
             (Mode::Open | Mode::Lingering, Some(fd)) => self.flow.stream.probe(fd),
             _ => Probe::BUSY,
+        };
+        if probe.unacked == 0 && self.flow.live.load(Ordering::Acquire) {
+            drop(
+                self.transient()
+                    .take_if(|transient| transient.asking.is_none()),
+            );
         }
+        probe
     }
 
     fn ask_kernel(&self, on: bool) {

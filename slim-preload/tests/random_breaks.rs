@@ -27,7 +27,7 @@ fn play(test: &str, breaks: bool, all: &[[u32; 3]]) {
                 )
                 .env("T_OWN_NETWORK", "1")
                 .preloaded(breaks)
-                .settle(if breaks { SETTLED / 2 } else { 0 })
+                .settle(if breaks { SETTLED } else { 0 })
         };
         running.push((first, pair_started(one(), one())));
     }
