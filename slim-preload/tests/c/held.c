@@ -8,6 +8,8 @@ enum { MUCH = 32 << 20 };
 
 static char call[16];
 static int length, later, a;
+// The first thread is about to make the call that waits.
+static _Atomic int waits;
 static struct conn other;
 static char data[MUCH];
 
@@ -29,6 +31,7 @@ static void *sends(void *p UNUSED) {
         if (n < 0) ms(2);
         if (n > 0) sent += n;
     }
+    waits = 1;
     line("all is sent: %d", full_send(a, data, MUCH - sent) == 0);
     return NULL;
 }
@@ -40,6 +43,7 @@ static void *says_more(void *p UNUSED) {
 
 static void *receives(void *p UNUSED) {
     char b[8] = "";
+    waits = 1;
     ssize_t n = full_recv(a, b, 8);
     if (!is("room")) line("has received %zd: %.8s", n, b);
     return NULL;
@@ -84,6 +88,7 @@ int main(int argc, char **argv) {
     handle(SIGUSR1, takes_its_time, SA_RESTART);
     pthread_t first, second, third;
     pthread_create(&first, NULL, is("recv") ? receives : sends, NULL);
+    while (!waits) ms(1);
     ms(300);
     if (is("room")) {
         // One waits for room, one notices the end of the stream, of which nobody tells, and one more wants to send then.
