@@ -10,6 +10,9 @@ static char call[16];
 static int length, later, a;
 // The first thread is about to make the call that waits.
 static _Atomic int waits;
+static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t said = PTHREAD_COND_INITIALIZER;
+static int is_sent;
 static struct conn other;
 static char data[MUCH];
 
@@ -32,7 +35,12 @@ static void *sends(void *p UNUSED) {
         if (n > 0) sent += n;
     }
     waits = 1;
-    line("all is sent: %d", full_send(a, data, MUCH - sent) == 0);
+    int all = full_send(a, data, MUCH - sent) == 0;
+    pthread_mutex_lock(&order);
+    line("all is sent: %d", all);
+    is_sent = 1;
+    pthread_cond_signal(&said);
+    pthread_mutex_unlock(&order);
     return NULL;
 }
 
@@ -45,7 +53,12 @@ static void *receives(void *p UNUSED) {
     char b[8] = "";
     waits = 1;
     ssize_t n = full_recv(a, b, 8);
-    if (!is("room")) line("has received %zd: %.8s", n, b);
+    if (is("room")) return NULL;
+    // The answer may be here before the other thread has come back.
+    pthread_mutex_lock(&order);
+    while (is("send") && !is_sent) pthread_cond_wait(&said, &order);
+    pthread_mutex_unlock(&order);
+    line("has received %zd: %.8s", n, b);
     return NULL;
 }
 
