@@ -282,6 +282,11 @@ fn bad_pointers() {
 }
 
 #[test]
+fn ended_in_both_directions_with_bytes_to_come() {
+    unnoticed("hung_up", &["poll", "epoll", "edges"], 1);
+}
+
+#[test]
 fn half_closed_connections() {
     unnoticed("broken", &["half-close"], 1);
 }

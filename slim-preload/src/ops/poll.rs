@@ -125,7 +125,13 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let peer_ended = flow.stream.peer_final().is_some();
     let closed = state == sys::TCP_CLOSE;
     let we_ended = flow.stream.local_final().is_some();
-    if closed && (!flow.was_established(fd) || (peer_ended && we_ended)) {
+    // The kernel closes what both have ended when all of it has come, and may have broken it before.
+    let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
+    let has_all = || {
+        let received = flow.stream.received();
+        shut_by_us || flow.stream.ends_at(received + sys::readable(fd))
+    };
+    if closed && (!flow.was_established(fd) || (peer_ended && we_ended && has_all())) {
         return false;
     }
     let fault = if closed && sys::has_error(fd) {
@@ -133,7 +139,6 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         transport::found_dead(flow, ctl, fd, Cause::Errno(transport::TO_BE_ASKED))
     } else {
         // An end of both directions, or of the peer's, that it has not announced (yet).
-        let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
         let unread = sys::readable(fd) > 0;
         if peer_ended || shut_by_us || unread {
             return false;
