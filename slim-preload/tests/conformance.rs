@@ -197,7 +197,7 @@ fn threads() {
 }
 
 #[test]
-fn errors_of_recvmmsg() {
+fn several_messages_in_a_call() {
     same_alone("many", &[], &[]);
 }
 

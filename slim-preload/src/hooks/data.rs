@@ -130,7 +130,9 @@ hook! { unsafe fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssiz
     let n = Receive::run(fd, flags, buffers, direct, real);
     if n >= 0 && !asked.get() {
         if !is_writable(message.cast(), size_of::<msghdr>()) { return fail(libc::EFAULT); }
-        ((*message).msg_namelen, (*message).msg_controllen, (*message).msg_flags) = (0, 0, 0);
+        let mut header = message.read_unaligned();
+        (header.msg_namelen, header.msg_controllen, header.msg_flags) = (0, 0, 0);
+        message.write_unaligned(header);
     }
     n
 }}

@@ -39,22 +39,24 @@ impl Buffers {
         Self::One(base.cast_mut().cast(), len)
     }
 
-    /// As `readv(2)` would have them, but for a single buffer.
+    /// As `readv(2)` would have them, but for a single buffer. The kernel does not ask for aligned addresses.
     #[inline]
-    fn list(&self) -> &[iovec] {
+    fn list(&self) -> impl Iterator<Item = (*mut u8, usize)> {
         let (list, count) = match *self {
             Self::List(list, count) => (list, count),
-            // SAFETY: the contract of `message`, and the kernel has accepted it.
-            Self::Message(m) if !m.is_null() => unsafe {
-                ((*m).msg_iov.cast_const(), (*m).msg_iovlen)
-            },
+            Self::Message(m) if !m.is_null() => {
+                // SAFETY: the contract of `message`, and the kernel has accepted it.
+                let m = unsafe { m.read_unaligned() };
+                (m.msg_iov.cast_const(), m.msg_iovlen)
+            }
             _ => (std::ptr::null(), 0),
         };
-        match list.is_null() {
-            true => &[],
+        let count = if list.is_null() { 0 } else { count };
+        (0..count).map(move |i| {
             // SAFETY: the contract of `new`.
-            false => unsafe { std::slice::from_raw_parts(list, count) },
-        }
+            let v = unsafe { list.add(i).read_unaligned() };
+            (v.iov_base.cast(), v.iov_len)
+        })
     }
 
     fn slices(&self) -> impl Iterator<Item = (*mut u8, usize)> {
@@ -62,8 +64,7 @@ impl Buffers {
             Self::One(base, len) => Some((base, len)),
             _ => None,
         };
-        let list = self.list().iter().map(|v| (v.iov_base.cast(), v.iov_len));
-        one.into_iter().chain(list)
+        one.into_iter().chain(self.list())
     }
 
     /// All their bytes.
@@ -71,7 +72,7 @@ impl Buffers {
     pub fn len(&self) -> usize {
         match *self {
             Self::One(_, len) => len,
-            _ => self.list().iter().map(|v| v.iov_len).sum(),
+            _ => self.list().map(|(_, len)| len).sum(),
         }
     }
 
@@ -213,9 +214,9 @@ impl Source for Buffers {
             // SAFETY: the kernel has just read these bytes from there.
             return f(unsafe { std::slice::from_raw_parts(base, len) });
         }
-        for v in self.list().iter().filter(|v| v.iov_len > 0) {
+        for (base, len) in self.list().filter(|(_, len)| *len > 0) {
             // SAFETY: likewise.
-            f(unsafe { std::slice::from_raw_parts(v.iov_base.cast(), v.iov_len) });
+            f(unsafe { std::slice::from_raw_parts(base, len) });
         }
     }
 

@@ -1,5 +1,6 @@
 //! Several messages in one call: `recvmmsg(2)` and `sendmmsg(2)`.
 
+use super::buffers::Buffers;
 use super::limit::{Given, write_left};
 use super::receive::{has_failed, owe};
 use super::{fail, passing};
@@ -97,6 +98,12 @@ pub unsafe fn send(
             return part(done);
         }
         done += 1;
+        // SAFETY: the kernel has just accepted it.
+        let whole = unsafe { Buffers::message(message.cast()) }.len();
+        // Nothing goes behind what is left of a message that was sent in part (`__sys_sendmmsg` in the kernel).
+        if (n as usize) < whole {
+            break;
+        }
     }
     done as c_int
 }
