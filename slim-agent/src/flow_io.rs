@@ -104,8 +104,8 @@ pub trait FlowIo: Send + Sync + 'static {
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
     /// The replay is written: `transport`, which was [prepared](Self::prepare), is the flow's. Swaps it in and wakes sleepers. If the
-    /// application has half-closed, the write side must be shut down here (the agent has done so
-    /// if it knew; doing it twice is harmless, and the application may do it at any moment).
+    /// application has ended its direction, the write side is shut here, as [`Stream::carried_by`] does, under the lock under
+    /// which the application ends it: it may do so at any moment.
     fn install(&self, transport: Transport);
 
     /// Puts the old transport back, which was suspended but never drained; `legacy` as in

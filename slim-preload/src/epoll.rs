@@ -36,8 +36,6 @@ struct Registration {
     data: u64,
     /// Whether the kernel has it now (not while a flow's transport is away).
     attached: bool,
-    /// An event was taken from the kernel and not given to the application: EPOLLONESHOT is still armed.
-    keep_armed: bool,
 }
 
 /// Idle flows are many, and each has a registration.
@@ -50,6 +48,9 @@ struct Aside {
     closed: Option<c_int>,
     /// The file that it was not attached to, see [`Instance::attach`].
     left_out: Option<u64>,
+    /// It fires once, and had when it was taken out of the kernel: what the application had asked for. The event may still
+    /// be kept from it ([`Instance::rearm`]).
+    asked: Option<u32>,
 }
 
 static INSTANCES: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
@@ -188,6 +189,15 @@ fn has_fired(events: u32) -> bool {
     events & libc::EPOLLONESHOT as u32 != 0 && events & !how == 0
 }
 
+/// What the application had asked for, if the kernel has the events `now`: that is over when they are armed, and else what
+/// was `known` to be armed before, or asked for `already`.
+fn asked(now: u32, known: u32, already: Option<u32>) -> Option<u32> {
+    if !has_fired(now) {
+        return None;
+    }
+    already.or((!has_fired(known)).then_some(known))
+}
+
 impl Registration {
     /// Whether it is not to be made again until it is armed: it fires once, and has. The kernel would report the end of the
     /// file, as it does not of a registration that has fired since it was made.
@@ -293,7 +303,6 @@ impl Instance {
                     events: e.events,
                     data: e.u64,
                     attached: present,
-                    keep_armed: false,
                 };
                 mirror.asides.remove(&fd);
                 mirror.registered.insert(fd, r);
@@ -308,27 +317,15 @@ impl Instance {
         0
     }
 
-    /// Whether an event of `fd` is being kept from the application.
-    pub fn keep_armed(&self, fd: c_int, keep: bool) {
-        if let Some(r) = self.lock().registered.get_mut(&fd) {
-            r.keep_armed = keep;
-        }
-    }
-
     /// An event of `fd` was kept back from the application, though the transport that it spoke of may be the present
     /// one: an edge or a one-shot registration that fired must fire again. Any other does by itself. What the mirror has
     /// may be out of date where registrations are changed unseen, and must not undo such a change.
-    pub fn rearm(&self, flow: &Flow, fd: c_int) {
+    pub fn rearm(&self, flow: &Flow, ctl: &Ctl, fd: c_int) {
         rings::swapping(|| {
             if any_unseen() {
                 self.learn(flow, &[fd]);
             }
-            let fires_again = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
-            let mirror = self.lock();
-            let r = mirror.registered.get(&fd).filter(|r| r.attached);
-            if let Some(r) = r.filter(|r| r.events & fires_again != 0) {
-                let _ = mirror.ctl(libc::EPOLL_CTL_MOD, fd, *r);
-            }
+            self.lock().rearm(fd, ctl.is_registered());
         });
     }
 
@@ -338,8 +335,10 @@ impl Instance {
         let Some(mut r) = mirror.registered.get(&fd).copied().filter(|r| r.attached) else {
             return;
         };
-        if mirror.take_out(fd, &mut r) {
+        let mut aside = mirror.aside(fd);
+        if mirror.take_out(fd, &mut r, &mut aside) {
             mirror.registered.insert(fd, r);
+            mirror.set_aside(fd, aside);
         } else {
             // Of an earlier file with this number, which took its registration along.
             mirror.remove(fd);
@@ -355,7 +354,7 @@ impl Instance {
         };
         aside.closed = closed;
         if r.attached {
-            if !mirror.take_out(from, &mut r) {
+            if !mirror.take_out(from, &mut r, &mut aside) {
                 return false;
             }
             if r.stays_out() {
@@ -451,12 +450,34 @@ impl Mirror {
     }
 
     /// Takes a registration out of the kernel, as far as it is one, and learns what is left of it.
-    fn take_out(&self, fd: c_int, r: &mut Registration) -> bool {
-        if r.events & libc::EPOLLONESHOT as u32 != 0 && !std::mem::take(&mut r.keep_armed) {
-            r.events = self.kernel_events(fd).unwrap_or(r.events);
+    fn take_out(&self, fd: c_int, r: &mut Registration, aside: &mut Aside) -> bool {
+        if r.events & libc::EPOLLONESHOT as u32 != 0 {
+            let now = self.kernel_events(fd).unwrap_or(r.events);
+            aside.asked = asked(now, r.events, aside.asked);
+            r.events = now;
         }
         r.attached = false;
         self.ctl(libc::EPOLL_CTL_DEL, fd, *r).is_ok()
+    }
+
+    /// What was reported was kept back: what fires once, or at an edge, is to fire again. `present`: the kernel is to have it
+    /// now.
+    fn rearm(&mut self, fd: c_int, present: bool) {
+        let Some(mut r) = self.registered.get(&fd).copied() else {
+            return;
+        };
+        let mut aside = self.aside(fd);
+        let asked = aside.asked.take();
+        let fires_again = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
+        r.events = asked.unwrap_or(r.events);
+        if r.attached && r.events & fires_again != 0 {
+            let _ = self.ctl(libc::EPOLL_CTL_MOD, fd, r);
+        } else if asked.is_some() && present {
+            aside.left_out = None;
+            r.attached = self.ctl(libc::EPOLL_CTL_ADD, fd, r).is_ok();
+        }
+        self.registered.insert(fd, r);
+        self.set_aside(fd, aside);
     }
 
     /// `epoll_ctl`, by any of the numbers.
@@ -474,5 +495,61 @@ impl Mirror {
     fn kernel_events(&self, fd: c_int) -> Option<u32> {
         let all = registered(*self.numbers.first()?)?;
         all.iter().find(|r| r.fd == fd).map(|r| r.events)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONCE: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
+
+    /// An instance, a socket that is registered with it to fire once and is ready, and the other end.
+    fn ready_once() -> (Instance, [c_int; 3]) {
+        let [a, b] = sys::socketpair(libc::SOCK_STREAM).unwrap();
+        // SAFETY: no memory is passed.
+        let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let instance = Instance::new(epfd);
+        let event = epoll_event {
+            events: ONCE,
+            u64: 7,
+        };
+        let add = || sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, a, &event).map_or(-1, |()| 0);
+        assert_eq!(
+            instance.control(libc::EPOLL_CTL_ADD, a, &event, true, add),
+            0
+        );
+        assert_eq!(sys::send(b, b"x", 0), Ok(1));
+        (instance, [epfd, a, b])
+    }
+
+    /// How many events the kernel has.
+    fn events(epfd: c_int) -> c_int {
+        let mut event = epoll_event { events: 0, u64: 0 };
+        // SAFETY: there is room for one.
+        unsafe { libc::epoll_wait(epfd, &mut event, 1, 0) }
+    }
+
+    #[test]
+    fn what_fires_once_and_was_kept_back_fires_again_after_a_swap() {
+        // Before the swap, while the file is away, and after it.
+        for kept_back in 0..4 {
+            let (instance, [epfd, a, b]) = ready_once();
+            assert_eq!(events(epfd), 1);
+            let rearm = |at, present| {
+                if kept_back == at {
+                    instance.lock().rearm(a, present);
+                }
+            };
+            rearm(0, true);
+            instance.detach(a);
+            rearm(1, false);
+            assert_eq!(events(epfd), 0, "{kept_back}");
+            instance.attach(a);
+            rearm(2, true);
+            // Unless what was reported was given to the application.
+            assert_eq!(events(epfd), i32::from(kept_back < 3), "{kept_back}");
+            [epfd, a, b].into_iter().for_each(sys::close);
+        }
     }
 }

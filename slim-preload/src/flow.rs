@@ -224,13 +224,13 @@ impl Flow {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Runs `set`, which may change whether calls on the flow's number `fd` wait.
-    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce() -> c_int) -> c_int {
+    /// Runs `set`, which may change whether calls on the flow's number `fd` wait, on the descriptor that has its status flags.
+    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce(c_int) -> c_int) -> c_int {
         let Some(ctl) = self.ctl_of(fd) else {
-            return set();
+            return set(fd);
         };
         self.nonblocking.store(false, Ordering::SeqCst);
-        let r = set();
+        let r = set(ctl.flags_of(fd));
         let known = !self.forked.load(Ordering::SeqCst)
             && sys::keep_errno(|| crate::transport::nonblocking(&ctl, fd));
         self.nonblocking.store(known, Ordering::SeqCst);

@@ -28,7 +28,8 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use fault::{
-    Fault, TO_BE_ASKED, fault, found_dead, hear, lost_while_barred, notice, owe, remember,
+    Fault, TO_BE_ASKED, fault, found_dead, has_failed, hear, lost_while_barred, notice, owe,
+    remember,
 };
 use over::conclude;
 pub use over::{escalate, pay};

@@ -286,6 +286,12 @@ fn ended_in_both_directions_with_bytes_to_come() {
     unnoticed("hung_up", &["poll", "epoll", "edges"], 1);
 }
 
+/// Breaks that other threads meet: calls that only ask do not.
+#[test]
+fn asked_all_the_time() {
+    unnoticed("asked", &[""], 1);
+}
+
 #[test]
 fn half_closed_connections() {
     unnoticed("broken", &["half-close"], 1);

@@ -27,6 +27,7 @@ fn each_of_many_short_connections_is_protected() {
     fs::create_dir_all(&events).expect("a directory for the events");
     let (bare, got) = (run(&program, None), run(&program, Some(&events)));
     assert!(bare.ok(), "{bare:?}");
+    // It also says which UDP ports of its process a listener may get.
     assert_eq!(bare.transcript(), got.transcript());
     let logs = fs::read_dir(&events).expect("the events");
     let live: Vec<usize> = logs

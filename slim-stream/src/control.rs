@@ -131,8 +131,13 @@ impl Stream {
         }
     }
 
-    /// `fd`, on which everything has been replayed, is the stream's transport from here on.
+    /// `fd`, on which everything has been replayed, is the stream's transport from here on. A stream that has ended ends on it,
+    /// too. Whoever ends a stream says so ([`Stream::end_at`]) before it shuts the transport that is there, and control
+    /// keeps it from doing that while this one is installed.
     pub fn carried_by(&self, half: &mut ReceiveHalf, fd: c_int) {
+        if self.local_final().is_some() {
+            sys::shutdown(fd, libc::SHUT_WR);
+        }
         half.carry(Start::of(self, self.sent(), fd));
     }
 
@@ -291,6 +296,18 @@ mod tests {
         assert_eq!((stream.received(), half.stash.len()), (3004, 2004));
         stream.drain(&mut half, next.as_raw_fd(), 0).unwrap();
         assert_eq!((stream.received(), half.stash.len()), (3010, 2010));
+    }
+
+    #[test]
+    fn a_stream_that_has_ended_ends_on_the_next_transport() {
+        let (stream, mut half, near, _far) = stream();
+        stream.bar();
+        stream.drain(&mut half, near.as_raw_fd(), 0).unwrap();
+        assert!(stream.end_at(0));
+        let (_, _, next, mut far) = self::stream();
+        stream.carried_by(&mut half, next.as_raw_fd());
+        far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::descriptors::own;
 use crate::errno::number;
-use crate::{Errno, TCP_CLOSE, at, limit, numbers, ready, tcp_state};
+use crate::{Errno, at, is_over, limit, numbers, ready};
 use libc::{c_int, c_long};
 use rustix::io;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType};
@@ -180,7 +180,7 @@ pub unsafe fn send_from(
 /// Whether a TCP socket has failed, and has the error to report; it keeps it. One that has not may have a passing error, or
 /// messages in its error queue.
 pub fn has_error(fd: c_int) -> bool {
-    ready(fd, 0) & libc::POLLERR != 0 && tcp_state(fd) == Some(TCP_CLOSE)
+    ready(fd, 0) & libc::POLLERR != 0 && is_over(fd)
 }
 
 /// Whether a socket has failed, or ended in both directions.

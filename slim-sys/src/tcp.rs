@@ -91,6 +91,18 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
     tcp_info(fd).map(|i| i.tcpi_state)
 }
 
+/// The same after the kernel has done with what it is at: it shows the error of a connection that it is giving up before the
+/// state, and the first question waits for it.
+pub fn settled_state(fd: c_int) -> Option<u8> {
+    tcp_state(fd)?;
+    tcp_state(fd)
+}
+
+/// Whether the kernel has given a connection up.
+pub fn is_over(fd: c_int) -> bool {
+    settled_state(fd) == Some(TCP_CLOSE)
+}
+
 /// Whether a connection stands, as far as is known, and yet the kernel does not get its oldest unacknowledged segment through. A
 /// segment lost once is nothing: it must have been sent again twice.
 pub fn is_stuck(fd: c_int) -> bool {

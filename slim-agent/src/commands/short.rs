@@ -16,6 +16,7 @@ use slim_core::{Time, canonical, wire};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::control::udp::{self, RECEIVE_BUFFER};
+use crate::host::ports::on_quiet_port;
 use crate::kernel::sys;
 use slim_sys::OwnFd;
 use slim_sys::fds::Mark;
@@ -87,16 +88,17 @@ impl Short {
         Time(u64::try_from(micros).unwrap_or(u64::MAX))
     }
 
-    /// Makes a mailbox at an address of ours; its port.
+    /// Makes a mailbox at an address of ours; its port. Not one that a listener may get by chance, which would have no
+    /// control socket then.
     pub(crate) fn open_mailbox(&self, ip: IpAddr) -> io::Result<u16> {
-        let addr = SocketAddr::new(ip, 0);
         let kind = Type::DGRAM.nonblocking().cloexec();
-        let fd = OwnFd::make(|| Socket::new_raw(Domain::for_address(addr), kind, None))?;
+        let domain = Domain::for_address(SocketAddr::new(ip, 0));
+        let fd = OwnFd::make(|| Socket::new_raw(domain, kind, None))?;
         let (level, forced) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
         if sys::set_option(fd.raw(), level, forced, RECEIVE_BUFFER).is_err() {
             sys::set_option(fd.raw(), level, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
         }
-        SockRef::from(&fd).bind(&addr.into())?;
+        on_quiet_port(ip, |addr| SockRef::from(&fd).bind(&addr.into()))?;
         let bound = sys::local_addr(fd.raw())?;
         locked(&self.mailboxes).push(Known::new(Arc::new(fd), Mark::MAILBOX, bound));
         self.in_use.store(true, Ordering::Release);

@@ -6,7 +6,6 @@
 //! it the error of one peer would hit the next send to another.
 
 use std::io;
-use std::iter;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::rc::Rc;
@@ -19,7 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use crate::control::udp::{self, RECEIVE_BUFFER};
-use crate::host::ports::quiet_ports;
+use crate::host::ports::on_quiet_port;
 use crate::kernel::readiness;
 use crate::kernel::sys;
 
@@ -68,17 +67,10 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
 
 /// A socket for [`Control::send_aside`](crate::control::Control::send_aside). Not on a port that a listener may get.
 pub(crate) fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
-    let mut last = io::ErrorKind::AddrInUse.into();
-    for port in quiet_ports().chain(iter::once(0)) {
-        let mut addr = from;
-        addr.set_port(port);
-        match bind(addr, true) {
-            Ok(fd) => return ControlSocket::new(fd, addr).map(Rc::new),
-            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
-            Err(e) => return Err(e),
-        }
-    }
-    Err(last)
+    on_quiet_port(from.ip(), |addr| {
+        let fd = bind(addr, true)?;
+        ControlSocket::new(fd, addr).map(Rc::new)
+    })
 }
 
 /// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of

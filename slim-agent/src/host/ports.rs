@@ -3,7 +3,7 @@
 use std::fs;
 use std::io;
 use std::iter;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use crate::kernel::sys;
@@ -42,6 +42,32 @@ pub(crate) fn on_one_port(
             Ok(fd) => return Ok((vec![v4, (fd, v6)], port)),
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
             Err(_) => return Ok((vec![v4], port)),
+        }
+    }
+    Err(last)
+}
+
+/// Binds with `bind` to `at`, on a quiet port; on one that the kernel chooses if all that are drawn are taken.
+///
+/// # Errors
+/// That of the last attempt.
+pub(crate) fn on_quiet_port<T>(
+    at: IpAddr,
+    bind: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    on_one_of(quiet_ports(), at, bind)
+}
+
+fn on_one_of<T>(
+    ports: impl Iterator<Item = u16>,
+    at: IpAddr,
+    mut bind: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut last = io::ErrorKind::AddrInUse.into();
+    for port in ports.chain(iter::once(0)) {
+        match bind(SocketAddr::new(at, port)) {
+            Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
+            bound => return bound,
         }
     }
     Err(last)
@@ -100,6 +126,30 @@ mod tests {
                 assert!(range.contains(&draw(range.clone()).unwrap()));
             }
         }
+    }
+
+    #[test]
+    fn a_quiet_port_is_bound_or_the_kernel_chooses() {
+        let at = Ipv4Addr::LOCALHOST.into();
+        let taken = |all: &'static [u16]| {
+            move |addr: SocketAddr| match all.contains(&addr.port()) {
+                true => Err(io::ErrorKind::AddrInUse.into()),
+                false => Ok(addr),
+            }
+        };
+        let bind = |all| on_one_of([1, 2].into_iter(), at, taken(all)).map(|addr| addr.port());
+        assert_eq!(bind(&[]).unwrap(), 1);
+        assert_eq!(bind(&[1]).unwrap(), 2);
+        assert_eq!(bind(&[1, 2]).unwrap(), 0);
+        let none = bind(&[0, 1, 2]).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::AddrInUse);
+        // What is wrong with the address is wrong on every port.
+        let refused = |addr: SocketAddr| -> io::Result<()> {
+            assert_eq!(addr.port(), 1);
+            Err(io::ErrorKind::AddrNotAvailable.into())
+        };
+        let refused = on_one_of([1, 2].into_iter(), at, refused).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AddrNotAvailable);
     }
 
     #[test]

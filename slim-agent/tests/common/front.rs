@@ -246,9 +246,6 @@ impl FlowIo for FlowSocket {
         let (sock, mut state) = (own.into_owned(), self.state());
         let fd = sock.as_raw_fd();
         assert!(state.sock.is_none() && !slim_sys::fds::is_internal(fd));
-        if self.stream.local_final().is_some() {
-            slim_sys::shutdown(fd, libc::SHUT_WR);
-        }
         self.stream.carried_by(&mut state.receiving, fd);
         state.sock = Some(sock);
         state.resumed += 1;

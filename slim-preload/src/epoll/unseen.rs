@@ -5,7 +5,7 @@
 //! it is asked before every swap; and the number of a flow whose transport is away stays registered, with a placeholder
 //! that is never ready under it, for the program may change at any moment what it believes registered.
 
-use super::{Aside, INSTANCES, Instance, Registration, instance};
+use super::{Aside, INSTANCES, Instance, Registration, asked, instance};
 use crate::flow::{Ctl, Flow};
 use crate::ops::descriptors;
 use crate::table::{self, Entry};
@@ -144,25 +144,21 @@ impl Instance {
             let before = mirror.registered.get(fd).copied();
             match (now, before) {
                 (Some(now), before) => {
-                    // One that fires once and has fired for us only is to fire again. Of any other the kernel knows
-                    // better: it may have been changed since it was learned.
-                    let once = now.events & libc::EPOLLONESHOT as u32 != 0;
-                    let keep = before.filter(|b| b.keep_armed && once);
+                    // It may have been changed since it was learned.
                     let registration = Registration {
-                        events: keep.map_or(now.events, |b| b.events),
+                        events: now.events,
                         data: now.data,
                         attached: true,
-                        keep_armed: keep.is_some(),
                     };
                     mirror.registered.insert(*fd, registration);
                     let aside = mirror.aside(*fd);
-                    mirror.set_aside(
-                        *fd,
-                        Aside {
-                            left_out: None,
-                            ..aside
-                        },
-                    );
+                    let was = before.map_or(now.events, |before| before.events);
+                    let aside = Aside {
+                        left_out: None,
+                        asked: asked(now.events, was, aside.asked),
+                        ..aside
+                    };
+                    mirror.set_aside(*fd, aside);
                     known = true;
                 }
                 (None, Some(before)) if before.attached => {

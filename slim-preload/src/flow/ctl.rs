@@ -209,6 +209,14 @@ impl Ctl {
         }
     }
 
+    /// The descriptor of the transport whose state a new one takes over: mostly the flow's number `fd` itself.
+    pub fn kept_under(&self, fd: c_int) -> c_int {
+        match self.mode() {
+            Mode::Suspended | Mode::Stashed { .. } => self.old().unwrap_or(fd),
+            Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
+        }
+    }
+
     /// Both ends of the connection, ours first.
     pub fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((

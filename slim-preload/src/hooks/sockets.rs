@@ -53,9 +53,9 @@ hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {
-    match sockets::ioctl(fd, request) {
+    match sockets::ioctl(fd, request, |fd| real!(ioctl)(fd, request, arg)) {
+        Ioctl::Returned(r) => r,
         Ioctl::Answer(answer) if is_writable(arg.cast(), size_of::<c_int>()) => { arg.cast::<c_int>().write_unaligned(answer); 0 }
         Ioctl::Answer(_) => fail(libc::EFAULT) as c_int,
-        Ioctl::Ask(to) => sockets::run_ioctl(fd, request, || real!(ioctl)(to, request, arg)),
     }
 }}

@@ -584,21 +584,14 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
             runtime::out_of_the_way(real(fd))
         }
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, None, || real(fd)),
-        libc::F_GETFL | libc::F_SETFL => {
-            // The always-ready stand-in is one file for many flows: its flags are nobody's.
-            let ctl = match table::entry(fd) {
-                Entry::Flow(flow) => flow.ctl_of(fd),
-                _ => None,
-            };
-            let to = ctl.map_or(fd, |ctl| ctl.flags_of(fd));
-            match table::flow(fd).filter(|_| command == libc::F_SETFL) {
-                Some(flow) => flow.set_mode(fd, || real(to)),
-                None => real(to),
-            }
-        }
+        libc::F_GETFL => on_flags(fd, real),
+        libc::F_SETFL => match table::flow(fd) {
+            Some(flow) => flow.set_mode(fd, real),
+            None => on_flags(fd, real),
+        },
         libc::F_SETOWN | libc::F_GETOWN | F_SETSIG | F_GETSIG | F_SETOWN_EX | F_GETOWN_EX => {
             options::owned();
-            real(kept_under(fd))
+            on_transport(fd, real)
         }
         _ => real(fd),
     }
@@ -610,15 +603,24 @@ const F_GETSIG: c_int = 11;
 const F_SETOWN_EX: c_int = 15;
 const F_GETOWN_EX: c_int = 16;
 
-/// The descriptor of the transport whose state a new one takes over: mostly the number itself.
-pub fn kept_under(fd: c_int) -> c_int {
-    let ctl = match table::entry(fd) {
+/// The control part of the flow behind `fd`. Who is given a descriptor of ours uses it with this held: another thread may
+/// close it.
+fn ctl_of(fd: c_int) -> Option<CtlGuard> {
+    match table::entry(fd) {
         Entry::Flow(flow) => flow.ctl_of(fd),
         _ => None,
-    };
-    ctl.and_then(|ctl| match ctl.mode() {
-        Mode::Suspended | Mode::Stashed { .. } => ctl.old(),
-        Mode::Open | Mode::Dead(_) | Mode::Lingering => None,
-    })
-    .unwrap_or(fd)
+    }
+}
+
+/// Runs `f` on the descriptor that has the status flags of `fd`. The always-ready stand-in is one file for many flows: its
+/// flags are nobody's.
+fn on_flags(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
+    let ctl = ctl_of(fd);
+    f(ctl.as_ref().map_or(fd, |ctl| ctl.flags_of(fd)))
+}
+
+/// Runs `f` on the descriptor of the transport whose state a new one takes over: mostly the number itself.
+pub fn on_transport(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
+    let ctl = ctl_of(fd);
+    f(ctl.as_ref().map_or(fd, |ctl| ctl.kept_under(fd)))
 }

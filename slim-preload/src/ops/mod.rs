@@ -125,5 +125,5 @@ pub fn broken(fd: c_int, errno: c_int) -> bool {
         libc::ENOTSOCK,
         libc::ENOMEM,
     ];
-    !passing.contains(&errno) && sys::keep_errno(|| sys::tcp_state(fd)) == Some(sys::TCP_CLOSE)
+    !passing.contains(&errno) && sys::keep_errno(|| sys::is_over(fd))
 }

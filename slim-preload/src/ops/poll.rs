@@ -119,7 +119,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         Mode::Open => {}
         _ => return false,
     }
-    let Some(state) = sys::tcp_state(fd).filter(|state| sys::is_state_of_end(*state)) else {
+    let Some(state) = sys::settled_state(fd).filter(|state| sys::is_state_of_end(*state)) else {
         return false;
     };
     let peer_ended = flow.stream.peer_final().is_some();
@@ -134,7 +134,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     if closed && (!flow.was_established(fd) || (peer_ended && we_ended && has_all())) {
         return false;
     }
-    let fault = if closed && sys::has_error(fd) {
+    let fault = if closed && transport::has_failed(flow, fd) {
         // Which one is asked for when the flow is suspended, for asking takes it away.
         transport::found_dead(flow, ctl, fd, Cause::Errno(transport::TO_BE_ASKED))
     } else {
@@ -401,13 +401,10 @@ unsafe fn epoll_sifted(
             let Some(flow) = table::flow(fd) else {
                 return false;
             };
-            instance.keep_armed(fd, true);
             let hidden = hidden(flow, fd, swaps);
-            instance.keep_armed(fd, false);
             if hidden {
                 // Under the lock that swaps are made under: nothing is armed for a number in between.
-                let _ctl = flow.ctl();
-                instance.rearm(flow, fd);
+                instance.rearm(flow, &flow.ctl(), fd);
             }
             hidden
         })

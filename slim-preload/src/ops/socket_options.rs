@@ -48,13 +48,13 @@ pub unsafe fn option(
             return r;
         }
         Mode::Stashed { then: Then::Over } if error => return real(fd),
-        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
-        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
+        _ => ctl.kept_under(fd),
     };
     let (open, receives) = (ctl.mode() == Mode::Open, ctl.receives);
-    drop(ctl);
     let swaps = transport::SWAPS.load(Ordering::Acquire);
+    // With the lock held, for another thread may close a descriptor of ours.
     let r = real(on);
+    drop(ctl);
     if r == 0 && receives != 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
         // SAFETY: the kernel has just answered.
         unsafe { answer(value, len, receives) };
@@ -132,10 +132,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         return r;
     };
     let mode = ctl.mode();
-    let on = match mode {
-        Mode::Suspended | Mode::Stashed { .. } => ctl.old().unwrap_or(fd),
-        Mode::Open | Mode::Dead(_) | Mode::Lingering => fd,
-    };
+    let on = ctl.kept_under(fd);
     let r = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_RCVBUFFORCE) => {
             options::set_receives(on, &mut ctl.receives, || real(on))
@@ -143,16 +140,17 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         _ => real(on),
     };
     ctl.options_set |= mode == Mode::Suspended;
-    drop(ctl);
-    if binds && r == 0 {
-        sys::keep_errno(|| {
-            options::bind(on);
-            match mode {
-                Mode::Open => descriptors::demote(flow, fd),
-                // As soon as what is stashed has been read.
-                _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
-            }
-        });
+    if !binds || r != 0 {
+        return r;
     }
+    sys::keep_errno(|| {
+        options::bind(on);
+        drop(ctl);
+        match mode {
+            Mode::Open => descriptors::demote(flow, fd),
+            // As soon as what is stashed has been read.
+            _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
+        }
+    });
     r
 }

@@ -394,33 +394,33 @@ const SIOCGPGRP: libc::c_ulong = 0x8904;
 
 /// What an `ioctl` comes to.
 pub enum Ioctl {
-    /// The kernel is asked, on this descriptor.
-    Ask(c_int),
-    /// This is the answer.
+    /// The kernel has been asked, and the call returns this.
+    Returned(c_int),
+    /// This number is what the application asks for.
     Answer(c_int),
 }
 
 /// `ioctl`: requests that ask about a flow's bytes while its transport is away are answered here; those that set
-/// its mode while it has a stash go to the transport, for the stand-in is shared by all flows.
-pub fn ioctl(fd: c_int, request: libc::c_ulong) -> Ioctl {
-    if matches!(request, FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP) {
-        options::owned();
-        return Ioctl::Ask(descriptors::kept_under(fd));
+/// its mode while it has a stash go to the transport, for the stand-in is shared by all flows. `real(fd)` asks the kernel.
+pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Ioctl {
+    match request {
+        FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
+            options::owned();
+            Ioctl::Returned(descriptors::on_transport(fd, real))
+        }
+        libc::FIONBIO => Ioctl::Returned(match table::entry(fd) {
+            Entry::Flow(flow) => flow.set_mode(fd, real),
+            _ => real(fd),
+        }),
+        _ => asked(fd, request, &real).unwrap_or_else(|| Ioctl::Returned(real(fd))),
     }
-    asked(fd, request).unwrap_or(Ioctl::Ask(fd))
 }
 
 /// As in `asm-generic/sockios.h`.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
-    let known = [
-        libc::FIONREAD,
-        libc::TIOCOUTQ,
-        libc::FIONBIO,
-        libc::FIOASYNC,
-        SIOCATMARK,
-    ];
+fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Option<Ioctl> {
+    let known = [libc::FIONREAD, libc::TIOCOUTQ, libc::FIOASYNC, SIOCATMARK];
     if !known.contains(&request) {
         return None;
     }
@@ -428,10 +428,12 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         return None;
     };
     let mut ctl = flow.ctl_of(fd)?;
+    // A descriptor of ours, with the lock held: another thread may close it.
+    let returned = |on| Some(Ioctl::Returned(real(on)));
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode(), request) {
         (Mode::Open | Mode::Dead(_) | Mode::Lingering, _) => None,
-        (Mode::Suspended, libc::FIONBIO | libc::FIOASYNC) => Some(Ioctl::Ask(ctl.flags_of(fd))),
+        (Mode::Suspended, libc::FIOASYNC) => returned(ctl.flags_of(fd)),
         // A flow with an urgent byte is plain TCP.
         (_, SIOCATMARK) => number(0),
         // All that is unread, and that the next read gives: also what has come behind the stash, as much as a transport would
@@ -453,17 +455,9 @@ fn asked(fd: c_int, request: libc::c_ulong) -> Option<Ioctl> {
         // A call that is inside still may have the half for long; the kernel knows as well then.
         (Mode::Suspended, _) => match flow.stream.try_with_half(|s| s.replay.len()) {
             Some(kept) => number(kept),
-            None => ctl.old().map(Ioctl::Ask),
+            None => ctl.old().and_then(returned),
         },
-        (Mode::Stashed { .. }, _) => ctl.transport().map(Ioctl::Ask),
-    }
-}
-
-/// Runs an `ioctl` on `fd`, as the application names it.
-pub fn run_ioctl(fd: c_int, request: libc::c_ulong, run: impl FnOnce() -> c_int) -> c_int {
-    match table::entry(fd) {
-        Entry::Flow(flow) if request == libc::FIONBIO => flow.set_mode(fd, run),
-        _ => run(),
+        (Mode::Stashed { .. }, _) => ctl.transport().and_then(returned),
     }
 }
 

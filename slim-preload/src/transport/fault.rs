@@ -56,17 +56,12 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
         return Fault::Suspended;
     }
     // Another thread may have had the transport replaced since the caller's system call failed.
-    let still = sys::tcp_state(fd).is_some_and(|s| match cause {
-        Cause::Eof { .. } => {
-            sys::recv(fd, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT) == Ok(0)
-                || s == sys::TCP_CLOSE
-        }
-        _ => s == sys::TCP_CLOSE,
-    });
-    if !still {
+    let at_its_end = || sys::recv(fd, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT) == Ok(0);
+    let ended = matches!(cause, Cause::Eof { .. });
+    if !(sys::is_over(fd) || ended && at_its_end()) {
         return Fault::Suspended;
     }
-    if matches!(cause, Cause::Eof { .. }) && is_used_past_us(flow, &ctl, fd) {
+    if ended && is_used_past_us(flow, &ctl, fd) {
         // No announcement can fit what we have counted, and no resume would be right. The kernel knows the end.
         let token = flow.token();
         unmanage(flow, ctl);
@@ -90,11 +85,17 @@ fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
     }
 }
 
-/// Suspends a live flow whose transport died when nobody was looking.
+/// Suspends a live flow whose transport died when nobody was looking, or another thread that has its error is about to.
 pub fn notice(flow: &'static Flow, fd: c_int) {
-    if flow.live.load(Ordering::Acquire) && sys::has_error(fd) {
+    if flow.live.load(Ordering::Acquire) && sys::is_over(fd) && has_failed(flow, fd) {
         fault(flow, fd, Cause::Errno(TO_BE_ASKED));
     }
+}
+
+/// Whether the transport under `fd`, which the kernel has given up, has failed. What both ends have ended is given up in good
+/// order; what we have not is not, also where another thread has taken the error.
+pub fn has_failed(flow: &Flow, fd: c_int) -> bool {
+    flow.stream.local_final().is_none() || sys::has_error(fd)
 }
 
 /// The transport that is under `fd`, and in use, is dead, or has ended unannounced.

@@ -39,6 +39,9 @@ __attribute__((format(printf, 1, 2))) static void wrong(const char *fmt, ...) {
 
 static uint64_t stream(int i, int ours) { return round_seed * 16ull + i * 2 + (ours == is_server()); }
 
+// Shown if the limit of time is reached.
+static void now_at(const char *what, int n) { snprintf(t_last, sizeof t_last, "round %u, %s %d", round_seed, what, n); }
+
 static void maybe_break(void) {
     if (breaks && dice(12) == 0) break_connections();
 }
@@ -321,15 +324,21 @@ static void play(void) {
             sides[i].fd = dial(hear());
         }
     }
+    now_at("connections", CONNECTIONS);
     meet();
     settle();
     meet();
-    for (int k = 0; k < STEPS; k++) step();
+    for (int k = 0; k < STEPS; k++) {
+        now_at("step", k);
+        step();
+    }
     for (int i = 0; i < CONNECTIONS; i++)
         if (!sides[i].closed) end_writing(i);
     read_to_the_ends();
-    for (int i = 0; i < CONNECTIONS; i++)
+    for (int i = 0; i < CONNECTIONS; i++) {
+        now_at("reader of connection", i);
         if (sides[i].reader) pthread_join(sides[i].thread, NULL);
+    }
     struct side peers[CONNECTIONS];
     if (write(t_sync, sides, sizeof sides) != sizeof sides || full_recv(t_sync, peers, sizeof peers) != sizeof peers) _exit(91);
     for (int i = 0; i < CONNECTIONS; i++) {

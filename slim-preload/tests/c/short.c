@@ -9,8 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+/* The port that the server listens on. */
+static int listening;
 
 static void die(const char *what)
 {
@@ -23,6 +27,33 @@ static void ends(int fd)
     char byte;
     if (read(fd, &byte, 1) != 0)
         die("no end of the stream");
+}
+
+/*
+ * No UDP socket of this process is on a port that the kernel may give to a listener, which would want the same number for
+ * itself. There are such sockets once the two processes know each other.
+ */
+static void look_at_udp_ports(void)
+{
+    int low = 32768, high = 60999;
+    FILE *range = fopen("/proc/sys/net/ipv4/ip_local_port_range", "r");
+    if (range == NULL || fscanf(range, "%d %d", &low, &high) != 2)
+        die("the kernel's range of ports");
+    fclose(range);
+    for (int fd = 0; fd < 65536; fd++) {
+        struct sockaddr_in at;
+        socklen_t len = sizeof at;
+        int kind = 0;
+        socklen_t kind_len = sizeof kind;
+        /* Past any hook: the socket may not be the program's own. */
+        if (syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_TYPE, &kind, &kind_len) != 0 || kind != SOCK_DGRAM)
+            continue;
+        if (syscall(SYS_getsockname, fd, &at, &len) != 0 || at.sin_family != AF_INET)
+            continue;
+        int port = ntohs(at.sin_port);
+        if (port >= low && port <= high && port != listening)
+            printf("descriptor %d has UDP port %d\n", fd, port);
+    }
 }
 
 static int server_closes_first(int n)
@@ -76,12 +107,15 @@ int main(int argc, char **argv)
             die("listen");
         if (write(ready[1], &at, sizeof at) != sizeof at)
             die("write");
+        listening = ntohs(at.sin_port);
         serve(from, count);
+        look_at_udp_ports();
         exit(0);
     }
     if (read(ready[0], &at, sizeof at) != sizeof at)
         die("read");
     connect_to(&at, count);
+    look_at_udp_ports();
     if (waitpid(server, &status, 0) != server || status != 0)
         return 1;
     printf("%d connections\n", count);
