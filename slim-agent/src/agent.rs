@@ -1,16 +1,16 @@
 //! The handle that application threads hold.
 
-use std::collections::HashMap;
+mod listening;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::endpoint::{Heard, Opened, Pairs};
@@ -18,21 +18,16 @@ use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
 use crate::commands::command::{self, Command};
-use crate::commands::done::{self, Done};
-use crate::control::socket::{answering, bind_for_listener};
+use crate::commands::done;
 use crate::kernel::sys::during;
-use crate::listeners::claims::{self, Found};
-use crate::listeners::listening::{LOOK_AGAIN, NEVER, Together};
+use crate::listeners::listening::Together;
 use crate::listeners::notes;
 use crate::thread;
 use crate::transport::{Provider, Providers};
 use slim_sys::as_agent;
+use slim_sys::fds;
 use slim_sys::numbers;
 use slim_sys::reserve;
-use slim_sys::{OwnFd, fds};
-
-/// How long [`Agent::release`] waits for the agent thread to close a socket.
-const RELEASE_LIMIT: Duration = Duration::from_millis(200);
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
@@ -93,81 +88,6 @@ impl Agent {
                 }),
             })
         })
-    }
-
-    /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
-    /// and port, in the caller, so that it is there before the first connection.
-    ///
-    /// If that port is taken, connections accepted there stay plain TCP; the log says so on its level `info`.
-    pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
-        if self.is_dead() {
-            return;
-        }
-        as_agent(|| {
-            let mut listeners = self.inner.together.listeners.lock();
-            if let Some(count) = listeners.get_mut(&addr) {
-                *count += 1;
-                return;
-            }
-            let bind = || bind_for_listener(fd, addr);
-            match claims::settle(addr, bind) {
-                Found::Ours(socket, claims) => {
-                    self.inner.together.elsewhere.lock().remove(&addr);
-                    self.own(addr, socket, claims, &mut listeners);
-                }
-                // Several processes listen there, each with a listener of its own.
-                Found::Elsewhere(owner) => {
-                    self.inner.together.elsewhere.lock().insert(addr, None);
-                    self.send(Command::Elsewhere { addr, owner });
-                }
-                Found::Nobody(error) => {
-                    self.send(Command::Inform(format!(
-                        "no control socket on {addr} ({error}): connections to it are plain TCP"
-                    )));
-                }
-            }
-        });
-    }
-
-    /// A listener on `addr` was closed.
-    pub fn unlisten(&self, addr: SocketAddr) {
-        self.unlisten_with(addr, None);
-    }
-
-    /// Gives the UDP port of a listener's address back, because the application wants it for
-    /// itself. Waits until the control socket is closed, at most 0.2 s. Flows that are already
-    /// negotiated are not affected. False if no control socket of this process was in the way.
-    pub fn release(&self, addr: SocketAddr) -> bool {
-        if self.is_dead() {
-            return false;
-        }
-        // A wildcard address is in the way of every address with its port.
-        let wanted = |other: &SocketAddr| {
-            *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
-        };
-        let in_the_way: Vec<SocketAddr> = self
-            .inner
-            .together
-            .listeners
-            .lock()
-            .keys()
-            .copied()
-            .filter(wanted)
-            .collect();
-        let any = !in_the_way.is_empty();
-        for addr in in_the_way {
-            let (done, closed) = done::done();
-            // Not to be bound again when the next connection is accepted.
-            let until = Instant::now().checked_add(NEVER);
-            self.inner.together.elsewhere.lock().insert(addr, until);
-            if let Some(count) = self.inner.together.listeners.lock().get_mut(&addr) {
-                *count = 1;
-            }
-            if self.unlisten_with(addr, Some(done)) {
-                as_agent(|| closed.wait(RELEASE_LIMIT));
-            }
-        }
-        any
     }
 
     /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
@@ -386,69 +306,6 @@ impl Agent {
         numbers::forget_in_child();
         fds::close_all_in_child();
         reserve::forget();
-    }
-
-    fn unlisten_with(&self, addr: SocketAddr, done: Option<Done>) -> bool {
-        if self.is_dead() {
-            return false;
-        }
-        let last = match self.inner.together.listeners.lock().get_mut(&addr) {
-            Some(count) => {
-                *count = count.saturating_sub(1);
-                *count == 0
-            }
-            None => false,
-        };
-        last && self.send(Command::Unlisten { addr, done })
-    }
-
-    /// Sees to it that HELLO for connections to `local` reaches us: by a control socket of ours, by
-    /// another process that has it, or by one that we bind because nobody has it (any more). Signals are blocked.
-    fn find_control_socket(&self, local: SocketAddr) {
-        if self.is_dead() {
-            return;
-        }
-        let mut listeners = self.inner.together.listeners.lock();
-        if answering(listeners.keys().copied(), local).is_some() {
-            return;
-        }
-        let mut elsewhere = self.inner.together.elsewhere.lock();
-        let known = answering(elsewhere.keys().copied(), local);
-        if let Some(until) = known.and_then(|known| elsewhere.get(&known))
-            && until.is_none_or(|until| Instant::now() < until)
-        {
-            return;
-        }
-        as_agent(|| match claims::reach_or_settle(local) {
-            Found::Ours(socket, claims) => {
-                elsewhere.remove(&local);
-                self.own(local, socket, claims, &mut listeners);
-            }
-            Found::Elsewhere(owner) => {
-                elsewhere.insert(local, None);
-                self.send(Command::Elsewhere { addr: local, owner });
-            }
-            // Somebody without SLIM has the port.
-            Found::Nobody(_) => {
-                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
-            }
-        });
-    }
-
-    fn own(
-        &self,
-        addr: SocketAddr,
-        socket: OwnFd,
-        claims: Option<OwnFd>,
-        listeners: &mut HashMap<SocketAddr, usize>,
-    ) {
-        if self.send(Command::Listen {
-            addr,
-            socket,
-            claims,
-        }) {
-            listeners.insert(addr, 1);
-        }
     }
 
     fn is_dead(&self) -> bool {

@@ -440,6 +440,15 @@ fn listeners_answer_from_the_first_connection_on() {
     }
 }
 
+/// Who stops to listen and listens on the same port again at once is asked there, too.
+#[test]
+fn listeners_that_come_again_at_once_are_asked() {
+    common::apart();
+    let program = compile("listens_again", &[]);
+    let got = Program::new(&program).preloaded(true).run();
+    assert_eq!(got.transcript(), "0 times nobody was asked\nexit 0\n");
+}
+
 /// That the runs above test what they say: after the negotiation flows are live, and with SLIM=off there are none.
 #[test]
 fn settled_flows_are_live() {

@@ -12,7 +12,7 @@ use crate::commands::done::Done;
 use crate::control::socket::answering;
 use crate::listeners::claims::{self, Found};
 use crate::listeners::listened::is_listened_on;
-use crate::listeners::listening::{LOOK_AGAIN, NEVER};
+use crate::listeners::listening::{LOOK_AGAIN, NEVER, Served};
 use crate::listeners::neighbour::Neighbour;
 use crate::listeners::notes::{Note, Which};
 use crate::tasks::Task;
@@ -67,7 +67,7 @@ impl Driver {
         }
         match claims::reach_or_settle(local) {
             Found::Ours(socket, claims) => {
-                listeners.insert(local, 1);
+                listeners.insert(local, Served::Listeners(1));
                 self.control.add(local, socket, &mut self.tasks);
                 if let Some(claims) = claims {
                     self.claims.open(local, claims, &mut self.tasks);
@@ -88,7 +88,7 @@ impl Driver {
     /// may accept from a copy of the listener. Then it is looked at again.
     pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
         let listeners = self.together.listeners.lock();
-        let again = listeners.get(&addr) != Some(&0);
+        let again = listeners.get(&addr) != Some(&Served::Listeners(0));
         drop(listeners);
         if again {
             return self.watch.unlistened_no_more(addr);
@@ -108,19 +108,24 @@ impl Driver {
         self.watch.unlistened_no_more(addr);
         let mut listeners = self.together.listeners.lock();
         // Somebody may have begun to listen again since.
-        if listeners.get(&addr) == Some(&0) {
-            listeners.remove(&addr);
+        if let Some(served @ Served::Listeners(0)) = listeners.get_mut(&addr) {
+            *served = Served::Closing;
             let socket = self.control.stop(addr);
             self.tasks
                 .start_and_forget(Task::Close { addr, socket, done });
         }
     }
 
+    /// The control socket is closed, and so is what other processes claim connections by.
+    pub(crate) fn listener_closed(&mut self, addr: SocketAddr) {
+        self.together.listeners.lock().remove(&addr);
+    }
+
     /// Another process wants the UDP port of our listener's address `addr`, and may have it. Connections to it are
     /// plain TCP from now on.
     pub(crate) fn give_way(&mut self, addr: SocketAddr) -> bool {
         let mut listeners = self.together.listeners.lock();
-        let Some(count) = listeners.get_mut(&addr) else {
+        let Some(Served::Listeners(count)) = listeners.get_mut(&addr) else {
             return false;
         };
         *count = 0;

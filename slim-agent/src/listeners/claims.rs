@@ -186,12 +186,12 @@ impl Claims {
     }
 
     /// We do not own `addr` any more. Who had claimed connections there finds the next owner, or
-    /// becomes it.
-    pub(crate) fn close(&mut self, addr: SocketAddr) {
-        if self.open.remove(&addr).is_some() {
-            self.claimed
-                .retain(|(local, _), _| answering([addr].into_iter(), *local).is_none());
-        }
+    /// becomes it, when the task that is returned has ended.
+    pub(crate) fn close(&mut self, addr: SocketAddr) -> Option<Running> {
+        let serving = self.open.remove(&addr)?;
+        self.claimed
+            .retain(|(local, _), _| answering([addr].into_iter(), *local).is_none());
+        Some(serving)
     }
 
     /// A connection to the owner of `addr` has ended; true if it was the one in use.

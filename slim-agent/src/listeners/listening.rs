@@ -19,14 +19,23 @@ pub(crate) const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// nobody's until that time otherwise.
 pub(crate) type Elsewhere = Undisturbed<HashMap<SocketAddr, Option<Instant>>>;
 
-/// How many of the application's listeners share the control socket of an address.
-pub(crate) type Listeners = Undisturbed<HashMap<SocketAddr, usize>>;
+/// Who needs the control socket of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Served {
+    /// So many of the application's listeners. Without any it is to be closed.
+    Listeners(usize),
+    /// Nobody: it is being closed.
+    Closing,
+}
+
+/// The addresses whose control sockets are ours.
+pub(crate) type Listeners = Undisturbed<HashMap<SocketAddr, Served>>;
 
 /// All of it.
 #[derive(Clone, Default)]
 pub(crate) struct Together {
-    /// An entry stays until the agent thread has closed the socket, so that listening again in the meantime keeps it
-    /// instead of failing to bind a second one.
+    /// An entry stays until the agent thread has closed the socket: who listens again before it begins to keeps the socket,
+    /// and who does later waits until a second one can be bound.
     pub(crate) listeners: Arc<Listeners>,
     pub(crate) elsewhere: Arc<Elsewhere>,
     pub(crate) short: Arc<Short>,

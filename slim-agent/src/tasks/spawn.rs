@@ -37,7 +37,11 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
                 shared.with(|d, _| d.control.forget(&socket));
             }
             // Not before the socket is closed: others find the port free when their links end.
-            shared.with(|d, _| d.claims.close(addr));
+            let serving = shared.with(|d, _| d.claims.close(addr));
+            if let Some(serving) = serving {
+                serving.end().await;
+            }
+            shared.with(|d, _| d.listener_closed(addr));
             if let Some(done) = done {
                 done.tell();
             }

@@ -1,0 +1,183 @@
+//! What the application's threads do about listeners: control sockets are there before the first connection.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slim_sys::lock::Guard;
+use slim_sys::{OwnFd, as_agent};
+
+use super::Agent;
+use crate::commands::command::Command;
+use crate::commands::done::{self, Done};
+use crate::control::socket::{answering, bind_for_listener};
+use crate::listeners::claims::{self, Found};
+use crate::listeners::listening::{LOOK_AGAIN, NEVER, Served};
+
+/// How long the agent thread is waited for, which closes a socket.
+const CLOSE_LIMIT: Duration = Duration::from_millis(200);
+/// How often it is looked whether it has.
+const CLOSE_LOOK: Duration = Duration::from_micros(50);
+
+impl Agent {
+    /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
+    /// and port, in the caller, so that it is there before the first connection.
+    ///
+    /// If that port is taken, connections accepted there stay plain TCP; the log says so on its level `info`.
+    pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
+        if self.is_dead() {
+            return;
+        }
+        as_agent(|| {
+            let mut listeners = self.listeners_at(|other| other == addr);
+            if let Some(Served::Listeners(count)) = listeners.get_mut(&addr) {
+                *count += 1;
+                return;
+            }
+            let bind = || bind_for_listener(fd, addr);
+            match claims::settle(addr, bind) {
+                Found::Ours(socket, claims) => {
+                    self.inner.together.elsewhere.lock().remove(&addr);
+                    self.own(addr, socket, claims, &mut listeners);
+                }
+                // Several processes listen there, each with a listener of its own.
+                Found::Elsewhere(owner) => {
+                    self.inner.together.elsewhere.lock().insert(addr, None);
+                    self.send(Command::Elsewhere { addr, owner });
+                }
+                Found::Nobody(error) => {
+                    self.send(Command::Inform(format!(
+                        "no control socket on {addr} ({error}): connections to it are plain TCP"
+                    )));
+                }
+            }
+        });
+    }
+
+    /// A listener on `addr` was closed.
+    pub fn unlisten(&self, addr: SocketAddr) {
+        self.unlisten_with(addr, None);
+    }
+
+    /// Gives the UDP port of a listener's address back, because the application wants it for
+    /// itself. Waits until the control socket is closed, at most 0.2 s. Flows that are already
+    /// negotiated are not affected. False if no control socket of this process was in the way.
+    pub fn release(&self, addr: SocketAddr) -> bool {
+        if self.is_dead() {
+            return false;
+        }
+        // A wildcard address is in the way of every address with its port.
+        let wanted = |other: &SocketAddr| {
+            *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
+        };
+        let in_the_way: Vec<SocketAddr> = self
+            .inner
+            .together
+            .listeners
+            .lock()
+            .keys()
+            .copied()
+            .filter(wanted)
+            .collect();
+        let any = !in_the_way.is_empty();
+        for addr in in_the_way {
+            let (done, closed) = done::done();
+            // Not to be bound again when the next connection is accepted.
+            let until = Instant::now().checked_add(NEVER);
+            self.inner.together.elsewhere.lock().insert(addr, until);
+            if let Some(Served::Listeners(count)) =
+                self.listeners_at(|other| other == addr).get_mut(&addr)
+            {
+                *count = 1;
+            }
+            if self.unlisten_with(addr, Some(done)) {
+                as_agent(|| closed.wait(CLOSE_LIMIT));
+            }
+        }
+        any
+    }
+
+    fn unlisten_with(&self, addr: SocketAddr, done: Option<Done>) -> bool {
+        if self.is_dead() {
+            return false;
+        }
+        let last = match self.inner.together.listeners.lock().get_mut(&addr) {
+            Some(Served::Listeners(count)) => {
+                *count = count.saturating_sub(1);
+                *count == 0
+            }
+            Some(Served::Closing) | None => false,
+        };
+        last && self.send(Command::Unlisten { addr, done })
+    }
+
+    /// The listeners, when no control socket of those that are `meant` is being closed, which takes less than a millisecond.
+    fn listeners_at(
+        &self,
+        meant: impl Fn(SocketAddr) -> bool,
+    ) -> Guard<'_, HashMap<SocketAddr, Served>> {
+        let begun = Instant::now();
+        loop {
+            let listeners = self.inner.together.listeners.lock();
+            let closing =
+                |(addr, served): (&SocketAddr, &Served)| *served == Served::Closing && meant(*addr);
+            if !listeners.iter().any(closing) || begun.elapsed() > CLOSE_LIMIT {
+                return listeners;
+            }
+            drop(listeners);
+            thread::sleep(CLOSE_LOOK);
+        }
+    }
+
+    /// Sees to it that HELLO for connections to `local` reaches us: by a control socket of ours, by
+    /// another process that has it, or by one that we bind because nobody has it (any more). Signals are blocked.
+    pub(super) fn find_control_socket(&self, local: SocketAddr) {
+        if self.is_dead() {
+            return;
+        }
+        let mut listeners =
+            self.listeners_at(|other| answering([other].into_iter(), local).is_some());
+        if answering(listeners.keys().copied(), local).is_some() {
+            return;
+        }
+        let mut elsewhere = self.inner.together.elsewhere.lock();
+        let known = answering(elsewhere.keys().copied(), local);
+        if let Some(until) = known.and_then(|known| elsewhere.get(&known))
+            && until.is_none_or(|until| Instant::now() < until)
+        {
+            return;
+        }
+        as_agent(|| match claims::reach_or_settle(local) {
+            Found::Ours(socket, claims) => {
+                elsewhere.remove(&local);
+                self.own(local, socket, claims, &mut listeners);
+            }
+            Found::Elsewhere(owner) => {
+                elsewhere.insert(local, None);
+                self.send(Command::Elsewhere { addr: local, owner });
+            }
+            // Somebody without SLIM has the port.
+            Found::Nobody(_) => {
+                elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
+            }
+        });
+    }
+
+    fn own(
+        &self,
+        addr: SocketAddr,
+        socket: OwnFd,
+        claims: Option<OwnFd>,
+        listeners: &mut HashMap<SocketAddr, Served>,
+    ) {
+        if self.send(Command::Listen {
+            addr,
+            socket,
+            claims,
+        }) {
+            listeners.insert(addr, Served::Listeners(1));
+        }
+    }
+}
