@@ -177,6 +177,7 @@ impl Shared {
                 panic::give_up("no memory is left");
             }
             let Some(command) = self.commands.get_ref().next() else {
+                driver.after_commands(driver.now());
                 break;
             };
             driver.command(driver.now(), command);

@@ -20,6 +20,7 @@ use std::time::Duration;
 use slim_core::config::Config;
 use slim_core::endpoint::{Action, Earlier, Endpoint, State};
 use slim_core::transport::Transports;
+use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use slim_stream::Drained;
 
@@ -104,6 +105,8 @@ pub(crate) struct Driver {
     pub(crate) retired: bool,
     /// The control sockets have been looked at in this turn.
     datagrams_taken: bool,
+    /// What has come with them and is done after the commands of this turn: from where, to where, and the data.
+    put_off: Vec<(SocketAddr, SocketAddr, Box<[u8]>)>,
     events: EventLog,
     /// Listeners whose queue was empty at the last look, and since when.
     empty_queues: BTreeMap<SocketAddr, Time>,
@@ -162,6 +165,7 @@ impl Driver {
             keyed,
             retired: false,
             datagrams_taken: false,
+            put_off: Vec::new(),
             events,
             empty_queues: BTreeMap::new(),
         }
@@ -520,13 +524,25 @@ impl Driver {
     }
 
     /// Takes the datagrams that have come, once in a turn. Word that the peer has closed a flow is often there as soon as the
-    /// error, and before the answer to a connection that was asked for in between: then no transport is to be looked for.
+    /// error, and before the answer to a connection that was asked for in between: then no transport is to be looked for. All
+    /// else waits for the commands that are still to be carried out: the answer to a HELLO may have been caused by a later
+    /// connection with the same addresses, of which one of them tells.
     fn take_datagrams(&mut self, now: Time) {
         if mem::replace(&mut self.datagrams_taken, true) {
             return;
         }
         for socket in self.control.all() {
-            socket.take_waiting(|from, to, data| self.datagram(now, from, to, data));
+            socket.take_waiting(|from, to, data| match wire::kind_of(data) {
+                Some(Kind::Fin) => self.datagram(now, from, to, data),
+                _ => self.put_off.push((from, to, data.into())),
+            });
+        }
+    }
+
+    /// All commands are carried out that were there when a datagram came: what has been put off is done.
+    pub(crate) fn after_commands(&mut self, now: Time) {
+        for (from, to, data) in mem::take(&mut self.put_off) {
+            self.datagram(now, from, to, &data);
         }
     }
 

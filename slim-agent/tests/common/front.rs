@@ -20,7 +20,7 @@ const WAIT: Cause = Cause::Errno(libc::EAGAIN);
 /// One end of a flow.
 pub struct FlowSocket {
     pub(super) agent: Agent,
-    pub(super) token: FlowToken,
+    pub token: FlowToken,
     pub stream: Stream,
     /// The transport, for who is inside.
     fd: AtomicI32,

@@ -325,6 +325,11 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
     b
 }
 
+/// What kind of message `bytes` begins with, if any.
+pub fn kind_of(bytes: &[u8]) -> Option<Kind> {
+    check_header(bytes.first_chunk()?).ok()
+}
+
 /// Reads the one message that `bytes` is, no more and no less.
 ///
 /// # Errors

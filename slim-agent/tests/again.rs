@@ -1,0 +1,68 @@
+//! Connections one after the other with the same addresses and ports, whose agent is late.
+
+mod common;
+
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::Duration;
+
+use common::{FlowSocket, Kill, Server};
+use slim_agent::Agent;
+use slim_core::config::Config;
+use slim_core::{Cause, Role};
+use socket2::{Domain, Socket, Type};
+
+/// Long enough for a datagram, and for what follows from it.
+const SOON: Duration = Duration::from_millis(50);
+
+/// Connects from this address, or from one that the kernel chooses.
+fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    socket.into()
+}
+
+/// A connection is reset before its HELLO is answered, and the acceptor takes that HELLO for one of the next connection. The
+/// connector's agent finds the answer together with word of the next connection, and of a fault elsewhere.
+#[test]
+fn the_answer_for_an_earlier_connection_does_not_overtake_word_of_the_next() {
+    let server = Server::start(Config::default());
+    let client = Agent::start(Config::default()).unwrap();
+    let (held, _held_far) = server.pair(&client);
+    let (faulty, faulty_far) = server.pair(&client);
+    for flow in [&held, &faulty, &faulty_far] {
+        flow.wait_live();
+    }
+    let first = connect("127.0.0.1:0".parse().unwrap(), server.addr());
+    let from = first.local_addr().unwrap();
+    let first = FlowSocket::new(&client, Role::Connector, first);
+    // Its HELLO is there, and waits to be accepted.
+    thread::sleep(SOON);
+    // The agent stays in a call for this flow.
+    let holds = held.state();
+    client.demote(held.token);
+    thread::sleep(SOON);
+    faulty.kill(Kill::Fin);
+    client.fault(faulty.token, Cause::Errno(libc::ECONNRESET));
+    first.reset();
+    client.about_to_connect(from, server.addr());
+    let next = connect(from, server.addr());
+    drop(server.listener.accept());
+    let far = server.listener.accept().unwrap().0;
+    assert_eq!(far.peer_addr().unwrap(), from);
+    let far = FlowSocket::new(&server.agent, Role::Acceptor, far);
+    thread::sleep(SOON);
+    let next = FlowSocket::new(&client, Role::Connector, next);
+    drop(holds);
+    next.wait_live();
+    far.wait_live();
+    for word in [b"before", b"behind"] {
+        far.write(word).unwrap();
+        let mut got = [0; 6];
+        next.read_exact(&mut got).unwrap();
+        assert_eq!(&got, word);
+        next.kill(Kill::Fin);
+    }
+}
