@@ -81,6 +81,10 @@ pub fn is_state_of_end(state: u8) -> bool {
 pub const TCP_CLOSE: u8 = 7;
 /// `TCP_ESTABLISHED`.
 pub const TCP_ESTABLISHED: u8 = 1;
+/// `TCP_FIN_WAIT2`: the peer has our FIN.
+pub const TCP_FIN_WAIT2: u8 = 5;
+/// `TCP_CLOSE_WAIT`: we have the peer's.
+pub const TCP_CLOSE_WAIT: u8 = 8;
 /// `TCP_LISTEN`.
 pub const TCP_LISTEN: u8 = 10;
 /// `TCP_SYN_SENT`.

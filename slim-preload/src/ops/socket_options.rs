@@ -1,7 +1,7 @@
 //! `getsockopt` and `setsockopt`.
 
 use super::descriptors;
-use crate::flow::{Mode, Then};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault};
@@ -59,6 +59,10 @@ pub unsafe fn option(
         // SAFETY: the kernel has just answered.
         unsafe { answer(value, len, receives) };
     }
+    if r == 0 && (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO) {
+        // SAFETY: the kernel has just answered.
+        unsafe { show_state(flow, fd, value, len) };
+    }
     if !error || r != 0 {
         return r;
     }
@@ -80,6 +84,45 @@ pub unsafe fn option(
         unsafe { answer(value, len, 0) };
     }
     r
+}
+
+/// A connection whose transport is away, or has just died, is not closed: it is in the state that it will have again.
+///
+/// # Safety
+/// The kernel has just written `*len` bytes, of TCP_INFO, to `value`, and `*len`.
+unsafe fn show_state(flow: &'static Flow, fd: c_int, value: *mut c_void, len: *const socklen_t) {
+    const { assert!(std::mem::offset_of!(libc::tcp_info, tcpi_state) == 0) };
+    let state = value.cast::<u8>();
+    // SAFETY: the caller's contract; it is the first byte.
+    if unsafe { len.read_unaligned() == 0 || *state != sys::TCP_CLOSE } {
+        return;
+    }
+    if !flow.was_established(fd) {
+        return;
+    }
+    sys::keep_errno(|| transport::notice(flow, fd));
+    let away = |ctl: &Ctl| match ctl.mode() {
+        // Also where the transport behind stashed bytes has died: that is found when they have been read.
+        Mode::Suspended | Mode::Stashed { then: Then::Open } => true,
+        // It has come back since the kernel was asked, and may have died again.
+        Mode::Open => {
+            let live = flow.live.load(Ordering::Acquire);
+            sys::tcp_state(fd) != Some(sys::TCP_CLOSE) || live && transport::has_failed(flow, fd)
+        }
+        _ => false,
+    };
+    if flow.ctl_of(fd).is_some_and(|ctl| away(&ctl)) {
+        let stream = &flow.stream;
+        let peer_ended = stream.ends_at(stream.received());
+        let shown = match (stream.local_final().is_some(), peer_ended) {
+            (false, false) => sys::TCP_ESTABLISHED,
+            (true, false) => sys::TCP_FIN_WAIT2,
+            (false, true) => sys::TCP_CLOSE_WAIT,
+            (true, true) => return,
+        };
+        // SAFETY: as above.
+        unsafe { state.write(shown) };
+    }
 }
 
 /// The number in the answer to a `getsockopt`, which is as short as the application wanted it.

@@ -44,6 +44,11 @@ static void *asks(void *p UNUSED) {
         n = sizeof v;
         check("SO_ERROR", getsockopt(conn, SOL_SOCKET, SO_ERROR, &v, &n));
         if (v) errno = v, check("an error", -1);
+        struct tcp_info info;
+        n = sizeof info;
+        check("TCP_INFO", getsockopt(conn, IPPROTO_TCP, TCP_INFO, &info, &n));
+        // Programs look at the state before they use a connection that has waited in a pool.
+        if (info.tcpi_state == TCP_CLOSE) errno = ENOTCONN, check("the state", -1);
         check("SO_RCVBUF", getsockopt(conn, SOL_SOCKET, SO_RCVBUF, &v, &n));
         check("TCP_NODELAY", setsockopt(conn, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));
         check("F_GETFL", v = fcntl(conn, F_GETFL));
