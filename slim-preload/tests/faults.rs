@@ -286,6 +286,12 @@ fn ended_in_both_directions_with_bytes_to_come() {
     unnoticed("hung_up", &["poll", "epoll", "edges"], 1);
 }
 
+/// Who closes has been heard to the end, also by a thread that has met a break just before the flow was over.
+#[test]
+fn last_bytes_before_a_close() {
+    unnoticed("last_bytes", &["20"], 1);
+}
+
 /// Breaks that other threads meet: calls that only ask do not.
 #[test]
 fn asked_all_the_time() {

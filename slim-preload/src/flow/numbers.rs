@@ -34,6 +34,11 @@ impl Flow {
         self.under.store(file, Ordering::SeqCst);
     }
 
+    /// Which file is under all numbers of the flow ([`sys::identity`]).
+    pub fn file(&self) -> u64 {
+        self.under.load(Ordering::SeqCst)
+    }
+
     /// The control part, if the flow is still the one behind `fd`. A number that may have other things under it than
     /// the transport is looked at first.
     pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {

@@ -54,6 +54,13 @@ pub fn any() -> bool {
     COUNT.load(Ordering::Relaxed) != 0
 }
 
+/// Whether another file than `file` is under `fd`, which stands for a connection.
+#[cold]
+pub fn stands_in(fd: c_int, file: u64) -> bool {
+    let now = sys::identity(fd).filter(|now| *now != file);
+    now.is_some_and(|now| KEPT.with(|kept| kept.contains_key(&now)))
+}
+
 /// The file under `fd` is not connected any more: its addresses are its own from now on.
 #[cold]
 pub fn forget(fd: c_int) {

@@ -6,7 +6,7 @@
 
 use super::buffers::Buffers;
 use super::limit::Limit;
-use super::{Next, Way, broken, descriptors, enter, fail};
+use super::{Next, Way, broken, descriptors, enter, fail, names};
 use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::sys::{self, direct};
 use crate::table;
@@ -229,9 +229,11 @@ impl Receive {
             }
             Cause::Errno(errno)
         };
+        let asked = flow.file();
         flow.leave(inside);
         match transport::fault(flow, self.fd, cause) {
             Fault::Suspended => Next::Again,
+            Fault::Plain if is_given_up(self.fd, asked) => Next::Again,
             Fault::Plain if n == 0 => Next::Return(0),
             Fault::Plain => Next::Return(fail(errno)),
         }
@@ -253,12 +255,14 @@ impl Receive {
             _ => None,
         };
         let barred = flow.stream.is_suspended();
+        let asked = flow.file();
         flow.leave(inside);
         let Some(cause) = cause.filter(|_| !barred) else {
             return barred;
         };
         match transport::fault(flow, self.fd, cause) {
             Fault::Suspended => true,
+            Fault::Plain if is_given_up(self.fd, asked) => true,
             Fault::Plain => {
                 if let Some(errno) = error {
                     transport::owe(self.fd, errno);
@@ -468,6 +472,12 @@ impl Receive {
         let dontwait = self.has(libc::MSG_DONTWAIT);
         super::wait(flow, ctl, self.fd, dontwait, libc::SO_RCVTIMEO)
     }
+}
+
+/// Whether the flow was given up since a call asked the file `asked` under its number `fd`. What came by other transports may
+/// still be to be read, and is in the file that is there now.
+fn is_given_up(fd: c_int, asked: u64) -> bool {
+    sys::keep_errno(|| names::any() && names::stands_in(fd, asked))
 }
 
 /// Whether the connection under `fd` has failed and is not resumed: the kernel has its error.
