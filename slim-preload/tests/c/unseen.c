@@ -95,21 +95,21 @@ static void is_a_pair(int a, int b) {
     R(close(a));
 }
 
-// The lowest free number is asked for by a system call that no hook sees. SLIM's thread may have it for the microseconds in
-// which it makes a descriptor of its own; when it has left, what was made is moved there.
+// The lowest free number has been asked for, by libc's call or by one that no hook sees. SLIM's thread may have it for the
+// microseconds in which it makes a descriptor of its own; when it has left, what was made is moved there in the same way.
 static int moved(int fd, int number, int seen) {
-    if (seen || fd < 0 || fd == number) return fd;
+    if (fd < 0 || fd == number) return fd;
     while (raw(SYS_fcntl, number, F_GETFD) >= 0) ms(1);
-    MUST(raw(SYS_dup3, fd, number, 0));
-    MUST(raw(SYS_close, fd));
+    MUST(seen ? dup2(fd, number) : raw(SYS_dup3, fd, number, 0));
+    MUST(seen ? close(fd) : raw(SYS_close, fd));
     return number;
 }
 
 // The same of two numbers, of which the second may have got what the first asked for.
 static void both_moved(int p[2], int number, int seen) {
-    if (!seen && p[1] == number) {
-        p[1] = MUST(raw(SYS_fcntl, number, F_DUPFD, number + 1));
-        MUST(raw(SYS_close, number));
+    if (p[1] == number) {
+        p[1] = MUST(seen ? fcntl(number, F_DUPFD, number + 1) : raw(SYS_fcntl, number, F_DUPFD, number + 1));
+        MUST(seen ? close(number) : raw(SYS_close, number));
     }
     p[0] = moved(p[0], number, seen);
 }
