@@ -6,7 +6,7 @@
 //! events carry the data that it gave, not the number. When it gets the closed number for the connection again, the
 //! registration is named by that again.
 
-use super::Instance;
+use super::{INSTANCES, Instance};
 use crate::flow::{Ctl, Flow};
 use crate::{rings, sys, table};
 use libc::c_int;
@@ -38,6 +38,8 @@ pub fn keep_closed(flow: &'static Flow, ctl: &mut Ctl, fd: c_int) {
 
 /// The flow has got the number `fd`, perhaps once more.
 pub fn take_back(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
+    // What is known by that number was another file, which was no flow: nobody told when it was closed.
+    INSTANCES.with(|all| all.iter().for_each(|e| e.forget(fd)));
     let ours: SmallVec<[c_int; 4]> = ctl.fds.iter().copied().filter(|n| is_closed(*n)).collect();
     for number in ours {
         let mut left = false;
