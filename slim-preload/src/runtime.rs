@@ -78,12 +78,13 @@ fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
 }
 
 /// Whether sockets of this process are to be managed; sets everything up at the first call that asks.
-/// Call only for a TCP socket.
+/// Call only for a TCP socket. In a signal handler nothing is set up: libc calls the program's `malloc` for a new thread, and the
+/// handler may have interrupted `malloc`. What the handler connects stays plain TCP.
 pub fn ready() -> bool {
     match STATE.load(Ordering::Acquire) {
         READY => !is_our_call() && in_own_process(),
         OFF => false,
-        _ => !is_our_call() && sys::keep_errno(start),
+        _ => !is_our_call() && sys::keep_errno(|| !slim_sys::in_handler() && start()),
     }
 }
 

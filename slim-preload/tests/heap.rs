@@ -47,6 +47,11 @@ fn a_handler_sends_inside_malloc() {
 }
 
 #[test]
+fn the_first_connection_is_made_in_a_handler() {
+    as_bare("first");
+}
+
+#[test]
 fn memory_is_given_back() {
     as_bare("given-back");
 }

@@ -15,7 +15,7 @@
 //! | `fence` | a fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
 //! | [`limit`], [`reserve`] | the limit on open files, and numbers kept for when the program has used it up |
-//! | `inside` | which code is ours |
+//! | `inside`, `handler` | which code is ours; whether it runs in a signal handler |
 //! | [`cancel`], `threads`, [`lock`] | threads that are cancelled, interrupted, or real-time |
 
 /// A system call that rustix does not have: its number and its arguments. Unsafe: the arguments must be valid for it.
@@ -31,6 +31,7 @@ macro_rules! call {
 mod descriptors;
 mod errno;
 mod fence;
+mod handler;
 mod identity;
 mod inside;
 mod memory;
@@ -55,6 +56,7 @@ pub mod reserve;
 pub use descriptors::*;
 pub use errno::*;
 pub use fence::{can_fence, fence, register_fence};
+pub use handler::in_handler;
 pub use identity::{identity, identity_of};
 pub use inside::{as_agent, be_agent_thread, in_agent, is_agent_thread};
 pub use memory::*;

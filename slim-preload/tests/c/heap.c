@@ -322,6 +322,73 @@ static void handler(void) {
     line("all received; wrong: %s; others opened: %d", wrong ? ename(wrong) : "nothing", opened > 0);
 }
 
+// ---- the first connection of a process, in a handler that may have interrupted malloc ----
+
+static int first_port;
+
+static void on_first(int s UNUSED) {
+    struct sockaddr_in a = v4(first_port);
+    char b = 0;
+    int c = SAFE(socket(AF_INET, SOCK_STREAM, 0));
+    int r = SAFE(connect(c, (void *)&a, sizeof a));
+    int e = r ? errno : 0;
+    ssize_t w = SAFE(write(c, "x", 1)), n = SAFE(read(c, &b, 1));
+    int l = SAFE(socket(AF_INET, SOCK_STREAM, 0));
+    a = v4(0);
+    SAFE(bind(l, (void *)&a, sizeof a));
+    int u = SAFE(listen(l, 10));
+    SAFE(close(l));
+    SAFE(close(c));
+    line("connect %d %s, write %zd, read %zd %c, listen %d", r, ename(e), w, n, b, u);
+}
+
+// A process that has no connections yet.
+static void first_in_handler(int flags) {
+    static unsigned char stack[64 << 10];
+    stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
+    MUST(sigaltstack(&other, NULL));
+    handle(SIGUSR2, on_first, flags);
+    raise(SIGUSR2);
+    used("the first connection, in a handler");
+    struct conn x = connection();
+    ping(x.c, x.s, "a later one");
+    // It is protected: with T_BREAKS it breaks here.
+    break_now();
+    ping(x.c, x.s, "a later one, broken");
+    hang_up(x);
+}
+
+static void first(void) {
+    static const int flags[] = {0, SA_ONSTACK, SA_NODEFER, SA_RESETHAND, SA_SIGINFO | SA_ONSTACK};
+    int sv[2];
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, sv));
+    pid_t server = MUST(fork());
+    if (!server) {
+        int l = listener(), port = port_of(l);
+        MUST(write(sv[1], &port, sizeof port));
+        for (;;) {
+            char b;
+            int s = accept(l, NULL, NULL);
+            if (s >= 0 && read(s, &b, 1) == 1 && write(s, &b, 1) != 1) break;
+            close(s);
+        }
+        _exit(1);
+    }
+    MUST(read(sv[0], &first_port, sizeof first_port));
+    for (unsigned i = 0; i < sizeof flags / sizeof *flags; i++) {
+        pid_t p = MUST(fork());
+        if (!p) {
+            first_in_handler(flags[i]);
+            fflush(NULL);
+            _exit(0);
+        }
+        int how;
+        waitpid(p, &how, 0);
+        line("flags %u: %d", i, how);
+    }
+    kill(server, SIGKILL);
+}
+
 // ---- no memory is left ----
 
 enum { MANY = 24 };
@@ -504,6 +571,7 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (!strcmp(what, "counted")) counted();
     if (!strcmp(what, "handler")) handler();
+    if (!strcmp(what, "first")) first();
     if (!strcmp(what, "space")) scarce(RLIMIT_AS, 0);
     if (!strcmp(what, "space-left")) scarce(RLIMIT_AS, 700 << 10);
     if (!strcmp(what, "data")) scarce(RLIMIT_DATA, 0);
