@@ -25,6 +25,7 @@ use crate::listeners::notes;
 use crate::thread;
 use crate::transport::{Provider, Providers};
 use slim_sys::as_agent;
+use slim_sys::cancel::uncancelled;
 use slim_sys::fds;
 use slim_sys::numbers;
 use slim_sys::reserve;
@@ -270,7 +271,7 @@ impl Agent {
     /// is sent then, or waits for its turn.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
-        self.send(Command::Flush { done }) && as_agent(|| is_done.wait(limit))
+        self.send(Command::Flush { done }) && uncancelled(|| is_done.wait(limit))
     }
 
     /// At process exit: sends what is announced, and waits at most `limit` for flows that the
@@ -280,7 +281,7 @@ impl Agent {
         let (done, is_done) = done::done();
         // A little longer than the agent's own limit, which is the one that should fire.
         let wait = limit + Duration::from_millis(50);
-        self.send(Command::DrainExit { limit, done }) && as_agent(|| is_done.wait(wait))
+        self.send(Command::DrainExit { limit, done }) && uncancelled(|| is_done.wait(wait))
     }
 
     /// The first thread of the process is about to end, and the process goes on with others. The agent's thread will
@@ -292,7 +293,7 @@ impl Agent {
     /// Ends the agent's thread, and waits for that, at most `limit`; whether it has ended. Nothing that is asked for
     /// afterwards is done.
     pub fn retire(&self, limit: Duration) -> bool {
-        self.send(Command::Retire) && as_agent(|| thread::wait_for_end(limit))
+        self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit))
     }
 
     /// In a forked child: closes the descriptors shared with the parent's agent and forgets the

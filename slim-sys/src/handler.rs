@@ -17,7 +17,7 @@ const PIECE: usize = 128;
 /// What the kernel has registered for a signal (`struct kernel_sigaction`).
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Action {
+struct KernelSigaction {
     handler: usize,
     flags: u64,
     restorer: usize,
@@ -32,7 +32,7 @@ pub fn in_handler() -> bool {
         return false;
     }
     let blocked = blocked();
-    let may_run = |(n, action): &(usize, Action)| {
+    let may_run = |(n, action): &(usize, KernelSigaction)| {
         action.restorer != 0 && (blocked & bit(*n) != 0 || has_no_defer(action))
     };
     // A handler may have been removed since, or be removed by its first signal: its restorer stays registered.
@@ -48,7 +48,7 @@ fn bit(signal: usize) -> u64 {
     1 << (signal - 1)
 }
 
-fn has_no_defer(action: &Action) -> bool {
+fn has_no_defer(action: &KernelSigaction) -> bool {
     action.flags & libc::SA_NODEFER as u64 != 0
 }
 
@@ -68,9 +68,9 @@ fn blocked() -> u64 {
     mask
 }
 
-fn action(signal: usize) -> Option<Action> {
-    let (mut action, none) = (Action::default(), ptr::null::<Action>());
-    // SAFETY: the kernel writes one `Action`, with a mask of 8 bytes, and changes nothing.
+fn action(signal: usize) -> Option<KernelSigaction> {
+    let (mut action, none) = (KernelSigaction::default(), ptr::null::<KernelSigaction>());
+    // SAFETY: the kernel writes one `KernelSigaction`, with a mask of 8 bytes, and changes nothing.
     let r = unsafe {
         call!(
             libc::SYS_rt_sigaction,
@@ -96,7 +96,7 @@ impl Frame {
     const MASK: usize = 38;
 
     /// Whether it is the frame of one of the handlers that may be running.
-    fn agrees(&self, running: &[(usize, Action)], blocked: u64) -> bool {
+    fn agrees(&self, running: &[(usize, KernelSigaction)], blocked: u64) -> bool {
         const USER_CODE_SEGMENT: usize = 0x33;
         let saved = self.0[Self::MASK] as u64;
         self.0[Self::FLAGS] < 8

@@ -1,6 +1,7 @@
 //! Which code is ours.
 
 use crate::cancel;
+use crate::lock::undisturbed;
 use std::cell::Cell;
 
 thread_local! {
@@ -16,7 +17,8 @@ pub fn in_agent() -> bool {
     IN_AGENT.get()
 }
 
-/// Runs `f` as the agent's own code: [`in_agent`] is true meanwhile, and the thread is not cancelled.
+/// Runs `f` as the agent's own code: [`in_agent`] is true meanwhile. The thread is neither cancelled nor interrupted: a signal handler
+/// is the application's code, and one that left by `siglongjmp` would leave [`in_agent`] true for good.
 pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
@@ -24,6 +26,8 @@ pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
             IN_AGENT.set(self.0);
         }
     }
+    // Dropped last.
+    let _signals = undisturbed();
     let _restore = Restore(IN_AGENT.replace(true));
     cancel::uncancelled(f)
 }
@@ -37,4 +41,35 @@ pub fn is_agent_thread() -> bool {
 /// The calling thread is the agent's.
 pub fn be_agent_thread() {
     IS_THREAD.set(true);
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use libc::c_int;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    static INSIDE: AtomicU32 = AtomicU32::new(0);
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+
+    extern "C" fn look(_: c_int) {
+        INSIDE.fetch_add(u32::from(in_agent()), Ordering::Relaxed);
+        RUNS.fetch_add(1, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn a_signal_handler_is_not_the_agents_code() {
+        let handler: extern "C" fn(c_int) = look;
+        // SAFETY: the handler does what a handler may.
+        unsafe { libc::signal(libc::SIGUSR1, handler as usize) };
+        as_agent(|| {
+            // SAFETY: no memory is passed.
+            as_agent(|| unsafe { libc::raise(libc::SIGUSR1) });
+            assert!(in_agent());
+            assert_eq!(RUNS.load(Ordering::Relaxed), 0, "it waits");
+        });
+        assert!(!in_agent());
+        let counted = (RUNS.load(Ordering::Relaxed), INSIDE.load(Ordering::Relaxed));
+        assert_eq!(counted, (1, 0));
+    }
 }

@@ -70,7 +70,6 @@ pub fn make<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs `f` while no call of the application takes a number. As [`as_agent`], too.
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
-    let _signals = undisturbed();
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);
         wait_for_takers();

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use slim_sys::cancel::uncancelled;
 use slim_sys::lock::Guard;
 use slim_sys::{OwnFd, as_agent};
 
@@ -93,7 +94,7 @@ impl Agent {
                 *count = 1;
             }
             if self.unlisten_with(addr, Some(done)) {
-                as_agent(|| closed.wait(CLOSE_LIMIT));
+                uncancelled(|| closed.wait(CLOSE_LIMIT));
             }
         }
         any

@@ -5,7 +5,6 @@
 //! is going to sleep on a flow therefore waits for one more descriptor, its thread's alarm, which every swap sounds.
 //! (epoll needs none of this: adding a registration wakes its sleepers.)
 
-use crate::runtime;
 use crate::sys::{self, Errno};
 use libc::{c_int, pollfd};
 use slim_sys::fds::Mark;
@@ -35,7 +34,7 @@ struct Alarms {
 
 /// Whether the number is an alarm still: the program may have closed it where no hook saw it.
 fn is_alarm(fd: c_int) -> bool {
-    runtime::quietly(|| Mark::ALARM.is_on(fd))
+    Mark::ALARM.is_on(fd)
 }
 
 impl Alarms {
@@ -89,7 +88,7 @@ fn own() -> Option<c_int> {
         }
         None => {
             let fd = sys::eventfd().ok()?.leak();
-            runtime::quietly(|| Mark::ALARM.set(fd));
+            Mark::ALARM.set(fd);
             ALARMS.with(|alarms| alarms.all.push((fd, me)));
             fd
         }
