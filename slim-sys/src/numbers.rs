@@ -6,13 +6,13 @@
 //! ours must not be seen before it has been moved:
 //!
 //! * [`make`] is the time from creating a descriptor of ours until it is moved;
-//! * [`take`] is a call of the application that gives out, overwrites or closes numbers.
+//! * [`take`] and [`take_and_wait`] are calls of the application that give out, overwrite or close numbers.
 //!
 //! The two exclude each other, but neither waits for its own kind: making takes some microseconds,
 //! and a call that takes a number has it after some hundred nanoseconds. A call of the application
 //! can also sleep when it has its number (`accept`, or `open` of a FIFO), be cancelled, or be left by
-//! `longjmp`. So making waits for those only that have begun since it last waited, and for no longer
-//! than [`TAKEN`].
+//! `longjmp`. So making waits only for calls that have begun since it last waited, and only for a limited time: a short one for calls
+//! that may sleep, a long one for calls that end unless the scheduler stops their thread.
 //!
 //! A forked child gets a copy of every descriptor, and closes those that are registered as ours
 //! ([`crate::fds`]). So a fork waits until each of them is registered or closed ([`whole`]).
@@ -29,8 +29,6 @@ use std::time::{Duration, Instant};
 use crate::lock::undisturbed;
 use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
 
-/// A call that has been inside for as long has its number: the kernel chooses it first of all.
-const TAKEN: Duration = Duration::from_micros(500);
 /// How often a maker looks again at once, and how long it sleeps from then on.
 const SHORTLY: u32 = 50;
 const NAP: Duration = Duration::from_micros(20);
@@ -43,12 +41,23 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 static MAKERS: AtomicU32 = AtomicU32::new(0);
 /// Threads that sleep until there is nobody in [`make`].
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
-/// Calls in [`take`]: how many there are (low half), and have ever been (high half).
-static CALLS: AtomicU64 = AtomicU64::new(0);
-/// How many there had ever been when making last waited for all of them.
-static AWAITED: AtomicU32 = AtomicU32::new(0);
+/// Calls in [`take`]. They do not sleep: one that takes longer is on a machine so busy that its thread does not run.
+static PROMPT: Takers = Takers::new(Duration::from_millis(100));
+/// Calls in [`take_and_wait`]. One that has been inside for as long sleeps, and has its number: the kernel chooses it first of all.
+static PATIENT: Takers = Takers::new(Duration::from_micros(500));
 
-const EVER: u64 = 1 << 32;
+/// Calls that take numbers.
+struct Takers {
+    /// How many there are (low half), and have ever been (high half).
+    calls: AtomicU64,
+    /// How many there had ever been when making last waited for all of them.
+    awaited: AtomicU32,
+    /// How long making waits for them.
+    limit: Duration,
+}
+
+/// One call, in [`Takers::calls`].
+const CALL: u64 = (1 << 32) + 1;
 
 /// Threads in [`whole`].
 static CHANGING: AtomicU32 = AtomicU32::new(0);
@@ -72,7 +81,8 @@ pub fn make<R>(f: impl FnOnce() -> R) -> R {
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);
-        wait_for_takers();
+        PROMPT.wait();
+        PATIENT.wait();
         let made = f();
         if MAKERS.fetch_sub(1, Ordering::SeqCst) == 1 && SLEEPERS.load(Ordering::SeqCst) != 0 {
             futex_wake_all(&MAKERS);
@@ -121,7 +131,7 @@ fn wait_for_forks() {
     let begun = Instant::now();
     while FORKING.load(Ordering::SeqCst) != 0 && begun.elapsed() < FORKED {
         leave();
-        wait_until_zero(&FORKING, begun);
+        wait_until_zero(&FORKING, FORKED, begun);
         CHANGING.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -131,7 +141,7 @@ pub fn before_fork() {
     FORKING.fetch_add(1, Ordering::SeqCst);
     // A signal's handler that forks has interrupted what it would wait for.
     if CHANGING.load(Ordering::SeqCst) != 0 && !IN_CHANGE.get() {
-        wait_until_zero(&CHANGING, Instant::now());
+        wait_until_zero(&CHANGING, FORKED, Instant::now());
     }
 }
 
@@ -144,10 +154,10 @@ pub fn after_fork(child: bool) {
     }
 }
 
-fn wait_until_zero(word: &AtomicU32, begun: Instant) {
+fn wait_until_zero(word: &AtomicU32, limit: Duration, begun: Instant) {
     loop {
         let now = word.load(Ordering::SeqCst);
-        let left = FORKED.saturating_sub(begun.elapsed());
+        let left = limit.saturating_sub(begun.elapsed());
         if now == 0 || left.is_zero() {
             return;
         }
@@ -156,20 +166,17 @@ fn wait_until_zero(word: &AtomicU32, begun: Instant) {
 }
 
 /// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
-/// while no descriptor of ours has a number that it should not have. Nothing of ours is to be undone
+/// while no descriptor of ours has a number that it should not have. `f` does not sleep. Nothing of ours is to be undone
 /// should `f` never return.
 #[inline]
 pub fn take<R>(f: impl FnOnce() -> R) -> R {
-    if !IN_USE.load(Ordering::Relaxed) || in_agent() {
-        return f();
-    }
-    CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
-    if MAKERS.load(Ordering::SeqCst) != 0 {
-        wait_for_makers();
-    }
-    let taken = f();
-    CALLS.fetch_sub(1, Ordering::SeqCst);
-    taken
+    PROMPT.take(f)
+}
+
+/// Likewise; `f` may sleep once it has its number.
+#[inline]
+pub fn take_and_wait<R>(f: impl FnOnce() -> R) -> R {
+    PATIENT.take(f)
 }
 
 /// An agent is about to be started.
@@ -182,54 +189,75 @@ pub fn forget_in_child() {
     IN_USE.store(false, Ordering::Relaxed);
     MAKERS.store(0, Ordering::Relaxed);
     SLEEPERS.store(0, Ordering::Relaxed);
-    CALLS.store(0, Ordering::Relaxed);
-    AWAITED.store(0, Ordering::Relaxed);
+    PROMPT.forget();
+    PATIENT.forget();
     // A signal's handler that forked comes back to what it has interrupted.
     CHANGING.store(IN_CHANGE.get().into(), Ordering::Relaxed);
     FORKING.store(0, Ordering::Relaxed);
 }
 
-fn wait_for_takers() {
-    // Whoever begins from now on sees a maker, and waits.
-    let calls = CALLS.load(Ordering::SeqCst);
-    let ever = (calls >> 32) as u32;
-    if inside(calls) && ever != AWAITED.load(Ordering::SeqCst) {
+impl Takers {
+    const fn new(limit: Duration) -> Self {
+        Self {
+            calls: AtomicU64::new(0),
+            awaited: AtomicU32::new(0),
+            limit,
+        }
+    }
+
+    #[inline]
+    fn take<R>(&self, f: impl FnOnce() -> R) -> R {
+        if !IN_USE.load(Ordering::Relaxed) || in_agent() {
+            return f();
+        }
+        self.calls.fetch_add(CALL, Ordering::SeqCst);
+        if MAKERS.load(Ordering::SeqCst) != 0 {
+            self.step_back();
+        }
+        let taken = f();
+        self.calls.fetch_sub(1, Ordering::SeqCst);
+        taken
+    }
+
+    /// Waits until the calls that have begun have ended. Those that begin from now on see a maker, and wait.
+    fn wait(&self) {
+        let ever = (self.calls.load(Ordering::SeqCst) >> 32) as u32;
+        if self.any() && ever != self.awaited.load(Ordering::SeqCst) {
+            let begun = Instant::now();
+            let mut looks = 0;
+            while self.any() && begun.elapsed() < self.limit {
+                looks += 1;
+                match looks {
+                    ..SHORTLY => hint::spin_loop(),
+                    // Not `sched_yield`: on a busy machine each one costs the time slices of all others.
+                    _ => thread::sleep(NAP),
+                }
+            }
+        }
+        self.awaited.store(ever, Ordering::SeqCst);
+    }
+
+    fn any(&self) -> bool {
+        self.calls.load(Ordering::SeqCst) as u32 != 0
+    }
+
+    /// Lets the makers go on, until there are none.
+    #[cold]
+    fn step_back(&self) {
         let begun = Instant::now();
-        let mut looks = 0;
-        while inside(CALLS.load(Ordering::SeqCst)) && begun.elapsed() < TAKEN {
-            looks += 1;
-            match looks {
-                ..SHORTLY => hint::spin_loop(),
-                // Not `sched_yield`: on a busy machine each one costs the time slices of all others.
-                _ => thread::sleep(NAP),
-            }
+        while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
+            self.calls.fetch_sub(1, Ordering::SeqCst);
+            SLEEPERS.fetch_add(1, Ordering::SeqCst);
+            wait_until_zero(&MAKERS, MADE, begun);
+            SLEEPERS.fetch_sub(1, Ordering::SeqCst);
+            self.calls.fetch_add(CALL, Ordering::SeqCst);
         }
     }
-    AWAITED.store(ever, Ordering::SeqCst);
-}
 
-/// Steps back, so that the makers can go on, until there are none.
-#[cold]
-fn wait_for_makers() {
-    let begun = Instant::now();
-    while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
-        CALLS.fetch_sub(1, Ordering::SeqCst);
-        SLEEPERS.fetch_add(1, Ordering::SeqCst);
-        loop {
-            let makers = MAKERS.load(Ordering::SeqCst);
-            let left = MADE.saturating_sub(begun.elapsed());
-            if makers == 0 || left.is_zero() {
-                break;
-            }
-            let _ = futex_wait(&MAKERS, makers, Some(left));
-        }
-        SLEEPERS.fetch_sub(1, Ordering::SeqCst);
-        CALLS.fetch_add(EVER + 1, Ordering::SeqCst);
+    fn forget(&self) {
+        self.calls.store(0, Ordering::Relaxed);
+        self.awaited.store(0, Ordering::Relaxed);
     }
-}
-
-fn inside(calls: u64) -> bool {
-    calls as u32 != 0
 }
 
 #[cfg(test)]

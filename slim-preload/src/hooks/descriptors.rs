@@ -7,22 +7,22 @@ use crate::sys::keep_errno;
 use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
 use redhook::real;
 use slim_sys::limit::keep as keep_limit;
-use slim_sys::numbers::take;
+use slim_sys::numbers::{take, take_and_wait};
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
-    ops::close(fd, || take(|| real!(close)(fd)))
+    ops::close(fd, || take_and_wait(|| real!(close)(fd)))
 }}
 hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
-    ops::close(fd, || take(|| real!(__close)(fd)))
+    ops::close(fd, || take_and_wait(|| real!(__close)(fd)))
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
-    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return ops::close_range_apart(first, last, || take(|| real!(close_range)(first, last, flags))); }
+    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return ops::close_range_apart(first, last, || take_and_wait(|| real!(close_range)(first, last, flags))); }
     // CLOSE_RANGE_CLOEXEC ends no session.
     if flags == 0 && first <= last && keep_errno(|| ops::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
-    take(|| real!(close_range)(first, last, flags))
+    take_and_wait(|| real!(close_range)(first, last, flags))
 }}
 hook! { unsafe fn closefrom(first: c_int) => slim_closefrom {
-    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { take(|| real!(closefrom)(first)) }
+    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { take_and_wait(|| real!(closefrom)(first)) }
 }}
 hook! { unsafe fn dup(fd: c_int) -> c_int => slim_dup {
     ops::duplicate(fd, None, || take(|| real!(dup)(fd)))

@@ -8,12 +8,12 @@ use crate::flow::given_out;
 use crate::{epoll, runtime};
 use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
 use redhook::real;
-use slim_sys::numbers::{make, take};
+use slim_sys::numbers::{make, take, take_and_wait};
 
 macro_rules! give_out {
-    ($($hook:ident: $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {$(
+    ($take:ident; $($hook:ident: $name:ident($($arg:ident: $kind:ty),*) -> $result:ty;)*) => {$(
         hook! { unsafe fn $name($($arg: $kind),*) -> $result => $hook {
-            let given = take(|| real!($name)($($arg),*));
+            let given = $take(|| real!($name)($($arg),*));
             given.note();
             given
         }}
@@ -57,15 +57,13 @@ type Path = *const c_char;
 
 // `open` and `openat` are variadic in C; on the platforms supported the last argument travels as a fixed one does.
 give_out! {
+    take_and_wait;
     slim_creat: creat(path: Path, mode: mode_t) -> c_int;
     slim_creat64: creat64(path: Path, mode: mode_t) -> c_int;
     slim_fopen: fopen(path: Path, mode: *const c_char) -> *mut FILE;
     slim_fopen64: fopen64(path: Path, mode: *const c_char) -> *mut FILE;
     slim_freopen: freopen(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     slim_freopen64: freopen64(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
-    slim_inotify_init: inotify_init() -> c_int;
-    slim_inotify_init1: inotify_init1(flags: c_int) -> c_int;
-    slim_memfd_create: memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     slim_open: open(path: Path, flags: c_int, mode: mode_t) -> c_int;
     slim_open64: open64(path: Path, flags: c_int, mode: mode_t) -> c_int;
     slim___open_2: __open_2(path: Path, flags: c_int) -> c_int;
@@ -74,6 +72,12 @@ give_out! {
     slim_openat64: openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
     slim___openat_2: __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;
     slim___openat64_2: __openat64_2(at: c_int, path: Path, flags: c_int) -> c_int;
+}
+give_out! {
+    take;
+    slim_inotify_init: inotify_init() -> c_int;
+    slim_inotify_init1: inotify_init1(flags: c_int) -> c_int;
+    slim_memfd_create: memfd_create(name: *const c_char, flags: c_uint) -> c_int;
     slim_signalfd: signalfd(fd: c_int, mask: *const sigset_t, flags: c_int) -> c_int;
     slim_socket: socket(family: c_int, kind: c_int, protocol: c_int) -> c_int;
     slim_timerfd_create: timerfd_create(clock: c_int, flags: c_int) -> c_int;

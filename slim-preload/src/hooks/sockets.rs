@@ -8,7 +8,7 @@ use crate::ops::sockets::{self, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
 use libc::{c_int, c_ulong, c_void, sockaddr, socklen_t};
 use redhook::real;
-use slim_sys::numbers::take;
+use slim_sys::numbers::{take, take_and_wait};
 
 hook! { unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_connect {
     sockets::connect(fd, addr, len, || real!(connect)(fd, addr, len))
@@ -31,10 +31,10 @@ hook! { unsafe fn listen(fd: c_int, backlog: c_int) -> c_int => slim_listen {
     r
 }}
 hook! { unsafe fn accept(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_accept {
-    sockets::accept(fd, addr, len, |addr, len| take(|| real!(accept)(fd, addr, len)))
+    sockets::accept(fd, addr, len, |addr, len| take_and_wait(|| real!(accept)(fd, addr, len)))
 }}
 hook! { unsafe fn accept4(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int => slim_accept4 {
-    sockets::accept(fd, addr, len, |addr, len| take(|| real!(accept4)(fd, addr, len, flags)))
+    sockets::accept(fd, addr, len, |addr, len| take_and_wait(|| real!(accept4)(fd, addr, len, flags)))
 }}
 hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
     sockets::shutdown(fd, how, || real!(shutdown)(fd, how))

@@ -8,7 +8,7 @@ use crate::flow::given_out;
 use crate::ops::limit::{Given, write_left};
 use crate::{process, rings, runtime, sys};
 use libc::{c_int, c_long, c_uint};
-use slim_sys::{cancel, numbers::take};
+use slim_sys::{cancel, numbers::take_and_wait};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
@@ -71,7 +71,7 @@ macro_rules! on_descriptors {
 
 /// A call that creates a descriptor.
 fn creates(nr: c_long, args: [usize; 6]) -> c_long {
-    let given = take(|| real(nr, args));
+    let given = take_and_wait(|| real(nr, args));
     given_out(given as c_int);
     given
 }
