@@ -217,9 +217,33 @@ fn circle_in(krate: &str) -> Option<String> {
 
 #[test]
 fn files_import_each_other_in_one_direction() {
-    let crates = ["slim-core", "slim-sys", "slim-stream", "slim-agent"];
+    let crates = [
+        "slim-core",
+        "slim-sys",
+        "slim-stream",
+        "slim-agent",
+        "slim-preload",
+    ];
     let circles: Vec<_> = crates.iter().filter_map(|krate| circle_in(krate)).collect();
     assert!(circles.is_empty(), "{circles:#?}");
+}
+
+/// Likewise, each top-level module of a crate with all its parts taken for one.
+#[test]
+fn modules_import_each_other_in_one_direction() {
+    for krate in ["slim-core", "slim-sys", "slim-stream", "slim-preload"] {
+        let top = |module: &Module| module.iter().take(1).cloned().collect::<Module>();
+        let mut tops: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+        for (module, imported) in imports_in(krate) {
+            let others = imported
+                .iter()
+                .map(top)
+                .filter(|t| !t.is_empty() && *t != top(&module));
+            tops.entry(top(&module)).or_default().extend(others);
+        }
+        let way = circle(&tops).map(|way| named(way, " imports "));
+        assert_eq!(way, None, "{krate}");
+    }
 }
 
 #[test]
@@ -264,7 +288,14 @@ fn crates_use_each_other_as_the_map_says() {
 /// The map in a crate's documentation names all its modules.
 #[test]
 fn maps_of_modules_are_whole() {
-    for krate in ["slim-core", "slim-sys", "slim-stream", "slim-agent"] {
+    let crates = [
+        "slim-core",
+        "slim-sys",
+        "slim-stream",
+        "slim-agent",
+        "slim-preload",
+    ];
+    for krate in crates {
         let text = fs::read_to_string(workspace(krate).join("src/lib.rs")).unwrap();
         let rows: String = text.lines().filter(|l| l.starts_with("//! | ")).collect();
         let file = syn::parse_file(&text).unwrap();
@@ -274,6 +305,34 @@ fn maps_of_modules_are_whole() {
         });
         let missing: Vec<_> = modules.filter(|name| !rows.contains(name)).collect();
         assert!(missing.is_empty(), "{krate}: not in the map: {missing:?}");
+    }
+}
+
+/// No module of slim-preload imports one of a row above its own.
+#[test]
+fn the_map_of_slim_preload_goes_from_the_top_to_the_bottom() {
+    let text = fs::read_to_string(workspace("slim-preload/src/lib.rs")).unwrap();
+    let rows = text.lines().filter_map(|l| l.strip_prefix("//! | "));
+    let row_of: BTreeMap<String, usize> = rows
+        .enumerate()
+        .flat_map(|(n, row)| {
+            let names = row
+                .split(" | ")
+                .next()
+                .unwrap()
+                .split('`')
+                .skip(1)
+                .step_by(2);
+            names
+                .map(move |name| (name.to_owned(), n))
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    for (module, imported) in imports_in("slim-preload") {
+        let Some(own) = module.first() else { continue };
+        for other in imported.iter().filter_map(|other| other.first()) {
+            assert!(row_of[own] <= row_of[other], "{own} imports {other}");
+        }
     }
 }
 

@@ -5,14 +5,11 @@
 //! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
 
 mod ctl;
-mod inside;
 mod mode;
-mod numbers;
 pub mod waits;
 
 use crate::addr::RawAddr;
-use crate::sys;
-use crate::table;
+use crate::{marks, sys};
 use libc::c_int;
 use slim_core::replay::Replay;
 use slim_core::{FlowToken, Role, memory};
@@ -20,9 +17,8 @@ use slim_stream::{ReceiveHalf, SendHalf, Stream};
 use slim_sys::lock::{Guard, Lock, Undisturbed};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-pub use ctl::Ctl;
+pub use ctl::{Ctl, is_closed};
 pub use mode::{Mode, Then};
-pub use numbers::given_out;
 
 /// A flow. All fields but those under a lock may be touched from any thread.
 pub struct Flow {
@@ -46,7 +42,7 @@ pub struct Flow {
     nonblocking: AtomicBool,
     /// The connection is known to have stood; ask [`Flow::was_established`].
     pub established: AtomicBool,
-    /// The slot that a forked child marks when it uses the connection ([`crate::process`]).
+    /// The slot that a forked child marks when it uses the connection ([`crate::marks`]).
     pub slot: u32,
     token: AtomicU64,
     refs: AtomicU32,
@@ -76,7 +72,7 @@ pub fn after_fork(child: bool) {
 }
 
 impl Flow {
-    /// A flow for the connection under `fd`, known to the table and to be known to the agent.
+    /// A flow for the connection under `fd`, for the table and the agent to know.
     pub fn create(
         fd: c_int,
         role: Role,
@@ -99,7 +95,7 @@ impl Flow {
         flow.established.store(established, Ordering::Relaxed);
         flow.nonblocking
             .store(sys::is_nonblocking(fd), Ordering::Relaxed);
-        crate::process::clear_mark(flow.slot);
+        marks::clear_mark(flow.slot);
         flow.set_under(fd);
         flow.refs.store(2, Ordering::Relaxed);
         let ends = (local.name(), peer.and_then(|a| a.name()));
@@ -107,12 +103,7 @@ impl Flow {
         flow.token
             .store(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed), Ordering::SeqCst);
         flow.stream.begin();
-        if table::set_flow(fd, flow) {
-            return Some(flow);
-        }
-        flow.drop_ref();
-        flow.drop_ref();
-        None
+        Some(flow)
     }
 
     /// A new one, which stays; `None` when there is no memory for it. Some more are made with it, for the allocator adds
@@ -173,7 +164,8 @@ impl Flow {
         }
     }
 
-    fn try_recycle(&'static self) {
+    /// Nobody has the flow any more, or nobody is inside any more: it can be used again when both hold.
+    pub fn try_recycle(&'static self) {
         if self.refs.load(Ordering::Acquire) != 0 || !self.stream.idle() {
             return;
         }
@@ -195,17 +187,6 @@ impl Flow {
         });
     }
 
-    /// From now on the numbers are plain descriptors. `ctl` is this flow's.
-    pub fn release_numbers(&'static self, ctl: &mut Ctl) {
-        for fd in ctl.fds.drain(..) {
-            table::release(fd, self);
-            for e in &ctl.epolls {
-                e.leave(fd);
-            }
-        }
-        ctl.epolls.clear();
-    }
-
     /// Whether the connection ever stood: a non-blocking `connect` that fails is the application's to see.
     pub fn was_established(&self, fd: c_int) -> bool {
         if !self.established.load(Ordering::Relaxed) {
@@ -224,17 +205,35 @@ impl Flow {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Runs `set`, which may change whether calls on the flow's number `fd` wait, on the descriptor that has its status flags.
-    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce(c_int) -> c_int) -> c_int {
-        let Some(ctl) = self.ctl_of(fd) else {
-            return set(fd);
-        };
-        self.nonblocking.store(false, Ordering::SeqCst);
-        let r = set(ctl.flags_of(fd));
-        let known = !self.forked.load(Ordering::SeqCst)
-            && sys::keep_errno(|| crate::transport::nonblocking(&ctl, fd));
+    /// Whether what is under `fd` is what all numbers of the flow have. Costs a system call.
+    pub fn is_under(&self, fd: c_int) -> bool {
+        sys::identity(fd) == Some(self.under.load(Ordering::SeqCst))
+    }
+
+    /// Whether a file of another process, by device and number, is what all numbers of the flow have.
+    pub fn is_file(&self, (device, inode): (u64, u64)) -> bool {
+        sys::identity_of(device, inode) == self.under.load(Ordering::SeqCst)
+    }
+
+    /// Whether a file with this number is what all numbers of the flow have.
+    pub fn is_inode(&self, inode: u64) -> bool {
+        self.under.load(Ordering::SeqCst) as u32 == inode as u32
+    }
+
+    /// What is under all numbers of the flow from now on.
+    pub fn set_under(&self, file: c_int) {
+        let file = sys::identity(file).unwrap_or_default();
+        self.under.store(file, Ordering::SeqCst);
+    }
+
+    /// Which file is under all numbers of the flow ([`sys::identity`]).
+    pub fn file(&self) -> u64 {
+        self.under.load(Ordering::SeqCst)
+    }
+
+    /// Whether calls on the flow are known not to wait, from now on.
+    pub fn set_never_waits(&self, known: bool) {
         self.nonblocking.store(known, Ordering::SeqCst);
-        r
     }
 
     /// Another process may have the connection from now on, and set its mode.
@@ -245,6 +244,6 @@ impl Flow {
 
     /// Whether a forked child has read from or written to the connection, so that our counters mean nothing.
     pub fn used_by_child(&self) -> bool {
-        self.forked.load(Ordering::Relaxed) && crate::process::child_used(self.slot)
+        self.forked.load(Ordering::Relaxed) && marks::child_used(self.slot)
     }
 }

@@ -1,9 +1,8 @@
 //! SLIM under unmodified programs: `LD_PRELOAD=libslim_preload.so`.
 //!
-//! The hooks ([`hooks`]) take the place of libc's socket calls. They look the descriptor up in the
-//! [`table`]; what is no flow goes straight to libc. For a flow, [`ops`] does what the call says and
-//! counts the bytes (crate `slim-stream`); when its transport dies, [`transport`] puts something else under the
-//! descriptor number until the agent (crate `slim-agent`) has resumed the flow.
+//! A hook takes the place of a libc function. It looks the descriptor up in the [`table`]. A plain descriptor goes straight to libc. For a
+//! flow, [`ops`] does what the call asks for and counts the bytes (crate `slim-stream`). When the transport dies, [`transport`] puts
+//! something else under the descriptor number, until the agent (crate `slim-agent`) has resumed the flow.
 //!
 //! ```text
 //! application ── hooks ── ops ── table ── flow ── transport ── stand_in, epoll
@@ -11,21 +10,49 @@
 //!                                           └─ front ┘  called by slim-agent's thread
 //! ```
 //!
+//! # Map
+//!
+//! From the top to the bottom: a module imports only modules below its own row, or in it.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `load` | what is done when the library is loaded |
+//! | [`hooks`] | the functions that take the place of libc's |
+//! | [`process`] | fork, exec, exit, namespaces |
+//! | [`ops`] | what a hooked call does |
+//! | [`front`], [`listeners`] | flows and listeners as the agent knows them |
+//! | [`transport`] | what is under a flow's numbers, and swapping it |
+//! | [`epoll`] | the epoll instances of the process |
+//! | [`table`] | what a descriptor number means |
+//! | [`flow`] | one flow |
+//! | [`mirror`], [`rings`] | the registrations of an epoll instance; io_uring |
+//! | [`options`], [`kept_names`] | socket options that a new transport gets; addresses of connections that are plain TCP |
+//! | [`runtime`] | whether SLIM works in this process, and its agent |
+//! | [`descriptors`], [`sleep`], [`stand_in`] | numbers of SLIM's own; threads that sleep in `poll`; sockets in place of a dead transport |
+//! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; the page shared with forked children; the kernel |
+//!
 //! What it is not: it draws no conclusions about peers and networks; that is `slim-core`'s, driven by
 //! `slim-agent`.
 
 mod addr;
+mod descriptors;
+mod direct;
 mod epoll;
 mod flow;
 mod front;
 mod heap;
 mod hooks;
+mod kept_names;
 mod listeners;
+mod load;
+mod marks;
+mod mirror;
 mod ops;
 mod options;
 mod process;
 mod rings;
 mod runtime;
+mod sleep;
 mod stand_in;
 mod sys;
 mod table;

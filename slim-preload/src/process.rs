@@ -5,23 +5,17 @@
 //! byte in a page that both share, and the parent goes on with that connection as plain TCP.
 
 use crate::flow::Flow;
-use crate::ops::{descriptors, names, sleep};
+use crate::ops::{closing, demoting, left};
 use crate::stand_in::{self, Left};
-use crate::{epoll, flow, heap, listeners, runtime, sys, table, transport};
+use crate::{
+    descriptors, epoll, flow, heap, kept_names, listeners, marks, runtime, sleep, sys, table,
+    transport,
+};
 use libc::{c_int, c_void};
 use slim_core::FinHow;
 use slim_sys::{limit, numbers};
-use std::io;
-use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// Flows that can be told apart; the byte of a higher slot is shared, which only errs towards plain TCP.
-const SLOTS: usize = 1 << 16;
-
-/// The page shared with children.
-static MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
-/// In a child: the page shared with the parent.
-static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 
 /// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
@@ -31,30 +25,6 @@ unsafe extern "C" {
     fn at_quick_exit(f: extern "C" fn()) -> c_int;
     fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
     -> c_int;
-}
-
-/// Makes this process's shared page.
-pub fn prepare() -> io::Result<()> {
-    // SAFETY: a fresh anonymous mapping; nothing else refers to it.
-    let page = unsafe {
-        let (read_write, shared) = (
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
-        );
-        libc::mmap(
-            std::ptr::null_mut(),
-            SLOTS,
-            read_write,
-            shared | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    MARKS.store(page.cast(), Ordering::Release);
-    Ok(())
 }
 
 /// Registers for fork and exit, when the library is loaded: what the program registers later for forks may use
@@ -73,7 +43,7 @@ pub fn register() {
         // before those of libraries that the program has opened.
         __cxa_atexit(at_very_last, std::ptr::null_mut(), std::ptr::null_mut());
     }
-    crate::flow::waits::register();
+    flow::waits::register(left::before_end);
 }
 
 /// A call that makes a process with the same connections, without a word of libc's to us. The child returns, too.
@@ -105,31 +75,6 @@ pub fn clone3_flags(args: *const u8, size: usize) -> u64 {
         .unwrap_or_default()
 }
 
-fn mark(page: &AtomicPtr<AtomicU8>, slot: u32) -> Option<&AtomicU8> {
-    let page = page.load(Ordering::Acquire);
-    // SAFETY: null, or a mapping of SLOTS bytes that is never unmapped.
-    (!page.is_null()).then(|| unsafe { &*page.add(slot as usize % SLOTS) })
-}
-
-/// Whether a forked child has used the connection of this slot.
-pub fn child_used(slot: u32) -> bool {
-    mark(&MARKS, slot).is_some_and(|m| m.load(Ordering::SeqCst) != 0)
-}
-
-/// A slot gets a new connection.
-pub fn clear_mark(slot: u32) {
-    if let Some(m) = mark(&MARKS, slot) {
-        m.store(0, Ordering::SeqCst);
-    }
-}
-
-/// In a child, before it uses a connection of its parent's.
-pub fn tell_parent(slot: u32) {
-    if let Some(m) = mark(&PARENT_MARKS, slot) {
-        m.store(1, Ordering::SeqCst);
-    }
-}
-
 extern "C" fn before_fork() {
     limit::keep_over_fork();
     runtime::before_fork();
@@ -139,14 +84,14 @@ extern "C" fn before_fork() {
     // Whoever makes a descriptor may want the locks below, and may have those above.
     numbers::before_fork();
     sleep::before_fork();
-    names::before_fork();
+    kept_names::before_fork();
     table::for_each_flow(|_, f| f.mark_forked());
     heap::before_fork();
 }
 
 extern "C" fn after_fork_parent() {
     heap::after_fork();
-    names::after_fork();
+    kept_names::after_fork();
     sleep::after_fork(false);
     epoll::after_fork(false);
     numbers::after_fork(false);
@@ -160,10 +105,7 @@ extern "C" fn after_fork_child() {
     limit::after_fork(true);
     numbers::after_fork(true);
     heap::after_fork();
-    PARENT_MARKS.store(
-        MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed),
-        Ordering::Relaxed,
-    );
+    marks::inherit();
     // What stands in for a transport means nothing without the parent's agent.
     table::for_each_flow(|fd, f| {
         if !f.is_under(fd) {
@@ -174,7 +116,7 @@ extern "C" fn after_fork_child() {
         }
     });
     table::inherit(|f| f.slot);
-    names::after_fork();
+    kept_names::after_fork();
     sleep::after_fork(true);
     epoll::after_fork(true);
     listeners::after_fork(true);
@@ -205,7 +147,7 @@ pub fn before_exec() {
         }
     });
     for (fd, f) in kept {
-        descriptors::hand_over_until(f, fd, begun + descriptors::PATIENCE);
+        demoting::hand_over_until(f, fd, begun + demoting::PATIENCE);
     }
     runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
 }
@@ -222,11 +164,11 @@ fn step_back(why: &str) {
         return;
     }
     sys::keep_errno(|| {
-        let limit = Instant::now() + descriptors::PATIENCE;
+        let limit = Instant::now() + demoting::PATIENCE;
         let mut all: Vec<(c_int, &'static Flow)> = Vec::new();
         table::for_each_flow(|fd, f| all.push((fd, f)));
         for (fd, f) in all {
-            descriptors::hand_over_until(f, fd, limit);
+            demoting::hand_over_until(f, fd, limit);
         }
         runtime::switch_off(why);
     });
@@ -267,7 +209,7 @@ pub fn set_namespace(fd: c_int, kind: c_int, real: impl Fn() -> c_int) -> c_int 
 /// Before the calling thread gets descriptors of its own: a number no longer means the same in all threads, and the
 /// agent's thread would keep open what the program closes.
 pub fn before_other_numbers() {
-    if runtime::in_use() || sys::direct::has_threads() {
+    if runtime::in_use() || crate::direct::has_threads() {
         step_back("the program gets a table of descriptors for one thread");
     }
 }
@@ -376,7 +318,7 @@ extern "C" fn at_exit() {
     // Libraries that end after us may still use connections: they are plain TCP, and one whose transport is away has its
     // error, for nobody is left to resume it.
     runtime::end();
-    table::for_each_flow(|fd, f| descriptors::demote(f, fd));
+    table::for_each_flow(|fd, f| demoting::demote(f, fd));
 }
 
 /// The kernel is about to close the connection under `fd`, unless a child has it, too.
@@ -389,6 +331,26 @@ fn leave(fd: c_int, f: &Flow) {
     let Some(sent) = f.stream.try_sent() else {
         return;
     };
-    let how = descriptors::how_closed(fd);
+    let how = closing::how_closed(fd);
     runtime::with_agent(|a| a.announce(f.token(), sent, how));
+}
+
+/// `close_range` for a thread that gets a table of descriptors of its own: what means something to us, or is ours, is
+/// closed like all else.
+pub fn close_range_apart(first: u32, last: u32, real: impl FnOnce() -> c_int) -> c_int {
+    if !runtime::in_own_process() {
+        return real();
+    }
+    before_other_numbers();
+    let r = real();
+    if r == 0 && !runtime::possible() {
+        for fd in first..=last.min(slim_sys::fds::LIMIT as u32 - 1) {
+            let fd = fd as c_int;
+            if descriptors::is_internal(fd) && !sys::keep_errno(|| sys::is_open(fd)) {
+                slim_sys::fds::release(fd);
+                stand_in::closed(fd);
+            }
+        }
+    }
+    r
 }

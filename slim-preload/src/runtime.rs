@@ -4,7 +4,7 @@
 //! processes that never touch a socket. So nothing is set up until the first TCP socket needs it, and
 //! whatever cannot be set up makes the process run as if SLIM were absent, with one line that says why.
 
-use crate::{heap, sys};
+use crate::{descriptors, direct, heap, marks, sys};
 use libc::c_int;
 use slim_agent::Agent;
 use slim_core::config::{Config, LogLevel, Policy};
@@ -63,6 +63,12 @@ pub fn in_own_process() -> bool {
     owner == 0 || owner == sys::pid()
 }
 
+/// Whether the caller is a vforked child that has put something else under a number of a flow's: the flows are nothing to it.
+#[inline]
+pub fn is_another_process() -> bool {
+    direct::do_numbers_differ() && !sys::keep_errno(in_own_process)
+}
+
 /// Which file a descriptor of the calling process is: device and number.
 pub fn file(fd: c_int) -> Option<(u64, u64)> {
     file_in(sys::pid(), fd)
@@ -103,23 +109,15 @@ fn start() -> bool {
 /// read it, and its children have it from there.
 static KEY_FILE: OnceLock<Result<(Vec<u8>, u32), String>> = OnceLock::new();
 
-#[used]
-#[unsafe(link_section = ".init_array")]
-static AT_START: extern "C" fn() = {
-    extern "C" fn at_start() {
-        sys::keep_errno(|| {
-            crate::hooks::look_up();
-            crate::process::register();
-            quietly(|| {
-                if let Some(path) = std::env::var_os("SLIM_JOB_KEY_FILE") {
-                    let file = slim_agent::read_job_key(path.as_ref());
-                    KEY_FILE.get_or_init(|| file);
-                }
-            });
-        });
-    }
-    at_start
-};
+/// Reads the job key's file, when the library is loaded.
+pub fn read_job_key() {
+    quietly(|| {
+        if let Some(path) = std::env::var_os("SLIM_JOB_KEY_FILE") {
+            let file = slim_agent::read_job_key(path.as_ref());
+            KEY_FILE.get_or_init(|| file);
+        }
+    });
+}
 
 /// How long a call waits for an answer of the peer's agent without which it goes on all the same.
 pub fn time_to_answer(at_once: bool) -> Duration {
@@ -161,7 +159,7 @@ fn start_agent() -> Option<Agent> {
     }
     OWNER.store(sys::pid(), Ordering::Relaxed);
     let status = status_of("self");
-    crate::ops::descriptors::note_table_size(&status);
+    descriptors::note_table_size(number_in(&status, "FDSize:"));
     if filters(&status) > filters(&status_of("1")) {
         if config.log >= LogLevel::Warn {
             say("the process began under a system call filter; connections are plain TCP");
@@ -178,11 +176,11 @@ fn start_agent() -> Option<Agent> {
         );
         return None;
     }
-    sys::direct::allow();
+    direct::allow();
     sys::register_fence();
     let agent = enough_descriptors()
         .and_then(|()| enough_memory())
-        .and_then(|()| crate::process::prepare())
+        .and_then(|()| marks::prepare())
         .and_then(|()| quietly(|| Agent::start(config.clone())));
     agent
         .inspect(|_| sys::proc::hold())
@@ -203,7 +201,7 @@ fn status_of(process: &str) -> String {
 }
 
 /// The number on a line of that.
-pub fn number_in(status: &str, name: &str) -> Option<c_int> {
+fn number_in(status: &str, name: &str) -> Option<c_int> {
     let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().parse().ok()
 }

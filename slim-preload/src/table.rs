@@ -5,8 +5,11 @@
 //! so a pointer read here can always be looked at; whether it still is what the number means is then
 //! checked by reading the word again.
 
-use crate::epoll::Instance;
+mod inside;
+
 use crate::flow::Flow;
+use crate::marks;
+use crate::mirror::Instance;
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -84,8 +87,8 @@ pub fn is_known(fd: c_int) -> bool {
 fn tagged(fd: c_int, w: usize) -> Option<&'static Flow> {
     if w & TAG == INHERITED {
         // A descriptor that we have just made has this number only because the connection was closed unseen.
-        if !crate::runtime::is_our_call() {
-            crate::process::tell_parent((w >> 2) as u32);
+        if !slim_sys::in_agent() {
+            marks::tell_parent((w >> 2) as u32);
         }
         clear(fd);
     }

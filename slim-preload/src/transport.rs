@@ -12,13 +12,13 @@
 //! are [veiled](veil): a placeholder that is never ready takes them.
 
 mod fault;
+mod held;
 mod over;
 
 use crate::flow::{Ctl, Flow, Mode, Then};
-use crate::ops::names;
 use crate::stand_in;
 use crate::sys::{self, Errno};
-use crate::{epoll, options, rings, runtime};
+use crate::{epoll, kept_names, options, rings, runtime, sleep, table};
 use libc::c_int;
 use slim_core::{Cause, Verdict};
 use slim_stream::Unsound;
@@ -68,7 +68,7 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
     if let Some(fd) = ctl.fds.first().filter(|_| registered) {
         options::tell_owner(*fd, *fd);
     }
-    crate::ops::sleep::wake_all();
+    sleep::wake_all();
     swapped
 }
 
@@ -95,7 +95,7 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
             });
             flow.exposed.store(true, Ordering::SeqCst);
             SWAPS.fetch_add(1, Ordering::SeqCst);
-            crate::ops::sleep::wake_all();
+            sleep::wake_all();
         }
         Mode::Stashed { then: Then::Open } => {
             flow.stream.bar();
@@ -147,16 +147,27 @@ pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
 pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     epoll::drop_closed(flow, &mut ctl);
     if let Some(fd) = ctl.fds.first().filter(|_| ctl.receiving.has_moved()) {
-        names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
+        kept_names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
     }
     // A reader that has met the end of the stream need not wait for an announcement.
-    flow.release_numbers(&mut ctl);
+    release_numbers(flow, &mut ctl);
     flow.live.store(false, Ordering::Release);
     ctl.set_transport(None);
     ctl.linger();
     drop(ctl);
     flow.stream.wake();
     flow.drop_ref();
+}
+
+/// From now on the numbers are plain descriptors. `ctl` is this flow's.
+fn release_numbers(flow: &'static Flow, ctl: &mut Ctl) {
+    for fd in ctl.fds.drain(..) {
+        table::release(fd, flow);
+        for e in &ctl.epolls {
+            e.leave(fd);
+        }
+    }
+    ctl.epolls.clear();
 }
 
 /// Ends the old transport, if it has not ended yet; wakes whoever is blocked in a call on it.
@@ -302,7 +313,7 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
         });
         options::tell_owner(fd, fd);
         SWAPS.fetch_add(1, Ordering::SeqCst);
-        crate::ops::sleep::wake_all();
+        sleep::wake_all();
     } else {
         return;
     }
@@ -342,11 +353,6 @@ pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
         return;
     };
     flow.stream.stash_more(&mut ctl.receiving, new, want);
-}
-
-/// Whether calls on the flow must not wait.
-pub fn nonblocking(ctl: &Ctl, fd: c_int) -> bool {
-    sys::is_nonblocking(ctl.flags_of(fd))
 }
 
 /// Called when the stash may have been read up: what was to follow it happens.

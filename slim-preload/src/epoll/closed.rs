@@ -6,16 +6,12 @@
 //! events carry the data that it gave, not the number. When it gets the closed number for the connection again, the
 //! registration is named by that again.
 
-use super::{INSTANCES, Instance};
-use crate::flow::{Ctl, Flow};
+use super::INSTANCES;
+use crate::flow::{Ctl, Flow, is_closed};
+use crate::mirror::Instance;
 use crate::{rings, sys, table};
 use libc::c_int;
 use smallvec::SmallVec;
-
-/// Whether a number of a flow is there for such registrations only.
-pub fn is_closed(fd: c_int) -> bool {
-    slim_sys::fds::is_internal(fd)
-}
 
 /// The application is about to close `fd`, and has the flow by other numbers. `fd` is none of the flow's any more.
 pub fn keep_closed(flow: &'static Flow, ctl: &mut Ctl, fd: c_int) {

@@ -5,69 +5,28 @@
 //! it is asked before every swap; and the number of a flow whose transport is away stays registered, with a placeholder
 //! that is never ready under it, for the program may change at any moment what it believes registered.
 
-use super::{Aside, INSTANCES, Instance, Registration, asked, instance};
+use super::{INSTANCES, instance};
 use crate::flow::{Ctl, Flow};
-use crate::ops::descriptors;
+use crate::mirror::kernel::{Registered, any_unseen, found_unseen, registered};
+use crate::mirror::{Aside, Instance, Registration, asked};
 use crate::table::{self, Entry};
-use crate::{rings, sys};
+use crate::{descriptors, rings, sys};
 use libc::c_int;
-use slim_sys::numbers;
+use slim_sys::numbers::make;
 use smallvec::SmallVec;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A registration was found that no hook had seen.
-static FOUND: AtomicBool = AtomicBool::new(false);
 /// Before this time, in microseconds from [`BEGUN`], it is not looked again where nothing was found.
 static LOOK_AGAIN: AtomicU64 = AtomicU64::new(0);
 static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
 /// Looking is to take a small part of the time only.
 const PART: u32 = 20;
 
-/// Whether there may be such registrations.
-pub fn any() -> bool {
-    FOUND.load(Ordering::SeqCst) || rings::any()
-}
-
-/// What the kernel has registered.
-pub(super) struct Registered {
-    /// The number that it was registered by.
-    pub fd: c_int,
-    /// What would be reported: of one that fires once and has, nothing.
-    pub events: u32,
-    data: u64,
-    inode: u64,
-}
-
-/// Everything that is registered with an instance, by one of its numbers; `None` if that cannot be told, for want of a
-/// descriptor perhaps.
-pub(super) fn registered(epfd: c_int) -> Option<Vec<Registered>> {
-    let text = sys::proc::read(format_args!("self/fdinfo/{epfd}"))?;
-    let text = String::from_utf8(text).ok()?;
-    Some(text.lines().filter_map(parse).collect())
-}
-
-/// `tfd: 8 events: 19 data: 8  pos:0 ino:1a2b sdev:9`, with spaces in between.
-fn parse(line: &str) -> Option<Registered> {
-    let mut words = line.split_whitespace();
-    let mut after = |name: &str| (words.next()? == name).then(|| words.next())?;
-    let fd = after("tfd:")?.parse().ok()?;
-    let events = u32::from_str_radix(after("events:")?, 16).ok()?;
-    let data = u64::from_str_radix(after("data:")?, 16).ok()?;
-    let inode = words.find_map(|word| word.strip_prefix("ino:"))?;
-    let inode = u64::from_str_radix(inode, 16).ok()?;
-    Some(Registered {
-        fd,
-        events,
-        data,
-        inode,
-    })
-}
-
 /// Before the file under a flow's numbers changes, or the flow is suspended: the mirrors learn what they do not know.
 pub fn read_back(flow: &Flow, ctl: &mut Ctl) {
     let unknown = || ctl.epolls.is_empty() && flow.never_waits() && is_registered(flow, ctl);
-    if any() || unknown() {
+    if any_unseen() || unknown() {
         learn(flow, ctl);
     }
 }
@@ -97,11 +56,12 @@ fn is_registered(flow: &Flow, ctl: &Ctl) -> bool {
         all.iter().any(|i| {
             let number = i.lock().numbers.first().copied();
             let all = number.and_then(registered).unwrap_or_default();
-            all.iter().any(|r| r.is_of(flow) && ctl.fds.contains(&r.fd))
+            all.iter()
+                .any(|r| is_of(r, flow) && ctl.fds.contains(&r.fd))
         })
     });
     if found {
-        FOUND.store(true, Ordering::SeqCst);
+        found_unseen();
     }
     let pause = (looks.elapsed() * PART).max(Duration::from_millis(1));
     let until = now(*begun).saturating_add(pause.as_micros() as u64);
@@ -111,7 +71,7 @@ fn is_registered(flow: &Flow, ctl: &Ctl) -> bool {
 
 /// The table learns of instances that were made where no hook saw it.
 fn find_instances() {
-    for fd in numbers::make(descriptors::open_numbers) {
+    for fd in make(descriptors::open_numbers) {
         if descriptors::is_internal(fd) || !matches!(table::entry(fd), Entry::None) {
             continue;
         }
@@ -121,13 +81,24 @@ fn find_instances() {
     }
 }
 
-impl Registered {
-    fn is_of(&self, flow: &Flow) -> bool {
-        flow.is_inode(self.inode)
-    }
+/// Whether a registration is of the flow's present file.
+fn is_of(r: &Registered, flow: &Flow) -> bool {
+    flow.is_inode(r.inode)
 }
 
 impl Instance {
+    /// An event of `fd` was kept back from the application, though the transport that it spoke of may be the present
+    /// one: an edge or a one-shot registration that fired must fire again. Any other does by itself. What the mirror has
+    /// may be out of date where registrations are changed unseen, and must not undo such a change.
+    pub fn rearm(&self, flow: &Flow, ctl: &Ctl, fd: c_int) {
+        rings::swapping(|| {
+            if any_unseen() {
+                self.learn(flow, &[fd]);
+            }
+            self.lock().rearm(fd, ctl.is_registered());
+        });
+    }
+
     /// Takes over what the kernel has of these numbers of a flow; whether it has, or had, any.
     pub(super) fn learn(&self, flow: &Flow, fds: &[c_int]) -> bool {
         let mut mirror = self.lock();
@@ -140,7 +111,7 @@ impl Instance {
         };
         let mut known = false;
         for fd in fds {
-            let now = all.iter().find(|r| r.fd == *fd && r.is_of(flow));
+            let now = all.iter().find(|r| r.fd == *fd && is_of(r, flow));
             let before = mirror.registered.get(fd).copied();
             match (now, before) {
                 (Some(now), before) => {
@@ -186,37 +157,5 @@ impl Instance {
             r.data == data && r.events & libc::EPOLLONESHOT as u32 == 0 && table::is_flow(r.fd)
         };
         all.iter().filter(wanted).map(|r| r.fd).collect()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_kernel_tells_what_is_registered() {
-        let [a, b] = sys::socketpair(libc::SOCK_STREAM).unwrap();
-        // SAFETY: no memory is passed.
-        let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        for (fd, data) in [(a, u64::MAX), (b, 7)] {
-            let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
-            let event = libc::epoll_event { events, u64: data };
-            sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &event).unwrap();
-        }
-        let mut all = registered(epfd).unwrap();
-        all.sort_by_key(|r| r.data);
-        for (r, (fd, data)) in all.iter().zip([(b, 7), (a, u64::MAX)]) {
-            assert_eq!((r.fd, r.data), (fd, data));
-            assert_eq!(
-                r.events & !(libc::EPOLLERR | libc::EPOLLHUP) as u32,
-                (libc::EPOLLIN | libc::EPOLLET) as u32
-            );
-            assert_eq!(
-                Some(r.inode),
-                sys::identity(fd).map(|i| i & u64::from(u32::MAX))
-            );
-        }
-        assert_eq!(all.len(), 2);
-        [a, b, epfd].into_iter().for_each(sys::close);
     }
 }

@@ -3,7 +3,7 @@
 use super::Flow;
 use super::mode::{Mode, Then};
 use crate::addr::Name;
-use crate::epoll::{self, Instance};
+use crate::mirror::Instance;
 use crate::options::Receives;
 use crate::{stand_in, sys};
 use libc::c_int;
@@ -14,6 +14,12 @@ use std::net::SocketAddr;
 use std::num::NonZeroI32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+/// Whether a number of a flow is SLIM's own. Such a number holds registrations by numbers that the application has closed
+/// ([`crate::epoll`]).
+pub fn is_closed(fd: c_int) -> bool {
+    slim_sys::fds::is_internal(fd)
+}
 
 /// [`Mode`], with what belongs to each. Private, so that nobody sets it past the table.
 #[derive(Debug)]
@@ -169,7 +175,7 @@ impl Ctl {
 
     /// Whether the application has a number of the flow.
     pub fn is_held(&self) -> bool {
-        self.fds.first().is_some_and(|fd| !epoll::is_closed(*fd))
+        self.fds.first().is_some_and(|fd| !is_closed(*fd))
     }
 
     /// The descriptor on which the kernel's view of the flow's present transport can be asked.
@@ -207,6 +213,11 @@ impl Ctl {
             Mode::Suspended if !self.is_veiled() => self.transport().unwrap_or(fd),
             _ => fd,
         }
+    }
+
+    /// Whether calls on the flow's number `fd` must not wait.
+    pub fn is_nonblocking(&self, fd: c_int) -> bool {
+        sys::is_nonblocking(self.flags_of(fd))
     }
 
     /// The descriptor of the transport whose state a new one takes over: mostly the flow's number `fd` itself.
@@ -254,7 +265,7 @@ impl Ctl {
 impl Ctl {
     /// Takes a number up. Those that the application has come first.
     pub fn add_number(&mut self, fd: c_int) {
-        let at = self.fds.iter().position(|n| epoll::is_closed(*n));
+        let at = self.fds.iter().position(|n| is_closed(*n));
         self.fds.insert(at.unwrap_or(self.fds.len()), fd);
     }
 

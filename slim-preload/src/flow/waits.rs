@@ -37,21 +37,16 @@ thread_local! {
     };
 }
 
-/// What calls [`at_end`], plus 1; 0 if there is none.
+/// The key whose destructor is called when a thread ends, plus 1; 0 if there is none.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// Once, when the library is loaded.
-pub fn register() {
+/// Once, when the library is loaded. `at_end` is called when a thread ends.
+pub fn register(at_end: extern "C" fn(*mut libc::c_void)) {
     let mut key = 0;
     // SAFETY: valid for a write; the function stays as long as the library, which is never unloaded.
     if unsafe { libc::pthread_key_create(&raw mut key, Some(at_end)) } == 0 {
         KEY.store(key + 1, Ordering::Relaxed);
     }
-}
-
-/// The thread ends: cancelled, or by `pthread_exit` in a handler, or as threads do.
-extern "C" fn at_end(_: *mut libc::c_void) {
-    crate::ops::left::before_end();
 }
 
 /// The innermost waiting call of the thread.

@@ -1,11 +1,12 @@
 //! Reading and writing.
 
 use super::looked_up::hook;
+use crate::direct;
 use crate::ops::buffers::Buffers;
 use crate::ops::receive::Receive;
 use crate::ops::transmit::Transmit;
 use crate::ops::{fail, files, many, passing};
-use crate::sys::{direct, is_writable};
+use crate::sys::is_writable;
 use crate::{runtime, table};
 use libc::{
     aiocb, c_int, c_uint, c_void, iovec, mmsghdr, msghdr, off_t, pthread_attr_t, pthread_t,
@@ -340,7 +341,7 @@ hook! { unsafe fn lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_in
 }}
 pub(super) use files::submitted;
 
-// Not calls on descriptors: those above are cancellation points, see `sys::direct`.
+// Not calls on descriptors: those above are cancellation points, see `crate::direct`.
 hook! { unsafe fn pthread_cancel(thread: pthread_t) -> c_int => slim_pthread_cancel {
     direct::cancels();
     real!(pthread_cancel)(thread)

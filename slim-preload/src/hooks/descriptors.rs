@@ -1,7 +1,7 @@
 //! Descriptor numbers and processes.
 
 use super::looked_up::{hook, real_of};
-use crate::ops::descriptors as ops;
+use crate::ops::{closing, demoting, duplicating};
 use crate::process;
 use crate::sys::keep_errno;
 use libc::{FILE, c_char, c_int, c_uint, c_ulong, c_void};
@@ -10,62 +10,62 @@ use slim_sys::limit::keep as keep_limit;
 use slim_sys::numbers::{take, take_and_wait};
 
 hook! { unsafe fn close(fd: c_int) -> c_int => slim_close {
-    ops::close(fd, || take_and_wait(|| real!(close)(fd)))
+    closing::close(fd, || take_and_wait(|| real!(close)(fd)))
 }}
 hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
-    ops::close(fd, || take_and_wait(|| real!(__close)(fd)))
+    closing::close(fd, || take_and_wait(|| real!(__close)(fd)))
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
-    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return ops::close_range_apart(first, last, || take_and_wait(|| real!(close_range)(first, last, flags))); }
+    if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return process::close_range_apart(first, last, || take_and_wait(|| real!(close_range)(first, last, flags))); }
     // CLOSE_RANGE_CLOEXEC ends no session.
-    if flags == 0 && first <= last && keep_errno(|| ops::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
+    if flags == 0 && first <= last && keep_errno(|| closing::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
     take_and_wait(|| real!(close_range)(first, last, flags))
 }}
 hook! { unsafe fn closefrom(first: c_int) => slim_closefrom {
-    if !keep_errno(|| ops::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { take_and_wait(|| real!(closefrom)(first)) }
+    if !keep_errno(|| closing::close_each(first.max(0) as c_uint, c_uint::MAX, |fd| { slim_close(fd); })) { take_and_wait(|| real!(closefrom)(first)) }
 }}
 hook! { unsafe fn dup(fd: c_int) -> c_int => slim_dup {
-    ops::duplicate(fd, None, || take(|| real!(dup)(fd)))
+    duplicating::duplicate(fd, None, || take(|| real!(dup)(fd)))
 }}
 hook! { unsafe fn dup2(from: c_int, to: c_int) -> c_int => slim_dup2 {
-    ops::duplicate(from, Some(to), || take(|| real!(dup2)(from, to)))
+    duplicating::duplicate(from, Some(to), || take(|| real!(dup2)(from, to)))
 }}
 hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
-    ops::duplicate(from, Some(to), || take(|| real!(__dup2)(from, to)))
+    duplicating::duplicate(from, Some(to), || take(|| real!(__dup2)(from, to)))
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
     // Refused by the kernel before it looks at anything else.
     if flags & !libc::O_CLOEXEC != 0 { return real!(dup3)(from, to, flags); }
-    ops::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
+    duplicating::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
 }}
 type Arguments = *mut c_void;
 hook! { unsafe fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int => slim_vdprintf {
-    ops::for_stdio(fd);
+    demoting::for_stdio(fd);
     real!(vdprintf)(fd, format, list)
 }}
 hook! { unsafe fn __vdprintf_chk(fd: c_int, flag: c_int, format: *const c_char, list: Arguments) -> c_int => slim___vdprintf_chk {
-    ops::for_stdio(fd);
+    demoting::for_stdio(fd);
     real!(__vdprintf_chk)(fd, flag, format, list)
 }}
 hook! { unsafe fn fclose(file: *mut FILE) -> c_int => slim_fclose {
     let fd = if file.is_null() { -1 } else { libc::fileno(file) };
-    ops::no_stdio(fd);
+    demoting::no_stdio(fd);
     real!(fclose)(file)
 }}
 hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fdopen {
     let file = real!(fdopen)(fd, mode);
-    if !file.is_null() { ops::stdio(fd); }
+    if !file.is_null() { demoting::stdio(fd); }
     file
 }}
 // Variadic in C; on the platforms supported the third argument travels as a fixed one does.
 hook! { unsafe fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl {
-    ops::control(fd, command, |fd| gives_out(command, || real!(fcntl)(fd, command, arg)))
+    duplicating::control(fd, command, |fd| gives_out(command, || real!(fcntl)(fd, command, arg)))
 }}
 hook! { unsafe fn fcntl64(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl64 {
-    ops::control(fd, command, |fd| gives_out(command, || real!(fcntl64)(fd, command, arg)))
+    duplicating::control(fd, command, |fd| gives_out(command, || real!(fcntl64)(fd, command, arg)))
 }}
 hook! { unsafe fn __fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim___fcntl {
-    ops::control(fd, command, |fd| gives_out(command, || real!(__fcntl)(fd, command, arg)))
+    duplicating::control(fd, command, |fd| gives_out(command, || real!(__fcntl)(fd, command, arg)))
 }}
 
 fn gives_out(command: c_int, real: impl Fn() -> c_int) -> c_int {
@@ -196,7 +196,7 @@ unsafe fn spawn_by_pidfd(
     let spawned = keep_limit(|| unsafe { real(pidfd, path, actions, attributes, args, env) });
     if spawned == 0 && !pidfd.is_null() {
         // SAFETY: libc has just written it.
-        crate::flow::given_out(unsafe { *pidfd });
+        crate::ops::closing::given_out(unsafe { *pidfd });
     }
     spawned
 }

@@ -4,8 +4,9 @@
 //! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
 
 use super::looked_up::hook;
-use crate::flow::given_out;
-use crate::{epoll, runtime};
+use crate::ops::closing::given_out;
+use crate::ops::epoll;
+use crate::runtime;
 use libc::{FILE, c_char, c_int, c_uint, mode_t, sigset_t};
 use redhook::real;
 use slim_sys::numbers::{make, take, take_and_wait};

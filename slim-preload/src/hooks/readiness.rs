@@ -1,11 +1,11 @@
 //! Waiting for descriptors.
 
 use super::looked_up::hook;
-use crate::epoll;
+use crate::direct;
+use crate::ops::epoll;
 use crate::ops::limit::{Given, Wait};
 use crate::ops::select::Sets;
 use crate::ops::{poll as ops, select as sets_of};
-use crate::sys::direct;
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use redhook::real;
 

@@ -4,7 +4,7 @@
 
 use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
-use crate::flow::given_out;
+use crate::ops::closing::given_out;
 use crate::ops::limit::{Given, write_left};
 use crate::{process, rings, runtime, sys};
 use libc::{c_int, c_long, c_uint};
@@ -200,7 +200,7 @@ on_descriptors! {
     SYS_inotify_init1(x) => creates(libc::SYS_inotify_init1, x);
     SYS_io_submit(x) => { data::submitted(x[1], x[2] as _); real(libc::SYS_io_submit, x) };
     SYS_io_uring_enter(x) => rings::enter(fd(x[1]), || real(libc::SYS_io_uring_enter, x));
-    SYS_io_uring_register(x) => { rings::register(x[1] as c_uint, x[2], x[3]); real(libc::SYS_io_uring_register, x) };
+    SYS_io_uring_register(x) => { crate::ops::rings::register(x[1] as c_uint, x[2], x[3]); real(libc::SYS_io_uring_register, x) };
     SYS_io_uring_setup(x) => { rings::set_up(); creates(libc::SYS_io_uring_setup, x) };
     SYS_ioctl(x) => sockets::slim_ioctl(fd(x[0]), x[1] as _, x[2] as _);
     SYS_listen(x) => sockets::slim_listen(fd(x[0]), fd(x[1]));

@@ -5,7 +5,7 @@
 //! left it. On other processors these names are not hooked.
 
 use super::looked_up::real_of;
-use crate::ops::{descriptors, left};
+use crate::ops::{demoting, left};
 use crate::process;
 use crate::sys::keep_errno;
 use libc::{c_char, c_int, c_void};
@@ -74,12 +74,12 @@ extern "C" fn before_clone(_: Function, _: Function, flags: c_int) -> Function {
 }
 
 extern "C" fn before_dprintf(fd: c_int) -> Function {
-    descriptors::for_stdio(fd);
+    demoting::for_stdio(fd);
     real_of!(c"dprintf")
 }
 
 extern "C" fn before_dprintf_chk(fd: c_int) -> Function {
-    descriptors::for_stdio(fd);
+    demoting::for_stdio(fd);
     real_of!(c"__dprintf_chk")
 }
 

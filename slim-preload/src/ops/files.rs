@@ -4,7 +4,7 @@
 //! gives us no look at the bytes, and makes a flow plain TCP; so does asynchronous I/O.
 
 use super::buffers::Source;
-use super::descriptors;
+use super::demoting;
 use super::transmit::Transmit;
 use crate::flow::Flow;
 use crate::sys;
@@ -88,7 +88,7 @@ pub unsafe fn sendfile(
             Ok(n) => n as isize,
             Err(e) => super::fail(e),
         };
-        let quick = |fd, flags| sys::keep_errno(|| sys::direct::answer(send(fd, flags)));
+        let quick = |fd, flags| sys::keep_errno(|| crate::direct::answer(send(fd, flags)));
         let n = Transmit {
             fd: out,
             source: Piece(piece),
@@ -178,6 +178,6 @@ unsafe fn asked<T: Copy>(at: *const T) -> Option<T> {
 /// Before `splice` moves bytes to or from a descriptor.
 pub fn spliced(fd: c_int) {
     if let Some(flow) = table::flow(fd) {
-        sys::keep_errno(|| descriptors::hand_over(flow, fd));
+        sys::keep_errno(|| demoting::hand_over(flow, fd));
     }
 }

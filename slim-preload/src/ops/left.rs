@@ -4,7 +4,7 @@
 //! the kernel moved for it; mostly it waited for something that did not come, and that was nothing. The kernel's own count
 //! says whether it was: else the connection becomes plain TCP, since its bytes are not known.
 
-use super::descriptors;
+use super::demoting;
 use crate::flow::{Flow, Mode, waits};
 use crate::sys;
 use libc::c_int;
@@ -22,8 +22,8 @@ pub fn before_jump(target: usize) {
     }
 }
 
-/// Before the thread is gone.
-pub fn before_end() {
+/// The thread ends: cancelled, or by `pthread_exit` in a handler, or as threads do.
+pub extern "C" fn before_end(_: *mut libc::c_void) {
     while let Some(top) = waits::waiting() {
         waits::forget_waiting();
         leave(top.flow, top.has_half);
@@ -51,7 +51,7 @@ fn leave(flow: &'static Flow, had_half: bool) {
     let moved = moved(flow, had_half);
     flow.leave(Inside::Counted);
     if let Some(fd) = moved {
-        descriptors::demote_if_open(flow, fd);
+        demoting::demote_if_open(flow, fd);
     }
 }
 

@@ -1,7 +1,10 @@
 //! What hooked calls do with managed descriptors; [`crate::hooks`] only marshals.
 
 pub mod buffers;
-pub mod descriptors;
+pub mod closing;
+pub mod demoting;
+pub mod duplicating;
+pub mod epoll;
 pub mod files;
 pub mod left;
 pub mod limit;
@@ -11,16 +14,17 @@ pub mod passing;
 pub mod pieces;
 pub mod poll;
 pub mod receive;
+pub mod rings;
 pub mod select;
-pub mod sleep;
 pub mod socket_options;
 pub mod sockets;
 pub mod transmit;
 
 use crate::flow::Flow;
-use crate::sys::{self, direct};
+pub use crate::sys::fail;
 use crate::table;
 use crate::transport::CtlGuard;
+use crate::{direct, sys};
 use libc::c_int;
 use slim_stream::Inside;
 
@@ -37,7 +41,7 @@ pub enum Way {
 /// Enters the flow behind `fd`, if there is one, and is counted there.
 pub fn enter(fd: c_int) -> Way {
     loop {
-        let Some(flow) = table::flow(fd).filter(|_| !direct::is_another_process()) else {
+        let Some(flow) = table::flow(fd).filter(|_| !crate::runtime::is_another_process()) else {
             return Way::Plain;
         };
         match (flow.stream.enter(), table::is_still(fd, flow)) {
@@ -47,13 +51,6 @@ pub fn enter(fd: c_int) -> Way {
             (false, false) => {}
         }
     }
-}
-
-/// Sets errno and gives -1.
-#[cold]
-pub fn fail(errno: c_int) -> isize {
-    sys::set_errno(errno);
-    -1
 }
 
 /// After a call that failed: whether what it met is no socket at all, and so not the flow's, whose number the
@@ -88,7 +85,7 @@ pub fn came_back_empty() {
 /// Waits until something about the flow changes; `option` is the socket option that limits the wait
 /// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
 pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, option: c_int) -> Next {
-    if dontwait || crate::transport::nonblocking(&ctl, fd) {
+    if dontwait || ctl.is_nonblocking(fd) {
         drop(ctl);
         came_back_empty();
         return Next::Return(fail(libc::EAGAIN));

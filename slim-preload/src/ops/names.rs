@@ -4,15 +4,12 @@
 //! ([`crate::stand_in`]). The number is a plain descriptor then. Its addresses are remembered by the file, so copies of the
 //! number have them, too.
 
-use crate::addr::{Name, RawAddr};
+use crate::addr::Name;
 use crate::flow::Mode;
-use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport;
+use crate::{kept_names, sys};
 use libc::{c_int, sockaddr, socklen_t};
-use slim_sys::lock::Lock;
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Which end of a connection is asked for.
 #[derive(Clone, Copy)]
@@ -21,76 +18,6 @@ pub enum End {
     Local,
     /// `getpeername`.
     Peer,
-}
-
-/// Ours, and the peer's.
-type Ends = (Option<Name>, Option<Name>);
-
-/// By the file's identity, with the number that the file had.
-static KEPT: Lock<BTreeMap<u64, (c_int, Ends)>> = Lock::new(BTreeMap::new());
-/// How many there are.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// With so many, those are forgotten whose number has something else by now.
-static TIDY_AT: AtomicUsize = AtomicUsize::new(LEAST);
-const LEAST: usize = 64;
-
-/// The file under `fd` stands for a connection that had these addresses.
-pub fn remember(fd: c_int, ends: Ends) {
-    let Some(file) = sys::identity(fd) else {
-        return;
-    };
-    KEPT.with(|kept| {
-        if kept.len() >= TIDY_AT.load(Ordering::Relaxed) {
-            kept.retain(|file, (number, _)| sys::identity(*number) == Some(*file));
-            TIDY_AT.store((2 * kept.len()).max(LEAST), Ordering::Relaxed);
-        }
-        kept.insert(file, (fd, ends));
-        COUNT.store(kept.len(), Ordering::Relaxed);
-    });
-}
-
-/// Whether any file stands for a connection.
-pub fn any() -> bool {
-    COUNT.load(Ordering::Relaxed) != 0
-}
-
-/// Whether another file than `file` is under `fd`, which stands for a connection.
-#[cold]
-pub fn stands_in(fd: c_int, file: u64) -> bool {
-    let now = sys::identity(fd).filter(|now| *now != file);
-    now.is_some_and(|now| KEPT.with(|kept| kept.contains_key(&now)))
-}
-
-/// The file under `fd` is not connected any more: its addresses are its own from now on.
-#[cold]
-pub fn forget(fd: c_int) {
-    let Some(file) = sys::identity(fd) else {
-        return;
-    };
-    KEPT.with(|kept| {
-        kept.remove(&file);
-        COUNT.store(kept.len(), Ordering::Relaxed);
-    });
-}
-
-/// The addresses of a connection that is plain TCP.
-pub fn of(fd: c_int) -> Ends {
-    let file = sys::identity(fd);
-    let kept = KEPT.with(|kept| kept.get(&file?).map(|(_, ends)| ends.clone()));
-    kept.unwrap_or_else(|| {
-        let name = |addr: Option<RawAddr>| addr.and_then(|a| a.name());
-        (name(RawAddr::local(fd)), name(RawAddr::peer(fd)))
-    })
-}
-
-/// Around a fork: the child has the same files.
-pub fn before_fork() {
-    KEPT.lock();
-}
-
-/// After a fork, on either side.
-pub fn after_fork() {
-    KEPT.unlock();
 }
 
 /// `getsockname` and `getpeername`.
@@ -180,7 +107,7 @@ unsafe fn kept(
     len: *mut socklen_t,
     real: impl FnOnce() -> c_int,
 ) -> c_int {
-    if !any() {
+    if !kept_names::any() {
         return real();
     }
     // SAFETY: the application's integer.
@@ -191,20 +118,15 @@ unsafe fn kept(
         return r;
     };
     sys::keep_errno(|| {
-        let Some(file) = sys::identity(fd) else {
-            return r;
-        };
-        KEPT.with(|kept| {
-            let saved = kept.get(&file).and_then(|(_, (local, peer))| match end {
-                End::Local => local.as_ref(),
-                End::Peer => peer.as_ref(),
-            });
-            saved.map_or(r, |saved| {
-                // SAFETY: the kernel has just written to it.
-                unsafe { len.write_unaligned(room) };
-                // SAFETY: the caller's contract.
-                unsafe { give(saved, addr, len) }
-            })
+        let saved = kept_names::kept(fd).and_then(|(local, peer)| match end {
+            End::Local => local,
+            End::Peer => peer,
+        });
+        saved.map_or(r, |saved| {
+            // SAFETY: the kernel has just written to it.
+            unsafe { len.write_unaligned(room) };
+            // SAFETY: the caller's contract.
+            unsafe { give(&saved, addr, len) }
         })
     })
 }

@@ -1,6 +1,6 @@
 //! Descriptors that go to other processes over Unix sockets.
 
-use super::descriptors;
+use super::demoting;
 use crate::runtime;
 use crate::sys;
 use crate::table::{self, Entry};
@@ -62,7 +62,7 @@ fn hand_over_all(message: *const libc::msghdr) {
             let numbers = (at + head..at + len).step_by(size_of::<c_int>());
             for fd in numbers.map_while(word) {
                 if let Entry::Flow(flow) = table::entry(fd) {
-                    descriptors::hand_over(flow, fd);
+                    demoting::hand_over(flow, fd);
                 }
             }
         }

@@ -7,10 +7,11 @@
 
 use super::buffers::Source;
 use super::transmit::{AT_ONCE, Transmit};
-use super::{Next, Way, broken, enter, sleep};
+use super::{Next, Way, broken, enter};
 use crate::flow::{Flow, Mode};
-use crate::sys::{self, direct};
+use crate::sleep;
 use crate::transport::{self, Fault};
+use crate::{direct, sys};
 use libc::c_int;
 use slim_core::Cause;
 use slim_stream::Inside;

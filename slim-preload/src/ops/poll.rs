@@ -6,12 +6,12 @@
 //! until a swap, which sounds the thread's alarm. (From epoll they are taken when they are suspended.)
 
 use super::limit::{Given, Limit, Wait};
-use super::sleep::with_alarm;
 use super::sockets;
 use crate::flow::{Flow, Mode};
-use crate::sys::{self, direct};
+use crate::sleep::with_alarm;
 use crate::table::{self, Entry};
 use crate::transport::{self, Fault, SWAPS};
+use crate::{direct, sys};
 use crate::{epoll, runtime};
 use libc::{c_int, epoll_event, pollfd};
 use slim_core::Cause;
@@ -352,7 +352,7 @@ pub unsafe fn epoll_wait(
         return real(Wait::AsGiven);
     };
     if table::any_inherited_listener() {
-        sys::keep_errno(|| epoll::inherited(epfd));
+        sys::keep_errno(|| super::epoll::inherited(epfd));
     }
     limit.begin();
     let swaps = SWAPS.load(Ordering::Acquire);

@@ -6,11 +6,12 @@
 
 use super::buffers::Buffers;
 use super::limit::Limit;
-use super::{Next, Way, broken, descriptors, enter, fail, names};
+use super::{Next, Way, broken, demoting, enter, fail};
 use crate::flow::{Ctl, Flow, Mode, Then};
-use crate::sys::{self, direct};
+use crate::kept_names;
 use crate::table;
 use crate::transport::{self, CtlGuard, Fault};
+use crate::{direct, sys};
 use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
@@ -178,7 +179,7 @@ impl Receive {
             if self.has(libc::MSG_OOB) {
                 // From a peer that has not made the flow plain TCP: without us, or before word of it came.
                 flow.leave(inside);
-                descriptors::demote_if_open(flow, self.fd);
+                demoting::demote_if_open(flow, self.fd);
                 return Next::Return(n);
             }
             let stopped = (n as usize) < self.buffers.len()
@@ -344,7 +345,7 @@ impl Receive {
             }),
         };
         let least = least.min(self.buffers.len());
-        let is_there = least <= ctl.receiving.stash.len() || transport::nonblocking(ctl, self.fd);
+        let is_there = least <= ctl.receiving.stash.len() || ctl.is_nonblocking(self.fd);
         if is_there { 0 } else { least }
     }
 
@@ -477,7 +478,7 @@ impl Receive {
 /// Whether the flow was given up since a call asked the file `asked` under its number `fd`. What came by other transports may
 /// still be to be read, and is in the file that is there now.
 fn is_given_up(fd: c_int, asked: u64) -> bool {
-    sys::keep_errno(|| names::any() && names::stands_in(fd, asked))
+    sys::keep_errno(|| kept_names::any() && kept_names::stands_in(fd, asked))
 }
 
 /// Whether the connection under `fd` has failed and is not resumed: the kernel has its error.

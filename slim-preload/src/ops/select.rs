@@ -2,8 +2,9 @@
 
 use super::limit::{Given, Wait};
 use super::poll::{Early, hidden, is_away, is_broken, until_true};
-use super::sleep::with_alarm;
-use super::{descriptors, sockets};
+use super::sockets;
+use crate::descriptors;
+use crate::sleep::with_alarm;
 use crate::sys;
 use crate::table;
 use crate::transport::SWAPS;

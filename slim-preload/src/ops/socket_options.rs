@@ -1,6 +1,6 @@
 //! `getsockopt` and `setsockopt`.
 
-use super::descriptors;
+use super::demoting;
 use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::sys;
 use crate::table::{self, Entry};
@@ -27,7 +27,7 @@ pub unsafe fn option(
     };
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
         // It reads.
-        sys::keep_errno(|| descriptors::hand_over(flow, fd));
+        sys::keep_errno(|| demoting::hand_over(flow, fd));
         return real(fd);
     }
     let Some(ctl) = flow.ctl_of(fd) else {
@@ -163,7 +163,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
     if let Some(flow) = flow.filter(|_| binds) {
         let away = flow.ctl_of(fd).is_some_and(|c| c.mode() == Mode::Suspended);
         if away {
-            sys::keep_errno(|| descriptors::hand_over(flow, fd));
+            sys::keep_errno(|| demoting::hand_over(flow, fd));
             return real(fd);
         }
     }
@@ -190,7 +190,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         options::bind(on);
         drop(ctl);
         match mode {
-            Mode::Open => descriptors::demote(flow, fd),
+            Mode::Open => demoting::demote(flow, fd),
             // As soon as what is stashed has been read.
             _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
         }

@@ -1,13 +1,14 @@
 //! Sockets: connect, listen, accept, shutdown, names and options.
 
-use super::{descriptors, names};
+use super::closing::given_out;
+use super::{demoting, duplicating};
 use crate::addr::RawAddr;
-use crate::flow::{Ctl, Flow, Mode, Then, given_out};
+use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::front::{Accepted, Handle};
 use crate::sys;
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard, Fault};
-use crate::{epoll, listeners, options, runtime};
+use crate::{descriptors, epoll, kept_names, listeners, options, runtime};
 use libc::{c_int, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
 use slim_sys::lock::undisturbed;
@@ -44,6 +45,12 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
     let Some(flow) = Flow::create(fd, role, established, &own, peer) else {
         return Managed::No;
     };
+    if !table::set_flow(fd, flow) {
+        // Neither the table nor the agent has it.
+        flow.drop_ref();
+        flow.drop_ref();
+        return Managed::No;
+    }
     epoll::adopt(fd, &mut flow.ctl());
     let accepted = (role == Role::Acceptor).then(|| Accepted::of(fd));
     let handle = Arc::new(Handle::new(flow, accepted));
@@ -95,7 +102,7 @@ pub unsafe fn connect(
     {
         if dissolves() {
             // The association is dissolved (connect(2)); the socket may be connected anew.
-            sys::keep_errno(|| descriptors::demote(flow, fd));
+            sys::keep_errno(|| demoting::demote(flow, fd));
         } else if flow
             .ctl_of(fd)
             .is_some_and(|c| c.mode() != Mode::Open || c.receiving.has_moved())
@@ -118,9 +125,9 @@ pub unsafe fn connect(
     }
     let r = real();
     let errno = sys::errno();
-    if r == 0 && (names::any() || options::any_connected()) && sys::keep_errno(dissolves) {
+    if r == 0 && (kept_names::any() || options::any_connected()) && sys::keep_errno(dissolves) {
         sys::keep_errno(|| {
-            names::forget(fd);
+            kept_names::forget(fd);
             options::dissolved(fd);
         });
     }
@@ -325,7 +332,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended) {
         // Whether there will be another one, who still negotiates has to learn first.
         let live = || flow.live.load(Ordering::Acquire);
-        descriptors::wait_while_away(flow, fd, Instant::now() + descriptors::PATIENCE, live);
+        demoting::wait_while_away(flow, fd, Instant::now() + demoting::PATIENCE, live);
         if live() {
             sys::set_errno(errno);
             return 0;
@@ -344,7 +351,7 @@ fn shut_by_handler(
     real: impl Fn() -> c_int,
 ) -> c_int {
     drop(ctl);
-    sys::keep_errno(|| descriptors::demote(flow, fd));
+    sys::keep_errno(|| demoting::demote(flow, fd));
     real()
 }
 
@@ -406,7 +413,7 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -
     match request {
         FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
             options::owned();
-            Ioctl::Returned(descriptors::on_transport(fd, real))
+            Ioctl::Returned(duplicating::on_transport(fd, real))
         }
         libc::FIONBIO => Ioctl::Returned(match table::entry(fd) {
             Entry::Flow(flow) => flow.set_mode(fd, real),

@@ -5,11 +5,11 @@
 //! whatever is out of the ordinary goes on in [`Transmit::go_on`].
 
 use super::buffers::Source;
-use super::{Next, Way, broken, descriptors, enter, fail};
+use super::{Next, Way, broken, demoting, enter, fail};
 use crate::flow::{Flow, Mode, Then};
-use crate::sys::{self, direct};
 use crate::table;
 use crate::transport::{self, Fault};
+use crate::{direct, sys};
 use libc::c_int;
 use slim_core::Cause;
 use slim_core::gate::Left;
@@ -211,7 +211,7 @@ impl<S: Source> Transmit<S> {
                 Way::Plain => return plain(),
                 Way::In(flow) => {
                     flow.leave(Inside::Counted);
-                    sys::keep_errno(|| descriptors::demote_for_urgent(flow, self.fd, self.flags));
+                    sys::keep_errno(|| demoting::demote_for_urgent(flow, self.fd, self.flags));
                     Next::Again
                 }
                 Way::Barred(flow) => self.barred(flow, &real),
@@ -243,7 +243,7 @@ impl<S: Source> Transmit<S> {
         }
         if flow.stream.waits_with_half() || flow.stream.is_sending_here() {
             // A handler in the middle of the thread's own call, of which nobody knows how much the kernel has taken.
-            sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+            sys::keep_errno(|| demoting::demote_if_open(flow, self.fd));
             return false;
         }
         sys::keep_errno(|| flow.stream.lock_half());
@@ -331,7 +331,7 @@ impl<S: Source> Transmit<S> {
             (Mode::Stashed { then: Then::Open }, Some(fd)) => {
                 if self.flags & libc::MSG_OOB != 0 && !ctl.is_plain() {
                     drop(ctl);
-                    sys::keep_errno(|| descriptors::demote_if_open(flow, self.fd));
+                    sys::keep_errno(|| demoting::demote_if_open(flow, self.fd));
                     return Next::Again;
                 }
                 fd
@@ -354,7 +354,7 @@ impl<S: Source> Transmit<S> {
             flow.stream.lock_half();
         } else if !flow.stream.try_lock_half() {
             // A call that was inside before waits for room.
-            if dontwait || transport::nonblocking(&ctl, self.fd) {
+            if dontwait || ctl.is_nonblocking(self.fd) {
                 return Next::Return(fail(libc::EAGAIN));
             }
             let seen = flow.stream.signal();
@@ -376,7 +376,7 @@ impl<S: Source> Transmit<S> {
         if n < 0 && errno == libc::EAGAIN && half_open.is_some() {
             return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO);
         }
-        let wait = errno == libc::EAGAIN && !dontwait && !transport::nonblocking(&ctl, self.fd);
+        let wait = errno == libc::EAGAIN && !dontwait && !ctl.is_nonblocking(self.fd);
         if n == 0 || wait {
             drop(ctl);
             if n == 0 {

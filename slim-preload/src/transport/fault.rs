@@ -2,7 +2,7 @@
 
 use super::{CtlGuard, conclude, suspend, unmanage, veil};
 use crate::flow::{Ctl, Flow, Mode};
-use crate::ops::names;
+use crate::kept_names;
 use crate::runtime;
 use crate::stand_in::{self, Left};
 use crate::sys;
@@ -184,9 +184,9 @@ pub fn owe(fd: c_int, errno: c_int) {
     let family = sys::domain(fd).unwrap_or(libc::AF_INET);
     if let Ok(dead) = stand_in::over(how, &[], family) {
         sys::set_status(dead, sys::status(fd));
-        let ends = names::of(fd);
+        let ends = kept_names::of(fd);
         let _ = sys::replace(dead, fd);
-        names::remember(fd, ends);
+        kept_names::remember(fd, ends);
         sys::close(dead);
     }
 }

@@ -3,7 +3,7 @@
 use super::{CtlGuard, abort, drain, swap_in, unmanage};
 use crate::addr::Name;
 use crate::flow::{Ctl, Flow, Mode, Then};
-use crate::ops::names;
+use crate::kept_names;
 use crate::options;
 use crate::stand_in::{self, Left};
 use crate::sys;
@@ -76,7 +76,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     }
     bury(flow, &mut ctl, file);
     if let Some(fd) = ctl.fds.first() {
-        names::remember(*fd, (ctl.local.clone(), ctl.peer.clone()));
+        kept_names::remember(*fd, (ctl.local.clone(), ctl.peer.clone()));
     }
     ctl.uncover(flow);
     if owed.is_none() && ctl.receiving.stash.is_empty() {

@@ -65,11 +65,10 @@ pub fn numbers_differ() {
     AGAINST.fetch_or(DIFFERS, Ordering::SeqCst);
 }
 
-/// Whether the caller is such a child, to whom the flows are nothing.
+/// Whether there was such a child.
 #[inline]
-pub fn is_another_process() -> bool {
+pub fn do_numbers_differ() -> bool {
     AGAINST.load(Ordering::Relaxed) & DIFFERS != 0
-        && !slim_sys::keep_errno(crate::runtime::in_own_process)
 }
 
 /// A thread is to be cancelled: every call is a cancellation point from now on.
@@ -130,7 +129,7 @@ pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> 
 #[inline(always)]
 pub fn as_libc(answer: isize) -> isize {
     match answer {
-        n if n < 0 => crate::ops::fail(errno_in(n)),
+        n if n < 0 => crate::sys::fail(errno_in(n)),
         n => n,
     }
 }

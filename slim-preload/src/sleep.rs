@@ -10,6 +10,7 @@ use libc::{c_int, pollfd};
 use slim_sys::fds::Mark;
 use slim_sys::lock::Lock;
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -117,8 +118,22 @@ pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
     r
 }
 
+/// A function as `poll(2)`.
+type Poll = unsafe fn(*mut pollfd, libc::nfds_t, c_int) -> c_int;
+/// libc's own, which is a cancellation point.
+static POLL: OnceLock<Poll> = OnceLock::new();
+
+/// Once, when the library is loaded: libc's own `poll`.
+pub fn use_poll(poll: Poll) {
+    POLL.get_or_init(|| poll);
+}
+
 /// Waits until a flow's number can be written to, or something else has come under it. A cancellation point.
 pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
+    // Before the library is loaded: the caller looks again.
+    let Some(poll) = POLL.get() else {
+        return Ok(());
+    };
     let timeout = limit.map_or(-1, |l| {
         c_int::try_from(l.as_millis()).unwrap_or(c_int::MAX).max(1)
     });
@@ -133,7 +148,7 @@ pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
             entry(alarm.unwrap_or(-1), libc::POLLIN),
         ];
         // SAFETY: two entries.
-        unsafe { crate::hooks::real_poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) }
+        unsafe { poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, timeout) }
     });
     match n {
         0 => Err(libc::EAGAIN),

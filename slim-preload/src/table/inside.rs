@@ -3,8 +3,9 @@
 //! Whether a number still is the flow's, the table says. Whoever is last out of a flow that nobody has any more gives it back,
 //! and the agent hears of the first bytes that are sent after it has stopped looking.
 
-use super::Flow;
-use crate::{runtime, sys, table};
+use super::is_still;
+use crate::flow::Flow;
+use crate::{runtime, sys};
 use libc::c_int;
 use slim_core::gate::Left;
 use slim_stream::Inside;
@@ -14,13 +15,13 @@ impl Flow {
     /// afterwards; if it cannot be, [`Flow::left`] afterwards.
     #[inline(always)]
     pub fn pass_to_receive(&'static self, fd: c_int) -> Result<Inside, Left> {
-        self.stream.pass_to_receive(|| table::is_still(fd, self))
+        self.stream.pass_to_receive(|| is_still(fd, self))
     }
 
     /// Likewise, with the sending half. [`Flow::leave_sending`] afterwards.
     #[inline(always)]
     pub fn pass_to_send(&'static self, fd: c_int) -> Result<Inside, Left> {
-        self.stream.pass_to_send(|| table::is_still(fd, self))
+        self.stream.pass_to_send(|| is_still(fd, self))
     }
 
     /// Enters the flow, which was found behind `fd`, as one of many, if that is so at once. [`Flow::leave`] afterwards.
@@ -30,7 +31,7 @@ impl Flow {
             return None;
         }
         // The number may have changed hands between the load and the entry.
-        if table::is_still(fd, self) {
+        if is_still(fd, self) {
             return Some(Inside::Counted);
         }
         self.leave(Inside::Counted);

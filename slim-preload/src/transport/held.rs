@@ -6,39 +6,14 @@
 //! puts something under a number, what is told to the peer) asks first whether the file under the number is the one
 //! that was put there. If it is not, the application has closed it.
 
-use super::{Ctl, Flow, Mode};
-use crate::{epoll, runtime, sys, table, transport};
+use super::unmanage;
+use crate::flow::{Ctl, Flow, Mode};
+use crate::{epoll, runtime, sys, table};
 use libc::c_int;
 use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
 
 impl Flow {
-    /// Whether what is under `fd` is what all numbers of the flow have. Costs a system call.
-    pub fn is_under(&self, fd: c_int) -> bool {
-        sys::identity(fd) == Some(self.under.load(Ordering::SeqCst))
-    }
-
-    /// Whether a file of another process, by device and number, is what all numbers of the flow have.
-    pub fn is_file(&self, (device, inode): (u64, u64)) -> bool {
-        sys::identity_of(device, inode) == self.under.load(Ordering::SeqCst)
-    }
-
-    /// Whether a file with this number is what all numbers of the flow have.
-    pub fn is_inode(&self, inode: u64) -> bool {
-        self.under.load(Ordering::SeqCst) as u32 == inode as u32
-    }
-
-    /// What is under all numbers of the flow from now on.
-    pub fn set_under(&self, file: c_int) {
-        let file = sys::identity(file).unwrap_or_default();
-        self.under.store(file, Ordering::SeqCst);
-    }
-
-    /// Which file is under all numbers of the flow ([`sys::identity`]).
-    pub fn file(&self) -> u64 {
-        self.under.load(Ordering::SeqCst)
-    }
-
     /// The control part, if the flow is still the one behind `fd`. A number that may have other things under it than
     /// the transport is looked at first.
     pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
@@ -74,7 +49,7 @@ impl Flow {
         ctl.uncover(self);
         ctl.linger();
         ctl.lose();
-        transport::unmanage(self, ctl);
+        unmanage(self, ctl);
         sys::keep_errno(|| runtime::with_agent(|a| a.demote(token)));
         None
     }
@@ -97,12 +72,17 @@ impl Flow {
             }
         }
     }
-}
 
-/// The kernel has just given this number out: whatever the table has there was closed where no hook saw it.
-#[inline]
-pub fn given_out(fd: c_int) {
-    if table::is_known(fd) {
-        sys::keep_errno(|| crate::ops::descriptors::closed_unseen(fd));
+    /// Runs `set`, which may change whether calls on the flow's number `fd` wait, on the descriptor that has its status flags.
+    pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce(c_int) -> c_int) -> c_int {
+        let Some(ctl) = self.ctl_of(fd) else {
+            return set(fd);
+        };
+        self.set_never_waits(false);
+        let r = set(ctl.flags_of(fd));
+        let known =
+            !self.forked.load(Ordering::SeqCst) && sys::keep_errno(|| ctl.is_nonblocking(fd));
+        self.set_never_waits(known);
+        r
     }
 }

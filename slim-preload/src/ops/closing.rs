@@ -1,0 +1,307 @@
+//! Numbers that are closed: by `close` and its like, because something else takes them, or where no hook sees it.
+
+use crate::descriptors::{has_stream, is_ours, open_numbers, set_stream};
+use crate::flow::{Ctl, Flow, Mode};
+use crate::table::{self, Entry};
+use crate::transport::{self, CtlGuard};
+use crate::{epoll, listeners, runtime, sys};
+use libc::c_int;
+use slim_core::FinHow;
+use slim_core::stash::Stash;
+use std::sync::atomic::Ordering;
+
+/// `close`; `real` closes the number.
+pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
+    if is_ours(fd) && runtime::in_own_process() {
+        sys::set_errno(libc::EBADF);
+        return -1;
+    }
+    if has_stream(fd) && runtime::in_own_process() {
+        // A stream that is left without its number is of no use.
+        set_stream(fd, false);
+    }
+    match table::entry(fd) {
+        Entry::None => real(),
+        _ if !runtime::in_own_process() => real(),
+        Entry::Flow(flow) => {
+            let errno = sys::errno();
+            let taken = flow.own_at(fd).map(|ctl| part(flow, ctl, fd));
+            let r = real();
+            match (taken, r) {
+                (Some(left), 0) => {
+                    finish(flow, left);
+                    sys::set_errno(errno);
+                }
+                (Some(left), _) => finish(flow, left),
+                _ => {}
+            }
+            r
+        }
+        Entry::Listener => {
+            let at = listeners::remove(fd);
+            let r = real();
+            listeners::unlisten(at);
+            r
+        }
+        Entry::Epoll(instance) => {
+            table::clear(fd);
+            instance.closed(fd);
+            real()
+        }
+        Entry::Inherited => {
+            table::clear(fd);
+            real()
+        }
+    }
+}
+
+/// The kernel has just given this number out: whatever the table has there was closed where no hook saw it.
+#[inline]
+pub fn given_out(fd: c_int) {
+    if table::is_known(fd) {
+        sys::keep_errno(|| closed_unseen(fd));
+    }
+}
+
+/// The kernel has given out a number that the table knows: what was there has been closed where no hook saw it.
+#[cold]
+pub fn closed_unseen(fd: c_int) {
+    if runtime::is_our_call() {
+        return;
+    }
+    if !runtime::in_own_process() {
+        return crate::direct::numbers_differ();
+    }
+    match table::entry(fd) {
+        Entry::None => {}
+        Entry::Flow(flow) => drop(flow.own()),
+        Entry::Listener => listeners::unlisten(listeners::remove(fd)),
+        Entry::Epoll(instance) => {
+            table::clear(fd);
+            instance.closed(fd);
+        }
+        Entry::Inherited => table::clear(fd),
+    }
+}
+
+/// What is to happen once a number is closed.
+pub enum Left {
+    /// Nothing: other numbers remain, or the flow was plain already.
+    Nothing,
+    /// The last number: the session ends this way.
+    Last(FinHow),
+    /// The last number, but the connection may live on in another process.
+    Shared,
+}
+
+/// A number leaves its flow. The real close comes after it, then [`finish`].
+pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
+    table::release(fd, flow);
+    let exposed = ctl.exposed().is_some();
+    ctl.fds.retain(|n| *n != fd);
+    if ctl.is_held() {
+        epoll::keep_closed(flow, &mut ctl, fd);
+    }
+    // The stand-in of a stash is one file for all flows: the kernel does not drop what is registered with it by itself.
+    if ctl.shows_stash() {
+        sys::keep_errno(|| epoll::outlived(fd, &ctl.epolls));
+    }
+    for e in &ctl.epolls {
+        // While the transport is away the kernel has no registration to drop by itself.
+        e.forget(fd);
+    }
+    if ctl.is_held() {
+        return Left::Nothing;
+    }
+    // What a child has, too, stays registered for as long as the child has it.
+    if flow.forked.load(Ordering::Relaxed) {
+        epoll::drop_closed(flow, &mut ctl);
+    } else {
+        epoll::end_closed(flow, &mut ctl);
+    }
+    let epolls = std::mem::take(&mut ctl.epolls);
+    ctl.uncover(flow);
+    flow.stream.give_back_pass();
+    if !flow.live.load(Ordering::Acquire) && ctl.mode() == Mode::Open {
+        transport::hear(flow, &mut ctl, flow.stream.received());
+    }
+    let established = flow.was_established(fd) || ctl.mode() != Mode::Open;
+    let sent = flow.stream.sent_in_time();
+    // Where nobody can tell where our stream ends, the kernel says it alone.
+    let plain = flow.forked.load(Ordering::Relaxed) || !established;
+    let Some(sent) = sent.filter(|_| !plain) else {
+        drop_transport(&mut ctl);
+        ctl.linger();
+        flow.live.store(false, Ordering::Release);
+        runtime::with_agent(|a| a.demote(flow.token()));
+        return Left::Shared;
+    };
+    let lingers = lingers(fd);
+    let unread =
+        !ctl.receiving.stash.is_empty() || (ctl.mode() == Mode::Open && sys::readable(fd) > 0);
+    let how = if unread || lingers == Some(0) {
+        FinHow::Reset
+    } else {
+        FinHow::Close
+    };
+    flow.stream.end_at(sent);
+    let end = flow.stream.local_final().unwrap_or(sent);
+    let unacked = (ctl.mode() == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
+    // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
+    // told that the flow is open.
+    let plainly = how == FinHow::Close && unacked == Some(Ok(0));
+    if !(plainly && say_closed(flow, &ctl, end)) {
+        runtime::with_agent(|a| a.finish(flow.token(), end, how));
+    }
+    if how == FinHow::Reset {
+        drop_transport(&mut ctl);
+    }
+    ctl.receiving.stash = Stash::new();
+    let mut kept = None;
+    match ctl.mode() {
+        _ if how == FinHow::Reset => {}
+        // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
+        // left to the kernel.
+        Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
+            kept = sys::dup_high(fd).ok();
+            if let Some(kept) = kept {
+                epoll::outlived(fd, &epolls);
+                sys::shutdown(kept, libc::SHUT_WR);
+            }
+        }
+        Mode::Stashed { .. } => {
+            if let Some(fd) = ctl.transport() {
+                sys::shutdown(fd, libc::SHUT_WR);
+            }
+        }
+        Mode::Suspended if exposed && !ctl.receiving.is_drained() => {
+            transport::keep(flow, &mut ctl, fd)
+        }
+        _ => {}
+    }
+    // The gate of a lingering flow tells whether it has a transport.
+    if ctl.mode() != Mode::Suspended || how == FinHow::Reset {
+        flow.stream.open();
+    }
+    ctl.linger();
+    if kept.is_some() {
+        ctl.set_transport(kept);
+    }
+    Left::Last(how)
+}
+
+/// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
+/// unread bytes of its own, does not know of these.
+fn drop_transport(ctl: &mut Ctl) {
+    if let Some(waiting) = ctl.transport().filter(|_| !ctl.receiving.stash.is_empty()) {
+        sys::set_option(waiting, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
+    }
+    ctl.set_transport(None);
+}
+
+/// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
+/// the agent has to.
+fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
+    if ctl.mode() != Mode::Open
+        || ctl.receiving.has_moved()
+        || (ctl.opened.is_none() && !ctl.receiving.peer_closed)
+    {
+        return false;
+    }
+    let told = runtime::with_agent(|a| {
+        let told = ctl.receiving.peer_closed
+            || ctl
+                .opened
+                .as_ref()
+                .zip(ctl.ends())
+                .is_some_and(|(opened, (local, _))| a.say_closed(opened, local, end));
+        if told {
+            a.finish_told(flow.token(), end);
+        }
+        told
+    });
+    told == Some(true)
+}
+
+/// For how long `close` waits, if the application has set that; 0 resets the connection.
+fn lingers(fd: c_int) -> Option<c_int> {
+    let linger: libc::linger = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
+    (linger.l_onoff != 0).then_some(linger.l_linger)
+}
+
+/// What the peer sees when the kernel closes the transport under `fd`.
+pub fn how_closed(fd: c_int) -> FinHow {
+    if sys::readable(fd) > 0 || lingers(fd) == Some(0) {
+        FinHow::Reset
+    } else {
+        FinHow::Close
+    }
+}
+
+/// After the real close.
+pub fn finish(flow: &'static Flow, left: Left) {
+    match left {
+        Left::Nothing => {}
+        Left::Last(how) => {
+            let token = flow.token();
+            flow.stream.wake();
+            if how == FinHow::Reset {
+                runtime::with_agent(|a| a.gone(token));
+            }
+            flow.drop_ref();
+        }
+        Left::Shared => {
+            flow.stream.wake();
+            flow.drop_ref();
+        }
+    }
+}
+
+/// Before `dup2`/`dup3` takes the number `to` over: gives what [`finish`] needs afterwards.
+pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
+    match table::entry(to) {
+        Entry::Flow(flow) => {
+            let ctl = flow.own_at(to)?;
+            Some((flow, part(flow, ctl, to)))
+        }
+        Entry::Listener => {
+            listeners::unlisten(listeners::remove(to));
+            None
+        }
+        Entry::Epoll(instance) => {
+            table::clear(to);
+            instance.closed(to);
+            None
+        }
+        Entry::Inherited => {
+            table::clear(to);
+            None
+        }
+        Entry::None => None,
+    }
+}
+
+/// `close_range`, `closefrom`: closes the numbers one by one where any of them means something to us, and
+/// leaves our own open. Gives false when the kernel can do the whole range.
+pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
+    if !runtime::in_own_process() {
+        return false;
+    }
+    let open = open_numbers();
+    let special = open.iter().any(|fd| {
+        let n = *fd as u32;
+        n >= first && n <= last && (is_ours(*fd) || !matches!(table::entry(*fd), Entry::None))
+    });
+    if !special {
+        return false;
+    }
+    for fd in open
+        .into_iter()
+        .filter(|fd| (*fd as u32) >= first && (*fd as u32) <= last)
+    {
+        if !is_ours(fd) {
+            one(fd);
+        }
+    }
+    true
+}
