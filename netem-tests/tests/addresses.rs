@@ -10,7 +10,7 @@ use common::{
     eventually, lab,
 };
 use slim_lab::{
-    Lab, Rng, artifacts,
+    Lab, SeededRng, artifacts,
     faults::destroy::{self, Amount, Pick},
     output::Running,
     skip::skip,
@@ -86,7 +86,7 @@ fn is_protected(lab: &Lab, there: &str, here: &str) {
         lab.node(1).net(),
         &Pick::between_hosts(),
         Amount::All,
-        &mut Rng::new(1),
+        &mut SeededRng::new(1),
     );
     assert!(!killed.expect("destroy connections").connections.is_empty());
     for program in [&server, &client] {

@@ -17,7 +17,7 @@ use nix::{
     unistd::Pid,
 };
 use slim_lab::{
-    Lab, Rng, artifacts,
+    Lab, SeededRng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},
         inject::{self, Segment},
@@ -27,7 +27,12 @@ use slim_lab::{
 
 fn kill_all(lab: &Lab, node: usize) -> usize {
     let pick = Pick::between_hosts();
-    let report = destroy::destroy(lab.node(node).net(), &pick, Amount::All, &mut Rng::new(1));
+    let report = destroy::destroy(
+        lab.node(node).net(),
+        &pick,
+        Amount::All,
+        &mut SeededRng::new(1),
+    );
     report.expect("destroy connections").connections.len()
 }
 
@@ -67,7 +72,7 @@ fn without_slim_the_same_kill_ends_them_all() {
     );
 }
 
-/// The errors that a program reported, each once: `connection 3: Connection reset by peer (os error 104)`.
+/// The errors that a program reported, each once: `connection 3: OpenConnection reset by peer (os error 104)`.
 fn errors(end: &End) -> Vec<String> {
     let text = |line: &String| {
         Some(

@@ -12,7 +12,7 @@ use std::{
 
 use common::{both, connection, eventually, lab};
 use slim_lab::{
-    Lab, Rng,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Pick},
         diag::Direction,
@@ -76,7 +76,7 @@ fn destroy_takes_the_chosen_connections_and_no_other() {
 
     let all = destroy::list(a.net(), &Pick::between_hosts()).unwrap();
     assert_eq!(all.len(), 6, "{all:?}");
-    let mut rng = Rng::new(1);
+    let mut rng = SeededRng::new(1);
 
     let none = Pick::between_hosts().process("no-such");
     assert!(
@@ -148,7 +148,7 @@ fn destroy_knows_the_processes() {
     let pick = Pick::between_hosts().not_process("bash");
     assert!(destroy::list(a.net(), &pick).unwrap().is_empty());
     let pick = Pick::between_hosts().pid(client.id());
-    let report = destroy::destroy(a.net(), &pick, Amount::All, &mut Rng::new(1)).unwrap();
+    let report = destroy::destroy(a.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
     assert_eq!(report.connections.len(), 1, "{report}");
     assert_eq!(read_out(&mut here), Some(ErrorKind::ConnectionReset));
     client.kill().unwrap();
@@ -289,7 +289,7 @@ fn sorted(text: &str) -> Vec<String> {
     lines
 }
 
-fn victim_of(lab: &Lab, local: &TcpStream) -> slim_lab::faults::diag::Connection {
+fn victim_of(lab: &Lab, local: &TcpStream) -> slim_lab::faults::diag::OpenConnection {
     let all = destroy::list(lab.node(0).net(), &Pick::between_hosts()).unwrap();
     let address = local.local_addr().unwrap();
     all.into_iter()

@@ -143,7 +143,7 @@ fn under(name: &str, rule: fn() -> Rule) {
             .expect("lay the firewall")
     };
     for guarded in [&[0][..], &[1], &[0, 1]] {
-        let guards: Vec<nft::Guard> = guarded.iter().map(|node| guard(*node)).collect();
+        let guards: Vec<nft::RuleGuard> = guarded.iter().map(|node| guard(*node)).collect();
         let bare = ends(&lab, false);
         for ((name, took, what), (_, bare, seen)) in ends(&lab, true).iter().zip(&bare) {
             println!(

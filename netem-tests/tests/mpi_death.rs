@@ -14,12 +14,12 @@ use nix::{
 };
 use serde_json::Value;
 use slim_lab::{
-    Lab, Rng,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Pick},
         nft,
     },
-    mpi::{Flavor, Started, Verdict},
+    mpi::{Flavor, JobVerdict, Started},
 };
 
 /// Long enough not to end by itself.
@@ -54,7 +54,7 @@ fn after_a_killed_rank(bench: &Bench, slim: Slim) -> (String, Duration) {
         )
     });
     match outcome.verdict() {
-        Verdict::Failed(how) => (how, took),
+        JobVerdict::Failed(how) => (how, took),
         other => panic!("{}: {other}\n{}", bench.test, outcome.tail(20)),
     }
 }
@@ -118,7 +118,7 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
         let reset = nft::Rule::reset().apply_to(lab.nodes());
         for node in lab.nodes() {
             let all = Pick::between_hosts();
-            destroy::destroy(node.net(), &all, Amount::All, &mut Rng::new(1))
+            destroy::destroy(node.net(), &all, Amount::All, &mut SeededRng::new(1))
                 .expect("destroy connections");
         }
         let start = Instant::now();
@@ -134,7 +134,10 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
         took = ended.map(|_| start.elapsed());
         format!("{slim:?}: host gone, mpirun ended after {took:?}")
     });
-    let finished = matches!(outcome.verdict(), Verdict::Finished(_) | Verdict::Wrong(_));
+    let finished = matches!(
+        outcome.verdict(),
+        JobVerdict::Finished(_) | JobVerdict::Wrong(_)
+    );
     assert!(!finished, "{}", outcome.tail(20));
     println!("{}", outcome.tail(12));
     took

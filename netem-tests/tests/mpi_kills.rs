@@ -12,9 +12,9 @@ use common::{
     soak,
 };
 use slim_lab::{
-    Lab, Rng,
+    Lab, SeededRng,
     faults::destroy::{Amount, Pick},
-    mpi::{Flavor, Outcome, Verdict},
+    mpi::{Flavor, JobVerdict, Outcome},
 };
 
 /// Least seconds of work in a run, and how long the whole may take after the kills.
@@ -34,14 +34,14 @@ fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills)
     };
     let mut tally = Tally::new(&bench.test);
     for run in 0..runs(few) {
-        let seed = Rng::seed_from_env() + run as u64;
+        let seed = SeededRng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
         let mut killed = Killed::default();
         let go_on = lab.dir().join("go-on");
         fs::write(&go_on, "").expect("write a file");
         let job = bench.job(&lab, Slim::Everywhere, ranks, WORK).arg(&go_on);
         let outcome = bench.run(&lab, &job, LIMIT, |job| {
-            killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
+            killed = kills.carry_out(&lab, job, &mut SeededRng::new(seed));
             thread::sleep(AFTER);
             fs::remove_file(&go_on).expect("remove a file");
             format!("SLIM_LAB_SEED={seed}, {killed}")
@@ -56,7 +56,7 @@ fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills)
 /// up but those whose peer had left when all was done.
 fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
     let verdict = outcome.verdict();
-    if !matches!(verdict, Verdict::Finished(_)) {
+    if !matches!(verdict, JobVerdict::Finished(_)) {
         return Err(verdict.to_string());
     }
     if killed.times < kills.times {
@@ -190,7 +190,7 @@ fn bare_does_not(flavor: Flavor) {
     let runs = runs(2);
     let mut finished = 0;
     for run in 0..runs {
-        let seed = Rng::seed_from_env() + run as u64;
+        let seed = SeededRng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
         let job = bench.job(&lab, Slim::Bare, 2, BARE_WORK);
         // A hang is seen soon enough: the work is long done by then.
@@ -199,10 +199,10 @@ fn bare_does_not(flavor: Flavor) {
                 window: Duration::from_secs(BARE_WORK),
                 ..Kills::one_by_one()
             };
-            let killed = kills.carry_out(&lab, job, &mut Rng::new(seed));
+            let killed = kills.carry_out(&lab, job, &mut SeededRng::new(seed));
             format!("without SLIM, SLIM_LAB_SEED={seed}, {killed} connections killed")
         });
-        finished += usize::from(matches!(outcome.verdict(), Verdict::Finished(_)));
+        finished += usize::from(matches!(outcome.verdict(), JobVerdict::Finished(_)));
     }
     assert!(
         finished * 2 < runs,

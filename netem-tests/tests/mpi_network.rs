@@ -11,13 +11,13 @@ use common::{
     soak,
 };
 use slim_lab::{
-    Lab, Rng,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Pick},
         inject::{self, Segment},
         link, nft,
     },
-    mpi::{Flavor, Outcome, Started, Verdict},
+    mpi::{Flavor, JobVerdict, Outcome, Started},
 };
 
 const WORK: u64 = 9;
@@ -49,7 +49,7 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
 /// no connection was given up but those whose peer had left when all was done.
 fn judge(lab: &Lab, outcome: &Outcome, longest: Duration) -> Result<(), String> {
     let progress = match outcome.verdict() {
-        Verdict::Finished(progress) => progress,
+        JobVerdict::Finished(progress) => progress,
         other => return Err(other.to_string()),
     };
     let stall = Duration::from_secs_f64(progress.max_stall);
@@ -136,7 +136,7 @@ fn open_mpi_5_address_removed_and_given_back() {
 
 /// Forges segments into connections of the ranks on both nodes in turn, one every half second.
 fn forged(lab: &Lab, segment: Segment, times: usize) -> String {
-    let mut rng = Rng::new(Rng::seed_from_env());
+    let mut rng = SeededRng::new(SeededRng::seed_from_env());
     let mut accepted = 0;
     for n in 0..times {
         let (victim, far) = (lab.node(n % 2), lab.node(1 - n % 2));
@@ -194,7 +194,7 @@ fn a_bare_job_does_not_survive_a_reset() {
         let job = bench.job(&lab, Slim::Bare, 2, WORK);
         let outcome = bench.run(&lab, &job, seconds(WORK + 6), |job| reset(&lab, job));
         assert!(
-            !matches!(outcome.verdict(), Verdict::Finished(_)),
+            !matches!(outcome.verdict(), JobVerdict::Finished(_)),
             "the reset is not real"
         );
     }

@@ -18,7 +18,7 @@ use common::{
     eventually, lab,
 };
 use slim_lab::{
-    Lab, Rng, artifacts,
+    Lab, SeededRng, artifacts,
     faults::{
         destroy::{self, Amount, Pick},
         diag,
@@ -88,7 +88,7 @@ fn serve(lab: &Lab, command: Command, port: u16) -> Running {
 /// times. It must end well. Gives its output, and how many connections were killed.
 fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     let mut client = Running::start(command).expect("start the client");
-    let (mut rng, mut killed, start) = (Rng::new(7), 0, Instant::now());
+    let (mut rng, mut killed, start) = (SeededRng::new(7), 0, Instant::now());
     for _ in 0..kills {
         thread::sleep(Duration::from_millis(300));
         if !client.is_running() {
@@ -167,7 +167,7 @@ const RATE: usize = 50;
 
 /// A file of `mib` MiB in which no two pieces are the same, and its checksum.
 fn big_file(lab: &Lab, mib: usize) -> String {
-    let mut rng = Rng::new(99);
+    let mut rng = SeededRng::new(99);
     let bytes: Vec<u8> = (0..mib << 17)
         .flat_map(|_| rng.next_u64().to_le_bytes())
         .collect();

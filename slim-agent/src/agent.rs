@@ -37,11 +37,11 @@ use slim_sys::reserve;
 /// allocator may be. After [`after_fork_child`](Self::after_fork_child) they do nothing.
 #[derive(Clone)]
 pub struct Agent {
-    inner: Arc<Inner>,
+    inner: Arc<AgentInner>,
 }
 
-struct Inner {
-    commands: command::Sender,
+struct AgentInner {
+    commands: command::CommandSender,
     together: Together,
     /// Of the process the thread was started in; see [`Agent::after_fork_child`].
     generation: u64,
@@ -82,7 +82,7 @@ impl Agent {
                 Providers::new(providers),
             )?;
             Ok(Agent {
-                inner: Arc::new(Inner {
+                inner: Arc::new(AgentInner {
                     commands,
                     together,
                     generation: GENERATION.load(Ordering::Acquire),

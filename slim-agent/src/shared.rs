@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::{task, time};
 
-use crate::commands::command::Receiver;
+use crate::commands::command::CommandReceiver;
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::failure::memory;
@@ -42,7 +42,7 @@ pub(crate) type Spawn = fn(&Rc<Shared>, Task) -> JoinHandle<()>;
 /// What every task of the agent thread holds.
 pub(crate) struct Shared {
     driver: RefCell<Driver>,
-    commands: AsyncFd<Rc<Receiver>>,
+    commands: AsyncFd<Rc<CommandReceiver>>,
     alarm: AsyncFd<OwnFd>,
     /// What the alarm is set to.
     armed: Cell<Option<Time>>,
@@ -65,7 +65,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         driver: Driver,
-        commands: AsyncFd<Rc<Receiver>>,
+        commands: AsyncFd<Rc<CommandReceiver>>,
         alarm: AsyncFd<OwnFd>,
         spawn: Spawn,
         providers: Providers,
@@ -200,7 +200,7 @@ impl Shared {
         f(&self.driver.borrow().control)
     }
 
-    pub(crate) fn commands(&self) -> &AsyncFd<Rc<Receiver>> {
+    pub(crate) fn commands(&self) -> &AsyncFd<Rc<CommandReceiver>> {
         &self.commands
     }
 

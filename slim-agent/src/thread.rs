@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::runtime;
 use tokio::task::{self, LocalSet};
 
-use crate::commands::command::Receiver;
+use crate::commands::command::CommandReceiver;
 use crate::commands::done;
 use crate::control::Control;
 use crate::control::places::{self, Place, Ports};
@@ -23,7 +23,7 @@ use crate::control::receive::receive_waiting;
 use crate::driver::Driver;
 use crate::events::{self, Log};
 use crate::failure::panic::Survivor;
-use crate::failure::report::Report;
+use crate::failure::report::StartReport;
 use crate::host::address_watch;
 use crate::kernel::readiness;
 use crate::kernel::sys::during;
@@ -74,7 +74,7 @@ struct Parts {
 /// Creates the process-wide sockets and starts the thread; returns once it is at work.
 pub(crate) fn start(
     config: Config,
-    commands: Receiver,
+    commands: CommandReceiver,
     shared: Together,
     providers: Providers,
 ) -> io::Result<()> {
@@ -92,7 +92,7 @@ pub(crate) fn start(
     };
     let outcome = Arc::<Mutex<Option<io::Result<()>>>>::default();
     let (done, answered) = done::done();
-    let report = Report::new(outcome.clone(), done);
+    let report = StartReport::new(outcome.clone(), done);
     let blocked = slim_sys::SignalsBlocked::new();
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
@@ -106,7 +106,7 @@ pub(crate) fn start(
         .unwrap_or_else(|| Err(io::Error::other("the agent thread ended while starting")))
 }
 
-fn run(parts: Parts, commands: Receiver, report: Report) {
+fn run(parts: Parts, commands: CommandReceiver, report: StartReport) {
     let report = Rc::new(report);
     be_agent_thread();
     THREAD.store(slim_sys::tid(), Ordering::Release);
@@ -142,7 +142,7 @@ fn run(parts: Parts, commands: Receiver, report: Report) {
 /// Registers all sockets with the runtime and starts their tasks.
 fn assemble(
     parts: Parts,
-    commands: Rc<Receiver>,
+    commands: Rc<CommandReceiver>,
     survivor: Rc<Survivor>,
 ) -> io::Result<Rc<Shared>> {
     let register = during("watch a descriptor");
@@ -195,7 +195,7 @@ async fn obey(shared: Rc<Shared>) {
 }
 
 /// The descriptor that wakes the agent for commands that are not urgent.
-struct Soon(Rc<Receiver>);
+struct Soon(Rc<CommandReceiver>);
 
 impl AsFd for Soon {
     fn as_fd(&self) -> BorrowedFd<'_> {

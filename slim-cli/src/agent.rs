@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
 use crate::run::openmpi::DEFAULT_AGENT;
 use crate::run::{hosts, launcher, preload};
 use crate::settings::Settings;
@@ -27,11 +27,11 @@ pub const AGENT_VARIABLE: &str = "_SLIM_RSH_AGENT";
 const OPTIONS_WITH_VALUE: [&str; 9] = ["-l", "-p", "-o", "-i", "-F", "-J", "-b", "-c", "-S"];
 
 /// Replaces this process by the real agent. Returns only on failure.
-pub fn exec(args: &[String]) -> Failure {
+pub fn exec(args: &[String]) -> CliError {
     match command(args) {
         Ok(mut command) => {
             let error = command.exec();
-            Failure::new(
+            CliError::new(
                 NOT_EXECUTABLE,
                 format!("{:?}: {error}", command.get_program()),
             )
@@ -40,9 +40,9 @@ pub fn exec(args: &[String]) -> Failure {
     }
 }
 
-fn command(args: &[String]) -> Result<Command, Failure> {
+fn command(args: &[String]) -> Result<Command, CliError> {
     let (front, remote) = split_at_command(args).ok_or_else(|| {
-        Failure::input(format!(
+        CliError::input(format!(
             "{PROGRAM}: is called by mpirun as `{PROGRAM} [OPTIONS] HOST COMMAND`"
         ))
     })?;
@@ -100,7 +100,7 @@ fn remote_command(carried: &[(&str, &str)], words: &[String]) -> String {
 }
 
 /// The first alternative whose program exists, with its arguments.
-fn first_present(chosen: &str) -> Result<(PathBuf, Vec<OsString>), Failure> {
+fn first_present(chosen: &str) -> Result<(PathBuf, Vec<OsString>), CliError> {
     for alternative in chosen.split(':') {
         let mut words = alternative.split_whitespace();
         let Some(name) = words.next() else { continue };
@@ -108,7 +108,7 @@ fn first_present(chosen: &str) -> Result<(PathBuf, Vec<OsString>), Failure> {
             return Ok((program, words.map(OsString::from).collect()));
         }
     }
-    Err(Failure::new(
+    Err(CliError::new(
         NOT_FOUND,
         format!("{PROGRAM}: none of the agents `{chosen}` is installed"),
     ))

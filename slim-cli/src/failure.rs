@@ -13,12 +13,12 @@ pub const NOT_FOUND: u8 = 127;
 
 /// An error that ends the program: what to print and the exit status.
 #[derive(Debug)]
-pub struct Failure {
+pub struct CliError {
     status: u8,
     lines: Vec<String>,
 }
 
-impl Failure {
+impl CliError {
     /// The user asked for something that cannot be done; nothing was started.
     pub fn input(line: impl Into<String>) -> Self {
         Self::new(BAD_INPUT, line)
@@ -56,10 +56,10 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.lines.join("\n"))
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CliError {}

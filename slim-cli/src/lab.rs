@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use slim_lab::{Lab, artifacts, launch};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Variables for a command on a node: the lab's agent instead of ssh for both series
 /// of Open MPI, and leave to run as root, which in a lab one always is.
-pub fn launcher_environment(lab: &Lab) -> Result<Vec<(&'static str, OsString)>, Failure> {
-    let agent = artifacts::program("slim-lab-agent").map_err(|e| Failure::input(e.to_string()))?;
+pub fn launcher_environment(lab: &Lab) -> Result<Vec<(&'static str, OsString)>, CliError> {
+    let agent = artifacts::program("slim-lab-agent").map_err(|e| CliError::input(e.to_string()))?;
     let mut vars = launch::environment(lab);
     vars.extend([
         ("OMPI_MCA_plm_rsh_agent", agent.clone().into()),

@@ -10,23 +10,23 @@ use slim_cli::{bench, chaos, demo, run};
 #[command(name = "slim", version, arg_required_else_help = true)]
 struct Args {
     #[command(subcommand)]
-    command: Task,
+    command: Invocation,
 }
 
 #[derive(Subcommand)]
-enum Task {
-    Bench(bench::Options),
-    Chaos(chaos::Options),
-    Demo(demo::Options),
-    Run(run::Options),
+enum Invocation {
+    Bench(bench::BenchOptions),
+    Chaos(chaos::ChaosOptions),
+    Demo(demo::DemoOptions),
+    Run(run::RunOptions),
 }
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
-        Task::Bench(options) => bench::main(&options),
-        Task::Chaos(options) => chaos::main(&options),
-        Task::Demo(options) => demo::main(&options),
-        Task::Run(options) => Err(run::main(&options)),
+        Invocation::Bench(options) => bench::main(&options),
+        Invocation::Chaos(options) => chaos::main(&options),
+        Invocation::Demo(options) => demo::main(&options),
+        Invocation::Run(options) => Err(run::main(&options)),
     };
     match result {
         Ok(code) => code,

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use slim_core::config::{Config, LAB_PREFIX, TOOL_VARIABLES};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Checked `SLIM_` variables, by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub fn is_setting(name: &str) -> bool {
 
 impl Settings {
     /// Those of this process's environment. Values that are no UTF-8 are bad input.
-    pub fn from_env() -> Result<Self, Failure> {
+    pub fn from_env() -> Result<Self, CliError> {
         let mut found = BTreeMap::new();
         for (name, value) in env::vars_os() {
             let Some(name) = name.to_str().filter(|n| is_setting(n)) else {
@@ -29,7 +29,7 @@ impl Settings {
             };
             let value = value
                 .into_string()
-                .map_err(|_| Failure::input(format!("{name}: the value is not UTF-8")))?;
+                .map_err(|_| CliError::input(format!("{name}: the value is not UTF-8")))?;
             found.insert(name.to_owned(), value);
         }
         Ok(Self(found))
@@ -41,13 +41,13 @@ impl Settings {
     }
 
     /// Takes `NAME=VALUE` as given on the command line.
-    pub fn set_pair(&mut self, pair: &str) -> Result<(), Failure> {
+    pub fn set_pair(&mut self, pair: &str) -> Result<(), CliError> {
         match pair.split_once('=') {
             Some((name, value)) if is_setting(name) => {
                 self.set(name, value);
                 Ok(())
             }
-            _ => Err(Failure::input(format!(
+            _ => Err(CliError::input(format!(
                 "--set {pair}: expected SLIM_NAME=VALUE"
             ))),
         }
@@ -65,7 +65,7 @@ impl Settings {
 
     /// Checks every variable as the library would, but makes problems errors:
     /// in a rank a bad value falls back to the default, here the user is at hand.
-    pub fn checked(self) -> Result<(Self, Config), Failure> {
+    pub fn checked(self) -> Result<(Self, Config), CliError> {
         let (mut config, mut problems) = Config::from_vars(self.0.clone());
         if let Some(path) = config.job_key_file.clone() {
             let read = std::fs::read(&path).and_then(|bytes| {
@@ -90,7 +90,7 @@ impl Settings {
         if lines.is_empty() {
             Ok((self, config))
         } else {
-            Err(Failure::inputs(lines))
+            Err(CliError::inputs(lines))
         }
     }
 }
@@ -105,8 +105,8 @@ fn events_problem(path: &Path) -> Option<String> {
 }
 
 /// Absolute form of a path that ranks with other working directories will open.
-pub fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::input(format!("{}: {e}", path.display())))
+pub fn absolute(path: &Path) -> Result<PathBuf, CliError> {
+    std::path::absolute(path).map_err(|e| CliError::input(format!("{}: {e}", path.display())))
 }
 
 #[cfg(test)]

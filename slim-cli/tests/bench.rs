@@ -8,9 +8,9 @@ use std::time::Duration;
 use common::{Scratch, assert_refused, output, slim};
 use slim_cli::bench::contender::{self, Contender};
 use slim_cli::bench::messages::Test;
-use slim_cli::bench::round::{Pace, Round};
+use slim_cli::bench::round::{Round, TurnPace};
 use slim_cli::bench::{callgrind, instructions};
-use slim_lab::mpi::{Flavor, Job, Mpi, Verdict};
+use slim_lab::mpi::{Flavor, Job, JobVerdict, Mpi};
 use slim_lab::skip::skip;
 use slim_lab::{Lab, artifacts};
 
@@ -152,7 +152,7 @@ fn frames_carry_the_bytes_exactly() {
         let outcome = job.start().unwrap().wait(Duration::from_secs(120));
         let verdict = outcome.verdict();
         assert!(
-            matches!(verdict, Verdict::Finished(_)),
+            matches!(verdict, JobVerdict::Finished(_)),
             "{flavor}: {verdict}\n{}",
             outcome.tail(20)
         );
@@ -187,7 +187,7 @@ fn a_job_that_dies_in_its_turn_ends_the_round() {
             }
         })
     };
-    let pace = Pace {
+    let pace = TurnPace {
         turn: Duration::from_millis(2),
         each: Duration::from_millis(20),
         least: 2,

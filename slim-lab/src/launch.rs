@@ -31,7 +31,7 @@ const OWN_PREFIX: &str = "SLIM_LAB_";
 
 /// One node as the agent knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Entry {
+struct LaunchNode {
     name: String,
     holder: u32,
     tmp: String,
@@ -41,7 +41,7 @@ struct Entry {
 /// What has to be in the environment of a launcher for the agent to find `lab`.
 pub fn environment(lab: &Lab) -> Vec<(&'static str, OsString)> {
     let entries = lab.nodes().iter().map(|node| {
-        Entry {
+        LaunchNode {
             name: node.name().to_owned(),
             holder: node.holder(),
             tmp: node.tmp().display().to_string(),
@@ -72,7 +72,7 @@ fn become_remote(args: &[OsString]) -> Result<Never> {
     })?;
     let entry = nodes
         .split(';')
-        .filter_map(Entry::parse)
+        .filter_map(LaunchNode::parse)
         .find(|e| e.name == host || e.addresses.contains(&host))
         .ok_or_else(|| Error::Invalid(format!("no node named {host} in this lab ({nodes})")))?;
     let carried = carried(env::vars_os(), &list(CARRY_VAR), &list(DROP_VAR));
@@ -160,7 +160,7 @@ fn carried(
     vars.filter(|(name, _)| wanted(name)).collect()
 }
 
-impl Entry {
+impl LaunchNode {
     fn print(&self) -> String {
         format!(
             "{}:{}:{}:{}",
@@ -176,7 +176,7 @@ impl Entry {
         let mut next = || parts.next().map(str::to_owned);
         let (name, holder, tmp) = (next()?, next()?.parse().ok()?, next()?);
         let addresses = next()?.split(',').map(str::to_owned).collect();
-        Some(Entry {
+        Some(LaunchNode {
             name,
             holder,
             tmp,
@@ -211,14 +211,14 @@ mod tests {
 
     #[test]
     fn an_entry_survives_the_environment() {
-        let entry = Entry {
+        let entry = LaunchNode {
             name: "nodeB".into(),
             holder: 42,
             tmp: "/tmp/x".into(),
             addresses: vec!["10.77.0.2".into(), "10.78.0.2".into()],
         };
-        assert_eq!(Entry::parse(&entry.print()), Some(entry));
-        assert_eq!(Entry::parse("nonsense"), None);
+        assert_eq!(LaunchNode::parse(&entry.print()), Some(entry));
+        assert_eq!(LaunchNode::parse("nonsense"), None);
     }
 
     #[test]

@@ -46,4 +46,4 @@ pub use error::{Error, Result};
 pub use lab::{Lab, LabBuilder};
 pub use netns::{Netns, Process};
 pub use node::Node;
-pub use rng::Rng;
+pub use rng::SeededRng;

@@ -24,23 +24,23 @@ pub struct Line {
 pub struct Running {
     child: Child,
     start: Instant,
-    shared: Arc<Shared>,
+    shared: Arc<OutputShared>,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    lines: Mutex<Seen>,
+struct OutputShared {
+    lines: Mutex<OutputSeen>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct OutputSeen {
     lines: Vec<Line>,
     closed: bool,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
+impl OutputShared {
+    fn lock(&self) -> MutexGuard<'_, OutputSeen> {
         // A panic elsewhere leaves the list of lines whole.
         self.lines.lock().unwrap_or_else(|e| e.into_inner())
     }
@@ -56,7 +56,7 @@ impl Running {
         let child = command
             .spawn()
             .map_err(Error::io(format!("start {command:?}")))?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(OutputShared::default());
         let sink = shared.clone();
         thread::spawn(move || {
             let mut reader = BufReader::new(reader);

@@ -2,12 +2,12 @@
 
 /// A sequence that is the same on every machine.
 #[derive(Clone, Debug)]
-pub struct Rng(fastrand::Rng);
+pub struct SeededRng(fastrand::Rng);
 
-impl Rng {
+impl SeededRng {
     /// The sequence that belongs to `seed`.
     pub fn new(seed: u64) -> Self {
-        Rng(fastrand::Rng::with_seed(seed))
+        SeededRng(fastrand::Rng::with_seed(seed))
     }
 
     /// A seed from `SLIM_LAB_SEED` if it is set, else from the clock. Print it, so that a failure
@@ -64,7 +64,7 @@ mod tests {
         let draw = |seed| {
             (0..50)
                 .map(move |_| 0)
-                .scan(Rng::new(seed), |r, _| Some(r.below(7)))
+                .scan(SeededRng::new(seed), |r, _| Some(r.below(7)))
                 .collect::<Vec<_>>()
         };
         assert_eq!(draw(3), draw(3));
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn durations_stay_in_their_range() {
-        let mut rng = Rng::new(1);
+        let mut rng = SeededRng::new(1);
         let (from, to) = (Duration::from_millis(10), Duration::from_millis(20));
         assert!(
             (0..100)

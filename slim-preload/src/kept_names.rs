@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Ours, and the peer's.
-pub type Ends = (Option<Name>, Option<Name>);
+pub type BothNames = (Option<Name>, Option<Name>);
 
 /// By the file's identity, with the number that the file had.
-static KEPT: Lock<BTreeMap<u64, (c_int, Ends)>> = Lock::new(BTreeMap::new());
+static KEPT: Lock<BTreeMap<u64, (c_int, BothNames)>> = Lock::new(BTreeMap::new());
 /// How many there are.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// With so many, those are forgotten whose number has something else by now.
@@ -21,7 +21,7 @@ static TIDY_AT: AtomicUsize = AtomicUsize::new(LEAST);
 const LEAST: usize = 64;
 
 /// The file under `fd` stands for a connection that had these addresses.
-pub fn remember(fd: c_int, ends: Ends) {
+pub fn remember(fd: c_int, ends: BothNames) {
     let Some(file) = sys::identity(fd) else {
         return;
     };
@@ -60,7 +60,7 @@ pub fn forget(fd: c_int) {
 }
 
 /// The addresses of a connection that is plain TCP.
-pub fn of(fd: c_int) -> Ends {
+pub fn of(fd: c_int) -> BothNames {
     kept(fd).unwrap_or_else(|| {
         let name = |addr: Option<RawAddr>| addr.and_then(|a| a.name());
         (name(RawAddr::local(fd)), name(RawAddr::peer(fd)))
@@ -68,7 +68,7 @@ pub fn of(fd: c_int) -> Ends {
 }
 
 /// The addresses that are kept for the file under `fd`.
-pub fn kept(fd: c_int) -> Option<Ends> {
+pub fn kept(fd: c_int) -> Option<BothNames> {
     let file = sys::identity(fd)?;
     KEPT.with(|kept| kept.get(&file).map(|(_, ends)| ends.clone()))
 }

@@ -10,7 +10,7 @@ mod table;
 use crate::sys::{self, Errno};
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use table::{Fate, Kind, ROWS};
+use table::{Fate, ROWS, ValueKind};
 
 /// Bits of SO_BUF_LOCK: the application set the size itself (linux/socket.h).
 const SNDBUF_LOCK: c_int = 1;
@@ -145,18 +145,18 @@ fn copy_row(
     to: c_int,
     level: c_int,
     name: c_int,
-    kind: Kind,
+    kind: ValueKind,
     rcvbuf: &mut dyn FnMut(&Sizes) -> Option<c_int>,
 ) -> Result<(), Errno> {
     match kind {
-        Kind::Int => copy_one::<c_int>(from, to, level, name),
-        Kind::Linger | Kind::Wide => copy_one::<[u32; 2]>(from, to, level, name),
-        Kind::Name => copy_one::<[u8; 16]>(from, to, level, name),
-        Kind::Sizes => {
+        ValueKind::Int => copy_one::<c_int>(from, to, level, name),
+        ValueKind::Linger | ValueKind::Wide => copy_one::<[u32; 2]>(from, to, level, name),
+        ValueKind::Name => copy_one::<[u8; 16]>(from, to, level, name),
+        ValueKind::Sizes => {
             copy_sizes(from, to, rcvbuf);
             Ok(())
         }
-        Kind::Time => copy_one::<[u64; 2]>(from, to, level, name),
+        ValueKind::Time => copy_one::<[u64; 2]>(from, to, level, name),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use crate::flow::Flow;
 use crate::ops::{closing, demoting, left};
-use crate::stand_in::{self, Left};
+use crate::stand_in::{self, Departure};
 use crate::{
     descriptors, epoll, flow, heap, kept_names, listeners, marks, runtime, sleep, sys, table,
     transport,
@@ -127,7 +127,7 @@ extern "C" fn after_fork_child() {
 
 /// A process that is not to have a flow whose transport is away finds a broken connection in its place.
 fn break_off(fd: c_int) {
-    if let Ok(dead) = stand_in::over(Left::Reset, &[], libc::AF_INET) {
+    if let Ok(dead) = stand_in::over(Departure::Reset, &[], libc::AF_INET) {
         let _ = sys::replace(dead, fd);
         sys::close(dead);
     }

@@ -90,7 +90,7 @@ pub fn closed(fd: c_int) {
 
 /// How the other end of a connection left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Left {
+pub enum Departure {
     /// Closed: end of file; what is sent is refused.
     Closed,
     /// Closed, and has refused what was sent: end of file, and `EPIPE` once owed.
@@ -108,7 +108,7 @@ const LOOKS: c_int = 2 * STRANGERS;
 
 /// A connection whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors, the
 /// poll bits and the end of file. It is a socket of this family. `EMSGSIZE` when there are more bytes than it takes.
-pub fn over(how: Left, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
+pub fn over(how: Departure, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
     if bytes.len() > MOST {
         return Err(libc::EMSGSIZE);
     }
@@ -117,14 +117,14 @@ pub fn over(how: Left, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
         .or_else(|_| connection(bytes.len(), libc::AF_INET))
         .or_else(|_| sys::socketpair(libc::SOCK_STREAM))?;
     let sent = feed(near, far, bytes).map(|()| match how {
-        Left::Closed => {}
-        Left::Refused => {
+        Departure::Closed => {}
+        Departure::Refused => {
             // A reset after the end is EPIPE, not ECONNRESET; a byte that nobody reads brings it about.
             sys::shutdown(far, libc::SHUT_WR);
             let _ = sys::send(near, b"!", 0);
             until(|| sys::readable(far) > 0);
         }
-        Left::Reset => {
+        Departure::Reset => {
             sys::set_option(far, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
             if !sys::is_tcp(far) {
                 let _ = sys::send(near, b"!", 0);
@@ -133,8 +133,8 @@ pub fn over(how: Left, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
     });
     sys::close(far);
     let come = |state: u8| match how {
-        Left::Closed => state != sys::TCP_ESTABLISHED,
-        Left::Refused | Left::Reset => state == sys::TCP_CLOSE,
+        Departure::Closed => state != sys::TCP_ESTABLISHED,
+        Departure::Refused | Departure::Reset => state == sys::TCP_CLOSE,
     };
     until(|| sys::tcp_state(near).is_none_or(come));
     sent.map(|()| near).inspect_err(|_| sys::close(near))
@@ -341,11 +341,11 @@ mod tests {
                 );
                 return;
             }
-            let fd = over(Left::Reset, b"unread", libc::AF_INET).unwrap();
+            let fd = over(Departure::Reset, b"unread", libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             read_up(fd, b"unread", [Err(libc::ECONNRESET), Ok(0)]);
             sys::close(fd);
-            let fd = over(Left::Closed, b"unread", libc::AF_INET).unwrap();
+            let fd = over(Departure::Closed, b"unread", libc::AF_INET).unwrap();
             read_up(fd, b"unread", [Ok(0), Ok(0)]);
             sys::close(fd);
         });
@@ -356,19 +356,19 @@ mod tests {
     fn what_is_over_is_as_the_kernel_has_it() {
         let much: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
         for bytes in [&b""[..], b"unread", &much] {
-            let fd = over(Left::Reset, bytes, libc::AF_INET).unwrap();
+            let fd = over(Departure::Reset, bytes, libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             read_up(fd, bytes, [Err(libc::ECONNRESET), Ok(0)]);
             sys::close(fd);
 
-            let fd = over(Left::Refused, bytes, libc::AF_INET).unwrap();
+            let fd = over(Departure::Refused, bytes, libc::AF_INET).unwrap();
             assert_eq!(ready_for(fd), DEAD);
             assert_eq!(sys::send(fd, b"x", 0), Err(libc::EPIPE));
             assert_eq!(ready_for(fd), DEAD & !libc::POLLERR);
             read_up(fd, bytes, [Ok(0), Ok(0)]);
             sys::close(fd);
 
-            let fd = over(Left::Closed, bytes, libc::AF_INET).unwrap();
+            let fd = over(Departure::Closed, bytes, libc::AF_INET).unwrap();
             let open = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
             assert_eq!(ready_for(fd), open);
             read_up(fd, bytes, [Ok(0), Ok(0)]);
@@ -376,7 +376,7 @@ mod tests {
             sys::close(fd);
         }
         assert_eq!(
-            over(Left::Reset, &vec![0; MOST + 1], libc::AF_INET),
+            over(Departure::Reset, &vec![0; MOST + 1], libc::AF_INET),
             Err(libc::EMSGSIZE)
         );
     }

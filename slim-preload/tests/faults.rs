@@ -571,9 +571,9 @@ fn table() -> String {
         let (fate, kind) = match row.fate {
             table::Fate::After(kind) => ("After", kind),
             table::Fate::Before(kind) | table::Fate::Must(kind) => ("Before", kind),
-            table::Fate::Like(_) => ("Like", table::Kind::Int),
-            table::Fate::Bound => ("Bound", table::Kind::Int),
-            table::Fate::Nothing => ("Nothing", table::Kind::Int),
+            table::Fate::Like(_) => ("Like", table::ValueKind::Int),
+            table::Fate::Bound => ("Bound", table::ValueKind::Int),
+            table::Fate::Nothing => ("Nothing", table::ValueKind::Int),
         };
         text += &format!("{} {} {kind:?} {fate} {}\n", row.level, row.name, row.label);
     }

@@ -13,7 +13,7 @@ const SI_SIGIO: c_int = -5;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Owner {
+struct SignalOwner {
     kind: c_int,
     id: c_int,
 }
@@ -22,7 +22,7 @@ const GROUP: c_int = 2;
 
 /// As much of `siginfo_t` as is told of a descriptor; the rest is nothing.
 #[repr(C)]
-struct Told {
+struct SignalInfo {
     signal: c_int,
     errno: c_int,
     code: c_int,
@@ -31,7 +31,7 @@ struct Told {
     fd: c_int,
     _rest: [c_int; 25],
 }
-const _: () = assert!(size_of::<Told>() == 128);
+const _: () = assert!(size_of::<SignalInfo>() == 128);
 
 /// The signal by which the owner of a descriptor is told; 0 is `SIGIO`.
 pub(crate) fn signal_of(fd: c_int) -> Result<c_int, Errno> {
@@ -45,8 +45,8 @@ pub(crate) fn set_signal(fd: c_int, signal: c_int) {
     let _ = unsafe { call!(libc::SYS_fcntl, fd, F_SETSIG, signal) };
 }
 
-fn owner(fd: c_int) -> Option<(Owner, c_int)> {
-    let mut owner = Owner::default();
+fn owner(fd: c_int) -> Option<(SignalOwner, c_int)> {
+    let mut owner = SignalOwner::default();
     // SAFETY: the kernel fills the structure, which has its layout.
     unsafe { call!(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner) }.ok()?;
     let signal = signal_of(fd).unwrap_or(0);
@@ -73,7 +73,7 @@ pub fn tell_owner(fd: c_int, number: c_int) {
     set_status(fd, flags & !libc::O_ASYNC);
     set_status(fd, flags);
     let ready = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
-    let told = Told {
+    let told = SignalInfo {
         signal,
         errno: 0,
         code: SI_SIGIO,

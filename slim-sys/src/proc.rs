@@ -35,14 +35,14 @@ pub fn forget() {
 }
 
 /// The name of a file below /proc.
-struct Path {
+struct ProcPath {
     text: [u8; 64],
     len: usize,
 }
 
-impl Path {
+impl ProcPath {
     fn new(below: fmt::Arguments<'_>) -> Self {
-        let mut path = Path {
+        let mut path = ProcPath {
             text: [0; 64],
             len: 0,
         };
@@ -61,7 +61,7 @@ impl Path {
     }
 }
 
-impl Write for Path {
+impl Write for ProcPath {
     /// One zero is left at the end. All names used here are short.
     fn write_str(&mut self, s: &str) -> fmt::Result {
         let end = self.len + s.len();
@@ -76,7 +76,7 @@ impl Write for Path {
 /// Opens a file below /proc. The number is not ours yet: call in [`numbers::make`], and close it there by
 /// [`close_unregistered`].
 pub(crate) fn open(below: fmt::Arguments<'_>, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = Path::new(below);
+    let path = ProcPath::new(below);
     let (at, name) = path.place();
     fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty())
 }
@@ -102,7 +102,7 @@ pub fn read(below: fmt::Arguments<'_>) -> Option<Vec<u8>> {
 
 /// Whether a link below /proc has this text.
 pub fn links_to(below: fmt::Arguments<'_>, text: &CStr) -> bool {
-    let path = Path::new(below);
+    let path = ProcPath::new(below);
     let (at, name) = path.place();
     let mut space = [MaybeUninit::uninit(); 64];
     let found = fs::readlinkat_raw(at, name, &mut space);
@@ -111,7 +111,7 @@ pub fn links_to(below: fmt::Arguments<'_>, text: &CStr) -> bool {
 
 /// Device and number of the file that a link below /proc leads to.
 pub fn file(below: fmt::Arguments<'_>) -> Option<(u64, u64)> {
-    let path = Path::new(below);
+    let path = ProcPath::new(below);
     let (at, name) = path.place();
     let about = fs::statat(at, name, AtFlags::empty()).ok()?;
     Some((about.st_dev, about.st_ino))

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     } else {
         connect(address, plan.count)
     };
-    match opened.and_then(|streams| Run::new(streams, server, plan)?.work()) {
+    match opened.and_then(|streams| StreamRun::new(streams, server, plan)?.work()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::from(3),
         Err(error) => {
@@ -56,13 +56,13 @@ fn main() -> ExitCode {
 
 /// What each end does.
 #[derive(Clone, Copy)]
-struct Plan {
+struct StreamPlan {
     count: usize,
     time: Duration,
     total: u64,
 }
 
-fn parse(address: &str, count: &str, seconds: &str, kib: &str) -> Option<(SocketAddr, Plan)> {
+fn parse(address: &str, count: &str, seconds: &str, kib: &str) -> Option<(SocketAddr, StreamPlan)> {
     let time = Duration::try_from_secs_f64(seconds.parse().ok()?).ok()?;
     let total = kib
         .parse::<u64>()
@@ -71,7 +71,7 @@ fn parse(address: &str, count: &str, seconds: &str, kib: &str) -> Option<(Socket
         .filter(|total| *total > 0)?;
     Some((
         address.parse().ok()?,
-        Plan {
+        StreamPlan {
             count: count.parse().ok()?,
             time,
             total,
@@ -139,7 +139,7 @@ fn raise_descriptor_limit() {
 }
 
 /// One connection and how far it is.
-struct Conn {
+struct StreamConn {
     stream: TcpStream,
     out_key: u64,
     in_key: u64,
@@ -150,22 +150,22 @@ struct Conn {
     heard: Instant,
 }
 
-impl Conn {
+impl StreamConn {
     fn over(&self, total: u64) -> bool {
         self.failed.is_some() || (self.ended && self.sent == total)
     }
 }
 
-struct Run {
-    conns: Vec<Conn>,
-    plan: Plan,
+struct StreamRun {
+    conns: Vec<StreamConn>,
+    plan: StreamPlan,
     start: Instant,
     errors: u64,
     max_stall: Duration,
 }
 
-impl Run {
-    fn new(streams: Vec<TcpStream>, server: bool, plan: Plan) -> io::Result<Self> {
+impl StreamRun {
+    fn new(streams: Vec<TcpStream>, server: bool, plan: StreamPlan) -> io::Result<Self> {
         let start = Instant::now();
         let mut conns = Vec::new();
         for (index, stream) in streams.into_iter().enumerate() {
@@ -175,7 +175,7 @@ impl Run {
                 2 * index as u64 + u64::from(server),
                 2 * index as u64 + u64::from(!server),
             );
-            conns.push(Conn {
+            conns.push(StreamConn {
                 stream,
                 out_key: ours,
                 in_key: theirs,
@@ -187,7 +187,7 @@ impl Run {
             });
         }
         println!("RUNNING conns={}", conns.len());
-        Ok(Run {
+        Ok(StreamRun {
             conns,
             plan,
             start,

@@ -8,7 +8,7 @@ use std::{
 
 use slim_lab::{
     Error, Lab, artifacts,
-    mpi::{Flavor, Job, Mpi, Outcome, Started, Verdict},
+    mpi::{Flavor, Job, JobVerdict, Mpi, Outcome, Started},
     skip::skip,
 };
 
@@ -115,7 +115,7 @@ impl Bench {
 
 /// Asserts that the job finished with all data right; shows what there is to see otherwise.
 pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
-    if !matches!(outcome.verdict(), Verdict::Finished(_)) {
+    if !matches!(outcome.verdict(), JobVerdict::Finished(_)) {
         let events = Events::read(lab);
         panic!(
             "{test}: {}

@@ -6,7 +6,7 @@ use std::{
 };
 
 use slim_lab::{
-    Lab, Rng,
+    Lab, SeededRng,
     faults::destroy::{self, Amount, Pick},
     lab::KEEP_VAR,
     mpi::{Outcome, Started},
@@ -55,7 +55,7 @@ impl Kills {
     }
 
     /// Carries it out on `lab` while `job` runs, from a random end each time.
-    pub fn carry_out(&self, lab: &Lab, job: &mut Started<'_>, rng: &mut Rng) -> Killed {
+    pub fn carry_out(&self, lab: &Lab, job: &mut Started<'_>, rng: &mut SeededRng) -> Killed {
         let (mut killed, start) = (Killed::default(), Instant::now());
         while killed.times < self.times
             && start.elapsed() < self.window

@@ -110,17 +110,17 @@ pub(crate) enum Command {
 }
 
 /// The application's end: any thread, and any signal's handler in it; never blocks.
-pub(crate) struct Sender {
-    shared: Arc<Shared>,
+pub(crate) struct CommandSender {
+    shared: Arc<CommandsShared>,
 }
 
 /// The agent's end.
-pub(crate) struct Receiver {
+pub(crate) struct CommandReceiver {
     taken: Taken<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<CommandsShared>,
 }
 
-struct Shared {
+struct CommandsShared {
     queue: Queue<Command>,
     /// The agent thread is gone.
     closed: AtomicBool,
@@ -141,8 +141,8 @@ const SOON: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A new queue.
-pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
-    let shared = Arc::new(Shared {
+pub(crate) fn channel() -> io::Result<(CommandSender, CommandReceiver)> {
+    let shared = Arc::new(CommandsShared {
         queue: Queue::new(),
         closed: AtomicBool::new(false),
         wake: slim_sys::eventfd()?,
@@ -155,14 +155,14 @@ pub(crate) fn channel() -> io::Result<(Sender, Receiver)> {
     Mark::WAKE.set(shared.wake.raw());
     reserve::begin(shared.wake.raw());
     Mark::SOON.set(shared.soon.raw());
-    let sender = Sender {
+    let sender = CommandSender {
         shared: shared.clone(),
     };
     let taken = Taken::new();
-    Ok((sender, Receiver { taken, shared }))
+    Ok((sender, CommandReceiver { taken, shared }))
 }
 
-impl Sender {
+impl CommandSender {
     /// Queues a command; false if the agent thread is gone, or cannot be woken any more.
     pub(crate) fn send(&self, command: Command) -> bool {
         if self.shared.is_lost() {
@@ -198,7 +198,7 @@ impl Sender {
     }
 }
 
-impl Shared {
+impl CommandsShared {
     /// Whether the agent thread is gone, or sleeps for good. It does when somebody has closed what wakes it, even if that
     /// was between a command and its waking up: epoll forgets what is closed. So this has to be asked each time, and not
     /// only when the thread has to be woken.
@@ -210,7 +210,7 @@ impl Shared {
     }
 }
 
-impl Receiver {
+impl CommandReceiver {
     /// Whether nothing wakes this thread any more.
     pub(crate) fn is_lost(&self) -> bool {
         self.shared.is_lost()
@@ -271,19 +271,19 @@ impl Receiver {
     }
 }
 
-impl Drop for Receiver {
+impl Drop for CommandReceiver {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
     }
 }
 
-impl AsFd for Receiver {
+impl AsFd for CommandReceiver {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
     }
 }
 
-impl AsRawFd for Receiver {
+impl AsRawFd for CommandReceiver {
     fn as_raw_fd(&self) -> RawFd {
         self.shared.wake.raw()
     }

@@ -10,17 +10,17 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 /// The end where items are put in, in any thread.
 pub(crate) struct Queue<T> {
     /// The item that came last.
-    last: AtomicPtr<Node<T>>,
+    last: AtomicPtr<QueueNode<T>>,
 }
 
-struct Node<T> {
+struct QueueNode<T> {
     item: T,
-    other: *mut Node<T>,
+    other: *mut QueueNode<T>,
 }
 
 /// Items that have been taken out, for one thread.
 pub(crate) struct Taken<T> {
-    next: Cell<*mut Node<T>>,
+    next: Cell<*mut QueueNode<T>>,
 }
 
 // SAFETY: items only move through: put in by one thread, taken out by another.
@@ -39,7 +39,7 @@ impl<T> Queue<T> {
 
     /// Puts an item in.
     pub(crate) fn put(&self, item: T) {
-        let node = Box::into_raw(Box::new(Node {
+        let node = Box::into_raw(Box::new(QueueNode {
             item,
             other: null_mut(),
         }));

@@ -17,7 +17,7 @@ use slim_sys::OwnFd;
 use crate::control::places::{Place, Ports, is_same_host, source_towards, without_port};
 use crate::control::socket::{ControlSocket, answering, aside};
 use crate::events::Log;
-use crate::tasks::{Running, Task, Tasks};
+use crate::tasks::{RunningTask, Task, Tasks};
 use crate::transport::tcp::{self, TcpListener};
 
 /// Addresses in use, at most: each takes two descriptors.
@@ -35,29 +35,29 @@ pub(crate) struct Control {
     maps: bool,
     ports: Ports,
     /// Each with the task that receives, until it is stopped.
-    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<Running>)>,
+    listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<RunningTask>)>,
     /// On ports that no peer has heard of, while answers may come there.
-    asides: Vec<Aside>,
+    asides: Vec<QuietSocket>,
     log: Log,
 }
 
 /// A socket on a port of its own, and the task that receives.
-struct Aside {
+struct QuietSocket {
     socket: Rc<ControlSocket>,
-    _receiving: Running,
+    _receiving: RunningTask,
 }
 
 /// A control socket of the process's own, and the listener for resumes at the same address.
 struct Own {
     socket: Rc<ControlSocket>,
-    _receiving: Running,
+    _receiving: RunningTask,
     listening: Option<Listening>,
 }
 
 /// Who resumes comes here.
 struct Listening {
     listener: Rc<OwnFd>,
-    _accepting: Running,
+    _accepting: RunningTask,
 }
 
 impl Listening {
@@ -206,7 +206,7 @@ impl Control {
 
     /// Stops serving a listener's address, which is still answered from, once what is returned with it has ended. The
     /// socket is closed when it is [forgotten](Self::forget).
-    pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, Running)> {
+    pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, RunningTask)> {
         let (socket, task) = self.listeners.get_mut(&addr)?;
         Some((socket.clone(), task.take()?))
     }
@@ -240,12 +240,12 @@ impl Control {
         data: &[u8],
         tasks: &mut Tasks,
     ) {
-        let is_there = |aside: &&Aside| is_same_host(aside.socket.bound, from);
+        let is_there = |aside: &&QuietSocket| is_same_host(aside.socket.bound, from);
         if !self.asides.iter().any(|aside| is_there(&aside)) {
             match aside(from) {
                 Ok(socket) => {
                     let receiving = tasks.start(Task::Receive(socket.clone()));
-                    self.asides.push(Aside {
+                    self.asides.push(QuietSocket {
                         socket,
                         _receiving: receiving,
                     });

@@ -17,7 +17,7 @@ const CONTROL_LEN: usize = 256;
 
 /// Aligned as `cmsghdr` wants it.
 #[repr(C, align(8))]
-struct Control([u8; CONTROL_LEN]);
+struct ControlBuffer([u8; CONTROL_LEN]);
 
 /// A datagram that came in.
 pub(crate) struct Datagram {
@@ -29,7 +29,7 @@ pub(crate) struct Datagram {
 
 /// Receives a datagram and the address it was sent to, without blocking.
 pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
-    let mut control = Control([0; CONTROL_LEN]);
+    let mut control = ControlBuffer([0; CONTROL_LEN]);
     let (len, from, header) = recvmsg(fd, buf, &mut control, 0)?;
     let mut to = None;
     // SAFETY: `header` and `control` were filled by the kernel just now.
@@ -76,7 +76,7 @@ pub(crate) fn recv_from(fd: RawFd, buf: &mut [u8]) -> io::Result<(usize, SocketA
 /// Takes one error off the socket's error queue: where the datagram that caused it was sent, and how much of it has come
 /// back into `buf`, if an ICMP message said that nobody listens there; `Ok(None)` for any other error.
 pub(crate) fn recv_refusal(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {
-    let mut control = Control([0; CONTROL_LEN]);
+    let mut control = ControlBuffer([0; CONTROL_LEN]);
     let (len, to, header) = recvmsg(fd, buf, &mut control, libc::MSG_ERRQUEUE)?;
     let mut refused = false;
     // SAFETY: as in `recv_datagram`.
@@ -108,7 +108,7 @@ pub(crate) fn send_datagram(
     source: Option<SocketAddr>,
 ) -> io::Result<()> {
     let to = SockAddr::from(to);
-    let mut control = Control([0; CONTROL_LEN]);
+    let mut control = ControlBuffer([0; CONTROL_LEN]);
     let mut iov = libc::iovec {
         iov_base: data.as_ptr().cast_mut().cast(),
         iov_len: data.len(),
@@ -167,7 +167,7 @@ pub(crate) fn send_datagram(
 fn recvmsg(
     fd: RawFd,
     buf: &mut [u8],
-    control: &mut Control,
+    control: &mut ControlBuffer,
     flags: c_int,
 ) -> io::Result<(usize, Option<SocketAddr>, msghdr)> {
     let mut iov = libc::iovec {
@@ -231,7 +231,7 @@ unsafe fn read<T: Copy>(data: &[u8]) -> Option<T> {
 /// Makes `info` the one control message of `header`.
 fn attach<T: Copy>(
     header: &mut msghdr,
-    control: &mut Control,
+    control: &mut ControlBuffer,
     level: c_int,
     kind: c_int,
     info: &T,

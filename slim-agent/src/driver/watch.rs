@@ -50,7 +50,7 @@ const VERIFY_LIMIT: Duration = Duration::from_millis(1400);
 pub(crate) struct Watch {
     /// Reported since the last sweep; some perhaps twice, and some perhaps over by now.
     dirty: Vec<FlowToken>,
-    slow: BTreeMap<FlowToken, Progress>,
+    slow: BTreeMap<FlowToken, AckProgress>,
     busy: HashMap<FlowToken, Busy>,
     /// Since when.
     verifying: HashMap<FlowToken, Time>,
@@ -67,7 +67,7 @@ pub(crate) struct Watch {
 
 /// How a dirty flow gets on.
 #[derive(Default)]
-struct Progress {
+struct AckProgress {
     acked: u64,
     /// Since when `acked` has not moved; `None` before the first probe.
     since: Option<Time>,
@@ -366,7 +366,7 @@ impl Driver {
         fresh.dedup();
         fresh.retain(|token| !slow.contains_key(token));
         for token in fresh {
-            let mut progress = Progress::default();
+            let mut progress = AckProgress::default();
             if self.is_dirty(now, token, &mut progress) {
                 slow.insert(token, progress);
             }
@@ -377,7 +377,7 @@ impl Driver {
     }
 
     /// Probes a flow that was dirty: whether it is so still.
-    fn is_dirty(&mut self, now: Time, token: FlowToken, progress: &mut Progress) -> bool {
+    fn is_dirty(&mut self, now: Time, token: FlowToken, progress: &mut AckProgress) -> bool {
         let Some(io) = self.survivor.io(token) else {
             return false;
         };

@@ -20,9 +20,9 @@ use std::sync::{Arc, Once};
 use slim_core::{FlowToken, Verdict};
 
 use crate::FlowIo;
-use crate::commands::command::{Command, Receiver};
+use crate::commands::command::{Command, CommandReceiver};
 use crate::events::{self, Log};
-use crate::failure::report::Report;
+use crate::failure::report::StartReport;
 use crate::kernel::readiness;
 
 thread_local! {
@@ -34,8 +34,8 @@ pub(crate) const LOST: &str = "the program has closed descriptors of SLIM's";
 
 /// What outlives a panic of the agent thread.
 pub(crate) struct Survivor {
-    commands: Rc<Receiver>,
-    started: Rc<Report>,
+    commands: Rc<CommandReceiver>,
+    started: Rc<StartReport>,
     log: Log,
     /// Whether plain TCP is not allowed.
     required: bool,
@@ -55,8 +55,8 @@ pub(crate) fn give_up(why: &str) {
 impl Survivor {
     /// From now on a panic of this thread is survived.
     pub(crate) fn prepare(
-        commands: Rc<Receiver>,
-        started: Rc<Report>,
+        commands: Rc<CommandReceiver>,
+        started: Rc<StartReport>,
         log: Log,
         required: bool,
     ) -> Rc<Self> {

@@ -8,18 +8,18 @@ use crate::commands::done::Done;
 /// Tells the starting thread what became of the start. The first word counts.
 ///
 /// A channel of the standard library's would leave memory of libc's `malloc` behind in the starting thread.
-pub(crate) struct Report {
-    outcome: Outcome,
+pub(crate) struct StartReport {
+    outcome: StartOutcome,
     done: Done,
 }
 
 /// What became of the start, once it is known.
-pub(crate) type Outcome = Arc<Mutex<Option<io::Result<()>>>>;
+pub(crate) type StartOutcome = Arc<Mutex<Option<io::Result<()>>>>;
 
-impl Report {
+impl StartReport {
     /// Whoever waits for `done` finds the word in `outcome`.
-    pub(crate) fn new(outcome: Outcome, done: Done) -> Self {
-        Report { outcome, done }
+    pub(crate) fn new(outcome: StartOutcome, done: Done) -> Self {
+        StartReport { outcome, done }
     }
 
     /// The starting thread may have been cancelled; then nobody wants to know.

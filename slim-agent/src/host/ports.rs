@@ -15,7 +15,7 @@ const TRIES: usize = 16;
 const ENOUGH: u16 = 1000;
 
 /// Sockets bound to one port, with what each is bound to.
-pub(crate) type Bound = (Vec<(OwnFd, SocketAddr)>, u16);
+pub(crate) type BoundSockets = (Vec<(OwnFd, SocketAddr)>, u16);
 
 /// Binds with `bind` to a port that is free in both families, in IPv4 alone if the host has no
 /// IPv6. Tries `ports`, then whatever the kernel gives.
@@ -25,7 +25,7 @@ pub(crate) type Bound = (Vec<(OwnFd, SocketAddr)>, u16);
 pub(crate) fn on_one_port(
     ports: impl Iterator<Item = u16>,
     bind: impl Fn(SocketAddr) -> io::Result<OwnFd>,
-) -> io::Result<Bound> {
+) -> io::Result<BoundSockets> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for port in ports.chain(iter::repeat_n(0, TRIES)) {
         let v4 = match bind((Ipv4Addr::UNSPECIFIED, port).into()) {

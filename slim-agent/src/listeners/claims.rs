@@ -25,7 +25,7 @@ use crate::kernel::sys;
 use crate::listeners::connection_at::connection_at;
 use crate::listeners::neighbour::Neighbour;
 use crate::listeners::notes::{Note, Which};
-use crate::tasks::{Running, Task, Tasks};
+use crate::tasks::{RunningTask, Task, Tasks};
 use slim_core::canonical;
 use slim_sys::OwnFd;
 
@@ -156,7 +156,7 @@ struct Claim {
 #[derive(Default)]
 pub(crate) struct Claims {
     /// Tasks that wait for other processes, per address of ours.
-    open: HashMap<SocketAddr, Running>,
+    open: HashMap<SocketAddr, RunningTask>,
     /// What others have claimed of us, by (our end, their end).
     claimed: HashMap<Tuple, Claim>,
     /// Oldest first; an entry whose time does not match was replaced.
@@ -187,7 +187,7 @@ impl Claims {
 
     /// We do not own `addr` any more. Who had claimed connections there finds the next owner, or
     /// becomes it, when the task that is returned has ended.
-    pub(crate) fn close(&mut self, addr: SocketAddr) -> Option<Running> {
+    pub(crate) fn close(&mut self, addr: SocketAddr) -> Option<RunningTask> {
         let serving = self.open.remove(&addr)?;
         self.claimed
             .retain(|(local, _), _| answering([addr].into_iter(), *local).is_none());

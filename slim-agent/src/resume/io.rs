@@ -65,7 +65,7 @@ pub(crate) async fn outgoing(
 }
 
 /// What follows from an order.
-enum Next {
+enum AfterOrder {
     Go,
     End,
     Install(Install),
@@ -91,13 +91,13 @@ impl Link {
     pub(crate) async fn converse(mut self) {
         loop {
             let next = match self.step() {
-                Next::Go => self.wait().await,
+                AfterOrder::Go => self.wait().await,
                 other => other,
             };
             match next {
-                Next::Go => {}
-                Next::End => break,
-                Next::Install(install) => {
+                AfterOrder::Go => {}
+                AfterOrder::End => break,
+                AfterOrder::Install(install) => {
                     if self.flushing {
                         self.flushed();
                     }
@@ -110,18 +110,18 @@ impl Link {
 
     /// Everything that can be done now: orders before messages, since an order that follows from a
     /// message says what the bytes after it are.
-    fn step(&mut self) -> Next {
+    fn step(&mut self) -> AfterOrder {
         loop {
             match self.orders.try_recv() {
                 Ok(Some(order)) => match self.obey(order) {
-                    Next::Go => continue,
+                    AfterOrder::Go => continue,
                     other => return other,
                 },
-                Err(Ended) => return Next::End,
+                Err(Ended) => return AfterOrder::End,
                 Ok(None) => {}
             }
             if !self.readable && !self.flushing {
-                return Next::Go;
+                return AfterOrder::Go;
             }
             match self.reader.step(&*self.connection) {
                 Read::Message(message) => {
@@ -134,7 +134,7 @@ impl Link {
                 Read::Nothing if self.flushing => self.flushed(),
                 Read::Nothing => {
                     self.readable = false;
-                    return Next::Go;
+                    return AfterOrder::Go;
                 }
                 Read::Lost(errno) => return self.lost(errno),
             }
@@ -142,19 +142,19 @@ impl Link {
     }
 
     /// Sleeps until there is an order or something to read.
-    async fn wait(&mut self) -> Next {
+    async fn wait(&mut self) -> AfterOrder {
         let ready = select! {
             biased;
             order = self.orders.recv() => return match order {
                 Some(order) => self.obey(order),
-                None => Next::End,
+                None => AfterOrder::End,
             },
             ready = readable(&*self.connection), if !self.reader.is_done() => ready,
         };
         match ready {
             Ok(()) => {
                 self.readable = true;
-                Next::Go
+                AfterOrder::Go
             }
             Err(e) => {
                 let errno = errno_of(&e, libc::EIO);
@@ -163,30 +163,30 @@ impl Link {
         }
     }
 
-    fn obey(&mut self, order: Order) -> Next {
+    fn obey(&mut self, order: Order) -> AfterOrder {
         match order {
             Order::Send(data) => {
                 let sent = self.connection.send(&data);
                 // Messages are so short, and so few, that one that does not go out whole is the
                 // sign of a connection beyond repair.
                 match sent {
-                    Ok(n) if n == data.len() => Next::Go,
+                    Ok(n) if n == data.len() => AfterOrder::Go,
                     Ok(_) => self.broken(libc::ENOBUFS),
                     Err(e) => self.broken(errno_of(&e, libc::EIO)),
                 }
             }
             Order::Flush => {
                 self.flushing = true;
-                Next::Go
+                AfterOrder::Go
             }
-            Order::Install(install) => Next::Install(install),
+            Order::Install(install) => AfterOrder::Install(install),
             // For connections that carry a flow.
-            Order::Stop | Order::Drain => Next::Go,
+            Order::Stop | Order::Drain => AfterOrder::Go,
         }
     }
 
     /// Writing failed: what has come is handed in all the same, before the loss.
-    fn broken(&mut self, errno: i32) -> Next {
+    fn broken(&mut self, errno: i32) -> AfterOrder {
         while let Read::Message(message) = self.reader.step(&*self.connection) {
             let conn = self.conn;
             self.shared.with(|d, now| d.message(now, conn, &message));
@@ -194,7 +194,7 @@ impl Link {
         self.lost(errno)
     }
 
-    fn lost(&mut self, errno: i32) -> Next {
+    fn lost(&mut self, errno: i32) -> AfterOrder {
         if self.flushing {
             self.flushed();
         }
@@ -202,14 +202,14 @@ impl Link {
         // flow now; then its loss is the flow's.
         while let Ok(Some(order)) = self.orders.try_recv() {
             match order {
-                Order::Install(install) => return Next::Install(install),
+                Order::Install(install) => return AfterOrder::Install(install),
                 Order::Flush => self.flushed(),
                 _ => {}
             }
         }
         let conn = self.conn;
         self.shared.with(|d, now| d.conn_lost(now, conn, errno));
-        Next::End
+        AfterOrder::End
     }
 
     fn flushed(&mut self) {

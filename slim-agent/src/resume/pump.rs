@@ -30,17 +30,17 @@ const TURN: usize = 1024 * 1024;
 const MOST_DRAINED: usize = 64 * 1024 * 1024;
 
 /// Where bytes are read to; one for all connections.
-type Scratch = RefCell<Vec<u8>>;
+type ScratchBuffer = RefCell<Vec<u8>>;
 
 /// How far the replay has come.
-struct Progress {
+struct ReplayProgress {
     /// Position of the next byte to be written.
     next: u64,
     /// Bytes of the peer's replay still to come.
     left: u64,
 }
 
-enum End {
+enum PumpEnd {
     /// All is written.
     Done,
     /// Not to go on, or not possible.
@@ -54,7 +54,7 @@ enum End {
 /// Replays, makes the connection the flow's transport, and ends; or keeps it until it is drained.
 pub(crate) async fn carry(mut link: Link, install: Install) {
     install.io.trim(install.peer_received);
-    let mut progress = Progress {
+    let mut progress = ReplayProgress {
         next: install.peer_received,
         left: install.expected,
     };
@@ -63,20 +63,20 @@ pub(crate) async fn carry(mut link: Link, install: Install) {
         Err(e) => failed(&link, &install, &e),
     };
     let end = match end {
-        End::Done => {
+        PumpEnd::Done => {
             let (token, conn) = (install.token, link.conn);
             if link.shared.with(|d, _| d.may_go_live(token, conn)) {
                 return finish(link, &install, progress.next);
             }
-            End::Stopped
+            PumpEnd::Stopped
         }
         other => other,
     };
     let end = match end {
-        End::Stopped => stopped(&mut link).await,
+        PumpEnd::Stopped => stopped(&mut link).await,
         other => other,
     };
-    if let End::Drain = end {
+    if let PumpEnd::Drain = end {
         let Link {
             connection, shared, ..
         } = link;
@@ -86,19 +86,19 @@ pub(crate) async fn carry(mut link: Link, install: Install) {
     }
 }
 
-async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End {
+async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) -> PumpEnd {
     loop {
         loop {
             match link.orders.try_recv() {
-                Ok(Some(Order::Stop)) => return End::Stopped,
-                Ok(Some(Order::Drain)) => return End::Drain,
+                Ok(Some(Order::Stop)) => return PumpEnd::Stopped,
+                Ok(Some(Order::Drain)) => return PumpEnd::Drain,
                 Ok(Some(_)) => {}
                 Ok(None) => break,
-                Err(Ended) => return End::Dropped,
+                Err(Ended) => return PumpEnd::Dropped,
             }
         }
         let moved = match step(&*link.connection, &link.shared.scratch, install, progress) {
-            Ok(_) if progress.next == install.sent => return End::Done,
+            Ok(_) if progress.next == install.sent => return PumpEnd::Done,
             Ok(moved) => moved,
             Err(e) => return failed(link, install, &e),
         };
@@ -109,32 +109,32 @@ async fn run(link: &mut Link, install: &Install, progress: &mut Progress) -> End
         select! {
             biased;
             order = link.orders.recv() => match order {
-                Some(Order::Stop) => return End::Stopped,
-                Some(Order::Drain) => return End::Drain,
+                Some(Order::Stop) => return PumpEnd::Stopped,
+                Some(Order::Drain) => return PumpEnd::Drain,
                 Some(_) => {}
-                None => return End::Dropped,
+                None => return PumpEnd::Dropped,
             },
             ready = ready(&*link.connection, progress.left > 0) => if ready.is_err() {
-                return End::Dropped;
+                return PumpEnd::Dropped;
             },
         }
     }
 }
 
 /// The connection cannot be the flow's transport, or not for long.
-fn failed(link: &Link, install: &Install, e: &io::Error) -> End {
+fn failed(link: &Link, install: &Install, e: &io::Error) -> PumpEnd {
     let errno = errno_of(e, libc::ECONNRESET);
     link.shared
         .with(|d, _| d.carrier_failed(install.token, errno));
-    End::Stopped
+    PumpEnd::Stopped
 }
 
 /// Writes and reads as much as goes now, up to one turn. Whether anything moved.
 fn step(
     connection: &dyn Connection,
-    scratch: &Scratch,
+    scratch: &ScratchBuffer,
     install: &Install,
-    progress: &mut Progress,
+    progress: &mut ReplayProgress,
 ) -> io::Result<bool> {
     let read = read_some(connection, scratch, install, progress)?;
     let written = write_some(connection, install, progress)?;
@@ -144,7 +144,7 @@ fn step(
 fn write_some(
     connection: &dyn Connection,
     install: &Install,
-    progress: &mut Progress,
+    progress: &mut ReplayProgress,
 ) -> io::Result<bool> {
     let before = progress.next;
     if before == install.sent {
@@ -168,9 +168,9 @@ fn write_some(
 
 fn read_some(
     connection: &dyn Connection,
-    scratch: &Scratch,
+    scratch: &ScratchBuffer,
     install: &Install,
-    progress: &mut Progress,
+    progress: &mut ReplayProgress,
 ) -> io::Result<bool> {
     let mut taken = 0;
     while progress.left > 0 && taken < TURN {
@@ -192,7 +192,7 @@ fn read_some(
 /// One `recv` of at most `limit` bytes into the stash.
 fn read_piece(
     connection: &dyn Connection,
-    scratch: &Scratch,
+    scratch: &ScratchBuffer,
     limit: u64,
     io: &dyn FlowIo,
 ) -> io::Result<usize> {
@@ -215,19 +215,19 @@ fn is_passing(e: &io::Error) -> bool {
 }
 
 /// Waits for the order to drain.
-async fn stopped(link: &mut Link) -> End {
+async fn stopped(link: &mut Link) -> PumpEnd {
     loop {
         match link.orders.recv().await {
-            Some(Order::Drain) => return End::Drain,
+            Some(Order::Drain) => return PumpEnd::Drain,
             Some(_) => {}
-            None => return End::Dropped,
+            None => return PumpEnd::Dropped,
         }
     }
 }
 
 /// The connection is about to be closed, and the peer sends no more: every byte that has arrived is
 /// the flow's.
-fn read_dry(connection: &dyn Connection, scratch: &Scratch, io: &dyn FlowIo) {
+fn read_dry(connection: &dyn Connection, scratch: &ScratchBuffer, io: &dyn FlowIo) {
     let mut taken = 0;
     while taken < MOST_DRAINED {
         match read_piece(connection, scratch, u64::MAX, io) {
@@ -331,8 +331,8 @@ mod tests {
     struct OneEnd {
         connection: Box<dyn Connection>,
         install: Install,
-        progress: Progress,
-        scratch: Scratch,
+        progress: ReplayProgress,
+        scratch: ScratchBuffer,
     }
 
     impl OneEnd {
@@ -351,11 +351,11 @@ mod tests {
                     peer_received,
                     expected,
                 },
-                progress: Progress {
+                progress: ReplayProgress {
                     next: peer_received,
                     left: expected,
                 },
-                scratch: Scratch::default(),
+                scratch: ScratchBuffer::default(),
             }
         }
 

@@ -10,16 +10,16 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 /// Where items are put in. Dropping it ends the queue once it is empty.
-pub(crate) struct Sender<T>(Rc<Queue<T>>);
+pub(crate) struct Sender<T>(Rc<MailboxQueue<T>>);
 
 /// Where they come out, in order.
-pub(crate) struct Receiver<T>(Rc<Queue<T>>);
+pub(crate) struct Receiver<T>(Rc<MailboxQueue<T>>);
 
 /// There is no item, and there will be none.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
-struct Queue<T> {
+struct MailboxQueue<T> {
     items: RefCell<VecDeque<T>>,
     waker: Cell<Option<Waker>>,
     /// Both ends are there.
@@ -28,7 +28,7 @@ struct Queue<T> {
 
 /// A new queue.
 pub(crate) fn mailbox<T>() -> (Sender<T>, Receiver<T>) {
-    let queue = Rc::new(Queue {
+    let queue = Rc::new(MailboxQueue {
         items: RefCell::default(),
         waker: Cell::default(),
         open: Cell::new(true),
@@ -76,7 +76,7 @@ impl<T> Receiver<T> {
     }
 }
 
-impl<T> Queue<T> {
+impl<T> MailboxQueue<T> {
     fn wake(&self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();

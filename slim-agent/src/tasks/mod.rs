@@ -43,7 +43,7 @@ pub(crate) enum Task {
     /// Closes the control socket of a listener, once nobody receives on it.
     Close {
         addr: SocketAddr,
-        socket: Option<(Rc<ControlSocket>, Running)>,
+        socket: Option<(Rc<ControlSocket>, RunningTask)>,
         done: Option<Done>,
     },
     /// Ends the agent once the application has no thread left.
@@ -56,10 +56,10 @@ pub(crate) struct Tasks(Vec<(Task, Slot)>);
 
 impl Tasks {
     /// Has a task started, for as long as what is returned lives.
-    pub(crate) fn start(&mut self, task: Task) -> Running {
+    pub(crate) fn start(&mut self, task: Task) -> RunningTask {
         let slot = Slot::default();
         self.0.push((task, slot.clone()));
-        Running(slot)
+        RunningTask(slot)
     }
 
     /// Has a task started that ends by itself.
@@ -71,17 +71,17 @@ impl Tasks {
     pub(crate) fn drain(&mut self, mut spawn: impl FnMut(Task) -> JoinHandle<()>) {
         for (task, slot) in self.0.drain(..) {
             let mut slot = slot.borrow_mut();
-            if let State::Waiting = *slot {
-                *slot = State::Started(spawn(task));
+            if let TaskState::Waiting = *slot {
+                *slot = TaskState::Started(spawn(task));
             }
         }
     }
 }
 
-type Slot = Rc<RefCell<State>>;
+type Slot = Rc<RefCell<TaskState>>;
 
 #[derive(Default)]
-enum State {
+enum TaskState {
     #[default]
     Waiting,
     Started(JoinHandle<()>),
@@ -89,13 +89,13 @@ enum State {
 }
 
 /// A task, which ends with this.
-pub(crate) struct Running(Slot);
+pub(crate) struct RunningTask(Slot);
 
-impl Running {
+impl RunningTask {
     /// Ends the task, and waits until it has ended.
     pub(crate) async fn end(self) {
-        let state = self.0.replace(State::Ended);
-        if let State::Started(task) = state {
+        let state = self.0.replace(TaskState::Ended);
+        if let TaskState::Started(task) = state {
             task.abort();
             // An error is the cancellation that was asked for.
             let _ = task.await;
@@ -103,9 +103,9 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
-        if let State::Started(task) = self.0.replace(State::Ended) {
+        if let TaskState::Started(task) = self.0.replace(TaskState::Ended) {
             task.abort();
         }
     }

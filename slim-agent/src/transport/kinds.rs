@@ -11,9 +11,9 @@ use tokio::runtime;
 use super::tcp::TcpConnection;
 use super::{Connection, readable};
 
-pub(crate) type Ends = (Box<dyn Connection>, Box<dyn Connection>);
+pub(crate) type KindEnds = (Box<dyn Connection>, Box<dyn Connection>);
 
-fn tcp() -> Ends {
+fn tcp() -> KindEnds {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let addr = listener.local_addr().unwrap();
     let near = OwnFd::make(|| TcpStream::connect(addr)).unwrap();
@@ -22,14 +22,14 @@ fn tcp() -> Ends {
     (connection(near), connection(far))
 }
 
-fn in_memory() -> Ends {
+fn in_memory() -> KindEnds {
     let (near, far) = memory::pipe(None);
     (Box::new(near), Box::new(far))
 }
 
 /// Runs a test over each kind of connection; it makes as many as it likes.
-pub(crate) fn over_each_kind(test: impl AsyncFn(fn() -> Ends)) {
-    for (name, ends) in [("TCP", tcp as fn() -> Ends), ("in memory", in_memory)] {
+pub(crate) fn over_each_kind(test: impl AsyncFn(fn() -> KindEnds)) {
+    for (name, ends) in [("TCP", tcp as fn() -> KindEnds), ("in memory", in_memory)] {
         println!("{name}");
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         runtime.unwrap().block_on(test(ends));

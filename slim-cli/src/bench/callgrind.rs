@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::run::launcher;
 
 /// A function, as far as a profile tells functions apart.
@@ -33,9 +33,10 @@ pub struct Entered {
 }
 
 /// Where valgrind is, or what to install.
-pub fn valgrind() -> Result<PathBuf, Failure> {
-    launcher::resolve("valgrind")
-        .map_err(|_| Failure::input("counting instructions needs valgrind, which is not installed"))
+pub fn valgrind() -> Result<PathBuf, CliError> {
+    launcher::resolve("valgrind").map_err(|_| {
+        CliError::input("counting instructions needs valgrind, which is not installed")
+    })
 }
 
 /// Arguments for valgrind that leave one file for each thread, the first one's being
@@ -59,9 +60,9 @@ pub fn first_thread(out: &Path) -> PathBuf {
 
 impl Profile {
     /// Reads a profile that callgrind wrote.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
+    pub fn read(path: &Path) -> Result<Self, CliError> {
         let text = fs::read_to_string(path)
-            .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
         Ok(Self::parse(&text))
     }
 

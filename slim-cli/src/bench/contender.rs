@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use slim_lab::{Lab, artifacts};
 
 use crate::events;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::run::preload;
 
 /// A way of carrying a job's connections.
@@ -49,7 +49,7 @@ pub struct Ready {
 
 impl Contender {
     /// Finds what it needs, or says in one line what is missing.
-    pub fn ready(self) -> Result<Ready, Failure> {
+    pub fn ready(self) -> Result<Ready, CliError> {
         let library = match self {
             Self::Bare => None,
             Self::Slim => Some(preload::find(None)?),
@@ -64,7 +64,7 @@ impl Contender {
 
     /// Did the connections of a job that has just ended really use it? A benchmark of a fallback
     /// would be worthless. `events` is where the job's event logs went.
-    pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), Failure> {
+    pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), CliError> {
         let used = match self {
             Self::Bare => true,
             Self::Slim => events::records(events)
@@ -76,16 +76,16 @@ impl Contender {
         if used {
             return Ok(());
         }
-        Err(Failure::failed(format!(
+        Err(CliError::failed(format!(
             "no connection of the job used {self}: there is nothing to compare"
         )))
     }
 }
 
-fn framed_library() -> Result<PathBuf, Failure> {
+fn framed_library() -> Result<PathBuf, CliError> {
     artifacts::source("slim_framed.c")
         .and_then(|source| artifacts::compile_library("cc", &source))
-        .map_err(|e| Failure::input(e.to_string()))
+        .map_err(|e| CliError::input(e.to_string()))
 }
 
 /// Where the processes of a job say how many frames they have sent and received.
@@ -112,8 +112,8 @@ pub fn frames(dir: &Path) -> u64 {
     counts.sum()
 }
 
-fn mptcp_library() -> Result<PathBuf, Failure> {
-    let missing = |what: &str| Failure::input(format!("MPTCP is left out: {what}"));
+fn mptcp_library() -> Result<PathBuf, CliError> {
+    let missing = |what: &str| CliError::input(format!("MPTCP is left out: {what}"));
     let enabled = fs::read_to_string("/proc/sys/net/mptcp/enabled")
         .map_err(|_| missing("this kernel has none"))?;
     if enabled.trim() != "1" {
@@ -127,11 +127,11 @@ fn mptcp_library() -> Result<PathBuf, Failure> {
 }
 
 /// MPTCP handshakes that the first node has answered since the lab began.
-fn mptcp_handshakes(lab: &Lab) -> Result<u64, Failure> {
+fn mptcp_handshakes(lab: &Lab) -> Result<u64, CliError> {
     let text = lab
         .node(0)
         .exec("cat", &["/proc/net/netstat"])
-        .map_err(|e| Failure::failed(e.to_string()))?;
+        .map_err(|e| CliError::failed(e.to_string()))?;
     Ok(counter(&text, "MPTcpExt:", "MPCapableSYNRX").unwrap_or(0))
 }
 

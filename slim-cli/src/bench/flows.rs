@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use slim_core::event::{Event, Record};
 use slim_lab::{Error, Lab, Node, artifacts};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// The port of all servers.
 const PORT: &str = "7000";
@@ -76,8 +76,8 @@ pub fn now() -> u64 {
 
 impl Ground {
     /// Makes the lab and the program.
-    pub fn new(library: &Path) -> Result<Self, Failure> {
-        let input = |e: Error| Failure::input(e.to_string());
+    pub fn new(library: &Path) -> Result<Self, CliError> {
+        let input = |e: Error| CliError::input(e.to_string());
         let source = artifacts::source("slim_flows.c").map_err(input)?;
         let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
         let lab = Lab::builder().nodes(2).name("flows").build();
@@ -104,7 +104,7 @@ impl Ground {
         node: &Node,
         under: impl Into<Under>,
         args: &[&str],
-    ) -> Result<Flows, Failure> {
+    ) -> Result<Flows, CliError> {
         let under = under.into();
         let mut command = node.command(&self.program);
         command.args(args).env_remove("LD_PRELOAD");
@@ -120,7 +120,7 @@ impl Ground {
 
     /// A server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
     /// SLIM all of them are live.
-    pub fn connected(&self, slim: bool, kind: &str, count: usize) -> Result<Connected, Failure> {
+    pub fn connected(&self, slim: bool, kind: &str, count: usize) -> Result<Connected, CliError> {
         let server = self.server(slim, kind)?;
         let address = self.lab.node(1).address(0).to_string();
         let args = ["hold", &address, PORT, &count.to_string()];
@@ -134,7 +134,7 @@ impl Ground {
     }
 
     /// A server that listens.
-    pub fn server(&self, under: impl Into<Under>, kind: &str) -> Result<Flows, Failure> {
+    pub fn server(&self, under: impl Into<Under>, kind: &str) -> Result<Flows, CliError> {
         let node = self.lab.node(1);
         let address = node.address(0).to_string();
         let server = self.start(node, under, &[kind, &address, PORT])?;
@@ -150,14 +150,14 @@ impl Ground {
 }
 
 impl Flows {
-    fn start(mut command: Command, dir: &Path) -> Result<Self, Failure> {
+    fn start(mut command: Command, dir: &Path) -> Result<Self, CliError> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .map_err(|e| Failure::failed(format!("{command:?}: {e}")))?;
+            .map_err(|e| CliError::failed(format!("{command:?}: {e}")))?;
         let (Some(stdin), Some(stdout)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(Failure::failed("a program without its pipes"));
+            return Err(CliError::failed("a program without its pipes"));
         };
         let events = dir.join(format!("flows-{}.jsonl", child.id()));
         Ok(Self {
@@ -174,29 +174,30 @@ impl Flows {
     }
 
     /// Gives it something to do.
-    pub fn say(&mut self, word: &str) -> Result<(), Failure> {
+    pub fn say(&mut self, word: &str) -> Result<(), CliError> {
         writeln!(self.stdin, "{word}")
-            .map_err(|e| Failure::failed(format!("tell slim_flows to {word}: {e}")))
+            .map_err(|e| CliError::failed(format!("tell slim_flows to {word}: {e}")))
     }
 
     /// Its next line, read as JSON.
-    pub fn answer<T: DeserializeOwned>(&self) -> Result<T, Failure> {
+    pub fn answer<T: DeserializeOwned>(&self) -> Result<T, CliError> {
         let line = self.line()?;
-        serde_json::from_str(&line).map_err(|_| Failure::failed(format!("slim_flows said: {line}")))
+        serde_json::from_str(&line)
+            .map_err(|_| CliError::failed(format!("slim_flows said: {line}")))
     }
 
     /// Waits for a line like this.
-    pub fn expect(&self, wanted: &str) -> Result<(), Failure> {
+    pub fn expect(&self, wanted: &str) -> Result<(), CliError> {
         match self.line()? {
             line if line == wanted => Ok(()),
-            line => Err(Failure::failed(format!("slim_flows said: {line}"))),
+            line => Err(CliError::failed(format!("slim_flows said: {line}"))),
         }
     }
 
-    fn line(&self) -> Result<String, Failure> {
+    fn line(&self) -> Result<String, CliError> {
         self.lines
             .recv_timeout(PATIENCE)
-            .map_err(|_| Failure::failed("slim_flows ended, or said nothing for two minutes"))
+            .map_err(|_| CliError::failed("slim_flows ended, or said nothing for two minutes"))
     }
 
     /// How many of its connections have been live, and how many have become plain TCP.
@@ -207,7 +208,7 @@ impl Flows {
     }
 
     /// Waits until it is known of so many connections whether they are live, and wants all of them so.
-    fn wait_live(&self, count: usize) -> Result<(), Failure> {
+    fn wait_live(&self, count: usize) -> Result<(), CliError> {
         let begun = Instant::now();
         loop {
             let (live, plain) = self.live_and_plain();
@@ -215,7 +216,7 @@ impl Flows {
                 return Ok(());
             }
             if live + plain >= count || begun.elapsed() > PATIENCE {
-                return Err(Failure::failed(format!(
+                return Err(CliError::failed(format!(
                     "of {count} connections only {live} have become live"
                 )));
             }
@@ -225,7 +226,7 @@ impl Flows {
 
     /// Waits until one of its connections is resumed: the bytes sent again, and the milliseconds that it
     /// was away.
-    pub fn wait_resume(&self) -> Result<(u64, u64), Failure> {
+    pub fn wait_resume(&self) -> Result<(u64, u64), CliError> {
         let begun = Instant::now();
         loop {
             let log = fs::read_to_string(&self.events).unwrap_or_default();
@@ -242,17 +243,17 @@ impl Flows {
                 return Ok(resumed);
             }
             if begun.elapsed() > PATIENCE {
-                return Err(Failure::failed("a killed connection was not resumed"));
+                return Err(CliError::failed("a killed connection was not resumed"));
             }
             thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Waits until it has ended well.
-    pub fn wait_end(&mut self) -> Result<(), Failure> {
+    pub fn wait_end(&mut self) -> Result<(), CliError> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
-            other => Err(Failure::failed(format!("slim_flows: {other:?}"))),
+            other => Err(CliError::failed(format!("slim_flows: {other:?}"))),
         }
     }
 
@@ -264,14 +265,14 @@ impl Flows {
     }
 
     /// Anonymous memory in bytes: heap, stacks, data, and what was written of libraries.
-    pub fn memory(&self) -> Result<u64, Failure> {
+    pub fn memory(&self) -> Result<u64, CliError> {
         let text = self.proc("smaps_rollup")?;
         let kib = text
             .lines()
             .find_map(|line| line.strip_prefix("Anonymous:"))
             .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
         kib.map(|kib| kib * 1024)
-            .ok_or_else(|| Failure::failed("smaps_rollup has no line Anonymous"))
+            .ok_or_else(|| CliError::failed("smaps_rollup has no line Anonymous"))
     }
 
     /// Number of open descriptors.
@@ -294,9 +295,9 @@ impl Flows {
             .sum()
     }
 
-    fn proc(&self, file: &str) -> Result<String, Failure> {
+    fn proc(&self, file: &str) -> Result<String, CliError> {
         let path = format!("/proc/{}/{file}", self.id());
-        fs::read_to_string(&path).map_err(|e| Failure::failed(format!("{path}: {e}")))
+        fs::read_to_string(&path).map_err(|e| CliError::failed(format!("{path}: {e}")))
     }
 }
 

@@ -1,8 +1,8 @@
 //! The goals, and which of them a report reaches.
 
 use super::contender::Contender;
-use super::messages::{Measured, Test};
-use super::report::Report;
+use super::messages::{MessageFigures, Test};
+use super::report::BenchReport;
 use super::section::Section;
 use super::stats::{median, quantile};
 use crate::table::Table;
@@ -29,7 +29,7 @@ const TEN_GIGABIT: [(Test, u32, f64); 2] = [
 ];
 
 /// A ratio that must not be above (or below) its goal; nothing can be said when its interval spans it.
-fn ratios(measured: &Measured, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) {
+fn ratios(measured: &MessageFigures, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) {
     for (test, bytes, goal) in goals {
         let mut points = measured.points.iter();
         let Some(point) = points.find(|p| p.test == *test && p.bytes == *bytes) else {
@@ -82,7 +82,7 @@ fn at_least(what: &str, goal: f64, measured: Option<f64>, all: &mut Vec<Goal>) {
     });
 }
 
-fn goals(report: &Report) -> Vec<Goal> {
+fn goals(report: &BenchReport) -> Vec<Goal> {
     let mut all = Vec::new();
     for measured in &report.messages {
         match measured.rate_kbit {
@@ -158,7 +158,7 @@ fn goals(report: &Report) -> Vec<Goal> {
 }
 
 /// What of the goals this report can speak of.
-pub fn section(report: &Report) -> Option<Section> {
+pub fn section(report: &BenchReport) -> Option<Section> {
     let goals = goals(report);
     if goals.is_empty() {
         return None;
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn nothing_measured_is_no_goal() {
-        assert!(section(&Report::new(Machine::here())).is_none());
+        assert!(section(&BenchReport::new(Machine::here())).is_none());
     }
 
     #[test]

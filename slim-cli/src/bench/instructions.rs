@@ -21,7 +21,7 @@ use slim_lab::{Error, Lab, artifacts};
 use super::callgrind::{self, Entered, Function, Profile};
 use super::section::Section;
 use crate::events;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::run::launcher;
 use crate::table::Table;
 
@@ -41,9 +41,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// All counts.
 #[derive(Debug, Serialize)]
-pub struct Measured {
+pub struct InstructionFigures {
     /// `send` and `recv` of 8 bytes over loopback, in C.
-    pub pair: Pair,
+    pub pair: SendRecv,
     /// Calls that Open MPI makes for an 8-byte message and its answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mpi: Vec<Call>,
@@ -51,7 +51,7 @@ pub struct Measured {
 
 /// Instructions of one `send` and one `recv`.
 #[derive(Debug, Serialize)]
-pub struct Pair {
+pub struct SendRecv {
     /// What counted them.
     pub counter: Counter,
     /// Without SLIM.
@@ -98,7 +98,7 @@ pub enum Counter {
     Callgrind,
 }
 
-impl Pair {
+impl SendRecv {
     /// What SLIM adds.
     pub fn extra(&self) -> f64 {
         self.slim - self.bare
@@ -106,7 +106,7 @@ impl Pair {
 }
 
 /// Counts for a C program, and for Open MPI where it and a lab can be had; `told` hears what is left out.
-pub fn measure(library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure> {
+pub fn measure(library: &Path, told: impl Fn(&str)) -> Result<InstructionFigures, CliError> {
     let pair = pair(library)?;
     let mpi = match Mpi::find(Flavor::OpenMpi4).and_then(|mpi| Lab::check().map(|()| mpi)) {
         Ok(mpi) => mpi_calls(&mpi, library)?,
@@ -115,15 +115,15 @@ pub fn measure(library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure>
             Vec::new()
         }
     };
-    Ok(Measured { pair, mpi })
+    Ok(InstructionFigures { pair, mpi })
 }
 
 /// Counts a pair with and without `library`.
-pub fn pair(library: &Path) -> Result<Pair, Failure> {
-    let failed = |e: Error| Failure::failed(e.to_string());
+pub fn pair(library: &Path) -> Result<SendRecv, CliError> {
+    let failed = |e: Error| CliError::failed(e.to_string());
     let source = artifacts::source("slim_flows.c").map_err(failed)?;
     let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(failed)?;
-    let dir = Scratch::new()?;
+    let dir = ScratchDir::new()?;
     let count = |library, pairs| ping_pong(&program, library, pairs, &dir.0);
     let bare = (count(None, PAIRS.0)?, count(None, PAIRS.1)?);
     let slim = (
@@ -135,14 +135,14 @@ pub fn pair(library: &Path) -> Result<Pair, Failure> {
         .filter(|r| r.event == Event::Live)
         .count();
     if live == 0 {
-        return Err(Failure::failed(
+        return Err(CliError::failed(
             "the counted connection was never live: its count means nothing",
         ));
     }
     let pairs = f64::from(PAIRS.1 - PAIRS.0);
     let each = |(short, long): (u64, u64)| long.saturating_sub(short) as f64 / pairs;
-    let total = |(short, long): &(Counted, Counted)| each((short.total, long.total));
-    let own = |(short, long): &(Counted, Counted), f: &Function| {
+    let total = |(short, long): &(RunCount, RunCount)| each((short.total, long.total));
+    let own = |(short, long): &(RunCount, RunCount), f: &Function| {
         each((short.profile.own(f), long.profile.own(f)))
     };
     let names: BTreeSet<&Function> = [&bare.1, &slim.1]
@@ -160,7 +160,7 @@ pub fn pair(library: &Path) -> Result<Pair, Failure> {
         .filter(|share| (share.slim - share.bare).abs() >= 0.5)
         .collect();
     functions.sort_by(|a, b| (b.slim - b.bare).total_cmp(&(a.slim - a.bare)));
-    Ok(Pair {
+    Ok(SendRecv {
         counter: slim.1.counter,
         bare: total(&bare),
         slim: total(&slim),
@@ -169,7 +169,7 @@ pub fn pair(library: &Path) -> Result<Pair, Failure> {
 }
 
 /// One run's count.
-struct Counted {
+struct RunCount {
     counter: Counter,
     total: u64,
     profile: Profile,
@@ -180,15 +180,15 @@ fn ping_pong(
     library: Option<&Path>,
     pairs: u32,
     dir: &Path,
-) -> Result<Counted, Failure> {
-    let failed = |e: Error| Failure::failed(e.to_string());
+) -> Result<RunCount, CliError> {
+    let failed = |e: Error| CliError::failed(e.to_string());
     let port = free_port()?.to_string();
     let mut server = Command::new(program);
     server.args(["serve", "127.0.0.1", &port]);
     preloaded(&mut server, library, dir);
     let server = Running::start(server).map_err(failed)?;
     if !server.wait_line(PATIENCE, |line| line == "READY") {
-        return Err(Failure::failed("the server of the ping-pong does not run"));
+        return Err(CliError::failed("the server of the ping-pong does not run"));
     }
     let client = || {
         let count = pairs.to_string();
@@ -199,7 +199,7 @@ fn ping_pong(
     command.args(callgrind::arguments(&out)).arg(program);
     finish(command.args(client()), library, dir)?;
     let profile = Profile::read(&callgrind::first_thread(&out))?;
-    let mut counted = Counted {
+    let mut counted = RunCount {
         counter: Counter::Callgrind,
         total: profile.total(),
         profile,
@@ -220,14 +220,14 @@ fn ping_pong(
     Ok(counted)
 }
 
-fn finish(command: &mut Command, library: Option<&Path>, dir: &Path) -> Result<(), Failure> {
+fn finish(command: &mut Command, library: Option<&Path>, dir: &Path) -> Result<(), CliError> {
     preloaded(command, library, dir);
     let line = format!("{command:?}");
     let output = command
         .output()
-        .map_err(|e| Failure::failed(format!("{line}: {e}")))?;
+        .map_err(|e| CliError::failed(format!("{line}: {e}")))?;
     if !output.status.success() {
-        return Err(Failure::failed(Error::command(line, &output).to_string()));
+        return Err(CliError::failed(Error::command(line, &output).to_string()));
     }
     Ok(())
 }
@@ -242,11 +242,11 @@ fn preloaded(command: &mut Command, library: Option<&Path>, dir: &Path) {
     }
 }
 
-fn free_port() -> Result<u16, Failure> {
+fn free_port() -> Result<u16, CliError> {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
         .and_then(|listener| listener.local_addr())
         .map(|at| at.port())
-        .map_err(|e| Failure::failed(format!("find a free port: {e}")))
+        .map_err(|e| CliError::failed(format!("find a free port: {e}")))
 }
 
 /// `perf`, if the processor lets it count; virtual machines often do not.
@@ -266,12 +266,12 @@ fn perf_count(text: &str) -> Option<u64> {
 }
 
 /// Counts the calls that rank 0 makes for a ping-pong of 8 bytes.
-fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, Failure> {
-    let failed = |e: Error| Failure::failed(e.to_string());
+fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, CliError> {
+    let failed = |e: Error| CliError::failed(e.to_string());
     let program = mpi.build_program("slim_bench.c").map_err(failed)?;
     let lab = Lab::builder().nodes(2).name("count").build();
     let lab = lab.map_err(failed)?;
-    let count = |library: Option<&Path>, pairs: u32| -> Result<Profile, Failure> {
+    let count = |library: Option<&Path>, pairs: u32| -> Result<Profile, CliError> {
         let out = lab.dir().join("callgrind");
         let starter = starter(lab.dir(), &program, &out)?;
         let mut job = Job::new(&lab, mpi, starter)
@@ -283,7 +283,7 @@ fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, Failure> {
         }
         let outcome = job.start().map_err(failed)?.wait(PATIENCE);
         if !outcome.status.is_some_and(|s| s.success()) {
-            return Err(Failure::failed(format!(
+            return Err(CliError::failed(format!(
                 "the job under valgrind failed; it said:\n{}",
                 outcome.tail(20)
             )));
@@ -291,25 +291,26 @@ fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, Failure> {
         Profile::read(&callgrind::first_thread(&out))
     };
     let pairs = f64::from(MPI_PAIRS.1 - MPI_PAIRS.0);
-    let used = |library: Option<&Path>, object: &str| -> Result<Vec<(String, f64, f64)>, Failure> {
-        let (short, long) = (count(library, MPI_PAIRS.0)?, count(library, MPI_PAIRS.1)?);
-        let before = |f: &Function| {
-            let found = short.entered().find(|(g, _)| *g == f);
-            found.map_or(Entered::default(), |(_, e)| e)
+    let used =
+        |library: Option<&Path>, object: &str| -> Result<Vec<(String, f64, f64)>, CliError> {
+            let (short, long) = (count(library, MPI_PAIRS.0)?, count(library, MPI_PAIRS.1)?);
+            let before = |f: &Function| {
+                let found = short.entered().find(|(g, _)| *g == f);
+                found.map_or(Entered::default(), |(_, e)| e)
+            };
+            let entered = long
+                .entered()
+                .filter(|(f, _)| f.object == object && DATA_CALLS.contains(&f.name.as_str()));
+            Ok(entered
+                .map(|(f, e)| {
+                    let start = before(f);
+                    let calls = e.calls.saturating_sub(start.calls) as f64;
+                    let instructions = e.instructions.saturating_sub(start.instructions) as f64;
+                    (f.name.clone(), calls / pairs, instructions / calls.max(1.0))
+                })
+                .filter(|(_, calls, _)| *calls > 0.0)
+                .collect())
         };
-        let entered = long
-            .entered()
-            .filter(|(f, _)| f.object == object && DATA_CALLS.contains(&f.name.as_str()));
-        Ok(entered
-            .map(|(f, e)| {
-                let start = before(f);
-                let calls = e.calls.saturating_sub(start.calls) as f64;
-                let instructions = e.instructions.saturating_sub(start.instructions) as f64;
-                (f.name.clone(), calls / pairs, instructions / calls.max(1.0))
-            })
-            .filter(|(_, calls, _)| *calls > 0.0)
-            .collect())
-    };
     let name = library.file_name().unwrap_or_default().to_string_lossy();
     let (bare, slim) = (used(None, "libc.so.6")?, used(Some(library), &name)?);
     Ok(slim
@@ -344,7 +345,7 @@ const DATA_CALLS: [&str; 12] = [
 ];
 
 /// A script that runs rank 0 under valgrind and the others as they are.
-fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, Failure> {
+fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, CliError> {
     let quote = |path: &Path| crate::shell::quote(&path.to_string_lossy());
     let valgrind = callgrind::arguments(out).map(|a| crate::shell::quote(&a));
     let text = format!(
@@ -359,29 +360,29 @@ fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, Failure> {
         file.write_all(text.as_bytes())?;
         file.set_permissions(fs::Permissions::from_mode(0o755))
     };
-    write().map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+    write().map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
     Ok(path)
 }
 
 /// A directory that goes when it is dropped.
-struct Scratch(PathBuf);
+struct ScratchDir(PathBuf);
 
-impl Scratch {
-    fn new() -> Result<Self, Failure> {
+impl ScratchDir {
+    fn new() -> Result<Self, CliError> {
         let path = std::env::temp_dir().join(format!("slim-count-{}", std::process::id()));
         fs::create_dir_all(&path)
-            .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))?;
+            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
         Ok(Self(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Measured {
+impl InstructionFigures {
     /// For the report.
     pub fn section(&self) -> Section {
         let mut table = Table::new(&["instructions of", ">calls", ">bare", ">SLIM", ">extra"]);

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::flows::{Flows, Ground, Under, now};
 use super::section::Section;
 use super::stats::median;
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::table::Table;
 
 /// Idle connections: enough that pages do not matter.
@@ -26,7 +26,7 @@ const WATCH: Duration = Duration::from_secs(3);
 
 /// What to do.
 #[derive(Clone, Copy, Debug)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// Starts of a process, and rounds of short connections.
     pub rounds: usize,
     /// Rounds of short connections.
@@ -37,7 +37,7 @@ pub struct Plan {
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
-pub struct Measured {
+pub struct MemoryFigures {
     /// Connections that were used and are quiet.
     pub idle_flows: usize,
     /// Bytes that SLIM adds for each of them, at the connecting end.
@@ -61,7 +61,7 @@ pub struct Measured {
     /// Milliseconds to run a program that makes one connection.
     pub connect: Times,
     /// Short connections.
-    pub short: Short,
+    pub short: ShortConnections,
 }
 
 /// Figures of the same rounds.
@@ -82,7 +82,7 @@ impl Times {
 /// Connections one after the other, a byte there and back on each; bare and SLIM take turns. A third turn, which is not
 /// timed, writes a log, from which it is counted what became of them.
 #[derive(Debug, Default, Serialize)]
-pub struct Short {
+pub struct ShortConnections {
     /// In a second.
     pub rate: Times,
     /// Microseconds that `connect` takes, medians of the turns.
@@ -96,15 +96,15 @@ pub struct Short {
 }
 
 /// What one turn of them came to.
-struct Turn {
+struct MemoryTurn {
     count: usize,
     took: Took,
     live: usize,
     plain: usize,
 }
 
-impl Short {
-    fn add(&mut self, turn: Turn, under: Under) {
+impl ShortConnections {
+    fn add(&mut self, turn: MemoryTurn, under: Under) {
         let slim = match under {
             Under::Logged => return self.count(&turn),
             under => under == Under::Slim,
@@ -114,7 +114,7 @@ impl Short {
         self.connect.of(slim).push(turn.took.connect / 1e3);
     }
 
-    fn count(&mut self, turn: &Turn) {
+    fn count(&mut self, turn: &MemoryTurn) {
         let before = self.count as f64;
         // Those before the clock starts are counted, too.
         self.count += turn.count + turn.count / 8;
@@ -156,9 +156,9 @@ struct Took {
     connect: f64,
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Does all of it; `told` gets a line for each part.
-    pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure> {
+    pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<MemoryFigures, CliError> {
         let ground = Ground::new(library)?;
         told("idle connections");
         let one = (idle(&ground, false, 1)?, idle(&ground, true, 1)?);
@@ -179,13 +179,13 @@ impl Plan {
             }
         }
         told("short connections");
-        let mut short = Short::default();
+        let mut short = ShortConnections::default();
         for _ in 0..self.short_rounds {
             for under in [Under::Bare, Under::Slim, Under::Logged] {
                 short.add(short_connections(&ground, under, self.short)?, under);
             }
         }
-        Ok(Measured {
+        Ok(MemoryFigures {
             idle_flows: IDLE,
             idle_client_bytes: each(|c| c.client),
             idle_server_bytes: each(|c| c.server),
@@ -202,7 +202,7 @@ impl Plan {
     }
 }
 
-impl Plan {
+impl MemoryPlan {
     /// About how long it will take.
     pub fn estimate(&self) -> Duration {
         (SETTLE + WATCH + Duration::from_secs(2)) * 4
@@ -213,7 +213,7 @@ impl Plan {
 }
 
 /// `count` connections that have been used once and are quiet.
-fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, Failure> {
+fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, CliError> {
     let mut connected = ground.connected(slim, "serve", count)?;
     connected.client.say("go")?;
     connected.client.answer::<serde_json::Value>()?;
@@ -230,7 +230,7 @@ fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, Failure> {
 }
 
 /// Memory for each connection with full pipes, and what the kernel took of it.
-fn busy(ground: &Ground, slim: bool) -> Result<(f64, f64), Failure> {
+fn busy(ground: &Ground, slim: bool) -> Result<(f64, f64), CliError> {
     let mut connected = ground.connected(slim, "sink", BUSY)?;
     let before = connected.client.memory()? as f64;
     connected.client.say("fill")?;
@@ -241,7 +241,7 @@ fn busy(ground: &Ground, slim: bool) -> Result<(f64, f64), Failure> {
 }
 
 /// Milliseconds from start to end of a program without sockets.
-fn started(library: &Path, slim: bool) -> Result<f64, Failure> {
+fn started(library: &Path, slim: bool) -> Result<f64, CliError> {
     let mut command = Command::new("true");
     command.env_remove("LD_PRELOAD");
     if slim {
@@ -252,24 +252,24 @@ fn started(library: &Path, slim: bool) -> Result<f64, Failure> {
     let took = begun.elapsed();
     match status {
         Ok(status) if status.success() => Ok(took.as_secs_f64() * 1e3),
-        other => Err(Failure::failed(format!("run `true`: {other:?}"))),
+        other => Err(CliError::failed(format!("run `true`: {other:?}"))),
     }
 }
 
 /// Milliseconds from start to end of a program that makes one connection and uses it.
-fn first_connection(ground: &Ground, slim: bool) -> Result<f64, Failure> {
+fn first_connection(ground: &Ground, slim: bool) -> Result<f64, CliError> {
     let _server = ground.server(slim, "serve")?;
     let start = now();
     run_short(ground, slim.into(), 1)?;
     Ok((now() - start) as f64 / 1e6)
 }
 
-fn short_connections(ground: &Ground, under: Under, count: usize) -> Result<Turn, Failure> {
+fn short_connections(ground: &Ground, under: Under, count: usize) -> Result<MemoryTurn, CliError> {
     let server = ground.server(under, "serve")?;
     let (took, client) = run_short(ground, under, count)?;
     thread::sleep(LAST_ENDS);
     let (here, there) = (client.live_and_plain(), server.live_and_plain());
-    Ok(Turn {
+    Ok(MemoryTurn {
         count,
         took,
         live: here.0.min(there.0),
@@ -277,7 +277,7 @@ fn short_connections(ground: &Ground, under: Under, count: usize) -> Result<Turn
     })
 }
 
-fn run_short(ground: &Ground, under: Under, count: usize) -> Result<(Took, Flows), Failure> {
+fn run_short(ground: &Ground, under: Under, count: usize) -> Result<(Took, Flows), CliError> {
     let args = ground.client_arguments("short", count);
     let args = args.each_ref().map(String::as_str);
     let mut client = ground.start(ground.lab.node(0), under, &args)?;
@@ -287,7 +287,7 @@ fn run_short(ground: &Ground, under: Under, count: usize) -> Result<(Took, Flows
     Ok((took, client))
 }
 
-impl Measured {
+impl MemoryFigures {
     /// For the report.
     pub fn section(&self) -> Section {
         let mut table = Table::new(&["cost", ">bare", ">SLIM", ">extra"]);

@@ -11,9 +11,9 @@ use slim_lab::mpi::{Flavor, Job, Mpi};
 use slim_lab::{Error, Lab};
 
 use super::contender::{self, Contender, Ready};
-use super::round::{Pace, Round, Turns};
+use super::round::{Round, TurnPace, Turns};
 use super::stats::{self, Comparison};
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// What `slim_bench.c` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
@@ -92,7 +92,7 @@ impl fmt::Display for Test {
 
 /// What to do.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct MessagePlan {
     /// Which MPI.
     pub flavor: Flavor,
     /// What is measured against bare.
@@ -111,7 +111,7 @@ pub struct Plan {
 
 /// Everything that was measured.
 #[derive(Debug, Serialize)]
-pub struct Measured {
+pub struct MessageFigures {
     /// Which MPI.
     pub mpi: String,
     /// What limits the line.
@@ -137,12 +137,12 @@ pub struct Point {
     /// Unit of the figures.
     pub unit: String,
     /// The contenders' figures.
-    pub runs: Vec<Run>,
+    pub runs: Vec<ContenderRun>,
 }
 
 /// The figures of one contender.
 #[derive(Debug, Serialize)]
-pub struct Run {
+pub struct ContenderRun {
     /// Whose.
     pub contender: Contender,
     /// By round, one for each turn.
@@ -161,10 +161,10 @@ const TURN: Duration = Duration::from_millis(2);
 /// eighth before the clock starts then uses that up.
 const BURSTS: u32 = 32;
 
-impl Plan {
+impl MessagePlan {
     /// Runs all of it. `told` gets a line for the jobs of each round.
-    pub fn measure(&self, told: impl Fn(&str)) -> Result<Measured, Failure> {
-        let input = |e: Error| Failure::input(e.to_string());
+    pub fn measure(&self, told: impl Fn(&str)) -> Result<MessageFigures, CliError> {
+        let input = |e: Error| CliError::input(e.to_string());
         let mpi = Mpi::find(self.flavor).map_err(input)?;
         let program = mpi.build_program("slim_bench.c").map_err(input)?;
         let lab = Lab::builder().nodes(2).name("bench").build();
@@ -196,7 +196,7 @@ impl Plan {
             }
         }
         points.iter_mut().for_each(Point::compare);
-        Ok(Measured {
+        Ok(MessageFigures {
             mpi: self.flavor.to_string(),
             line: match (guards.first(), self.rate_kbit) {
                 (Some(guard), Some(rate)) => {
@@ -211,7 +211,7 @@ impl Plan {
         })
     }
 
-    fn shape(&self, lab: &Lab) -> Result<Vec<shape::Guard>, Failure> {
+    fn shape(&self, lab: &Lab) -> Result<Vec<shape::ShapeGuard>, CliError> {
         let Some(rate) = self.rate_kbit else {
             return Ok(Vec::new());
         };
@@ -219,11 +219,11 @@ impl Plan {
             .iter()
             .map(|node| Shape::new().rate_kbit(rate).apply(node, 0))
             .collect::<Result<_, _>>()
-            .map_err(|e| Failure::failed(e.to_string()))
+            .map_err(|e| CliError::failed(e.to_string()))
     }
 
     /// Figures of a limited line that exceed its limit would be of another line.
-    fn check_line(&self, test: Test, turns: &Turns) -> Result<(), Failure> {
+    fn check_line(&self, test: Test, turns: &Turns) -> Result<(), CliError> {
         let Some(rate) = self.rate_kbit.filter(|_| test == Test::Bandwidth) else {
             return Ok(());
         };
@@ -233,19 +233,19 @@ impl Plan {
         // Short measurements see the burst that passes at once.
         match medians.find(|median| *median > 1.25 * limit) {
             None => Ok(()),
-            Some(median) => Err(Failure::failed(format!(
+            Some(median) => Err(CliError::failed(format!(
                 "{median:.0} MB/s went over a line that was limited to {limit:.0}"
             ))),
         }
     }
 
     /// How turns are to be.
-    fn pace(&self) -> Pace {
+    fn pace(&self) -> TurnPace {
         let burst = self.rate_kbit.map_or(Duration::ZERO, |rate| {
             Duration::from_secs_f64(f64::from(shape::burst(rate)) * 8.0 / (rate as f64 * 1e3))
         });
         let turn = TURN.max(burst * BURSTS);
-        Pace {
+        TurnPace {
             turn: turn.min(self.each / 4),
             each: self.each,
             // With all rounds together, enough for an interval.
@@ -258,7 +258,7 @@ impl Plan {
     fn add(&self, points: &mut Vec<Point>, test: Test, bytes: u32, turns: Turns) {
         let known = |p: &Point| p.test == test && p.bytes == bytes;
         let at = points.iter().position(known).unwrap_or_else(|| {
-            let run = |ready: &Ready| Run {
+            let run = |ready: &Ready| ContenderRun {
                 contender: ready.contender,
                 rounds: Vec::new(),
                 median: 0.0,
@@ -357,12 +357,12 @@ impl Point {
 mod tests {
     use super::*;
 
-    fn plan(rate_kbit: Option<u64>, each: u64) -> Plan {
+    fn plan(rate_kbit: Option<u64>, each: u64) -> MessagePlan {
         let ready = |contender| Ready {
             contender,
             library: None,
         };
-        Plan {
+        MessagePlan {
             flavor: Flavor::OpenMpi4,
             against: [Contender::Bare, Contender::Slim].map(ready).to_vec(),
             tests: vec![Test::Bandwidth],
@@ -428,7 +428,7 @@ mod tests {
     #[test]
     fn even_two_rounds_have_turns_enough_for_an_interval() {
         assert_eq!(plan(None, 80).pace().least, 4);
-        let many = Plan {
+        let many = MessagePlan {
             rounds: 25,
             ..plan(None, 80)
         };

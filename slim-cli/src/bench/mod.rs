@@ -29,13 +29,13 @@ use std::time::Duration;
 use slim_lab::Lab;
 use slim_lab::mpi::{Flavor, Mpi};
 
-use crate::failure::{FAILED, Failure};
+use crate::failure::{CliError, FAILED};
 use crate::run::preload;
 use contender::{Contender, Ready};
 use messages::Test;
-pub use options::Options;
+pub use options::BenchOptions;
 use options::Rate;
-use report::{Machine, Report};
+use report::{BenchReport, Machine};
 
 /// Load from which on a warning is due: somebody else uses the machine.
 const BUSY: f64 = 0.5;
@@ -43,10 +43,10 @@ const BUSY: f64 = 0.5;
 const COUNTING: Duration = Duration::from_secs(60);
 
 /// Measures, and reports.
-pub fn main(options: &Options) -> Result<ExitCode, Failure> {
+pub fn main(options: &BenchOptions) -> Result<ExitCode, CliError> {
     if let Some(directory) = &options.all {
         fs::create_dir_all(directory)
-            .map_err(|e| Failure::input(format!("{}: {e}", directory.display())))?;
+            .map_err(|e| CliError::input(format!("{}: {e}", directory.display())))?;
     }
     let report = measure(options)?;
     let sections = report.sections()?;
@@ -77,7 +77,7 @@ fn told(line: &str) {
     eprintln!("bench: {line}");
 }
 
-fn measure(options: &Options) -> Result<Report, Failure> {
+fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     let library = preload::find(None)?;
     let all = options.all.is_some();
     let messages = match (all, options.messages_only()) {
@@ -89,7 +89,7 @@ fn measure(options: &Options) -> Result<Report, Failure> {
     let resume = (all || options.resume).then(|| options.resume_plan());
     let memory = (all || options.memory).then(|| options.memory_plan());
     if !messages.is_empty() || resume.is_some() || memory.is_some() {
-        Lab::check().map_err(|e| Failure::input(e.to_string()))?;
+        Lab::check().map_err(|e| CliError::input(e.to_string()))?;
     }
     if counted && !options.quick {
         callgrind::valgrind()?;
@@ -102,17 +102,17 @@ fn measure(options: &Options) -> Result<Report, Failure> {
             machine.load
         ));
     }
-    let parts = messages.iter().map(messages::Plan::estimate);
+    let parts = messages.iter().map(messages::MessagePlan::estimate);
     let parts = parts
-        .chain(resume.iter().map(resume::Plan::estimate))
-        .chain(memory.iter().map(memory::Plan::estimate))
+        .chain(resume.iter().map(resume::ResumePlan::estimate))
+        .chain(memory.iter().map(memory::MemoryPlan::estimate))
         .chain(counted.then_some(COUNTING));
     told(&about(parts.sum()));
 
-    let mut report = Report::new(machine);
+    let mut report = BenchReport::new(machine);
     // Of many parts, one that fails must not take the others' figures away.
     let mut missing = Vec::new();
-    let mut note = |part: &str, failure: Failure| {
+    let mut note = |part: &str, failure: CliError| {
         if !all {
             return Err(failure);
         }
@@ -159,7 +159,10 @@ fn about(time: Duration) -> String {
 }
 
 /// In the short form, only of the C program, and nothing where valgrind is missing.
-fn count(library: &Path, quick: bool) -> Result<Option<instructions::Measured>, Failure> {
+fn count(
+    library: &Path,
+    quick: bool,
+) -> Result<Option<instructions::InstructionFigures>, CliError> {
     if !quick {
         told("instructions");
         return instructions::measure(library, told).map(Some);
@@ -170,16 +173,16 @@ fn count(library: &Path, quick: bool) -> Result<Option<instructions::Measured>, 
     }
     let pair = instructions::pair(library)?;
     let mpi = Vec::new();
-    Ok(Some(instructions::Measured { pair, mpi }))
+    Ok(Some(instructions::InstructionFigures { pair, mpi }))
 }
 
-fn message_plan(options: &Options) -> Result<messages::Plan, Failure> {
+fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliError> {
     let tests = match &options.only[..] {
         [] => Test::ALL.to_vec(),
         only => only.to_vec(),
     };
     let flavor = options.mpi.flavor();
-    Ok(messages::Plan {
+    Ok(messages::MessagePlan {
         flavor,
         against: contenders(options)?,
         tests: possible(flavor, tests)?,
@@ -191,12 +194,12 @@ fn message_plan(options: &Options) -> Result<messages::Plan, Failure> {
 }
 
 /// Every MPI that is here; with the first of them also what depends on the line, on slower ones.
-fn all_messages(options: &Options) -> Result<Vec<messages::Plan>, Failure> {
+fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, CliError> {
     let mut plans = Vec::new();
     let base = message_plan(options)?;
     for flavor in [Flavor::OpenMpi4, Flavor::OpenMpi5, Flavor::Mpich] {
         match Mpi::find(flavor) {
-            Ok(_) => plans.push(messages::Plan {
+            Ok(_) => plans.push(messages::MessagePlan {
                 flavor,
                 tests: possible(flavor, base.tests.clone())?,
                 ..base.clone()
@@ -205,7 +208,7 @@ fn all_messages(options: &Options) -> Result<Vec<messages::Plan>, Failure> {
         }
     }
     let Some(first) = plans.first().cloned() else {
-        return Err(Failure::input("no MPI is installed: run scripts/setup"));
+        return Err(CliError::input("no MPI is installed: run scripts/setup"));
     };
     let mut rates = vec![Rate::Ten, Rate::One];
     if options.quick {
@@ -213,7 +216,7 @@ fn all_messages(options: &Options) -> Result<Vec<messages::Plan>, Failure> {
         rates.truncate(1);
     }
     for rate in rates {
-        plans.push(messages::Plan {
+        plans.push(messages::MessagePlan {
             tests: vec![Test::Latency, Test::Bandwidth],
             rate_kbit: Some(rate.kbit()),
             ..first.clone()
@@ -224,14 +227,14 @@ fn all_messages(options: &Options) -> Result<Vec<messages::Plan>, Failure> {
 
 /// Tests that this MPI can be trusted to end. MPICH 4.0 with UCX over TCP, as Debian has it, often does not
 /// after the last result of four ranks, without any library before it.
-fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, Failure> {
+fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError> {
     if flavor != Flavor::Mpich || tests.iter().all(|test| test.ranks() == 2) {
         return Ok(tests);
     }
     let why = "allreduce and alltoall are left out with MPICH: its jobs of four ranks over TCP do not always end, without SLIM neither";
     tests.retain(|test| test.ranks() == 2);
     if tests.is_empty() {
-        return Err(Failure::input(why));
+        return Err(CliError::input(why));
     }
     told(why);
     Ok(tests)
@@ -239,7 +242,7 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, Failure> 
 
 /// Bare, and what is measured against it. What was asked for must be there; of the usual ones, those
 /// that are.
-fn contenders(options: &Options) -> Result<Vec<Ready>, Failure> {
+fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     let mut ready = vec![Contender::Bare.ready()?];
     if options.against.is_empty() {
         ready.push(Contender::Slim.ready()?);
@@ -257,7 +260,7 @@ fn contenders(options: &Options) -> Result<Vec<Ready>, Failure> {
         }
     }
     if ready.len() == 1 {
-        return Err(Failure::input(
+        return Err(CliError::input(
             "--against bare: there is nothing to compare bare with",
         ));
     }

@@ -20,7 +20,7 @@ use super::{memory, resume};
     group = ArgGroup::new("part").args(["all", "instructions", "resume", "memory"]).multiple(true),
     group = ArgGroup::new("interrupts").args(["all", "resume"]).multiple(true)
 )]
-pub struct Options {
+pub struct BenchOptions {
     /// Measure everything, with every MPI that is here, and write bench.html and bench.json into
     /// this directory.
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["instructions", "resume", "memory"])]
@@ -141,7 +141,7 @@ impl Rate {
     }
 }
 
-impl Options {
+impl BenchOptions {
     /// Are messages all that is measured?
     pub fn messages_only(&self) -> bool {
         !(self.all.is_some() || self.instructions || self.resume || self.memory)
@@ -171,10 +171,10 @@ impl Options {
     }
 
     /// What interruptions are measured.
-    pub fn resume_plan(&self) -> resume::Plan {
+    pub fn resume_plan(&self) -> resume::ResumePlan {
         let flows = self.flows.iter().map(|n| *n as usize);
         if self.quick {
-            return resume::Plan {
+            return resume::ResumePlan {
                 flows: flows.filter(|n| *n <= 100).collect(),
                 kills: self.kills.min(10) as usize,
                 holes: vec![Duration::from_secs(1)],
@@ -182,7 +182,7 @@ impl Options {
             };
         }
         let holes = self.hole.iter().map(|s| Duration::from_secs((*s).into()));
-        resume::Plan {
+        resume::ResumePlan {
             flows: flows.collect(),
             kills: self.kills as usize,
             holes: holes.collect(),
@@ -191,14 +191,14 @@ impl Options {
     }
 
     /// How memory and start-up are measured.
-    pub fn memory_plan(&self) -> memory::Plan {
+    pub fn memory_plan(&self) -> memory::MemoryPlan {
         match self.quick {
-            true => memory::Plan {
+            true => memory::MemoryPlan {
                 rounds: 5,
                 short_rounds: 2,
                 short: 2000,
             },
-            false => memory::Plan {
+            false => memory::MemoryPlan {
                 rounds: 10 * self.other_rounds(),
                 short_rounds: 2 * self.other_rounds(),
                 short: 20_000,

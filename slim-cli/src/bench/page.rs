@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use super::report::Report;
+use super::report::BenchReport;
 use super::section::Section;
 use super::{goals, plot};
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::table::Table;
 
-impl Report {
+impl BenchReport {
     /// The parts, in the order in which they are shown.
-    pub fn sections(&self) -> Result<Vec<Section>, Failure> {
+    pub fn sections(&self) -> Result<Vec<Section>, CliError> {
         let mut all = Vec::new();
         all.extend(goals::section(self));
         for measured in &self.messages {
@@ -45,14 +45,14 @@ impl Report {
     }
 
     /// Writes the figures for programs.
-    pub fn write_json(&self, path: &Path) -> Result<(), Failure> {
+    pub fn write_json(&self, path: &Path) -> Result<(), CliError> {
         let text = serde_json::to_string_pretty(self)
-            .map_err(|e| Failure::failed(format!("the report as JSON: {e}")))?;
+            .map_err(|e| CliError::failed(format!("the report as JSON: {e}")))?;
         write(path, &(text + "\n"))
     }
 
     /// Writes a page that needs nothing else.
-    pub fn write_html(&self, path: &Path, sections: &[Section]) -> Result<(), Failure> {
+    pub fn write_html(&self, path: &Path, sections: &[Section]) -> Result<(), CliError> {
         let mut page = format!(
             "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <title>slim bench</title>\n<style>\n{STYLE}</style></head><body>\n\
@@ -109,8 +109,8 @@ fn escape(text: &str) -> String {
         .replace('>', "&gt;")
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    fs::write(path, text).map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+fn write(path: &Path, text: &str) -> Result<(), CliError> {
+    fs::write(path, text).map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
 }
 
 #[cfg(test)]

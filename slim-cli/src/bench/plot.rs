@@ -4,10 +4,10 @@ use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
 
 use super::contender::Contender;
-use super::messages::{Measured, Point, Test};
+use super::messages::{MessageFigures, Point, Test};
 use super::section::Section;
 use super::stats::{self, Comparison};
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::table::Table;
 
 const SIZE: (u32, u32) = (860, 340);
@@ -19,7 +19,7 @@ const AT_LEAST: (f64, f64) = (0.95, 1.05);
 const AT_MOST: (f64, f64) = (0.0, 3.0);
 
 /// The part of the report that is about messages.
-pub fn messages(measured: &Measured) -> Result<Section, Failure> {
+pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
     let mut table = Table::new(&[
         "test",
         ">size",
@@ -115,10 +115,10 @@ pub fn size(bytes: f64) -> String {
 }
 
 /// One test's ratios over sizes, a line for each contender, with their intervals.
-fn plot(test: Test, points: &[&Point], contenders: &[Contender]) -> Result<String, Failure> {
+fn plot(test: Test, points: &[&Point], contenders: &[Contender]) -> Result<String, CliError> {
     let mut svg = String::new();
     draw(&mut svg, test, points, contenders)
-        .map_err(|e| Failure::failed(format!("draw {test}: {e}")))?;
+        .map_err(|e| CliError::failed(format!("draw {test}: {e}")))?;
     Ok(svg)
 }
 
@@ -224,12 +224,12 @@ fn colour(contender: Contender) -> RGBColor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::messages::Run;
+    use crate::bench::messages::ContenderRun;
 
     fn point(bytes: u32, slim: f64) -> Point {
         let (bare, slim) = (vec![vec![1.0; 4]; 3], vec![vec![slim; 4]; 3]);
         let compared = Comparison::new(&bare, &slim, true);
-        let run = |contender, rounds: Vec<Vec<f64>>, compared| Run {
+        let run = |contender, rounds: Vec<Vec<f64>>, compared| ContenderRun {
             contender,
             median: rounds[0][0],
             rounds,
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_section_has_a_row_for_each_contender_and_a_picture_for_each_test() {
-        let measured = Measured {
+        let measured = MessageFigures {
             mpi: "Open MPI".into(),
             line: "veth".into(),
             rate_kbit: None,

@@ -6,13 +6,13 @@ use std::process::Command;
 
 use serde::Serialize;
 
-use super::messages::Measured;
+use super::messages::MessageFigures;
 use super::{instructions, memory, resume};
 use crate::shell;
 
 /// All that was measured in one call.
 #[derive(Debug, Serialize)]
-pub struct Report {
+pub struct BenchReport {
     /// Version of SLIM.
     pub version: &'static str,
     /// Where it was measured.
@@ -26,16 +26,16 @@ pub struct Report {
     pub missing: Vec<String>,
     /// MPI's messages, by MPI and line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub messages: Vec<Measured>,
+    pub messages: Vec<MessageFigures>,
     /// Instructions of a small message.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub instructions: Option<instructions::Measured>,
+    pub instructions: Option<instructions::InstructionFigures>,
     /// Interruptions.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub resume: Option<resume::Measured>,
+    pub resume: Option<resume::ResumeFigures>,
     /// What flows and processes cost.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<memory::Measured>,
+    pub memory: Option<memory::MemoryFigures>,
 }
 
 /// A machine, as far as figures depend on it.
@@ -90,7 +90,7 @@ impl std::fmt::Display for Machine {
     }
 }
 
-impl Report {
+impl BenchReport {
     /// Without any figures yet.
     pub fn new(machine: Machine) -> Self {
         let date = Command::new("date")

@@ -7,13 +7,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use slim_lab::Error;
 use slim_lab::faults::destroy::{self, Pick};
-use slim_lab::faults::diag::{self, Fate};
+use slim_lab::faults::diag::{self, DestroyOutcome};
 use slim_lab::faults::nft;
 
 use super::flows::{Connected, Ground, now};
 use super::section::Section;
 use super::stats::{median, quantile};
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::table::Table;
 
 /// Time between two faults, for everything of the first to be over.
@@ -26,7 +26,7 @@ const INTO_HOLE: Duration = Duration::from_millis(200);
 
 /// What to do.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ResumePlan {
     /// Numbers of connections that are killed at once.
     pub flows: Vec<usize>,
     /// How often a single one is killed.
@@ -39,7 +39,7 @@ pub struct Plan {
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
-pub struct Measured {
+pub struct ResumeFigures {
     /// By number of connections.
     pub kills: Vec<Killed>,
     /// Numbers of connections that could not be measured, and why.
@@ -112,7 +112,7 @@ struct Back {
 
 /// What it answers to `fill`.
 #[derive(Debug, Deserialize)]
-struct Filled {
+struct FillAnswer {
     bytes: f64,
 }
 
@@ -122,17 +122,17 @@ struct Failed {
     at: u64,
 }
 
-fn failed(error: Error) -> Failure {
-    Failure::failed(error.to_string())
+fn failed(error: Error) -> CliError {
+    CliError::failed(error.to_string())
 }
 
 fn ms(from: u64, to: u64) -> f64 {
     to.saturating_sub(from) as f64 / 1e6
 }
 
-impl Plan {
+impl ResumePlan {
     /// Does all of it; `told` gets a line for each part.
-    pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<Measured, Failure> {
+    pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<ResumeFigures, CliError> {
         let ground = Ground::new(library)?;
         let (mut kills, mut missing) = (Vec::new(), Vec::new());
         for flows in &self.flows {
@@ -170,7 +170,7 @@ impl Plan {
                 first_byte,
             });
         }
-        Ok(Measured {
+        Ok(ResumeFigures {
             kills,
             missing,
             full,
@@ -198,12 +198,12 @@ impl Plan {
 }
 
 /// A byte on every connection and back.
-fn round_trip(connected: &mut Connected) -> Result<Back, Failure> {
+fn round_trip(connected: &mut Connected) -> Result<Back, CliError> {
     connected.client.say("go")?;
     connected.client.answer()
 }
 
-fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, Failure> {
+fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, CliError> {
     let mut connected = ground.connected(true, "serve", flows)?;
     let (mut killing, mut middle, mut late, mut last) = (vec![], vec![], vec![], vec![]);
     for n in 0..times {
@@ -216,9 +216,12 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, Failure
         let fates = diag::destroy(net, &chosen).map_err(failed)?;
         killing.push(ms(start, now()));
         let back = round_trip(&mut connected)?;
-        let hit = fates.iter().filter(|f| **f == Fate::Destroyed).count();
+        let hit = fates
+            .iter()
+            .filter(|f| **f == DestroyOutcome::Destroyed)
+            .count();
         if hit < flows || back.first < start {
-            return Err(Failure::failed(format!(
+            return Err(CliError::failed(format!(
                 "{hit} of {flows} connections could be killed"
             )));
         }
@@ -239,13 +242,13 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, Failure
 }
 
 /// Kills a connection of a peer that does not read.
-fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), Failure> {
+fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), CliError> {
     let mut connected = ground.connected(true, "sink", 1)?;
     let mut written = 0.0;
     // The kernel's buffers grow while they are used.
     for _ in 0..100 {
         connected.client.say("fill")?;
-        let filled: Filled = connected.client.answer()?;
+        let filled: FillAnswer = connected.client.answer()?;
         if filled.bytes == 0.0 {
             break;
         }
@@ -265,7 +268,7 @@ fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), Failure> {
 }
 
 /// From the lift of a hole to the byte that was sent into it and came back.
-fn hole_in(ground: &Ground, slim: bool, length: Duration) -> Result<f64, Failure> {
+fn hole_in(ground: &Ground, slim: bool, length: Duration) -> Result<f64, CliError> {
     let mut connected = ground.connected(slim, "serve", 1)?;
     round_trip(&mut connected)?;
     let hole = nft::Rule::drop()
@@ -282,7 +285,7 @@ fn hole_in(ground: &Ground, slim: bool, length: Duration) -> Result<f64, Failure
 }
 
 /// From the death of the server to the error that the client gets.
-fn death_of_peer(ground: &Ground, slim: bool) -> Result<f64, Failure> {
+fn death_of_peer(ground: &Ground, slim: bool) -> Result<f64, CliError> {
     let mut connected = ground.connected(slim, "serve", 1)?;
     round_trip(&mut connected)?;
     connected.client.say("watch")?;
@@ -293,7 +296,7 @@ fn death_of_peer(ground: &Ground, slim: bool) -> Result<f64, Failure> {
     Ok(ms(start, told.at))
 }
 
-impl Measured {
+impl ResumeFigures {
     /// For the report.
     pub fn section(&self) -> Section {
         let mut table = Table::new(&["milliseconds", ">times", ">p50", ">p99", ">last", ">bare"]);

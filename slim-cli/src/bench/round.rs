@@ -9,8 +9,8 @@ use slim_lab::mpi::{Job, Started};
 
 use super::contender::{Contender, Ready};
 use super::messages::Test;
-use super::turns::{Answer, Door, Lost, Ranks, Turn};
-use crate::failure::Failure;
+use super::turns::{JobAddress, Lost, Ranks, Turn, TurnAnswer};
+use crate::failure::CliError;
 
 /// How long a job may take to start, to have a turn, and to end. Only what hangs takes so long.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 /// How turns are to be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pace {
+pub struct TurnPace {
     /// About how long one is.
     pub turn: Duration,
     /// About how long all turns of a contender are together.
@@ -56,7 +56,7 @@ struct Player<'a> {
     ranks: Ranks,
 }
 
-impl Pace {
+impl TurnPace {
     /// The same number of turns in both directions, so that what drifts does not favour anybody.
     fn cycles(self, turn: Duration) -> usize {
         let fit = self.each.as_secs_f64() / turn.as_secs_f64().max(1e-9);
@@ -96,7 +96,7 @@ impl<'a> Round<'a> {
         ranks: usize,
         contenders: &[Ready],
         job: impl Fn(&Ready, &Path, &Path) -> Job<'a>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CliError> {
         let mut round = Self {
             lab,
             players: Vec::new(),
@@ -105,11 +105,11 @@ impl<'a> Round<'a> {
         for ready in contenders {
             let name = format!("{number}-{ranks}-{}", ready.contender);
             let dir = lab.dir().join(name);
-            let io = |e: std::io::Error| Failure::failed(format!("{}: {e}", dir.display()));
+            let io = |e: std::io::Error| CliError::failed(format!("{}: {e}", dir.display()));
             fs::create_dir(&dir).map_err(io)?;
-            let door = Door::new(dir.join("turns")).map_err(io)?;
+            let door = JobAddress::new(dir.join("turns")).map_err(io)?;
             let job = job(ready, &dir, door.path());
-            let mut started = job.start().map_err(|e| Failure::failed(e.to_string()))?;
+            let mut started = job.start().map_err(|e| CliError::failed(e.to_string()))?;
             let alive = || started.running().is_running();
             match door.ranks(ranks, LIMIT, alive) {
                 Ok(ranks) => round.players.push(Player {
@@ -126,7 +126,7 @@ impl<'a> Round<'a> {
 
     /// Measures one point: finds out how often to repeat it, then gives each contender turns, in one order and in
     /// the other.
-    pub fn measure(&mut self, test: Test, bytes: u32, pace: Pace) -> Result<Turns, Failure> {
+    pub fn measure(&mut self, test: Test, bytes: u32, pace: TurnPace) -> Result<Turns, CliError> {
         let mut turn = Turn {
             test,
             bytes,
@@ -170,7 +170,7 @@ impl<'a> Round<'a> {
     }
 
     /// Sends all jobs home and looks whether each was what it is called.
-    pub fn end(self) -> Result<(), Failure> {
+    pub fn end(self) -> Result<(), CliError> {
         let mut left: Vec<_> = self.players.into_iter().map(Player::leave).collect();
         // Dropping one that has ended kills whatever is left on the nodes: not before all have.
         for (_, _, started) in &mut left {
@@ -179,7 +179,7 @@ impl<'a> Round<'a> {
         for (contender, dir, started) in left {
             let outcome = started.wait(Duration::ZERO);
             if !outcome.status.is_some_and(|status| status.success()) {
-                return Err(Failure::failed(format!(
+                return Err(CliError::failed(format!(
                     "the job of {contender} did its work and did not end well ({}); it said:\n{}",
                     outcome
                         .status
@@ -195,7 +195,7 @@ impl<'a> Round<'a> {
     }
 
     /// One job's turn; if it fails all jobs are over.
-    fn turn(&mut self, at: usize, turn: &Turn) -> Result<Answer, Failure> {
+    fn turn(&mut self, at: usize, turn: &Turn) -> Result<TurnAnswer, CliError> {
         let player = &mut self.players[at];
         player.ranks.turn(turn, LIMIT).map_err(|lost| {
             let player = self.players.remove(at);
@@ -215,9 +215,9 @@ impl<'a> Player<'a> {
 }
 
 /// Why a job is over, with what it said itself.
-fn last_words(contender: Contender, started: Started<'_>, what: &str, lost: &Lost) -> Failure {
+fn last_words(contender: Contender, started: Started<'_>, what: &str, lost: &Lost) -> CliError {
     let outcome = started.wait(LAST_WORDS);
-    Failure::failed(format!(
+    CliError::failed(format!(
         "the job of {contender} failed in {what}: {lost}; it said:\n{}",
         outcome.tail(20)
     ))
@@ -227,7 +227,7 @@ fn last_words(contender: Contender, started: Started<'_>, what: &str, lost: &Los
 mod tests {
     use super::*;
 
-    const PACE: Pace = Pace {
+    const PACE: TurnPace = TurnPace {
         turn: Duration::from_millis(20),
         each: Duration::from_millis(300),
         least: 4,

@@ -60,13 +60,13 @@ pub struct Comparison {
     /// Where it ends.
     pub high: f64,
     /// What can be said.
-    pub verdict: Verdict,
+    pub verdict: Judgement,
 }
 
 /// What a comparison says.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
+pub enum Judgement {
     /// Better than bare, by this part.
     Better(f64),
     /// Worse than bare, by this part.
@@ -106,11 +106,11 @@ impl Comparison {
             low,
             high,
             verdict: if low <= 1.0 && 1.0 <= high {
-                Verdict::Within((1.0 - low).max(high - 1.0))
+                Judgement::Within((1.0 - low).max(high - 1.0))
             } else if (ratio < 1.0) == less_is_better {
-                Verdict::Better(difference)
+                Judgement::Better(difference)
             } else {
-                Verdict::Worse(difference)
+                Judgement::Worse(difference)
             },
         })
     }
@@ -125,7 +125,7 @@ impl Comparison {
     }
 }
 
-impl std::fmt::Display for Verdict {
+impl std::fmt::Display for Judgement {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Better(by) => write!(f, "{:.1} % better", by * 100.0),
@@ -137,17 +137,17 @@ impl std::fmt::Display for Verdict {
 
 #[cfg(test)]
 mod tests {
-    use slim_lab::Rng;
+    use slim_lab::SeededRng;
 
     use super::*;
 
     /// A number in 0..1.
-    fn uniform(rng: &mut Rng) -> f64 {
+    fn uniform(rng: &mut SeededRng) -> f64 {
         rng.next_u64() as f64 / u64::MAX as f64
     }
 
     /// What timings look like: most near the least, a few far above it. The median is 1 + `scale`.
-    fn timing(rng: &mut Rng, scale: f64) -> f64 {
+    fn timing(rng: &mut SeededRng, scale: f64) -> f64 {
         1.0 - scale * (1.0 - uniform(rng)).max(1e-12).log2()
     }
 
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn an_interval_misses_the_median_once_in_twenty_at_most() {
-        let mut rng = Rng::new(1);
+        let mut rng = SeededRng::new(1);
         for n in [6, 9, 20, 60, 200] {
             let covered = (0..4000).filter(|_| {
                 let sample: Vec<f64> = (0..n).map(|_| timing(&mut rng, 0.2)).collect();
@@ -197,7 +197,7 @@ mod tests {
 
     /// The turns of a machine whose speed wanders by half, some of them hit by something else.
     fn drifting(seed: u64, rounds: usize, ratio: f64, jobs: f64) -> [Vec<Vec<f64>>; 2] {
-        let mut rng = Rng::new(seed);
+        let mut rng = SeededRng::new(seed);
         let (mut bare, mut other) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             // Symmetric: what a job has by chance is as often good as bad.
@@ -217,12 +217,12 @@ mod tests {
         let [bare, other] = drifting(7, 9, 1.01, 0.0);
         let compared = Comparison::new(&bare, &other, true).unwrap();
         assert!(
-            matches!(compared.verdict, Verdict::Worse(_)),
+            matches!(compared.verdict, Judgement::Worse(_)),
             "{compared:?}"
         );
         assert!((compared.ratio - 1.01).abs() < 0.005, "{compared:?}");
         let less = Comparison::new(&bare, &other, false).unwrap();
-        assert!(matches!(less.verdict, Verdict::Better(_)), "{less:?}");
+        assert!(matches!(less.verdict, Judgement::Better(_)), "{less:?}");
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             let wrong = (0..1000).filter(|seed| {
                 let [bare, other] = drifting(*seed, rounds, 1.0, jobs);
                 let verdict = Comparison::new(&bare, &other, true).unwrap().verdict;
-                !matches!(verdict, Verdict::Within(_))
+                !matches!(verdict, Judgement::Within(_))
             });
             let part = wrong.count() as f64 / 1000.0;
             // Three standard errors of 1,000 trials are 0.02.
@@ -277,7 +277,7 @@ mod tests {
             ratio: 1.0,
             low: 0.98,
             high: 1.02,
-            verdict: Verdict::Within(0.02),
+            verdict: Judgement::Within(0.02),
         };
         let reaches = |goal| (compared.reaches(goal, true), compared.reaches(goal, false));
         assert_eq!(reaches(1.02), (Some(true), None));

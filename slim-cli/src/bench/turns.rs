@@ -31,7 +31,7 @@ pub struct Turn {
 
 /// What a rank says of its turn.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Answer {
+pub struct TurnAnswer {
     /// How long the measured part took.
     pub seconds: f64,
     /// The figure.
@@ -88,12 +88,12 @@ impl fmt::Display for Lost {
 
 /// Where the ranks of one job connect to.
 #[derive(Debug)]
-pub struct Door {
+pub struct JobAddress {
     listener: UnixListener,
     path: PathBuf,
 }
 
-impl Door {
+impl JobAddress {
     /// A socket that is there until this is dropped.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
@@ -115,7 +115,7 @@ impl Door {
         mut alive: impl FnMut() -> bool,
     ) -> Result<Ranks, Lost> {
         let start = Instant::now();
-        let mut seats: Vec<Option<Stream>> = (0..ranks).map(|_| None).collect();
+        let mut seats: Vec<Option<TurnStream>> = (0..ranks).map(|_| None).collect();
         let mut came = 0;
         while came < ranks {
             match self.listener.accept() {
@@ -140,16 +140,16 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for JobAddress {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
-type Stream = BufReader<UnixStream>;
+type TurnStream = BufReader<UnixStream>;
 
 /// A rank says which one it is.
-fn introduced(stream: UnixStream, limit: Duration) -> io::Result<(usize, Stream)> {
+fn introduced(stream: UnixStream, limit: Duration) -> io::Result<(usize, TurnStream)> {
     // Whether a new socket is non-blocking because the listener is depends on the system.
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(limit))?;
@@ -164,11 +164,11 @@ fn introduced(stream: UnixStream, limit: Duration) -> io::Result<(usize, Stream)
 
 /// The ranks of a job, each asleep. Dropping this sends them home.
 #[derive(Debug)]
-pub struct Ranks(Vec<Stream>);
+pub struct Ranks(Vec<TurnStream>);
 
 impl Ranks {
     /// The job has its turn. It is over when every rank sleeps again; the answer is that of rank 0.
-    pub fn turn(&mut self, turn: &Turn, limit: Duration) -> Result<Answer, Lost> {
+    pub fn turn(&mut self, turn: &Turn, limit: Duration) -> Result<TurnAnswer, Lost> {
         let line = format!("{turn}\n");
         // Rank 0 last: the others are at the barrier when it comes there.
         for (rank, stream) in self.0.iter_mut().enumerate().rev() {
@@ -187,10 +187,10 @@ impl Ranks {
 
 fn answer(
     rank: usize,
-    stream: &mut Stream,
+    stream: &mut TurnStream,
     limit: Duration,
     over: Instant,
-) -> Result<Answer, Lost> {
+) -> Result<TurnAnswer, Lost> {
     let left = over.saturating_duration_since(Instant::now());
     // No time at all would mean to wait for ever.
     let left = left.max(Duration::from_millis(1));
@@ -201,7 +201,7 @@ fn answer(
         Ok(0) => Err(Lost::Gone(rank)),
         Ok(_) => serde_json::from_str(&line)
             .ok()
-            .filter(|a: &Answer| a.seconds > 0.0 && a.value > 0.0)
+            .filter(|a: &TurnAnswer| a.seconds > 0.0 && a.value > 0.0)
             .ok_or(Lost::Nonsense(rank, line)),
         Err(e) => Err(match e.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Lost::Late(rank, limit),
@@ -226,15 +226,19 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     /// A door of its own for each test.
-    fn door(name: &str) -> Door {
+    fn door(name: &str) -> JobAddress {
         let file = format!("slim-turns-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(file);
         let _ = fs::remove_file(&path);
-        Door::new(path).unwrap()
+        JobAddress::new(path).unwrap()
     }
 
     /// A rank that comes, and gives this answer to each turn; none: it dies in its first.
-    fn rank(door: &Door, rank: usize, answer: Option<&'static str>) -> thread::JoinHandle<String> {
+    fn rank(
+        door: &JobAddress,
+        rank: usize,
+        answer: Option<&'static str>,
+    ) -> thread::JoinHandle<String> {
         let path = door.path().to_owned();
         thread::spawn(move || {
             let mut stream = UnixStream::connect(path).unwrap();

@@ -13,14 +13,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use slim_lab::{Error, Lab, Rng};
+use slim_lab::{Error, Lab, SeededRng};
 
-use crate::failure::{Failure, NOT_EXECUTABLE};
+use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::lab;
 use crate::run::launcher;
 use plan::Plan;
-use report::{Report, Row, seconds};
-use scene::{Guard, Scene};
+use report::{ChaosReport, FaultRow, seconds};
+use scene::{ActiveFault, Scene};
 use schedule::Schedule;
 
 /// How often to look whether the command or the job has ended.
@@ -33,7 +33,7 @@ const TICK: Duration = Duration::from_millis(20);
 /// The exit status is that of the command. With --pid: makes the faults on a job that
 /// runs already. Needs root.
 #[derive(Args, Debug)]
-pub struct Options {
+pub struct ChaosOptions {
     /// The fault plan; see examples/chaos.
     #[arg(value_name = "PLAN")]
     pub plan: PathBuf,
@@ -61,9 +61,9 @@ pub struct Options {
 }
 
 /// Runs the plan and prints what happened.
-pub fn main(options: &Options) -> Result<ExitCode, Failure> {
+pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
     if options.pid.is_none() && options.command.is_empty() {
-        return Err(Failure::input(
+        return Err(CliError::input(
             "nothing to hit: give a command for the lab (behind --), or the --pid of a job that runs",
         ));
     }
@@ -71,14 +71,14 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
     let seed = options
         .seed
         .or(plan.seed)
-        .unwrap_or_else(Rng::seed_from_env);
+        .unwrap_or_else(SeededRng::seed_from_env);
     if let Some(command) = options.command.first() {
         launcher::resolve(&command.to_string_lossy())?;
     }
-    let scene = scene(options).map_err(|e| Failure::input(e.to_string()))?;
+    let scene = scene(options).map_err(|e| CliError::input(e.to_string()))?;
     scene
         .admits(&plan)
-        .map_err(|line| Failure::input(format!("{}: {line}", options.plan.display())))?;
+        .map_err(|line| CliError::input(format!("{}: {line}", options.plan.display())))?;
 
     let child = match (&scene, options.command.split_first()) {
         (Scene::Lab(lab), Some((program, args))) => Some(start(lab, program, args)?),
@@ -97,7 +97,7 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
     ))
 }
 
-fn scene(options: &Options) -> Result<Scene, Error> {
+fn scene(options: &ChaosOptions) -> Result<Scene, Error> {
     Lab::check()?;
     match options.pid {
         Some(pid) => Scene::of_process(pid, options.whole_namespace),
@@ -114,11 +114,11 @@ fn scene(options: &Options) -> Result<Scene, Error> {
     }
 }
 
-fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, Failure> {
+fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, CliError> {
     let mut command = lab.node(0).command(program);
     command.args(args).envs(lab::launcher_environment(lab)?);
     command.spawn().map_err(|e| {
-        Failure::new(
+        CliError::new(
             NOT_EXECUTABLE,
             format!("{}: {e}", program.to_string_lossy()),
         )
@@ -129,18 +129,23 @@ fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, Fail
 struct Active {
     until: Duration,
     row: usize,
-    guard: Guard,
+    guard: ActiveFault,
 }
 
 /// Makes the faults until the command, the job or the plan ends. A fault that cannot be made is
 /// told in the report and does not stop the others.
-fn run(plan: &Plan, seed: u64, scene: &Scene, mut child: Option<Child>) -> Result<Report, Failure> {
-    let mut report = Report {
+fn run(
+    plan: &Plan,
+    seed: u64,
+    scene: &Scene,
+    mut child: Option<Child>,
+) -> Result<ChaosReport, CliError> {
+    let mut report = ChaosReport {
         seed,
-        ..Report::default()
+        ..ChaosReport::default()
     };
     let mut schedule = Schedule::new(plan, seed);
-    let mut rng = Rng::new(seed);
+    let mut rng = SeededRng::new(seed);
     let mut active: Vec<Active> = Vec::new();
     let begin = Instant::now();
     loop {
@@ -151,7 +156,7 @@ fn run(plan: &Plan, seed: u64, scene: &Scene, mut child: Option<Child>) -> Resul
         if let Some(child) = &mut child {
             let ended = child
                 .try_wait()
-                .map_err(|e| Failure::failed(format!("wait for the command: {e}")))?;
+                .map_err(|e| CliError::failed(format!("wait for the command: {e}")))?;
             if let Some(status) = ended {
                 report.status = Some(status_number(status));
                 break;
@@ -163,7 +168,7 @@ fn run(plan: &Plan, seed: u64, scene: &Scene, mut child: Option<Child>) -> Resul
             let Some(due) = schedule.next() else { break };
             let fault = &plan.faults[due.fault];
             let at = begin.elapsed();
-            let mut row = Row {
+            let mut row = FaultRow {
                 at: seconds(at),
                 kind: fault.kind.name(),
                 node: "-".into(),
@@ -205,7 +210,7 @@ fn run(plan: &Plan, seed: u64, scene: &Scene, mut child: Option<Child>) -> Resul
     Ok(report)
 }
 
-fn end(over: Active, now: Duration, report: &mut Report) {
+fn end(over: Active, now: Duration, report: &mut ChaosReport) {
     let row = &mut report.faults[over.row];
     row.lasted = Some(seconds(now - Duration::from_secs_f64(row.at).min(now)));
     match over.guard.lift() {

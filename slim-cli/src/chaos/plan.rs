@@ -5,7 +5,7 @@
 //! duration = 60       # seconds; without it as long as the command runs
 //!
 //! [[fault]]
-//! kind = "kill"       # see [`Kind`]
+//! kind = "kill"       # see [`FaultKind`]
 //! start = 2           # seconds after the beginning
 //! every = [0.5, 2]    # seconds from one to the next: a number or a range
 //! times = 20          # at most
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// Longest time in a plan, in seconds: a day. More is a slip of the pen.
 const MAX_SECONDS: f64 = 86_400.0;
@@ -35,15 +35,15 @@ pub struct Plan {
     pub duration: Option<Seconds>,
     /// The faults; they run side by side.
     #[serde(default, rename = "fault")]
-    pub faults: Vec<Fault>,
+    pub faults: Vec<PlannedFault>,
 }
 
 /// One kind of fault, repeated.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
-pub struct Fault {
+pub struct PlannedFault {
     /// What happens.
-    pub kind: Kind,
+    pub kind: FaultKind,
     /// When for the first time (default: after 1 s).
     #[serde(default = "one_second")]
     pub start: Span,
@@ -76,7 +76,7 @@ pub struct Fault {
 /// What can happen.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-pub enum Kind {
+pub enum FaultKind {
     /// The node loses an address and gets it back.
     AddressGone,
     /// A firewall drops what arrives.
@@ -182,7 +182,7 @@ impl TryFrom<Raw> for Span {
     }
 }
 
-impl Kind {
+impl FaultKind {
     /// Does it last, or is it over at once?
     pub fn lasts(self) -> bool {
         matches!(
@@ -212,10 +212,10 @@ impl Kind {
 
 impl Plan {
     /// Reads a plan. Every mistake is bad input, told in one line with its place.
-    pub fn read(path: &Path) -> Result<Self, Failure> {
+    pub fn read(path: &Path) -> Result<Self, CliError> {
         let text = fs::read_to_string(path)
-            .map_err(|e| Failure::input(format!("{}: {e}", path.display())))?;
-        Self::parse(&text).map_err(|line| Failure::input(format!("{}: {line}", path.display())))
+            .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?;
+        Self::parse(&text).map_err(|line| CliError::input(format!("{}: {line}", path.display())))
     }
 
     /// The same from text; the error is one line without the file's name.
@@ -243,7 +243,7 @@ impl Plan {
     }
 }
 
-impl Fault {
+impl PlannedFault {
     fn check(&self) -> Result<(), String> {
         if self.every.is_some_and(|every| every.to.is_zero()) {
             return Err("`every` must be more than 0 seconds".into());
@@ -289,7 +289,7 @@ mod tests {
         };
         assert_eq!(
             (kill.kind, kill.hit, kill.node.as_str()),
-            (Kind::Kill, Hit::All, "any")
+            (FaultKind::Kill, Hit::All, "any")
         );
         assert_eq!(kill.start, one_second());
         assert_eq!(kill.every.unwrap().to, Duration::from_secs(2));

@@ -8,7 +8,7 @@ use crate::table::Table;
 
 /// All that a chaos run did.
 #[derive(Debug, Default, Serialize)]
-pub struct Report {
+pub struct ChaosReport {
     /// Seed of the run: with it the same plan gives the same schedule.
     pub seed: u64,
     /// How long faults were made, in seconds.
@@ -16,12 +16,12 @@ pub struct Report {
     /// Exit status of the command (128 + signal if one ended it); none for a job that ran already.
     pub status: Option<i32>,
     /// Every fault, in the order of their beginnings.
-    pub faults: Vec<Row>,
+    pub faults: Vec<FaultRow>,
 }
 
 /// One fault.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct FaultRow {
     /// Seconds after the beginning.
     pub at: f64,
     /// Kind, as in the plan.
@@ -38,7 +38,7 @@ pub struct Row {
     pub failed: bool,
 }
 
-impl Report {
+impl ChaosReport {
     /// Connections hit in all.
     pub fn hit(&self) -> usize {
         self.faults.iter().filter_map(|row| row.hit).sum()
@@ -99,8 +99,8 @@ pub fn seconds(time: Duration) -> f64 {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        let row = |kind, hit, lasted, failed| Row {
+    fn report() -> ChaosReport {
+        let row = |kind, hit, lasted, failed| FaultRow {
             at: 1.25,
             kind,
             node: "nodeA".into(),
@@ -109,7 +109,7 @@ mod tests {
             detail: "x".into(),
             failed,
         };
-        Report {
+        ChaosReport {
             seed: 9,
             seconds: 3.0,
             status: Some(0),

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use slim_lab::faults::destroy::{self, Pick};
-use slim_lab::faults::diag::{self, Connection, Fate};
+use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
 use slim_lab::faults::{link, nft};
-use slim_lab::{Error, Lab, Netns, Node, Rng};
+use slim_lab::{Error, Lab, Netns, Node, SeededRng};
 
-use super::plan::{Fault, Hit, Kind, Plan};
+use super::plan::{FaultKind, Hit, Plan, PlannedFault};
 
 /// How long to try to slip a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
@@ -48,21 +48,21 @@ pub struct Strike {
     /// In words.
     pub detail: String,
     /// Present while the fault lasts.
-    pub guard: Option<Guard>,
+    pub guard: Option<ActiveFault>,
 }
 
 /// A fault in force; it ends when this is lifted or dropped.
 #[derive(Debug)]
-pub enum Guard {
+pub enum ActiveFault {
     /// Firewall rules.
-    Firewall(Vec<nft::Guard>),
+    Firewall(Vec<nft::RuleGuard>),
     /// A link that is down.
     Link(link::Down),
     /// Addresses that are away.
     Address(link::Removed),
 }
 
-impl Guard {
+impl ActiveFault {
     /// Ends the fault; gives what it did, if that is known.
     pub fn lift(self) -> Result<Option<String>, Error> {
         match self {
@@ -104,7 +104,7 @@ impl Scene {
         Ok(())
     }
 
-    fn admits_fault(&self, fault: &Fault) -> Result<(), String> {
+    fn admits_fault(&self, fault: &PlannedFault) -> Result<(), String> {
         match self {
             Self::Lab(lab) => {
                 let names: Vec<_> = lab.nodes().iter().map(Node::name).collect();
@@ -125,14 +125,14 @@ impl Scene {
                 Ok(())
             }
             _ if fault.node != "any" => Err("`node` is for the lab only".into()),
-            Self::Job { .. } if fault.kind != Kind::Kill => {
+            Self::Job { .. } if fault.kind != FaultKind::Kill => {
                 Err("on a running job only `kill` is possible".into())
             }
-            Self::Namespace { is_own: true, .. } if fault.kind != Kind::Kill => Err(
+            Self::Namespace { is_own: true, .. } if fault.kind != FaultKind::Kill => Err(
                 "it would hit this very host: only `kill` is possible in our own namespace".into(),
             ),
             Self::Namespace { .. } => match fault.kind {
-                Kind::Kill | Kind::Drop | Kind::Reset => Ok(()),
+                FaultKind::Kill | FaultKind::Drop | FaultKind::Reset => Ok(()),
                 _ => Err("it is for the lab only".into()),
             },
             Self::Job { .. } => Ok(()),
@@ -148,35 +148,35 @@ impl Scene {
     }
 
     /// Makes `fault` happen.
-    pub fn strike(&self, fault: &Fault, rng: &mut Rng) -> Result<Strike, Error> {
+    pub fn strike(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
         match fault.kind {
-            Kind::Kill => self.kill(fault, rng),
-            Kind::Rst => self.inject(fault, Segment::Rst, rng),
-            Kind::Fin => self.inject(fault, Segment::Fin, rng),
-            Kind::Drop => self.firewall(fault, nft::Rule::drop, rng),
-            Kind::Reset => self.firewall(fault, nft::Rule::reset, rng),
-            Kind::LinkDown => {
+            FaultKind::Kill => self.kill(fault, rng),
+            FaultKind::Rst => self.inject(fault, Segment::Rst, rng),
+            FaultKind::Fin => self.inject(fault, Segment::Fin, rng),
+            FaultKind::Drop => self.firewall(fault, nft::Rule::drop, rng),
+            FaultKind::Reset => self.firewall(fault, nft::Rule::reset, rng),
+            FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
                 let down = link::down(node, fault.path)?;
                 Ok(lasting(
                     node.name(),
                     format!("{} down", node.interface(fault.path)),
-                    Guard::Link(down),
+                    ActiveFault::Link(down),
                 ))
             }
-            Kind::AddressGone => {
+            FaultKind::AddressGone => {
                 let node = self.node(fault, rng)?;
                 let removed = link::remove_address(node, fault.path)?;
                 Ok(lasting(
                     node.name(),
                     removed.to_string(),
-                    Guard::Address(removed),
+                    ActiveFault::Address(removed),
                 ))
             }
         }
     }
 
-    fn kill(&self, fault: &Fault, rng: &mut Rng) -> Result<Strike, Error> {
+    fn kill(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
         let (name, net) = match self {
             Self::Lab(_) => {
                 let node = self.node(fault, rng)?;
@@ -189,7 +189,7 @@ impl Scene {
         let destroyed: Vec<_> = chosen
             .iter()
             .zip(&fates)
-            .filter(|(_, fate)| **fate == Fate::Destroyed)
+            .filter(|(_, fate)| **fate == DestroyOutcome::Destroyed)
             .collect();
         let detail = match &destroyed[..] {
             [] => "no connection to kill".to_owned(),
@@ -205,7 +205,12 @@ impl Scene {
     }
 
     /// The connections of `net` that `fault` means, thinned as it says.
-    fn chosen(&self, net: &Netns, fault: &Fault, rng: &mut Rng) -> Result<Vec<Connection>, Error> {
+    fn chosen(
+        &self,
+        net: &Netns,
+        fault: &PlannedFault,
+        rng: &mut SeededRng,
+    ) -> Result<Vec<OpenConnection>, Error> {
         let mut pick = Pick::between_hosts();
         if !matches!(self, Self::Lab(_)) {
             // Of a job on one host all connections are local.
@@ -234,7 +239,12 @@ impl Scene {
         Ok(found)
     }
 
-    fn inject(&self, fault: &Fault, segment: Segment, rng: &mut Rng) -> Result<Strike, Error> {
+    fn inject(
+        &self,
+        fault: &PlannedFault,
+        segment: Segment,
+        rng: &mut SeededRng,
+    ) -> Result<Strike, Error> {
         let victim = self.node(fault, rng)?;
         let mut strike = Strike {
             node: victim.name().to_owned(),
@@ -261,9 +271,9 @@ impl Scene {
 
     fn firewall(
         &self,
-        fault: &Fault,
+        fault: &PlannedFault,
         rule: fn() -> nft::Rule,
-        rng: &mut Rng,
+        rng: &mut SeededRng,
     ) -> Result<Strike, Error> {
         let (name, guards) = match self {
             Self::Lab(_) => {
@@ -282,11 +292,11 @@ impl Scene {
         Ok(lasting(
             &name,
             "firewall in force".into(),
-            Guard::Firewall(guards),
+            ActiveFault::Firewall(guards),
         ))
     }
 
-    fn node(&self, fault: &Fault, rng: &mut Rng) -> Result<&Node, Error> {
+    fn node(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<&Node, Error> {
         let Self::Lab(lab) = self else {
             return Err(Error::Invalid(format!("{} needs a lab", fault.kind.name())));
         };
@@ -309,7 +319,7 @@ impl Scene {
     }
 }
 
-fn lasting(node: &str, detail: String, guard: Guard) -> Strike {
+fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     Strike {
         node: node.to_owned(),
         hit: 0,

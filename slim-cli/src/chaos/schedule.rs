@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use slim_lab::Rng;
+use slim_lab::SeededRng;
 
-use super::plan::{Fault, Plan, Span};
+use super::plan::{Plan, PlannedFault, Span};
 
 /// One fault that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,15 +20,15 @@ pub struct Due {
 /// Hands out the faults of a plan in the order of their times.
 #[derive(Debug)]
 pub struct Schedule {
-    lanes: Vec<Lane>,
+    lanes: Vec<FaultLane>,
     end: Option<Duration>,
 }
 
 /// One `[[fault]]` with its own random sequence, so that a change of one leaves the others alone.
 #[derive(Debug)]
-struct Lane {
-    fault: Fault,
-    rng: Rng,
+struct FaultLane {
+    fault: PlannedFault,
+    rng: SeededRng,
     next: Option<Duration>,
     left: u32,
 }
@@ -45,7 +45,7 @@ impl Schedule {
             let mut rng = lane_rng(seed, n);
             let next = Some(choose(&mut rng, fault.start));
             let once = if fault.every.is_some() { u32::MAX } else { 1 };
-            Lane {
+            FaultLane {
                 fault: fault.clone(),
                 rng,
                 next,
@@ -98,11 +98,13 @@ impl Iterator for Schedule {
     }
 }
 
-fn lane_rng(seed: u64, lane: usize) -> Rng {
-    Rng::new(Rng::new(seed ^ (lane as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).next_u64())
+fn lane_rng(seed: u64, lane: usize) -> SeededRng {
+    SeededRng::new(
+        SeededRng::new(seed ^ (lane as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).next_u64(),
+    )
 }
 
-fn choose(rng: &mut Rng, span: Span) -> Duration {
+fn choose(rng: &mut SeededRng, span: Span) -> Duration {
     rng.between(span.from, span.to)
 }
 

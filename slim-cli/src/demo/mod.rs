@@ -16,12 +16,12 @@ use std::time::Duration;
 
 use clap::Args;
 use slim_lab::mpi::{Flavor, Mpi};
-use slim_lab::{Lab, Rng};
+use slim_lab::{Lab, SeededRng};
 
-use crate::failure::{FAILED, Failure};
+use crate::failure::{CliError, FAILED};
 use crate::run::preload;
 use events::Told;
-use one_run::{Mode, Setting};
+use one_run::{DemoMode, Setting};
 use summary::Summary;
 
 /// Show an MPI program whose connections are killed, bare and under SLIM.
@@ -29,7 +29,7 @@ use summary::Summary;
 /// Needs root (network namespaces) and Open MPI. Status 0 means that every run
 /// under SLIM finished with all data right.
 #[derive(Args, Debug)]
-pub struct Options {
+pub struct DemoOptions {
     /// Runs of each kind.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
@@ -51,14 +51,14 @@ pub struct Options {
 }
 
 /// Runs the demonstration.
-pub fn main(options: &Options) -> Result<ExitCode, Failure> {
-    let input = |e: slim_lab::Error| Failure::input(e.to_string());
+pub fn main(options: &DemoOptions) -> Result<ExitCode, CliError> {
+    let input = |e: slim_lab::Error| CliError::input(e.to_string());
     Lab::check().map_err(input)?;
     let library = preload::find(None)?;
     let mpi = Mpi::find(Flavor::OpenMpi4).map_err(input)?;
     let program = mpi.build_program("slim_pp.c").map_err(input)?;
     let events = event_directory(options)?;
-    let seed = options.seed.unwrap_or_else(Rng::seed_from_env);
+    let seed = options.seed.unwrap_or_else(SeededRng::seed_from_env);
     let lab = Lab::builder()
         .nodes(2)
         .name("demo")
@@ -79,11 +79,11 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
         ranks: options.ranks as usize,
         time: Duration::from_secs(options.seconds.into()),
     };
-    let mut rng = Rng::new(seed);
-    let modes: &[Mode] = if options.no_bare {
-        &[Mode::Slim]
+    let mut rng = SeededRng::new(seed);
+    let modes: &[DemoMode] = if options.no_bare {
+        &[DemoMode::Slim]
     } else {
-        &[Mode::Bare, Mode::Slim]
+        &[DemoMode::Bare, DemoMode::Slim]
     };
     let mut summaries = Vec::new();
     for mode in modes {
@@ -103,7 +103,7 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
     println!("it tells of {}", Told::read(&events));
     let perfect = summaries
         .iter()
-        .filter(|s| s.mode() == Mode::Slim)
+        .filter(|s| s.mode() == DemoMode::Slim)
         .all(Summary::is_perfect);
     if !perfect {
         println!("NOT every run under SLIM was perfect");
@@ -113,12 +113,12 @@ pub fn main(options: &Options) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn event_directory(options: &Options) -> Result<PathBuf, Failure> {
+fn event_directory(options: &DemoOptions) -> Result<PathBuf, CliError> {
     let default = || env::temp_dir().join(format!("slim-demo-{}", std::process::id()));
     let dir = options.events.clone().unwrap_or_else(default);
     fs::create_dir_all(&dir)
         .and_then(|()| dir.canonicalize())
-        .map_err(|e| Failure::input(format!("{}: {e}", dir.display())))
+        .map_err(|e| CliError::input(format!("{}: {e}", dir.display())))
 }
 
 /// Shows `line` in place on a terminal; elsewhere only finished lines are printed.

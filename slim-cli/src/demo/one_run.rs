@@ -8,11 +8,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use slim_lab::faults::destroy::{self, Amount, Pick};
-use slim_lab::mpi::{Outcome, Progress, Verdict, placement};
+use slim_lab::mpi::{JobVerdict, Outcome, Progress, placement};
 use slim_lab::output::Running;
-use slim_lab::{Lab, Rng};
+use slim_lab::{Lab, SeededRng};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 use crate::lab::launcher_environment;
 
 /// Time from one kill to the next.
@@ -28,14 +28,14 @@ const ALL_AT_ONCE: usize = 4;
 
 /// With or without SLIM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum DemoMode {
     /// As the distribution has it.
     Bare,
     /// Under `slim run`.
     Slim,
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for DemoMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Bare => "bare",
@@ -59,9 +59,9 @@ pub struct Setting<'a> {
 
 /// How a run went.
 #[derive(Debug)]
-pub struct Run {
+pub struct DemoRun {
     /// How it ended.
-    pub verdict: Verdict,
+    pub verdict: JobVerdict,
     /// The last line of progress.
     pub last: Option<Progress>,
     /// Exit status of the whole command; none if it hung and was killed.
@@ -74,12 +74,12 @@ impl Setting<'_> {
     /// Does run number `n`; `told` gets a line whenever something happened.
     pub fn run(
         &self,
-        mode: Mode,
+        mode: DemoMode,
         n: u32,
-        rng: &mut Rng,
+        rng: &mut SeededRng,
         told: impl Fn(&str),
-    ) -> Result<Run, Failure> {
-        let failed = |e: slim_lab::Error| Failure::failed(e.to_string());
+    ) -> Result<DemoRun, CliError> {
+        let failed = |e: slim_lab::Error| CliError::failed(e.to_string());
         told("starting");
         let mut job = Running::start(self.command(mode, n)?).map_err(failed)?;
         let mut killed = 0;
@@ -98,8 +98,8 @@ impl Setting<'_> {
         }
         told(&format!("{killed} connections killed, waiting for the end"));
         let grace = match mode {
-            Mode::Bare => BARE_GRACE,
-            Mode::Slim => SLIM_GRACE,
+            DemoMode::Bare => BARE_GRACE,
+            DemoMode::Slim => SLIM_GRACE,
         };
         let limit = (START + self.time + grace)
             .saturating_sub(job.elapsed())
@@ -121,7 +121,7 @@ impl Setting<'_> {
             left,
         };
         self.keep_output(mode, n, &outcome)?;
-        Ok(Run {
+        Ok(DemoRun {
             verdict: outcome.verdict(),
             last: outcome
                 .lines
@@ -133,13 +133,13 @@ impl Setting<'_> {
         })
     }
 
-    fn command(&self, mode: Mode, n: u32) -> Result<Command, Failure> {
+    fn command(&self, mode: DemoMode, n: u32) -> Result<Command, CliError> {
         let nodes = self.lab.nodes();
         let mut command = match mode {
-            Mode::Bare => nodes[0].command(self.mpirun),
-            Mode::Slim => {
+            DemoMode::Bare => nodes[0].command(self.mpirun),
+            DemoMode::Slim => {
                 let slim = env::current_exe()
-                    .map_err(|e| Failure::failed(format!("find this program: {e}")))?;
+                    .map_err(|e| CliError::failed(format!("find this program: {e}")))?;
                 let log = self.events.join(format!("run{n}.%h.%p.jsonl"));
                 let mut command = nodes[0].command(slim);
                 command
@@ -162,7 +162,7 @@ impl Setting<'_> {
         Ok(command)
     }
 
-    fn kill(&self, rng: &mut Rng) -> Result<usize, slim_lab::Error> {
+    fn kill(&self, rng: &mut SeededRng) -> Result<usize, slim_lab::Error> {
         let node = self.lab.node(rng.below(self.lab.nodes().len()));
         let amount = if rng.below(ALL_AT_ONCE) == 0 {
             Amount::All
@@ -176,23 +176,23 @@ impl Setting<'_> {
     }
 
     /// What the job wrote, beside its event log: the place to look when a run was not perfect.
-    fn keep_output(&self, mode: Mode, n: u32, outcome: &Outcome) -> Result<(), Failure> {
+    fn keep_output(&self, mode: DemoMode, n: u32, outcome: &Outcome) -> Result<(), CliError> {
         let path = self
             .events
             .join(format!("{}{n}.out", mode.to_string().to_lowercase()));
         fs::write(&path, outcome.tail(usize::MAX))
-            .map_err(|e| Failure::failed(format!("{}: {e}", path.display())))
+            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
     }
 }
 
-impl Run {
+impl DemoRun {
     /// Finished, with status 0 and all data right.
     pub fn is_perfect(&self) -> bool {
-        matches!(self.verdict, Verdict::Finished(p) if p.errors == 0)
+        matches!(self.verdict, JobVerdict::Finished(p) if p.errors == 0)
     }
 }
 
-impl fmt::Display for Run {
+impl fmt::Display for DemoRun {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} connections killed; {}", self.killed, self.verdict)
     }

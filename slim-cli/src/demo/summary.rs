@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::one_run::{Mode, Run};
+use super::one_run::{DemoMode, DemoRun};
 use crate::table::Table;
 
 /// The runs of one kind.
 #[derive(Debug)]
 pub struct Summary {
-    mode: Mode,
-    runs: Vec<Run>,
+    mode: DemoMode,
+    runs: Vec<DemoRun>,
 }
 
 impl Summary {
     /// No run yet.
-    pub fn new(mode: Mode) -> Self {
+    pub fn new(mode: DemoMode) -> Self {
         Self {
             mode,
             runs: Vec::new(),
@@ -22,12 +22,12 @@ impl Summary {
     }
 
     /// With or without SLIM.
-    pub fn mode(&self) -> Mode {
+    pub fn mode(&self) -> DemoMode {
         self.mode
     }
 
     /// Takes one more run in.
-    pub fn add(&mut self, run: Run) {
+    pub fn add(&mut self, run: DemoRun) {
         self.runs.push(run);
     }
 
@@ -90,14 +90,14 @@ pub fn table(summaries: &[Summary]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use slim_lab::mpi::{Progress, Verdict};
+    use slim_lab::mpi::{JobVerdict, Progress};
 
-    fn run(verdict: Verdict, status: Option<i32>, killed: usize) -> Run {
+    fn run(verdict: JobVerdict, status: Option<i32>, killed: usize) -> DemoRun {
         let last = match &verdict {
-            Verdict::Finished(p) | Verdict::Wrong(p) => Some(*p),
+            JobVerdict::Finished(p) | JobVerdict::Wrong(p) => Some(*p),
             _ => None,
         };
-        Run {
+        DemoRun {
             verdict,
             last,
             status,
@@ -116,22 +116,22 @@ mod tests {
 
     #[test]
     fn only_finished_runs_with_kills_are_perfect() {
-        let mut summary = Summary::new(Mode::Slim);
-        summary.add(run(Verdict::Finished(done(0, 0.2)), Some(0), 21));
+        let mut summary = Summary::new(DemoMode::Slim);
+        summary.add(run(JobVerdict::Finished(done(0, 0.2)), Some(0), 21));
         assert!(summary.is_perfect());
-        summary.add(run(Verdict::Finished(done(0, 0.2)), Some(0), 0));
+        summary.add(run(JobVerdict::Finished(done(0, 0.2)), Some(0), 0));
         assert!(!summary.is_perfect(), "nothing was killed in the second");
-        let mut summary = Summary::new(Mode::Slim);
-        summary.add(run(Verdict::Hung, None, 3));
+        let mut summary = Summary::new(DemoMode::Slim);
+        summary.add(run(JobVerdict::Hung, None, 3));
         assert!(!summary.is_perfect());
     }
 
     #[test]
     fn the_table_adds_up() {
-        let mut summary = Summary::new(Mode::Bare);
-        summary.add(run(Verdict::Finished(done(0, 0.25)), Some(0), 20));
-        summary.add(run(Verdict::Wrong(done(4, 0.5)), Some(3), 1));
-        summary.add(run(Verdict::Hung, None, 1));
+        let mut summary = Summary::new(DemoMode::Bare);
+        summary.add(run(JobVerdict::Finished(done(0, 0.25)), Some(0), 20));
+        summary.add(run(JobVerdict::Wrong(done(4, 0.5)), Some(3), 1));
+        summary.add(run(JobVerdict::Hung, None, 1));
         assert_eq!(
             summary.cells(),
             [

@@ -4,7 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
 
 /// What `slim run` was asked to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,25 +45,25 @@ const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun
 const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
 
 /// Finds `command` as the shell would, so that a wrong name is told before anything runs.
-pub fn resolve(command: &str) -> Result<PathBuf, Failure> {
+pub fn resolve(command: &str) -> Result<PathBuf, CliError> {
     if command.contains('/') {
         let path = PathBuf::from(command);
         return if is_executable(&path) {
             Ok(path)
         } else if path.exists() {
-            Err(Failure::new(
+            Err(CliError::new(
                 NOT_EXECUTABLE,
                 format!("{command}: not executable"),
             ))
         } else {
-            Err(Failure::new(NOT_FOUND, format!("{command}: no such file")))
+            Err(CliError::new(NOT_FOUND, format!("{command}: no such file")))
         };
     }
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
         .map(|dir| dir.join(command))
         .find(|p| is_executable(p))
-        .ok_or_else(|| Failure::new(NOT_FOUND, format!("{command}: command not found")))
+        .ok_or_else(|| CliError::new(NOT_FOUND, format!("{command}: command not found")))
 }
 
 fn is_executable(path: &Path) -> bool {

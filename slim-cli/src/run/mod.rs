@@ -15,7 +15,7 @@ use clap::Args;
 use slim_core::config::TOOL_VARIABLES;
 
 use crate::agent;
-use crate::failure::{Failure, NOT_EXECUTABLE};
+use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
 use launcher::Launcher;
@@ -27,7 +27,7 @@ use launcher::Launcher;
 /// mpirun itself, not a script that calls it: daemons on other hosts are reached
 /// through its options.
 #[derive(Args, Debug, Default)]
-pub struct Options {
+pub struct RunOptions {
     /// The preload library (default: next to this program, or ../lib; or SLIM_PRELOAD).
     #[arg(long, value_name = "FILE")]
     pub preload: Option<PathBuf>,
@@ -53,7 +53,7 @@ pub struct Options {
 
 /// A command ready to run: nothing is left to go wrong but the execution.
 #[derive(Debug)]
-pub struct Plan {
+pub struct RunPlan {
     program: PathBuf,
     args: Vec<OsString>,
     set: Vec<(String, OsString)>,
@@ -61,8 +61,8 @@ pub struct Plan {
 }
 
 /// Runs the command. Returns only when that is impossible.
-pub fn main(options: &Options) -> Failure {
-    let plan = match Plan::new(options) {
+pub fn main(options: &RunOptions) -> CliError {
+    let plan = match RunPlan::new(options) {
         Ok(plan) => plan,
         Err(failure) => return failure,
     };
@@ -71,15 +71,15 @@ pub fn main(options: &Options) -> Failure {
         exit(0);
     }
     let error = plan.command().exec();
-    Failure::new(
+    CliError::new(
         NOT_EXECUTABLE,
         format!("{}: {error}", plan.program.display()),
     )
 }
 
-impl Plan {
+impl RunPlan {
     /// Checks everything that can be checked before the command starts.
-    pub fn new(options: &Options) -> Result<Self, Failure> {
+    pub fn new(options: &RunOptions) -> Result<Self, CliError> {
         let (mut settings, _) = settings_of(options)?.checked()?;
         let library = preload::find(options.preload.as_deref())?;
         let name = options.command[0].to_string_lossy().into_owned();
@@ -97,7 +97,7 @@ impl Plan {
             Launcher::Plain => {}
             Launcher::NotYet(what) => {
                 let library = library.display().to_string();
-                return Err(Failure::input(launcher::not_yet(what, &name, &library)));
+                return Err(CliError::input(launcher::not_yet(what, &name, &library)));
             }
             Launcher::OpenMpi(version) => {
                 refuse_visible_key(&settings)?;
@@ -145,7 +145,7 @@ impl Plan {
     }
 }
 
-fn settings_of(options: &Options) -> Result<Settings, Failure> {
+fn settings_of(options: &RunOptions) -> Result<Settings, CliError> {
     let mut settings = Settings::from_env()?;
     for pair in &options.set {
         settings.set_pair(pair)?;
@@ -160,16 +160,16 @@ fn settings_of(options: &Options) -> Result<Settings, Failure> {
         let path = settings::absolute(path)?;
         let text = path
             .to_str()
-            .ok_or_else(|| Failure::input(format!("--events {}: not UTF-8", path.display())))?;
+            .ok_or_else(|| CliError::input(format!("--events {}: not UTF-8", path.display())))?;
         settings.set("SLIM_EVENTS", text);
     }
     Ok(settings)
 }
 
 /// The agent's command line is in the process list of every host it starts on.
-fn refuse_visible_key(settings: &Settings) -> Result<(), Failure> {
+fn refuse_visible_key(settings: &Settings) -> Result<(), CliError> {
     match settings.get("SLIM_JOB_KEY") {
-        Some(_) => Err(Failure::input(
+        Some(_) => Err(CliError::input(
             "SLIM_JOB_KEY would stand in the process list when daemons are started: put the key into a file and set SLIM_JOB_KEY_FILE",
         )),
         None => Ok(()),
@@ -177,19 +177,19 @@ fn refuse_visible_key(settings: &Settings) -> Result<(), Failure> {
 }
 
 /// The agent wrapper, next to this program.
-fn wrapper() -> Result<PathBuf, Failure> {
-    let here =
-        env::current_exe().map_err(|e| Failure::input(format!("cannot find this program: {e}")))?;
+fn wrapper() -> Result<PathBuf, CliError> {
+    let here = env::current_exe()
+        .map_err(|e| CliError::input(format!("cannot find this program: {e}")))?;
     let path = here.parent().unwrap_or(Path::new("/")).join(agent::PROGRAM);
     if !path.is_file() {
-        return Err(Failure::input(format!(
+        return Err(CliError::input(format!(
             "{} is missing: install it next to slim",
             path.display()
         )));
     }
     // Open MPI splits the agent at blanks (arguments) and colons (alternatives).
     if path.to_string_lossy().contains([' ', ':', '\t', '"']) {
-        return Err(Failure::input(format!(
+        return Err(CliError::input(format!(
             "{} has a blank, colon or quote in its path, which mpirun would split",
             path.display()
         )));

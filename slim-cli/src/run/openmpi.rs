@@ -18,7 +18,7 @@ pub const DEFAULT_AGENT: &str = "ssh : rsh";
 
 /// An `mpirun` command line that carries SLIM, and the variables it needs besides.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Prepared {
+pub struct PreparedCommand {
     /// Arguments of `mpirun`.
     pub args: Vec<OsString>,
     /// Variables to set in the environment of `mpirun`.
@@ -77,7 +77,7 @@ pub fn prepare(
     exported: &[&str],
     library: &Path,
     wrapper: &Path,
-) -> Prepared {
+) -> PreparedCommand {
     let mut rewritten = Rewritten::of(version, args, library, wrapper);
     let mut front = Vec::new();
     for name in exported {
@@ -93,7 +93,7 @@ pub fn prepare(
         .or_else(|| agent_from_files(&version.parameter_files(mpirun), version))
         .unwrap_or_else(|| DEFAULT_AGENT.into());
     let variables = version.agent_variables();
-    Prepared {
+    PreparedCommand {
         args: front,
         set: vec![
             (variables[0].into(), wrapper.into()),

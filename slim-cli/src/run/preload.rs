@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::failure::CliError;
 
 /// File name of the preload library.
 pub const LIBRARY: &str = "libslim_preload.so";
@@ -16,7 +16,7 @@ pub const VARIABLE: &str = "SLIM_PRELOAD";
 
 /// Finds the library: `given` (option), then `SLIM_PRELOAD`, then next to the
 /// program and in `../lib` of it. A path that was asked for must be right.
-pub fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
+pub fn find(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let from_env = env::var_os(VARIABLE)
         .filter(|v| !v.is_empty())
         .map(PathBuf::from);
@@ -27,7 +27,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, Failure> {
         return usable(&path, VARIABLE);
     }
     let program = env::current_exe()
-        .map_err(|e| Failure::input(format!("cannot find out where this program is: {e}")))?;
+        .map_err(|e| CliError::input(format!("cannot find out where this program is: {e}")))?;
     let places = places_near(&program);
     places
         .iter()
@@ -48,34 +48,34 @@ fn places_near(program: &Path) -> Vec<PathBuf> {
     places
 }
 
-fn missing(places: &[PathBuf]) -> Failure {
+fn missing(places: &[PathBuf]) -> CliError {
     let looked: Vec<_> = places.iter().map(|p| p.display().to_string()).collect();
-    Failure::input(format!(
+    CliError::input(format!(
         "{LIBRARY} not found (looked at {}); build it with `cargo build --release`, or name it with --preload or {VARIABLE}",
         looked.join(", ")
     ))
 }
 
 /// The loader splits `LD_PRELOAD` at blanks and colons and has no way to quote them.
-fn usable(path: &Path, source: &str) -> Result<PathBuf, Failure> {
+fn usable(path: &Path, source: &str) -> Result<PathBuf, CliError> {
     let full = path
         .canonicalize()
-        .map_err(|e| Failure::input(format!("{source}: {}: {e}", path.display())))?;
+        .map_err(|e| CliError::input(format!("{source}: {}: {e}", path.display())))?;
     if !full.is_file() {
-        return Err(Failure::input(format!(
+        return Err(CliError::input(format!(
             "{source}: {} is not a file",
             full.display()
         )));
     }
     if !is_shared_library(&full) {
-        return Err(Failure::input(format!(
+        return Err(CliError::input(format!(
             "{source}: {} is not a shared library for this machine",
             full.display()
         )));
     }
     match full.to_str() {
         Some(text) if !text.contains([' ', ':', '\t', '\n', '\'']) => Ok(full),
-        _ => Err(Failure::input(format!(
+        _ => Err(CliError::input(format!(
             "{source}: {} has a blank, colon or quote in its path, which LD_PRELOAD cannot carry",
             full.display()
         ))),

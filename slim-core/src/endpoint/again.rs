@@ -11,8 +11,8 @@ use super::close::Tomb;
 use super::ends::Ends;
 use super::flow::State;
 use super::pairs::Arrival;
-use super::pending::{Request, Waiting};
-use super::record::Flow;
+use super::pending::{Request, WaitingRequest};
+use super::record::FlowRecord;
 use super::{Endpoint, plain};
 use crate::addr::on_link_of;
 use crate::event::{Event, LegacyReason};
@@ -60,7 +60,7 @@ impl Endpoint {
         let again = self.is_again(now, &ends);
         self.supersede(now, &ends);
         self.dialling.insert(ends.clone(), token);
-        let mut flow = Flow::new(now, token, Role::Connector, ends);
+        let mut flow = FlowRecord::new(now, token, Role::Connector, ends);
         flow.again = again;
         self.flows.insert(token, Box::new(flow));
     }
@@ -197,7 +197,7 @@ impl Endpoint {
         remote: SocketAddr,
     ) {
         let ends = Ends::new(plain(local), plain(remote));
-        let mut flow = Flow::new(now, token, Role::Acceptor, ends);
+        let mut flow = FlowRecord::new(now, token, Role::Acceptor, ends);
         flow.go(State::Legacy);
         self.flows.insert(token, Box::new(flow));
         let reason = LegacyReason::NoAnswer;
@@ -225,7 +225,7 @@ impl Endpoint {
             self.tell_how_it_ended(name, &tomb, connector.ip());
             return self.tombs.put(now, name, tomb);
         }
-        let waiting = Waiting {
+        let waiting = WaitingRequest {
             at: now,
             request: Request::Open(Box::new(arrival)),
             from: connector,

@@ -9,14 +9,14 @@ use crate::ids::Time;
 /// A table of at most `MOST` entries, none of which is given out when it is older than the table's age. The oldest
 /// makes way for a new one.
 pub(super) struct Aged<K, V, const MOST: usize> {
-    known: HashMap<K, Entry<V>>,
+    known: HashMap<K, AgedEntry<V>>,
     /// By number, oldest first. A number that differs from that in `known` means nothing.
     order: VecDeque<(u64, Time, K)>,
     next: u64,
     age: Duration,
 }
 
-struct Entry<V> {
+struct AgedEntry<V> {
     number: u64,
     since: Time,
     value: V,
@@ -36,7 +36,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
     pub(super) fn put(&mut self, now: Time, key: K, value: V) {
         self.expire(now);
         self.next += 1;
-        let entry = Entry {
+        let entry = AgedEntry {
             number: self.next,
             since: now,
             value,
@@ -54,7 +54,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
 
     /// What is there under this key becomes as young as a new entry, unless most of its time is left anyway.
     pub(super) fn renew(&mut self, now: Time, key: &K) {
-        let worn = |e: &Entry<V>| (self.age / 4..self.age).contains(&now.since(e.since));
+        let worn = |e: &AgedEntry<V>| (self.age / 4..self.age).contains(&now.since(e.since));
         if self.known.get(key).is_some_and(worn)
             && let Some(entry) = self.known.remove(key)
         {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::ends::Ends;
-use super::processes::{Process, Told};
+use super::processes::{PeerProcess, ToldLocators};
 use super::record::Peer;
 use super::{Endpoint, plain};
 use crate::auth::{FlowKey, KeyInputs};
@@ -105,7 +105,7 @@ impl Endpoint {
             acceptor,
         };
         let key = FlowKey::derive(self.config.job_key.as_ref(), &inputs);
-        let process = self.processes.share(Process {
+        let process = self.processes.share(PeerProcess {
             id: told.id,
             addrs: told.addrs[..].into(),
             resume_port: told.resume_port,
@@ -113,7 +113,7 @@ impl Endpoint {
             features: told.features & feature::ALL,
         });
         if self.features & told.features & feature::TRANSPORTS != 0 {
-            let told = Told {
+            let told = ToldLocators {
                 serial: told.serial,
                 heard: 0,
                 locators: self.of_use(&told.locators),

@@ -9,10 +9,10 @@ use super::close::Tomb;
 use super::ends::Ends;
 use super::flow::State;
 use super::negotiate::{LATE_ANSWER, LATE_HELLO};
-use super::pending::{PendingHello, Request, Waiting};
-use super::processes::Process;
+use super::pending::{PendingHello, Request, WaitingRequest};
+use super::processes::PeerProcess;
 use super::record::Peer;
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Endpoint, plain};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
@@ -163,7 +163,7 @@ impl Endpoint {
         self.announce_fin_to(token, Some(hello.flow));
         if self.flows[&token].outage.is_some() {
             let most = self.config.hello_timeout.min(LATE_ANSWER);
-            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
             self.timers.set(deadline, now + most);
         }
     }
@@ -172,7 +172,7 @@ impl Endpoint {
     fn asker(&mut self, hello: &Hello) -> Peer {
         let random_s = answer_random(&self.secret, hello);
         let key = self.key_of(hello, random_s);
-        let process = self.processes.share(Process {
+        let process = self.processes.share(PeerProcess {
             id: hello.endpoint,
             addrs: hello.addrs[..].into(),
             resume_port: hello.resume_port,
@@ -288,7 +288,7 @@ impl Endpoint {
                     return self.out.datagram(from, Some(local), data);
                 }
             }
-            let waiting = Waiting {
+            let waiting = WaitingRequest {
                 at: now,
                 request: Request::Hello(Box::new(*hello)),
                 from,

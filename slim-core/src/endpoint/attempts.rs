@@ -17,7 +17,7 @@ use super::outage::{Attempts, Outage, Proof};
 use super::paths::Paths;
 use super::record::Bar;
 use super::resume::{Conn, Stage};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::event::{EscalateReason, Event, Failure};
 use crate::ids::{Cause, FlowToken, Role, Time, Verdict};
@@ -89,7 +89,7 @@ impl Endpoint {
             flow.bar = Bar::Asked;
             self.out.push(Action::Suspend { token });
         }
-        let owner = Owner::Flow(token, Timer::Deadline);
+        let owner = TimerOwner::Flow(token, Timer::Deadline);
         if let Some(deadline) = deadline
             && self.timers.get(owner).is_none()
         {
@@ -99,7 +99,8 @@ impl Endpoint {
 
     /// Begins to look for a transport, or goes on with it.
     pub(super) fn start_attempts(&mut self, now: Time, token: FlowToken) {
-        self.timers.clear(Owner::Flow(token, Timer::Explanation));
+        self.timers
+            .clear(TimerOwner::Flow(token, Timer::Explanation));
         let flow = self.flow(token);
         let Some(outage) = &mut flow.outage else {
             return;
@@ -121,7 +122,7 @@ impl Endpoint {
         };
         if let Some(left) = attempts.left.take() {
             self.timers
-                .set(Owner::Flow(token, Timer::Window), now + left);
+                .set(TimerOwner::Flow(token, Timer::Window), now + left);
         }
         self.connect(now, token);
     }
@@ -143,7 +144,8 @@ impl Endpoint {
             return;
         };
         self.emit_later(token, Event::Attempt { n: begun, path });
-        self.timers.set(Owner::Flow(token, Timer::Window), ends);
+        self.timers
+            .set(TimerOwner::Flow(token, Timer::Window), ends);
         let flow = self.flow(token);
         let failed = |outage: &&Outage| matches!(outage.cause, Cause::Errno(_));
         if begun == 1
@@ -152,7 +154,9 @@ impl Endpoint {
         {
             let start = outage.since + HEAD_START;
             if start > now {
-                return self.timers.set(Owner::Flow(token, Timer::Backoff), start);
+                return self
+                    .timers
+                    .set(TimerOwner::Flow(token, Timer::Backoff), start);
             }
         }
         self.connect(now, token);
@@ -165,7 +169,7 @@ impl Endpoint {
 
     /// Stops the clock while the replay runs: what comes of it decides.
     pub(super) fn pause_attempts(&mut self, now: Time, token: FlowToken) {
-        let window = Owner::Flow(token, Timer::Window);
+        let window = TimerOwner::Flow(token, Timer::Window);
         let ends = self.timers.get(window);
         for timer in [
             Timer::Window,
@@ -176,7 +180,7 @@ impl Endpoint {
             Timer::Query,
             Timer::Explanation,
         ] {
-            self.timers.clear(Owner::Flow(token, timer));
+            self.timers.clear(TimerOwner::Flow(token, timer));
         }
         let flow = self.flow(token);
         flow.query = None;
@@ -198,7 +202,7 @@ impl Endpoint {
         self.settle(token);
         if self
             .timers
-            .get(Owner::Flow(token, Timer::Backoff))
+            .get(TimerOwner::Flow(token, Timer::Backoff))
             .is_none()
         {
             self.start_attempts(now, token);
@@ -222,12 +226,14 @@ impl Endpoint {
             });
         let heard = self
             .timers
-            .get(Owner::Flow(token, Timer::PeerSilent))
+            .get(TimerOwner::Flow(token, Timer::PeerSilent))
             .is_some();
         if agreed || heard {
             // Both sides are at it this very moment.
             let more = now + Duration::from_secs(1);
-            return self.timers.set(Owner::Flow(token, Timer::Window), more);
+            return self
+                .timers
+                .set(TimerOwner::Flow(token, Timer::Window), more);
         }
         self.drop_outgoing(now, token);
         self.settle(token);

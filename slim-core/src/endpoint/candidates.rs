@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use super::flow::State;
 use super::record::Peer;
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Endpoint, plain};
 use crate::addr::at_port;
 use crate::auth::Fresh;
@@ -120,7 +120,7 @@ impl Endpoint {
             asked: 0,
         });
         self.by_id.insert((id, role), token);
-        let timer = Owner::Flow(token, Timer::Hello);
+        let timer = TimerOwner::Flow(token, Timer::Hello);
         if self.timers.get(timer).is_none() {
             let failed = self.flow(token).outage.is_some();
             let wait = if failed { HURRY } else { PATIENCE };
@@ -179,7 +179,7 @@ impl Endpoint {
             again = Some(again.map_or(wait, |other: Duration| other.min(wait)));
         }
         if let Some(wait) = again {
-            let timer = Owner::Flow(token, Timer::Hello);
+            let timer = TimerOwner::Flow(token, Timer::Hello);
             self.timers.set(timer, now + wait);
         }
         if hello && self.flow(token).hello.is_none() {
@@ -283,7 +283,7 @@ impl Endpoint {
                 if flow.hello.is_some() {
                     return;
                 }
-                self.timers.clear(Owner::Flow(token, Timer::Hello));
+                self.timers.clear(TimerOwner::Flow(token, Timer::Hello));
                 if flow.state() == State::Negotiating && role == Role::Connector {
                     self.ask_after_all(now, token);
                 } else if flow.state() == State::Negotiating && flow.outage.is_some() {

@@ -12,8 +12,8 @@ use super::aged::Aged;
 use super::candidates::Candidate;
 use super::errno::EPIPE;
 use super::flow::State;
-use super::record::{Bar, Drained, Flow, Leaving, Peer, Why};
-use super::timer::{Owner, Timer};
+use super::record::{Bar, DrainState, FlowRecord, Leaving, Peer, Why};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::{EscalateReason, Event, LegacyReason, LingerLimit};
@@ -29,7 +29,7 @@ const EXPLANATION: Duration = Duration::from_millis(5);
 
 /// What message told where the peer's stream ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum EndSource {
     /// By FIN, which may have been overtaken by what was sent since.
     Unasked,
     /// By STATUS.
@@ -242,7 +242,7 @@ impl Endpoint {
         let Some(token) = self.genuine(fin.flow, parsed) else {
             return self.drop_one();
         };
-        self.peer_finished(now, token, fin.final_seq, fin.how, Source::Unasked);
+        self.peer_finished(now, token, fin.final_seq, fin.how, EndSource::Unasked);
     }
 
     /// The peer's application has finished, as a FIN or a STATUS says.
@@ -252,7 +252,7 @@ impl Endpoint {
         token: FlowToken,
         end: u64,
         how: FinHow,
-        source: Source,
+        source: EndSource,
     ) {
         let flow = self.flow(token);
         if !flow.state().carries() {
@@ -269,7 +269,7 @@ impl Endpoint {
         self.learn_final(token, end, how);
         match &mut self.flow(token).outage {
             Some(outage) if outage.errno.is_some() => {
-                outage.confirmed |= source == Source::Asked;
+                outage.confirmed |= source == EndSource::Asked;
                 self.check_error(now, token);
             }
             _ => self.eof_explained(now, token, end, source),
@@ -286,7 +286,7 @@ impl Endpoint {
     }
 
     /// The peer sent `end` bytes in all: is that what we had when the stream ended?
-    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, source: Source) {
+    fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, source: EndSource) {
         let flow = self.flow(token);
         let Some(at) = flow.outage.as_ref().and_then(|outage| outage.eof) else {
             return;
@@ -298,7 +298,7 @@ impl Endpoint {
             // Somebody ended the stream early.
             std::cmp::Ordering::Less => self.eof_is_fault(now, token),
             // An ending process announced it, and sent some more: nobody has announced this end.
-            std::cmp::Ordering::Greater if source == Source::Unasked => {
+            std::cmp::Ordering::Greater if source == EndSource::Unasked => {
                 self.flow(token).peer_fin = None;
                 self.ask(now, token, Why::Eof);
             }
@@ -342,7 +342,7 @@ impl Endpoint {
 
     /// Asks whether the peer has closed the flow. What that takes is not to delay a resume much.
     fn ask_about_error(&mut self, now: Time, token: FlowToken) {
-        let owner = Owner::Flow(token, Timer::Explanation);
+        let owner = TimerOwner::Flow(token, Timer::Explanation);
         if self.timers.get(owner).is_none() {
             self.drop_outgoing(now, token);
             self.timers.set(owner, now + EXPLANATION);
@@ -379,7 +379,7 @@ impl Endpoint {
     }
 
     /// There is nothing to be looked for any more: the old transport will do.
-    fn end_outage(&mut self, now: Time, token: FlowToken) -> &mut Flow {
+    fn end_outage(&mut self, now: Time, token: FlowToken) -> &mut FlowRecord {
         self.abandon_connections(now, token);
         self.settle(token);
         self.timers.clear_flow(token);
@@ -396,7 +396,7 @@ impl Endpoint {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
-            Some((end, _)) => self.eof_explained(now, token, end, Source::Unasked),
+            Some((end, _)) => self.eof_explained(now, token, end, EndSource::Unasked),
             None => self.ask(now, token, Why::Eof),
         }
     }
@@ -520,7 +520,7 @@ impl Endpoint {
     /// An end of stream is being looked into, and the old transport still stands.
     pub(super) fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
-        flow.change.drained == Drained::No
+        flow.change.drained == DrainState::No
             && flow.change.awaiting.is_none()
             && flow.change.pump.is_none()
             && flow

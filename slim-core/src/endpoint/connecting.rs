@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::errno::ECONNREFUSED;
 use super::record::Why;
 use super::resume::{Conn, Stage};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::event::Failure;
 use crate::ids::{ConnId, FlowToken, Time};
@@ -59,9 +59,9 @@ impl Endpoint {
         let flow = self.flow(token);
         let role = flow.role;
         flow.change.lane = Some(path.to);
-        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        self.timers.clear(TimerOwner::Flow(token, Timer::Backoff));
         self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
+            .set(TimerOwner::Flow(token, Timer::Stuck), now + stuck);
         if self.connects.enter(path.to, token, role) {
             self.launch(now, token);
         }
@@ -94,7 +94,7 @@ impl Endpoint {
             },
         );
         for (timer, wait) in [(Timer::Stuck, stuck), (Timer::Hung, hung)] {
-            self.timers.set(Owner::Flow(token, timer), now + wait);
+            self.timers.set(TimerOwner::Flow(token, timer), now + wait);
         }
         self.out.push(Action::Connect { conn, token, path });
     }
@@ -158,8 +158,8 @@ impl Endpoint {
         };
         let stuck = stuck_in(n);
         self.timers
-            .set(Owner::Flow(token, Timer::Stuck), now + stuck);
-        self.timers.clear(Owner::Flow(token, Timer::Hung));
+            .set(TimerOwner::Flow(token, Timer::Stuck), now + stuck);
+        self.timers.clear(TimerOwner::Flow(token, Timer::Hung));
     }
 
     /// The connection under way came to nothing. The driver has closed it, or was told to.
@@ -190,7 +190,7 @@ impl Endpoint {
         // From next to nothing to all of it: those who failed together do not come back together.
         let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
         self.timers
-            .set(Owner::Flow(token, Timer::Backoff), now + pause);
+            .set(TimerOwner::Flow(token, Timer::Backoff), now + pause);
         if why == Failure::Errno(ECONNREFUSED) {
             // Perhaps the process is gone; perhaps a firewall is in a bad mood.
             self.ask(now, token, Why::Death);
@@ -202,14 +202,14 @@ impl Endpoint {
 
     /// What is to be waited for next is our own front end, or nothing.
     pub(super) fn stop_waiting(&mut self, token: FlowToken) {
-        self.timers.clear(Owner::Flow(token, Timer::Stuck));
-        self.timers.clear(Owner::Flow(token, Timer::Hung));
+        self.timers.clear(TimerOwner::Flow(token, Timer::Stuck));
+        self.timers.clear(TimerOwner::Flow(token, Timer::Hung));
     }
 
     /// Closes the connection under way, if there is one, without counting it as failed.
     pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
         self.stop_waiting(token);
-        self.timers.clear(Owner::Flow(token, Timer::Backoff));
+        self.timers.clear(TimerOwner::Flow(token, Timer::Backoff));
         if let Some(conn) = self.flow(token).change.outgoing.take() {
             self.close_conn(conn);
         }

@@ -4,10 +4,10 @@ use std::net::{SocketAddr, SocketAddrV4};
 
 /// Our end and their end.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Ends(Inner);
+pub(super) struct Ends(EndsState);
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Inner {
+enum EndsState {
     V4(SocketAddrV4, SocketAddrV4),
     Other(Box<(SocketAddr, SocketAddr)>),
 }
@@ -15,15 +15,15 @@ enum Inner {
 impl Ends {
     pub(super) fn new(local: SocketAddr, remote: SocketAddr) -> Self {
         Ends(match (local, remote) {
-            (SocketAddr::V4(local), SocketAddr::V4(remote)) => Inner::V4(local, remote),
-            other => Inner::Other(Box::new(other)),
+            (SocketAddr::V4(local), SocketAddr::V4(remote)) => EndsState::V4(local, remote),
+            other => EndsState::Other(Box::new(other)),
         })
     }
 
     pub(super) fn both(&self) -> (SocketAddr, SocketAddr) {
         match &self.0 {
-            Inner::V4(local, remote) => ((*local).into(), (*remote).into()),
-            Inner::Other(both) => **both,
+            EndsState::V4(local, remote) => ((*local).into(), (*remote).into()),
+            EndsState::Other(both) => **both,
         }
     }
 

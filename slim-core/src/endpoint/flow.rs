@@ -88,16 +88,16 @@ impl fmt::Display for Illegal {
 
 /// The state of one flow. Private inside, so that nobody sets it past the table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lifecycle(Inner);
+pub(super) struct Lifecycle(FlowState);
 
 #[derive(Clone, Copy, Debug)]
-struct Inner {
+struct FlowState {
     state: State,
 }
 
 impl Lifecycle {
     pub(super) fn new() -> Self {
-        Lifecycle(Inner {
+        Lifecycle(FlowState {
             state: State::Negotiating,
         })
     }
@@ -142,7 +142,7 @@ mod tests {
     fn every_move_is_as_in_the_table() {
         for from in State::ALL {
             for to in State::ALL {
-                let mut cycle = Lifecycle(Inner { state: from });
+                let mut cycle = Lifecycle(FlowState { state: from });
                 let got = cycle.go(to);
                 if from == to {
                     assert_eq!(got, Ok(false));

@@ -2,10 +2,10 @@
 
 use super::errno::ECONNREFUSED;
 use super::flow::State;
-use super::record::{Drained, Why};
+use super::record::{DrainState, Why};
 use super::respond::PEER_RETRY;
 use super::resume::{Bound, Conn, Stage};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, verify_with_job};
 use crate::event::{EscalateReason, Failure};
@@ -241,7 +241,7 @@ impl Endpoint {
             return;
         };
         if outage.eof == Some(end)
-            && flow.change.drained == Drained::No
+            && flow.change.drained == DrainState::No
             && flow.change.awaiting.is_none()
         {
             // The end of stream was genuine, and the connection still says so itself. That we do
@@ -285,7 +285,7 @@ impl Endpoint {
         match self.conns.get(&conn) {
             None => {}
             Some(Conn::Fresh { .. }) => {
-                self.timers.clear(Owner::Conn(conn));
+                self.timers.clear(TimerOwner::Conn(conn));
                 self.conns.remove(&conn);
                 self.fresh.retain(|fresh| *fresh != conn);
             }
@@ -335,7 +335,7 @@ impl Endpoint {
         }
         self.settle(token);
         self.timers
-            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_RETRY);
+            .set(TimerOwner::Flow(token, Timer::PeerSilent), now + PEER_RETRY);
     }
 }
 

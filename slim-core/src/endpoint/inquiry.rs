@@ -12,11 +12,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Endpoint;
-use super::close::Source;
+use super::close::EndSource;
 use super::flow::State;
 use super::outage::Proof;
 use super::record::{Asked, Leaving, Why};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
 use crate::event::{EscalateReason, LegacyReason};
@@ -177,7 +177,7 @@ impl Endpoint {
             inquiry.to = to;
             inquiry.sent += 1;
         }
-        self.timers.set(Owner::Peer(peer), now + wait);
+        self.timers.set(TimerOwner::Peer(peer), now + wait);
         if sent >= VERIFIED_AFTER {
             for token in waiting {
                 self.verify(token);
@@ -288,7 +288,7 @@ impl Endpoint {
         self.send_query(token, to);
         let wait = RETRY * (1 << sent.min(8));
         self.timers
-            .set(Owner::Flow(token, Timer::Query), now + wait);
+            .set(TimerOwner::Flow(token, Timer::Query), now + wait);
     }
 
     fn unanswered(&mut self, now: Time, token: FlowToken) {
@@ -335,7 +335,7 @@ impl Endpoint {
 
     pub(super) fn drop_query(&mut self, token: FlowToken) {
         self.flow(token).query = None;
-        self.timers.clear(Owner::Flow(token, Timer::Query));
+        self.timers.clear(TimerOwner::Flow(token, Timer::Query));
     }
 
     /// Flows of `peer` that wait for the outcome of its inquiry.
@@ -356,7 +356,7 @@ impl Endpoint {
 
     fn close_inquiry(&mut self, peer: EndpointId) {
         self.inquiries.open.remove(&peer);
-        self.timers.clear(Owner::Peer(peer));
+        self.timers.clear(TimerOwner::Peer(peer));
     }
 
     /// The process has answered, or has said something else that nobody can have recorded. So it
@@ -399,7 +399,7 @@ impl Endpoint {
                 refused: None,
             });
             if asked.token != token {
-                self.timers.clear(Owner::Flow(token, Timer::Query));
+                self.timers.clear(TimerOwner::Flow(token, Timer::Query));
                 if let Some(query) = &mut self.flow(token).query {
                     query.sent = 0;
                 }
@@ -421,8 +421,8 @@ impl Endpoint {
                     inquiry.refused = Some(now);
                     inquiry.sent = QUERIES - 2;
                     let token = inquiry.token;
-                    self.timers.clear(Owner::Flow(token, Timer::Query));
-                    self.timers.set(Owner::Peer(peer), now + CONFIRM_DEATH);
+                    self.timers.clear(TimerOwner::Flow(token, Timer::Query));
+                    self.timers.set(TimerOwner::Peer(peer), now + CONFIRM_DEATH);
                 }
                 Some(first) if now.since(first) >= CONFIRM_DEATH => self.process_gone(now, peer),
                 // The refusal of a copy.
@@ -497,12 +497,12 @@ impl Endpoint {
             FlowStatus::Legacy if why == Why::Plain => self.leave(now, token, Leaving::Heard),
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {
-                self.peer_finished(now, token, end, FinHow::HalfClose, Source::Asked);
+                self.peer_finished(now, token, end, FinHow::HalfClose, EndSource::Asked);
             }
             FlowStatus::Closed(end) => {
-                self.peer_finished(now, token, end, FinHow::Close, Source::Asked);
+                self.peer_finished(now, token, end, FinHow::Close, EndSource::Asked);
             }
-            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset, Source::Asked),
+            FlowStatus::Reset => self.peer_finished(now, token, 0, FinHow::Reset, EndSource::Asked),
             FlowStatus::Legacy => self.fall_back(now, token, LegacyReason::PeerDemoted),
         }
     }

@@ -11,7 +11,7 @@ use super::aged::Aged;
 use super::close::Tomb;
 use super::ends::Ends;
 use super::negotiate::KNOWN;
-use super::record::{Flow, Peer};
+use super::record::{FlowRecord, Peer};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs};
 use crate::config::{Config, Policy};
@@ -118,7 +118,7 @@ impl Endpoint {
     pub(super) fn never_met(
         &mut self,
         now: Time,
-        flow: &Flow,
+        flow: &FlowRecord,
         status: FlowStatus,
         asked: Option<FlowId>,
     ) {

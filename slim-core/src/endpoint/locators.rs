@@ -5,15 +5,15 @@
 //! flow; so a process with TCP only sends and hears nothing of it.
 //!
 //! What was told under the key of one flow holds for all flows with the same process at the same address, and is
-//! kept once ([`Told`]). Who only says that it is that process, at another address, changes nothing there.
+//! kept once ([`ToldLocators`]). Who only says that it is that process, at another address, changes nothing there.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use super::Endpoint;
-use super::processes::Told;
-use super::timer::Owner;
+use super::processes::ToldLocators;
+use super::timer::TimerOwner;
 use crate::auth::Fresh;
 use crate::ids::{EndpointId, FlowId, FlowToken, Role, Time};
 use crate::transport::{OtherLocator, Transports};
@@ -119,7 +119,7 @@ impl Endpoint {
         exchange.ways.push((at, token));
         exchange.sent = 1;
         self.say_offer(token);
-        self.timers.set(Owner::Offer(peer), now + RETRY);
+        self.timers.set(TimerOwner::Offer(peer), now + RETRY);
     }
 
     fn say_offer(&mut self, token: FlowToken) {
@@ -173,12 +173,12 @@ impl Endpoint {
             exchange.sent += 1;
         }
         self.timers
-            .set(Owner::Offer(peer), now + RETRY * (1 << sent));
+            .set(TimerOwner::Offer(peer), now + RETRY * (1 << sent));
     }
 
     fn exchange_over(&mut self, peer: EndpointId) {
         self.exchanges.open.remove(&peer);
-        self.timers.clear(Owner::Offer(peer));
+        self.timers.clear(TimerOwner::Offer(peer));
     }
 
     /// Those of kinds that we can make connections of.
@@ -228,7 +228,7 @@ impl Endpoint {
         let id = peer.process.id;
         let locators = self.of_use(offer.locators.iter());
         let known = self.exchanges.serial == offer.answers;
-        let told = Told {
+        let told = ToldLocators {
             serial: offer.serial,
             heard: if known { offer.answers } else { 0 },
             locators,

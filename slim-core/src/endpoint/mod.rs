@@ -178,12 +178,12 @@ use pending::Pending;
 use probe::Probes;
 use processes::Processes;
 use reach::Reaches;
-use record::{Bar, Drained, Flow, Leaving};
+use record::{Bar, DrainState, FlowRecord, Leaving};
 use refusals::Refusals;
 use resume::Conn;
 use rng::Rng;
 use shut_off::ShutOff;
-use timer::{Owner, Timer, Timers};
+use timer::{Timer, TimerOwner, Timers};
 
 /// All flows of one process. The [module](self) says how to drive it.
 pub struct Endpoint {
@@ -195,7 +195,7 @@ pub struct Endpoint {
     /// Makes `random_s` of each HELLO.
     secret: [u8; 32],
     /// In the order of their tokens, so that a run can be repeated.
-    flows: BTreeMap<FlowToken, Box<Flow>>,
+    flows: BTreeMap<FlowToken, Box<FlowRecord>>,
     by_id: BTreeMap<(FlowId, Role), FlowToken>,
     /// Accepted flows.
     by_ends: BTreeMap<Ends, FlowToken>,
@@ -305,7 +305,7 @@ impl Endpoint {
 
     /// Acceptor: whether HELLO has come for the flow, from its peer or from whoever says that it is.
     pub fn was_asked(&self, token: FlowToken) -> bool {
-        let known = |flow: &Flow| flow.peer.is_some() || self.candidates.any(token);
+        let known = |flow: &FlowRecord| flow.peer.is_some() || self.candidates.any(token);
         self.flows.get(&token).is_some_and(|flow| known(flow))
     }
 
@@ -332,7 +332,7 @@ impl Endpoint {
         self.dropped
     }
 
-    fn flow(&mut self, token: FlowToken) -> &mut Flow {
+    fn flow(&mut self, token: FlowToken) -> &mut FlowRecord {
         self.flows
             .get_mut(&token)
             .expect("whoever calls this has looked the flow up")
@@ -370,7 +370,7 @@ impl Endpoint {
         if role == Role::Acceptor {
             self.met_again(&ends);
             self.by_ends.insert(ends.clone(), token);
-            let flow = Flow::new(now, token, role, ends);
+            let flow = FlowRecord::new(now, token, role, ends);
             self.flows.insert(token, Box::new(flow));
         } else {
             self.pairs.note(ends.local().port());
@@ -426,7 +426,7 @@ impl Endpoint {
         // The new transport has failed before it was of any use. The peer may already be using it.
         flow.change.pump = None;
         flow.bar = Bar::Shut;
-        flow.change.drained = Drained::No;
+        flow.change.drained = DrainState::No;
         self.settle(token);
         self.start_attempts(now, token);
     }
@@ -544,12 +544,12 @@ impl Endpoint {
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(owner) = self.timers.pop(now) {
             match owner {
-                Owner::Conn(conn) => self.on_conn_timer(conn),
-                Owner::Peer(peer) => self.on_peer_timer(now, peer),
-                Owner::Probe(peer) => self.on_probe_timer(now, peer),
-                Owner::Reach(peer) => self.on_reach_timer(now, peer),
-                Owner::Offer(peer) => self.on_offer_timer(now, peer),
-                Owner::Flow(token, timer) => self.on_timer(now, token, timer),
+                TimerOwner::Conn(conn) => self.on_conn_timer(conn),
+                TimerOwner::Peer(peer) => self.on_peer_timer(now, peer),
+                TimerOwner::Probe(peer) => self.on_probe_timer(now, peer),
+                TimerOwner::Reach(peer) => self.on_reach_timer(now, peer),
+                TimerOwner::Offer(peer) => self.on_offer_timer(now, peer),
+                TimerOwner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }
     }

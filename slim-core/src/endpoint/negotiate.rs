@@ -10,8 +10,8 @@ use std::time::Duration;
 use super::flow::State;
 use super::outage::Outage;
 use super::pending::Request;
-use super::record::{Asking, Bar, Flow, Peer};
-use super::timer::{Owner, Timer};
+use super::record::{Asking, Bar, FlowRecord, Peer};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::{FlowKey, Fresh, KeyInputs, seal_with_job, verify_with_job};
 use crate::config::Policy;
@@ -49,7 +49,7 @@ impl Endpoint {
         let flow = &self.flows[&token];
         if flow.state() == State::Negotiating && flow.outage.is_some() {
             let most = self.config.hello_timeout.min(LATE_ANSWER);
-            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
             self.timers.set(deadline, now + most);
         }
     }
@@ -70,7 +70,7 @@ impl Endpoint {
         }
         let limit = now + self.config.hello_timeout;
         self.timers
-            .set(Owner::Flow(token, Timer::HelloDeadline), limit);
+            .set(TimerOwner::Flow(token, Timer::HelloDeadline), limit);
         match role {
             Role::Connector => {
                 let id = FlowId::new(self.rng.half(), self.flows[&token].again);
@@ -150,7 +150,7 @@ impl Endpoint {
         let from = self.own_end(token, to);
         self.out.datagram(to, from, data);
         self.timers
-            .set(Owner::Flow(token, Timer::Hello), now + wait);
+            .set(TimerOwner::Flow(token, Timer::Hello), now + wait);
     }
 
     /// Up to half as long again: what was lost together does not come back together.
@@ -195,7 +195,7 @@ impl Endpoint {
         };
         let most = least.max(age * (KNOWN - 1));
         if known && flow.outage.is_none() && now.since(flow.opened) < most {
-            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
             return self.timers.set(deadline, now + age);
         }
         if flow.role == Role::Acceptor && !known {
@@ -225,12 +225,12 @@ impl Endpoint {
         let first = !std::mem::replace(&mut asking.waiting, true);
         let to = flow.ends.remote();
         if first {
-            let deadline = Owner::Flow(token, Timer::HelloDeadline);
+            let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
             self.timers.set(deadline, limit);
         }
         let wait = self.spread(RETRY_MAX);
         self.timers
-            .set(Owner::Flow(token, Timer::Hello), now + wait);
+            .set(TimerOwner::Flow(token, Timer::Hello), now + wait);
         self.hellos.answered(now, to, None);
         self.hello_over(now, token);
     }
@@ -325,7 +325,7 @@ impl Endpoint {
     }
 
     /// Whether we have accepted the connection, and no HELLO has come because it is late.
-    pub(super) fn may_be_asked(&self, now: Time, flow: &Flow) -> bool {
+    pub(super) fn may_be_asked(&self, now: Time, flow: &FlowRecord) -> bool {
         let silent = self.askers.is_silent(now, flow.ends.remote().ip());
         let negotiates = flow.role == Role::Acceptor && flow.state() == State::Negotiating;
         negotiates && !silent && now.since(flow.opened) < LATE_HELLO
@@ -374,7 +374,7 @@ impl Endpoint {
                     true => most.min(STRAY_HELLO),
                     false => most.min(LATE_HELLO),
                 };
-                let deadline = Owner::Flow(token, Timer::HelloDeadline);
+                let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
                 let limit = now + wait;
                 if self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);

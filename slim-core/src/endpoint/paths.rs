@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::record::Flow;
+use super::record::FlowRecord;
 use crate::addr::at_port;
 use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 
@@ -18,7 +18,7 @@ impl Paths {
     /// Every path to try. `others`: how the peer is reached by other kinds than TCP. `own`: our transports, on a host of
     /// this id.
     pub(super) fn of(
-        flow: &Flow,
+        flow: &FlowRecord,
         others: &[OtherLocator],
         host: &[u8; 16],
         own: &Transports,
@@ -67,7 +67,7 @@ impl Paths {
 }
 
 /// Every (local, remote) pair to try, the one that the application used first. `own` are the addresses of this host.
-fn tcp_paths(flow: &Flow, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
+fn tcp_paths(flow: &FlowRecord, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     let Some(peer) = &flow.peer else {
         return Vec::new();
     };

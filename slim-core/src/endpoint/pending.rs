@@ -30,12 +30,12 @@ pub struct PendingHello {
 /// HELLOs that came before the application accepted their connection, by (our end, their end).
 #[derive(Default)]
 pub(super) struct Pending {
-    by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Vec<Waiting>)>,
+    by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Vec<WaitingRequest>)>,
     /// When each came first, oldest first. An entry that differs from that in `by_tuple` means nothing.
     order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
 }
 
-pub(super) struct Waiting {
+pub(super) struct WaitingRequest {
     /// When it came last.
     pub(super) at: Time,
     pub(super) request: Request,
@@ -59,7 +59,12 @@ impl Request {
 }
 
 impl Pending {
-    pub(super) fn put(&mut self, now: Time, tuple: (SocketAddr, SocketAddr), waiting: Waiting) {
+    pub(super) fn put(
+        &mut self,
+        now: Time,
+        tuple: (SocketAddr, SocketAddr),
+        waiting: WaitingRequest,
+    ) {
         self.expire(now);
         if self.order.len() >= 2 * PENDING {
             let by_tuple = &self.by_tuple;
@@ -92,7 +97,11 @@ impl Pending {
     }
 
     /// Takes one of the HELLOs for a connection, the oldest first.
-    pub(super) fn take(&mut self, now: Time, tuple: (SocketAddr, SocketAddr)) -> Option<Waiting> {
+    pub(super) fn take(
+        &mut self,
+        now: Time,
+        tuple: (SocketAddr, SocketAddr),
+    ) -> Option<WaitingRequest> {
         self.expire(now);
         let (_, waiting) = self.by_tuple.get_mut(&tuple)?;
         let oldest = waiting.remove(0);
@@ -110,14 +119,14 @@ impl Pending {
         flow: FlowId,
         time: Duration,
     ) -> bool {
-        let is_it = |w: &Waiting| w.request.flow() == flow;
+        let is_it = |w: &WaitingRequest| w.request.flow() == flow;
         let waiting = self.by_tuple.get(&tuple);
         waiting.is_some_and(|(since, known)| now.since(*since) >= time && known.iter().any(is_it))
     }
 
     /// Whether only HELLOs wait, and one is of a connection whose addresses were in use before.
     pub(super) fn has_again(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
-        let is_hello = |w: &Waiting| matches!(w.request, Request::Hello(_));
+        let is_hello = |w: &WaitingRequest| matches!(w.request, Request::Hello(_));
         let waiting = self.by_tuple.get(&tuple);
         waiting.is_some_and(|(_, known)| {
             known.iter().all(is_hello) && known.iter().any(|w| w.request.flow().is_again())
@@ -150,7 +159,7 @@ impl Pending {
     fn forget_unless(
         &mut self,
         tuple: (SocketAddr, SocketAddr),
-        keep: impl FnMut(&Waiting) -> bool,
+        keep: impl FnMut(&WaitingRequest) -> bool,
     ) {
         if let Some((_, waiting)) = self.by_tuple.get_mut(&tuple) {
             waiting.retain(keep);
@@ -161,7 +170,7 @@ impl Pending {
     }
 
     /// Takes all that wait at addresses of ours for which `fits` holds.
-    pub(super) fn take_all(&mut self, fits: impl Fn(SocketAddr) -> bool) -> Vec<Waiting> {
+    pub(super) fn take_all(&mut self, fits: impl Fn(SocketAddr) -> bool) -> Vec<WaitingRequest> {
         self.order.retain(|(_, tuple)| !fits(tuple.0));
         self.by_tuple
             .extract_if(|tuple, _| fits(tuple.0))
@@ -198,7 +207,7 @@ impl Pending {
 
 /// Whether an entry of the order is that of a HELLO that still waits.
 fn is_known(
-    by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Vec<Waiting>)>,
+    by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Vec<WaitingRequest>)>,
     (at, tuple): &(Time, (SocketAddr, SocketAddr)),
 ) -> bool {
     by_tuple.get(tuple).is_some_and(|(since, _)| since == at)

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::Endpoint;
 use super::resume::{Conn, Stage};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use crate::auth::Fresh;
 use crate::ids::{EndpointId, FlowToken, Nonce, Time};
 use crate::wire::{Message, Query};
@@ -39,7 +39,7 @@ const SLOW_TRIPS: u32 = 4;
 /// Peers that are being asked.
 #[derive(Default)]
 pub(super) struct Probes {
-    open: BTreeMap<EndpointId, Probe>,
+    open: BTreeMap<EndpointId, PeerProbe>,
 }
 
 impl Probes {
@@ -48,7 +48,7 @@ impl Probes {
     }
 }
 
-struct Probe {
+struct PeerProbe {
     /// The nonce of question `n` is this one with `n` added to it.
     base: Nonce,
     begun: Time,
@@ -67,7 +67,7 @@ fn nth(base: Nonce, n: u32) -> Nonce {
     )
 }
 
-impl Probe {
+impl PeerProbe {
     /// Which question has this nonce.
     fn which(&self, nonce: Nonce) -> Option<u32> {
         let [nonce, base] = [nonce, self.base].map(|nonce| u128::from_be_bytes(nonce.0));
@@ -86,7 +86,7 @@ impl Endpoint {
             probe.hung.insert(token);
             return;
         }
-        let probe = Probe {
+        let probe = PeerProbe {
             base: self.rng.nonce(),
             begun: now,
             sent: 0,
@@ -121,7 +121,7 @@ impl Endpoint {
         let every = every.max(PER_PEER * peers);
         // Processes that lost their peer together do not ask it together.
         let wait = every - Duration::from_micros(self.rng.up_to(every.as_micros() as u64 / 4));
-        self.timers.set(Owner::Probe(peer), now + wait);
+        self.timers.set(TimerOwner::Probe(peer), now + wait);
         self.probes.open.insert(peer, probe);
     }
 
@@ -141,7 +141,7 @@ impl Endpoint {
             ),
             None => self
                 .timers
-                .get(Owner::Flow(token, Timer::Backoff))
+                .get(TimerOwner::Flow(token, Timer::Backoff))
                 .is_some(),
         }
     }
@@ -173,7 +173,7 @@ impl Endpoint {
         let Some(probe) = self.probes.open.remove(&peer) else {
             return;
         };
-        self.timers.clear(Owner::Probe(peer));
+        self.timers.clear(TimerOwner::Probe(peer));
         let silence = n >= SILENCE;
         let trip = now.since(probe.begun);
         for token in probe.hung {
@@ -205,7 +205,7 @@ impl Endpoint {
         if age >= slow {
             self.connect_anew(now, token, via);
         } else {
-            let hung = Owner::Flow(token, Timer::Hung);
+            let hung = TimerOwner::Flow(token, Timer::Hung);
             self.timers.set(hung, now + (slow - age));
         }
     }

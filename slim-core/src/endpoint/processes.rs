@@ -15,7 +15,7 @@ const LEAST: usize = 64;
 
 /// What a process has told about itself in HELLO or HELLO_ACK.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Process {
+pub(super) struct PeerProcess {
     pub(super) id: EndpointId,
     pub(super) addrs: Box<[IpAddr]>,
     pub(super) resume_port: u16,
@@ -24,9 +24,9 @@ pub(super) struct Process {
     pub(super) features: u64,
 }
 
-impl From<&HelloAck> for Process {
+impl From<&HelloAck> for PeerProcess {
     fn from(ack: &HelloAck) -> Self {
-        Process {
+        PeerProcess {
             id: ack.endpoint,
             addrs: ack.addrs[..].into(),
             resume_port: ack.resume_port,
@@ -38,7 +38,7 @@ impl From<&HelloAck> for Process {
 
 /// What a process has told about other kinds of transport than TCP.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct ToldLocators {
     /// Number of what it has told.
     pub(super) serial: u64,
     /// Number of what we have told, and it has heard; 0 while that is not known.
@@ -50,9 +50,9 @@ pub(super) struct Told {
 /// All that flows have, and some that they had.
 #[derive(Default)]
 pub(super) struct Processes {
-    known: BTreeSet<Arc<Process>>,
+    known: BTreeSet<Arc<PeerProcess>>,
     /// By the address of it to which the flow goes under whose key it was told.
-    told: BTreeMap<(EndpointId, IpAddr), Told>,
+    told: BTreeMap<(EndpointId, IpAddr), ToldLocators>,
     /// How many there may be before they are looked through.
     room: usize,
     /// Those of them that have answered at a port of their own, which a firewall may close.
@@ -64,7 +64,7 @@ pub(super) struct Processes {
 impl Processes {
     /// The record of this process that other flows have, too. One that tells something new about itself has a new
     /// record, and older flows keep theirs.
-    pub(super) fn share(&mut self, process: Process) -> Arc<Process> {
+    pub(super) fn share(&mut self, process: PeerProcess) -> Arc<PeerProcess> {
         if let Some(known) = self.known.get(&process) {
             return known.clone();
         }
@@ -77,13 +77,13 @@ impl Processes {
     }
 
     /// A process with this address has told how it is reached. False if that is known to be out of date, or if too many have.
-    pub(super) fn tell(&mut self, id: EndpointId, at: IpAddr, new: Told) -> bool {
+    pub(super) fn tell(&mut self, id: EndpointId, at: IpAddr, new: ToldLocators) -> bool {
         let full = self.told.len() >= TOLD;
         match self.told.get_mut(&(id, at)) {
             Some(told) if new.serial < told.serial => return false,
             Some(told) => {
                 let heard = told.heard.max(new.heard);
-                *told = Told { heard, ..new };
+                *told = ToldLocators { heard, ..new };
             }
             None if full => return false,
             None => drop(self.told.insert((id, at), new)),
@@ -156,8 +156,8 @@ mod tests {
     use super::*;
     use crate::transport::TransportKind;
 
-    fn process(pid: u32, addrs: &[[u8; 4]]) -> Process {
-        Process {
+    fn process(pid: u32, addrs: &[[u8; 4]]) -> PeerProcess {
+        PeerProcess {
             id: EndpointId {
                 host: [1; 16],
                 pid,
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn only_what_is_newer_replaces_what_was_told() {
-        let told = |serial, heard, n: u8| Told {
+        let told = |serial, heard, n: u8| ToldLocators {
             serial,
             heard,
             locators: OtherLocator::new(TransportKind::TEST, &[n])

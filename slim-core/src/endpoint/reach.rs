@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use super::flow::State;
 use super::resume::Conn;
-use super::timer::Owner;
+use super::timer::TimerOwner;
 use super::{Action, Endpoint};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
@@ -89,7 +89,7 @@ impl Endpoint {
             conn: None,
         };
         self.reaches.open.insert(peer, reach);
-        self.timers.set(Owner::Reach(peer), now + AFTER);
+        self.timers.set(TimerOwner::Reach(peer), now + AFTER);
     }
 
     /// A flow is over.
@@ -144,7 +144,7 @@ impl Endpoint {
         if let Some(reach) = self.reaches.open.get_mut(&peer) {
             reach.sent = QUERIES.min(sent + 1);
         }
-        self.timers.set(Owner::Reach(peer), now + wait);
+        self.timers.set(TimerOwner::Reach(peer), now + wait);
     }
 
     fn query_aside(&mut self, token: FlowToken, nonce: Nonce) {
@@ -179,7 +179,7 @@ impl Endpoint {
     }
 
     fn reach_over(&mut self, peer: EndpointId) {
-        self.timers.clear(Owner::Reach(peer));
+        self.timers.clear(TimerOwner::Reach(peer));
         let reach = self.reaches.open.remove(&peer);
         if let Some(conn) = reach.and_then(|reach| reach.conn) {
             self.close_conn(conn);

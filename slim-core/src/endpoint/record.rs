@@ -8,7 +8,7 @@ use super::ends::Ends;
 use super::errno::EPIPE;
 use super::flow::{Lifecycle, State};
 use super::outage::Outage;
-use super::processes::Process;
+use super::processes::PeerProcess;
 use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
@@ -16,7 +16,7 @@ use crate::transport::Locator;
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
 /// An idle flow shall cost little: what is there for a while only is on the heap meanwhile.
-pub(super) struct Flow {
+pub(super) struct FlowRecord {
     pub(super) token: FlowToken,
     pub(super) role: Role,
     pub(super) ends: Ends,
@@ -48,7 +48,7 @@ pub(super) struct Flow {
 }
 
 /// Ten thousand of them, most of them idle, are usual.
-const _: () = assert!(size_of::<Flow>() <= 240);
+const _: () = assert!(size_of::<FlowRecord>() <= 240);
 
 /// HELLO under way.
 pub(super) struct Asking {
@@ -63,7 +63,7 @@ pub(super) struct Asking {
 /// The other side of a flow.
 #[derive(Clone)]
 pub(super) struct Peer {
-    pub(super) process: Arc<Process>,
+    pub(super) process: Arc<PeerProcess>,
     pub(super) key: FlowKey,
     /// From HELLO_ACK, which the acceptor says again if it is asked again.
     pub(super) random_s: [u8; 32],
@@ -72,7 +72,7 @@ pub(super) struct Peer {
 /// The change of a flow to another transport.
 #[derive(PartialEq, Eq)]
 pub(super) struct Change {
-    pub(super) drained: Drained,
+    pub(super) drained: DrainState,
     /// Connection we asked for.
     pub(super) outgoing: Option<ConnId>,
     /// Where we connect, or wait for our turn to.
@@ -88,7 +88,7 @@ pub(super) struct Change {
 
 impl Change {
     const NONE: Self = Change {
-        drained: Drained::No,
+        drained: DrainState::No,
         outgoing: None,
         lane: None,
         accepted: None,
@@ -147,7 +147,7 @@ pub(super) enum Bar {
 
 /// Is the old transport read dry and closed?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drained {
+pub(super) enum DrainState {
     No,
     /// `Drain` is under way.
     Asked,
@@ -223,9 +223,9 @@ pub(super) enum Leaving {
     Theirs,
 }
 
-impl Flow {
+impl FlowRecord {
     pub(super) fn new(now: Time, token: FlowToken, role: Role, ends: Ends) -> Self {
-        Flow {
+        FlowRecord {
             token,
             role,
             ends,
@@ -304,7 +304,7 @@ impl Flow {
     /// given reason to do anything to its end.
     pub(super) fn intact(&self) -> bool {
         self.bar == Bar::Shut
-            && self.change.drained == Drained::No
+            && self.change.drained == DrainState::No
             && self.change.accepted.is_none()
             && self.change.awaiting.is_none()
             && self.change.pump.is_none()

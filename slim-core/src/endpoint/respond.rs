@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::attempts::PEER_SILENT;
 use super::flow::State;
 use super::outage::Outage;
-use super::record::{Drained, Flow};
+use super::record::{DrainState, FlowRecord};
 use super::resume::{Bound, Conn, Stage};
-use super::timer::{Owner, Timer};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::Event;
@@ -63,7 +63,7 @@ impl Endpoint {
             },
         );
         self.fresh.push_back(conn);
-        self.timers.set(Owner::Conn(conn), now + FRESH_AGE);
+        self.timers.set(TimerOwner::Conn(conn), now + FRESH_AGE);
         let message = Message::Challenge(Challenge {
             endpoint: self.id,
             nonce_r,
@@ -102,7 +102,7 @@ impl Endpoint {
         parsed: &Parsed<'_>,
         resume: &Resume,
     ) {
-        self.timers.clear(Owner::Conn(conn));
+        self.timers.clear(TimerOwner::Conn(conn));
         // Near the front: who comes first speaks first.
         if let Some(place) = self.fresh.iter().position(|fresh| *fresh == conn) {
             self.fresh.remove(place);
@@ -175,7 +175,7 @@ impl Endpoint {
     }
 
     /// The number of the RESUME of ours that the peer may be answering right now.
-    fn own_request(&self, flow: &Flow) -> Option<u64> {
+    fn own_request(&self, flow: &FlowRecord) -> Option<u64> {
         match self.conns.get(&flow.change.outgoing?)? {
             Conn::Out {
                 stage: Stage::Requested { epoch, .. } | Stage::Agreed { epoch, .. },
@@ -222,8 +222,10 @@ impl Endpoint {
         if let Some(outage) = &mut self.flow(token).outage {
             outage.eof = None;
         }
-        self.timers
-            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_SILENT);
+        self.timers.set(
+            TimerOwner::Flow(token, Timer::PeerSilent),
+            now + PEER_SILENT,
+        );
         self.settle(token);
         self.advance(now, token);
     }
@@ -253,8 +255,10 @@ impl Endpoint {
         flow.change.awaiting = Some(conn);
         let data = self.seal(token, bound.into(), &message);
         self.out.push(Action::Send { conn, data });
-        self.timers
-            .set(Owner::Flow(token, Timer::PeerSilent), now + PEER_SILENT);
+        self.timers.set(
+            TimerOwner::Flow(token, Timer::PeerSilent),
+            now + PEER_SILENT,
+        );
     }
 
     pub(super) fn on_confirm(
@@ -277,7 +281,7 @@ impl Endpoint {
             return self.bad_message(now, conn);
         }
         // What we said in RESUME_OK still holds: nothing can have come in since.
-        let Drained::Done { received, sent } = flow.change.drained else {
+        let DrainState::Done { received, sent } = flow.change.drained else {
             return;
         };
         let said = (confirm.received, confirm.sent, confirm.final_seq);
@@ -377,7 +381,7 @@ impl Endpoint {
 }
 
 /// What a flow says to a genuine RESUME. `own`: number of the RESUME of ours that is out.
-fn answer_for(flow: &Flow, own: Option<u64>, epoch: u64) -> Answer {
+fn answer_for(flow: &FlowRecord, own: Option<u64>, epoch: u64) -> Answer {
     let token = flow.token;
     let refuse = |reason| Answer::Refuse(token, reason);
     match flow.state() {

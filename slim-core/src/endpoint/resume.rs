@@ -14,8 +14,8 @@
 //!    an old transport, too.
 
 use super::flow::State;
-use super::record::{Bar, Drained, Pump};
-use super::timer::{Owner, Timer};
+use super::record::{Bar, DrainState, Pump};
+use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::Fresh;
 use crate::event::EscalateReason;
@@ -153,10 +153,10 @@ impl Endpoint {
         }
         let flow = self.flow(token);
         match flow.change.drained {
-            Drained::Done { received, sent } => Some((received, sent)),
-            Drained::Asked => None,
-            Drained::No => {
-                flow.change.drained = Drained::Asked;
+            DrainState::Done { received, sent } => Some((received, sent)),
+            DrainState::Asked => None,
+            DrainState::No => {
+                flow.change.drained = DrainState::Asked;
                 self.out.push(Action::Drain { token });
                 None
             }
@@ -176,7 +176,7 @@ impl Endpoint {
         };
         let flow = self.flow(token);
         flow.change.awaiting = None;
-        flow.change.drained = Drained::No;
+        flow.change.drained = DrainState::No;
         flow.epochs.committed = epoch;
         self.push_install(token, conn, &confirm);
     }
@@ -236,8 +236,8 @@ impl Endpoint {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
         };
-        if flow.change.drained == Drained::Asked {
-            flow.change.drained = Drained::Done { received, sent };
+        if flow.change.drained == DrainState::Asked {
+            flow.change.drained = DrainState::Done { received, sent };
             self.advance(now, token);
         }
     }
@@ -274,7 +274,7 @@ impl Endpoint {
         let flow = self.flow(token);
         flow.go(State::Resuming);
         flow.bar = Bar::Open;
-        flow.change.drained = Drained::No;
+        flow.change.drained = DrainState::No;
         flow.epochs.committed = epoch;
         flow.epochs.behind = 0;
         flow.change.pump = Some(Pump {
@@ -331,7 +331,7 @@ impl Endpoint {
 
     /// Forgets a connection and has it closed.
     pub(super) fn close_conn(&mut self, conn: ConnId) {
-        self.timers.clear(Owner::Conn(conn));
+        self.timers.clear(TimerOwner::Conn(conn));
         if self.conns.remove(&conn).is_some() && !self.out.withdraw(conn) {
             self.out.push(Action::Close { conn });
         }
@@ -352,7 +352,7 @@ impl Endpoint {
             self.close_conn(conn);
         }
         for timer in [Timer::Hung, Timer::Stuck, Timer::Backoff, Timer::PeerSilent] {
-            self.timers.clear(Owner::Flow(token, timer));
+            self.timers.clear(TimerOwner::Flow(token, timer));
         }
         self.leave_lane(now, token);
         self.flow(token).change.rest();

@@ -48,7 +48,7 @@ impl Timer {
 
 /// Whose timer it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Owner {
+pub(super) enum TimerOwner {
     Flow(FlowToken, Timer),
     /// A connection that has to say who it is.
     Conn(ConnId),
@@ -67,10 +67,10 @@ pub(super) enum Owner {
 #[derive(Default)]
 pub(super) struct Timers {
     /// The earliest first. Who means something is what `flows` and `others` say; the first one always does.
-    queue: BinaryHeap<Reverse<(Time, Owner)>>,
+    queue: BinaryHeap<Reverse<(Time, TimerOwner)>>,
     /// Of each flow that has any; the places are in the order of [`Timer::ALL`].
     flows: Counted<FlowToken, [Option<Time>; Timer::ALL.len()]>,
-    others: BTreeMap<Owner, Time>,
+    others: BTreeMap<TimerOwner, Time>,
     /// How many are set.
     set: usize,
 }
@@ -80,9 +80,9 @@ const SHORT: usize = 64;
 
 impl Timers {
     /// Arms a timer; one of a kind, so an earlier setting is forgotten.
-    pub(super) fn set(&mut self, owner: Owner, at: Time) {
+    pub(super) fn set(&mut self, owner: TimerOwner, at: Time) {
         let before = match owner {
-            Owner::Flow(token, timer) => {
+            TimerOwner::Flow(token, timer) => {
                 self.flows.entry(token).or_default()[timer as usize].replace(at)
             }
             other => self.others.insert(other, at),
@@ -94,9 +94,9 @@ impl Timers {
         }
     }
 
-    pub(super) fn clear(&mut self, owner: Owner) {
+    pub(super) fn clear(&mut self, owner: TimerOwner) {
         let before = match owner {
-            Owner::Flow(token, timer) => {
+            TimerOwner::Flow(token, timer) => {
                 let Entry::Occupied(mut all) = self.flows.entry(token) else {
                     return;
                 };
@@ -114,9 +114,9 @@ impl Timers {
         }
     }
 
-    pub(super) fn get(&self, owner: Owner) -> Option<Time> {
+    pub(super) fn get(&self, owner: TimerOwner) -> Option<Time> {
         match owner {
-            Owner::Flow(token, timer) => self.flows.get(&token)?[timer as usize],
+            TimerOwner::Flow(token, timer) => self.flows.get(&token)?[timer as usize],
             other => self.others.get(&other).copied(),
         }
     }
@@ -139,7 +139,7 @@ impl Timers {
     }
 
     /// Takes one that is due.
-    pub(super) fn pop(&mut self, now: Time) -> Option<Owner> {
+    pub(super) fn pop(&mut self, now: Time) -> Option<TimerOwner> {
         let Reverse((at, owner)) = *self.queue.peek()?;
         if at > now {
             return None;
@@ -178,8 +178,8 @@ mod tests {
     fn the_earliest_comes_first_and_only_when_due() {
         let mut timers = Timers::default();
         let (hello, query) = (
-            Owner::Flow(FLOW, Timer::Hello),
-            Owner::Flow(FLOW, Timer::Query),
+            TimerOwner::Flow(FLOW, Timer::Hello),
+            TimerOwner::Flow(FLOW, Timer::Query),
         );
         timers.set(hello, Time(20));
         timers.set(query, Time(10));
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn setting_again_moves_it() {
         let mut timers = Timers::default();
-        let owner = Owner::Conn(ConnId(1));
+        let owner = TimerOwner::Conn(ConnId(1));
         timers.set(owner, Time(10));
         timers.set(owner, Time(30));
         assert_eq!(timers.get(owner), Some(Time(30)));
@@ -207,9 +207,9 @@ mod tests {
     fn a_flow_takes_all_its_timers_with_it() {
         let mut timers = Timers::default();
         for timer in Timer::ALL {
-            timers.set(Owner::Flow(FLOW, timer), Time(1));
+            timers.set(TimerOwner::Flow(FLOW, timer), Time(1));
         }
-        timers.set(Owner::Flow(FlowToken(2), Timer::Hello), Time(2));
+        timers.set(TimerOwner::Flow(FlowToken(2), Timer::Hello), Time(2));
         timers.clear_flow(FLOW);
         assert_eq!(timers.next(), Some(Time(2)));
     }
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn what_was_set_anew_or_cleared_is_never_due() {
         let mut timers = Timers::default();
-        let owner = |n| Owner::Flow(FlowToken(n), Timer::Stuck);
+        let owner = |n| TimerOwner::Flow(FlowToken(n), Timer::Stuck);
         for n in 0..10 {
             for at in (0..100).rev() {
                 timers.set(owner(n), Time(10 + at + n));
@@ -243,12 +243,12 @@ mod tests {
     #[test]
     fn settings_that_mean_nothing_do_not_pile_up() {
         let mut timers = Timers::default();
-        timers.set(Owner::Flow(FLOW, Timer::Window), Time(1));
+        timers.set(TimerOwner::Flow(FLOW, Timer::Window), Time(1));
         for n in 2..10_000 {
-            timers.set(Owner::Flow(FLOW, Timer::Stuck), Time(n));
+            timers.set(TimerOwner::Flow(FLOW, Timer::Stuck), Time(n));
             assert!(timers.queue.len() <= SHORT);
         }
-        timers.clear(Owner::Flow(FLOW, Timer::Window));
+        timers.clear(TimerOwner::Flow(FLOW, Timer::Window));
         assert_eq!(timers.next(), Some(Time(9_999)));
     }
 }

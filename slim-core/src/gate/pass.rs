@@ -30,7 +30,7 @@ use crate::sync::{AtomicUsize, Ordering, light_fence};
 /// How many threads of a process can have passes, and one; a power of two.
 const MARKS: usize = if cfg!(loom) { 4 } else { 256 };
 /// A mark's name is its place in memory, counted from the first.
-const SIZE: usize = size_of::<Mark>();
+const SIZE: usize = size_of::<PassMark>();
 /// The bits of a gate's word that name its owner's mark.
 const OWNER: u64 = ((MARKS - 1) * SIZE) as u64;
 const _: () = assert!(SIZE.is_power_of_two() && OWNER < SHARED);
@@ -50,12 +50,12 @@ pub enum Purpose {
 /// Where the threads of a process are inside with their passes. There is one for all gates of a process.
 ///
 /// The first one belongs to nobody.
-pub struct Marks([Mark; MARKS]);
+pub struct Marks([PassMark; MARKS]);
 
 /// The mark of one thread; its own cache line, since it is written by each call.
 #[derive(Debug)]
 #[repr(align(64))]
-struct Mark {
+struct PassMark {
     /// The thread's name, once the mark is its own. Never changes then: another thread gets the name only
     /// when this one has ended.
     thread: AtomicUsize,
@@ -66,7 +66,7 @@ struct Mark {
 /// Inside a gate by a pass: which mark says so.
 #[derive(Debug)]
 #[must_use]
-pub struct Passed<'a>(&'a Mark);
+pub struct Passed<'a>(&'a PassMark);
 
 impl Marks {
     /// Nobody's yet.
@@ -74,7 +74,7 @@ impl Marks {
     pub const fn new() -> Self {
         Self(
             [const {
-                Mark {
+                PassMark {
                     thread: AtomicUsize::new(0),
                     inside: AtomicUsize::new(NOWHERE),
                 }
@@ -85,7 +85,7 @@ impl Marks {
     /// Nobody's yet. (loom's atomics cannot be made in a constant.)
     #[cfg(loom)]
     pub fn new() -> Self {
-        Self(std::array::from_fn(|_| Mark {
+        Self(std::array::from_fn(|_| PassMark {
             thread: AtomicUsize::new(0),
             inside: AtomicUsize::new(NOWHERE),
         }))
@@ -96,7 +96,7 @@ impl Marks {
     pub fn of(&self, me: usize) -> Option<u64> {
         let mut names = (SIZE as u64..=OWNER).step_by(SIZE);
         names.find(|name| {
-            let Mark { thread, inside } = self.named(*name);
+            let PassMark { thread, inside } = self.named(*name);
             let owner = thread.compare_exchange(0, me, Ordering::AcqRel, Ordering::Acquire);
             if owner.is_ok() {
                 inside.store(me, Ordering::Release);
@@ -115,7 +115,7 @@ impl Marks {
     }
 
     #[inline(always)]
-    fn named(&self, name: u64) -> &Mark {
+    fn named(&self, name: u64) -> &PassMark {
         &self.0[(name & OWNER) as usize / SIZE]
     }
 }

@@ -2,8 +2,8 @@
 
 use std::{fmt, net::IpAddr};
 
-use super::diag::{self, Connection, Direction, ESTABLISHED, Fate};
-use crate::{Netns, Result, Rng};
+use super::diag::{self, DestroyOutcome, Direction, ESTABLISHED, OpenConnection};
+use crate::{Netns, Result, SeededRng};
 
 /// Which connections are meant. Every condition that is set must hold; only established
 /// connections are ever meant.
@@ -31,7 +31,7 @@ pub enum Amount {
 #[derive(Clone, Debug, Default)]
 pub struct Destroyed {
     /// The connections that are gone now because of us.
-    pub connections: Vec<Connection>,
+    pub connections: Vec<OpenConnection>,
     /// How many had ended by themselves between being listed and being destroyed.
     pub vanished: usize,
 }
@@ -85,7 +85,7 @@ impl Pick {
     }
 
     /// Whether `connection` is meant.
-    pub fn matches(&self, connection: &Connection) -> bool {
+    pub fn matches(&self, connection: &OpenConnection) -> bool {
         let c = connection;
         let held_by = |name: &String| c.owners.iter().any(|o| o.name == *name);
         let local = c.remote.ip().is_loopback() || c.local.ip() == c.remote.ip();
@@ -107,14 +107,14 @@ impl Pick {
 }
 
 /// The connections of `net` that `pick` means.
-pub fn list(net: &Netns, pick: &Pick) -> Result<Vec<Connection>> {
+pub fn list(net: &Netns, pick: &Pick) -> Result<Vec<OpenConnection>> {
     let mut found = diag::connections(net)?;
     found.retain(|c| pick.matches(c));
     Ok(found)
 }
 
 /// Destroys connections of `net`. That there is none to destroy is no error: the report says so.
-pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut Rng) -> Result<Destroyed> {
+pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut SeededRng) -> Result<Destroyed> {
     let mut chosen = list(net, pick)?;
     if amount == Amount::One && chosen.len() > 1 {
         chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
@@ -123,8 +123,8 @@ pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut Rng) -> Resul
     let mut report = Destroyed::default();
     for (connection, fate) in chosen.into_iter().zip(fates) {
         match fate {
-            Fate::Destroyed => report.connections.push(connection),
-            Fate::Vanished => report.vanished += 1,
+            DestroyOutcome::Destroyed => report.connections.push(connection),
+            DestroyOutcome::Vanished => report.vanished += 1,
         }
     }
     Ok(report)

@@ -17,7 +17,7 @@ use crate::{Error, Netns, Process, Result};
 
 /// A TCP socket of a namespace.
 #[derive(Clone, Debug)]
-pub struct Connection {
+pub struct OpenConnection {
     /// This end.
     pub local: SocketAddr,
     /// The other end.
@@ -45,14 +45,14 @@ pub const ESTABLISHED: u8 = 1;
 
 /// What became of a request to destroy a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum DestroyOutcome {
     /// The kernel has given it up.
     Destroyed,
     /// It was gone before.
     Vanished,
 }
 
-impl fmt::Display for Connection {
+impl fmt::Display for OpenConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let arrow = match self.direction {
             Direction::Incoming => "<-",
@@ -67,7 +67,7 @@ impl fmt::Display for Connection {
 }
 
 /// Connections of `net` that are neither listening nor in TIME_WAIT, with their owners.
-pub fn connections(net: &Netns) -> Result<Vec<Connection>> {
+pub fn connections(net: &Netns) -> Result<Vec<OpenConnection>> {
     let states = StateFlags::all() - StateFlags::TIME_WAIT;
     let sockets = net
         .run(|| dump(&states))?
@@ -86,7 +86,7 @@ pub fn connections(net: &Netns) -> Result<Vec<Connection>> {
         } else {
             Direction::Outgoing
         };
-        found.push(Connection {
+        found.push(OpenConnection {
             local: SocketAddr::new(id.source_address.to_canonical(), id.source_port),
             remote: SocketAddr::new(id.destination_address.to_canonical(), id.destination_port),
             state: socket.header.state,
@@ -130,8 +130,8 @@ pub fn state(net: &Netns, local: SocketAddr, remote: SocketAddr) -> Result<Optio
 
 /// Makes the kernel give `connections` up, as it would after `ETIMEDOUT`: this end sees
 /// `ECONNABORTED`, the other gets a RST.
-pub fn destroy(net: &Netns, connections: &[Connection]) -> Result<Vec<Fate>> {
-    let kill = || -> io::Result<Vec<Fate>> {
+pub fn destroy(net: &Netns, connections: &[OpenConnection]) -> Result<Vec<DestroyOutcome>> {
+    let kill = || -> io::Result<Vec<DestroyOutcome>> {
         let socket = open()?;
         connections
             .iter()
@@ -141,18 +141,18 @@ pub fn destroy(net: &Netns, connections: &[Connection]) -> Result<Vec<Fate>> {
     net.run(kill)?.map_err(Error::io("destroy a TCP socket"))
 }
 
-fn destroy_one(socket: &Socket, id: &SocketId) -> io::Result<Fate> {
+fn destroy_one(socket: &Socket, id: &SocketId) -> io::Result<DestroyOutcome> {
     let message = SockDiagDestroy::new(SockDiagMessage::InetRequest(request(
         id.clone(),
         StateFlags::all(),
     )));
     send(socket, message, NLM_F_REQUEST | NLM_F_ACK)?;
-    let mut fate = Fate::Destroyed;
+    let mut fate = DestroyOutcome::Destroyed;
     receive::<SockDiagDestroy>(socket, |payload| match payload {
         NetlinkPayload::Error(error) => match error.code.map(|c| c.get().abs()) {
             None => Ok(true),
             Some(libc::ENOENT) => {
-                fate = Fate::Vanished;
+                fate = DestroyOutcome::Vanished;
                 Ok(true)
             }
             Some(code) => Err(io::Error::from_raw_os_error(code)),

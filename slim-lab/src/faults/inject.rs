@@ -24,7 +24,7 @@ use pnet::{
     util::MacAddr,
 };
 
-use super::diag::{self, Connection, ESTABLISHED};
+use super::diag::{self, ESTABLISHED, OpenConnection};
 use crate::{Error, Netns, Node, Result};
 
 const ETHERNET: usize = 14;
@@ -52,7 +52,7 @@ pub struct Injected {
     /// Which segment.
     pub segment: Segment,
     /// The victim's connection.
-    pub victim: Connection,
+    pub victim: OpenConnection,
     /// Segments sent until the kernel accepted one.
     pub sent: u32,
     /// The victim's socket has left the established state because of it.
@@ -68,11 +68,11 @@ pub fn inject(
     victim: &Node,
     far: &Node,
     path: usize,
-    connection: &Connection,
+    connection: &OpenConnection,
     limit: Duration,
 ) -> Result<Injected> {
     let interface = far.interface(path);
-    let tuple = Tuple::of(connection)?;
+    let tuple = SegmentTuple::of(connection)?;
     let work = || {
         Wire::open(&interface).and_then(|wire| attempt(wire, segment, victim.net(), &tuple, limit))
     };
@@ -93,12 +93,12 @@ fn attempt(
     mut wire: Wire,
     segment: Segment,
     victim: &Netns,
-    tuple: &Tuple,
+    tuple: &SegmentTuple,
     limit: Duration,
 ) -> io::Result<(u32, bool, Duration)> {
     let (start, mut sent) = (Instant::now(), 0);
     let mut asked = Instant::now();
-    let mut heard: Option<Seen> = None;
+    let mut heard: Option<SegmentSeen> = None;
     while start.elapsed() < limit {
         if let Some(seen) = wire.newest(tuple)? {
             wire.send(&craft(segment, &seen, tuple))?;
@@ -126,25 +126,25 @@ fn attempt(
     ))
 }
 
-fn established(victim: &Netns, tuple: &Tuple) -> io::Result<bool> {
+fn established(victim: &Netns, tuple: &SegmentTuple) -> io::Result<bool> {
     let state = diag::state(victim, tuple.victim.into(), tuple.peer.into());
     Ok(state.map_err(io::Error::other)? == Some(ESTABLISHED))
 }
 
 /// The connection as the packets have it.
 #[derive(Clone, Copy, Debug)]
-struct Tuple {
+struct SegmentTuple {
     victim: (Ipv4Addr, u16),
     peer: (Ipv4Addr, u16),
 }
 
-impl Tuple {
-    fn of(connection: &Connection) -> Result<Self> {
+impl SegmentTuple {
+    fn of(connection: &OpenConnection) -> Result<Self> {
         let v4 = |a: SocketAddr| match a.ip() {
             IpAddr::V4(ip) => Ok((ip, a.port())),
             IpAddr::V6(_) => Err(Error::Invalid("injection is for IPv4 connections".into())),
         };
-        Ok(Tuple {
+        Ok(SegmentTuple {
             victim: v4(connection.local)?,
             peer: v4(connection.remote)?,
         })
@@ -152,7 +152,7 @@ impl Tuple {
 
     /// The same connection with its ends in each other's place.
     fn turned(self) -> Self {
-        Tuple {
+        SegmentTuple {
             victim: self.peer,
             peer: self.victim,
         }
@@ -161,7 +161,7 @@ impl Tuple {
 
 /// What a segment sent by the victim tells.
 #[derive(Clone, Copy, Debug)]
-struct Seen {
+struct SegmentSeen {
     victim_mac: MacAddr,
     peer_mac: MacAddr,
     /// What the victim expects next.
@@ -207,7 +207,7 @@ impl Wire {
 
     /// The newest segment that the victim sent on this connection; `None` after a short silence.
     /// Older ones are passed over: their numbers are history.
-    fn newest(&mut self, tuple: &Tuple) -> io::Result<Option<Seen>> {
+    fn newest(&mut self, tuple: &SegmentTuple) -> io::Result<Option<SegmentSeen>> {
         let until = Instant::now() + LISTEN;
         let mut newest = None;
         loop {
@@ -220,7 +220,7 @@ impl Wire {
                 }
                 Err(e) if e.kind() != io::ErrorKind::TimedOut => return Err(e),
                 Err(_) if newest.is_some() || Instant::now() > until => {
-                    return Ok(newest.map(|seen| Seen {
+                    return Ok(newest.map(|seen| SegmentSeen {
                         acknowledges: self.acknowledged.unwrap_or(seen.acknowledges),
                         ..seen
                     }));
@@ -240,7 +240,7 @@ impl Wire {
 
     /// Makes the victim speak on a connection that is silent and of which nothing was heard yet: a
     /// segment out of the window is answered with the right numbers (RFC 9293, 3.10.7.4).
-    fn ask_blindly(&mut self, victim: &Netns, tuple: &Tuple) -> io::Result<()> {
+    fn ask_blindly(&mut self, victim: &Netns, tuple: &SegmentTuple) -> io::Result<()> {
         let unknown = |what: &str| io::Error::other(format!("no Ethernet address of the {what}"));
         let own = datalink::interfaces()
             .into_iter()
@@ -253,7 +253,7 @@ impl Wire {
             .and_then(|i| i.mac)
             .ok_or_else(|| unknown("victim"))?;
         self.send(&question(
-            &Seen {
+            &SegmentSeen {
                 victim_mac,
                 peer_mac,
                 expects: 0,
@@ -265,7 +265,7 @@ impl Wire {
 }
 
 /// Reads a frame; gives what it tells if it is from the victim on this connection.
-fn read(frame: &[u8], tuple: &Tuple) -> Option<Seen> {
+fn read(frame: &[u8], tuple: &SegmentTuple) -> Option<SegmentSeen> {
     let ethernet = EthernetPacket::new(frame)?;
     if ethernet.get_ethertype() != EtherTypes::Ipv4 {
         return None;
@@ -285,7 +285,7 @@ fn read(frame: &[u8], tuple: &Tuple) -> Option<Seen> {
     {
         return None;
     }
-    Some(Seen {
+    Some(SegmentSeen {
         victim_mac: ethernet.get_source(),
         peer_mac: ethernet.get_destination(),
         expects: segment.get_acknowledgement(),
@@ -293,7 +293,7 @@ fn read(frame: &[u8], tuple: &Tuple) -> Option<Seen> {
     })
 }
 
-fn craft(segment: Segment, seen: &Seen, tuple: &Tuple) -> Vec<u8> {
+fn craft(segment: Segment, seen: &SegmentSeen, tuple: &SegmentTuple) -> Vec<u8> {
     let flags = match segment {
         Segment::Rst => TcpFlags::RST | TcpFlags::ACK,
         Segment::Fin => TcpFlags::FIN | TcpFlags::ACK,
@@ -302,12 +302,12 @@ fn craft(segment: Segment, seen: &Seen, tuple: &Tuple) -> Vec<u8> {
 }
 
 /// A bare acknowledgement from just before the window: harmless, but it must be answered.
-fn question(seen: &Seen, tuple: &Tuple) -> Vec<u8> {
+fn question(seen: &SegmentSeen, tuple: &SegmentTuple) -> Vec<u8> {
     frame(seen, tuple, seen.expects.wrapping_sub(1), TcpFlags::ACK)
 }
 
 /// Builds a segment from the peer to the victim, checksums included.
-fn frame(seen: &Seen, tuple: &Tuple, sequence: u32, flags: u8) -> Vec<u8> {
+fn frame(seen: &SegmentSeen, tuple: &SegmentTuple, sequence: u32, flags: u8) -> Vec<u8> {
     let mut bytes = vec![0; ETHERNET + IPV4 + TCP];
     let mut ethernet = MutableEthernetPacket::new(&mut bytes).expect("the buffer holds the header");
     ethernet.set_destination(seen.victim_mac);
@@ -364,11 +364,11 @@ mod tests {
 
     #[test]
     fn a_crafted_segment_has_right_checksums_and_numbers() {
-        let tuple = Tuple {
+        let tuple = SegmentTuple {
             victim: ([10, 0, 0, 1].into(), 80),
             peer: ([10, 0, 0, 2].into(), 4000),
         };
-        let seen = Seen {
+        let seen = SegmentSeen {
             victim_mac: MacAddr::new(1, 2, 3, 4, 5, 6),
             peer_mac: MacAddr::zero(),
             expects: 7,
@@ -391,11 +391,11 @@ mod tests {
 
     #[test]
     fn only_the_victims_segments_are_read() {
-        let tuple = Tuple {
+        let tuple = SegmentTuple {
             victim: ([10, 0, 0, 1].into(), 80),
             peer: ([10, 0, 0, 2].into(), 4000),
         };
-        let seen = Seen {
+        let seen = SegmentSeen {
             victim_mac: MacAddr::zero(),
             peer_mac: MacAddr::zero(),
             expects: 7,

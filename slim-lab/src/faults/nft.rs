@@ -13,7 +13,7 @@ use crate::{Error, Netns, Node, Result, netns::checked};
 
 /// What the firewall does with the packets that it does not let pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Action {
+pub enum BlockAction {
     /// Nothing arrives, nobody is told.
     Drop,
     /// TCP connections are reset. RSTs themselves pass, or the other end would never hear of it.
@@ -28,7 +28,7 @@ pub enum Action {
 /// A rule to be laid on hosts: what to do, with which packets.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    action: Action,
+    action: BlockAction,
     interfaces: String,
     longer_than: Option<u32>,
     only: Vec<u16>,
@@ -38,26 +38,26 @@ pub struct Rule {
 impl Rule {
     /// Drop every packet (not only TCP) that arrives on any path.
     pub fn drop() -> Self {
-        Rule::new(Action::Drop)
+        Rule::new(BlockAction::Drop)
     }
 
     /// Reset every TCP connection that comes by any path.
     pub fn reset() -> Self {
-        Rule::new(Action::Reset)
+        Rule::new(BlockAction::Reset)
     }
 
     /// The usual firewall of a host: what it has not asked for is dropped, on any path. The ports given with
     /// [`except_ports`](Self::except_ports) are open, for TCP and UDP.
     pub fn guard() -> Self {
-        Rule::new(Action::Guard)
+        Rule::new(BlockAction::Guard)
     }
 
     /// [`guard`](Self::guard), with an answer to what does not pass.
     pub fn guard_and_tell() -> Self {
-        Rule::new(Action::GuardAndTell)
+        Rule::new(BlockAction::GuardAndTell)
     }
 
-    fn new(action: Action) -> Self {
+    fn new(action: BlockAction) -> Self {
         Rule {
             action,
             interfaces: "path*".into(),
@@ -98,12 +98,12 @@ impl Rule {
     }
 
     /// Lays the rule on each of `hosts`. It is gone when the guard is dropped, or with the host.
-    pub fn apply<'a>(&self, hosts: impl IntoIterator<Item = &'a Netns>) -> Result<Guard> {
+    pub fn apply<'a>(&self, hosts: impl IntoIterator<Item = &'a Netns>) -> Result<RuleGuard> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
         let table = format!("slim_lab_{}_{n}", std::process::id());
         let text = self.text(&table);
-        let mut guard = Guard {
+        let mut guard = RuleGuard {
             table,
             text,
             hosts: Vec::new(),
@@ -116,7 +116,7 @@ impl Rule {
     }
 
     /// Lays the rule on each of `nodes`.
-    pub fn apply_to(&self, nodes: &[Node]) -> Result<Guard> {
+    pub fn apply_to(&self, nodes: &[Node]) -> Result<RuleGuard> {
         self.apply(nodes.iter().map(Node::net))
     }
 
@@ -126,7 +126,7 @@ impl Rule {
             from += &format!(" meta length > {bytes}");
         }
         let mut rules = Vec::new();
-        let guards = matches!(self.action, Action::Guard | Action::GuardAndTell);
+        let guards = matches!(self.action, BlockAction::Guard | BlockAction::GuardAndTell);
         for port in &self.except {
             if guards {
                 rules.push(format!("udp dport {port} accept"));
@@ -136,24 +136,26 @@ impl Rule {
             rules.push(format!("tcp dport {port} accept"));
         }
         let verdict = match self.action {
-            Action::Drop => "drop",
-            Action::Reset => {
+            BlockAction::Drop => "drop",
+            BlockAction::Reset => {
                 rules.push("tcp flags & rst == rst accept".into());
                 "reject with tcp reset"
             }
-            Action::Guard | Action::GuardAndTell => {
+            BlockAction::Guard | BlockAction::GuardAndTell => {
                 rules.push("ct state established,related accept".into());
                 match self.action {
-                    Action::Guard => "drop",
+                    BlockAction::Guard => "drop",
                     _ => "reject",
                 }
             }
         };
         match (self.only.as_slice(), self.action) {
-            ([], Action::Drop | Action::Guard | Action::GuardAndTell) => {
+            ([], BlockAction::Drop | BlockAction::Guard | BlockAction::GuardAndTell) => {
                 rules.push(format!("{from} counter {verdict}"));
             }
-            ([], Action::Reset) => rules.push(format!("{from} meta l4proto tcp counter {verdict}")),
+            ([], BlockAction::Reset) => {
+                rules.push(format!("{from} meta l4proto tcp counter {verdict}"))
+            }
             (ports, _) => {
                 for port in ports {
                     rules.push(format!("{from} tcp sport {port} counter {verdict}"));
@@ -171,7 +173,7 @@ impl Rule {
 
 /// A rule in force. Dropping it takes the rule away.
 #[derive(Debug)]
-pub struct Guard {
+pub struct RuleGuard {
     table: String,
     text: String,
     hosts: Vec<Netns>,
@@ -186,7 +188,7 @@ pub struct Report {
     pub bytes: u64,
 }
 
-impl Guard {
+impl RuleGuard {
     /// The rules as they were given to the kernel.
     pub fn text(&self) -> &str {
         &self.text
@@ -219,7 +221,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for RuleGuard {
     fn drop(&mut self) {
         // A host that is gone took its rules along.
         let _ = self.remove();

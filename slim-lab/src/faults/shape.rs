@@ -37,7 +37,7 @@ pub enum Discipline {
 
 /// A shape in force. Dropping it takes it away.
 #[derive(Debug)]
-pub struct Guard {
+pub struct ShapeGuard {
     net: Netns,
     interface: String,
     discipline: Discipline,
@@ -71,12 +71,12 @@ impl Shape {
     /// Shapes what `node` sends on path `path`, with what this kernel has: `netem`, else `tbf`, else
     /// `htb`. The last two can only limit the rate; the guard says what is missing. If none of
     /// what was asked for can be had, this is an error that says so.
-    pub fn apply(&self, node: &Node, path: usize) -> Result<Guard> {
+    pub fn apply(&self, node: &Node, path: usize) -> Result<ShapeGuard> {
         self.apply_to(node.net(), &node.interface(path))
     }
 
     /// The same for an interface of any network namespace.
-    pub fn apply_to(&self, net: &Netns, interface: &str) -> Result<Guard> {
+    pub fn apply_to(&self, net: &Netns, interface: &str) -> Result<ShapeGuard> {
         let mut refused = Vec::new();
         for discipline in [Discipline::Netem, Discipline::Tbf, Discipline::Htb] {
             let missing = self.missing(discipline);
@@ -85,7 +85,7 @@ impl Shape {
             }
             match self.add(net, interface, discipline) {
                 Ok(()) => {
-                    return Ok(Guard {
+                    return Ok(ShapeGuard {
                         net: net.clone(),
                         interface: interface.into(),
                         discipline,
@@ -150,7 +150,7 @@ impl Shape {
     }
 }
 
-impl Guard {
+impl ShapeGuard {
     /// What shapes the line.
     pub fn discipline(&self) -> Discipline {
         self.discipline
@@ -162,7 +162,7 @@ impl Guard {
     }
 }
 
-impl Drop for Guard {
+impl Drop for ShapeGuard {
     fn drop(&mut self) {
         // The node may be gone already.
         let _ = self
@@ -181,7 +181,7 @@ impl fmt::Display for Discipline {
     }
 }
 
-impl fmt::Display for Guard {
+impl fmt::Display for ShapeGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} shaped by {}", self.interface, self.discipline)?;
         if !self.missing.is_empty() {

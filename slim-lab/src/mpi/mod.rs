@@ -7,4 +7,4 @@ mod outcome;
 
 pub use install::{Flavor, Mpi, cache_dir};
 pub use job::{Job, Started, by_tcp, placement};
-pub use outcome::{Outcome, Progress, Verdict};
+pub use outcome::{JobVerdict, Outcome, Progress};

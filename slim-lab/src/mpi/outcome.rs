@@ -54,7 +54,7 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 
 /// How a job ended, in one word.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
+pub enum JobVerdict {
     /// Exit status 0, the closing line is there, all data right.
     Finished(Progress),
     /// Data was wrong.
@@ -83,20 +83,20 @@ impl Outcome {
     }
 
     /// How the job ended.
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> JobVerdict {
         let seen = self
             .lines
             .iter()
             .rev()
             .find_map(|l| Progress::parse(&l.text));
         match (self.status, self.done(), seen) {
-            (_, _, Some(last)) if last.errors > 0 => Verdict::Wrong(last),
-            (None, _, _) => Verdict::Hung,
-            (Some(status), Some(done), _) if status.success() => Verdict::Finished(done),
+            (_, _, Some(last)) if last.errors > 0 => JobVerdict::Wrong(last),
+            (None, _, _) => JobVerdict::Hung,
+            (Some(status), Some(done), _) if status.success() => JobVerdict::Finished(done),
             (Some(status), Some(_), _) => {
-                Verdict::Failed(format!("finished its work, then {status}"))
+                JobVerdict::Failed(format!("finished its work, then {status}"))
             }
-            (Some(status), None, _) => Verdict::Failed(status.to_string()),
+            (Some(status), None, _) => JobVerdict::Failed(status.to_string()),
         }
     }
 
@@ -110,19 +110,19 @@ impl Outcome {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for JobVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Finished(p) => {
+            JobVerdict::Finished(p) => {
                 write!(
                     f,
                     "finished: {} rounds, {} MiB, longest stall {:.3} s",
                     p.rounds, p.mib, p.max_stall
                 )
             }
-            Verdict::Wrong(p) => write!(f, "WRONG DATA: {} words", p.errors),
-            Verdict::Failed(how) => write!(f, "failed: {how}"),
-            Verdict::Hung => f.write_str("hung"),
+            JobVerdict::Wrong(p) => write!(f, "WRONG DATA: {} words", p.errors),
+            JobVerdict::Failed(how) => write!(f, "failed: {how}"),
+            JobVerdict::Hung => f.write_str("hung"),
         }
     }
 }
@@ -152,9 +152,9 @@ mod tests {
     fn exit_zero_without_the_closing_line_is_a_failure() {
         assert!(matches!(
             outcome(Some(0), &["t=1 it=2 errs=0 MB=1 maxstall=0.1"]).verdict(),
-            Verdict::Failed(_)
+            JobVerdict::Failed(_)
         ));
-        let Verdict::Finished(progress) = outcome(Some(0), &[DONE]).verdict() else {
+        let JobVerdict::Finished(progress) = outcome(Some(0), &[DONE]).verdict() else {
             panic!()
         };
         assert_eq!(
@@ -177,11 +177,11 @@ mod tests {
     #[test]
     fn wrong_data_is_worse_than_anything_else() {
         let wrong = outcome(None, &["t=1 it=2 errs=3 MB=1 maxstall=0.1"]);
-        assert!(matches!(wrong.verdict(), Verdict::Wrong(p) if p.errors == 3));
-        assert_eq!(outcome(None, &[DONE]).verdict(), Verdict::Hung);
+        assert!(matches!(wrong.verdict(), JobVerdict::Wrong(p) if p.errors == 3));
+        assert_eq!(outcome(None, &[DONE]).verdict(), JobVerdict::Hung);
         assert!(matches!(
             outcome(Some(1), &[DONE]).verdict(),
-            Verdict::Failed(_)
+            JobVerdict::Failed(_)
         ));
     }
 }

@@ -23,7 +23,7 @@ pub fn is_closed(fd: c_int) -> bool {
 
 /// [`Mode`], with what belongs to each. Private, so that nobody sets it past the table.
 #[derive(Debug)]
-enum State {
+enum CtlState {
     Open,
     Suspended(Away),
     StashedThenOpen {
@@ -59,7 +59,7 @@ struct Away {
 
 /// The part of a flow that changes when its transport does.
 pub struct Ctl {
-    state: State,
+    state: CtlState,
     /// The application's descriptor numbers for this flow; mostly one.
     pub fds: SmallVec<[c_int; 4]>,
     /// What has come and is not read yet, and what is known of the transport that brings it.
@@ -82,7 +82,7 @@ impl Ctl {
     /// Of a flow that is not in use.
     pub(super) const fn new() -> Self {
         Self {
-            state: State::Lingering {
+            state: CtlState::Lingering {
                 transport: None,
                 lost: false,
             },
@@ -104,7 +104,7 @@ impl Ctl {
         receiving: ReceiveHalf,
     ) -> Self {
         Self {
-            state: State::Open,
+            state: CtlState::Open,
             fds: smallvec![fd],
             local,
             peer,
@@ -117,21 +117,21 @@ impl Ctl {
     pub fn mode(&self) -> Mode {
         let stashed = |then| Mode::Stashed { then };
         match self.state {
-            State::Open => Mode::Open,
-            State::Suspended(_) => Mode::Suspended,
-            State::StashedThenOpen { .. } => stashed(Then::Open),
-            State::StashedThenOwed(errno) => stashed(Then::Owed(errno)),
-            State::StashedThenOver => stashed(Then::Over),
-            State::Dead(errno) => Mode::Dead(errno),
-            State::Lingering { .. } => Mode::Lingering,
+            CtlState::Open => Mode::Open,
+            CtlState::Suspended(_) => Mode::Suspended,
+            CtlState::StashedThenOpen { .. } => stashed(Then::Open),
+            CtlState::StashedThenOwed(errno) => stashed(Then::Owed(errno)),
+            CtlState::StashedThenOver => stashed(Then::Over),
+            CtlState::Dead(errno) => Mode::Dead(errno),
+            CtlState::Lingering { .. } => Mode::Lingering,
         }
     }
 
     /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
     pub fn transport(&self) -> Option<c_int> {
         match &self.state {
-            State::Suspended(away) => away.transport,
-            State::StashedThenOpen { transport, .. } | State::Lingering { transport, .. } => {
+            CtlState::Suspended(away) => away.transport,
+            CtlState::StashedThenOpen { transport, .. } | CtlState::Lingering { transport, .. } => {
                 *transport
             }
             _ => None,
@@ -145,12 +145,12 @@ impl Ctl {
 
     /// Whether the application has closed the last number unseen.
     pub fn is_lost(&self) -> bool {
-        matches!(self.state, State::Lingering { lost: true, .. })
+        matches!(self.state, CtlState::Lingering { lost: true, .. })
     }
 
     /// Whether the flow is plain TCP as soon as nothing is stashed.
     pub fn is_plain(&self) -> bool {
-        matches!(self.state, State::StashedThenOpen { plain: true, .. })
+        matches!(self.state, CtlState::StashedThenOpen { plain: true, .. })
     }
 
     /// Whether a placeholder that is never ready is under the numbers.
@@ -238,22 +238,22 @@ impl Ctl {
 
     fn away(&self) -> Option<&Away> {
         match &self.state {
-            State::Suspended(away) => Some(away),
+            CtlState::Suspended(away) => Some(away),
             _ => None,
         }
     }
 
     fn away_mut(&mut self) -> Option<&mut Away> {
         match &mut self.state {
-            State::Suspended(away) => Some(away),
+            CtlState::Suspended(away) => Some(away),
             _ => None,
         }
     }
 
     fn place(&mut self) -> Option<&mut Option<c_int>> {
         match &mut self.state {
-            State::Suspended(away) => Some(&mut away.transport),
-            State::StashedThenOpen { transport, .. } | State::Lingering { transport, .. } => {
+            CtlState::Suspended(away) => Some(&mut away.transport),
+            CtlState::StashedThenOpen { transport, .. } | CtlState::Lingering { transport, .. } => {
                 Some(transport)
             }
             _ => None,
@@ -340,14 +340,14 @@ impl Ctl {
 
     /// The flow is plain TCP as soon as nothing is stashed.
     pub fn become_plain(&mut self) {
-        if let State::StashedThenOpen { plain, .. } = &mut self.state {
+        if let CtlState::StashedThenOpen { plain, .. } = &mut self.state {
             *plain = true;
         }
     }
 
     /// The application has closed the last number of a flow that lingers unseen.
     pub fn lose(&mut self) {
-        if let State::Lingering { lost, .. } = &mut self.state {
+        if let CtlState::Lingering { lost, .. } = &mut self.state {
             *lost = true;
         }
     }
@@ -356,7 +356,7 @@ impl Ctl {
 /// The moves.
 impl Ctl {
     /// The move must be in the table. A release build goes on: what is under the numbers is there by then.
-    fn go(&mut self, next: State) {
+    fn go(&mut self, next: CtlState) {
         let from = self.mode();
         debug_assert!(!self.is_veiled(), "a veil is lifted first");
         self.state = next;
@@ -367,7 +367,7 @@ impl Ctl {
     /// Data calls are kept out. A transport that is under the numbers stays there; one that waits waits on.
     pub fn suspend(&mut self) {
         let transport = self.take_transport();
-        self.go(State::Suspended(Away {
+        self.go(CtlState::Suspended(Away {
             transport,
             ..Away::default()
         }));
@@ -376,14 +376,14 @@ impl Ctl {
     /// The transport is under the numbers, where [`take_transport`](Self::take_transport) has brought it.
     pub fn open(&mut self) {
         debug_assert_eq!(self.transport(), None);
-        self.go(State::Open);
+        self.go(CtlState::Open);
         self.receiving.put_back();
     }
 
     /// The transport of a suspended flow waits until the stash is read.
     pub fn show_stash(&mut self) {
         let transport = self.take_transport();
-        self.go(State::StashedThenOpen {
+        self.go(CtlState::StashedThenOpen {
             transport,
             plain: false,
         });
@@ -394,29 +394,29 @@ impl Ctl {
     pub fn escalate(&mut self, owed: Option<c_int>) {
         debug_assert_eq!(self.transport(), None);
         self.go(match (owed, self.receiving.stash.is_empty()) {
-            (None, _) => State::StashedThenOver,
-            (Some(errno), true) => State::Dead(errno),
-            (Some(errno), false) => State::StashedThenOwed(errno),
+            (None, _) => CtlState::StashedThenOver,
+            (Some(errno), true) => CtlState::Dead(errno),
+            (Some(errno), false) => CtlState::StashedThenOwed(errno),
         });
     }
 
     /// The stash of a flow that owes an errno is read.
     pub fn die(&mut self) {
-        if let State::StashedThenOwed(errno) = self.state {
-            self.go(State::Dead(errno));
+        if let CtlState::StashedThenOwed(errno) = self.state {
+            self.go(CtlState::Dead(errno));
         }
     }
 
     /// Nothing is owed any more; the stash is not read yet.
     pub fn pay(&mut self) {
-        self.go(State::StashedThenOver);
+        self.go(CtlState::StashedThenOver);
     }
 
     /// The application has no number of the flow any more. A transport of ours stays.
     pub fn linger(&mut self) {
         if self.mode() != Mode::Lingering {
             let transport = self.take_transport();
-            self.go(State::Lingering {
+            self.go(CtlState::Lingering {
                 transport,
                 lost: false,
             });

@@ -172,7 +172,7 @@ hook! { unsafe fn posix_spawnp(pid: Pid, file: *const c_char, actions: Actions, 
     keep_limit(|| real!(posix_spawnp)(pid, file, actions, attributes, args, env))
 }}
 
-type Spawn =
+type SpawnFunction =
     unsafe extern "C" fn(*mut c_int, *const c_char, Actions, Attributes, Spawned, Spawned) -> c_int;
 
 /// The calls that libc has from 2.39 on.
@@ -191,7 +191,7 @@ unsafe fn spawn_by_pidfd(
     }
     process::before_spawn(!actions.is_null());
     // SAFETY: libc's function of either name has this type.
-    let real = unsafe { std::mem::transmute::<*mut c_void, Spawn>(found) };
+    let real = unsafe { std::mem::transmute::<*mut c_void, SpawnFunction>(found) };
     // SAFETY: the caller's contract.
     let spawned = keep_limit(|| unsafe { real(pidfd, path, actions, attributes, args, env) });
     if spawned == 0 && !pidfd.is_null() {

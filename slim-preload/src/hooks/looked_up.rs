@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// A function to be looked up, of which libc has more or fewer from version to version.
-pub struct Look {
+pub struct LookedUp {
     /// Its name.
     pub name: &'static CStr,
     /// Looks it up for good; called only if there is one.
@@ -22,7 +22,7 @@ macro_rules! look {
         const _: () = {
             #[used]
             #[unsafe(link_section = "slim_look")]
-            static ROW: $crate::hooks::looked_up::Look = $crate::hooks::looked_up::Look {
+            static ROW: $crate::hooks::looked_up::LookedUp = $crate::hooks::looked_up::LookedUp {
                 name: $name,
                 up: $up,
             };
@@ -121,7 +121,7 @@ pub fn all() {
     // and ends.
     let rows = unsafe {
         let (first, end) = (&raw const FIRST, &raw const END);
-        let (first, end) = (first.cast::<Look>(), end.cast::<Look>());
+        let (first, end) = (first.cast::<LookedUp>(), end.cast::<LookedUp>());
         std::slice::from_raw_parts(first, end.offset_from(first) as usize)
     };
     let mut missing = false;

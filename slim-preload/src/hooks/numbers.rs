@@ -22,19 +22,19 @@ macro_rules! give_out {
 }
 
 /// What a call gives that creates a descriptor.
-trait Given {
+trait GivenNumber {
     /// The table may know the number from before.
     fn note(&self);
 }
 
-impl Given for c_int {
+impl GivenNumber for c_int {
     #[inline]
     fn note(&self) {
         given_out(*self);
     }
 }
 
-impl Given for *mut FILE {
+impl GivenNumber for *mut FILE {
     fn note(&self) {
         if !self.is_null() {
             // SAFETY: a stream that libc has just opened.
@@ -54,25 +54,25 @@ fn note_both(given: c_int, ends: *const c_int) -> c_int {
     given
 }
 
-type Path = *const c_char;
+type FilePath = *const c_char;
 
 // `open` and `openat` are variadic in C; on the platforms supported the last argument travels as a fixed one does.
 give_out! {
     take_and_wait;
-    slim_creat: creat(path: Path, mode: mode_t) -> c_int;
-    slim_creat64: creat64(path: Path, mode: mode_t) -> c_int;
-    slim_fopen: fopen(path: Path, mode: *const c_char) -> *mut FILE;
-    slim_fopen64: fopen64(path: Path, mode: *const c_char) -> *mut FILE;
-    slim_freopen: freopen(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
-    slim_freopen64: freopen64(path: Path, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
-    slim_open: open(path: Path, flags: c_int, mode: mode_t) -> c_int;
-    slim_open64: open64(path: Path, flags: c_int, mode: mode_t) -> c_int;
-    slim___open_2: __open_2(path: Path, flags: c_int) -> c_int;
-    slim___open64_2: __open64_2(path: Path, flags: c_int) -> c_int;
-    slim_openat: openat(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
-    slim_openat64: openat64(at: c_int, path: Path, flags: c_int, mode: mode_t) -> c_int;
-    slim___openat_2: __openat_2(at: c_int, path: Path, flags: c_int) -> c_int;
-    slim___openat64_2: __openat64_2(at: c_int, path: Path, flags: c_int) -> c_int;
+    slim_creat: creat(path: FilePath, mode: mode_t) -> c_int;
+    slim_creat64: creat64(path: FilePath, mode: mode_t) -> c_int;
+    slim_fopen: fopen(path: FilePath, mode: *const c_char) -> *mut FILE;
+    slim_fopen64: fopen64(path: FilePath, mode: *const c_char) -> *mut FILE;
+    slim_freopen: freopen(path: FilePath, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    slim_freopen64: freopen64(path: FilePath, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    slim_open: open(path: FilePath, flags: c_int, mode: mode_t) -> c_int;
+    slim_open64: open64(path: FilePath, flags: c_int, mode: mode_t) -> c_int;
+    slim___open_2: __open_2(path: FilePath, flags: c_int) -> c_int;
+    slim___open64_2: __open64_2(path: FilePath, flags: c_int) -> c_int;
+    slim_openat: openat(at: c_int, path: FilePath, flags: c_int, mode: mode_t) -> c_int;
+    slim_openat64: openat64(at: c_int, path: FilePath, flags: c_int, mode: mode_t) -> c_int;
+    slim___openat_2: __openat_2(at: c_int, path: FilePath, flags: c_int) -> c_int;
+    slim___openat64_2: __openat64_2(at: c_int, path: FilePath, flags: c_int) -> c_int;
 }
 give_out! {
     take;

@@ -2,7 +2,7 @@
 
 use super::looked_up::hook;
 use crate::ops::fail;
-use crate::ops::names::{self, End};
+use crate::ops::names::{self, Side};
 use crate::ops::socket_options;
 use crate::ops::sockets::{self, Ioctl};
 use crate::sys::{errno, is_writable, keep_errno};
@@ -40,10 +40,10 @@ hook! { unsafe fn shutdown(fd: c_int, how: c_int) -> c_int => slim_shutdown {
     sockets::shutdown(fd, how, || real!(shutdown)(fd, how))
 }}
 hook! { unsafe fn getsockname(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getsockname {
-    names::name(fd, End::Local, addr, len, || real!(getsockname)(fd, addr, len))
+    names::name(fd, Side::Local, addr, len, || real!(getsockname)(fd, addr, len))
 }}
 hook! { unsafe fn getpeername(fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int => slim_getpeername {
-    names::name(fd, End::Peer, addr, len, || real!(getpeername)(fd, addr, len))
+    names::name(fd, Side::Peer, addr, len, || real!(getpeername)(fd, addr, len))
 }}
 hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int => slim_getsockopt {
     socket_options::option(fd, level, name, value, len, |fd| real!(getsockopt)(fd, level, name, value, len))

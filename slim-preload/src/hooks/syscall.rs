@@ -11,10 +11,11 @@ use libc::{c_int, c_long, c_uint};
 use slim_sys::{cancel, numbers::take_and_wait};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-type Function = unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
+type SyscallFunction =
+    unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 
 /// libc's own; not known before our constructor, or the first call.
-static REAL: AtomicPtr<()> = AtomicPtr::new(find as Function as *mut ());
+static REAL: AtomicPtr<()> = AtomicPtr::new(find as SyscallFunction as *mut ());
 
 /// Finds libc's own, and makes the call.
 unsafe extern "C" fn find(
@@ -34,7 +35,7 @@ fn real(nr: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
     // SAFETY: libc's function or `find`, both of this type as far as the ABI goes: a function of any number of
     // arguments finds integers where one of seven has them.
     unsafe {
-        let real: Function = std::mem::transmute(REAL.load(Ordering::Acquire));
+        let real: SyscallFunction = std::mem::transmute(REAL.load(Ordering::Acquire));
         real(nr, a, b, c, d, e, f)
     }
 }

@@ -10,11 +10,11 @@ use crate::process;
 use crate::sys::keep_errno;
 use libc::{c_char, c_int, c_void};
 
-type Function = *mut c_void;
+type ExecFunction = *mut c_void;
 
 macro_rules! before_exec {
     ($($before:ident: $name:literal;)*) => {$(
-        extern "C" fn $before(_: *const c_char) -> Function {
+        extern "C" fn $before(_: *const c_char) -> ExecFunction {
             process::before_exec();
             real_of!($name)
         }
@@ -50,7 +50,7 @@ fn stack_in(env: *const usize) -> usize {
 
 macro_rules! before_jump {
     ($($before:ident: $name:literal;)*) => {$(
-        extern "C" fn $before(env: *const usize) -> Function {
+        extern "C" fn $before(env: *const usize) -> ExecFunction {
             if crate::flow::waits::waiting().is_some() {
                 left::before_jump(stack_in(env));
             }
@@ -66,19 +66,19 @@ before_jump! {
     before_longjmp_chk: c"__longjmp_chk";
 }
 
-extern "C" fn before_clone(_: Function, _: Function, flags: c_int) -> Function {
+extern "C" fn before_clone(_: ExecFunction, _: ExecFunction, flags: c_int) -> ExecFunction {
     if flags & libc::CLONE_VM == 0 {
         keep_errno(process::before_clone);
     }
     real_of!(c"clone")
 }
 
-extern "C" fn before_dprintf(fd: c_int) -> Function {
+extern "C" fn before_dprintf(fd: c_int) -> ExecFunction {
     demoting::for_stdio(fd);
     real_of!(c"dprintf")
 }
 
-extern "C" fn before_dprintf_chk(fd: c_int) -> Function {
+extern "C" fn before_dprintf_chk(fd: c_int) -> ExecFunction {
     demoting::for_stdio(fd);
     real_of!(c"__dprintf_chk")
 }

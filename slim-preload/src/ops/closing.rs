@@ -85,7 +85,7 @@ pub fn closed_unseen(fd: c_int) {
 }
 
 /// What is to happen once a number is closed.
-pub enum Left {
+pub enum AfterClose {
     /// Nothing: other numbers remain, or the flow was plain already.
     Nothing,
     /// The last number: the session ends this way.
@@ -95,7 +95,7 @@ pub enum Left {
 }
 
 /// A number leaves its flow. The real close comes after it, then [`finish`].
-pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
+pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
     table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
@@ -111,7 +111,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         e.forget(fd);
     }
     if ctl.is_held() {
-        return Left::Nothing;
+        return AfterClose::Nothing;
     }
     // What a child has, too, stays registered for as long as the child has it.
     if flow.forked.load(Ordering::Relaxed) {
@@ -134,7 +134,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
         ctl.linger();
         flow.live.store(false, Ordering::Release);
         runtime::with_agent(|a| a.demote(flow.token()));
-        return Left::Shared;
+        return AfterClose::Shared;
     };
     let lingers = lingers(fd);
     let unread =
@@ -187,7 +187,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> Left {
     if kept.is_some() {
         ctl.set_transport(kept);
     }
-    Left::Last(how)
+    AfterClose::Last(how)
 }
 
 /// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
@@ -239,10 +239,10 @@ pub fn how_closed(fd: c_int) -> FinHow {
 }
 
 /// After the real close.
-pub fn finish(flow: &'static Flow, left: Left) {
+pub fn finish(flow: &'static Flow, left: AfterClose) {
     match left {
-        Left::Nothing => {}
-        Left::Last(how) => {
+        AfterClose::Nothing => {}
+        AfterClose::Last(how) => {
             let token = flow.token();
             flow.stream.wake();
             if how == FinHow::Reset {
@@ -250,7 +250,7 @@ pub fn finish(flow: &'static Flow, left: Left) {
             }
             flow.drop_ref();
         }
-        Left::Shared => {
+        AfterClose::Shared => {
             flow.stream.wake();
             flow.drop_ref();
         }
@@ -258,7 +258,7 @@ pub fn finish(flow: &'static Flow, left: Left) {
 }
 
 /// Before `dup2`/`dup3` takes the number `to` over: gives what [`finish`] needs afterwards.
-pub fn overwrite(to: c_int) -> Option<(&'static Flow, Left)> {
+pub fn overwrite(to: c_int) -> Option<(&'static Flow, AfterClose)> {
     match table::entry(to) {
         Entry::Flow(flow) => {
             let ctl = flow.own_at(to)?;

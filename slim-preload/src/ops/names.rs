@@ -13,7 +13,7 @@ use libc::{c_int, sockaddr, socklen_t};
 
 /// Which end of a connection is asked for.
 #[derive(Clone, Copy)]
-pub enum End {
+pub enum Side {
     /// `getsockname`.
     Local,
     /// `getpeername`.
@@ -26,7 +26,7 @@ pub enum End {
 /// `addr` and `len` as `getsockname(2)` asks.
 pub unsafe fn name(
     fd: c_int,
-    end: End,
+    end: Side,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     real: impl Fn() -> c_int,
@@ -56,7 +56,7 @@ fn is_dead_unnoticed(fd: c_int) -> bool {
 /// As [`name`].
 unsafe fn known(
     fd: c_int,
-    end: End,
+    end: Side,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     real: impl Fn() -> c_int,
@@ -75,8 +75,8 @@ unsafe fn known(
     }
     let moved = ctl.receiving.has_moved() || ctl.mode() != Mode::Open;
     let saved = match end {
-        End::Local => &ctl.local,
-        End::Peer => &ctl.peer,
+        Side::Local => &ctl.local,
+        Side::Peer => &ctl.peer,
     };
     let Some(saved) = saved.as_ref().filter(|_| moved) else {
         return real();
@@ -102,7 +102,7 @@ unsafe fn known(
 /// As [`name`].
 unsafe fn kept(
     fd: c_int,
-    end: End,
+    end: Side,
     addr: *mut sockaddr,
     len: *mut socklen_t,
     real: impl FnOnce() -> c_int,
@@ -119,8 +119,8 @@ unsafe fn kept(
     };
     sys::keep_errno(|| {
         let saved = kept_names::kept(fd).and_then(|(local, peer)| match end {
-            End::Local => local,
-            End::Peer => peer,
+            Side::Local => local,
+            Side::Peer => peer,
         });
         saved.map_or(r, |saved| {
             // SAFETY: the kernel has just written to it.

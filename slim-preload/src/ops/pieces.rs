@@ -27,7 +27,7 @@ const ANY_NUMBER: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MO
 
 /// What is wrong after a call that has sent something: it is no failure of that call.
 #[derive(Clone, Copy)]
-struct Trouble {
+struct LateError {
     errno: Option<sys::Errno>,
     /// The transport is dead.
     dead: bool,
@@ -35,7 +35,7 @@ struct Trouble {
     barred: bool,
 }
 
-impl Trouble {
+impl LateError {
     /// To be asked inside, in this order, see `Receive::unusual`.
     fn of(flow: &Flow, fd: c_int, errno: Option<sys::Errno>) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl<S: Source> Transmit<S> {
             flow.writes_much.store(REMEMBERED, Ordering::Relaxed);
         }
         let errno = (answer < 0).then(|| direct::errno_in(answer));
-        let trouble = Trouble::of(flow, self.fd, errno);
+        let trouble = LateError::of(flow, self.fd, errno);
         flow.leave_sending(inside);
         match have < total && trouble.is_passing(flow, self.fd) {
             true => self.rest(have),
@@ -141,7 +141,7 @@ impl<S: Source> Transmit<S> {
                         self.account(flow, self.fd, have, sent);
                         have += sent;
                     }
-                    let trouble = Trouble::of(flow, self.fd, errno);
+                    let trouble = LateError::of(flow, self.fd, errno);
                     flow.leave_sending(Inside::Counted);
                     if !trouble.is_passing(flow, self.fd) {
                         return short(have);

@@ -7,11 +7,11 @@ use libc::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Copied when the new connection is made.
-    After(Kind),
+    After(ValueKind),
     /// Copied before the new connection is made, where it is this process that makes it: the kernel looks at it then.
-    Before(Kind),
+    Before(ValueKind),
     /// Likewise, and without it there is to be no new connection: bytes would go another way than they may.
-    Must(Kind),
+    Must(ValueKind),
     /// Another name of the option with this number.
     Like(c_int),
     /// Cannot be read, or is about more than one connection's future: whoever sets it gets plain TCP.
@@ -22,7 +22,7 @@ pub enum Fate {
 
 /// The type of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// `int`, or as many bytes.
     Int,
     /// `struct linger`
@@ -75,7 +75,7 @@ macro_rules! options {
 }
 
 use Fate::{After, Before, Bound, Like, Must, Nothing};
-use Kind::{Int, Linger, Name, Sizes, Time, Wide};
+use ValueKind::{Int, Linger, Name, Sizes, Time, Wide};
 
 options! {
     // IP_TOS sets SO_PRIORITY, too: it comes first.

@@ -4,7 +4,7 @@ use super::{CtlGuard, conclude, suspend, unmanage, veil};
 use crate::flow::{Ctl, Flow, Mode};
 use crate::kept_names;
 use crate::runtime;
-use crate::stand_in::{self, Left};
+use crate::stand_in::{self, Departure};
 use crate::sys;
 use libc::c_int;
 use slim_agent::{Heard, turn};
@@ -178,8 +178,8 @@ pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
 /// is to get it.
 pub fn owe(fd: c_int, errno: c_int) {
     let how = match errno {
-        libc::EPIPE => Left::Refused,
-        _ => Left::Reset,
+        libc::EPIPE => Departure::Refused,
+        _ => Departure::Reset,
     };
     let family = sys::domain(fd).unwrap_or(libc::AF_INET);
     if let Ok(dead) = stand_in::over(how, &[], family) {

@@ -5,7 +5,7 @@ use crate::addr::Name;
 use crate::flow::{Ctl, Flow, Mode, Then};
 use crate::kept_names;
 use crate::options;
-use crate::stand_in::{self, Left};
+use crate::stand_in::{self, Departure};
 use crate::sys;
 use libc::c_int;
 use slim_core::stash::Stash;
@@ -42,10 +42,10 @@ fn drain_if_suspended(flow: &'static Flow) {
 /// it stays here.
 pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
     let (how, owed) = match verdict {
-        Verdict::Errno(libc::ECONNRESET) => (Left::Reset, None),
-        Verdict::Errno(libc::EPIPE) => (Left::Refused, None),
-        Verdict::Errno(errno) => (Left::Reset, Some(errno)),
-        Verdict::Eof => (Left::Closed, None),
+        Verdict::Errno(libc::ECONNRESET) => (Departure::Reset, None),
+        Verdict::Errno(libc::EPIPE) => (Departure::Refused, None),
+        Verdict::Errno(errno) => (Departure::Reset, Some(errno)),
+        Verdict::Eof => (Departure::Closed, None),
     };
     if !matches!(
         ctl.mode(),

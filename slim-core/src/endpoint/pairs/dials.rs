@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::processes::Process;
+use super::super::processes::PeerProcess;
 use super::super::rng::Rng;
 use super::{PAIR_AGE, PAIRS};
 use crate::auth::{FlowKey, Fresh, Prepared};
@@ -31,7 +31,7 @@ pub struct Opened {
     /// OPEN.
     pub data: Vec<u8>,
     pub(in super::super) key: FlowKey,
-    pub(in super::super) process: Arc<Process>,
+    pub(in super::super) process: Arc<PeerProcess>,
 }
 
 impl Opened {
@@ -49,7 +49,7 @@ impl Opened {
 pub(super) struct Dial {
     pair: PairId,
     key: Prepared,
-    process: Arc<Process>,
+    process: Arc<PeerProcess>,
     mailbox: SocketAddr,
     /// Counter of the next OPEN.
     next: u64,
@@ -65,7 +65,7 @@ impl Dial {
     pub(super) fn new(
         pair: PairId,
         key: &FlowKey,
-        process: Arc<Process>,
+        process: Arc<PeerProcess>,
         mailbox: SocketAddr,
     ) -> Self {
         Dial {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::super::aged::Aged;
 use super::super::ends::Ends;
-use super::super::processes::Process;
+use super::super::processes::PeerProcess;
 use super::super::record::Peer;
 use super::{Heard, PAIR_AGE, PAIRS, key_of, parse};
 use crate::addr::on_link_of;
@@ -24,7 +24,7 @@ const HEARD: usize = 8192;
 /// Somebody who may say OPEN.
 pub(super) struct Door {
     key: Prepared,
-    process: Arc<Process>,
+    process: Arc<PeerProcess>,
     /// Where control messages for it go, and from where.
     control: SocketAddr,
     local: SocketAddr,
@@ -37,7 +37,7 @@ pub(super) struct Door {
 impl Door {
     pub(super) fn new(
         key: &FlowKey,
-        process: Arc<Process>,
+        process: Arc<PeerProcess>,
         control: SocketAddr,
         local: SocketAddr,
     ) -> Self {
@@ -87,7 +87,7 @@ pub(in super::super) struct Arrival {
     /// Our end, their end.
     pub(in super::super) ends: Ends,
     pub(in super::super) key: FlowKey,
-    pub(in super::super) process: Arc<Process>,
+    pub(in super::super) process: Arc<PeerProcess>,
     pub(super) pair: PairId,
     pub(super) counter: u64,
 }
@@ -104,7 +104,7 @@ impl Arrival {
 }
 
 /// What has come to a mailbox.
-pub(super) enum News {
+pub(super) enum MailboxNews {
     Opened(Arrival),
     /// FIN of a flow that has come by OPEN.
     Ended(FlowId, u64, FinHow),
@@ -116,7 +116,7 @@ pub(super) enum News {
 }
 
 /// A flow that has come by OPEN.
-struct Known {
+struct KnownFlow {
     flow: FlowId,
     key: FlowKey,
     end: Option<(u64, FinHow)>,
@@ -124,11 +124,11 @@ struct Known {
 
 pub(super) struct Doors {
     of: Aged<PairId, Door, PAIRS>,
-    flows: Aged<Ends, Known, FLOWS>,
+    flows: Aged<Ends, KnownFlow, FLOWS>,
     names: Aged<FlowId, Ends, FLOWS>,
     /// Flows that we have said not to know: an OPEN that comes later counts no more.
     refused: Aged<FlowId, (), FLOWS>,
-    heard: Vec<News>,
+    heard: Vec<MailboxNews>,
     /// Those with news.
     to_tell: Vec<PairId>,
 }
@@ -166,9 +166,9 @@ impl Doors {
                             return;
                         }
                         known.end = Some((fin.final_seq, fin.how));
-                        Some(News::Ended(fin.flow, fin.final_seq, fin.how))
+                        Some(MailboxNews::Ended(fin.flow, fin.final_seq, fin.how))
                     }
-                    _ => Some(News::Other {
+                    _ => Some(MailboxNews::Other {
                         from,
                         local,
                         data: data.into(),
@@ -181,7 +181,7 @@ impl Doors {
         self.heard.extend(heard);
     }
 
-    fn opened(&mut self, now: Time, from: SocketAddr, parsed: &Parsed<'_>) -> Option<News> {
+    fn opened(&mut self, now: Time, from: SocketAddr, parsed: &Parsed<'_>) -> Option<MailboxNews> {
         let Message::Open(open) = &parsed.message else {
             return None;
         };
@@ -202,7 +202,7 @@ impl Doors {
         );
         let process = door.process.clone();
         if open.counter > 0 {
-            let known = Known {
+            let known = KnownFlow {
                 flow: open.flow,
                 key: key.clone(),
                 end: None,
@@ -210,7 +210,7 @@ impl Doors {
             self.flows.put(now, ends.clone(), known);
             self.names.put(now, open.flow, ends.clone());
         }
-        Some(News::Opened(Arrival {
+        Some(MailboxNews::Opened(Arrival {
             flow: open.flow,
             ends,
             key,
@@ -284,7 +284,7 @@ impl Doors {
         seen.collect()
     }
 
-    pub(super) fn take(&mut self) -> Vec<News> {
+    pub(super) fn take(&mut self) -> Vec<MailboxNews> {
         std::mem::take(&mut self.heard)
     }
 

@@ -17,13 +17,13 @@ pub use dials::Opened;
 pub(super) use doors::Arrival;
 
 use dials::Dials;
-use doors::{Doors, News};
+use doors::{Doors, MailboxNews};
 
 use super::aged::Aged;
 use super::ends::Ends;
 use super::flow::State;
 use super::locators::features_of;
-use super::record::{Flow, Peer};
+use super::record::{FlowRecord, Peer};
 use super::rng::Rng;
 use super::{Action, Endpoint, plain};
 use crate::addr::at_port;
@@ -203,9 +203,11 @@ impl Endpoint {
         let heard = self.pairs.doors().take();
         for heard in heard {
             match heard {
-                News::Opened(arrival) => self.opened(now, arrival),
-                News::Ended(flow, end, how) => self.ended(now, flow, end, how),
-                News::Other { from, local, data } => self.handle_datagram(now, from, local, &data),
+                MailboxNews::Opened(arrival) => self.opened(now, arrival),
+                MailboxNews::Ended(flow, end, how) => self.ended(now, flow, end, how),
+                MailboxNews::Other { from, local, data } => {
+                    self.handle_datagram(now, from, local, &data)
+                }
             }
         }
     }
@@ -309,7 +311,7 @@ impl Endpoint {
         if let Some(&token) = self.by_id.get(&(id, Role::Acceptor))
             && self.flows[&token].peer.is_some()
         {
-            self.peer_finished(now, token, end, how, super::close::Source::Unasked);
+            self.peer_finished(now, token, end, how, super::close::EndSource::Unasked);
         }
     }
 
@@ -371,7 +373,7 @@ impl Endpoint {
     }
 
     /// A flow is over that began with HELLO: a PAIR may be on its way.
-    pub(super) fn note_ended(&mut self, now: Time, flow: &Flow) {
+    pub(super) fn note_ended(&mut self, now: Time, flow: &FlowRecord) {
         if let (Role::Connector, Some(id)) = (flow.role, flow.id)
             && self.features & feature::PAIRS != 0
             && !self.pairs.dials().knows(flow.ends.remote())
