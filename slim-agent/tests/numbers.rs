@@ -72,7 +72,7 @@ fn calls_that_sleep_hold_nobody_up() {
                 thread::park();
             }
         };
-        let sleeper = scope.spawn(move || numbers::take(sleep));
+        let sleeper = scope.spawn(move || numbers::take_and_wait(sleep));
         thread::sleep(Duration::from_millis(10));
         let begun = Instant::now();
         for _ in 0..1000 {

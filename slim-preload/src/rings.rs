@@ -4,7 +4,7 @@
 //! A flow whose number is registered with a ring is used through it, and becomes plain TCP.
 
 use libc::{c_int, c_long};
-use slim_sys::numbers::{apart, take};
+use slim_sys::numbers::{apart, take_and_wait};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The process has, or had, a ring.
@@ -23,7 +23,11 @@ pub fn any() -> bool {
 /// The program hands requests to a ring: not while something else comes under a number, for a request about its
 /// registration would then meet none.
 pub fn enter(requests: c_int, real: impl FnOnce() -> c_long) -> c_long {
-    if requests > 0 { take(real) } else { real() }
+    if requests > 0 {
+        take_and_wait(real)
+    } else {
+        real()
+    }
 }
 
 /// Puts something else under a number.

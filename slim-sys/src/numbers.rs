@@ -9,10 +9,11 @@
 //! * [`take`] and [`take_and_wait`] are calls of the application that give out, overwrite or close numbers.
 //!
 //! The two exclude each other, but neither waits for its own kind: making takes some microseconds,
-//! and a call that takes a number has it after some hundred nanoseconds. A call of the application
+//! and a call that takes a number has it after some hundred nanoseconds. A call in [`take_and_wait`]
 //! can also sleep when it has its number (`accept`, or `open` of a FIFO), be cancelled, or be left by
-//! `longjmp`. So making waits only for calls that have begun since it last waited, and only for a limited time: a short one for calls
-//! that may sleep, a long one for calls that end unless the scheduler stops their thread.
+//! `longjmp`. So making waits only for calls that have begun since it last waited, and a call that began some milliseconds ago is taken
+//! to sleep. A call in [`take`] does not sleep, so making waits for it until its thread has run. Signals are blocked there: a handler that
+//! connected would wait for the call that it has interrupted.
 //!
 //! A forked child gets a copy of every descriptor, and closes those that are registered as ours
 //! ([`crate::fds`]). So a fork waits until each of them is registered or closed ([`whole`]).
@@ -20,6 +21,7 @@
 //! Everything here may run in signal handlers and in vforked children. No handler interrupts [`make`] or [`whole`]: one that
 //! forks would wait for what it has interrupted, and one that jumps out would hold up all forks and closes to come.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -41,10 +43,13 @@ static IN_USE: AtomicBool = AtomicBool::new(false);
 static MAKERS: AtomicU32 = AtomicU32::new(0);
 /// Threads that sleep until there is nobody in [`make`].
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
-/// Calls in [`take`]. They do not sleep: one that takes longer is on a machine so busy that its thread does not run.
-static PROMPT: Takers = Takers::new(Duration::from_millis(100));
-/// Calls in [`take_and_wait`]. One that has been inside for as long sleeps, and has its number: the kernel chooses it first of all.
-static PATIENT: Takers = Takers::new(Duration::from_micros(500));
+/// Calls in [`take`]. They do not sleep, and no handler interrupts them: they end as soon as their thread runs.
+static PROMPT: Takers = Takers::new(MADE);
+/// Calls in [`take_and_wait`]. A call that began this long ago sleeps, and has its number: the kernel chooses it first of all. Shorter
+/// would be wrong on a busy machine, whose scheduler stops threads for milliseconds.
+static PATIENT: Takers = Takers::new(Duration::from_millis(5));
+/// Making waits at least this long for a call, because its time of entry may be that of an earlier one.
+const AT_LEAST: Duration = Duration::from_micros(500);
 
 /// Calls that take numbers.
 struct Takers {
@@ -52,7 +57,9 @@ struct Takers {
     calls: AtomicU64,
     /// How many there had ever been when making last waited for all of them.
     awaited: AtomicU32,
-    /// How long making waits for them.
+    /// When the latest of them began, in nanoseconds ([`now`]).
+    latest: AtomicU64,
+    /// Making waits until the latest of them began this long ago.
     limit: Duration,
 }
 
@@ -154,6 +161,12 @@ pub fn after_fork(child: bool) {
     }
 }
 
+/// Nanoseconds of the monotonic clock.
+fn now() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 fn wait_until_zero(word: &AtomicU32, limit: Duration, begun: Instant) {
     loop {
         let now = word.load(Ordering::SeqCst);
@@ -166,14 +179,19 @@ fn wait_until_zero(word: &AtomicU32, limit: Duration, begun: Instant) {
 }
 
 /// Runs `f`, a call of the application that gives out, overwrites or closes descriptor numbers,
-/// while no descriptor of ours has a number that it should not have. `f` does not sleep. Nothing of ours is to be undone
-/// should `f` never return.
+/// while no descriptor of ours has a number that it should not have. `f` does not sleep; signals are blocked meanwhile.
 #[inline]
 pub fn take<R>(f: impl FnOnce() -> R) -> R {
+    if !Takers::counts() {
+        return f();
+    }
+    // Dropped last.
+    let _signals = undisturbed();
     PROMPT.take(f)
 }
 
-/// Likewise; `f` may sleep once it has its number.
+/// Likewise, but `f` may sleep once it has its number, and may be interrupted, cancelled, or left by `longjmp`: nothing of ours must
+/// have to be undone should `f` never return.
 #[inline]
 pub fn take_and_wait<R>(f: impl FnOnce() -> R) -> R {
     PATIENT.take(f)
@@ -201,16 +219,23 @@ impl Takers {
         Self {
             calls: AtomicU64::new(0),
             awaited: AtomicU32::new(0),
+            latest: AtomicU64::new(0),
             limit,
         }
     }
 
+    /// Whether calls of this thread count: there is an agent, and they are not its own.
+    #[inline]
+    fn counts() -> bool {
+        IN_USE.load(Ordering::Relaxed) && !in_agent()
+    }
+
     #[inline]
     fn take<R>(&self, f: impl FnOnce() -> R) -> R {
-        if !IN_USE.load(Ordering::Relaxed) || in_agent() {
+        if !Self::counts() {
             return f();
         }
-        self.calls.fetch_add(CALL, Ordering::SeqCst);
+        self.begin();
         if MAKERS.load(Ordering::SeqCst) != 0 {
             self.step_back();
         }
@@ -219,13 +244,19 @@ impl Takers {
         taken
     }
 
+    #[inline]
+    fn begin(&self) {
+        self.latest.store(now(), Ordering::SeqCst);
+        self.calls.fetch_add(CALL, Ordering::SeqCst);
+    }
+
     /// Waits until the calls that have begun have ended. Those that begin from now on see a maker, and wait.
     fn wait(&self) {
         let ever = (self.calls.load(Ordering::SeqCst) >> 32) as u32;
         if self.any() && ever != self.awaited.load(Ordering::SeqCst) {
             let begun = Instant::now();
             let mut looks = 0;
-            while self.any() && begun.elapsed() < self.limit {
+            while self.any() && (begun.elapsed() < AT_LEAST || self.age() < self.limit) {
                 looks += 1;
                 match looks {
                     ..SHORTLY => hint::spin_loop(),
@@ -235,6 +266,11 @@ impl Takers {
             }
         }
         self.awaited.store(ever, Ordering::SeqCst);
+    }
+
+    /// How long ago the latest call began.
+    fn age(&self) -> Duration {
+        Duration::from_nanos(now().saturating_sub(self.latest.load(Ordering::SeqCst)))
     }
 
     fn any(&self) -> bool {
@@ -250,7 +286,7 @@ impl Takers {
             SLEEPERS.fetch_add(1, Ordering::SeqCst);
             wait_until_zero(&MAKERS, MADE, begun);
             SLEEPERS.fetch_sub(1, Ordering::SeqCst);
-            self.calls.fetch_add(CALL, Ordering::SeqCst);
+            self.begin();
         }
     }
 
@@ -303,8 +339,9 @@ mod tests {
             let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
             mask >> (libc::SIGUSR1 - 1) & 1 == 1
         };
-        assert!(!blocked());
-        assert!(make(blocked) && whole(blocked) && apart(blocked));
+        begin();
+        assert!(!blocked() && !take_and_wait(blocked));
+        assert!(make(blocked) && whole(blocked) && apart(blocked) && take(blocked));
         assert!(!blocked());
     }
 

@@ -1,10 +1,10 @@
 //! Who this process is.
 
-use std::fs;
 use std::process;
 
 use slim_core::EndpointId;
 use slim_core::auth::host_id;
+use slim_sys::proc;
 
 use crate::kernel::sys;
 
@@ -20,7 +20,7 @@ pub(crate) fn endpoint(incarnation: u64) -> EndpointId {
 /// Tells hosts apart: also those that were cloned from one image, and network namespaces of one
 /// kernel, whose addresses are as different as those of two machines.
 fn host() -> [u8; 16] {
-    let boot = fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let boot = proc::read(format_args!("sys/kernel/random/boot_id")).unwrap_or_default();
     let here = sys::network_namespace().to_be_bytes();
     host_id(&boot, &[&here, sys::host_name().as_bytes()])
 }
@@ -28,6 +28,7 @@ fn host() -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn two_processes_of_a_host_have_one_host_and_do_not_tell_the_boot_id() {

@@ -1,13 +1,12 @@
 //! Which ports our own sockets take.
 
-use std::fs;
 use std::io;
 use std::iter;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 
 use crate::kernel::sys;
-use slim_sys::OwnFd;
+use slim_sys::{OwnFd, proc};
 
 /// How often a port is drawn that must be free for both address families.
 const TRIES: usize = 16;
@@ -77,8 +76,8 @@ fn on_one_of<T>(
 /// the kernel needs the UDP port of the same number; were our own sockets in the range that the
 /// kernel chooses from, the processes of a large job would take it from each other.
 pub(crate) fn quiet_ports() -> impl Iterator<Item = u16> {
-    let path = "/proc/sys/net/ipv4/ip_local_port_range";
-    let range = fs::read_to_string(path).ok().and_then(|text| parse(&text));
+    let text = proc::read(format_args!("sys/net/ipv4/ip_local_port_range"));
+    let range = text.and_then(|text| parse(str::from_utf8(&text).ok()?));
     let quiet = range.and_then(outside);
     iter::repeat_with(move || draw(quiet.clone()?))
         .map_while(|port| port)

@@ -28,15 +28,15 @@ hook! { unsafe fn dup(fd: c_int) -> c_int => slim_dup {
     duplicating::duplicate(fd, None, || take(|| real!(dup)(fd)))
 }}
 hook! { unsafe fn dup2(from: c_int, to: c_int) -> c_int => slim_dup2 {
-    duplicating::duplicate(from, Some(to), || take(|| real!(dup2)(from, to)))
+    duplicating::duplicate(from, Some(to), || take_and_wait(|| real!(dup2)(from, to)))
 }}
 hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
-    duplicating::duplicate(from, Some(to), || take(|| real!(__dup2)(from, to)))
+    duplicating::duplicate(from, Some(to), || take_and_wait(|| real!(__dup2)(from, to)))
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
     // Refused by the kernel before it looks at anything else.
     if flags & !libc::O_CLOEXEC != 0 { return real!(dup3)(from, to, flags); }
-    duplicating::duplicate(from, Some(to), || take(|| real!(dup3)(from, to, flags)))
+    duplicating::duplicate(from, Some(to), || take_and_wait(|| real!(dup3)(from, to, flags)))
 }}
 type Arguments = *mut c_void;
 hook! { unsafe fn vdprintf(fd: c_int, format: *const c_char, list: Arguments) -> c_int => slim_vdprintf {

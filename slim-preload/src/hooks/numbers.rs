@@ -34,6 +34,15 @@ impl GivenNumber for c_int {
     }
 }
 
+impl GivenNumber for *mut libc::DIR {
+    fn note(&self) {
+        if !self.is_null() {
+            // SAFETY: a directory that libc has just opened.
+            given_out(unsafe { libc::dirfd(*self) });
+        }
+    }
+}
+
 impl GivenNumber for *mut FILE {
     fn note(&self) {
         if !self.is_null() {
@@ -55,6 +64,7 @@ fn note_both(given: c_int, ends: *const c_int) -> c_int {
 }
 
 type FilePath = *const c_char;
+type Template = *mut c_char;
 
 // `open` and `openat` are variadic in C; on the platforms supported the last argument travels as a fixed one does.
 give_out! {
@@ -65,6 +75,14 @@ give_out! {
     slim_fopen64: fopen64(path: FilePath, mode: *const c_char) -> *mut FILE;
     slim_freopen: freopen(path: FilePath, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
     slim_freopen64: freopen64(path: FilePath, mode: *const c_char, stream: *mut FILE) -> *mut FILE;
+    slim_mkostemp: mkostemp(path: Template, flags: c_int) -> c_int;
+    slim_mkostemp64: mkostemp64(path: Template, flags: c_int) -> c_int;
+    slim_mkostemps: mkostemps(path: Template, suffix: c_int, flags: c_int) -> c_int;
+    slim_mkostemps64: mkostemps64(path: Template, suffix: c_int, flags: c_int) -> c_int;
+    slim_mkstemp: mkstemp(path: Template) -> c_int;
+    slim_mkstemp64: mkstemp64(path: Template) -> c_int;
+    slim_mkstemps: mkstemps(path: Template, suffix: c_int) -> c_int;
+    slim_mkstemps64: mkstemps64(path: Template, suffix: c_int) -> c_int;
     slim_open: open(path: FilePath, flags: c_int, mode: mode_t) -> c_int;
     slim_open64: open64(path: FilePath, flags: c_int, mode: mode_t) -> c_int;
     slim___open_2: __open_2(path: FilePath, flags: c_int) -> c_int;
@@ -73,6 +91,11 @@ give_out! {
     slim_openat64: openat64(at: c_int, path: FilePath, flags: c_int, mode: mode_t) -> c_int;
     slim___openat_2: __openat_2(at: c_int, path: FilePath, flags: c_int) -> c_int;
     slim___openat64_2: __openat64_2(at: c_int, path: FilePath, flags: c_int) -> c_int;
+    slim_opendir: opendir(path: FilePath) -> *mut libc::DIR;
+    slim_posix_openpt: posix_openpt(flags: c_int) -> c_int;
+    slim_shm_open: shm_open(name: FilePath, flags: c_int, mode: mode_t) -> c_int;
+    slim_tmpfile: tmpfile() -> *mut FILE;
+    slim_tmpfile64: tmpfile64() -> *mut FILE;
 }
 give_out! {
     take;

@@ -1,8 +1,10 @@
 // Who asks for a descriptor gets the lowest free number, at every moment of a resume too.
 #include "t.h"
 #include "raw.h"
+#include <dirent.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
+#include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
@@ -19,6 +21,28 @@ static void is(const char *what, int got, int want) {
         is(#call, fd_, lowest);                                                                                    \
         close(fd_);                                                                                                \
     } while (0)
+
+// Calls that open a file inside of libc.
+static void ask_inside(void) {
+    char names[4][32];
+    for (int i = 0; i < 4; i++) strcpy(names[i], i % 2 ? "/tmp/slim-numbers-XXXXXX.tmp" : "/tmp/slim-numbers-XXXXXX");
+    TAKE(mkstemp(names[0]));
+    TAKE(mkstemps(names[1], 4));
+    TAKE(mkostemp(names[2], O_CLOEXEC));
+    TAKE(mkostemps(names[3], 4, O_CLOEXEC));
+    for (int i = 0; i < 4; i++) unlink(names[i]);
+    char shared[32];
+    sprintf(shared, "/slim-numbers-%d", getpid());
+    TAKE(shm_open(shared, O_RDWR | O_CREAT, 0600));
+    shm_unlink(shared);
+    TAKE(posix_openpt(O_RDWR | O_NOCTTY));
+    FILE *f = tmpfile();
+    is("tmpfile", fileno(f), lowest);
+    fclose(f);
+    DIR *d = opendir("/");
+    is("opendir", dirfd(d), lowest);
+    closedir(d);
+}
 
 // Every way to get a number, once.
 static void ask(void) {
@@ -96,6 +120,7 @@ int main(void) {
             }
             if (r > 0) got += r;
             ask();
+            ask_inside();
             overwrite();
         }
         if (i % 10 == 0) connect_and_accept(x.l);
