@@ -6,9 +6,9 @@
 //! authenticated with its key; messages from before that with the job key, or not at all if there
 //! is none.
 //!
-//! A code covers the role of the sender and the kind of the message, so that a message cannot be
-//! reflected to its sender. In a resume it also covers the fresh nonces of both sides, so that a
-//! message recorded on another connection does not verify on this one.
+//! A code with a flow key covers the role of the sender and the kind of the message, so that a message
+//! cannot be reflected to its sender. In a resume it also covers the fresh nonces of both sides, so that
+//! a message recorded on another connection does not verify on this one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -145,10 +145,10 @@ impl Prepared {
 
     /// For the key of a pair: derives the key of the flow that `open`, an OPEN of this pair, is about.
     pub fn of_flow(&self, open: &Open) -> FlowKey {
-        let said = wire::encode(&Message::Open(*open), |_| NO_MAC);
+        let encoded = wire::encode(&Message::Open(*open), |_| NO_MAC);
         let mut hmac = self.0.clone();
         hmac.update(PAIR_FLOW_LABEL);
-        hmac.update(&said);
+        hmac.update(&encoded);
         FlowKey(hmac.finalize().into_bytes().into())
     }
 
@@ -203,10 +203,10 @@ pub fn host_id(boot: &[u8], place: &[&[u8]]) -> [u8; 16] {
 /// from the whole HELLO. So a HELLO that was forgotten gets the same answer when it comes again, and an
 /// answer for one connection is useless for another.
 pub(crate) fn answer_random(secret: &[u8; 32], hello: &Hello) -> [u8; 32] {
-    let said = wire::encode(&Message::Hello(*hello), |_| NO_MAC);
+    let encoded = wire::encode(&Message::Hello(*hello), |_| NO_MAC);
     let mut hmac = keyed(secret);
     hmac.update(ANSWER_LABEL);
-    hmac.update(&said);
+    hmac.update(&encoded);
     hmac.finalize().into_bytes().into()
 }
 

@@ -165,8 +165,8 @@ pub enum Cause {
         /// Bytes of the flow read up to that end.
         received: u64,
     },
-    /// No error, but acknowledgements do not move. The old transport stays in use until a new one
-    /// stands.
+    /// No error, but acknowledgements do not advance. The old transport stays in use until a new one
+    /// is established.
     Stall,
     /// The peer asked to resume.
     PeerAsked,

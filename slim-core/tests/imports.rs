@@ -277,9 +277,9 @@ fn crates_use_each_other_as_the_map_says() {
     let mut mapped = 0;
     for row in rows.take_while(|l| l.starts_with('|')) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
-        let said = cells[2].split(", ").filter(|name| !name.is_empty());
-        let said: BTreeSet<_> = said.map(str::to_owned).collect();
-        assert_eq!(said, uses(cells[1]), "{}", cells[1]);
+        let names = cells[2].split(", ").filter(|name| !name.is_empty());
+        let names: BTreeSet<_> = names.map(str::to_owned).collect();
+        assert_eq!(names, uses(cells[1]), "{}", cells[1]);
         mapped += 1;
     }
     let dirs = fs::read_dir(workspace("")).unwrap().flatten();

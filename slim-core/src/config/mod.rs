@@ -45,7 +45,7 @@ pub const VARIABLES: [Variable; 13] = [
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
         default: "preferred",
-        help: "whether connections get a session: never; if the peer has SLIM too; always, or they fail",
+        help: "off: connections get no session; preferred: they get one if the peer has SLIM; required: they fail without one",
     },
     Variable {
         name: "SLIM_ATTEMPTS",

@@ -137,7 +137,7 @@ pub enum LegacyReason {
     NoRoom,
 }
 
-/// The limit that a closed flow exceeded when SLIM dropped it.
+/// The limit that closed flows exceeded when SLIM dropped one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LingerLimit {
@@ -157,7 +157,7 @@ pub enum Trouble {
     Errno(i32),
     /// The transport ended although the peer had announced no end.
     Eof,
-    /// No error, but acknowledgements do not move.
+    /// No error, but acknowledgements do not advance.
     Stall,
     /// The peer asked to resume.
     PeerAsked,
@@ -209,9 +209,9 @@ pub enum EscalateReason {
     PeerReset,
     /// The peer had closed the flow, so what we sent has no reader.
     PeerClosed,
-    /// The two sides do not agree on what was sent: to go on would corrupt the stream.
+    /// The two sides do not agree on how much was sent. Going on would corrupt the stream.
     OutOfStep,
-    /// Our application had closed the flow, and it exceeded a [`LingerLimit`] while it had no transport.
+    /// Our application had closed the flow, and a [`LingerLimit`] was exceeded while it had no transport.
     Orphaned,
 }
 
@@ -273,14 +273,14 @@ mod tests {
 
     #[test]
     fn the_path_of_an_attempt_is_written_as_local_and_remote() {
-        let told = |path| {
+        let written = |path| {
             let line = serde_json::to_string(&record(Event::Attempt { n: 1, path })).unwrap();
             let at = line.find("\"kind\"").unwrap();
             line[at..].to_owned()
         };
         let remote: SocketAddr = "10.0.0.2:7".parse().unwrap();
         assert_eq!(
-            told(Path {
+            written(Path {
                 local: Some(remote.ip()),
                 ..Path::to(remote)
             }),
@@ -288,7 +288,7 @@ mod tests {
         );
         let other = OtherLocator::new(TransportKind::TEST, b"at").unwrap();
         assert_eq!(
-            told(Path::to(other)),
+            written(Path::to(other)),
             r#""kind":"attempt","n":1,"local":null,"remote":"kind240/6174"}"#
         );
     }

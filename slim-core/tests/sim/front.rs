@@ -52,7 +52,7 @@ pub struct Front {
     pub peer_final: Option<u64>,
     pub pump: Option<Pump>,
     pub fin: Option<FinHow>,
-    /// The peer was told of the flow by OPEN.
+    /// The OPEN by which the peer learned of the flow, if there was one.
     pub opened: Option<Opened>,
 
     // The application.

@@ -344,7 +344,7 @@ impl World {
         loop {
             let whole = match link.buffer.first_chunk() {
                 None => wire::HEADER_LEN,
-                Some(header) => wire::message_len(header).expect("nobody injects garbage here"),
+                Some(header) => wire::message_len(header).expect("no garbage is injected here"),
             };
             if link.buffer.len() == whole && whole > wire::HEADER_LEN {
                 link.messages += 1;
