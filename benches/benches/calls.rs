@@ -1,10 +1,10 @@
 //! Calls on descriptors, bare and with the preload library: on a TCP connection, which it manages, and on
-//! a pair of Unix sockets, which are none of its business.
+//! a pair of Unix sockets, which it does not manage.
 //!
-//! The program measures, then runs itself once more with the library loaded. Each call is one of a byte
-//! that is there already, so nothing waits. Under the library a process has a second thread, for which
-//! the kernel takes a reference to each descriptor and gives it back; what programs with threads of their
-//! own pay, Open MPI's among them, is measured last.
+//! The program measures, then runs itself once more with the library loaded. Each call moves one byte that
+//! is there already, so nothing waits. With the library a process has a second thread, and then the kernel
+//! takes and drops a reference to the descriptor in each call. Programs with threads of their own, such as
+//! Open MPI's, pay that without the library, too: the last measurements have a second thread in both runs.
 
 use std::hint::black_box;
 use std::net::{TcpListener, TcpStream};
@@ -56,7 +56,7 @@ fn measure(name: &str) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("listen on the loopback");
     let at = listener.local_addr().expect("it was bound");
     let near = TcpStream::connect(at).expect("connect to our own listener");
-    let (far, _) = listener.accept().expect("somebody has just connected");
+    let (far, _) = listener.accept().expect("a connection was just made");
     near.set_nodelay(true)
         .expect("an option that every socket has");
     wait_live();
@@ -90,7 +90,7 @@ fn calls(criterion: &mut Criterion, kind: &str, name: &str, from: RawFd, to: Raw
     group.bench_function(format!("send and recv/{name}"), |b| {
         b.iter(|| send_and_recv(from, to));
     });
-    // Something to be found from here on.
+    // From here on a byte waits to be read.
     write_only(from);
     let epoll = epoll_of(to);
     group.bench_function(format!("poll/{name}"), |b| b.iter(|| poll(&mut [to])));
@@ -100,7 +100,7 @@ fn calls(criterion: &mut Criterion, kind: &str, name: &str, from: RawFd, to: Raw
     group.finish();
 }
 
-/// A poll that has one descriptor, which is ready, many times.
+/// A poll that names one ready descriptor many times.
 fn poll_of_many(criterion: &mut Criterion, kind: &str, name: &str, fd: RawFd) {
     let mut group = criterion.benchmark_group(format!("calls/{kind}"));
     group.bench_function(format!("poll of {MANY}/{name}"), |b| {
@@ -109,7 +109,7 @@ fn poll_of_many(criterion: &mut Criterion, kind: &str, name: &str, fd: RawFd) {
     group.finish();
 }
 
-/// Under the library: until the connection is one that could be resumed.
+/// With the library: waits until the connection can be resumed.
 fn wait_live() {
     let Some(events) = env::var_os(SECOND) else {
         return;
@@ -149,7 +149,7 @@ fn write_only(from: RawFd) {
     assert_eq!(unsafe { libc::write(from, [1u8].as_ptr().cast(), 1) }, 1);
 }
 
-/// A poll that finds all of them ready.
+/// A poll that finds all descriptors ready.
 fn poll<const N: usize>(fds: &mut [RawFd; N]) {
     let mut entries = fds.map(|fd| libc::pollfd {
         fd,
@@ -179,7 +179,7 @@ fn epoll_of(fd: RawFd) -> RawFd {
 
 fn epoll_wait(epoll: RawFd) {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: room for one event is given, and said.
+    // SAFETY: `event` has room for the one event that the call is told to return at most.
     let ready = unsafe { libc::epoll_wait(epoll, &mut event, 1, 0) };
     assert_eq!(black_box(ready), 1);
 }

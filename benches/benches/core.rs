@@ -1,4 +1,4 @@
-//! Parts of slim-core: the copy of what is in flight, messages, codes, and a whole resume in memory.
+//! Parts of slim-core: replay buffer, messages, authentication codes, and a whole resume in memory.
 
 use std::hint::black_box;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use slim_core::{Cause, ConnId, EndpointId, FlowId, FlowToken, Nonce, Role, Time}
 
 const TOKEN: FlowToken = FlowToken(1);
 
-/// Append, and forget as a sender does that asks the kernel now and then.
+/// Push, and trim now and then, as a sender does when it asks the kernel.
 fn replay(c: &mut Criterion) {
     const TRIM_AT: usize = 256 << 10;
     let mut group = c.benchmark_group("replay");
@@ -52,7 +52,7 @@ fn inputs() -> KeyInputs {
     }
 }
 
-/// Reading and writing a message, and the codes that make it believable.
+/// Encoding and parsing a message, and its authentication code.
 fn messages(c: &mut Criterion) {
     let message = Message::Resume(Resume {
         flow: FlowId([1; 16]),
@@ -82,13 +82,13 @@ fn messages(c: &mut Criterion) {
     group.finish();
 }
 
-/// Two endpoints, and a network without time.
+/// Two endpoints, and a network without latency.
 struct Pair {
     ends: [Endpoint; 2],
     now: Time,
     accepted: u64,
-    /// Of the connection under way: its name at the one that connected (whose number is first), and at
-    /// the other.
+    /// The connection under way: number of the end that connected, and the connection's name at that end
+    /// and at the other.
     connection: Option<(usize, ConnId, ConnId)>,
 }
 
@@ -101,7 +101,7 @@ fn control(n: usize) -> SocketAddr {
 }
 
 impl Pair {
-    /// With a flow that is live at both ends.
+    /// A pair with a flow that is live at both ends.
     fn live() -> Self {
         let end = |n: usize| {
             let ip = vec![addrs()[n].ip()];
@@ -117,7 +117,7 @@ impl Pair {
         for (n, role) in [Role::Connector, Role::Acceptor].into_iter().enumerate() {
             pair.ends[n].open(pair.now, TOKEN, role, addrs()[n], addrs()[1 - n]);
         }
-        pair.settle();
+        pair.run_until_idle();
         pair
     }
 
@@ -127,13 +127,13 @@ impl Pair {
             .all(|end| end.state(TOKEN) == Some(State::Live))
     }
 
-    /// The first end's transport dies, and everything happens until both are live again.
+    /// The first end's transport dies, and the flow is resumed at both ends.
     fn resume(&mut self) {
         self.ends[0].fault(self.now, TOKEN, Cause::Errno(libc::ECONNRESET));
-        self.settle();
+        self.run_until_idle();
     }
 
-    fn settle(&mut self) {
+    fn run_until_idle(&mut self) {
         loop {
             let mut idle = true;
             for n in 0..2 {
@@ -178,7 +178,7 @@ impl Pair {
     }
 }
 
-/// From the fault to live at both ends: what a resume costs without a network.
+/// Negotiation, and a resume from the fault until both ends are live: their cost without a network.
 fn handshake(c: &mut Criterion) {
     let mut pair = Pair::live();
     assert!(pair.is_live(), "the flow has to be live to be resumed");

@@ -1,4 +1,4 @@
-//! Schedules of slim-core's simulator in a second: how long a hundred thousand of them take.
+//! Schedules per second of slim-core's simulator.
 
 #![allow(dead_code, reason = "the simulator's tests use more of it")]
 
@@ -30,7 +30,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kinds::Kinds;
 use world::World;
 
-/// Always the same seeds, so that a difference is the code's.
+/// The seeds are always the same, so that a difference comes from the code.
 const SEEDS: u64 = 50;
 
 fn schedules(c: &mut Criterion) {

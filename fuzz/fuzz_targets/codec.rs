@@ -1,4 +1,4 @@
-//! The control message codec under libFuzzer. The checks are those of the stable harness, and so is half of the damage.
+//! The control message codec under libFuzzer. The checks, and half of the mutations, are those of `slim-core/tests/fuzz.rs`.
 
 #![no_main]
 
@@ -21,7 +21,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     if rng.bool() {
         return fuzzer_mutate(data, size, max_size);
     }
-    // libFuzzer begins with next to nothing: a valid message takes its place.
+    // libFuzzer begins with inputs of 0 or 1 byte: a valid message replaces them.
     let mut bytes = match size {
         0 | 1 => VALID[rng.usize(..VALID.len())].clone(),
         _ => data[..size].to_vec(),

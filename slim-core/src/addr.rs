@@ -1,9 +1,9 @@
-//! Addresses, spelt alike at both ends.
+//! Addresses in canonical form, so that both ends write them alike.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// An IPv4 address as such, also when it came from an IPv6 socket. Only where it is part of the address, because that is
-/// valid on one link only, is the scope kept; the flow label is not.
+/// The canonical form of an address. An IPv4-mapped IPv6 address becomes the IPv4 address. The scope is kept for link-local
+/// addresses only, which are valid on one link. The flow label is dropped.
 pub fn canonical(addr: SocketAddr) -> SocketAddr {
     match (addr.ip().to_canonical(), addr) {
         (IpAddr::V6(ip), SocketAddr::V6(addr)) if ip.is_unicast_link_local() => {
@@ -13,13 +13,13 @@ pub fn canonical(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-/// Another port of the same address.
+/// The same address with another port.
 pub(crate) fn at_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
     addr.set_port(port);
     addr
 }
 
-/// An address that a message named, which tells no scopes: a link-local one is on the link that `heard` was heard on.
+/// The address `named` in a message that came from `heard`. Messages carry no scope, so a link-local address gets that of `heard`.
 pub(crate) fn on_link_of(named: SocketAddr, heard: SocketAddr) -> SocketAddr {
     match (named, heard) {
         (SocketAddr::V6(mut named), SocketAddr::V6(heard))
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_kept_where_it_means_something() {
+    fn only_link_local_addresses_keep_a_scope() {
         let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
         for (given, want) in [
             ("10.0.0.1:7", "10.0.0.1:7"),

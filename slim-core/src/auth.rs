@@ -1,14 +1,14 @@
-//! Who may say what: `docs/PROTOCOL.md`, section "Keys and authentication codes".
+//! Authentication: `docs/PROTOCOL.md`, section "Keys and authentication codes".
 //!
 //! There are two keys. The *job key* is a secret that all processes of a job were started with, if
 //! the user gave one. The *flow key* belongs to one flow; both ends derive it from the job key and
-//! from what they said in HELLO and HELLO_ACK. Messages about a flow that both ends know are
+//! from the contents of HELLO and HELLO_ACK. Messages about a flow that both ends know are
 //! authenticated with its key; messages from before that with the job key, or not at all if there
 //! is none.
 //!
-//! A code covers who speaks and which message it is, so that nobody's words can be thrown back at
-//! him, and in a resume the fresh nonces of both sides, so that nothing said on another connection
-//! counts on this one.
+//! A code with a flow key covers the role of the sender and the kind of the message, so that a message
+//! cannot be reflected to its sender. In a resume it also covers the fresh nonces of both sides, so that
+//! a message recorded on another connection does not verify on this one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const ANSWER_LABEL: &[u8] = b"slim answer v1";
 const FLOW_MAC_LABEL: &[u8] = b"slim flow mac v1";
 const JOB_MAC_LABEL: &[u8] = b"slim job mac v1";
 
-/// Stands in the place of a code where there is no key.
+/// The authentication code of a message for which there is no key.
 const NO_MAC: Mac = [0; MAC_LEN];
 
 /// A secret shared by all processes of a job. Never printed.
@@ -35,7 +35,7 @@ const NO_MAC: Mac = [0; MAC_LEN];
 pub struct JobKey(Arc<[u8]>);
 
 impl JobKey {
-    /// A key of these bytes; none if there are none, because that would be no secret.
+    /// A key of these bytes. `None` if there are no bytes: an empty key is no secret.
     pub fn new(secret: &[u8]) -> Option<JobKey> {
         (!secret.is_empty()).then(|| JobKey(secret.into()))
     }
@@ -47,29 +47,29 @@ impl fmt::Debug for JobKey {
     }
 }
 
-/// What both ends put into a flow key.
+/// The inputs of a flow key, the same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyInputs {
     /// Name of the flow.
     pub flow: FlowId,
-    /// From HELLO.
+    /// Random bytes from HELLO.
     pub random_c: [u8; 32],
-    /// From HELLO_ACK.
+    /// Random bytes from HELLO_ACK.
     pub random_s: [u8; 32],
-    /// Endpoint in HELLO.
+    /// The endpoint in HELLO.
     pub connector: EndpointId,
-    /// Endpoint in HELLO_ACK.
+    /// The endpoint in HELLO_ACK.
     pub acceptor: EndpointId,
 }
 
 /// The nonces that bind a code to one resume connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fresh {
-    /// Control channel: the message itself holds what makes it fresh, if anything has to.
+    /// Control channel: a message that has to be fresh has a nonce among its fields.
     None,
     /// RESUME: the initiator answers the CHALLENGE of the responder.
     Responder(Nonce),
-    /// RESUME_OK, CONFIRM, REFUSE: both sides have spoken.
+    /// RESUME_OK, CONFIRM, REFUSE: both sides have sent their nonces.
     Both {
         /// From CHALLENGE.
         nonce_r: Nonce,
@@ -117,38 +117,38 @@ impl FlowKey {
         self.prepare().verify(from, fresh, parsed)
     }
 
-    /// For several messages.
+    /// The key, prepared for several messages.
     pub fn prepare(&self) -> Prepared {
         Prepared(keyed(&self.0))
     }
 }
 
-/// A [`FlowKey`], with the part of the work done that is the same for all messages: two fifths of it. Never printed.
+/// A [`FlowKey`] after the part of the work that is the same for all messages, two fifths of the whole. Never printed.
 #[derive(Clone)]
 pub struct Prepared(Hmac<Sha256>);
 
 impl Prepared {
-    /// The bytes of `message` as said by the side that has the role `from`.
+    /// Encodes `message`, with the authentication code of the side whose role is `from`.
     pub fn seal(&self, from: Role, fresh: Fresh, message: &Message) -> Vec<u8> {
         wire::encode(message, |covered| {
             truncated(self.over(from, fresh, covered))
         })
     }
 
-    /// Whether the side that has the role `from` said this. Takes the same time for every wrong
-    /// code.
+    /// Whether the authentication code is that of the side whose role is `from`. The check takes the
+    /// same time for every wrong code.
     #[must_use]
     pub fn verify(&self, from: Role, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
         let hmac = self.over(from, fresh, parsed.covered);
         hmac.verify_truncated_left(&parsed.mac).is_ok()
     }
 
-    /// If this is the key of a pair: that of the flow which an OPEN of it is about.
+    /// For the key of a pair: derives the key of the flow that `open`, an OPEN of this pair, is about.
     pub fn of_flow(&self, open: &Open) -> FlowKey {
-        let said = wire::encode(&Message::Open(*open), |_| NO_MAC);
+        let encoded = wire::encode(&Message::Open(*open), |_| NO_MAC);
         let mut hmac = self.0.clone();
         hmac.update(PAIR_FLOW_LABEL);
-        hmac.update(&said);
+        hmac.update(&encoded);
         FlowKey(hmac.finalize().into_bytes().into())
     }
 
@@ -160,7 +160,7 @@ impl Prepared {
             Role::Acceptor => b'a',
         };
         hmac.update(&[direction, covered[header::KIND]]);
-        // How many nonces follow is a matter of the kind, so no two inputs look alike.
+        // The kind determines how many nonces follow, so different inputs never give the same bytes.
         match fresh {
             Fresh::None => {}
             Fresh::Responder(nonce_r) => hmac.update(&nonce_r.0),
@@ -186,8 +186,9 @@ impl fmt::Debug for FlowKey {
     }
 }
 
-/// Names a host: the same for all that know its `boot` id, which changes with every start of the kernel and is
-/// not to be had from the name; different in each `place`, which tells parts of one host apart.
+/// Derives a host's name from its `boot` id, which changes with every start of the kernel. All processes that know the boot
+/// id derive the same name; the boot id cannot be computed from the name. `place` tells parts of one host apart: each place
+/// gives another name.
 pub fn host_id(boot: &[u8], place: &[&[u8]]) -> [u8; 16] {
     let mut hmac = keyed(boot);
     hmac.update(HOST_LABEL);
@@ -198,19 +199,19 @@ pub fn host_id(boot: &[u8], place: &[&[u8]]) -> [u8; 16] {
     truncated(hmac)
 }
 
-/// The acceptor's part of a flow key. It follows from `secret`, which the acceptor tells nobody, and all
-/// that HELLO says: one that was forgotten gets the same answer when it comes again, and an answer
-/// that was given for one connection is worth nothing for another.
+/// The acceptor's part of a flow key. It is derived from `secret`, which never leaves the acceptor, and
+/// from the whole HELLO. So a HELLO that was forgotten gets the same answer when it comes again, and an
+/// answer for one connection is useless for another.
 pub(crate) fn answer_random(secret: &[u8; 32], hello: &Hello) -> [u8; 32] {
-    let said = wire::encode(&Message::Hello(*hello), |_| NO_MAC);
+    let encoded = wire::encode(&Message::Hello(*hello), |_| NO_MAC);
     let mut hmac = keyed(secret);
     hmac.update(ANSWER_LABEL);
-    hmac.update(&said);
+    hmac.update(&encoded);
     hmac.finalize().into_bytes().into()
 }
 
-/// The bytes of a `message` for which no flow key exists: authenticated with the job key, or with
-/// zeros if there is none.
+/// Encodes a `message` for which no flow key exists. The job key authenticates it; without a job
+/// key the code is zeros.
 pub fn seal_with_job(job: Option<&JobKey>, message: &Message) -> Vec<u8> {
     wire::encode(message, |covered| match job {
         Some(key) => truncated(over_job(key, covered)),
@@ -218,8 +219,8 @@ pub fn seal_with_job(job: Option<&JobKey>, message: &Message) -> Vec<u8> {
     })
 }
 
-/// Whether somebody with our job key said this. Without a job key only zeros are right, so that a
-/// peer that has one is noticed.
+/// Whether the sender has our job key. Without a job key only zeros verify, so that a peer that has
+/// one is noticed.
 #[must_use]
 pub fn verify_with_job(job: Option<&JobKey>, parsed: &Parsed<'_>) -> bool {
     match job {
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn hmac_is_hmac_sha256() {
+    fn hmac_matches_the_test_vector_of_rfc_4231() {
         // RFC 4231, test case 2, the first 16 bytes.
         let mut hmac = keyed(b"Jefe");
         hmac.update(b"what do ya want for nothing?");
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_speaker_the_kind_the_nonces_and_the_bytes_as_they_were_verify() {
+    fn a_code_verifies_only_for_its_role_nonces_key_and_bytes() {
         let key = FlowKey::derive(None, &inputs());
         let (r, i) = (Nonce([7; 16]), Nonce([8; 16]));
         let fresh = Fresh::Responder(r);
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn both_nonces_count_in_their_order() {
+    fn swapped_nonces_do_not_verify() {
         let key = FlowKey::derive(None, &inputs());
         let (a, b) = (Nonce([7; 16]), Nonce([8; 16]));
         let bytes = key.seal(
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn with_and_without_a_job_key_do_not_mix() {
+    fn a_message_verifies_only_with_the_job_key_of_its_sender() {
         let (ours, theirs) = (JobKey::new(b"ours"), JobKey::new(b"theirs"));
         for sender in [&None, &ours, &theirs] {
             let bytes = seal_with_job(sender.as_ref(), &demote());
@@ -433,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_secret_is_none_and_no_secret_is_printed() {
+    fn an_empty_job_key_is_refused_and_no_key_is_printed() {
         assert_eq!(JobKey::new(b""), None);
         assert_eq!(format!("{:?}", JobKey::new(b"hush")), "Some(JobKey(..))");
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Names for the things a session is made of, and the small enums everybody shares.
+//! Identifiers of endpoints, flows and connections, and the small enums that all modules share.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A participant: one process, in one of its lives.
+/// One process.
 ///
 /// Two processes that get the same pid one after the other differ in `incarnation`, so that a
-/// restarted peer is never taken for the one that held our flows.
+/// restarted peer is never taken for the process that held our flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EndpointId {
     /// Identifies the host; opaque.
@@ -33,15 +33,15 @@ impl fmt::Display for EndpointId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowToken(pub u64);
 
-/// A map by numbers that this process counts itself ([`FlowToken`], [`ConnId`]), so that nobody can choose those that
-/// meet in one place.
+/// A map whose keys are numbers that this process assigns itself ([`FlowToken`], [`ConnId`]). A peer cannot choose keys that
+/// collide, so a cheap hash is enough.
 pub type Counted<K, V> = HashMap<K, V, BuildHasherDefault<CountedHasher>>;
 
-/// An empty map keeps the memory for as many entries.
+/// An empty map keeps the memory for at most this many entries.
 const KEPT_ENTRIES: usize = 64;
 
-/// Takes the entry of a flow out of a map of flows that negotiate. A thousand connections may be opened at once, and then
-/// none for long: an empty map gives the memory back.
+/// Takes the entry of a flow out of a map of negotiating flows. An application may open a thousand connections at once, and
+/// then none for a long time, so a map that becomes empty gives its memory back.
 pub(crate) fn take<V>(map: &mut Counted<FlowToken, V>, token: FlowToken) -> Option<V> {
     let taken = map.remove(&token);
     if map.is_empty() && map.capacity() > KEPT_ENTRIES {
@@ -66,15 +66,15 @@ impl Hasher for CountedHasher {
     }
 
     fn write_u64(&mut self, n: u64) {
-        // 2^64 divided by the golden ratio: neighbours come to lie far apart, in the high bits, too.
+        // 2^64 divided by the golden ratio: neighbouring numbers come to lie far apart, also in the high bits.
         self.0 = (self.0 ^ n)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
             .rotate_left(32);
     }
 }
 
-/// The name of a flow on the wire: random, chosen by the side that connected. Its lowest bit says whether the
-/// acceptor may still have an earlier connection with the same addresses and ports of which it knows nothing.
+/// The name of a flow on the wire: random, chosen by the connector. Its lowest bit is set if the connector had an earlier
+/// connection with the same addresses and ports that may still be unknown to the acceptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub [u8; 16]);
 
@@ -103,7 +103,7 @@ impl fmt::Debug for FlowId {
     }
 }
 
-/// A number used once, against replayed messages.
+/// A number used once, so that a replayed message does not verify.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Nonce(pub [u8; 16]);
 
@@ -118,7 +118,7 @@ impl fmt::Debug for Nonce {
 /// A connection made for a resume.
 ///
 /// The endpoint numbers the ones it asks for; the driver numbers the ones it accepted, with the
-/// top bit set, so that the two never meet.
+/// top bit set, so that the two never collide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnId(pub u64);
 
@@ -130,13 +130,13 @@ impl ConnId {
         ConnId(n | Self::INCOMING)
     }
 
-    /// Whether the driver accepted this connection, as opposed to having connected it.
+    /// Whether the driver accepted this connection, as opposed to having made it.
     pub fn is_incoming(self) -> bool {
         self.0 & Self::INCOMING != 0
     }
 }
 
-/// Which side of a flow we are, by who called `connect` on its first transport. Fixed for life.
+/// Our side of a flow: whether this process connected or accepted its first transport. Fixed for life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// This side called `connect`.
@@ -155,7 +155,7 @@ impl Role {
     }
 }
 
-/// Why a flow lost its transport, or is suspected to.
+/// Why a flow lost its transport, or is suspected to have lost it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
     /// A data call failed with this error number.
@@ -165,8 +165,8 @@ pub enum Cause {
         /// Bytes of the flow read up to that end.
         received: u64,
     },
-    /// No error, but acknowledgements do not move. The old transport stays in use until a new one
-    /// stands.
+    /// No error, but acknowledgements do not advance. The old transport stays in use until a new one
+    /// is established.
     Stall,
     /// The peer asked to resume.
     PeerAsked,
@@ -177,7 +177,7 @@ impl fmt::Display for Cause {
         match self {
             Cause::Errno(n) => write!(f, "errno {n}"),
             Cause::Eof { received } => {
-                write!(f, "end of stream at {received} that nobody announced")
+                write!(f, "unannounced end of stream at {received}")
             }
             Cause::Stall => f.write_str("stall"),
             Cause::PeerAsked => f.write_str("peer asked"),
@@ -185,12 +185,12 @@ impl fmt::Display for Cause {
     }
 }
 
-/// What the application is to see once a flow is given up.
+/// What the application sees after the escalation of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// What is stashed, then this error.
+    /// The stashed bytes, then this error.
     Errno(i32),
-    /// What is stashed, then an orderly end of stream.
+    /// The stashed bytes, then an orderly end of stream.
     Eof,
 }
 
@@ -202,7 +202,7 @@ pub enum FinHow {
     HalfClose,
     /// It closed the flow, or shut both directions.
     Close,
-    /// It closed the flow, or shut both directions.and threw away what was not delivered (linger 0, or unread data).
+    /// It closed the flow, and undelivered bytes are discarded (linger 0, or unread data).
     Reset,
 }
 
@@ -211,7 +211,7 @@ pub enum FinHow {
 pub struct Time(pub u64);
 
 impl Time {
-    /// How long ago `earlier` was; zero if it lies ahead.
+    /// Time since `earlier`; zero if `earlier` lies ahead.
     pub fn since(self, earlier: Time) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
@@ -220,7 +220,7 @@ impl Time {
 impl Add<Duration> for Time {
     type Output = Time;
 
-    /// Saturates: a deadline too far away to be counted never comes.
+    /// Saturates: a deadline beyond the range never comes.
     fn add(self, after: Duration) -> Time {
         let micros = u64::try_from(after.as_micros()).unwrap_or(u64::MAX);
         Time(self.0.saturating_add(micros))
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_numbers_of_the_two_givers_never_meet() {
+    fn numbers_of_accepted_and_requested_connections_never_collide() {
         assert!(ConnId::incoming(0).is_incoming());
         assert!(!ConnId(0).is_incoming());
         assert_ne!(ConnId::incoming(3), ConnId(3));

@@ -2,28 +2,27 @@
 //!
 //! SLIM keeps a byte stream between two processes alive while the TCP connections that carry it
 //! come and go. This crate decides *what* has to happen; it never does it. It opens no socket,
-//! starts no thread, reads no clock and draws no random number: time, random seeds and everything
-//! that arrived are arguments, and everything to be done comes back as an
-//! [`Action`](endpoint::Action).
-//! That is what makes it possible to simulate, to model-check and to fuzz it.
+//! starts no thread, reads no clock and draws no random number: time, random seeds and all input
+//! are arguments, and everything to be done comes back as an [`Action`](endpoint::Action).
+//! So the crate can be simulated, model-checked and fuzzed.
 //!
 //! # Map
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`ids`] | names: endpoints, flows, connections, points in time |
+//! | [`ids`] | identifiers of endpoints, flows and connections; points in time |
 //! | [`transport`] | kinds of transport, and how a peer is reached by each |
 //! | [`wire`] | the control messages, byte by byte (`docs/PROTOCOL.md`) |
 //! | [`auth`] | job key, flow keys, message authentication codes |
 //! | [`replay`] | copy of the bytes sent that the peer is not yet known to hold |
 //! | [`stash`] | bytes taken out of a dead transport that the application has not read yet |
-//! | [`memory`] | requests for memory that may be refused |
+//! | [`memory`] | memory requests that may fail |
 //! | [`gate`] | lets data calls in, and keeps them out while a flow is suspended |
-//! | [`config`] | what the user asked for, checked once |
-//! | [`event`] | what happened to a flow, for people and programs |
+//! | [`config`] | the user's settings, checked once |
+//! | [`event`] | the event log: what happened to each flow |
 //! | [`endpoint`] | all flows of one process: the state machine |
-//! | `addr` | addresses, spelt alike at both ends |
-//! | `sync` | atomics, of the standard library or of loom |
+//! | `addr` | addresses in canonical form, the same at both ends |
+//! | `sync` | atomics of the standard library or of loom |
 //!
 //! ```text
 //!             front end (fd table, hooks)          driver (sockets, timers)
@@ -32,7 +31,7 @@
 //!   bytes of one flow: never seen here      endpoint ──► poll_action, poll_event, poll_timeout
 //!                                              │
 //!                                              ├── wire   (bytes of control messages)
-//!                                              └── auth   (who may say what)
+//!                                              └── auth   (keys and authentication codes)
 //! ```
 //!
 //! # What it is not

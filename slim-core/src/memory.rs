@@ -1,38 +1,40 @@
-//! Requests for memory that may be refused.
+//! Memory requests that may fail.
 //!
-//! Rust aborts the process where memory is refused, unless the request says that it can do without (`try_reserve`). An
-//! allocator is not told which kind of request it gets; ours ([`may_fail`]) has a reserve for the one kind only.
+//! Rust aborts the process when memory is refused, unless the request is fallible (`try_reserve`). An allocator is not told
+//! which kind of request it gets. So this module marks fallible requests ([`may_fail`]): SLIM's allocator keeps a reserve for
+//! the other kind only.
 
 use std::cell::Cell;
 use std::collections::{TryReserveError, VecDeque};
 
 thread_local! {
-    /// How many bytes are being asked for. Not just whether: a signal's handler may interrupt, and ask for others.
+    /// Size of the fallible request under way. A flag would not do: a signal handler may interrupt the request and make
+    /// others.
     static ASKED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// No memory is to be had.
+/// A memory request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfMemory;
 
-/// Whether the caller of the calling thread's request for so many bytes goes on when it is refused.
+/// Whether the calling thread's request for this many bytes is fallible: its caller goes on when it is refused.
 pub fn may_fail(bytes: usize) -> bool {
     ASKED.get() == bytes
 }
 
-/// Makes room for exactly `more` items.
+/// Makes room for exactly `more` further items.
 ///
 /// # Errors
-/// [`OutOfMemory`]; the vector is as it was.
+/// [`OutOfMemory`]; the vector is unchanged.
 pub fn reserve<T>(items: &mut Vec<T>, more: usize) -> Result<(), OutOfMemory> {
     let all = items.len().saturating_add(more);
     ask::<T>(all, || items.try_reserve_exact(more))
 }
 
-/// Likewise, for a queue.
+/// Makes room for exactly `more` further items in a queue.
 ///
 /// # Errors
-/// [`OutOfMemory`]; the queue is as it was.
+/// [`OutOfMemory`]; the queue is unchanged.
 pub fn reserve_in_queue<T>(items: &mut VecDeque<T>, more: usize) -> Result<(), OutOfMemory> {
     let all = items.len().saturating_add(more);
     ask::<T>(all, || items.try_reserve_exact(more))

@@ -4,38 +4,38 @@ use std::collections::VecDeque;
 
 use crate::memory::{self, OutOfMemory};
 
-/// A byte queue. Empty nearly always, and then it holds no memory.
+/// A byte queue. It is empty nearly always, and holds no memory then.
 ///
-/// What the kernel of a dead connection still holds is moved here, so that the number of bytes
-/// received is final before the peer is told; the application gets it before anything from the
-/// new transport.
+/// The bytes that the kernel still holds for a dead connection are moved here, so that the number
+/// of bytes received is final before the peer is told. The application reads them before anything
+/// from the new transport.
 #[derive(Debug, Default)]
-#[expect(clippy::box_collection, reason = "every flow has a stash")]
+#[expect(clippy::box_collection, reason = "most stashes are empty")]
 pub struct Stash {
-    /// There are some if it is there.
+    /// `None` while the stash is empty.
     bytes: Option<Box<VecDeque<u8>>>,
 }
 
 impl Stash {
-    /// An empty one.
+    /// An empty stash.
     pub const fn new() -> Self {
         Stash { bytes: None }
     }
 
-    /// How many bytes wait.
+    /// Number of bytes held.
     pub fn len(&self) -> usize {
         self.bytes.as_ref().map_or(0, |bytes| bytes.len())
     }
 
-    /// Whether none wait.
+    /// Whether no bytes are held.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_none()
     }
 
-    /// Appends.
+    /// Appends `data`.
     ///
     /// # Errors
-    /// There is no memory for that; nothing is appended then.
+    /// [`OutOfMemory`]; nothing is appended then.
     pub fn push(&mut self, data: impl AsRef<[u8]>) -> Result<(), OutOfMemory> {
         let data = data.as_ref();
         if data.is_empty() {
@@ -43,7 +43,7 @@ impl Stash {
         }
         let bytes = self.bytes.get_or_insert_default();
         if bytes.capacity() - bytes.len() < data.len() {
-            // Twice as much each time, if that is to be had.
+            // Doubles the size if there is memory for that; else makes room for `data` only.
             memory::reserve_in_queue(bytes, data.len().max(bytes.len()))
                 .or_else(|_| memory::reserve_in_queue(bytes, data.len()))
                 .inspect_err(|_| self.consume(0))?;
@@ -54,7 +54,7 @@ impl Stash {
         Ok(())
     }
 
-    /// Copies bytes from the `from`th on into `out` without taking them, as `MSG_PEEK` does; says how many.
+    /// Copies bytes, from the `from`th on, into `out` without taking them, as `MSG_PEEK` does. Returns their number.
     pub fn peek(&self, from: usize, out: &mut [u8]) -> usize {
         let Some(bytes) = &self.bytes else {
             return 0;
@@ -71,21 +71,21 @@ impl Stash {
         n
     }
 
-    /// Takes the first bytes into `out`; says how many.
+    /// Moves the first bytes into `out`. Returns their number.
     pub fn read(&mut self, out: &mut [u8]) -> usize {
         let n = self.peek(0, out);
         self.consume(n);
         n
     }
 
-    /// Throws the first `n` bytes away, or all if there are fewer.
+    /// Discards the first `n` bytes, or all if there are fewer.
     pub fn consume(&mut self, n: usize) {
         let Some(bytes) = &mut self.bytes else {
             return;
         };
         bytes.drain(..n.min(bytes.len()));
         if bytes.is_empty() {
-            // Some megabytes may have been here; a flow without faults shall not keep them.
+            // The queue may have grown to megabytes. A flow without faults must not keep them.
             self.bytes = None;
         }
     }
@@ -99,7 +99,7 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Op {
         Push(Vec<u8>),
-        /// From the first number on.
+        /// Offset and length.
         Peek(usize, usize),
         Read(usize),
         Consume(usize),

@@ -5,8 +5,8 @@ pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// One side of an asymmetric pair of fences: orders what the compiler does, for whoever makes the other one
-/// (`membarrier(2)`) makes this one full. loom has no such call: a full fence there.
+/// The cheap side of an asymmetric pair of fences. It only restrains the compiler, because the other side
+/// (`membarrier(2)`) executes a full fence in every thread. loom has no such call; under loom this is a full fence.
 #[inline(always)]
 pub(crate) fn light_fence() {
     #[cfg(loom)]

@@ -1,7 +1,7 @@
 //! Kinds of transport, and how a peer is reached by each: `docs/PROTOCOL.md`, section "Kinds of transport".
 //!
-//! This crate knows kinds by number and name only. What a [locator](Locator) of another kind than TCP says is the
-//! business of whoever makes connections of that kind.
+//! This crate knows kinds by number and name only. The bytes of a [locator](Locator) of a kind other than TCP mean something
+//! only to the code that makes connections of that kind.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Bytes of a locator of another kind than TCP, at most.
+/// Most bytes of a locator of a kind other than TCP.
 pub const MAX_LOCATOR: usize = 64;
 
 /// What a transport is: a TCP connection, or something else that carries bytes in both directions, in order.
@@ -21,7 +21,7 @@ impl TransportKind {
     pub const TCP: TransportKind = TransportKind(0);
     /// Reliable connected queue pairs of verbs.
     pub const VERBS: TransportKind = TransportKind(1);
-    /// The first of those that tests may give any meaning.
+    /// The first of the kinds that are reserved for tests.
     pub const TEST: TransportKind = TransportKind(240);
 
     /// The kind with this number.
@@ -61,7 +61,7 @@ pub enum Locator {
 }
 
 impl Locator {
-    /// By what kind of transport.
+    /// The kind of transport.
     pub fn kind(&self) -> TransportKind {
         match self {
             Locator::Tcp(_) => TransportKind::TCP,
@@ -69,7 +69,7 @@ impl Locator {
         }
     }
 
-    /// The address, if it is one of TCP.
+    /// The address, if the kind is TCP.
     pub fn tcp(&self) -> Option<SocketAddr> {
         match self {
             Locator::Tcp(addr) => Some(*addr),
@@ -90,12 +90,12 @@ impl From<OtherLocator> for Locator {
     }
 }
 
-/// A locator of another kind than TCP: bytes that mean something to transports of that kind.
+/// A locator of a kind other than TCP: bytes that mean something to transports of that kind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OtherLocator {
     kind: TransportKind,
     len: u8,
-    /// Zeros behind the length, so that equal ones are equal.
+    /// Zeros beyond `len`, so that the derived comparisons are right.
     bytes: [u8; MAX_LOCATOR],
 }
 
@@ -116,12 +116,12 @@ impl OtherLocator {
         })
     }
 
-    /// By what kind of transport.
+    /// The kind of transport.
     pub fn kind(&self) -> TransportKind {
         self.kind
     }
 
-    /// What it says.
+    /// The bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -144,13 +144,13 @@ impl fmt::Display for Locator {
     }
 }
 
-/// The text is no locator.
+/// The text is not a locator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoLocator;
 
 impl fmt::Display for NoLocator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an address and a port, nor a kind and its bytes")
+        f.write_str("neither an address and a port nor a kind and its bytes")
     }
 }
 
@@ -205,10 +205,10 @@ impl<'de> Deserialize<'de> for Locator {
     }
 }
 
-/// Where a connection comes from, and where it goes.
+/// The two ends of a connection to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Path {
-    /// Of TCP: the local address to bind to, if it matters. Else whichever the kernel chooses.
+    /// For TCP: the local address to bind to. If it is `None` the kernel chooses.
     pub local: Option<IpAddr>,
     /// How the peer is reached.
     #[serde(rename = "remote")]
@@ -216,12 +216,12 @@ pub struct Path {
 }
 
 impl Path {
-    /// By what kind of transport.
+    /// The kind of transport.
     pub fn kind(&self) -> TransportKind {
         self.to.kind()
     }
 
-    /// A path from wherever the transport chooses.
+    /// A path whose local end the transport chooses.
     pub fn to(to: impl Into<Locator>) -> Self {
         Path {
             local: None,
@@ -230,19 +230,19 @@ impl Path {
     }
 }
 
-/// The transports of an endpoint: how others reach it, and which it uses itself.
+/// The transports of an endpoint: how peers reach it, and which kinds it uses itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transports {
-    /// Its addresses. Both ports are to be reached at each of them.
+    /// The endpoint's addresses. Both ports can be reached at each of them.
     pub addrs: Vec<IpAddr>,
     /// TCP port of the resume listener.
     pub resume_port: u16,
     /// UDP port of the control socket.
     pub control_port: u16,
-    /// How it is reached by other kinds; the first [`MAX_LOCATORS`](crate::wire::MAX_LOCATORS) of them are announced.
+    /// How it is reached by other kinds. The first [`MAX_LOCATORS`](crate::wire::MAX_LOCATORS) are announced.
     pub locators: Vec<OtherLocator>,
-    /// The kinds that it can make connections of, preferred one first. TCP is always one of them: the last one, unless
-    /// named.
+    /// The kinds of which it can make connections, the preferred one first. TCP is always one of them: it is the last
+    /// if the list does not name it.
     pub kinds: Vec<TransportKind>,
 }
 
@@ -257,7 +257,7 @@ impl Transports {
         }
     }
 
-    /// The kinds, each once, and TCP among them.
+    /// The kinds in order of preference: each once, TCP included.
     pub(crate) fn order(&self) -> impl Iterator<Item = TransportKind> {
         let named = self.kinds.iter().enumerate();
         let once = named.filter(|(i, kind)| !self.kinds[..*i].contains(kind));
@@ -265,7 +265,7 @@ impl Transports {
         once.map(|(_, kind)| *kind).chain(tcp)
     }
 
-    /// Whether it has any other kind than TCP.
+    /// Whether it has a kind other than TCP.
     pub(crate) fn has_others(&self) -> bool {
         self.kinds.iter().any(|kind| *kind != TransportKind::TCP)
     }
@@ -278,7 +278,7 @@ mod tests {
     const OTHER: TransportKind = TransportKind::TEST;
 
     #[test]
-    fn a_locator_of_another_kind_has_some_bytes_and_not_too_many() {
+    fn a_locator_of_another_kind_has_between_1_and_64_bytes() {
         let of = |n: usize| OtherLocator::new(OTHER, &vec![7; n]);
         assert_eq!(of(0), None);
         assert_eq!(of(MAX_LOCATOR + 1), None);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn a_printed_locator_is_read_back() {
         let others = [(OTHER, &[0, 0xab][..]), (TransportKind::VERBS, &[1; 64])];
         let others = others.map(|(kind, bytes)| OtherLocator::new(kind, bytes).unwrap().into());
         let tcp = ["10.0.0.1:80", "[fe80::1%3]:7"].map(|a| Locator::Tcp(a.parse().unwrap()));

@@ -1,5 +1,5 @@
-//! Peer processes that die, or never had SLIM, with hosts that send as few ICMP messages as Linux
-//! does: six in a row, then one a second.
+//! Peer processes that die, or never had SLIM. Their hosts limit ICMP messages as Linux does: six in
+//! a row, then one per second.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -36,16 +36,16 @@ fn endpoint(n: u8) -> Endpoint {
     )
 }
 
-/// We, who connected, and the process that dies.
+/// Our endpoint, which connected, and the peer, which dies.
 struct World {
     now: Time,
     us: Endpoint,
     peer: Option<Endpoint>,
-    /// Nothing gets through, in either direction.
+    /// No datagram gets through, in either direction.
     cut: bool,
-    /// ICMP messages that the peer's host may send now, and when it got the last one.
+    /// Token bucket of the peer's host: ICMP messages that it may send now, and when it was last refilled.
     bucket: (u32, Time),
-    /// Connections are made, not left hanging.
+    /// Connections for a resume are made. Otherwise they hang.
     resumes: bool,
     queries: u32,
     hellos: u32,
@@ -157,9 +157,9 @@ impl World {
         let now = self.now;
         match action {
             Action::Datagram { to, from, data } => {
-                // Whether the process can be reached is asked from a port of its own.
+                // A probe whether the process can be reached is sent from a port of its own.
                 let about_reach = from.is_some_and(|from| from.port() == 0);
-                // Fifth byte behind the magic and the version: the kind.
+                // The byte behind magic and version is the kind.
                 match data[5] {
                     _ if about_reach => {}
                     1 => self.hellos += 1,
@@ -167,7 +167,7 @@ impl World {
                     _ => {}
                 }
                 if to.ip() == addr("172.17.0.1:1").ip() {
-                    // Our own bridge: nobody there, and our own kernel says so.
+                    // Our own bridge: no process is there, so our own kernel refuses.
                     self.us.handle_refused(now, to, &data);
                 } else if self.cut {
                 } else if let Some(peer) = &mut self.peer {
@@ -263,7 +263,7 @@ fn a_thousand_flows_learn_of_a_death_from_two_refusals() {
 }
 
 #[test]
-fn who_notices_a_death_late_need_not_ask_again() {
+fn flows_that_notice_a_death_late_send_no_further_query() {
     let mut world = World::live(FLOWS);
     world.peer = None;
     for n in 0..FLOWS {
@@ -292,7 +292,7 @@ fn when_no_more_icmp_comes_a_refused_connection_confirms_the_death() {
 }
 
 #[test]
-fn a_peer_that_lives_is_asked_about_every_end() {
+fn a_living_peer_is_asked_about_every_end_of_stream() {
     let mut world = World::live(FLOWS);
     for n in 0..FLOWS {
         let peer = world.peer.as_mut().unwrap();
@@ -318,7 +318,7 @@ fn a_peer_that_lives_is_asked_about_every_end() {
 }
 
 #[test]
-fn the_flow_that_is_asked_about_may_go_away() {
+fn the_flow_in_a_query_may_be_gone_before_the_answer() {
     let mut world = World::live(10);
     world.cut = true;
     for n in 0..10 {
@@ -339,7 +339,7 @@ fn the_flow_that_is_asked_about_may_go_away() {
 }
 
 #[test]
-fn nobody_answers_so_every_end_is_a_fault() {
+fn without_an_answer_every_end_of_stream_is_a_fault() {
     let mut world = World::live(10);
     world.cut = true;
     for n in 0..10 {
@@ -374,7 +374,7 @@ fn the_error_of_a_dead_peers_flow_is_the_one_the_kernel_gave() {
         world.fault(0, Cause::Errno(errno));
         world.wait(ms(200));
         assert_eq!(world.verdict(0), Some(Verdict::Errno(errno)));
-        // It was suspended for another reason first.
+        // The flow was suspended for another reason first.
         let mut world = World::live(10);
         world.cut = true;
         world.fault(0, Cause::Eof { received: 3 });
@@ -409,7 +409,7 @@ fn a_host_that_refuses_hello_is_not_asked_about_every_connection() {
     assert_eq!(late.count(), 0);
     assert!(world.hellos < 4500, "{} were sent", world.hellos);
 
-    // Another port of the same host is another matter.
+    // Another port of the same host is asked.
     let before = world.hellos;
     world.connect(n, "10.0.0.9:81");
     assert_eq!(world.hellos, before + 1);
@@ -483,7 +483,7 @@ fn a_connector_without_answer_waits_half_a_second_for_it() {
     assert_eq!(world.verdict(1), None);
     world.wait(ms(1));
     assert_eq!(world.verdict(1), Some(Verdict::Errno(RESET)));
-    // The time that there was anyway is not made longer.
+    // The remaining time for an answer is not made longer.
     let mut world = World::new();
     world.cut = true;
     world.connect(1, "10.0.0.2:80");
@@ -497,7 +497,7 @@ fn a_connector_without_answer_waits_half_a_second_for_it() {
 fn the_end_of_a_closed_flow_keeps_the_errno_of_the_kernel() {
     for errno in [PIPE, RESET] {
         let mut world = World::live(1);
-        // The peer has sent three bytes that never came, closed, and forgotten the flow.
+        // The peer has sent three bytes that never arrived, closed the flow, and forgotten it.
         let peer = world.peer.as_mut().unwrap();
         peer.finish(world.now, FlowToken(0), 3, FinHow::Close);
         peer.gone(world.now, FlowToken(0));

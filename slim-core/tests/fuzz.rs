@@ -1,7 +1,7 @@
-//! Fuzzes the control message codec on stable Rust: damages valid messages, and has [`codec::check`] look at what is left.
+//! Fuzzes the control message codec on stable Rust: damages valid messages, and runs [`codec::check`] on the results.
 //!
-//! `SLIM_FUZZ_SECONDS` says for how long (default 5), `SLIM_FUZZ_SEED` where to start. The seed is
-//! printed, so that a failure can be had again; so are the bytes that failed.
+//! `SLIM_FUZZ_SECONDS` is the duration (default 5), `SLIM_FUZZ_SEED` the seed. The seed and the
+//! bytes that failed are printed, so that a failure can be reproduced.
 
 mod codec;
 
@@ -22,7 +22,7 @@ fn from_env(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn damaged_messages_never_panic_and_survivors_are_exact() {
+fn damaged_messages_never_panic_and_valid_ones_encode_to_the_same_bytes() {
     let seed = from_env("SLIM_FUZZ_SEED").unwrap_or_else(|| {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         now.expect("later than 1970").as_nanos() as u64
@@ -49,7 +49,7 @@ fn damaged_messages_never_panic_and_survivors_are_exact() {
         }
     }
     println!("{inputs} inputs, {messages} of them messages");
-    // Otherwise it would test only how garbage is thrown away.
+    // Otherwise the test would cover only the dropping of garbage.
     assert!(
         messages > inputs / 100,
         "{messages} of {inputs} inputs were messages"

@@ -1,6 +1,6 @@
 //! Files of a crate import each other in one direction only.
 //!
-//! A module and its own parts count as one: a type's methods may lie in several files. Tests are not looked at.
+//! A module and its submodules count as one: a type's methods may be in several files. Tests are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, UseTree};
 
-/// Where a module is: the names that lead to it from the root of its crate.
+/// Path of a module from the root of its crate.
 type Module = Vec<String>;
 
-/// Reads all files below `dir`, which holds the parts of `module`.
+/// Reads all files below `dir`, the directory of `module`.
 fn read(dir: &Path, module: &Module, files: &mut BTreeMap<Module, syn::File>) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -88,7 +88,7 @@ impl<'a> Visit<'a> for Paths {
     }
 }
 
-/// The module that `path`, as `from` has it, leads into.
+/// The module of the item that `path` names in the module `from`.
 fn target(from: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option<Module> {
     let (first, rest) = path.split_first()?;
     let (mut at, rest) = match first.as_str() {
@@ -113,7 +113,7 @@ fn target(from: &Module, path: &[String], modules: &BTreeSet<Module>) -> Option<
     (found || first == "crate" || first == "super").then_some(at)
 }
 
-/// Whether one is a part of the other.
+/// Whether one module contains the other.
 fn are_one(a: &Module, b: &Module) -> bool {
     a.starts_with(b) || b.starts_with(a)
 }
@@ -145,8 +145,8 @@ fn imports(files: &BTreeMap<Module, syn::File>) -> BTreeMap<Module, BTreeSet<Mod
         .collect()
 }
 
-/// A way from a module back to itself.
-fn circle(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
+/// A chain of imports from a module back to itself.
+fn cycle(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
     for start in imports.keys() {
         let mut before: BTreeMap<&Module, &Module> = BTreeMap::new();
         let mut todo = vec![start];
@@ -172,8 +172,8 @@ fn circle(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Option<Vec<Module>> {
     None
 }
 
-/// The modules from which each of them leads to all others, by way of imports: groups of more than one.
-fn knots(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
+/// Groups of more than one module in which each module imports all others, directly or not.
+fn import_groups(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Module>> {
     let reached = |start: &Module| {
         let mut found = BTreeSet::new();
         let mut todo = vec![start];
@@ -185,12 +185,12 @@ fn knots(imports: &BTreeMap<Module, BTreeSet<Module>>) -> BTreeSet<BTreeSet<Modu
     };
     let from: BTreeMap<_, _> = imports.keys().map(|m| (m, reached(m))).collect();
     let both = |a: &Module, b: &Module| from[a].contains(b) && from[b].contains(a);
-    let knot = |m: &Module| -> BTreeSet<Module> {
+    let group = |m: &Module| -> BTreeSet<Module> {
         let others = from.keys().copied().filter(|other| both(m, other));
         others.cloned().collect()
     };
-    let all = imports.keys().map(knot);
-    all.filter(|knot| knot.len() > 1).collect()
+    let all = imports.keys().map(group);
+    all.filter(|group| group.len() > 1).collect()
 }
 
 /// A file of the workspace.
@@ -210,12 +210,12 @@ fn named(modules: impl IntoIterator<Item = Module>, between: &str) -> String {
     names.join(between)
 }
 
-fn circle_in(krate: &str) -> Option<String> {
-    let way = circle(&imports_in(krate))?;
+fn cycle_in(krate: &str) -> Option<String> {
+    let way = cycle(&imports_in(krate))?;
     Some(format!("{krate}: {}", named(way, " imports ")))
 }
 
-/// Crates without circles, whose documentation has a map.
+/// Crates without cycles of imports. Their documentation has a map of the modules.
 const ORDERED: [&str; 5] = [
     "slim-core",
     "slim-sys",
@@ -226,14 +226,11 @@ const ORDERED: [&str; 5] = [
 
 #[test]
 fn files_import_each_other_in_one_direction() {
-    let circles: Vec<_> = ORDERED
-        .iter()
-        .filter_map(|krate| circle_in(krate))
-        .collect();
-    assert!(circles.is_empty(), "{circles:#?}");
+    let cycles: Vec<_> = ORDERED.iter().filter_map(|krate| cycle_in(krate)).collect();
+    assert!(cycles.is_empty(), "{cycles:#?}");
 }
 
-/// Likewise, each top-level module of a crate with all its parts taken for one.
+/// The same for top-level modules: a module counts as one with all its submodules.
 #[test]
 fn modules_import_each_other_in_one_direction() {
     for krate in ["slim-core", "slim-sys", "slim-stream", "slim-preload"] {
@@ -246,7 +243,7 @@ fn modules_import_each_other_in_one_direction() {
                 .filter(|t| !t.is_empty() && *t != top(&module));
             tops.entry(top(&module)).or_default().extend(others);
         }
-        let way = circle(&tops).map(|way| named(way, " imports "));
+        let way = cycle(&tops).map(|way| named(way, " imports "));
         assert_eq!(way, None, "{krate}");
     }
 }
@@ -254,13 +251,13 @@ fn modules_import_each_other_in_one_direction() {
 #[test]
 fn no_more_than_three_files_import_each_other() {
     for krate in ["slim-lab", "slim-cli"] {
-        for knot in knots(&imports_in(krate)) {
-            assert!(knot.len() <= 3, "{krate}: {}", named(knot, ", "));
+        for group in import_groups(&imports_in(krate)) {
+            assert!(group.len() <= 3, "{krate}: {}", named(group, ", "));
         }
     }
 }
 
-/// The crates of the workspace that a crate uses, but for its tests.
+/// The crates of the workspace that a crate depends on, without those that only its tests use.
 fn uses(krate: &str) -> BTreeSet<String> {
     let manifest = fs::read_to_string(workspace(krate).join("Cargo.toml")).unwrap();
     let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
@@ -280,9 +277,9 @@ fn crates_use_each_other_as_the_map_says() {
     let mut mapped = 0;
     for row in rows.take_while(|l| l.starts_with('|')) {
         let cells: Vec<_> = row.split('|').map(str::trim).collect();
-        let said = cells[2].split(", ").filter(|name| !name.is_empty());
-        let said: BTreeSet<_> = said.map(str::to_owned).collect();
-        assert_eq!(said, uses(cells[1]), "{}", cells[1]);
+        let names = cells[2].split(", ").filter(|name| !name.is_empty());
+        let names: BTreeSet<_> = names.map(str::to_owned).collect();
+        assert_eq!(names, uses(cells[1]), "{}", cells[1]);
         mapped += 1;
     }
     let dirs = fs::read_dir(workspace("")).unwrap().flatten();
@@ -292,7 +289,7 @@ fn crates_use_each_other_as_the_map_says() {
 
 /// The map in a crate's documentation names all its modules.
 #[test]
-fn maps_of_modules_are_whole() {
+fn maps_of_modules_are_complete() {
     for krate in ORDERED {
         let text = fs::read_to_string(workspace(krate).join("src/lib.rs")).unwrap();
         let rows: String = text.lines().filter(|l| l.starts_with("//! | ")).collect();
@@ -306,7 +303,7 @@ fn maps_of_modules_are_whole() {
     }
 }
 
-/// No module of slim-preload imports one of a row above its own.
+/// No module of slim-preload imports a module in a row above its own.
 #[test]
 fn the_map_of_slim_preload_goes_from_the_top_to_the_bottom() {
     let text = fs::read_to_string(workspace("slim-preload/src/lib.rs")).unwrap();
@@ -335,7 +332,7 @@ fn the_map_of_slim_preload_goes_from_the_top_to_the_bottom() {
 }
 
 #[test]
-fn a_circle_is_found() {
+fn a_cycle_of_imports_is_found() {
     let file = |text: &str| syn::parse_file(text).unwrap();
     let name = |text: &str| vec![text.to_owned()];
     let mut files = BTreeMap::from([
@@ -344,11 +341,11 @@ fn a_circle_is_found() {
         (name("b"), file("fn f() { super::c::g() }")),
         (name("c"), file("#[cfg(test)] mod tests { use crate::a; }")),
     ]);
-    assert_eq!(circle(&imports(&files)), None);
+    assert_eq!(cycle(&imports(&files)), None);
     files.insert(name("c"), file("fn g() -> crate::a::Y { todo!() }"));
-    let found = circle(&imports(&files)).expect("there is one");
+    let found = cycle(&imports(&files)).expect("there is a cycle");
     assert_eq!(found.first(), found.last());
-    let knots = knots(&imports(&files));
+    let groups = import_groups(&imports(&files));
     let all = BTreeSet::from([name("a"), name("b"), name("c")]);
-    assert_eq!(knots, BTreeSet::from([all]));
+    assert_eq!(groups, BTreeSet::from([all]));
 }

@@ -2,18 +2,18 @@
 //!
 //! The rules are those of `docs/PROTOCOL.md`, section "The resume handshake and why it is correct",
 //! over two kernels that may receive, acknowledge and die at any moment. Both sides may start a
-//! resume at any moment, with or without an error, and give it up again. A message that a side gave
-//! up waiting for may still be read by the other one. To read a transport dry and to close it are
-//! two steps, and anything may arrive in between.
+//! resume at any moment, with or without an error, and give it up again. A message on a connection
+//! that one side has given up may still be read by the other side. Draining a transport and closing
+//! it are two steps, and anything may arrive in between.
 //!
 //! In every state it must hold that
 //!
-//! * a side reads the byte that it wants next, never another one: no gap, no duplicate;
-//! * what a side has forgotten, the other one has, or finds in what its kernel holds for it;
-//! * what has to be replayed is there.
+//! * a side reads the byte that it needs next, never another one: no gap, no duplicate;
+//! * the peer has every byte that a side has trimmed, or its kernel holds that byte for it;
+//! * every byte that must be replayed is in the replay buffer.
 //!
-//! The numbers of states are printed. Each rule is also broken once, and then the search must find
-//! a state in which something is wrong.
+//! The number of states is printed. Each rule is also broken once, and then the search must find a
+//! state in which something is wrong.
 
 #[path = "model/rules.rs"]
 mod rules;
@@ -33,7 +33,7 @@ struct Found {
     problem: Option<String>,
 }
 
-/// 128 bits stand for a state: with 10^8 of them, two are mixed up with a chance below 10^-22.
+/// A hash of 128 bits stands for a state: with 10^8 states, the chance that two collide is below 10^-22.
 fn mark(world: &World) -> u128 {
     let half = |salt: u64| {
         let mut hasher = DefaultHasher::new();
@@ -115,7 +115,7 @@ fn nothing_is_lost_with_larger_bounds() {
     check([2, 2], 4, None);
 }
 
-/// Who of two goes first is a matter of getting on. What is lost or not does not depend on it.
+/// Precedence between two resumes is needed for progress. Whether bytes are lost does not depend on it.
 #[test]
 fn precedence_is_not_needed_for_safety() {
     check([1, 1], 3, Some(Mutation::AcceptBelowOwn));
@@ -143,7 +143,7 @@ fn is_found(mutation: Mutation) {
 }
 
 #[test]
-fn draining_before_the_peer_has_is_noticed() {
+fn draining_before_resume_ok_is_noticed() {
     is_found(Mutation::DrainEarly);
 }
 

@@ -18,7 +18,7 @@ fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(of_test)
 }
 
-/// The types that `items` define; those of tests are left out.
+/// The types that `items` define, without those of tests.
 fn types(items: &[Item], found: &mut Vec<String>) {
     for item in items {
         match item {

@@ -1,11 +1,11 @@
-//! `docs/PROTOCOL.md` is the specification: its numbers are compared with the code's.
+//! `docs/PROTOCOL.md` is the specification: these tests compare its numbers with those of the code.
 
 use slim_core::wire::layout::*;
 use slim_core::wire::{HEADER_LEN, Kind, MAC_LEN, MAX_LEN};
 
 const DOC: &str = include_str!("../../docs/PROTOCOL.md");
 
-/// What follows the heading, up to the next one of its level.
+/// The text below a heading, up to the next heading of the same or a higher level.
 fn section(heading: &str) -> &'static str {
     let line = format!("\n{heading}\n");
     let start = DOC
@@ -128,7 +128,7 @@ fn offsets(kind: Kind) -> Vec<usize> {
 }
 
 #[test]
-fn every_message_is_described_as_it_is() {
+fn every_message_is_described_with_its_kind_length_and_offsets() {
     for kind in Kind::ALL {
         let name = kind.name();
         let text = section(&format!("### {name}"));
@@ -155,13 +155,13 @@ fn every_message_is_described_as_it_is() {
 }
 
 #[test]
-fn no_message_is_described_that_does_not_exist() {
+fn every_message_that_is_described_exists() {
     let described = section("## Messages").matches("\n### ").count();
     assert_eq!(described, Kind::ALL.len());
 }
 
 #[test]
-fn the_header_is_described_as_it_is() {
+fn the_header_is_described_with_its_offsets_and_length() {
     let text = section("## Header");
     let documented: Vec<usize> = rows(text).iter().map(|row| row.0).collect();
     let offsets = [header::MAGIC, header::VERSION, header::KIND, header::LENGTH];
@@ -187,8 +187,8 @@ fn sections_that_the_code_names_exist() {
     }
 }
 
-/// Numbers in the text, next to the constants that they describe. Those are private, so their lines
-/// in the source are looked for: whoever changes one is led to the other.
+/// Numbers in the text, next to the constants that they describe. The constants are private, so the
+/// test looks for their lines in the source: a change of one side alone fails.
 #[test]
 fn numbers_in_the_text_are_those_of_the_code() {
     const NEGOTIATE: &str = include_str!("../src/endpoint/negotiate.rs");
@@ -374,7 +374,7 @@ fn numbers_in_the_text_are_those_of_the_code() {
         ),
         (LOCATORS, "OFFERS: u32 = 6", "six times in all"),
     ];
-    // Lines of the text are broken anywhere.
+    // The text may have a line break anywhere.
     let text: Vec<&str> = DOC.split_whitespace().collect();
     let text = text.join(" ");
     for (source, constant, words) in pairs {

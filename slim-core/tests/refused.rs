@@ -1,4 +1,4 @@
-//! Where memory is refused: the replay buffer does without, and the stash says so.
+//! Refused memory: the replay buffer goes on without a copy, and the stash returns an error.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -11,7 +11,7 @@ thread_local! {
     static REFUSES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Refuses requests that may be refused, and only those.
+/// Refuses fallible requests, and only those.
 struct Refusing;
 
 #[global_allocator]
@@ -21,7 +21,7 @@ fn refuses(bytes: usize) -> bool {
     REFUSES.get() && memory::may_fail(bytes)
 }
 
-// SAFETY: the system's allocator, or no memory.
+// SAFETY: every call goes to the system's allocator, or returns null, which means that there is no memory.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match refuses(layout.size()) {
@@ -32,14 +32,14 @@ unsafe impl GlobalAlloc for Refusing {
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        // SAFETY: the caller's contract; it came from there.
+        // SAFETY: the caller's contract; the block came from the system's allocator.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         match refuses(size) {
             true => std::ptr::null_mut(),
-            // SAFETY: the caller's contract; it came from there.
+            // SAFETY: the caller's contract; the block came from the system's allocator.
             false => unsafe { System.realloc(at, layout, size) },
         }
     }
@@ -53,7 +53,7 @@ fn refused<R>(f: impl FnOnce() -> R) -> R {
 }
 
 #[test]
-fn bytes_that_cannot_be_kept_are_only_missed_when_they_are_asked_for() {
+fn a_replay_buffer_without_memory_fails_only_for_the_bytes_that_it_lost() {
     let bytes: Vec<u8> = (0..200_000).map(|i| (i % 251) as u8).collect();
     let mut replay = Replay::new();
     replay.push(&bytes[..100]);
@@ -63,7 +63,7 @@ fn bytes_that_cannot_be_kept_are_only_missed_when_they_are_asked_for() {
         assert!(replay.chunk_at(lost).is_err());
     }
     assert_eq!(replay.chunk_at(150_000), Ok(None));
-    // The peer's kernel may still have to get them.
+    // The peer's kernel may not have acknowledged the lost bytes yet.
     replay.trim(120_000);
     replay.push(&bytes[150_000..]);
     assert_eq!(replay.end(), 200_000);
@@ -77,7 +77,7 @@ fn bytes_that_cannot_be_kept_are_only_missed_when_they_are_asked_for() {
 }
 
 #[test]
-fn a_stash_without_memory_is_as_it_was() {
+fn a_push_without_memory_leaves_the_stash_unchanged() {
     let mut stash = Stash::new();
     assert_eq!(refused(|| stash.push([1; 100])), Err(OutOfMemory));
     assert!(stash.is_empty());

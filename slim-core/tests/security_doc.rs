@@ -30,7 +30,7 @@ fn every_test_that_is_named_exists() {
         sources(&top.join(krate).join("tests"), &mut text);
     }
     let doc = fs::read_to_string(top.join("docs/SECURITY.md")).expect("the document");
-    // Every other piece is between two marks.
+    // Every other piece is between two backticks.
     let quoted = doc.split('`').skip(1).step_by(2);
     let is_test = |name: &&str| {
         name.matches('_').count() >= 3 && name.bytes().all(|b| b == b'_' || b.is_ascii_lowercase())

@@ -1,21 +1,21 @@
-//! A simulation of two processes, byte for byte, with everything going wrong that can.
+//! A simulation of two processes, byte for byte, with faults of all kinds.
 //!
 //! Each seed is one schedule: applications that write, read, half-close and close at random; a
 //! network that loses, doubles and delays datagrams and cuts paths; connections that are killed at
-//! either end, or ended by somebody in the middle, also while a resume is under way; processes that
-//! crash. In half of the tests the processes have a second kind of transport beside TCP, and the networks of either kind
+//! either end, or ended by a third party, also while a resume is under way; processes that crash.
+//! One test gives the processes a second kind of transport beside TCP, and the networks of either kind
 //! may fail for longer than all attempts take. The real `Endpoint`, `Replay` and `Stash` run in it.
 //!
 //! What must hold, in every schedule:
 //!
-//! * what an application has read is a prefix of what the other one wrote;
-//! * an end of stream comes where the other one ended, nowhere else;
-//! * nothing hangs once the network is well again, and without a crash nothing is given up;
-//! * what somebody sends who cannot read makes no connection plain TCP;
-//! * nothing is left of flows that are over, after some minutes.
+//! * the bytes that an application has read are a prefix of those that the other one wrote;
+//! * an end of stream comes where the other application ended the stream, nowhere else;
+//! * no flow hangs once the network works again, and without a crash no flow is escalated;
+//! * messages of an attacker who cannot read the traffic make no connection plain TCP;
+//! * after some minutes no state of ended flows is left.
 //!
-//! `SLIM_SIM_SEEDS` says how many seeds are run, `SLIM_SIM_SEED` runs one of them and
-//! tells what happens.
+//! `SLIM_SIM_SEEDS` is the number of seeds to run. `SLIM_SIM_SEED` runs one seed and prints what
+//! happens.
 
 #[path = "sim/app.rs"]
 mod app;
@@ -68,7 +68,7 @@ fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<()
     (stats, outcome)
 }
 
-/// All seeds, or the one that is named: how many, and what they contained.
+/// Runs all seeds, and returns their number and what they contained; or runs the one that `SLIM_SIM_SEED` names.
 fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
     if let Some(seed) = number("SLIM_SIM_SEED") {
         let (stats, outcome) = run(seed, None, kinds(seed));
@@ -106,7 +106,7 @@ fn every_schedule_is_byte_exact_and_ends() {
 }
 
 #[test]
-fn flows_go_from_one_kind_of_transport_to_the_other_and_back() {
+fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
     let Some((seeds, total)) = run_all(|seed| Kinds::some(mix(seed ^ 0x6b69))) else {
         return;
     };
@@ -121,7 +121,7 @@ fn flows_go_from_one_kind_of_transport_to_the_other_and_back() {
     );
 }
 
-/// Bytes are lost or wrong, or a session was prevented, as opposed to a flow that only does not get on.
+/// Whether bytes are lost or wrong, or a session was prevented. A flow that only makes no progress does not count.
 fn is_loss(problem: &str) -> bool {
     ["is forgotten", "ends at", "byte", "made plain"]
         .iter()
@@ -138,7 +138,7 @@ fn is_found(mutation: Mutation) {
 }
 
 #[test]
-fn draining_before_the_peer_has_is_noticed() {
+fn draining_at_suspension_is_noticed() {
     is_found(Mutation::DrainEarly);
 }
 

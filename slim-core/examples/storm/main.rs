@@ -5,17 +5,16 @@
 //! ```
 //!
 //! The endpoints are real: every flow is negotiated and resumed by `slim_core::endpoint::Endpoint`,
-//! with its messages, proofs and timers. What is a model is everything around them: a network with one
-//! latency and no loss but the hole; agents that do one thing after the other, each of which takes
+//! with its messages, proofs and timers. Everything around them is a model: a network with one
+//! latency and no loss except the hole; agents that do one thing after the other, each of which takes
 //! some microseconds (`world::cost`); listeners with a backlog, and kernels that send a dropped SYN
 //! again after 1, 3 and 7 s; applications that notice at random within `--notice` milliseconds.
 //!
-//! Endpoint 0 is a server: `--hot` others have one flow with it. All other flows are between
-//! endpoints chosen at random. With `--hole 0` all connections are reset at once, and both ends
-//! notice; otherwise the network swallows everything for as many milliseconds and every flow is
-//! found to be stalled by one of its ends.
+//! Endpoint 0 is a server with `--hot` flows. All other flows are between endpoints chosen at random.
+//! With `--hole 0` all connections are reset at once, and both ends notice. Otherwise the network
+//! drops everything for that many milliseconds, and one end of every flow finds that it is stalled.
 //!
-//! The first file gets what happened in each 10 ms, the second a picture of it.
+//! The first file gets the figures of each 10 ms, the second a picture of them.
 
 mod report;
 mod world;
@@ -43,15 +42,15 @@ struct Options {
     /// Flows with the one server.
     #[arg(long, default_value_t = 5000)]
     hot: usize,
-    /// How long the network swallows everything, in milliseconds. With 0 all connections are reset.
+    /// How long the network drops everything, in milliseconds. With 0 all connections are reset.
     #[arg(long, default_value_t = 0)]
     hole: u64,
-    /// Within how many milliseconds the applications notice.
+    /// Time within which the applications notice, in milliseconds.
     #[arg(long, default_value_t = 10)]
     notice: u64,
-    /// Where the figures of each 10 ms go.
+    /// File for the figures of each 10 ms.
     table: Option<PathBuf>,
-    /// Where a picture of them goes.
+    /// File for a picture of the figures.
     picture: Option<PathBuf>,
 }
 
@@ -92,7 +91,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Which endpoints the flow number `n` is between. Endpoint 0 is the server.
+/// The two endpoints of flow number `n`. Endpoint 0 is the server.
 fn pair(options: &Options, n: usize, rng: &mut Rng) -> (usize, usize) {
     let others = options.endpoints - 1;
     if n < options.hot {

@@ -19,10 +19,10 @@ const RESUME: u16 = 700;
 const SERVICE: u16 = 80;
 /// Width of a column of the table, in microseconds.
 pub const STEP: u64 = 10_000;
-/// Nothing that takes longer is of interest.
+/// When the simulation stops.
 const END: Time = Time(180_000_000);
 
-/// What an agent needs for something, in microseconds.
+/// Time that an agent needs for each kind of work, in microseconds.
 mod cost {
     pub const DATAGRAM: u64 = 8;
     pub const CONNECT: u64 = 30;
@@ -33,7 +33,7 @@ mod cost {
     pub const OTHER: u64 = 1;
 }
 
-/// Something for an agent to do.
+/// Work for an agent.
 pub enum Work {
     Datagram {
         from: SocketAddr,
@@ -72,7 +72,7 @@ struct Node {
     alarm: Option<Time>,
     backlog: usize,
     accepted: u64,
-    /// The same connection at the other end.
+    /// For each connection, the other end's number and the connection's name there.
     twins: HashMap<ConnId, (usize, ConnId)>,
 }
 
@@ -96,7 +96,7 @@ pub struct World {
     pub kinds: HashMap<Kind, u64>,
     pub back_at: Time,
     pub given_up: u64,
-    /// Ends that have a new connection: whoever notices late has nothing to notice.
+    /// Ends that have a new connection. A fault that an application notices later has no effect there.
     pub resumed: HashSet<(usize, FlowToken)>,
     pub last: Time,
     pub longest_backlog: usize,
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// A flow that is live at both ends.
+    /// Makes a flow that is live at both ends.
     pub fn flow(&mut self, n: usize, a: usize, b: usize) {
         let token = FlowToken(n as u64);
         let ends = [
@@ -241,7 +241,7 @@ impl World {
         }
     }
 
-    /// A kernel has a SYN for another one.
+    /// A kernel sends a SYN to another one.
     fn syn(&mut self, from: usize, conn: ConnId, to: usize, tries: usize) {
         if !self.nodes[from].twins.contains_key(&conn) {
             return;
@@ -302,7 +302,7 @@ impl World {
                 endpoint.handle_incoming(now, own, SocketAddr::new(address(from), 1));
                 match self.nodes[from].twins.get_mut(&conn) {
                     Some(twin) => *twin = (n, own),
-                    // Given up meanwhile.
+                    // The initiator has given the connection up meanwhile.
                     None => self.at(now + LATENCY, Event::Arrive(n, Work::Lost(own))),
                 }
             }

@@ -1,8 +1,8 @@
-//! What the user asked for, checked once.
+//! The user's settings, checked once.
 //!
 //! Every setting is an environment variable, so that one `slim run` can set it for all processes
 //! of a job. [`Config::from_vars`] turns them into plain values; from there on nothing has to be
-//! checked again. A value that cannot be used is named in one line, and the default stands.
+//! checked again. A value that cannot be used is reported in one line, and the default is used.
 
 mod peers;
 mod problem;
@@ -24,16 +24,16 @@ use value::{Bad, duration, durations, number};
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// What it takes.
+    /// The values that it takes.
     pub allowed: &'static str,
-    /// What stands if it is not set, or set to what it does not take.
+    /// The value that is used if it is not set, or set to a value that it does not take.
     pub default: &'static str,
     /// What it does, in one line.
     pub help: &'static str,
 }
 
 impl Variable {
-    /// Whether it is about the job key, without which it would be less safe to go on.
+    /// Whether it sets the job key. Going on without the key that was asked for would be less safe.
     fn is_key(&self) -> bool {
         self.name.starts_with("SLIM_JOB_KEY")
     }
@@ -45,17 +45,17 @@ pub const VARIABLES: [Variable; 13] = [
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
         default: "preferred",
-        help: "whether connections get a session: never, where the peer has SLIM too, or else not at all",
+        help: "off: connections get no session; preferred: they get one if the peer has SLIM; required: they fail without one",
     },
     Variable {
         name: "SLIM_ATTEMPTS",
         allowed: "a whole number from 1 to 16",
         default: "3",
-        help: "how often a lost connection is made anew before the error goes up",
+        help: "how many attempts are made to replace a lost connection before the application gets the error",
     },
     Variable {
         name: "SLIM_ATTEMPT_TIMEOUTS",
-        allowed: "1 to 16 numbers of seconds from 0.05 to 600, with commas between",
+        allowed: "1 to 16 numbers of seconds from 0.05 to 600, separated by commas",
         default: "3,12,45",
         help: "how long each attempt may take; the last one counts for all further attempts",
     },
@@ -69,7 +69,7 @@ pub const VARIABLES: [Variable; 13] = [
         name: "SLIM_HELLO_TIMEOUT",
         allowed: "seconds from 0.05 to 60",
         default: "3",
-        help: "how long to ask for SLIM at the peer before the connection is left plain",
+        help: "how long to ask the peer for SLIM before the connection stays plain TCP",
     },
     Variable {
         name: "SLIM_STALL",
@@ -103,7 +103,7 @@ pub const VARIABLES: [Variable; 13] = [
     },
     Variable {
         name: "SLIM_PEERS",
-        allowed: "all, none, or with commas between: private, local, networks (192.0.2.0/24) and addresses",
+        allowed: "all, none, or a list of private, local, networks (192.0.2.0/24) and addresses, separated by commas",
         default: "private,local",
         help: "which hosts are asked for SLIM, and answered",
     },
@@ -111,24 +111,24 @@ pub const VARIABLES: [Variable; 13] = [
         name: "SLIM_EVENTS",
         allowed: "a path; %p is the process id, %h the host name, %% a percent sign",
         default: "no event log",
-        help: "where to write what happened, one JSON object a line",
+        help: "where to write the event log, one JSON object per line",
     },
     Variable {
         name: "SLIM_LOG",
         allowed: "off, error, warn, info, debug or trace",
         default: "warn",
-        help: "how much to say on standard error",
+        help: "how much to log on standard error",
     },
 ];
 
-/// Variables of the `slim` program. A process it starts finds them in its environment, and has no
-/// use for them.
+/// Variables of the `slim` program. A process that it starts finds them in its environment, and
+/// ignores them.
 pub const TOOL_VARIABLES: [&str; 2] = ["SLIM_CACHE", "SLIM_PRELOAD"];
 
-/// Variables with this prefix belong to the test lab: launchers inside it have them.
+/// Variables with this prefix belong to the test lab. Launchers inside the lab have them.
 pub const LAB_PREFIX: &str = "SLIM_LAB_";
 
-/// A job key has at least as many bytes: somebody who has recorded a HELLO can try guesses.
+/// Fewest bytes of a job key. An attacker who has recorded a HELLO can try guesses of a short key.
 pub const MIN_JOB_KEY: usize = 16;
 
 /// Most attempts, and most attempt timeouts, that can be asked for.
@@ -146,7 +146,7 @@ pub enum Policy {
     Required,
 }
 
-/// How much is said on standard error.
+/// How much is logged on standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs, reason = "the usual ones, each including those above it")]
 pub enum LogLevel {
@@ -173,7 +173,7 @@ pub struct Config {
     pub deadline: Option<Duration>,
     /// How long negotiation waits for the peer.
     pub hello_timeout: Duration,
-    /// How long data may stay unacknowledged before the flow is suspected; zero: for ever.
+    /// How long data may stay unacknowledged before the flow counts as stalled; zero: for ever.
     pub stall: Duration,
     /// How long a closed flow is kept while its peer takes nothing.
     pub linger: Duration,
@@ -181,14 +181,14 @@ pub struct Config {
     pub linger_memory: usize,
     /// Secret of the job.
     pub job_key: Option<JobKey>,
-    /// File with the secret of the job. Whoever does I/O reads it and calls
+    /// File with the secret of the job. Code that does I/O reads it and calls
     /// [`set_job_key`](Config::set_job_key) before this configuration is used.
     pub job_key_file: Option<PathBuf>,
-    /// Who is asked for SLIM, and answered.
+    /// Which hosts are asked for SLIM, and answered.
     pub peers: Peers,
     /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
     pub events: Option<PathBuf>,
-    /// How much is said on standard error.
+    /// How much is logged on standard error.
     pub log: LogLevel,
 }
 
@@ -213,11 +213,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The settings in the environment `vars`, and everything that is wrong with them.
+    /// The settings in the environment `vars`, and all problems with them.
     ///
-    /// Names that do not begin with `SLIM_` and are not `SLIM` are not looked at. An empty value
-    /// counts as not set, but for the job key, where it would mean less safety than was asked for.
-    /// Of two variables of one name the first counts, as for `getenv`. Values that are not UTF-8 are allowed nowhere.
+    /// Names other than `SLIM` and `SLIM_...` are ignored. An empty value counts as not set, except
+    /// for the job key, where that would give less safety than was asked for. If a name occurs twice
+    /// the first value counts, as for `getenv`. A value that is not UTF-8 is never allowed.
     pub fn from_vars<V: Into<OsString>>(
         vars: impl IntoIterator<Item = (String, V)>,
     ) -> (Config, Vec<Problem>) {
@@ -291,18 +291,18 @@ impl Config {
         Ok(())
     }
 
-    /// Takes the job key from the contents of [`job_key_file`](Config::job_key_file), without
-    /// white space at the end, or learns why they could not be read. With the contents come the file's
-    /// permission bits, 0 if it is no regular file.
+    /// Sets the job key to the contents of [`job_key_file`](Config::job_key_file), without white
+    /// space at the end. `file` has the contents and the file's permission bits (0 if it is not a
+    /// regular file), or the reason why the file could not be read.
     ///
     /// # Errors
-    /// The problem to be reported if there is no key in it. Then SLIM is off: to go on without the
+    /// The problem to be reported if the file gives no key. SLIM is off then: going on without the
     /// key that was asked for would be less safe than a plain connection.
     pub fn set_job_key(&mut self, file: Result<(&[u8], u32), &str>) -> Result<(), Problem> {
         self.job_key_file = None;
         let key = match file {
             Ok((_, mode)) if mode & 0o077 != 0 => {
-                Err("others than its owner can use the file (chmod 600)")
+                Err("users other than its owner can use the file (chmod 600)")
             }
             Ok((bytes, _)) => job_key(bytes.trim_ascii_end()),
             Err(why) => Err(why),
@@ -329,13 +329,13 @@ impl Config {
             .unwrap_or(Duration::from_secs(3))
     }
 
-    /// How long a connection that is lost may be looked for in all.
+    /// The longest time that a resume may take with all its attempts.
     pub fn resumable_for(&self) -> Duration {
         let all = (0..self.attempts).map(|n| self.attempt_timeout(n)).sum();
         self.deadline.map_or(all, |deadline| deadline.min(all))
     }
 
-    /// The event log of the process `pid` on the host with this name.
+    /// Path of the event log of the process `pid` on the host with this name.
     pub fn events_path(&self, pid: u32, host: &str) -> Option<PathBuf> {
         let template = self.events.as_ref()?;
         // It came from a `String`, so nothing is lost here.

@@ -1,10 +1,10 @@
-//! Who is asked for SLIM, and answered: everybody else learns nothing from us.
+//! The hosts that are asked for SLIM, and answered. All other hosts learn nothing from us.
 
 use std::net::IpAddr;
 
 use super::value::Bad;
 
-/// A network: an address and how many of its bits count.
+/// A network: an address and a prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Net {
     bits: u128,
@@ -14,8 +14,8 @@ pub struct Net {
 impl Net {
     /// The network with the first `len` bits of `ip`, all of them if it has fewer.
     pub fn new(ip: IpAddr, len: u8) -> Net {
-        // IPv4 addresses are compared as mapped ones, so that there is one kind; what is written as a mapped one has its
-        // length in bits of IPv6.
+        // IPv4 addresses are stored as IPv4-mapped IPv6 addresses, so that one comparison is enough. If the text has a mapped
+        // address, its length counts the bits of IPv6.
         let (bits, len) = match ip {
             IpAddr::V4(v4) => (v4.to_ipv6_mapped().to_bits(), 96 + len.min(32)),
             IpAddr::V6(v6) => (v6.to_bits(), len.min(128)),
@@ -23,13 +23,13 @@ impl Net {
         Net { bits, len }
     }
 
-    /// Whether an address is in it.
+    /// Whether an address is in this network.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let other = Net::new(ip, 128);
-        // A shift by all bits would be an overflow.
+        // A shift by all 128 bits would overflow.
         let shift = 128 - u32::from(self.len);
         (self.bits ^ other.bits).checked_shr(shift).unwrap_or(0) == 0
-            // All of IPv6 is not IPv4, too.
+            // A network of IPv6 that is wide enough to hold the mapped addresses does not match IPv4.
             && (self.len >= 96 || ip.to_canonical().is_ipv6())
     }
 
@@ -77,7 +77,7 @@ impl Peers {
         nets: Vec::new(),
     };
 
-    /// Whether `ip` is one of them, for a host that has addresses in the networks `own`.
+    /// Whether `ip` is a peer of a host that has addresses in the networks `own`.
     pub fn contains(&self, ip: IpAddr, own: &[Net]) -> bool {
         let within = |nets: &[Net]| nets.iter().any(|net| net.contains(ip));
         self.all
@@ -93,7 +93,7 @@ impl Peers {
                 "all" => peers.all = true,
                 "private" => peers.private = true,
                 "local" => peers.local = true,
-                // It says nothing beside others.
+                // Allowed only on its own.
                 "none" if value.trim().len() == word.len() => {}
                 _ => peers.nets.push(Net::parse(word).ok_or(Bad::Value)?),
             }
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_are_as_they_are_written() {
+    fn networks_match_the_addresses_that_they_are_written_for() {
         let peers = |text: &str| Peers::parse(text).unwrap();
         let all = peers("all");
         let none = peers("none");

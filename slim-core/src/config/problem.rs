@@ -1,11 +1,11 @@
-//! What is wrong with a setting, in one line.
+//! Problems with settings, each in one line.
 
 use std::fmt;
 
 use super::{TOOL_VARIABLES, VARIABLES, Variable};
 
-/// One thing that is wrong with the settings. Displays as one line for the user: which variable,
-/// what it is set to, what it takes, and what is used instead.
+/// One problem with the settings. Displays as one line for the user: the variable, its value, the
+/// values that it takes, and the value that is used instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     variable: String,
@@ -19,7 +19,7 @@ impl Problem {
         &self.variable
     }
 
-    /// What is wrong, without what is done about it: for whoever refuses it instead.
+    /// The mistake, without the way in which SLIM goes on: for a caller that stops instead.
     pub fn mistake(&self) -> &str {
         &self.mistake
     }
@@ -44,7 +44,7 @@ impl Problem {
         let shown = shown.trim_matches('"');
         let hint = match nearest(name) {
             Some(known) => format!("did you mean {known}"),
-            None => "see `slim run --help` for all there are".to_owned(),
+            None => "see `slim run --help` for all variables".to_owned(),
         };
         Problem {
             variable: name.to_owned(),
@@ -53,7 +53,7 @@ impl Problem {
         }
     }
 
-    /// Does not show the value: it is, or was to be, a secret.
+    /// Does not show the value, which is meant to be a secret.
     pub(super) fn no_key(name: &str, why: &str) -> Self {
         Problem {
             variable: name.to_owned(),
@@ -77,7 +77,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// In quotes, in one line, and not longer than a line.
+/// The value in quotes, on one line, and shortened if it is long.
 fn quoted(value: &str) -> String {
     const MOST: usize = 60;
     if value.chars().count() <= MOST {
@@ -87,22 +87,22 @@ fn quoted(value: &str) -> String {
     format!("{:?}", start + "...")
 }
 
-/// The variable that was probably meant.
+/// The variable that the user probably meant.
 fn nearest(name: &str) -> Option<&'static str> {
-    const MOST_SLIPS: usize = 3;
+    const MAX_DISTANCE: usize = 3;
     let known = VARIABLES.iter().map(|v| v.name).chain(TOOL_VARIABLES);
     let name = name.to_ascii_uppercase();
     known
-        .filter(|known| known.len().abs_diff(name.len()) <= MOST_SLIPS)
-        .map(|known| (slips(known.as_bytes(), name.as_bytes()), known))
-        .filter(|(slips, _)| *slips <= MOST_SLIPS)
+        .filter(|known| known.len().abs_diff(name.len()) <= MAX_DISTANCE)
+        .map(|known| (edit_distance(known.as_bytes(), name.as_bytes()), known))
+        .filter(|(distance, _)| *distance <= MAX_DISTANCE)
         .min()
         .map(|(_, known)| known)
 }
 
 /// How many letters must be added, left out or changed to get from `a` to `b`.
-fn slips(a: &[u8], b: &[u8]) -> usize {
-    // row[j]: from the part of `a` looked at so far to the first j letters of `b`.
+fn edit_distance(a: &[u8], b: &[u8]) -> usize {
+    // row[j]: distance from the prefix of `a` seen so far to the first j letters of `b`.
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.iter().enumerate() {
         let mut diagonal = row[0];
@@ -121,15 +121,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_slips() {
+    fn edit_distance_counts_letters_added_left_out_or_changed() {
         for (a, b, n) in [
             ("", "", 0),
             ("abc", "", 3),
             ("kitten", "sitting", 3),
             ("ab", "ba", 2),
         ] {
-            assert_eq!(slips(a.as_bytes(), b.as_bytes()), n, "{a} {b}");
-            assert_eq!(slips(b.as_bytes(), a.as_bytes()), n, "{b} {a}");
+            assert_eq!(edit_distance(a.as_bytes(), b.as_bytes()), n, "{a} {b}");
+            assert_eq!(edit_distance(b.as_bytes(), a.as_bytes()), n, "{b} {a}");
         }
     }
 

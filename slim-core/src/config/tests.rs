@@ -14,7 +14,7 @@ fn good(pairs: &[(&str, &str)]) -> Config {
     config
 }
 
-/// What the one problem with these says; everything else must be as by default.
+/// The message of the only problem with this setting. All settings must be the defaults.
 fn bad(name: &str, value: &str) -> String {
     let (config, problems) = from(&[(name, value)]);
     assert_eq!(config, Config::default(), "{name}={value}");
@@ -26,7 +26,7 @@ fn bad(name: &str, value: &str) -> String {
 }
 
 #[test]
-fn nothing_set_is_the_default() {
+fn without_variables_all_settings_are_the_defaults() {
     assert_eq!(good(&[]), Config::default());
     assert_eq!(
         good(&[("PATH", "/bin"), ("SLIMMER", "1"), ("slim", "no")]),
@@ -35,7 +35,7 @@ fn nothing_set_is_the_default() {
 }
 
 #[test]
-fn values_that_are_not_text_are_named() {
+fn values_that_are_not_utf8_are_reported() {
     use std::os::unix::ffi::OsStringExt;
     let value = || OsString::from_vec(b"10.0.0.1\xff".to_vec());
     let (config, problems) = Config::from_vars([("SLIM_PEERS".to_owned(), value())]);
@@ -44,7 +44,7 @@ fn values_that_are_not_text_are_named() {
         panic!("{problems:?}")
     };
     assert_eq!(problem.variable(), "SLIM_PEERS");
-    // Nobody goes on without the key that was asked for.
+    // Without the key that was asked for SLIM is off.
     for name in ["SLIM_JOB_KEY", "SLIM_JOB_KEY_FILE"] {
         let (config, problems) = Config::from_vars([(name.to_owned(), value())]);
         assert_eq!((config.policy, problems.len()), (Policy::Off, 1), "{name}");
@@ -52,7 +52,7 @@ fn values_that_are_not_text_are_named() {
 }
 
 #[test]
-fn every_value_arrives() {
+fn every_variable_sets_its_value() {
     let config = good(&[
         ("SLIM", "Required"),
         ("SLIM_ATTEMPTS", "5"),
@@ -91,7 +91,7 @@ fn every_value_arrives() {
 }
 
 #[test]
-fn a_bad_value_is_named_with_what_is_allowed_and_used() {
+fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
     assert_eq!(
         bad("SLIM_ATTEMPTS", "99"),
         "SLIM_ATTEMPTS=\"99\": not allowed; it takes a whole number from 1 to 16; using 3"
@@ -140,7 +140,7 @@ fn an_unknown_name_gets_a_hint() {
 }
 
 #[test]
-fn empty_is_not_set_and_the_first_of_two_counts() {
+fn an_empty_value_is_not_set_and_the_first_of_two_values_counts() {
     assert_eq!(
         good(&[("SLIM_ATTEMPTS", ""), ("SLIM_EVENTS", "")]),
         Config::default()
@@ -154,7 +154,7 @@ fn empty_is_not_set_and_the_first_of_two_counts() {
 }
 
 #[test]
-fn a_key_that_is_none_turns_slim_off_and_is_not_shown() {
+fn an_unusable_key_turns_slim_off_and_is_not_shown() {
     for name in ["SLIM_JOB_KEY", "SLIM_JOB_KEY_FILE"] {
         let (config, problems) = from(&[(name, "")]);
         assert_eq!(config.policy, Policy::Off);
@@ -227,7 +227,7 @@ fn the_event_log_is_named_after_process_and_host() {
 #[test]
 fn the_documented_defaults_are_the_defaults() {
     for known in VARIABLES {
-        // The others default to nothing, which cannot be written as a value.
+        // The other variables have no default value.
         if !known.default.starts_with("no ") {
             assert_eq!(
                 good(&[(known.name, known.default)]),
@@ -241,7 +241,7 @@ fn the_documented_defaults_are_the_defaults() {
 
 proptest! {
     #[test]
-    fn any_value_is_taken_or_named_once(at in 0..VARIABLES.len(), value in "\\PC{0,20}|[0-9.,]{0,8}") {
+    fn any_value_is_taken_or_reported_once(at in 0..VARIABLES.len(), value in "\\PC{0,20}|[0-9.,]{0,8}") {
         let (config, problems) = from(&[(VARIABLES[at].name, &value)]);
         prop_assert!(problems.len() <= 1);
         prop_assert!(problems.is_empty() || config == Config::default() || config.policy == Policy::Off);

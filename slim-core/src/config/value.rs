@@ -3,12 +3,12 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-/// Why a value is not taken.
+/// Why a value is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Bad {
-    /// It is none, or out of range.
+    /// It is malformed or out of range.
     Value,
-    /// It gives no key.
+    /// It gives no job key, for this reason.
     Key(&'static str),
 }
 
@@ -24,7 +24,7 @@ pub(super) fn number(value: &str, range: RangeInclusive<u32>) -> Result<u32, Bad
 /// Seconds, with or without a decimal point.
 pub(super) fn duration(value: &str, range: RangeInclusive<f64>) -> Result<Duration, Bad> {
     let value = value.trim();
-    // `f64` would also take "inf", "NaN", "1e3" and "+3": nobody means that here.
+    // `f64` would also take "inf", "NaN", "1e3" and "+3", which are mistakes here.
     if !value.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         return Err(Bad::Value);
     }

@@ -1,7 +1,7 @@
-//! Error numbers in an event log: by name where the name is well known.
+//! Error numbers in the event log, written as names where the name is well known.
 //!
 //! The numbers are those of Linux on every architecture SLIM runs on (MIPS, SPARC, Alpha and
-//! PA-RISC count differently); this crate has no libc to ask, and a log is read elsewhere anyway.
+//! PA-RISC count differently). This crate has no libc to ask, and a log may be read on another host.
 
 const NAMES: [(i32, &str); 14] = [
     (4, "EINTR"),
@@ -34,7 +34,7 @@ fn number(text: &str) -> Option<i32> {
     }
 }
 
-/// Makes a serde `with` module for an enum that is words but for one variant, `Errno`.
+/// Makes a serde `with` module for an enum whose variants are written as words, except for the variant `Errno`.
 macro_rules! as_text {
     ($module:ident, $type:ident { $($variant:ident => $word:literal,)* }) => {
         pub(super) mod $module {

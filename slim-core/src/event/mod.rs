@@ -1,6 +1,6 @@
-//! What happened to a flow, for people and programs.
+//! The event log: what happened to each flow, for people and programs.
 //!
-//! The endpoint hands out [`Event`]s. Whoever writes them down adds when and where, which makes a
+//! The endpoint hands out [`Event`]s. The writer of the log adds time and place, which makes a
 //! [`Record`]: one JSON object on a line, the same for every front end.
 //!
 //! ```json
@@ -19,7 +19,7 @@ use crate::transport::Path;
 /// One line of the event log.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// When: seconds since 1970, UTC, with a fraction.
+    /// Time of the event: seconds since 1970, UTC, with a fraction.
     pub ts: f64,
     /// Name of the host.
     pub host: String,
@@ -47,7 +47,7 @@ pub enum Event {
         /// Why.
         reason: LegacyReason,
     },
-    /// The transport is out of use, or suspected. Not told where the peer says within a moment that it has ended the flow.
+    /// The transport is out of use, or suspected. Not reported if the peer says within a moment that it has ended the flow.
     Suspend {
         /// Why.
         #[serde(with = "errno::trouble")]
@@ -55,15 +55,15 @@ pub enum Event {
     },
     /// An attempt to resume begins.
     Attempt {
-        /// Which, counted from 1.
+        /// Number of the attempt, counted from 1.
         n: u32,
-        /// From `local`, or wherever the transport chooses, to the resume listener `remote`.
+        /// From the address `local`, or one that the transport chooses, to the resume listener `remote`.
         #[serde(flatten)]
         path: Path,
     },
     /// An attempt to resume ended without success.
     AttemptFailed {
-        /// Which, counted from 1.
+        /// Number of the attempt, counted from 1.
         n: u32,
         /// Why.
         #[serde(with = "errno::failure")]
@@ -71,20 +71,20 @@ pub enum Event {
     },
     /// The flow is live on a new transport.
     Resume {
-        /// Which transport: 0 was the application's own.
+        /// Number of the transport; 0 was the application's own.
         epoch: u64,
-        /// Bytes we sent again.
+        /// Bytes that we sent again.
         replayed: u64,
-        /// Bytes the peer had to send again.
+        /// Bytes that the peer had to send again.
         received: u64,
-        /// From suspension to live, in milliseconds, rounded up.
+        /// Time from suspension to live, in milliseconds, rounded up.
         lost_ms: u64,
-        /// Attempts of ours that it took; 0 if the peer did it.
+        /// Number of our attempts; 0 if the peer resumed the flow.
         attempts: u32,
     },
     /// The end of stream was genuine after all: the old transport is back in use.
     Reinstate,
-    /// The flow is given up: the application gets the error.
+    /// The flow is escalated: the application gets the error.
     Escalate {
         /// Why it was suspended.
         #[serde(with = "errno::trouble")]
@@ -94,21 +94,21 @@ pub enum Event {
         /// The error that the application gets; 0 for an end of stream.
         errno: i32,
     },
-    /// We made it plain TCP, because somebody else uses the descriptor from here on.
+    /// This process made the flow plain TCP, because something outside the session uses the descriptor from here on.
     Demoted,
-    /// The application had closed the flow, and it is let go of before all is delivered. A kernel that has a connection
-    /// for it goes on alone; without one the bytes are lost.
+    /// The application had closed the flow, and SLIM drops it before all bytes are delivered. If the flow has a connection,
+    /// the kernel goes on with it alone; otherwise the bytes are lost.
     Orphaned {
-        /// Bytes of which a copy was kept, because the peer is not known to have them.
+        /// Bytes in the replay buffer: the peer is not known to have them.
         owed: u64,
         /// Why.
         limit: LingerLimit,
     },
-    /// The flow has ended as the applications wanted.
+    /// The flow has ended as both applications wanted.
     Closed {
         /// How our application ended it.
         how: FinHow,
-        /// Bytes our application sent in all.
+        /// Bytes that our application sent in all.
         sent: u64,
     },
 }
@@ -117,15 +117,15 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LegacyReason {
-    /// Nobody answered in time.
+    /// No answer came in time.
     NoAnswer,
-    /// The host is none of those that are to be asked for SLIM.
+    /// The settings do not name the host as one to be asked for SLIM.
     NotAPeer,
-    /// Nobody listens on the peer's control port.
+    /// No socket is bound to the peer's control port.
     NoControlSocket,
     /// The peer speaks another version.
     Version,
-    /// The peer is told not to.
+    /// The peer's policy forbids sessions.
     Policy,
     /// The job keys differ.
     Unauthorized,
@@ -137,29 +137,29 @@ pub enum LegacyReason {
     NoRoom,
 }
 
-/// What there was too much of when a closed flow was let go of.
+/// The limit that closed flows exceeded when SLIM dropped one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LingerLimit {
-    /// Closed flows.
+    /// Number of closed flows.
     Flows,
-    /// Bytes kept for closed flows.
+    /// Number of bytes kept for closed flows.
     Memory,
     /// Time in which the peer has taken nothing.
     Time,
 }
 
-/// Why a flow lost its transport: a [`Cause`] without its particulars, which are the endpoint's
-/// business. In the log it is one word.
+/// Why a flow lost its transport: a [`Cause`] without the details that only the endpoint needs. In
+/// the log it is one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Trouble {
     /// A data call failed with this error number.
     Errno(i32),
     /// The transport ended although the peer had announced no end.
     Eof,
-    /// No error, but acknowledgements do not move.
+    /// No error, but acknowledgements do not advance.
     Stall,
-    /// The peer asked.
+    /// The peer asked to resume.
     PeerAsked,
 }
 
@@ -177,19 +177,19 @@ impl From<Cause> for Trouble {
 /// Why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Failure {
-    /// Not done in its time.
+    /// The attempt was not finished in its time.
     TimedOut,
     /// The connection could not be made, or broke, with this error number.
     Errno(i32),
     /// The peer ended the connection.
     Eof,
-    /// The peer is resuming by itself.
+    /// The peer is resuming the flow itself.
     Busy,
     /// The peer has already answered a later attempt.
     OldEpoch,
     /// One side's proof did not verify at the other.
     BadProof,
-    /// What came was none of our messages, or came out of turn.
+    /// The bytes that came were no SLIM message, or the message came out of turn.
     Garbage,
 }
 
@@ -207,16 +207,16 @@ pub enum EscalateReason {
     PeerForgot,
     /// The peer's application reset the flow.
     PeerReset,
-    /// The peer had closed the flow, and there is nobody to take what we sent.
+    /// The peer had closed the flow, so what we sent has no reader.
     PeerClosed,
-    /// The two sides do not agree on what was sent: to go on would corrupt the stream.
+    /// The two sides do not agree on how much was sent. Going on would corrupt the stream.
     OutOfStep,
-    /// Our application had closed the flow, and too many such flows wait.
+    /// Our application had closed the flow, and a [`LingerLimit`] was exceeded while it had no transport.
     Orphaned,
 }
 
 impl Event {
-    /// The line for this event, which happened to the flow with this name and these addresses.
+    /// The line for this event, of the flow with this name and these addresses.
     pub fn record(
         self,
         ts: f64,
@@ -272,15 +272,15 @@ mod tests {
     }
 
     #[test]
-    fn the_path_of_an_attempt_is_two_words() {
-        let told = |path| {
+    fn the_path_of_an_attempt_is_written_as_local_and_remote() {
+        let written = |path| {
             let line = serde_json::to_string(&record(Event::Attempt { n: 1, path })).unwrap();
             let at = line.find("\"kind\"").unwrap();
             line[at..].to_owned()
         };
         let remote: SocketAddr = "10.0.0.2:7".parse().unwrap();
         assert_eq!(
-            told(Path {
+            written(Path {
                 local: Some(remote.ip()),
                 ..Path::to(remote)
             }),
@@ -288,13 +288,13 @@ mod tests {
         );
         let other = OtherLocator::new(TransportKind::TEST, b"at").unwrap();
         assert_eq!(
-            told(Path::to(other)),
+            written(Path::to(other)),
             r#""kind":"attempt","n":1,"local":null,"remote":"kind240/6174"}"#
         );
     }
 
     #[test]
-    fn every_event_comes_back() {
+    fn every_event_is_read_back_as_it_was_written() {
         let remote: SocketAddr = "10.0.0.2:7".parse().unwrap();
         let other = OtherLocator::new(TransportKind::TEST, b"at").unwrap();
         let mut events = vec![
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_cause_is_refused() {
+    fn an_unknown_cause_is_refused() {
         let line = serde_json::to_string(&record(Event::Suspend {
             cause: Trouble::Eof,
         }))

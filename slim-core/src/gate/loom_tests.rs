@@ -1,9 +1,9 @@
 //! Every interleaving of a few threads. Run by
 //! `RUSTFLAGS="--cfg loom" cargo test -p slim-core --release --lib loom`.
 //!
-//! What lies behind the gate is relaxed atomics: on their own they order nothing, and loom lets a
+//! The data behind the gate are relaxed atomics. On their own they order nothing, and loom lets a
 //! load return any value that the memory model allows. So a test passes only if the gate itself
-//! keeps the two sides apart and shows each what the other did.
+//! keeps the two sides apart and makes the writes of each side visible to the other.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -74,7 +74,7 @@ impl Flow {
         calls
     }
 
-    /// As [`call`](Self::call), with the pass while that is good.
+    /// As [`call`](Self::call), but by the pass while that is valid.
     fn call_with_pass(&self, me: usize, times: usize) -> Calls {
         let mut calls = Calls::default();
         for _ in 0..times {
@@ -114,14 +114,14 @@ impl Flow {
         self.fence();
     }
 
-    /// What `membarrier(2)` is for the process.
+    /// Stands for `membarrier(2)`.
     fn fence(&self) {
         if self.gate.has_owner() {
             loom::sync::atomic::fence(SeqCst);
         }
     }
 
-    /// Writes as the owner of the pass does: only if nobody has the lock.
+    /// Writes as the owner of the pass does: only if the lock is free.
     fn send_with_pass(&self, me: usize) -> bool {
         let Some(passed) = self.pass(me, Purpose::Send, &mut Calls::default()) else {
             return false;
@@ -134,7 +134,7 @@ impl Flow {
         free
     }
 
-    /// Writes as others do; gives up where the product waits.
+    /// Writes as other threads do, but gives up where the product waits.
     fn send_with_lock(&self) -> bool {
         if self.lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
             return false;
@@ -148,7 +148,7 @@ impl Flow {
         alone
     }
 
-    /// loom says so when two do it at once, or when one does not see what the other did.
+    /// loom reports two writes at once, and a write that does not see an earlier one.
     fn write(&self) {
         self.half.with_mut(|_| {
             let sent = self.sent.load(Relaxed);
@@ -183,7 +183,7 @@ fn spawn_with_pass(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHan
     thread::spawn(move || flow.call_with_pass(me, times))
 }
 
-/// Tells how often it has written.
+/// The thread returns how often it has written.
 fn spawn_sender(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHandle<usize> {
     flow.give_pass(me);
     let flow = flow.clone();
@@ -196,7 +196,7 @@ fn spawn(flow: &Arc<Flow>, me: usize, times: usize) -> thread::JoinHandle<Calls>
 }
 
 #[test]
-fn loom_nobody_is_inside_a_barred_idle_gate_and_every_count_is_seen() {
+fn loom_no_call_is_inside_a_barred_idle_gate_and_every_count_is_seen() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let callers = [spawn(&flow, 0, 1), spawn(&flow, 1, 1)];
@@ -213,7 +213,7 @@ fn loom_nobody_is_inside_a_barred_idle_gate_and_every_count_is_seen() {
 }
 
 #[test]
-fn loom_the_last_one_out_knows_it() {
+fn loom_the_last_call_to_leave_a_barred_gate_learns_it() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let callers = [spawn(&flow, 0, 1), spawn(&flow, 1, 1)];
@@ -265,7 +265,7 @@ fn loom_a_closed_gate_stays_closed() {
 }
 
 #[test]
-fn loom_a_pass_is_no_way_round_the_bar() {
+fn loom_a_barred_gate_keeps_the_owner_of_the_pass_out() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let callers = [spawn_with_pass(&flow, 0, 1), spawn(&flow, 1, 1)];
@@ -288,7 +288,7 @@ fn loom_a_pass_is_no_way_round_the_bar() {
 }
 
 #[test]
-fn loom_a_pass_sees_what_control_did() {
+fn loom_a_call_by_the_pass_sees_what_control_did() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let caller = spawn_with_pass(&flow, 0, 2);
@@ -304,7 +304,7 @@ fn loom_a_pass_sees_what_control_did() {
 }
 
 #[test]
-fn loom_who_has_the_pass_and_who_has_the_lock_never_write_at_once() {
+fn loom_the_owner_of_the_pass_and_the_holder_of_the_lock_never_write_at_once() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let owner = spawn_sender(&flow, 0, 2);
@@ -315,14 +315,14 @@ fn loom_who_has_the_pass_and_who_has_the_lock_never_write_at_once() {
 }
 
 #[test]
-fn loom_a_shared_gate_has_no_pass() {
+fn loom_sharing_makes_the_pass_invalid() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let owner = spawn_sender(&flow, 0, 1);
         flow.gate.share();
         flow.fence();
         if !flow.gate.is_owner_sending(&flow.marks) {
-            // From now on without a look at the lock.
+            // The owner cannot enter by its pass any more, so the lock need not be checked.
             flow.write();
         }
         owner.join().unwrap();
@@ -330,7 +330,7 @@ fn loom_a_shared_gate_has_no_pass() {
 }
 
 #[test]
-fn loom_a_pass_of_an_earlier_life_is_good_for_nothing() {
+fn loom_a_pass_from_before_a_reuse_is_invalid() {
     loom::model(|| {
         let flow = Arc::new(Flow::default());
         let former = spawn_sender(&flow, 0, 1);
@@ -356,7 +356,7 @@ fn loom_a_pass_that_was_given_back_needs_no_fence() {
             thread::spawn(move || {
                 let sent = flow.send_with_pass(0);
                 flow.gate.give_back(&flow.marks, name(0));
-                // It has none any more.
+                // The thread has no pass any more.
                 usize::from(sent) + usize::from(flow.send_with_pass(0))
             })
         };

@@ -1,34 +1,36 @@
 //! Lets data calls in, and keeps them out while a flow is suspended.
 //!
-//! A data call is *inside* from before it looks up the transport until what the kernel took or
-//! gave has been accounted. Control bars the gate, waits until nobody is inside, and then owns the
-//! flow: counters stand still, buffers are its own, the transport can be exchanged. No lock is
-//! held over a blocking call; a call that sleeps in the kernel while the gate is barred has to be
-//! woken by control (it shuts the transport down), comes out, and does not get in again.
+//! A data call is *inside* from before it looks up the transport until it has accounted for the
+//! bytes that the kernel took or gave. Control bars the gate, waits until no call is inside, and
+//! then owns the flow: the counters stand still, the buffers belong to control, and the transport
+//! can be exchanged. No lock is held over a blocking call. A call that sleeps in the kernel while
+//! the gate is barred must be woken by control, which shuts the transport down. The call then
+//! leaves, and cannot enter again.
 //!
 //! ```text
 //!            bar()                    idle()                      open()
-//!   open ───────────► barred, n inside ───────► barred, nobody ──────────► open
-//!                        │  ▲                        inside
+//!   open ───────────► barred, n inside ───────► barred, none ────────────► open
+//!                        │  ▲                       inside
 //!                 leave()└──┘ n falls, and never rises
 //! ```
 //!
-//! Everything lies in one word: the number of calls inside in its upper half; two bits that bar, and what is
-//! said of the [`pass`], in its lower half.
+//! All state is in one word. Its upper half is the number of calls inside. Its lower half holds two bits that bar the gate,
+//! and the state of the [`pass`].
 //!
 //! # Why it is right
 //!
-//! *Nobody is inside once `bar()` has returned and `idle()` has said so, until `open()`.* All
-//! changes are read-modify-writes of one word, so they have one order. A call gets in only by an
-//! exchange that found neither bit set; after `bar()` no such exchange succeeds, so the number can
-//! only fall. When `idle()` reads 0, every call that ever got in has left.
+//! *After `bar()`, once `idle()` has returned true, no call is inside until `open()`.* All changes
+//! are read-modify-writes of one word, so they have one order (`reuse()` is a store, but needs an
+//! idle gate). A call enters only by an exchange that found neither bit set. After `bar()` no such
+//! exchange succeeds, so the number can only fall. When `idle()` reads 0, every call that ever
+//! entered has left.
 //!
 //! *What a call did inside is visible to control after that.* `leave()` releases; `idle()` acquires
 //! and reads a value from the chain of read-modify-writes behind every `leave()`, so it
-//! synchronises with all of them. In the other direction `open()` releases and a call that gets in
+//! synchronises with all of them. In the other direction `open()` releases, and a call that enters
 //! acquires.
 //!
-//! One thread may get in and out without any of this: see [`pass`].
+//! One thread may enter and leave without any of this: see [`pass`].
 
 #[cfg(all(test, loom))]
 mod loom_tests;
@@ -40,7 +42,7 @@ use pass::Marks;
 const SUSPENDED: u64 = 1 << 31;
 const CLOSED: u64 = 1 << 30;
 const BARRED: u64 = SUSPENDED | CLOSED;
-/// The pass is good for nothing.
+/// The pass is invalid.
 const SHARED: u64 = 1 << 29;
 /// One call inside.
 const ONE: u64 = 1 << 32;
@@ -49,35 +51,35 @@ const ONE: u64 = 1 << 32;
 #[derive(Debug)]
 pub struct Gate(AtomicU64);
 
-/// What a call that leaves has to know.
+/// What a call learns when it leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Left {
-    /// The gate is barred and this was the last call inside, or the one with the pass: control may be waiting for it.
+    /// The gate is barred, and this was the last counted call or the call with the pass: control may be waiting for it.
     pub last_and_barred: bool,
 }
 
 impl Gate {
-    /// An open gate with nobody inside.
+    /// An open gate with no call inside.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Gate(AtomicU64::new(0))
     }
 
-    /// An open gate with nobody inside. (loom's atomics cannot be made in a constant.)
+    /// An open gate with no call inside. (loom's atomics cannot be made in a constant.)
     #[cfg(loom)]
     pub fn new() -> Self {
         Gate(AtomicU64::new(0))
     }
 
-    /// A data call wants in. If it may not (the flow is suspended or closed) nothing happened; if
-    /// it may, it must [`leave`](Gate::leave).
+    /// Lets a data call in, unless the flow is suspended or closed. Returns whether the call is
+    /// inside; if so, it must [`leave`](Gate::leave).
     #[inline]
     #[must_use]
     pub fn enter(&self) -> bool {
         let seen = self.0.load(Ordering::Relaxed);
         // Not add-and-undo: a call that is turned away must not be counted even for a moment, or
-        // the last one out would not know that it is the last.
+        // the last call to leave would not know that it is the last.
         if seen & BARRED == 0 {
             let entered =
                 self.0
@@ -90,7 +92,7 @@ impl Gate {
         false
     }
 
-    /// After somebody else has changed the word in between.
+    /// Tries again after another thread has changed the word.
     #[cold]
     fn enter_again(&self, mut seen: u64) -> bool {
         while seen & BARRED == 0 {
@@ -106,18 +108,18 @@ impl Gate {
         false
     }
 
-    /// A data call that got in is through, and has accounted for what it did.
+    /// Ends a data call that entered and has accounted for what it did.
     #[inline]
     pub fn leave(&self) -> Left {
         let before = self.0.fetch_sub(ONE, Ordering::Release);
         debug_assert!(before >= ONE, "leave without enter");
-        // One branch where nothing bars.
+        // Only one branch while the gate is not barred.
         Left {
             last_and_barred: before & BARRED != 0 && last(before),
         }
     }
 
-    /// Keeps new calls out until [`open`](Gate::open). Says whether the gate was open until now.
+    /// Keeps new calls out until [`open`](Gate::open). Returns whether the gate was open until now.
     pub fn bar(&self) -> bool {
         self.0.fetch_or(SUSPENDED, Ordering::AcqRel) & BARRED == 0
     }
@@ -127,7 +129,7 @@ impl Gate {
         self.0.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
-    /// Whether nobody is inside. Only if the gate is barred will it stay so.
+    /// Whether no call is inside. The answer stays true only while the gate is barred.
     #[must_use]
     pub fn idle(&self, marks: &Marks) -> bool {
         self.0.load(Ordering::Acquire) < ONE && !self.is_owner_inside(marks)
@@ -138,8 +140,8 @@ impl Gate {
         self.0.fetch_and(!SUSPENDED, Ordering::AcqRel);
     }
 
-    /// Opens a gate again that was closed for good: what it guards has begun a new life. Only when
-    /// nobody is inside who entered the old one ([`idle`](Self::idle) after [`close`](Self::close)).
+    /// Opens a closed gate for another flow that takes the place of the old one. To be called only
+    /// when no call of the old flow is inside ([`idle`](Self::idle) after [`close`](Self::close)).
     pub fn reuse(&self) {
         self.0.store(0, Ordering::Release);
     }
@@ -150,8 +152,9 @@ impl Gate {
         self.0.load(Ordering::Acquire) & BARRED != 0
     }
 
-    /// Whether calls are kept out because the transport is away. A call inside that has met an error finds out by this
-    /// whether it met it on a transport that counts no more; that of a flow that is only closed is still under its number.
+    /// Whether calls are kept out because the flow is suspended. A call inside that got an error asks this to learn whether
+    /// the error came from a transport that is out of use. A flow that is only closed still has its transport under its
+    /// descriptor number.
     #[must_use]
     pub fn is_suspended(&self) -> bool {
         self.0.load(Ordering::Acquire) & SUSPENDED != 0
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pass_is_one_threads_for_one_life() {
+    fn a_pass_belongs_to_one_thread_until_the_gate_is_reused() {
         let (gate, marks) = (Gate::new(), Marks::new());
         let (mine, other) = (marks.of(ME).unwrap(), marks.of(2 * ME).unwrap());
         assert_eq!(marks.of(ME), Some(mine));
@@ -283,7 +286,7 @@ mod tests {
         gate.give_pass(other);
         assert!(gate.pass(&marks, 2 * ME, Purpose::Send).is_err());
         let passed = gate.pass(&marks, ME, Purpose::Send).unwrap();
-        // Behind another gate than the one that the thread is inside of already.
+        // A thread that is inside one gate by its pass cannot enter another gate by its pass.
         let second = Gate::new();
         second.give_pass(mine);
         assert!(second.pass(&marks, ME, Purpose::Send).is_err());
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_not_endless() {
+    fn at_most_255_threads_get_marks() {
         let marks = Marks::new();
         let all: Vec<_> = (1..=400).map(|n| marks.of(n * ME)).collect();
         assert_eq!(all.iter().flatten().count(), 255);

@@ -1,75 +1,74 @@
-//! Passes: the way in and out of a gate without an atomic read-modify-write.
+//! Passes: entering and leaving a gate without an atomic read-modify-write.
 //!
-//! Most flows are written to by one thread only. It gets a pass: it says where it is inside in a [mark](Marks) of its
-//! own, with plain stores, and is not counted in the gate's word. So it need not write what other threads write, nor
-//! wait for the processor to empty its store buffer; that, four times for each small message, costs as much as all
-//! the rest of what SLIM does for it.
+//! Most flows are written by one thread only. That thread gets a pass: it records in a [mark](Marks) of its own, with plain
+//! stores, which gate it is inside, and the gate's word does not count it. So the thread need not write a word that other
+//! threads write, nor wait for the processor to empty its store buffer. Four such waits for each small message would cost
+//! as much as everything else that SLIM does for the message.
 //!
 //! # Why it is right
 //!
-//! Both sides write first and read then: the owner of the pass marks that it is inside, and looks whether it may be;
-//! control says that it may not, and looks whether it is. If each of them has a full fence between its two steps, at least one
-//! sees what the other wrote. The owner has none, for that would cost what is to be saved. Control's `fence` makes
-//! one for both: it returns when every thread of the process has gone through a full fence since it was called
-//! (`membarrier(2)`). The owner's own fence orders what the compiler does, no more; under loom, which knows no such call, it
-//! is a full one.
+//! Both sides write first and read second. The owner of the pass sets its mark, and then reads whether the gate lets it in.
+//! Control bars the gate, and then reads the mark. If each side has a full fence between its two steps, at least one side
+//! sees what the other wrote. The owner has no full fence, because that is the cost to be saved. Control's fence serves
+//! both sides: `membarrier(2)` returns when every thread of the process has executed a full fence since the call. The
+//! owner's own fence only restrains the compiler; under loom, which has no such call, it is a full fence.
 //!
 //! *What a call did inside is visible to control after that.* The mark is taken back with a release, and read with an
 //! acquire.
 //!
-//! *A pass of an earlier life of the flow is good for nothing.* Whoever is about to enter looks at the gate's owner again
-//! after it has marked itself: a gate is only [reused](super::Gate::reuse) when no thread is marked as inside, and
-//! then has no owner.
+//! *A pass from before a [reuse](super::Gate::reuse) of the gate is invalid.* A thread that enters reads the gate's owner
+//! again after it has set its mark. A gate is reused only when no mark says that a thread is inside, and has no owner then.
 //!
-//! *A thread is inside by at most one pass.* A signal's handler that finds its thread's mark in use is
-//! counted, as is everybody without a pass.
+//! *A thread is inside by at most one pass.* A signal handler that finds its thread's mark in use enters as a counted call,
+//! like every call without a pass.
 
 use super::{BARRED, Gate, Left, ONE, SHARED};
 use crate::sync::{AtomicUsize, Ordering, light_fence};
 
-/// How many threads of a process can have passes, and one; a power of two.
+/// Number of marks: one more than the threads of a process that can have passes; a power of two.
 const MARKS: usize = if cfg!(loom) { 4 } else { 256 };
-/// A mark's name is its place in memory, counted from the first.
+/// Size of a mark. The name of a mark is its offset in memory from the first one.
 const SIZE: usize = size_of::<PassMark>();
 /// The bits of a gate's word that name its owner's mark.
 const OWNER: u64 = ((MARKS - 1) * SIZE) as u64;
 const _: () = assert!(SIZE.is_power_of_two() && OWNER < SHARED);
 
-/// What the mark of no thread says.
+/// Content of a mark that belongs to no thread.
 const NOWHERE: usize = usize::MAX;
 
 /// What a call with a pass does inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Nothing that more than one thread could not do at once.
+    /// The call does only what several threads may do at once.
     Receive,
-    /// It writes, as the only one.
+    /// The call sends. No other call may send at the same time.
     Send,
 }
 
-/// Where the threads of a process are inside with their passes. There is one for all gates of a process.
+/// The marks of a process's threads: which gate each thread is inside by its pass. A process has one `Marks` for all its
+/// gates.
 ///
-/// The first one belongs to nobody.
+/// The first mark belongs to no thread, because its name means that a gate has no owner.
 pub struct Marks([PassMark; MARKS]);
 
-/// The mark of one thread; its own cache line, since it is written by each call.
+/// The mark of one thread. It has a cache line of its own, because each call writes it.
 #[derive(Debug)]
 #[repr(align(64))]
 struct PassMark {
-    /// The thread's name, once the mark is its own. Never changes then: another thread gets the name only
-    /// when this one has ended.
+    /// The name of the thread that the mark belongs to, 0 if it belongs to none. It never changes once it is set: another
+    /// thread gets the same name only when this one has ended.
     thread: AtomicUsize,
-    /// The gate behind which it is, and to what [`Purpose`]; or the thread's name, which is no gate's.
+    /// Inside a gate: that gate and the call's [`Purpose`]. Outside: the thread's name, which is the address of no gate.
     inside: AtomicUsize,
 }
 
-/// Inside a gate by a pass: which mark says so.
+/// A call that is inside a gate by a pass, with the mark that says so.
 #[derive(Debug)]
 #[must_use]
 pub struct Passed<'a>(&'a PassMark);
 
 impl Marks {
-    /// Nobody's yet.
+    /// Marks that belong to no thread yet.
     #[cfg(not(loom))]
     pub const fn new() -> Self {
         Self(
@@ -82,7 +81,7 @@ impl Marks {
         )
     }
 
-    /// Nobody's yet. (loom's atomics cannot be made in a constant.)
+    /// Marks that belong to no thread yet. (loom's atomics cannot be made in a constant.)
     #[cfg(loom)]
     pub fn new() -> Self {
         Self(std::array::from_fn(|_| PassMark {
@@ -91,8 +90,8 @@ impl Marks {
         }))
     }
 
-    /// The mark of the calling thread, whose name is `me`: the address of something that no other living thread has.
-    /// `None` when too many threads have one.
+    /// The name of the calling thread's mark. The thread's name is `me`: the address of something that no other living
+    /// thread has. `None` if all marks belong to other threads.
     pub fn of(&self, me: usize) -> Option<u64> {
         let mut names = (SIZE as u64..=OWNER).step_by(SIZE);
         names.find(|name| {
@@ -105,7 +104,7 @@ impl Marks {
         })
     }
 
-    /// In a forked child: the other threads are not there, wherever they were.
+    /// In a forked child: marks all threads as outside, because those that were inside do not exist there.
     pub fn forget_all(&self) {
         for mark in &self.0 {
             let thread = mark.thread.load(Ordering::Relaxed);
@@ -128,19 +127,19 @@ impl Default for Marks {
 }
 
 impl Gate {
-    /// Gives the pass to the thread with this mark ([`Marks::of`]), unless it is given away. Only inside, counted, and
-    /// as the only one who sends.
+    /// Gives the pass to the thread with this mark ([`Marks::of`]), unless the gate has an owner. The caller must be inside
+    /// as a counted call, and must be the only one that sends.
     pub fn give_pass(&self, mark: u64) {
         if !self.has_owner() {
             self.0.fetch_or(mark & OWNER, Ordering::AcqRel);
         }
     }
 
-    /// The thread named `me` wants in with its pass. `Err` if it has none, or is kept out: then it may
-    /// [`enter`](Self::enter) as others do, after it has done what `Left` asks of it.
+    /// Lets the thread named `me` in by its pass.
     ///
     /// # Errors
-    /// As after [`leave`](Self::leave): nearly always nothing.
+    /// The thread has no valid pass, or the gate is barred. The caller handles [`Left`] as after [`leave`](Self::leave), which
+    /// nearly always means nothing to do. Then it may [`enter`](Self::enter) as a counted call.
     #[inline(always)]
     pub fn pass<'a>(
         &self,
@@ -150,20 +149,20 @@ impl Gate {
     ) -> Result<Passed<'a>, Left> {
         let owner = self.0.load(Ordering::Acquire) & OWNER;
         let mark = marks.named(owner);
-        // Neither another thread's, nor in use.
+        // The mark is another thread's, or is in use.
         if mark.inside.load(Ordering::Relaxed) != me {
             return Err(Left::default());
         }
         mark.inside.store(self.name(purpose), Ordering::Relaxed);
         light_fence();
-        // All but the count: nothing bars, the pass is good, and it is this one.
+        // All bits but the count: the gate is not barred, the pass is valid, and the owner is the same.
         if self.0.load(Ordering::Acquire) % ONE != owner {
             return Err(self.leave_by_pass(me, Passed(mark)));
         }
         Ok(Passed(mark))
     }
 
-    /// A call that got in by its pass is through, and has accounted for what it did.
+    /// Ends a call that entered by its pass and has accounted for what it did.
     #[inline(always)]
     pub fn leave_by_pass(&self, me: usize, passed: Passed<'_>) -> Left {
         passed.0.inside.store(me, Ordering::Release);
@@ -173,8 +172,8 @@ impl Gate {
         }
     }
 
-    /// Whether somebody has the pass. After [`bar`](Self::bar), [`close`](Self::close) or [`share`](Self::share), or after
-    /// the lock was taken that the owner looks at when it is inside, the caller then makes a fence, before
+    /// Whether a thread has the pass. If so, the caller must make a fence after it has called [`bar`](Self::bar),
+    /// [`close`](Self::close) or [`share`](Self::share), or has taken the lock that the owner checks when inside, and before
     /// it asks [`idle`](Self::idle) or [`is_owner_sending`](Self::is_owner_sending).
     #[inline]
     #[must_use]
@@ -182,28 +181,28 @@ impl Gate {
         self.0.load(Ordering::Acquire) & OWNER != 0
     }
 
-    /// Whether the pass is that of the thread named `me`.
+    /// Whether the pass belongs to the thread named `me`.
     #[must_use]
     pub fn is_owner(&self, marks: &Marks, me: usize) -> bool {
         let mark = marks.named(self.0.load(Ordering::Acquire));
         mark.thread.load(Ordering::Relaxed) == me
     }
 
-    /// The thread named `me` needs its pass no more, if it has it: control need not make a fence for it from here on.
+    /// Gives the pass back, if the thread named `me` has it: from here on control need not make a fence.
     pub fn give_back(&self, marks: &Marks, me: usize) {
         let mark = marks.named(self.0.load(Ordering::Acquire));
-        // Not in a signal's handler that has interrupted a call of the thread's with a pass.
+        // The second check fails in a signal handler that has interrupted its thread's call by the pass: the pass stays.
         if mark.thread.load(Ordering::Relaxed) == me && mark.inside.load(Ordering::Relaxed) == me {
             self.0.fetch_and(!OWNER, Ordering::AcqRel);
         }
     }
 
-    /// From now on nobody gets in by the pass: more than one thread sends.
+    /// Makes the pass invalid, because more than one thread sends.
     pub fn share(&self) {
         self.0.fetch_or(SHARED, Ordering::AcqRel);
     }
 
-    /// Whether the pass is good for nothing.
+    /// Whether the pass was made invalid by [`share`](Self::share).
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.0.load(Ordering::Acquire) & SHARED != 0
@@ -226,12 +225,12 @@ impl Gate {
         mark.inside.load(Ordering::Acquire)
     }
 
-    /// What a mark says of somebody who is inside here.
+    /// Content of the mark of a thread that is inside this gate.
     fn name(&self, purpose: Purpose) -> usize {
         let receiving = std::ptr::from_ref(self).addr();
         match purpose {
             Purpose::Receive => receiving,
-            // No other gate's, since they are aligned.
+            // Gates are aligned, so this is the address of no other gate.
             Purpose::Send => receiving - 1,
         }
     }

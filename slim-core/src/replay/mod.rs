@@ -4,9 +4,10 @@
 //! `[start, end)`: `end` is how far we have sent, `start` how far the peer's kernel is known to
 //! have received. A resume may ask for any byte in between.
 //!
-//! It may also ask for the one before `start`: a FIN that our side never sent takes the sequence number
-//! of a byte that is on its way, and when the peer's kernel acknowledges the one, ours takes that for the
-//! other. One FIN at most is believed on a connection, so one byte more than acknowledged is kept.
+//! A resume may also ask for the byte before `start`, because of forged FINs. A FIN that our side never
+//! sent takes the sequence number of a byte in flight. When the peer's kernel acknowledges the FIN, our
+//! kernel takes that for the acknowledgement of the byte. A kernel believes at most one FIN on a
+//! connection, so one acknowledged byte is kept.
 //!
 //! ```text
 //!                start                           end
@@ -18,12 +19,12 @@
 //!            full           full            last
 //! ```
 //!
-//! It costs one copy per byte sent, and nothing else while the last chunk has room. The first chunk is
-//! small and each new one twice as large, up to [`CHUNK`], so that a flow that has little on its way takes
-//! little memory; chunks of the full size come from a process-wide pool. No chunk is filled with zeros first.
+//! The cost is one copy per byte sent, and nothing else while the last chunk has room. The first chunk is
+//! small and each new one twice as large, up to [`CHUNK`], so that a flow with little in flight takes
+//! little memory. Chunks of the full size come from a process-wide pool. Chunks are not zeroed first.
 //!
-//! Where no memory is to be had the buffer goes on without what it should have kept. That harms nobody as long as the
-//! peer's kernel gets those bytes; should a resume ask for one of them the flow ends, as it would without SLIM.
+//! If memory is refused, the buffer goes on without the bytes that it should have kept. That does no harm as long as the
+//! peer's kernel gets those bytes. If a resume asks for one of them, the flow ends, as it would without SLIM.
 
 mod pool;
 
@@ -45,13 +46,13 @@ pub struct Replay {
     end: u64,
     /// The chunk with room; its bytes end at `end`.
     last: Vec<u8>,
-    /// The chunks before it.
+    /// The chunks before `last`.
     full: Vec<Chunk>,
-    /// The byte before `start`, unless it was skipped.
+    /// The byte before `start`, unless that byte was skipped.
     before: Option<u8>,
 }
 
-/// A chunk without room.
+/// A full chunk.
 struct Chunk {
     /// Sequence number of its first byte.
     from: u64,
@@ -64,11 +65,11 @@ impl Chunk {
     }
 }
 
-/// A sequence number was asked for that the buffer does not hold. To go on would leave a gap in
-/// the stream: the flow has to end instead.
+/// The buffer does not hold the requested sequence number. Going on would leave a gap in the
+/// stream, so the flow has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange {
-    /// What was asked for.
+    /// The requested sequence number.
     pub seq: u64,
     /// The first byte held.
     pub start: u64,
@@ -89,7 +90,7 @@ impl fmt::Display for OutOfRange {
 impl std::error::Error for OutOfRange {}
 
 impl Replay {
-    /// Nothing sent yet.
+    /// An empty buffer of a flow that has sent nothing.
     pub const fn new() -> Self {
         Replay {
             start: 0,
@@ -124,14 +125,14 @@ impl Replay {
         self.start == self.end
     }
 
-    /// Bytes sent: keeps a copy, if there is memory for it, and advances [`end`](Replay::end).
+    /// Records bytes as sent: keeps a copy, if there is memory for it, and advances [`end`](Replay::end).
     #[inline]
     pub fn push(&mut self, bytes: &[u8]) {
         if bytes.len() <= self.room() {
             self.last.extend_from_slice(bytes);
             self.end += bytes.len() as u64;
         } else {
-            self.push_on(bytes);
+            self.push_across_chunks(bytes);
         }
     }
 
@@ -143,7 +144,7 @@ impl Replay {
 
     #[cold]
     #[inline(never)]
-    fn push_on(&mut self, mut bytes: &[u8]) {
+    fn push_across_chunks(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.room() == 0 && self.grow(bytes.len()).is_err() {
                 return self.skip_to(self.end + bytes.len() as u64);
@@ -155,11 +156,11 @@ impl Replay {
         }
     }
 
-    /// The last chunk is full: makes a new one, for `wanted` bytes if they are not too many.
+    /// Replaces the last chunk, which is full, by a new one. That has room for `wanted` bytes, but at most [`CHUNK`].
     fn grow(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
         let twice = 2 * self.last.capacity();
         let size = twice.max(wanted.next_power_of_two()).clamp(FIRST, CHUNK);
-        // Most flows never have a full chunk.
+        // Most flows never have a full chunk, so the list of full chunks gets its memory here.
         if !self.last.is_empty() && self.full.len() == self.full.capacity() {
             let more = self.full.len().max(4);
             memory::reserve(&mut self.full, more)?;
@@ -174,10 +175,10 @@ impl Replay {
         Ok(())
     }
 
-    /// Bytes up to `end` were sent, and no copy is needed, for they are acknowledged already: everything
-    /// held is forgotten, and the buffer is empty at `end`; the byte before it is not there.
+    /// Records bytes up to `end` as sent, without a copy: they are acknowledged already, or memory for a copy
+    /// was refused. The buffer drops all it holds and is empty at `end`; it does not have the byte before `end`.
     ///
-    /// `end` is never less than what was sent before: that would take bytes back.
+    /// `end` is never less than [`end()`](Replay::end): that would take back bytes that were sent.
     pub fn skip_to(&mut self, end: u64) {
         debug_assert!(end >= self.end, "skip_to({end}) behind {}", self.end);
         self.before = None;
@@ -187,11 +188,11 @@ impl Replay {
         self.release(self.full.len());
     }
 
-    /// The peer's kernel holds everything before `acked`: forgets it. Not moving, or moving
-    /// backwards, does nothing. Keeps one chunk for what is sent next, see [`shrink`](Replay::shrink).
+    /// Drops everything before `acked`, because the peer's kernel holds it. Does nothing if `acked` is
+    /// not beyond [`start`](Replay::start). Keeps one chunk for later bytes, see [`shrink`](Replay::shrink).
     ///
-    /// `acked` beyond [`end`](Replay::end) would mean that somebody acknowledged what was never
-    /// sent; it is a bug in the caller, and counts as `end`.
+    /// `acked` beyond [`end`](Replay::end) would acknowledge bytes that were never sent. That is a bug
+    /// in the caller, and counts as `end`.
     pub fn trim(&mut self, acked: u64) {
         debug_assert!(acked <= self.end, "trim({acked}) beyond {}", self.end);
         let acked = acked.min(self.end);
@@ -206,7 +207,7 @@ impl Replay {
         self.release(self.full.partition_point(|c| c.to() <= acked));
     }
 
-    /// Nothing is going to be sent soon: keeps no memory if nothing is held.
+    /// Frees all memory if nothing is held. For a flow that will not send soon.
     pub fn shrink(&mut self) {
         if self.is_empty() {
             POOL.give([std::mem::take(&mut self.last)]);
@@ -214,7 +215,7 @@ impl Replay {
         }
     }
 
-    /// As [`new`](Replay::new), for another flow: a small chunk stays, so that a short flow allocates nothing.
+    /// Resets the buffer as [`new`](Replay::new), for another flow. A small chunk stays, so that a short flow allocates nothing.
     pub fn renew(&mut self) {
         let mut last = std::mem::take(&mut self.last);
         *self = Replay::new();
@@ -226,8 +227,8 @@ impl Replay {
         }
     }
 
-    /// The bytes from `seq` on that lie in one piece: `None` at [`end`](Replay::end), where nothing
-    /// is left to replay. The one before [`start`](Replay::start) is still there too.
+    /// The bytes from `seq` on that lie in one piece. `None` at [`end`](Replay::end), where nothing is
+    /// left to replay. The byte before [`start`](Replay::start) may be requested, unless it was skipped.
     ///
     /// # Errors
     /// [`OutOfRange`] if `seq` was trimmed already or was never sent.
@@ -247,7 +248,7 @@ impl Replay {
         Ok(Some(self.held(seq)).filter(|piece| !piece.is_empty()))
     }
 
-    /// The bytes from `seq` on that lie in one piece, in `[start, end]`.
+    /// The bytes from `seq` on that lie in one piece; `seq` is in `[start, end]`.
     fn held(&self, seq: u64) -> &[u8] {
         let before = self.full.partition_point(|c| c.to() <= seq);
         let (from, bytes) = match self.full.get(before) {
@@ -257,7 +258,7 @@ impl Replay {
         &bytes[(seq - from) as usize..]
     }
 
-    /// Gives the first `count` full chunks back.
+    /// Gives the first `count` full chunks back to the pool.
     fn release(&mut self, count: usize) {
         if count > 0 {
             POOL.give(self.full.drain(..count).map(|c| c.bytes));
@@ -283,7 +284,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Byte `seq` of every stream in these tests: no period that divides the chunk size.
+    /// Byte `seq` of every stream in these tests. Their period does not divide the chunk size.
     fn byte(seq: u64) -> u8 {
         (seq % 251) as u8
     }
@@ -339,7 +340,7 @@ mod tests {
         ) {
             let mut replay = Replay::new();
             let (mut start, mut end) = (0u64, 0u64);
-            // Whether the byte before `start` is there.
+            // Whether the buffer has the byte before `start`.
             let mut kept = false;
             for op in ops {
                 match op {
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn asking_for_what_is_not_there_is_an_error_and_the_end_is_not() {
+    fn a_byte_that_is_not_held_is_an_error_and_the_end_is_not() {
         let mut replay = Replay::new();
         replay.push(&bytes(0, 100));
         replay.trim(40);
@@ -399,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_watermark_changes_nothing() {
+    fn a_trim_below_start_changes_nothing() {
         let mut replay = Replay::new();
         replay.push(&bytes(0, 100));
         replay.trim(80);
@@ -408,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_flow_holds_no_memory_and_a_quiet_one_little() {
+    fn shrink_frees_the_memory_of_an_empty_buffer_only() {
         let mut replay = Replay::new();
         replay.push(&bytes(0, 1));
         assert_eq!(memory(&replay), FIRST);
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_one_holds_nothing_but_a_small_chunk() {
+    fn a_renewed_buffer_holds_nothing_but_a_small_chunk() {
         for sent in [1, FIRST as u64, FIRST as u64 + 1, 3 * CHUNK as u64] {
             let mut replay = Replay::new();
             replay.push(&bytes(0, sent));

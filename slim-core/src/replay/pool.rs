@@ -9,16 +9,16 @@ pub const CHUNK: usize = 64 * 1024;
 /// How many free chunks the process keeps: 8 MiB.
 pub const POOL_CHUNKS: usize = 128;
 
-/// The one of this process.
+/// The pool of this process.
 pub(super) static POOL: Pool = Pool::new();
 
-/// Its lock is only tried: somebody else in the pool must not make a send wait, and in a forked
-/// child the lock may be held by a thread that does not exist there.
+/// Free chunks. The lock is only tried, never waited for: another thread in the pool must not make a
+/// send wait, and in a forked child a thread that does not exist there may hold the lock.
 pub(super) struct Pool(Mutex<Kept>);
 
 struct Kept {
     count: usize,
-    /// The first `count` are chunks.
+    /// The first `count` places hold chunks.
     chunks: [Vec<u8>; POOL_CHUNKS],
 }
 
@@ -30,7 +30,7 @@ impl Pool {
         }))
     }
 
-    /// An empty chunk of this size; one of the full size may come from the pool.
+    /// An empty chunk of this size. A chunk of the full size may come from the pool.
     pub(super) fn take(&self, size: usize) -> Result<Vec<u8>, OutOfMemory> {
         let pooled = match size {
             CHUNK => self.0.try_lock().ok().and_then(|mut pool| pool.take()),
@@ -46,7 +46,7 @@ impl Pool {
         }
     }
 
-    /// Takes chunks back; those that are small, or do not fit, go to the allocator.
+    /// Takes chunks back. Small chunks, and those for which there is no room, go to the allocator.
     pub(super) fn give(&self, chunks: impl IntoIterator<Item = Vec<u8>>) {
         let mut pool = self.0.try_lock().ok();
         for mut chunk in chunks {
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_pool_is_no_obstacle() {
+    fn a_locked_pool_is_bypassed() {
         let pool = Pool::new();
         let held = pool.0.lock().unwrap();
         assert_eq!(pool.take(CHUNK).unwrap().capacity(), CHUNK);

@@ -1,7 +1,7 @@
-//! Fields: how a value lies in the bytes. Everything is big-endian.
+//! Encoding of the fields. Everything is big-endian.
 //!
-//! A value has exactly one encoding. What is not used is zero, and a reader refuses anything else,
-//! so that two different messages can never mean the same and nothing can hide in a gap.
+//! A value has exactly one encoding. Unused bytes are zero, and a reader refuses any other value in
+//! them. So two different messages never mean the same, and nothing can be hidden in a gap.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Deref;
@@ -99,7 +99,7 @@ pub(super) fn put_option(b: &mut [u8], at: usize, value: Option<u64>) {
     }
 }
 
-/// A number that only some of the values of an enum carry: the others must leave it zero.
+/// Checks a number that only some values of an enum carry: it is zero for the others.
 pub(super) fn expect_zero(value: u64) -> Result<(), ParseError> {
     if value == 0 {
         Ok(())
@@ -116,7 +116,7 @@ fn read_ip(family: u8, b: [u8; 16]) -> Result<IpAddr, ParseError> {
         }
         FAMILY_V6 => {
             let addr = Ipv6Addr::from(b);
-            // It would be a second spelling of an IPv4 address.
+            // A mapped address would be a second encoding of an IPv4 address.
             if addr.to_ipv4_mapped().is_some() {
                 refused
             } else {
@@ -146,7 +146,7 @@ pub(super) fn read_socket_addr(b: &[u8], at: usize) -> Result<SocketAddr, ParseE
     Ok(SocketAddr::new(ip, read_u16(b, at + 2)))
 }
 
-/// Flow label and scope of an IPv6 address mean something on one host only: they stay there.
+/// Leaves out flow label and scope of an IPv6 address, which mean something on one host only.
 pub(super) fn put_socket_addr(b: &mut [u8], at: usize, addr: &SocketAddr) {
     let (family, bytes) = ip_bytes(addr.ip());
     b[at] = family;
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv4_address_has_one_spelling() {
+    fn an_ipv4_address_has_one_encoding() {
         let mapped: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
         let plain: IpAddr = "10.0.0.1".parse().unwrap();
         assert_eq!(ip_bytes(mapped), ip_bytes(plain));

@@ -1,28 +1,27 @@
-//! The life of a flow: its end, and questions about it.
-//! `docs/PROTOCOL.md`, section "End of a flow, and questions about it".
+//! Messages about the end and the state of a flow: `docs/PROTOCOL.md`, section "End of a flow, and questions about it".
 
 use super::ParseError;
 use super::field::*;
 use super::layout::{demote, fin, query, status, unknown};
 use crate::ids::{EndpointId, FinHow, FlowId, Nonce};
 
-/// "My application has finished." Not retransmitted: it only saves a QUERY.
+/// Tells the peer that the sender's application has finished. Not retransmitted: it only saves a QUERY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fin {
     /// Which flow.
     pub flow: FlowId,
     /// Bytes sent in all.
     pub final_seq: u64,
-    /// How it finished.
+    /// How the application finished.
     pub how: FinHow,
 }
 
-/// "How does this flow stand at your end?"
+/// Asks for the state of a flow at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query {
     /// Which flow.
     pub flow: FlowId,
-    /// Comes back in the answer.
+    /// Echoed in the answer.
     pub nonce: Nonce,
 }
 
@@ -33,11 +32,11 @@ pub struct Status {
     pub flow: FlowId,
     /// From the QUERY.
     pub nonce: Nonce,
-    /// How it stands.
+    /// State of the flow.
     pub state: FlowStatus,
 }
 
-/// How a flow stands at the endpoint that was asked.
+/// The state of a flow at the endpoint that was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowStatus {
     /// Neither closed nor half-closed.
@@ -46,24 +45,24 @@ pub enum FlowStatus {
     HalfClosed(u64),
     /// The application has sent this many bytes in all, and closed.
     Closed(u64),
-    /// The application threw the flow away.
+    /// The application reset the flow.
     Reset,
     /// Plain TCP.
     Legacy,
 }
 
-/// Answer to QUERY from an endpoint that has never heard of the flow, or has forgotten it.
+/// Answer to QUERY from an endpoint that has never known the flow, or has forgotten it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
     /// Which flow.
     pub flow: FlowId,
     /// From the QUERY.
     pub nonce: Nonce,
-    /// Who answers.
+    /// The endpoint that answers.
     pub endpoint: EndpointId,
 }
 
-/// "From here on this flow is plain TCP."
+/// Tells the peer that the flow is plain TCP from here on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Demote {
     /// Which flow.

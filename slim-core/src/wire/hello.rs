@@ -7,7 +7,7 @@ use super::layout::{hello, hello_ack, hello_nak, hello_wait};
 use super::{AddrList, ParseError};
 use crate::ids::{EndpointId, FlowId};
 
-/// "Does SLIM live at the other end of this TCP connection?" Connector to acceptor.
+/// Asks whether the process at the other end of a TCP connection has SLIM. Connector to acceptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Name of the flow, drawn by the connector.
@@ -26,18 +26,18 @@ pub struct Hello {
     pub resume_port: u16,
     /// UDP port of the connector's control socket.
     pub control_port: u16,
-    /// Where the connector can be reached.
+    /// Addresses of the connector.
     pub addrs: AddrList,
 }
 
-/// "SLIM lives here, but the application has not accepted the connection yet."
+/// Answer to HELLO: the process has SLIM, but its application has not accepted the connection yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloWait {
     /// From the HELLO.
     pub flow: FlowId,
 }
 
-/// "It does." After this both sides can derive the flow key.
+/// Answer to HELLO: the process has SLIM. After this both sides can derive the flow key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloAck {
     /// From the HELLO.
@@ -52,21 +52,21 @@ pub struct HelloAck {
     pub resume_port: u16,
     /// UDP port of the acceptor's control socket.
     pub control_port: u16,
-    /// Where the acceptor can be reached.
+    /// Addresses of the acceptor.
     pub addrs: AddrList,
 }
 
-/// "Your HELLO_ACK has reached me." Connector to acceptor. It holds the HELLO that was answered, because an
-/// acceptor keeps few that it has had no such message for.
+/// Tells the acceptor that its HELLO_ACK has arrived. Connector to acceptor. It holds the HELLO that was answered,
+/// because an acceptor keeps only few HELLOs for which no HELLO_DONE has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloDone(pub Hello);
 
-/// "It does, and does not want to."
+/// Answer to HELLO: the process has SLIM, but refuses a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HelloNak {
     /// From the HELLO.
     pub flow: FlowId,
-    /// Why not.
+    /// Reason of the refusal.
     pub reason: NakReason,
 }
 
@@ -75,7 +75,7 @@ pub struct HelloNak {
 pub enum NakReason {
     /// The acceptor does not speak this version.
     Version,
-    /// The acceptor is told not to.
+    /// The acceptor's policy forbids sessions.
     Policy,
     /// The job keys differ.
     Unauthorized,

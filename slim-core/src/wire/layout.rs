@@ -1,4 +1,4 @@
-//! Where each field lies: offsets from the first byte of the message.
+//! The place of each field: offsets from the first byte of the message.
 //!
 //! One module per message, in the order of `docs/PROTOCOL.md`, section "Messages". Every message
 //! has one length, so after one length check every field can be read without another.
@@ -127,7 +127,7 @@ layout! {
     hello_nak {
         /// Name of the flow.
         FLOW: ID,
-        /// Why not.
+        /// Reason of the refusal.
         REASON: 1,
     }
 }
@@ -137,7 +137,7 @@ layout! {
     fin {
         /// Name of the flow.
         FLOW: ID,
-        /// Bytes the sender has sent in all.
+        /// Bytes that the sender has sent in all.
         FINAL_SEQ: 8,
         /// How the flow ended.
         HOW: 1,
@@ -163,7 +163,7 @@ layout! {
         NONCE_Q: NONCE,
         /// State of the flow at the sender.
         STATE: 1,
-        /// Bytes the sender has sent in all, where the state has an end.
+        /// Bytes that the sender has sent in all, if the state is one that has ended the stream.
         FINAL_SEQ: 8,
     }
 }
@@ -175,7 +175,7 @@ layout! {
         FLOW: ID,
         /// From the QUERY.
         NONCE_Q: NONCE,
-        /// Who does not know the flow.
+        /// The endpoint that does not know the flow.
         ENDPOINT_ID: ENDPOINT,
     }
 }
@@ -194,7 +194,7 @@ pub use hello as hello_done;
 layout! {
     /// `docs/PROTOCOL.md`, section "PAIR".
     pair {
-        /// Name of a flow.
+        /// Name of the flow whose key the pair's key is derived from.
         FLOW: ID,
         /// Name of the pair.
         PAIR: ID,
@@ -232,11 +232,11 @@ layout! {
 layout! {
     /// `docs/PROTOCOL.md`, section "OFFER".
     offer {
-        /// Name of a flow.
+        /// Name of a flow between the two endpoints.
         FLOW: ID,
-        /// Number of what is told.
+        /// Serial number of the sender's locators.
         SERIAL: 8,
-        /// Number of what was told in the OFFER that is answered.
+        /// Serial number in the OFFER that is answered, or 0.
         ANSWERS: 8,
         /// How the sender is reached.
         LOCATORS: LOCATOR_LIST,
@@ -248,7 +248,7 @@ layout! {
     challenge {
         /// The responder.
         ENDPOINT_ID: ENDPOINT,
-        /// To be proved over.
+        /// Nonce that the initiator's authentication code covers.
         NONCE_R: NONCE,
     }
 }
@@ -258,9 +258,9 @@ layout! {
     resume {
         /// Name of the flow.
         FLOW: ID,
-        /// Number of the transport to be.
+        /// Number of the new transport.
         EPOCH: 8,
-        /// To be proved over.
+        /// Nonce that the responder's authentication code covers.
         NONCE_I: NONCE,
     }
 }
@@ -272,11 +272,11 @@ layout! {
         FLOW: ID,
         /// From the RESUME.
         EPOCH: 8,
-        /// Bytes the responder has received.
+        /// Bytes that the responder has received.
         RECEIVED: 8,
-        /// Bytes the responder has sent.
+        /// Bytes that the responder has sent.
         SENT: 8,
-        /// Bytes the responder's application has sent in all, if it has finished.
+        /// Bytes that the responder's application has sent in all, if it has finished.
         FINAL_SEQ: OPTION_U64,
     }
 }
@@ -284,11 +284,11 @@ layout! {
 layout! {
     /// `docs/PROTOCOL.md`, section "CONFIRM".
     confirm {
-        /// Bytes the initiator has received.
+        /// Bytes that the initiator has received.
         RECEIVED: 8,
-        /// Bytes the initiator has sent.
+        /// Bytes that the initiator has sent.
         SENT: 8,
-        /// Bytes the initiator's application has sent in all, if it has finished.
+        /// Bytes that the initiator's application has sent in all, if it has finished.
         FINAL_SEQ: OPTION_U64,
     }
 }
@@ -300,9 +300,9 @@ layout! {
         FLOW: ID,
         /// From the RESUME.
         NONCE_I: NONCE,
-        /// Why not.
+        /// Reason of the refusal.
         REASON: 1,
-        /// Bytes the responder has sent in all, where the reason is an end.
+        /// Bytes that the responder has sent in all, if the reason is that the flow was closed.
         FINAL_SEQ: 8,
     }
 }

@@ -1,9 +1,9 @@
 //! The control messages: structs on one side, bytes on the other.
 //!
-//! `docs/PROTOCOL.md` is the specification; the comments here name its sections. Reading goes in
-//! three steps, so that garbage is thrown away before it costs anything: magic, version, kind and
-//! length (section "Header"), then the fields, then the authentication code, which is the business
-//! of [`auth`](crate::auth) because only the endpoint knows the key.
+//! `docs/PROTOCOL.md` is the specification; the comments here name its sections. A message is checked
+//! in three steps, so that garbage is dropped before it costs anything: magic, version, kind and
+//! length (section "Header"), then the fields, then the authentication code. [`auth`](crate::auth)
+//! checks the code, because only the endpoint knows the key.
 //!
 //! On a datagram call [`parse`]. On a stream read [`HEADER_LEN`] bytes, ask [`message_len`], read
 //! the rest and call [`parse`]; never read ahead, because stream bytes may follow.
@@ -35,7 +35,7 @@ use crate::ids::FlowId;
 
 /// The first four bytes of every message.
 pub const MAGIC: [u8; 4] = *b"SLIM";
-/// The version spoken here.
+/// The version of the protocol in this code.
 pub const VERSION: u8 = 1;
 
 /// Bits of the feature fields: optional parts of the protocol.
@@ -44,14 +44,14 @@ pub mod feature {
     pub const PAIRS: u64 = 1;
     /// `docs/PROTOCOL.md`, section "Kinds of transport".
     pub const TRANSPORTS: u64 = 2;
-    /// All that have a meaning.
+    /// All bits that have a meaning.
     pub const ALL: u64 = PAIRS | TRANSPORTS;
 }
 
 /// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.
 pub type Mac = [u8; MAC_LEN];
 
-/// Which message: the sixth byte.
+/// The kind of a message: its sixth byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -182,7 +182,7 @@ impl Kind {
 )]
 #[allow(
     clippy::large_enum_variant,
-    reason = "one lives at a time, and never in a collection"
+    reason = "one exists at a time, and none is kept in a collection"
 )]
 pub enum Message {
     Hello(Hello),
@@ -207,7 +207,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Which kind it is.
+    /// The kind of this message.
     pub fn kind(&self) -> Kind {
         match self {
             Message::Hello(_) => Kind::Hello,
@@ -233,11 +233,11 @@ impl Message {
     }
 }
 
-/// A message that is well formed. Whether it is *genuine* nobody has checked yet: verify
-/// [`mac`](Parsed::mac) over [`covered`](Parsed::covered) before believing a word of it.
+/// A message that is well formed but *not authenticated* yet: verify [`mac`](Parsed::mac) over
+/// [`covered`](Parsed::covered) before using anything of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parsed<'a> {
-    /// What it says.
+    /// The message.
     pub message: Message,
     /// The authentication code it came with.
     pub mac: Mac,
@@ -250,9 +250,9 @@ pub struct Parsed<'a> {
 pub enum ParseError {
     /// Fewer bytes than a header has.
     Short(usize),
-    /// Not one of our messages at all.
+    /// Not a SLIM message: the magic is missing.
     Magic,
-    /// A version that is not spoken here.
+    /// A version that is not supported.
     Version(u8),
     /// A kind that this version does not have.
     Kind(u8),
@@ -263,7 +263,7 @@ pub enum ParseError {
         /// Bytes announced, or present.
         got: usize,
     },
-    /// A field, named here, holds what it must not.
+    /// The field named here has a value that is not allowed.
     Value(&'static str),
 }
 
@@ -272,7 +272,7 @@ impl fmt::Display for ParseError {
         match self {
             ParseError::Short(got) => write!(f, "{got} bytes are too few for a header"),
             ParseError::Magic => f.write_str("not a SLIM message"),
-            ParseError::Version(got) => write!(f, "version {got} is not spoken here"),
+            ParseError::Version(got) => write!(f, "version {got} is not supported"),
             ParseError::Kind(got) => write!(f, "kind {got} is unknown"),
             ParseError::Length { kind, got } => {
                 write!(
@@ -289,7 +289,7 @@ impl fmt::Display for ParseError {
 
 impl std::error::Error for ParseError {}
 
-/// Writes `message`; `mac` is handed the bytes to cover and returns their authentication code.
+/// Encodes `message`. `mac` gets the covered bytes and returns their authentication code.
 pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
     let kind = message.kind();
     let len = kind.message_len();
@@ -325,12 +325,12 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
     b
 }
 
-/// What kind of message `bytes` begins with, if any.
+/// The kind of the message that `bytes` begins with, if they begin with a valid header.
 pub fn kind_of(bytes: &[u8]) -> Option<Kind> {
     check_header(bytes.first_chunk()?).ok()
 }
 
-/// Reads the one message that `bytes` is, no more and no less.
+/// Parses `bytes`, which must be exactly one message.
 ///
 /// # Errors
 /// [`ParseError`] if it is not exactly one well-formed message.
@@ -375,19 +375,20 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
     })
 }
 
-/// How many bytes the message with this header has, itself included: [`MAX_LEN`] at most.
+/// Length of the message with this header, header included: [`MAX_LEN`] at most.
 ///
 /// # Errors
-/// [`ParseError`] if the header is not that of a message: then nothing more must be read.
+/// [`ParseError`] if the header is not that of a message. Then nothing more must be read.
 pub fn message_len(header: &[u8; HEADER_LEN]) -> Result<usize, ParseError> {
     check_header(header).map(Kind::message_len)
 }
 
-/// Kind and flow of the control message that begins with `bytes`: what an ICMP message quotes may be cut off. `None` if
-/// it is too little of one, or none that is sent by UDP.
+/// Kind and flow of the control message that `bytes` begin with. An ICMP message may quote only the start of a message.
+/// `None` if the start is too short, or is not that of a message that is sent by UDP.
 pub fn quoted(bytes: &[u8]) -> Option<(Kind, FlowId)> {
     let header = bytes.first_chunk()?;
-    // Every message of the control channel begins with it; SEEN, which is about no flow, with the name of a pair.
+    // Every message of the control channel begins with the name of the flow. SEEN, which is about no flow, begins with that
+    // of the pair.
     let flow = bytes.get(HEADER_LEN..)?.first_chunk()?;
     let kind = check_header(header).ok()?;
     let on_control = (kind as u8) < Kind::Challenge as u8;

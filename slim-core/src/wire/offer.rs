@@ -6,10 +6,10 @@ use super::layout::{LOCATOR, MAX_LOCATORS, offer};
 use crate::ids::FlowId;
 use crate::transport::{MAX_LOCATOR, OtherLocator, TransportKind};
 
-/// "I can be reached by these kinds of transport, too."
+/// Announces how the sender is reached by kinds of transport other than TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// A flow between the two.
+    /// A flow between the two endpoints.
     pub flow: FlowId,
     /// Grows when the sender's locators change; never 0.
     pub serial: u64,
@@ -33,7 +33,7 @@ impl LocatorList {
         list
     }
 
-    /// Those that are there.
+    /// The locators.
     pub fn iter(&self) -> impl Iterator<Item = &OtherLocator> {
         self.0.iter().flatten()
     }
@@ -104,7 +104,7 @@ fn put_locators(b: &mut [u8], at: usize, locators: &LocatorList) {
 mod tests {
     use super::*;
 
-    fn at_most() -> Vec<u8> {
+    fn full_list() -> Vec<u8> {
         let of = |n: usize| OtherLocator::new(TransportKind::TEST, &vec![7; n]).unwrap();
         let list = LocatorList::new([of(MAX_LOCATOR), of(1), of(2), of(3), of(4)]);
         assert_eq!(list.iter().count(), MAX_LOCATORS, "a fifth is left out");
@@ -116,15 +116,15 @@ mod tests {
 
     #[test]
     fn a_list_of_locators_has_one_encoding() {
-        let good = at_most();
+        let good = full_list();
         for (what, at, value) in [
-            ("more than there is room for", 0, 5),
-            ("fewer than there are", 0, 3),
-            ("none, though there are", 0, 0),
-            ("of TCP", 1, 0),
-            ("of no bytes", 2, 0),
-            ("of more bytes than there is room for", 2, 65),
-            ("of fewer bytes than there are", 2, 63),
+            ("a count beyond the room", 0, 5),
+            ("a count that is too small", 0, 3),
+            ("a count of zero before locators", 0, 0),
+            ("a locator of TCP", 1, 0),
+            ("a locator of no bytes", 2, 0),
+            ("a length beyond the room", 2, 65),
+            ("a length that is too small", 2, 63),
         ] {
             let mut bad = good.clone();
             bad[at] = value;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn none_is_all_zeros() {
+    fn an_empty_list_is_all_zeros() {
         let b = [0; 1 + MAX_LOCATORS * LOCATOR];
         assert_eq!(read_locators(&b, 0), Ok(LocatorList::default()));
         let mut written = b;

@@ -11,7 +11,7 @@ use crate::ids::FlowId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PairId(pub [u8; 16]);
 
-/// "Later connections to this address need no HELLO." Acceptor to connector.
+/// Tells the connector that its later connections to this address need no HELLO. Acceptor to connector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The flow whose key the pair's key comes from.
@@ -22,12 +22,12 @@ pub struct Pair {
     pub mailbox: u16,
 }
 
-/// "I have made another connection to you." Connector to acceptor.
+/// Announces another connection to the acceptor. Connector to acceptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
     /// Name of the flow, drawn by the connector.
     pub flow: FlowId,
-    /// Of which pair it is.
+    /// The pair that the flow belongs to.
     pub pair: PairId,
     /// Grows by one with each OPEN of the pair.
     pub counter: u64,
@@ -37,10 +37,10 @@ pub struct Open {
     pub acceptor: SocketAddr,
 }
 
-/// "Your OPENs arrive." Acceptor to connector.
+/// Tells the connector that its OPENs arrive. Acceptor to connector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Of which pair.
+    /// Which pair.
     pub pair: PairId,
     /// The highest counter of an OPEN whose flow is live.
     pub counter: u64,

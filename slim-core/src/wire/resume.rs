@@ -1,6 +1,6 @@
 //! Resume: `docs/PROTOCOL.md`, section "Resume".
 //!
-//! These travel on the TCP connection that is to become the flow's transport, so a reader must
+//! These messages travel on the connection that is to become the flow's transport, so a reader must
 //! take exactly one message and not a byte more: stream bytes may follow.
 
 use super::ParseError;
@@ -8,79 +8,79 @@ use super::field::*;
 use super::layout::{challenge, confirm, refuse, resume, resume_ok};
 use crate::ids::{EndpointId, FlowId, Nonce};
 
-/// First word of the responder on every connection to its resume listener.
+/// First message of the responder on every connection to its resume listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenge {
-    /// Who listens here.
+    /// The endpoint that listens.
     pub endpoint: EndpointId,
-    /// Fresh; the initiator's proof covers it.
+    /// Fresh; the initiator's authentication code covers it.
     pub nonce_r: Nonce,
 }
 
-/// "Let this connection be the transport of that flow."
+/// Asks that this connection become the transport of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resume {
     /// Which flow.
     pub flow: FlowId,
-    /// Number of the transport to be.
+    /// Number of the new transport.
     pub epoch: u64,
-    /// Fresh; the responder's proof covers it.
+    /// Fresh; the responder's authentication code covers it.
     pub nonce_i: Nonce,
 }
 
-/// "So be it. This is how far I got."
+/// Agrees to a RESUME, and tells how far the responder got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeOk {
     /// From the RESUME.
     pub flow: FlowId,
     /// From the RESUME.
     pub epoch: u64,
-    /// Bytes the responder has received; final for all earlier transports.
+    /// Bytes that the responder has received; final for all earlier transports.
     pub received: u64,
-    /// Bytes the responder has sent.
+    /// Bytes that the responder has sent.
     pub sent: u64,
-    /// Bytes the responder's application has sent in all, if it has finished.
+    /// Bytes that the responder's application has sent in all, if it has finished.
     pub final_seq: Option<u64>,
 }
 
-/// "And this is how far I got." The initiator's stream bytes follow directly.
+/// Tells how far the initiator got. The initiator's stream bytes follow directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Confirm {
-    /// Bytes the initiator has received; final for all earlier transports.
+    /// Bytes that the initiator has received; final for all earlier transports.
     pub received: u64,
-    /// Bytes the initiator has sent.
+    /// Bytes that the initiator has sent.
     pub sent: u64,
-    /// Bytes the initiator's application has sent in all, if it has finished.
+    /// Bytes that the initiator's application has sent in all, if it has finished.
     pub final_seq: Option<u64>,
 }
 
-/// "No."
+/// Refuses a RESUME.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refuse {
     /// From the RESUME.
     pub flow: FlowId,
     /// From the RESUME.
     pub nonce_i: Nonce,
-    /// Why not.
+    /// Reason of the refusal.
     pub reason: RefuseReason,
 }
 
 /// Why a RESUME was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefuseReason {
-    /// The responder has never heard of the flow, or has forgotten it.
+    /// The responder has never known the flow, or has forgotten it.
     UnknownFlow,
     /// A transport of this epoch or a later one was answered already.
     OldEpoch,
-    /// The responder is resuming by itself, and goes first.
+    /// The responder is resuming the flow itself, and has precedence.
     Busy,
     /// The application closed the flow after sending this many bytes, and all are delivered.
     Closed(u64),
-    /// The application threw the flow away.
+    /// The application reset the flow.
     Reset,
     /// The flow is plain TCP.
     Legacy,
-    /// The proof does not verify.
+    /// The authentication code does not verify.
     BadProof,
 }
 

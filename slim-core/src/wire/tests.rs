@@ -7,7 +7,7 @@ use crate::ids::{EndpointId, FinHow, FlowId, Nonce};
 use crate::transport::{MAX_LOCATOR, OtherLocator, TransportKind};
 
 fn ip() -> impl Strategy<Value = IpAddr> {
-    // Mapped addresses are written as IPv4, so they would not come back as they went.
+    // Mapped addresses are written as IPv4, so they would not be read back unchanged.
     any::<IpAddr>().prop_map(|ip| ip.to_canonical())
 }
 
@@ -210,7 +210,7 @@ fn message() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn what_is_written_is_read_back(message in message(), mac: Mac) {
+    fn a_written_message_is_read_back(message in message(), mac: Mac) {
         let mut covered_by_writer = Vec::new();
         let bytes = encode(&message, |covered| {
             covered_by_writer = covered.to_vec();
@@ -227,7 +227,7 @@ proptest! {
     }
 
     #[test]
-    fn no_other_length_is_read(message in message(), cut in 0..MAX_LEN) {
+    fn a_message_of_another_length_is_refused(message in message(), cut in 0..MAX_LEN) {
         let bytes = encode(&message, |_| [9; MAC_LEN]);
         let mut other = bytes.clone();
         other.resize(cut, 0);
@@ -248,9 +248,9 @@ proptest! {
     }
 }
 
-/// A message with known fields, as the specification would have it written by hand.
+/// A message with known fields, encoded by hand from the specification.
 #[test]
-fn resume_lies_as_specified() {
+fn resume_is_encoded_as_specified() {
     let message = Message::Resume(Resume {
         flow: FlowId([0xf1; 16]),
         epoch: 0x0102_0304_0506_0708,
@@ -266,7 +266,7 @@ fn resume_lies_as_specified() {
 }
 
 #[test]
-fn each_fault_of_a_header_is_told_apart() {
+fn each_error_in_a_header_is_told_apart() {
     let good = encode(
         &Message::Demote(Demote {
             flow: FlowId([1; 16]),

@@ -1,5 +1,5 @@
-//! What the fuzzers of the control message codec have in common: `tests/fuzz.rs`, which stable Rust runs, and `fuzz/`,
-//! which cargo-fuzz runs.
+//! Shared parts of the two fuzzers of the control message codec: `tests/fuzz.rs`, which stable Rust runs, and `fuzz/`, which
+//! cargo-fuzz runs.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +13,7 @@ use slim_core::wire::{
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
-/// A byte. The values that mean something turn up more often than by chance.
+/// A random byte. Values that have a meaning in messages are more frequent.
 fn byte(rng: &mut Rng) -> u8 {
     match rng.usize(..4) {
         0 => [0, 1, 4, 6, 7, 8, 9, 0x7f, 0x80, 0xff][rng.usize(..10)],
@@ -21,7 +21,7 @@ fn byte(rng: &mut Rng) -> u8 {
     }
 }
 
-/// One valid message or more of every kind.
+/// At least one valid message of every kind.
 pub fn corpus() -> Vec<Vec<u8>> {
     let flow = FlowId([0x11; 16]);
     let nonce = Nonce([0x22; 16]);
@@ -162,7 +162,7 @@ pub fn corpus() -> Vec<Vec<u8>> {
     for kind in Kind::ALL {
         assert!(
             messages.iter().any(|m| m.kind() == kind),
-            "no {} to begin with",
+            "the corpus has no {}",
             kind.name()
         );
     }
@@ -172,7 +172,7 @@ pub fn corpus() -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Damages a message, perhaps with a part of another.
+/// Damages a message, perhaps with a part of another one.
 pub fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
     let at = random.usize(..bytes.len().max(1)).min(bytes.len());
     match random.usize(..9) {
@@ -184,7 +184,7 @@ pub fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
                 bytes.push(byte(random));
             }
         }
-        // The start of one and the end of another.
+        // The start of this message and the end of another one.
         4 => {
             let other = &corpus[random.usize(..corpus.len())];
             bytes.truncate(at);
@@ -199,7 +199,7 @@ pub fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
             let (value, end) = (byte(random), bytes.len().min(at + random.usize(..24)));
             bytes[at..end].fill(value);
         }
-        // A header that is right for a kind, on whatever there is: gets past the first checks.
+        // A valid header in front of arbitrary bytes, which gets past the first checks.
         _ => {
             let kind = Kind::ALL[random.usize(..Kind::ALL.len())];
             if random.usize(..2) == 0 {
@@ -213,10 +213,10 @@ pub fn mutate(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rng) {
     }
 }
 
-/// Says whether it was a message. Checks that
-/// - nothing makes `parse` or `message_len` panic,
-/// - what parses is exactly as long as its header says, and encodes to the same bytes again,
-/// - `message_len` and `parse` agree on what a header is.
+/// Returns whether `bytes` are a message. Checks that
+/// - `parse` and `message_len` do not panic,
+/// - a message is exactly as long as its header says, and encodes to the same bytes again,
+/// - `message_len` and `parse` agree on which headers are valid.
 pub fn check(bytes: &[u8]) -> bool {
     let announced = bytes.first_chunk::<HEADER_LEN>().map(wire::message_len);
     match wire::parse(bytes) {

@@ -2,7 +2,7 @@
 
 use crate::state::{Awaiting, Msg, Stage, World};
 
-/// How large a world is looked at.
+/// The bounds of the search.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// Stream bytes that side 0 and side 1 write.
@@ -11,20 +11,20 @@ pub struct Bounds {
     pub conns: u8,
 }
 
-/// A rule that is broken on purpose, to see that it would be noticed.
+/// A rule that is broken on purpose, to check that the search notices it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// The initiator reads its old transport dry before RESUME_OK has come.
+    /// The initiator drains its old transport before RESUME_OK has come.
     DrainEarly,
     /// A suspended side goes on trimming.
     TrimSuspended,
-    /// The connection on which CONFIRM may lie is closed unread.
+    /// A connection that may hold CONFIRM is closed unread.
     DropAwaiting,
     /// The old connection is put back into use after a RESUME was given up.
     PutBack,
-    /// A RESUME is accepted although a RESUME of ours with that number or a higher one is out.
+    /// A RESUME is accepted although a RESUME of our own, of the same or a higher epoch, is outstanding.
     AcceptBelowOwn,
-    /// A connection is used although a RESUME of ours with a higher number is out.
+    /// A connection is used although a RESUME of our own, of a higher epoch, is outstanding.
     UseSuperseded,
 }
 
@@ -40,7 +40,7 @@ impl Rules {
         self.mutation == Some(mutation)
     }
 
-    /// Every world that can come next, or what is wrong with it.
+    /// Every world that can come next, or the problem with it.
     pub fn steps(&self, world: &World) -> Vec<Step> {
         let mut steps = Vec::new();
         for c in 0..world.count {
@@ -52,14 +52,14 @@ impl Rules {
             self.application(world, s, &mut steps);
             self.initiator(world, s, &mut steps);
             self.messages(world, s, &mut steps);
-            self.dry(world, s, &mut steps);
+            self.drain(world, s, &mut steps);
         }
         steps
     }
 
-    /// A segment of connection `c` reaches the kernel of the other side of `s`. It need not: a
-    /// connection that has died is one on which nothing arrives any more. What is on its way
-    /// arrives even if its sender has died or has closed the connection.
+    /// A segment that side `s` has sent on connection `c` reaches the kernel of the other side. This
+    /// step need not happen: a dead connection is one on which nothing arrives any more. A segment in
+    /// flight may arrive even if its sender has died or has closed the connection.
     fn network(&self, world: &World, c: u8, s: usize, steps: &mut Vec<Step>) {
         let conn = &world.conns[usize::from(c)];
         if conn.dirs[s].arrived < conn.dirs[s].items() && !conn.closed[1 - s] {
@@ -90,7 +90,7 @@ impl Rules {
                 steps.push(next.read(s, c, 1).map(|()| next));
             }
         }
-        // The acknowledgement of all that has arrived may be there at any moment, or not.
+        // The acknowledgement of everything that has arrived may come at any moment, or not at all.
         let trims = match self.broken(Mutation::TrimSuspended) {
             true => side.live.or(side.old),
             false => side.live,
@@ -105,7 +105,7 @@ impl Rules {
         }
     }
 
-    /// RESUME goes out on a new connection, at any moment, and is given up at any moment.
+    /// A side sends RESUME on a new connection at any moment, and gives it up at any moment.
     fn initiator(&self, world: &World, s: usize, steps: &mut Vec<Step>) {
         let side = &world.sides[s];
         let mut next = *world;
@@ -119,7 +119,7 @@ impl Rules {
                 side.asked = side.seen;
                 let epoch = side.seen;
                 side.outgoing = Some((c, Stage::Requested { epoch }));
-                next.conns[usize::from(c)].dirs[s].say(Msg::Resume { epoch });
+                next.conns[usize::from(c)].dirs[s].send(Msg::Resume { epoch });
                 let mut early = Ok(());
                 if self.broken(Mutation::DrainEarly)
                     && let Some(old) = next.sides[s].old
@@ -129,8 +129,8 @@ impl Rules {
                 }
                 steps.push(early.map(|()| next));
             }
-            // A connection on which RESUME_OK has come is not given up unless it breaks; then
-            // nothing of it is left to be read.
+            // A connection on which RESUME_OK has come is not given up unless it breaks. Then
+            // nothing is left to be read on it.
             Some((c, _)) => {
                 next.close(s, c);
                 next.sides[s].outgoing = None;
@@ -140,7 +140,7 @@ impl Rules {
         }
     }
 
-    /// A message is read, wherever one is waiting.
+    /// A side reads a message on any connection that holds one.
     fn messages(&self, world: &World, s: usize, steps: &mut Vec<Step>) {
         let side = &world.sides[s];
         for c in 1..world.count {
@@ -150,7 +150,7 @@ impl Rules {
             }
             let mut next = *world;
             let Some(message) = conn.dirs[1 - s].next() else {
-                // A connection that breaks, and holds nothing more, is forgotten.
+                // A connection breaks that holds no more messages: the side gives it up.
                 if side.accepted.is_some_and(|(conn, _)| conn == c) {
                     next.close(s, c);
                     next.sides[s].accepted = None;
@@ -168,7 +168,7 @@ impl Rules {
             next.conns[usize::from(c)].dirs[1 - s].read += 1;
             match message {
                 Msg::Resume { epoch } => {
-                    self.hear_resume(&mut next, s, c, epoch);
+                    self.handle_resume(&mut next, s, c, epoch);
                     steps.push(Ok(next));
                 }
                 Msg::Ok { epoch, received } => {
@@ -180,7 +180,7 @@ impl Rules {
                 Msg::Confirm { received } => {
                     if let Some(awaiting) = side.awaiting.filter(|a| a.conn == c) {
                         steps.push(
-                            self.hear_confirm(&mut next, s, awaiting, received)
+                            self.handle_confirm(&mut next, s, awaiting, received)
                                 .map(|()| next),
                         );
                     }
@@ -189,9 +189,9 @@ impl Rules {
         }
     }
 
-    fn hear_resume(&self, next: &mut World, s: usize, c: u8, epoch: u8) {
+    fn handle_resume(&self, next: &mut World, s: usize, c: u8, epoch: u8) {
         let side = &next.sides[s];
-        // Side 0 connected first of all, so it goes first.
+        // Side 0 is the original connector, so it has precedence.
         let mut beaten = if s == 0 {
             epoch <= side.asked
         } else {
@@ -216,7 +216,7 @@ impl Rules {
         side.accepted = Some((c, epoch));
     }
 
-    fn hear_confirm(
+    fn handle_confirm(
         &self,
         next: &mut World,
         s: usize,
@@ -239,8 +239,8 @@ impl Rules {
         next.install(s, awaiting.conn, awaiting.epoch, received)
     }
 
-    /// Old transports are read dry and closed, and then the handshake goes on.
-    fn dry(&self, world: &World, s: usize, steps: &mut Vec<Step>) {
+    /// A side drains and closes its old transports, and then goes on with the handshake.
+    fn drain(&self, world: &World, s: usize, steps: &mut Vec<Step>) {
         let side = &world.sides[s];
         let mut next = *world;
         if let Some(c) = side.closing {
@@ -262,7 +262,7 @@ impl Rules {
             steps.push(next.read_all(s, old).map(|()| next));
         } else if let Some((c, epoch)) = side.accepted {
             let received = side.received;
-            next.conns[usize::from(c)].dirs[s].say(Msg::Ok { epoch, received });
+            next.conns[usize::from(c)].dirs[s].send(Msg::Ok { epoch, received });
             next.sides[s].accepted = None;
             next.sides[s].awaiting = Some(Awaiting {
                 conn: c,
@@ -272,13 +272,13 @@ impl Rules {
             steps.push(Ok(next));
         } else if let Some((c, epoch, peer_received)) = agreed {
             let received = side.received;
-            next.conns[usize::from(c)].dirs[s].say(Msg::Confirm { received });
+            next.conns[usize::from(c)].dirs[s].send(Msg::Confirm { received });
             next.sides[s].outgoing = None;
             steps.push(next.install(s, c, epoch, peer_received).map(|()| next));
         }
     }
 
-    /// The connection on which RESUME_OK was sent: if CONFIRM is there, it is an old transport.
+    /// Looks at the connection on which RESUME_OK was sent. If CONFIRM is there, the connection counts as an old transport.
     fn flush(&self, next: &mut World, s: usize, awaiting: Awaiting) -> Result<(), String> {
         let c = usize::from(awaiting.conn);
         let mut confirm = awaiting.confirm;
@@ -293,7 +293,7 @@ impl Rules {
             Some(received) if !self.broken(Mutation::DropAwaiting) => {
                 next.sides[s].committed = awaiting.epoch;
                 next.sides[s].old = Some(awaiting.conn);
-                next.forget(s, received)
+                next.trim(s, received)
             }
             _ => {
                 next.sides[s].closing = Some(awaiting.conn);
@@ -315,7 +315,7 @@ impl World {
         }
     }
 
-    /// Reads stream bytes: each must be the one that is wanted next.
+    /// Reads stream bytes. Each must be the one that the side needs next.
     fn read(&mut self, s: usize, c: usize, count: u8) -> Result<(), String> {
         let dir = &mut self.conns[c].dirs[1 - s];
         for _ in 0..count {
@@ -323,7 +323,7 @@ impl World {
             if seq != self.sides[s].received {
                 let wanted = self.sides[s].received;
                 return Err(format!(
-                    "side {s} reads byte {seq} where {wanted} is wanted"
+                    "side {s} reads byte {seq}, but byte {wanted} is next"
                 ));
             }
             dir.read += 1;
@@ -340,8 +340,8 @@ impl World {
         Ok(())
     }
 
-    /// The peer has everything before `received`.
-    fn forget(&mut self, s: usize, received: u8) -> Result<(), String> {
+    /// Trims everything before `received`, because the peer has it.
+    fn trim(&mut self, s: usize, received: u8) -> Result<(), String> {
         let side = &mut self.sides[s];
         if received < side.trimmed || received > side.sent {
             return Err(format!(
@@ -353,9 +353,9 @@ impl World {
         Ok(())
     }
 
-    /// A connection becomes the transport, and the replay is written to it.
+    /// Makes a connection the transport, and writes the replay to it.
     fn install(&mut self, s: usize, c: u8, epoch: u8, received: u8) -> Result<(), String> {
-        self.forget(s, received)?;
+        self.trim(s, received)?;
         let side = &mut self.sides[s];
         side.live = Some(c);
         side.committed = epoch;
@@ -365,12 +365,12 @@ impl World {
         Ok(())
     }
 
-    /// What side `s` has forgotten, the other one has, or its kernel holds it.
+    /// Checks that the other side has every byte that side `s` has trimmed, or that its kernel holds it.
     fn nothing_lost(&self, s: usize) -> Result<(), String> {
         let (trimmed, reach) = (self.sides[s].trimmed, self.reach(1 - s));
         if trimmed > reach {
             return Err(format!(
-                "side {s} has forgotten {trimmed} bytes, the other one can get at {reach}"
+                "side {s} has trimmed {trimmed} bytes, the other side can reach {reach}"
             ));
         }
         Ok(())

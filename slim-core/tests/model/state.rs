@@ -1,9 +1,9 @@
-//! What there is: two sides, a few connections, and what their kernels hold.
+//! The state of the model: two sides, a few connections, and what their kernels hold.
 
 /// Most connections a bound can have, the application's own included.
 pub const MOST_CONNS: usize = 4;
 
-/// What stands in front of the stream bytes in one direction of a connection.
+/// A message in front of the stream bytes in one direction of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Msg {
     Resume { epoch: u8 },
@@ -11,14 +11,14 @@ pub enum Msg {
     Confirm { received: u8 },
 }
 
-/// One direction: messages, then stream bytes. Counted together, because they lie in one queue.
+/// One direction: messages, then stream bytes. They are counted together, because they are in one queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Dir {
     pub messages: [Option<Msg>; 2],
     /// Position in the stream of the first byte.
     pub base: u8,
     pub bytes: u8,
-    /// Held by the receiver's kernel.
+    /// Messages and bytes that the receiver's kernel has got.
     pub arrived: u8,
     pub read: u8,
 }
@@ -32,9 +32,9 @@ impl Dir {
         self.heads() + self.bytes
     }
 
-    pub fn say(&mut self, message: Msg) {
+    pub fn send(&mut self, message: Msg) {
         let place = self.messages.iter_mut().find(|place| place.is_none());
-        *place.expect("two messages are said at most") = Some(message);
+        *place.expect("two messages are sent at most") = Some(message);
     }
 
     /// The message to be read next, if it has arrived.
@@ -62,7 +62,7 @@ impl Dir {
 pub struct Conn {
     /// Sides that have closed it.
     pub closed: [bool; 2],
-    /// By sender.
+    /// Directions, by sender.
     pub dirs: [Dir; 2],
 }
 
@@ -77,7 +77,7 @@ pub enum Stage {
 pub struct Awaiting {
     pub conn: u8,
     pub epoch: u8,
-    /// What CONFIRM said, if it was read when the connection could not be used any more.
+    /// `received` of CONFIRM, if it was read when the connection could not be used any more.
     pub confirm: Option<u8>,
 }
 
@@ -86,13 +86,13 @@ pub struct Awaiting {
 pub struct Side {
     /// Transport in use.
     pub live: Option<u8>,
-    /// Transport out of use, not read dry.
+    /// Transport out of use, not drained.
     pub old: Option<u8>,
-    /// Read dry, to be closed next. Something can arrive in between.
+    /// Drained transport, to be closed next. Segments can arrive in between.
     pub closing: Option<u8>,
     pub sent: u8,
     pub received: u8,
-    /// Everything before is forgotten.
+    /// Everything before this position has been trimmed.
     pub trimmed: u8,
     pub seen: u8,
     pub asked: u8,
@@ -111,7 +111,7 @@ pub struct World {
 }
 
 impl World {
-    /// Both sides live on the connection of the application.
+    /// Both sides are live on the connection of the application.
     pub fn start() -> World {
         let mut world = World {
             count: 1,
@@ -123,7 +123,7 @@ impl World {
         world
     }
 
-    /// How far side `s` can still get with what its kernel holds for it.
+    /// How far side `s` can still read with what its kernel holds for it.
     pub fn reach(&self, s: usize) -> u8 {
         let side = &self.sides[s];
         let held = |conn: u8| {
@@ -134,12 +134,12 @@ impl World {
             }
         };
         let transport = side.live.or(side.old).map_or(0, held);
-        // Behind CONFIRM, whether that is read or not.
+        // Stream bytes behind CONFIRM, whether that has been read or not.
         let awaiting = side.awaiting.map_or(0, |awaiting| held(awaiting.conn));
         side.received + transport.max(awaiting)
     }
 
-    /// Forgets what can make no difference any more, so that equal futures are one state.
+    /// Clears what makes no difference any more, so that worlds with equal futures are one state.
     pub fn tidy(&mut self) {
         for (c, conn) in self.conns.iter_mut().enumerate() {
             for s in 0..2 {

@@ -1,4 +1,4 @@
-//! The applications, and the calls they make.
+//! The applications and their calls.
 
 use slim_core::{Cause, FinHow, FlowToken, Verdict};
 
@@ -42,7 +42,7 @@ impl World {
             return Ok(());
         }
         if front.verdict.is_some() {
-            // EPIPE, or the error; but what is stashed is read first.
+            // The application gets EPIPE or the error, but it reads the stash first.
             front.over = front.stash.is_empty();
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl World {
             }
             return Ok(());
         }
-        // While it is suspended, only a call that was inside already still reads.
+        // While the flow is suspended, only a call that was already inside reads.
         let Some((tcp, side)) = front.tcp.filter(|_| front.pump.is_none()) else {
             return Ok(());
         };
@@ -120,7 +120,7 @@ impl World {
                 }
                 self.fault(node, token, Cause::Eof { received });
                 if self.dice.chance(10) {
-                    // It is killed now, and another thread was just writing to it.
+                    // The connection is killed now, while another thread writes to it.
                     self.tcps[tcp].die(side, ECONNABORTED);
                     self.fault(node, token, Cause::Errno(ECONNABORTED));
                 }
@@ -129,7 +129,7 @@ impl World {
         }
     }
 
-    /// The application gets an end of stream that is said to be genuine.
+    /// The application gets an end of stream, which must be genuine.
     pub fn end_of_stream(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
         self.stats.ended += 1;
         let front = self.front(node, token);
@@ -159,7 +159,7 @@ impl World {
         self.nodes[node].endpoint.fault(now, token, cause);
     }
 
-    /// Trims, and lets go of a flow that the application has closed when all is delivered.
+    /// Trims the replay buffer.
     pub fn sweep(&mut self, node: usize, token: FlowToken) {
         let front = &self.nodes[node].fronts[&token];
         let Some((tcp, side)) = front.tcp else {
@@ -179,7 +179,7 @@ impl World {
             front.plan = Plan::Orderly;
         }
         let (plan, sent) = (front.plan, front.sent);
-        // An error ends an application, too.
+        // An error also ends an application.
         if front.over && front.fin.is_none_or(|how| how == FinHow::HalfClose) {
             front.fin = Some(FinHow::Close);
             self.finish(node, token, sent, FinHow::Close);
@@ -211,7 +211,7 @@ impl World {
         Ok(())
     }
 
-    /// Ends our direction. A front end that has said OPEN says FIN itself when nothing is owed.
+    /// Ends our direction. A front end that has sent OPEN sends FIN itself if everything is delivered.
     fn finish(&mut self, node: usize, token: FlowToken, sent: u64, how: FinHow) {
         let now = self.clock(node);
         let front = &self.nodes[node].fronts[&token];
@@ -230,6 +230,7 @@ impl World {
         }
     }
 
+    /// Drops a flow that the application has closed, once all its bytes are delivered.
     pub fn linger(&mut self, node: usize, token: FlowToken) {
         let front = &self.nodes[node].fronts[&token];
         if !front.over || front.barred || front.gone {
@@ -239,7 +240,7 @@ impl World {
             Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
             None => true,
         };
-        // Nobody calls for a closed flow any more: the sweep finds that its transport has failed.
+        // The application makes no more calls on a closed flow: the driver finds that its transport has failed.
         if !delivered
             && front.verdict.is_none()
             && front.pump.is_none()

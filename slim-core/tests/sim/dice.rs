@@ -21,7 +21,7 @@ impl Dice {
         self.0.u64(..100) < percent
     }
 
-    /// From `low` to `high`, small ones as likely as large ones.
+    /// From `low` to `high`, each order of magnitude equally likely.
     pub fn spread(&mut self, low: u64, high: u64) -> u64 {
         let (a, b) = ((low.max(1) as f64).ln(), (high as f64).ln());
         ((a + (b - a) * self.0.f64()).exp() as u64).clamp(low, high)

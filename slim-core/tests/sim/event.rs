@@ -1,4 +1,4 @@
-//! What happens in the world, and what is done to it.
+//! Events of the world, and the harm that is done to it.
 
 use std::net::SocketAddr;
 
@@ -6,7 +6,7 @@ use slim_core::{ConnId, FlowToken};
 
 #[derive(Debug)]
 pub enum Ev {
-    /// TCP: something of direction `side` is transmitted.
+    /// TCP: a segment of direction `side` is transmitted.
     Segment {
         conn: usize,
         side: usize,
@@ -28,7 +28,7 @@ pub enum Ev {
         conn: ConnId,
         path: usize,
     },
-    /// TCP: it is answered.
+    /// TCP: the connection request is answered.
     SynAnswer {
         node: usize,
         conn: ConnId,
@@ -57,7 +57,7 @@ pub enum Ev {
         node: usize,
         token: FlowToken,
     },
-    /// The kernel of `node` has asked the other one about an end of stream.
+    /// The kernel of `node` has asked the other kernel about an end of stream.
     Verified {
         node: usize,
         token: FlowToken,
@@ -97,24 +97,24 @@ pub enum Harm {
         side: usize,
         reset: bool,
     },
-    /// Somebody injects an end of stream.
+    /// A third party injects an end of stream.
     End { newest: u64, side: usize },
-    /// Nothing passes on a path, in one direction or both, until then.
+    /// Nothing passes on a path, in one direction or both, before `until`.
     Cut {
         path: usize,
         ways: usize,
         until: u64,
     },
-    /// Nothing passes on any network of one kind of transport until then.
+    /// Nothing passes on any network of one kind of transport before `until`.
     Blackout { fabric: bool, until: u64 },
-    /// The driver of `node` suspects that a flow does not move.
+    /// The driver of `node` suspects that a flow is stalled.
     Stall { node: usize, flow: usize },
     /// A process is killed.
     Crash { node: usize },
-    /// Another one is started in its place, and gets its ports.
+    /// Another process is started in its place, and gets its ports.
     Restart { node: usize },
-    /// Somebody who reads nothing says HELLO for a connection.
+    /// An attacker who cannot read the traffic sends HELLO for a connection.
     ForgeHello { flow: usize },
-    /// Somebody who reads nothing says that nobody listens where `node` asks.
+    /// An attacker who cannot read the traffic forges the refusal of a port that `node` asks.
     ForgeRefusal { node: usize, flow: usize },
 }

@@ -1,4 +1,4 @@
-//! One flow of one process: what a front end keeps, and the application behind it.
+//! One flow of one process: the state of a front end, and the application behind it.
 
 use slim_core::endpoint::Opened;
 use slim_core::replay::Replay;
@@ -17,24 +17,27 @@ pub fn pattern(seed: u64, side: usize, at: u64) -> u8 {
 pub enum Plan {
     /// Half-closes when all is written, closes at the peer's end of stream.
     Orderly,
-    /// Closes when all is written, whatever the peer still has to say.
+    /// Closes when all is written, even if the peer still sends.
     Rude,
     /// Never ends.
     Idle,
 }
 
+/// A replay under way, in both directions.
 pub struct Pump {
+    /// Next byte to be sent again.
     pub at: u64,
-    pub owed: u64,
+    /// Bytes that the peer sends again and that have not been received yet.
+    pub missing: u64,
 }
 
 pub struct Front {
-    /// Connection and side of it.
+    /// The transport: a connection, and our side of it.
     pub tcp: Option<(usize, usize)>,
-    /// On which that is, or the last one was.
+    /// Network of the transport, or of the last one.
     pub network: usize,
-    /// Position in the stream, and in what was written to the connection, where this transport
-    /// begins.
+    /// Where this transport begins: position in the stream, and in the bytes that were written to
+    /// the connection.
     pub base: (u64, u64),
     pub replay: Replay,
     pub stash: Stash,
@@ -43,13 +46,13 @@ pub struct Front {
     pub barred: bool,
     pub live: bool,
     pub legacy: bool,
-    /// Before either stream ended.
+    /// The flow became plain TCP before either stream ended.
     pub made_plain: bool,
     pub verdict: Option<Verdict>,
     pub peer_final: Option<u64>,
     pub pump: Option<Pump>,
     pub fin: Option<FinHow>,
-    /// The peer was told of the flow by OPEN.
+    /// The OPEN by which the peer learned of the flow, if there was one.
     pub opened: Option<Opened>,
 
     // The application.
@@ -57,9 +60,9 @@ pub struct Front {
     pub to_write: u64,
     pub delivered: u64,
     pub end_seen: bool,
-    /// Closed, or has seen an error.
+    /// The application has closed the flow, or has seen an error.
     pub over: bool,
-    /// The driver holds nothing any more.
+    /// The driver holds nothing of the flow any more.
     pub gone: bool,
 }
 
@@ -91,13 +94,13 @@ impl Front {
         }
     }
 
-    /// Bytes of the stream known to be held by the peer's kernel, from what the kernel says about
+    /// Bytes of the stream that the peer's kernel is known to hold, if it holds `acked` bytes of
     /// this transport.
     pub fn acked(&self, acked: usize) -> u64 {
         self.base.0 + (acked as u64).saturating_sub(self.base.1)
     }
 
-    /// The application takes `data`.
+    /// The application reads `data`, and checks each byte.
     pub fn deliver(&mut self, seed: u64, side: usize, data: &[u8]) -> Result<(), String> {
         for byte in data {
             let right = pattern(seed, 1 - side, self.delivered);

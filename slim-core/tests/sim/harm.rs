@@ -21,8 +21,8 @@ impl World {
         } else {
             self.dice.pick(1, 2)
         };
-        // What is broken on purpose shows where live connections are given up: a search for it
-        // need not go through everything else.
+        // These mutations show where live connections are given up, so most harm is a stall then:
+        // the search ends sooner.
         let stalls = matches!(
             self.mutation,
             Some(Mutation::DrainEarly | Mutation::TrimSuspended)
@@ -141,17 +141,17 @@ impl World {
         }
     }
 
-    /// A host loses its power: nobody answers any more, not even to say that nobody is there.
+    /// A host loses power: it answers nothing any more, and sends no refusals.
     fn vanish(&mut self) {
         self.stats.vanished += 1;
         self.cut = [[u64::MAX; 2]; 3];
-        // After this all attempts have been made; but who was only asked to resume, and has seen
-        // no error, is as patient as a kernel.
+        // After this time all attempts have been made. But a side that was only asked to resume,
+        // and has seen no error, waits as long as a kernel does.
         self.healthy = self.healthy.max(self.now + 100 * SECOND);
         self.patience = 1100 * SECOND;
     }
 
-    /// Something was said on a connection that is to become a transport: perhaps it breaks now.
+    /// A message was sent on a connection that is to become a transport. Sometimes the connection breaks now.
     pub fn snipe(&mut self, conn: usize) {
         let likely = match self.mutation {
             Some(Mutation::DropAwaiting) => 60,
@@ -163,7 +163,7 @@ impl World {
         self.snipes -= 1;
         let side = self.dice.pick(0, 1) as usize;
         if self.dice.chance(60) {
-            // And the other one is busy with other things.
+            // The other side is busy, and notices late.
             self.lazy[conn][1 - side] = self.dice.spread(20 * MS, 2 * SECOND);
         }
         let at = self.now + self.dice.spread(20, 60 * MS);
@@ -172,7 +172,7 @@ impl World {
         self.at(at, Ev::Fault(Harm::Snipe { conn, side, reset }));
     }
 
-    /// An attacker at work while connections are made. He knows who connects to whom, and when.
+    /// Forgeries while connections are made. The attacker knows both ends of each connection, and when it is made.
     pub fn some_forgery(&mut self) {
         for _ in 0..self.dice.pick(1, 12) {
             let at = self.dice.spread(20, 700 * MS);
@@ -226,7 +226,7 @@ impl World {
         self.later(0, self.latency, event);
     }
 
-    /// It quotes a HELLO or a QUERY as it may have been. Whoever reads what is sent knows how it was.
+    /// Forges an ICMP refusal, which quotes a message: a guessed one, or the real one if the attacker reads the traffic.
     fn forge_refusal(&mut self, node: usize, flow: usize) {
         self.stats.forged += 1;
         let (connector, acceptor) = self.names(flow);

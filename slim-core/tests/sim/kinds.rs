@@ -1,6 +1,7 @@
 //! A second kind of transport beside TCP: from memory to memory, on a network of its own.
 //!
-//! Datagrams do not pass there, so while the networks of TCP are out, the two processes have no other way to say anything.
+//! That network carries no datagrams. So while the networks of TCP are down, connections of the second kind are the only way
+//! in which the two processes can communicate.
 
 use slim_core::endpoint::{Agreed, State};
 use slim_core::transport::{Locator, OtherLocator, TransportKind, Transports};
@@ -12,17 +13,17 @@ use crate::net::{CONTROL, RESUME, addr, host_of};
 use crate::world::{MS, SECOND, World};
 
 pub const MEMORY: TransportKind = TransportKind::TEST;
-/// The network of the second kind. Those before it are TCP's.
+/// Number of the second kind's network. Lower numbers are networks of TCP.
 pub const FABRIC: usize = 2;
 
-/// What the two processes have of transports.
+/// The kinds of transport that the two processes have.
 #[derive(Clone, Debug)]
 pub struct Kinds {
-    /// The kinds of each process, in its order.
+    /// The kinds of each process, the preferred one first.
     of: [Vec<TransportKind>; 2],
-    /// No connection of the second kind ever stands.
+    /// No connection of the second kind is ever made.
     pub deaf: bool,
-    /// Flows are agreed on by other means.
+    /// Flows are agreed on by other means than HELLO.
     agreed: bool,
 }
 
@@ -35,7 +36,7 @@ impl Kinds {
         }
     }
 
-    /// Most have both kinds.
+    /// A random choice. Most processes have both kinds.
     pub fn some(seed: u64) -> Kinds {
         let mut dice = Dice::new(seed);
         let of = [0, 1].map(|_| match dice.pick(0, 9) {
@@ -50,7 +51,7 @@ impl Kinds {
         }
     }
 
-    /// Whether both have the second kind.
+    /// Whether both processes have the second kind.
     pub fn shared(&self) -> bool {
         self.of.iter().all(|kinds| kinds.contains(&MEMORY))
     }
@@ -70,7 +71,7 @@ fn locator(n: usize) -> OtherLocator {
     OtherLocator::new(MEMORY, &[b'm', n as u8]).expect("two bytes")
 }
 
-/// The network on which a connection to the other process goes.
+/// The network of a connection to the other process.
 pub fn network(to: Locator) -> Option<usize> {
     match to {
         Locator::Tcp(addr) => host_of(&addr).map(|(_, path)| path),
@@ -107,14 +108,14 @@ impl World {
         }
     }
 
-    /// Whether flows are agreed on, and the network of the first transport of one.
+    /// Whether flows are agreed on by other means, and the network of the first transport of such a flow.
     pub fn first_network(&mut self) -> (bool, usize) {
         let (agreed, shared) = (self.kinds.agreed, self.kinds.shared());
         let fabric = agreed && shared && !self.kinds.deaf && self.dice.chance(50);
         (agreed, if fabric { FABRIC } else { 0 })
     }
 
-    /// All networks of one kind may fail for long, as long as there is the other.
+    /// All networks of one kind may fail for a long time, provided that the other kind works.
     pub fn some_blackouts(&mut self) {
         for _ in 0..self.dice.pick(0, 3) {
             let at = self.dice.spread(200 * MS, 8 * SECOND);
@@ -154,7 +155,7 @@ impl World {
         !self.kinds.deaf && self.nodes.iter().all(knows)
     }
 
-    /// A flow has a new transport on that network.
+    /// A flow has a new transport on `network`.
     pub fn moved(&mut self, node: usize, token: FlowToken, network: usize) {
         let before = std::mem::replace(&mut self.front(node, token).network, network);
         match (before == FABRIC, network == FABRIC) {
@@ -164,7 +165,7 @@ impl World {
         }
         assert!(
             network != FABRIC || self.kinds.shared() && !self.kinds.deaf,
-            "by a kind that is not there"
+            "a transport of a kind that is not available"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Datagrams and segments on their way.
+//! Datagrams and segments in flight.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -137,7 +137,7 @@ impl World {
         self.tcps.len() - 1
     }
 
-    /// Something may be there to be sent.
+    /// Schedules a segment if there is something to send.
     pub fn transmit(&mut self, conn: usize, side: usize) {
         if self.tcps[conn].pending(side) && !self.tcps[conn].dirs[side].armed {
             self.tcps[conn].dirs[side].armed = true;
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// The kernel finds out in the end that the other one knows nothing of a connection any more.
+    /// The kernel finds out by keepalive that the other kernel does not know the connection any more.
     pub fn keepalive(&mut self, conn: usize, side: usize) {
         let path = self.tcps[conn].path;
         let both = self.passes(path, side) && self.passes(path, 1 - side);
@@ -194,7 +194,7 @@ impl World {
         }
     }
 
-    /// The kernel waits and tries again, for a while.
+    /// The kernel retransmits for a while, and then reports a timeout.
     pub fn unanswered(&mut self, conn: usize, side: usize) {
         let since = *self.tcps[conn].dirs[side]
             .silent_since
@@ -222,7 +222,7 @@ impl World {
         self.transmit(conn, side);
     }
 
-    /// The process at `side` will soon notice that something happened to a connection.
+    /// The process at `side` will soon look at a connection to which something happened.
     pub fn poke(&mut self, conn: usize, side: usize) {
         if self.nodes[side].alive && !matches!(self.owners[conn][side], Owner::Nobody) {
             let lazy = self.lazy[conn][side];

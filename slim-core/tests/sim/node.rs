@@ -13,7 +13,7 @@ use crate::net::MAILBOX;
 use crate::tcp::Read;
 use crate::world::{MS, Mutation, World};
 
-/// Whose a side of a TCP connection is.
+/// The owner of one side of a TCP connection.
 #[derive(Clone, Copy, Debug)]
 pub enum Owner {
     Nobody,
@@ -29,11 +29,11 @@ struct Link {
     messages: u32,
 }
 
-/// What a process takes for the time: no two clocks start together, or go equally fast.
+/// The clock of a process. No two clocks start at the same value, or run equally fast.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     pub offset: u64,
-    /// How much it goes on in 1000 of the world's units.
+    /// How far it advances in 1000 units of the world's time.
     pub rate: u64,
 }
 
@@ -42,7 +42,7 @@ impl Clock {
         Time(self.offset + world * self.rate / 1000)
     }
 
-    /// When in the world it shows `time`, or more.
+    /// The world's time at which the clock shows `time` or more.
     fn shows(self, time: Time) -> u64 {
         (time.0.saturating_sub(self.offset) * 1000).div_ceil(self.rate)
     }
@@ -58,7 +58,7 @@ pub struct Node {
     links: BTreeMap<ConnId, Link>,
     accepted: u64,
     pub armed: Option<u64>,
-    /// Flows that need no session any more: the driver lets go of them when the actions are carried out.
+    /// Flows that need no session any more. The driver drops them when the actions are carried out.
     over: Vec<FlowToken>,
 }
 
@@ -106,7 +106,7 @@ impl Node {
         self.links.remove(&conn);
     }
 
-    /// All flows are over, and much time passes: the endpoint is to know nothing of them.
+    /// Checks that the endpoint keeps nothing of flows when all are over and some minutes have passed.
     pub fn forgets(&mut self, now: Time) -> Result<(), String> {
         let endpoint = &mut self.endpoint;
         self.fronts.values_mut().for_each(|f| f.opened = None);
@@ -126,7 +126,7 @@ impl Node {
             }
             endpoint.tidy(end);
         }
-        // What it said last matters no more.
+        // Its last actions do not matter any more.
         while endpoint.poll_action().is_some() {}
         match endpoint.tables() {
             tables if tables == Tables::default() => Ok(()),
@@ -136,7 +136,7 @@ impl Node {
 }
 
 impl World {
-    /// What the process `node` takes for the time.
+    /// The time on the clock of the process `node`.
     pub fn clock(&self, node: usize) -> Time {
         self.nodes[node].clock.at(self.now)
     }
@@ -169,7 +169,7 @@ impl World {
                 Event::Reinstate => self.stats.reinstated += 1,
                 Event::Legacy { reason } => {
                     self.stats.legacy += 1;
-                    // A stream that ends first leaves nothing to be agreed on.
+                    // A flow need not be agreed on if a stream ends first.
                     let fronts = self.nodes.iter().map(|node| &node.fronts[&token]);
                     let ended = fronts
                         .into_iter()
@@ -280,8 +280,8 @@ impl World {
             Action::PeerFinal { token, seq } => self.front(node, token).peer_final = Some(seq),
             Action::Escalate { token, verdict } => {
                 self.nodes[node].over.push(token);
-                // What the old transport still holds is for the application, too.
-                self.read_dry(node, token);
+                // The bytes that the old transport still holds also go to the application.
+                self.drain_to_stash(node, token);
                 let front = self.front(node, token);
                 front.verdict = Some(verdict);
                 front.barred = false;
@@ -305,7 +305,7 @@ impl World {
         let Some((tcp, side)) = self.nodes[node].links.get(&conn).and_then(|link| link.tcp) else {
             return;
         };
-        // A control message always fits into a fresh connection; a dead one is noticed by reading.
+        // A control message always fits into a fresh connection. A dead connection is noticed by reading.
         let _ = self.tcps[tcp].write(side, data);
         self.transmit(tcp, side);
         self.snipe(tcp);
@@ -332,7 +332,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads one message, if it is wholly there.
+    /// Reads one message, if all of it has arrived.
     pub fn read_message(&mut self, node: usize, conn: ConnId) {
         let now = self.clock(node);
         let Some(link) = self.nodes[node].links.get_mut(&conn) else {
@@ -344,7 +344,7 @@ impl World {
         loop {
             let whole = match link.buffer.first_chunk() {
                 None => wire::HEADER_LEN,
-                Some(header) => wire::message_len(header).expect("nobody injects garbage here"),
+                Some(header) => wire::message_len(header).expect("no garbage is injected here"),
             };
             if link.buffer.len() == whole && whole > wire::HEADER_LEN {
                 link.messages += 1;
@@ -373,7 +373,7 @@ impl World {
         if self.nodes[node].crashed {
             return Ok(());
         }
-        // A call that was inside when the flow was suspended comes to its end first.
+        // A call that was inside when the flow was suspended returns first.
         if self.dice.chance(50) && !self.front(node, token).over {
             self.read(node, token)?;
         }
@@ -386,13 +386,13 @@ impl World {
     /// See [`Mutation::DrainEarly`].
     fn drain_early(&mut self, node: usize, token: FlowToken) {
         if self.mutation == Some(Mutation::DrainEarly) {
-            self.read_dry(node, token);
+            self.drain_to_stash(node, token);
             let tcp = self.front(node, token).tcp.take();
             self.later(0, 300, Ev::Drained { node, token, tcp });
         }
     }
 
-    pub fn read_dry(&mut self, node: usize, token: FlowToken) {
+    pub fn drain_to_stash(&mut self, node: usize, token: FlowToken) {
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
         let Some((tcp, side)) = front.tcp else {
             return;
@@ -403,7 +403,7 @@ impl World {
         }
     }
 
-    /// An end of stream was believed without an answer of the process that is to have ended it.
+    /// Checks an end of stream that was believed without an answer from the process that is said to have ended it.
     fn believed(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
         self.stats.believed += 1;
         let received = self.front(node, token).received;
@@ -411,13 +411,13 @@ impl World {
         let (sent, fin) = (other.fronts[&token].sent, other.fronts[&token].fin);
         if !other.crashed && (fin.is_none() || sent != received) {
             return Err(format!(
-                "side {node}: {token:?} ends at {received}, as is believed; the peer has sent {sent} and {fin:?}"
+                "side {node}: {token:?} is believed to end, and ends at {received}; the peer has sent {sent} and {fin:?}"
             ));
         }
         Ok(())
     }
 
-    /// What the kernel at the other end says on the connection.
+    /// Handles the answer of the kernel at the other end of the connection.
     pub fn verified(&mut self, node: usize, token: FlowToken) {
         let Some((tcp, side)) = self.front(node, token).tcp else {
             return;
@@ -433,9 +433,9 @@ impl World {
         if self.nodes[node].crashed {
             return Ok(());
         }
-        self.read_dry(node, token);
+        self.drain_to_stash(node, token);
         let tcp = self.front(node, token).tcp.take();
-        // Between the last read and the closing something may still arrive.
+        // Bytes may still arrive between the last read and the closing.
         self.later(0, 500, Ev::Drained { node, token, tcp });
         Ok(())
     }
@@ -464,7 +464,7 @@ impl World {
     ) -> Result<(), String> {
         let link = self.nodes[node].links.remove(&conn);
         let Some(place) = link.and_then(|link| link.tcp) else {
-            // It broke after CONFIRM had been read from it.
+            // The connection broke after CONFIRM had been read from it.
             return Err(format!("side {node}: {conn:?} is installed but gone"));
         };
         self.owners[place.0][place.1] = Owner::Flow(token);
@@ -488,13 +488,13 @@ impl World {
         front.peer_final = peer_final.or(front.peer_final);
         front.pump = Some(Pump {
             at: peer_received,
-            owed: peer_sent - front.received,
+            missing: peer_sent - front.received,
         });
         self.poke(place.0, place.1);
         Ok(())
     }
 
-    /// Goes on writing the replay, if there is one to be written.
+    /// Goes on with the replay in both directions, if one is under way.
     pub fn pump(&mut self, node: usize, token: FlowToken) -> Result<(), String> {
         let now = self.clock(node);
         let front = self.nodes[node].fronts.get_mut(&token).expect("known");
@@ -502,10 +502,10 @@ impl World {
             return Ok(());
         };
         let mut failed = None;
-        while pump.owed > 0 && failed.is_none() {
-            match self.tcps[tcp].read(side, pump.owed as usize) {
+        while pump.missing > 0 && failed.is_none() {
+            match self.tcps[tcp].read(side, pump.missing as usize) {
                 Read::Bytes(bytes) => {
-                    pump.owed -= bytes.len() as u64;
+                    pump.missing -= bytes.len() as u64;
                     front.received += bytes.len() as u64;
                     front.stash.push(bytes).unwrap();
                 }

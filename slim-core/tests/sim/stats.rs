@@ -1,6 +1,6 @@
 //! What happened in a run, or in many.
 
-/// What a run contained, to see that the simulator gets around.
+/// What a run contained, to check that the simulator covers enough.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Stats {
     pub events: u64,
@@ -17,11 +17,11 @@ pub struct Stats {
     pub forged: u64,
     /// Flows that began with OPEN.
     pub dialled: u64,
-    /// Flows that were agreed on by other means.
+    /// Flows that were agreed on by other means than HELLO.
     pub agreed: u64,
-    /// Times that all networks of a kind of transport failed.
+    /// How often all networks of a kind of transport failed.
     pub blackouts: u64,
-    /// Moves of a side of a flow from one kind of transport to the other.
+    /// How often one side of a flow moved to the other kind of transport.
     pub to_memory: u64,
     pub to_tcp: u64,
 }

@@ -1,8 +1,9 @@
 //! A TCP connection as two kernels see it, byte for byte.
 //!
-//! Per direction: what was written, how much of it the receiver's kernel holds, how much of that
-//! the sender's kernel knows to be held, how much was read. A side can die at any moment; what its
-//! kernel held stays readable, and what it knew to be acknowledged stays known, as on Linux.
+//! Each direction has the bytes that were written, and counts how many the receiver's kernel has got,
+//! how many the sender's kernel knows to be acknowledged, and how many were read. A side can die at
+//! any moment. Then the bytes in its kernel stay readable, and the acknowledged count stays known, as
+//! on Linux.
 
 pub const ECONNABORTED: i32 = 103;
 pub const ECONNRESET: i32 = 104;
@@ -19,9 +20,9 @@ pub struct Dir {
     fin: bool,
     /// The receiver's kernel has seen an end, genuine or injected.
     ended: bool,
-    /// A transmission is on its way to happen.
+    /// A transmission is scheduled.
     pub armed: bool,
-    /// When the network began to swallow everything.
+    /// Since when no transmission has been answered.
     pub silent_since: Option<u64>,
 }
 
@@ -46,11 +47,11 @@ pub enum Read {
     Error(i32),
 }
 
-/// What came of a transmission.
+/// The result of a transmission.
 pub enum Arrival {
     /// The receiver's kernel acknowledges this many bytes.
     Ack(usize),
-    /// Nobody takes it.
+    /// The receiver refuses the segment.
     Reset,
     Nothing,
 }
@@ -105,7 +106,7 @@ impl Tcp {
         self.dirs[side].data.len()
     }
 
-    /// Bytes that the peer's kernel is known to hold: readable also after death.
+    /// Bytes that the peer's kernel is known to have acknowledged. The count can be read also after death.
     pub fn acked(&self, side: usize) -> usize {
         self.dirs[side].acked
     }
@@ -114,8 +115,8 @@ impl Tcp {
         self.dirs[side].fin = true;
     }
 
-    /// Closes the descriptor. True if the kernel answers with a reset, because something was there
-    /// that nobody has read.
+    /// Closes the descriptor. Returns whether the kernel sends a reset, because there were unread
+    /// bytes.
     pub fn close(&mut self, side: usize) -> bool {
         let unread = self.readable(side) > 0;
         self.sides[side].closed = true;
@@ -127,7 +128,7 @@ impl Tcp {
         false
     }
 
-    /// There is something in direction `side` that the sender's kernel would transmit.
+    /// Whether the sender's kernel has something to transmit in direction `side`.
     pub fn pending(&self, side: usize) -> bool {
         let dir = &self.dirs[side];
         self.sides[side].dead.is_none()
@@ -146,7 +147,7 @@ impl Tcp {
         let room = self.receive_room - (dir.arrived - dir.read).min(self.receive_room);
         let n = most.min(dir.data.len() - dir.arrived).min(room);
         if n > 0 && dir.ended && !closed {
-            // Behind the end of the stream, as far as the receiver knows.
+            // The bytes lie behind the end of the stream, as far as the receiver knows.
             return Arrival::Nothing;
         }
         if n > 0 && closed {
@@ -167,9 +168,9 @@ impl Tcp {
         }
     }
 
-    /// Somebody else ends the stream towards `side`. What the kernel of `side` acknowledges then, if the other
-    /// one believes it: that end takes the place of the next byte. Never of the last one: if its sender has just
-    /// closed, it takes all for delivered, and the other one gets an error, which is not looked for here.
+    /// A third party forges a FIN towards `side`. Returns the bytes that the kernel of `side` acknowledges then, if the other
+    /// kernel believes it: the FIN takes the place of the next byte. It never takes that of the last byte: a sender that has
+    /// just closed would take everything for delivered, and the other side would get an error, which is not simulated.
     pub fn inject_end(&mut self, side: usize) -> Option<usize> {
         let dir = &mut self.dirs[1 - side];
         let first = !dir.ended && self.sides[side].dead.is_none();
@@ -177,11 +178,11 @@ impl Tcp {
         (first && dir.arrived + 1 < dir.data.len()).then_some(dir.arrived + 1)
     }
 
-    /// Whether the kernel at the other end of `side` answers with segments behind the end that `side` has seen.
+    /// Whether the kernel at the other end of `side` answers with segments that lie behind the end that `side` has seen.
     pub fn looks_ended(&self, side: usize) -> bool {
         let dir = &self.dirs[1 - side];
         let alive = self.sides.iter().all(|side| side.dead.is_none());
-        // One byte takes the place of a forged end. More would be answered with a reset.
+        // A forged end takes the place of one byte. More bytes would be answered with a reset.
         let beyond = dir.data.len() - dir.arrived;
         alive && (beyond == 1 || dir.fin && beyond == 0)
     }

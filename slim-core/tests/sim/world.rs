@@ -22,16 +22,16 @@ use crate::tcp::{self, Tcp};
 pub const MS: u64 = 1000;
 pub const SECOND: u64 = 1_000_000;
 
-/// A driver that breaks one of the rules, to see that the simulator would notice.
+/// A rule that is broken on purpose, to check that the simulator notices it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutation {
-    /// Reads the old transport dry and closes it when the flow is suspended, not when told to.
+    /// The driver drains the old transport and closes it when the flow is suspended, not when told to.
     DrainEarly,
-    /// Goes on trimming while the flow is suspended.
+    /// The driver goes on trimming while the flow is suspended.
     TrimSuspended,
-    /// Answers `Flush` without having looked.
+    /// The driver answers `Flush` without reading the connection.
     DropAwaiting,
-    /// No driver, but an attacker who is not off the path.
+    /// The driver keeps the rules, but the attacker is on the path and reads the traffic.
     ReadsAlong,
 }
 
@@ -50,7 +50,7 @@ pub struct World {
     /// How long a process may take to look at a connection.
     pub lazy: Vec<[u64; 2]>,
     pub nodes: [Node; 2],
-    /// Until when nothing passes, per path and direction.
+    /// Time before which nothing passes, per path and direction.
     pub cut: [[u64; 2]; 3],
     pub latency: u64,
     pub udp_loss: u64,
@@ -62,18 +62,18 @@ pub struct World {
     pub snipes: u64,
     /// When the last harm is over.
     pub healthy: u64,
-    /// How long after that everything must have come to an end.
+    /// How long after `healthy` every flow must have come to its end.
     pub patience: u64,
     pub stats: Stats,
-    /// Nothing goes wrong but what is forged.
+    /// Nothing goes wrong except forgeries.
     pub quiet: bool,
     /// The last datagram that was sent to a listener.
     pub read_along: Vec<u8>,
-    /// Tell everything on standard output.
+    /// Print everything on standard output.
     pub trace: bool,
 }
 
-/// The process of a host that is the `life`th there.
+/// The endpoint of the `life`th process on host `n`.
 pub fn endpoint(config: Config, own: Transports, seed: u64, n: usize, life: u64) -> Endpoint {
     let id = EndpointId {
         host: [n as u8 + 1; 16],
@@ -182,7 +182,7 @@ impl World {
         if attacked {
             self.some_forgery();
         }
-        // Harm, most of it while there is something to be harmed.
+        // Most harm comes early, while there are connections.
         let harms = self.dice.pick(0, 10);
         self.quiet = self.udp_loss == 0 && harms == 0;
         for _ in 0..harms {
@@ -193,7 +193,7 @@ impl World {
         }
     }
 
-    /// The processes have had flows before, and know each other.
+    /// Gives the processes earlier flows, so that they know each other.
     fn acquaint(&mut self) {
         for flow in 1000..1003 {
             let token = FlowToken(flow as u64 + 1);
@@ -317,18 +317,18 @@ impl World {
             })
     }
 
-    /// A flow waits for something to come of what the endpoint does.
+    /// Whether a flow waits for the endpoint.
     fn waits(&self, node: &Node, token: FlowToken) -> bool {
         match node.endpoint.state(token) {
             Some(State::Suspended | State::Resuming) => true,
-            // Who has heard that the peer has SLIM goes on asking for as long as the connection
-            // says nothing.
+            // A connector that has heard that the peer has SLIM goes on asking as long as the
+            // connection reports no fault.
             Some(State::Negotiating) => self.stats.vanished == 0 || node.fronts[&token].barred,
             _ => false,
         }
     }
 
-    /// A flow that never ends has all there is.
+    /// Whether a flow that never ends has nothing more to do: all bytes are written and delivered.
     fn content(&self, front: &Front) -> bool {
         front.plan == Plan::Idle && !front.barred && front.to_write == 0 && {
             self.nodes.iter().all(|node| {
@@ -431,7 +431,7 @@ impl World {
                 to,
                 data,
             } => {
-                // Nobody there: the host says so.
+                // There is no process: the host sends a refusal.
                 if let Some((asker, path)) = host_of(&from)
                     && self.passes(path, node)
                 {
