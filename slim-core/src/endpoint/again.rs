@@ -222,7 +222,7 @@ impl Endpoint {
             let name = (arrival.flow, Role::Acceptor);
             let peer = arrival.into_peer();
             let tomb = Tomb { peer, status };
-            self.tell_how_it_ended(name, &tomb, connector.ip());
+            self.announce_final_status(name, &tomb, connector.ip());
             return self.tombs.put(now, name, tomb);
         }
         let waiting = WaitingRequest {

@@ -269,7 +269,7 @@ impl Endpoint {
             let tomb = tomb.clone();
             self.send_ack(hello.flow, &tomb.peer, from, local);
             let name = (hello.flow, Role::Acceptor);
-            return self.tell_how_it_ended(name, &tomb, hello.connector.ip());
+            return self.announce_final_status(name, &tomb, hello.connector.ip());
         }
         let tuple = (hello.acceptor, hello.connector);
         let ends = Ends::new(tuple.0, tuple.1);
@@ -280,7 +280,7 @@ impl Endpoint {
                     let peer = self.asker(hello);
                     self.send_ack(hello.flow, &peer, from, local);
                     let (name, tomb) = ((hello.flow, Role::Acceptor), Tomb { peer, status });
-                    self.tell_how_it_ended(name, &tomb, hello.connector.ip());
+                    self.announce_final_status(name, &tomb, hello.connector.ip());
                     return self.tombs.put(now, name, tomb);
                 }
                 Some(_) => {

@@ -253,7 +253,7 @@ impl Endpoint {
         };
         let name = (ack.flow, Role::Connector);
         let tomb = Tomb { peer, status };
-        self.tell_how_it_ended(name, &tomb, ip);
+        self.announce_final_status(name, &tomb, ip);
         self.tombs.put(now, name, tomb);
     }
 }
