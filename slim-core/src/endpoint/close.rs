@@ -112,7 +112,7 @@ impl Endpoint {
             return;
         };
         if let Some(peer) = flow.peer_id() {
-            self.reach_without(token, peer);
+            self.reach_remove_flow(token, peer);
         }
         if let Some((sent, how)) = flow.fin
             && flow.peer.is_some()
@@ -125,7 +125,7 @@ impl Endpoint {
         if self.by_ends.get(&flow.ends) == Some(&token) {
             self.by_ends.remove(&flow.ends);
         }
-        self.not_dialling(&flow.ends, token);
+        self.clear_dialling(&flow.ends, token);
         let status = match (flow.status(), flow.fin) {
             // The driver has released the flow, so nothing can be sent or received for it any more.
             (FlowStatus::Open, _) => FlowStatus::Reset,
@@ -157,7 +157,7 @@ impl Endpoint {
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
         } else {
-            self.never_met(now, &flow, status, asked);
+            self.note_unmet(now, &flow, status, asked);
         }
         take(&mut self.numbers, token);
     }

@@ -367,7 +367,7 @@ impl Endpoint {
             return false;
         }
         if role == Role::Acceptor {
-            self.met_again(&ends);
+            self.forget_unasked(&ends);
             self.by_ends.insert(ends.clone(), token);
             let flow = FlowRecord::new(now, token, role, ends);
             self.flows.insert(token, Box::new(flow));

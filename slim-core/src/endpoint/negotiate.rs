@@ -417,7 +417,7 @@ impl Endpoint {
         self.timers.clear_flow(token);
         self.hello_over(now, token);
         let ends = self.flows[&token].ends.clone();
-        self.not_dialling(&ends, token);
+        self.clear_dialling(&ends, token);
         take(&mut self.numbers, token);
         let flow = self.flow(token);
         flow.hello = None;

@@ -38,7 +38,7 @@ enum Answer {
     /// REFUSE under the key of a flow that has left only its tomb.
     RefuseTomb(Role, RefuseReason),
     /// REFUSE without a flow key.
-    RefuseStranger(RefuseReason),
+    RefuseWithoutKey(RefuseReason),
 }
 
 impl Endpoint {
@@ -126,7 +126,7 @@ impl Endpoint {
                 Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
                 None => return self.close_conn(conn),
             },
-            Answer::RefuseStranger(reason) => {
+            Answer::RefuseWithoutKey(reason) => {
                 seal_with_job(self.config.job_key.as_ref(), &refusal(reason))
             }
         };
@@ -137,7 +137,7 @@ impl Endpoint {
     fn judge(&mut self, now: Time, nonce_r: Nonce, parsed: &Parsed<'_>, resume: &Resume) -> Answer {
         let fresh = Fresh::Responder(nonce_r);
         self.prove(now, resume.flow, (fresh, parsed), None);
-        let mut stranger = match self.candidates.may_have_been() {
+        let mut keyless = match self.candidates.may_have_been() {
             true => RefuseReason::Busy,
             false => RefuseReason::UnknownFlow,
         };
@@ -149,10 +149,10 @@ impl Endpoint {
                     Some(_) if flow.said(fresh, parsed) => {
                         return answer_for(flow, self.own_request(flow), resume.epoch);
                     }
-                    Some(_) => stranger = RefuseReason::BadProof,
+                    Some(_) => keyless = RefuseReason::BadProof,
                     // The answer to our HELLO is still on its way.
-                    None if flow.state() == State::Negotiating => stranger = RefuseReason::Busy,
-                    None => stranger = RefuseReason::Legacy,
+                    None if flow.state() == State::Negotiating => keyless = RefuseReason::Busy,
+                    None => keyless = RefuseReason::Legacy,
                 }
             }
             if let Some(tomb) = self.tombs.get(now, &(resume.flow, role)) {
@@ -166,13 +166,13 @@ impl Endpoint {
                     };
                     return Answer::RefuseTomb(role, reason);
                 }
-                stranger = RefuseReason::BadProof;
+                keyless = RefuseReason::BadProof;
             }
         }
-        if stranger == RefuseReason::BadProof {
+        if keyless == RefuseReason::BadProof {
             self.drop_one();
         }
-        Answer::RefuseStranger(stranger)
+        Answer::RefuseWithoutKey(keyless)
     }
 
     /// The epoch of our own RESUME that the peer may be answering now.
