@@ -1,7 +1,7 @@
 //! Connections with the addresses and ports of an earlier one: `docs/PROTOCOL.md`, section "Addresses used again".
 //!
-//! Until a flow is agreed on, a connection has no name but its addresses, so what is said for one can be taken for what
-//! is said for the next.
+//! Until a flow is agreed on, its connection is identified only by its addresses and ports. So a message for one connection can
+//! be taken for a message for the next one with the same addresses.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -19,34 +19,34 @@ use crate::event::{Event, LegacyReason};
 use crate::ids::{FlowToken, Role, Time};
 use crate::wire::{self, FlowStatus, HelloDone, Message};
 
-/// A connection that was accepted, and whose addresses another one may have by now.
+/// An accepted connection whose addresses a later connection may have by now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Earlier {
-    /// Its flow, while that negotiates; if there is none, the connection has ended without a HELLO.
+    /// Its flow, while that negotiates. `None`: the connection has ended without a HELLO.
     pub flow: Option<FlowToken>,
-    /// Our end, their end.
+    /// Local and remote address.
     pub ends: (SocketAddr, SocketAddr),
-    /// The kernel's number of it, if that was [told](Endpoint::numbered).
+    /// The kernel's number of the connection, if it was [reported](Endpoint::numbered).
     pub connection: Option<u64>,
-    /// The HELLO is named as one of several connections with these addresses.
+    /// The flow id in HELLO says that its addresses were in use before.
     pub named_again: bool,
-    /// The connection has no flow any more, and was thrown away: there is nothing to be told of its end.
+    /// The connection has no flow any more, and the application did not close it in good order: there is no end to report.
     pub thrown_away: bool,
 }
 
-/// For how long HELLO may be at the acceptor before its connection stands there: a connector that does not wait for the
-/// connection sends both at once. One that is earlier still is repeated, for its SYN was lost.
+/// How long before its connection is established at the acceptor HELLO may arrive: a connector that does not wait for the
+/// connection sends SYN and HELLO at the same time. If HELLO comes still earlier, the SYN was lost, and HELLO is repeated.
 const EARLY: Duration = Duration::from_millis(500);
 
 impl Endpoint {
-    /// A connection is about to be made that has these addresses, so every earlier one is over. To be called before the peer
-    /// can see anything of it.
+    /// The application is about to make a connection with these addresses, so every earlier one is over. To be called before
+    /// the peer can see any packet of the new connection.
     pub fn about_to_connect(&mut self, now: Time, local: SocketAddr, remote: SocketAddr) {
         let (local, remote) = (plain(local), plain(remote));
         if !local.ip().is_unspecified() {
             return self.supersede(now, &Ends::new(local, remote));
         }
-        // The kernel is still to choose the address.
+        // The kernel has not chosen the local address yet.
         let fits = |ends: &&Ends| ends.remote() == remote && ends.local().port() == local.port();
         let mut all: Vec<Ends> = self.dialling.keys().filter(fits).cloned().collect();
         all.extend(self.late.asked_ends().filter(fits).cloned());
@@ -55,7 +55,7 @@ impl Endpoint {
         }
     }
 
-    /// A new connector's flow. An earlier one that had its addresses is over.
+    /// Adds a connector's flow. An earlier flow with the same addresses is over.
     pub(super) fn add_connector(&mut self, now: Time, token: FlowToken, ends: Ends) {
         let again = self.is_again(now, &ends);
         self.supersede(now, &ends);
@@ -65,13 +65,13 @@ impl Endpoint {
         self.flows.insert(token, Box::new(flow));
     }
 
-    /// Connector: whether the acceptor may still have an earlier connection with these addresses of which it knows nothing.
+    /// Connector: whether the acceptor may still hold an earlier connection with these addresses without knowing its flow.
     fn is_again(&self, now: Time, ends: &Ends) -> bool {
         self.dialling.contains_key(ends) || self.late.was_unmet(now, ends)
     }
 
-    /// Connector: a connection stands that has these addresses, so every earlier one is over. An acceptor that answers the
-    /// HELLO of an earlier one now may have the new one in mind, and must not get a word under that key.
+    /// Connector: a connection with these addresses is made, so every earlier one is over. An acceptor that answers the
+    /// HELLO of an earlier one now may take it for the new connection, so it must get no message under the earlier flow's key.
     pub(super) fn supersede(&mut self, now: Time, ends: &Ends) {
         self.late.supersede(now, ends);
         let Some(earlier) = self.dialling.remove(ends) else {
@@ -100,7 +100,7 @@ impl Endpoint {
         };
         flow.go(State::Legacy);
         for Candidate { id, peer, .. } in candidates {
-            // It was said OPEN to, which names this connection and no other.
+            // The candidate has got OPEN, which is for this connection and no other.
             self.tombs
                 .put(now, (id, Role::Connector), Tomb { peer, status });
         }
@@ -113,8 +113,8 @@ impl Endpoint {
         }
     }
 
-    /// Acceptor: the connection that we know at the addresses which a HELLO names, if HELLO may be of a later one with these
-    /// addresses. If it is: see [`leave_addresses`](Self::leave_addresses).
+    /// Acceptor: the connection that is known at the addresses that a HELLO names, if the HELLO may be for a later connection
+    /// with these addresses. If the driver finds that it is, it calls [`leave_addresses`](Self::leave_addresses).
     pub fn may_be_of_later(&self, now: Time, from: SocketAddr, data: &[u8]) -> Option<Earlier> {
         let parsed = wire::parse(data).ok()?;
         let (flow, acceptor, connector) = match &parsed.message {
@@ -144,18 +144,19 @@ impl Endpoint {
         (self.flows[&token].state() == State::Negotiating).then_some(token)
     }
 
-    /// Acceptor: whether HELLO waits for the connection with these addresses that is about to be opened, or for a later one.
+    /// Acceptor: whether HELLOs wait for the connection with these addresses that is about to be opened, and one of them may be
+    /// for a later connection.
     pub fn is_awaited_again(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         self.pending.has_again((plain(local), plain(remote)))
     }
 
-    /// Acceptor: whether anything waits for the connection with these addresses.
+    /// Acceptor: whether a HELLO or an OPEN waits for the connection with these addresses.
     pub fn is_awaited(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         self.pending.has((plain(local), plain(remote)))
     }
 
-    /// Acceptor: the connection with these addresses, which is about to be opened or is claimed by another process, has
-    /// stood for `age`. What came long before it was of an earlier one.
+    /// Acceptor: the connection with these addresses, which is about to be opened or is claimed by another process, was
+    /// established `age` ago. Forgets requests that came long before that: they were for an earlier connection.
     pub fn has_stood(
         &mut self,
         now: Time,
@@ -167,8 +168,8 @@ impl Endpoint {
             .forget_older(now, tuple, age.saturating_add(EARLY));
     }
 
-    /// The kernel has given the connection up, and a later one may have its addresses. What is said for these from now
-    /// on is not for it.
+    /// The kernel has closed the earlier connection, and a later one may have its addresses. From now on, messages for these
+    /// addresses are not for the earlier connection.
     pub fn leave_addresses(&mut self, earlier: &Earlier) {
         let ends = Ends::new(earlier.ends.0, earlier.ends.1);
         match earlier.flow {
@@ -176,19 +177,19 @@ impl Endpoint {
                 self.by_ends.remove(&ends);
             }
             Some(_) => {}
-            None => self.met_again(&ends),
+            None => self.forget_unasked(&ends),
         }
     }
 
-    /// The kernel's number of an accepted flow's connection, which no other connection gets.
+    /// Reports the kernel's number of an accepted flow's connection, which is unique (`SO_COOKIE`).
     pub fn numbered(&mut self, token: FlowToken, connection: u64) {
         if self.state(token) == Some(State::Negotiating) {
             self.numbers.insert(token, connection);
         }
     }
 
-    /// As [`open`](Self::open), of an accepted connection that the kernel has given up, where what waits for its addresses
-    /// [may be for a later one](Self::is_awaited_again).
+    /// As [`open`](Self::open), for an accepted connection that the kernel has closed already, if the HELLO that waits for its
+    /// addresses [may be for a later connection](Self::is_awaited_again). The flow is plain TCP.
     pub fn open_over(
         &mut self,
         now: Time,
@@ -202,18 +203,19 @@ impl Endpoint {
         self.flows.insert(token, Box::new(flow));
         let reason = LegacyReason::NoAnswer;
         self.emit(token, Event::Legacy { reason });
-        // It is over: nothing is left that could be refused.
+        // The connection is over already, so there is nothing to refuse even if the policy requires SLIM.
         self.push_plain(token);
     }
 
-    /// The flow does not negotiate any more.
-    pub(super) fn not_dialling(&mut self, ends: &Ends, token: FlowToken) {
+    /// The flow does not negotiate any more: removes it from `dialling`.
+    pub(super) fn clear_dialling(&mut self, ends: &Ends, token: FlowToken) {
         if self.dialling.get(ends) == Some(&token) {
             self.dialling.remove(ends);
         }
     }
 
-    /// Acceptor: an OPEN has come for a connection that is not, or not any more, or is an earlier one with the same addresses.
+    /// Acceptor: an OPEN has come whose connection is not accepted yet or has ended; the known connection with its addresses, if
+    /// any, is an earlier one.
     pub(super) fn keep_open(&mut self, now: Time, arrival: Arrival) {
         let (acceptor, connector) = arrival.ends.both();
         let known = self.by_ends.contains_key(&arrival.ends);
@@ -222,7 +224,7 @@ impl Endpoint {
             let name = (arrival.flow, Role::Acceptor);
             let peer = arrival.into_peer();
             let tomb = Tomb { peer, status };
-            self.tell_how_it_ended(name, &tomb, connector.ip());
+            self.announce_final_status(name, &tomb, connector.ip());
             return self.tombs.put(now, name, tomb);
         }
         let waiting = WaitingRequest {

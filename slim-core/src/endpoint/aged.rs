@@ -1,4 +1,4 @@
-//! What is remembered for a while: tables bounded in number and in time.
+//! Tables whose entries are bounded in number and in age.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::ids::Time;
 
-/// A table of at most `MOST` entries, none of which is given out when it is older than the table's age. The oldest
-/// makes way for a new one.
+/// A table of at most `MOST` entries. An entry older than the table's age is never returned. When the table is full, a new
+/// entry displaces the oldest.
 pub(super) struct Aged<K, V, const MOST: usize> {
     known: HashMap<K, AgedEntry<V>>,
-    /// By number, oldest first. A number that differs from that in `known` means nothing.
+    /// By number, oldest first. Entries whose number differs from that in `known` are stale.
     order: VecDeque<(u64, Time, K)>,
     next: u64,
     age: Duration,
@@ -32,7 +32,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         }
     }
 
-    /// Takes the place of what was there under this key.
+    /// Inserts an entry, or replaces the one with this key.
     pub(super) fn put(&mut self, now: Time, key: K, value: V) {
         self.expire(now);
         self.next += 1;
@@ -44,7 +44,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         self.order.push_back((self.next, now, key.clone()));
         self.known.insert(key, entry);
         while self.known.len() > MOST && self.pop() {}
-        // What was replaced or removed must not pile up behind one that lasts.
+        // Stale entries must not pile up behind an old one that lasts.
         if self.order.len() > 2 * MOST {
             let known = &self.known;
             self.order
@@ -52,7 +52,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         }
     }
 
-    /// What is there under this key becomes as young as a new entry, unless most of its time is left anyway.
+    /// Makes the entry with this key as young as a new one, if it is older than a quarter of the table's age.
     pub(super) fn renew(&mut self, now: Time, key: &K) {
         let worn = |e: &AgedEntry<V>| (self.age / 4..self.age).contains(&now.since(e.since));
         if self.known.get(key).is_some_and(worn)
@@ -76,7 +76,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         self.known.keys()
     }
 
-    /// Forgets those for which `keep` does not hold.
+    /// Forgets entries for which `keep` does not hold.
     pub(super) fn retain(&mut self, keep: impl Fn(&V) -> bool) {
         self.known.retain(|_, entry| keep(&entry.value));
     }
@@ -89,7 +89,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         removed.map(|entry| entry.value)
     }
 
-    /// Forgets what is too old, and gives the memory back when that was all.
+    /// Forgets entries that are too old, and gives the memory back if none are left.
     pub(super) fn expire(&mut self, now: Time) {
         while let Some((_, since, _)) = self.order.front()
             && now.since(*since) >= self.age
@@ -101,7 +101,7 @@ impl<K: Clone + Eq + Hash, V, const MOST: usize> Aged<K, V, MOST> {
         }
     }
 
-    /// Forgets the oldest; false if there is none.
+    /// Forgets the oldest entry of `order`; false if there is none.
     fn pop(&mut self) -> bool {
         let Some((number, _, key)) = self.order.pop_front() else {
             return false;
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_is_not_given_out_and_then_gone() {
+    fn an_old_entry_is_not_returned_and_then_removed() {
         let mut table = table();
         table.put(at(0), 1, "a");
         table.put(at(5), 2, "b");
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_renewed_lasts_longer() {
+    fn a_renewed_entry_lasts_longer() {
         let mut table = table();
         table.put(at(0), 1, "a");
         table.put(at(0), 2, "b");
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(
             (table.len(), table.get(at(18), &1)),
             (1, None),
-            "it was too late"
+            "renewed too late"
         );
     }
 
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_makes_way() {
+    fn a_new_entry_displaces_the_oldest() {
         let mut table = table();
         for n in 0..6 {
             table.put(at(n), n, "x");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_again_is_new_and_leaves_nothing_behind() {
+    fn a_replaced_entry_is_young_and_leaves_no_stale_entries_behind() {
         let mut table = table();
         table.put(at(0), 9, "lasts");
         for n in 0..100 {

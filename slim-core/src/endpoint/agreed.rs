@@ -1,4 +1,4 @@
-//! Flows that both ends know without having asked each other: `docs/PROTOCOL.md`, section "Flows agreed on by other means".
+//! Flows that both ends know without negotiation: `docs/PROTOCOL.md`, section "Flows agreed on by other means".
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,10 +13,11 @@ use crate::ids::{EndpointId, FlowId, FlowToken, Role, Time};
 use crate::transport::OtherLocator;
 use crate::wire::feature;
 
-/// What a process tells others of itself, by whatever means, so that flows with it can be opened as agreed.
+/// The description of a process that others need to open agreed flows with it. The front ends exchange it by means of their
+/// own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announcement {
-    /// Who it is.
+    /// The endpoint id of the process.
     pub id: EndpointId,
     /// Optional parts of the protocol that it speaks, as bits of [`feature`].
     pub features: u64,
@@ -26,25 +27,25 @@ pub struct Announcement {
     pub resume_port: u16,
     /// UDP port of its control socket.
     pub control_port: u16,
-    /// Number of what it says of other kinds of transport.
+    /// Serial number of its locators, as in OFFER.
     pub serial: u64,
-    /// How it is reached by them.
+    /// Its locators of other kinds of transport than TCP.
     pub locators: Vec<OtherLocator>,
 }
 
-/// What the two ends of a flow have agreed on.
+/// The data of a flow that its two ends have agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agreed {
-    /// Its name, which no other flow between the two has, or has had.
+    /// The flow id, which no other flow between the two has or has had.
     pub flow: FlowId,
-    /// Two secrets that both ends know, and nobody else: one of the connector's choice, and one of the acceptor's.
+    /// Two secrets that only the two ends know: the first chosen by the connector, the second by the acceptor.
     pub secrets: [[u8; 32]; 2],
     /// The other end.
     pub peer: Announcement,
 }
 
 impl Endpoint {
-    /// What the other end of an [`Agreed`] flow is to know of this process.
+    /// The description of this process for the other end of an [`Agreed`] flow.
     pub fn announcement(&self) -> Announcement {
         Announcement {
             id: self.id,
@@ -57,13 +58,13 @@ impl Endpoint {
         }
     }
 
-    /// As [`open`](Endpoint::open), of a flow that both ends know: it is live at once. `ends` are our and their end of its
-    /// first connection. If that is no TCP connection, they only say at which address of the peer it is asked, and where
-    /// its resume listener is tried first; a flow may also begin without any connection, with a
+    /// As [`open`](Endpoint::open), for a flow that both ends know: it is live at once. `local` and `remote` are the ends of its
+    /// first connection. If that is no TCP connection, they only say to which address of the peer control messages go, and
+    /// where its resume listener is tried first. A flow may also begin without any connection, with a
     /// [`fault`](Endpoint::fault).
     ///
-    /// Both ends must have opened the flow before either looks for a transport: who does not know a flow says so, and then
-    /// it is given up.
+    /// Both ends must open the flow before either of them makes a transport: an end that does not know the flow answers so, and
+    /// the flow is given up.
     pub fn open_agreed(
         &mut self,
         now: Time,
@@ -89,7 +90,7 @@ impl Endpoint {
         self.agree(now, token, id, peer, None);
     }
 
-    /// Who is at the other end, with the address `at`.
+    /// The peer of an agreed flow, at the address `at`.
     fn agreed_peer(&mut self, role: Role, at: IpAddr, agreed: &Agreed) -> Peer {
         let told = &agreed.peer;
         let (connector, acceptor) = match role {
@@ -116,15 +117,15 @@ impl Endpoint {
             let told = ToldLocators {
                 serial: told.serial,
                 heard: 0,
-                locators: self.of_use(&told.locators),
+                locators: self.usable_locators(&told.locators),
             };
-            // If it has told something newer since, that holds.
+            // No effect if the process has announced newer locators since.
             self.processes.tell(process.id, at, told);
         }
         Peer {
             process,
             key,
-            // Not to be told to anybody.
+            // HELLO_ACK is never sent for an agreed flow.
             random_s: [0; 32],
         }
     }

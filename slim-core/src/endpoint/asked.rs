@@ -1,4 +1,4 @@
-//! The acceptor's side of negotiation: HELLOs, and those that wait for their connection to be accepted.
+//! The acceptor's side of negotiation: answers to HELLO, and HELLOs that wait until the application accepts their connection.
 //! `docs/PROTOCOL.md`, section "Negotiation".
 
 use std::collections::HashMap;
@@ -22,30 +22,31 @@ use crate::wire::{
     Parsed, feature,
 };
 
-/// Hosts remembered for having asked, and for not having asked.
+/// Maximum number of hosts in each table of [`Askers`].
 const HOSTS: usize = 1024;
-/// For how long a host is remembered from which a connection came without a HELLO.
+/// How long a host is remembered as one that sends no HELLO.
 const SILENT_AGE: Duration = Duration::from_secs(60);
 
-/// Who asks whether we have SLIM.
+/// Hosts that have connected to us, by whether they send HELLO.
 #[derive(Default)]
 pub(super) struct Askers {
-    /// When a host asked last: so it has SLIM.
+    /// When a host last sent HELLO: it has SLIM.
     heard: Hosts,
-    /// When the first connection came from a host that has not asked since.
+    /// When the first connection came from a host that has sent no HELLO since.
     unheard: Hosts,
-    /// When a host last had not asked in time: so it has no SLIM, perhaps.
+    /// When a host last sent no HELLO in time: it probably has no SLIM.
     silent: Hosts,
 }
 
 impl Askers {
+    /// A HELLO or an OPEN has come from the host.
     pub(super) fn note(&mut self, now: Time, ip: IpAddr, age: Duration) {
         self.silent.0.remove(&ip);
         self.unheard.0.remove(&ip);
         self.heard.note(now, ip, age);
     }
 
-    /// A connection has come from there, and a HELLO not yet.
+    /// A connection has come from the host, without a HELLO so far.
     pub(super) fn note_connection(&mut self, now: Time, ip: IpAddr, age: Duration) {
         match self.unheard.0.get(&ip) {
             _ if self.heard.within(now, ip, age) => {}
@@ -55,7 +56,7 @@ impl Askers {
         }
     }
 
-    /// A connection from there has come without a HELLO.
+    /// No HELLO has come in time for a connection from the host.
     pub(super) fn note_silent(&mut self, now: Time, ip: IpAddr) {
         self.silent.note(now, ip, SILENT_AGE);
     }
@@ -74,13 +75,13 @@ impl Askers {
         self.heard.within(now, ip, age)
     }
 
-    /// Whether a HELLO from there would be a surprise. So it is taken to be if there are too many such hosts.
+    /// Whether the host is remembered as one that sends no HELLO. If that table is full, every host counts as silent.
     pub(super) fn is_silent(&self, now: Time, ip: IpAddr) -> bool {
         self.silent.within(now, ip, SILENT_AGE) || self.silent.0.len() >= HOSTS
     }
 }
 
-/// When something happened that concerns a host.
+/// The time of an event for each host.
 #[derive(Default)]
 struct Hosts(HashMap<IpAddr, Time>);
 
@@ -105,8 +106,8 @@ impl Hosts {
 }
 
 impl Endpoint {
-    /// Takes a HELLO that waits for the connection from `remote` to `local` to be accepted, until there is none. For
-    /// drivers of processes that share a listener: another one has accepted it.
+    /// Takes a HELLO that waits for the connection from `remote` to `local`; `None` if there is none left. For
+    /// drivers of processes that share a listener, when another process has accepted the connection.
     pub fn take_pending(
         &mut self,
         now: Time,
@@ -115,7 +116,7 @@ impl Endpoint {
     ) -> Option<PendingHello> {
         let tuple = (plain(local), plain(remote));
         while let Some(waiting) = self.pending.take(now, tuple) {
-            // An OPEN was said to us, and is of no use to anybody else.
+            // An OPEN is under a pair key of this process, so other processes cannot use it.
             if let Request::Hello(hello) = waiting.request {
                 return Some(PendingHello {
                     from: waiting.from,
@@ -127,11 +128,11 @@ impl Endpoint {
         None
     }
 
-    /// Nobody accepts connections any more at the addresses of ours for which `fits` holds: those that
-    /// wait for it are told.
+    /// The listeners at local addresses for which `fits` holds are closed: answers the waiting HELLOs
+    /// by HELLO_NAK.
     pub fn refuse_pending(&mut self, fits: impl Fn(SocketAddr) -> bool) {
         for waiting in self.pending.take_all(fits) {
-            // Whoever has said OPEN asks soon, and is told then.
+            // OPEN is not answered. Its connector sends QUERY soon, and gets UNKNOWN.
             let Request::Hello(hello) = waiting.request else {
                 continue;
             };
@@ -144,7 +145,7 @@ impl Endpoint {
         }
     }
 
-    /// Acceptor: a HELLO and our flow have met. Whoever said it has to show that the answer has reached it.
+    /// Acceptor: a HELLO matches our flow. Its sender becomes a candidate, and must show that HELLO_ACK has reached it.
     pub(super) fn accept_hello(
         &mut self,
         now: Time,
@@ -153,7 +154,7 @@ impl Endpoint {
         from: SocketAddr,
         local: SocketAddr,
     ) {
-        // Of two connections with one name the first has it.
+        // If two connections have the same flow id, the first one keeps it.
         if self.by_id.contains_key(&(hello.flow, Role::Acceptor)) {
             return self.drop_one();
         }
@@ -168,7 +169,7 @@ impl Endpoint {
         }
     }
 
-    /// Acceptor: what this HELLO says about the other side.
+    /// Acceptor: the peer as described by this HELLO, with the flow key.
     fn asker(&mut self, hello: &Hello) -> Peer {
         let random_s = answer_random(&self.secret, hello);
         let key = self.key_of(hello, random_s);
@@ -198,7 +199,7 @@ impl Endpoint {
         FlowKey::derive(self.config.job_key.as_ref(), &inputs)
     }
 
-    /// Whether it is this HELLO, come late or twice, that the flow began with: no other makes its key.
+    /// Whether the flow began with this HELLO, which is late or repeated: no other HELLO gives the flow key.
     fn began_with(&self, peer: &Peer, hello: &Hello) -> bool {
         self.key_of(hello, peer.random_s) == peer.key
     }
@@ -225,7 +226,7 @@ impl Endpoint {
         parsed: &Parsed<'_>,
         hello: &Hello,
     ) {
-        // Nobody may name a connection of another host.
+        // A host may only name its own connections.
         if plain(from).ip() != hello.connector.ip() {
             return self.drop_one();
         }
@@ -257,7 +258,7 @@ impl Endpoint {
             return match same.cloned() {
                 Some(peer) => {
                     self.send_ack(hello.flow, &peer, from, local);
-                    // Sent before the peer could read it, perhaps.
+                    // An earlier FIN may have arrived before HELLO_ACK, when the peer could not verify it.
                     self.announce_fin_to(token, Some(hello.flow));
                 }
                 None => self.drop_one(),
@@ -269,7 +270,7 @@ impl Endpoint {
             let tomb = tomb.clone();
             self.send_ack(hello.flow, &tomb.peer, from, local);
             let name = (hello.flow, Role::Acceptor);
-            return self.tell_how_it_ended(name, &tomb, hello.connector.ip());
+            return self.announce_final_status(name, &tomb, hello.connector.ip());
         }
         let tuple = (hello.acceptor, hello.connector);
         let ends = Ends::new(tuple.0, tuple.1);
@@ -280,7 +281,7 @@ impl Endpoint {
                     let peer = self.asker(hello);
                     self.send_ack(hello.flow, &peer, from, local);
                     let (name, tomb) = ((hello.flow, Role::Acceptor), Tomb { peer, status });
-                    self.tell_how_it_ended(name, &tomb, hello.connector.ip());
+                    self.announce_final_status(name, &tomb, hello.connector.ip());
                     return self.tombs.put(now, name, tomb);
                 }
                 Some(_) => {
@@ -302,7 +303,7 @@ impl Endpoint {
         let flow = self.flow(token);
         match flow.state() {
             State::Negotiating => self.accept_hello(now, token, hello, from, local),
-            // Too late: bytes are not counted any more, or the application has thrown it away.
+            // Too late: bytes are not counted any more, or the application has closed or reset the flow.
             state if state == State::Legacy || flow.peer.is_none() => {
                 let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
                 self.out.datagram(from, Some(local), data);
@@ -324,7 +325,7 @@ impl Endpoint {
         if self.genuine(hello.flow, parsed).is_some() {
             return;
         }
-        // Others may have taken the place of this HELLO. It has all that is needed.
+        // Other candidates may have displaced this one. HELLO_DONE repeats HELLO, so the candidate can be made again.
         let ends = Ends::new(
             on_link_of(hello.acceptor, from),
             on_link_of(hello.connector, from),

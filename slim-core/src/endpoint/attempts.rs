@@ -1,13 +1,13 @@
-//! How a new transport is looked for: `docs/PROTOCOL.md`, section "Attempts".
+//! The attempts to get a new transport: `docs/PROTOCOL.md`, section "Attempts".
 //!
 //! An attempt is a window of time, by default 3, 12 and 45 seconds. Inside it connections are made
-//! one after the other: one that fails at once is followed, after a random pause that grows, by the
-//! next, and one that hangs is replaced, because its packets may have been lost just before the
-//! network healed and the kernel would wait long before it sends them again.
+//! one after the other. After a connection that fails at once, the next one follows after a random pause that grows. A
+//! connection that hangs is replaced: its packets may have been lost just before the
+//! network recovered, and the kernel would wait long before it sends them again.
 //!
 //! Each attempt starts on another path, and the kinds of transport take turns, the preferred one first. Every second
-//! connection goes by TCP to the address that the application itself had connected, though: an endpoint announces all
-//! addresses it has, among them some that lead nowhere from here, and a window must not be spent on one of those alone.
+//! connection goes by TCP to the address that the application had connected to. An endpoint announces all its
+//! addresses, and some may be unreachable from here; a window must not be spent on one of those alone.
 
 use std::time::Duration;
 
@@ -23,20 +23,20 @@ use crate::event::{EscalateReason, Event, Failure};
 use crate::ids::{Cause, FlowToken, Role, Time, Verdict};
 use crate::transport::Path;
 
-/// When a connection is reset, both ends mostly know it at once. The side that had accepted it leaves the other one
-/// so much time to make the new one: two that are made at the same time cost twice the work, and one of them is
-/// thrown away.
+/// When a connection is reset, both ends mostly notice at the same time. The acceptor waits this long before it connects, so
+/// that the connector can make the new connection first. Two connections at the same time would cost twice the work, and one
+/// of them would be dropped.
 pub(super) const HEAD_START: Duration = Duration::from_millis(5);
-/// A peer that began to resume and said nothing more for this long is not waited for.
+/// A resume that the peer has begun is not waited for if the peer sends nothing for this long.
 pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
-/// A flow whose own connection has not failed is not given up before the kernel would give up a
-/// connection that does not move (`tcp_retries2` with its default value).
+/// A flow whose connection has not failed is not given up before the kernel would give up a
+/// stalled connection (`tcp_retries2` with its default value).
 const PATIENCE: Duration = Duration::from_secs(924);
 
 impl Endpoint {
-    /// The flow's transport is suspect or gone: find out what to do about it.
+    /// The flow's transport has failed or is suspected: starts the outage, and what its cause requires.
     pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, mut outage: Outage) {
-        // The peer died while its replay was being written, or somebody ended the stream.
+        // The end lies within the peer's replay: the peer died while writing it, or the end was forged.
         if outage.eof.is_some_and(|at| at < self.flow(token).promised) {
             (outage.eof, outage.errno) = (None, Some(ECONNRESET));
         }
@@ -71,7 +71,7 @@ impl Endpoint {
         }
     }
 
-    /// Moves to `Suspended`, and asks the front end for it if it has not done so by itself.
+    /// Moves to `Suspended`, and asks the front end to suspend the flow unless it has done so by itself.
     pub(super) fn suspend(&mut self, now: Time, token: FlowToken) {
         let deadline = self.config.deadline;
         let flow = self.flow(token);
@@ -80,7 +80,7 @@ impl Endpoint {
             if let Some(outage) = &mut flow.outage
                 && outage.cause == Cause::Stall
             {
-                // It was suspected long before; the flow stands still from now on.
+                // The stall was suspected before, but the flow stands still only from now on.
                 outage.since = now;
             }
         }
@@ -97,7 +97,7 @@ impl Endpoint {
         }
     }
 
-    /// Begins to look for a transport, or goes on with it.
+    /// Starts the attempts, or continues them.
     pub(super) fn start_attempts(&mut self, now: Time, token: FlowToken) {
         self.timers
             .clear(TimerOwner::Flow(token, Timer::Explanation));
@@ -167,7 +167,8 @@ impl Endpoint {
         Paths::of(flow, self.locators(token), &self.id.host, &self.own)
     }
 
-    /// Stops the clock while the replay runs: what comes of it decides.
+    /// Pauses the window and stops all timers of the outage while a replay is being written. If the replay fails, the attempts
+    /// continue.
     pub(super) fn pause_attempts(&mut self, now: Time, token: FlowToken) {
         let window = TimerOwner::Flow(token, Timer::Window);
         let ends = self.timers.get(window);
@@ -184,7 +185,7 @@ impl Endpoint {
         }
         let flow = self.flow(token);
         flow.query = None;
-        // Without a window under way it was stopped before, and has not gone on since.
+        // Without a running window timer, the window was paused before and has not continued since.
         if let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut())
             && let Some(ends) = ends
         {
@@ -192,14 +193,14 @@ impl Endpoint {
         }
     }
 
-    /// The peer began to resume, and then nothing came.
+    /// The peer has begun a resume, and has sent nothing since.
     pub(super) fn on_peer_silent(&mut self, now: Time, token: FlowToken) {
-        // Nothing was answered on it, so the peer has put nothing into it. `awaiting` stays: it
-        // may hold stream bytes that the peer has forgotten.
+        // RESUME_OK was not sent on `accepted`, so it holds no stream bytes. `awaiting` stays: it
+        // may hold stream bytes that the peer has trimmed.
         if let Some(conn) = self.flow(token).change.accepted.take() {
             self.close_conn(conn);
         }
-        self.settle(token);
+        self.update_state(token);
         if self
             .timers
             .get(TimerOwner::Flow(token, Timer::Backoff))
@@ -229,14 +230,14 @@ impl Endpoint {
             .get(TimerOwner::Flow(token, Timer::PeerSilent))
             .is_some();
         if agreed || heard {
-            // Both sides are at it this very moment.
+            // A resume is under way right now: extend the window.
             let more = now + Duration::from_secs(1);
             return self
                 .timers
                 .set(TimerOwner::Flow(token, Timer::Window), more);
         }
         self.drop_outgoing(now, token);
-        self.settle(token);
+        self.update_state(token);
         let Some(attempts) = self.attempts(token) else {
             return;
         };
@@ -260,7 +261,7 @@ impl Endpoint {
     fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
         let flow = self.flow(token);
         if flow.state() == State::Live {
-            // Only a stall that was looked into: the old transport is still in use.
+            // The cause was only a stall: the old transport is still in use.
             flow.outage = None;
             flow.query = None;
             return self.timers.clear_flow(token);
@@ -279,8 +280,8 @@ impl Endpoint {
         self.give_up(now, token, EscalateReason::Deadline);
     }
 
-    /// No transport was found in time. Where the old one has done nothing but end, and its peer could never be
-    /// reached by another, that end is what the application gets.
+    /// No new transport was found in time. If the old transport has only ended, and the peer process has never
+    /// answered at a port of its own, the application gets the end of the stream. Otherwise it gets an error.
     fn give_up(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
         if self.ended_intact(token) && !self.was_reached(token) {
             return self.believe_eof(now, token);

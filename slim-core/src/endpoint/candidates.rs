@@ -1,12 +1,12 @@
-//! Who may be at the other end of a connection: `docs/PROTOCOL.md`, sections "Negotiation" and "Pairs".
+//! Candidates: the processes that may be the peer of a connection. `docs/PROTOCOL.md`, sections "Negotiation" and "Pairs".
 //!
-//! A HELLO proves nothing: its source address can be forged, and it names only what can be guessed.
+//! A HELLO proves nothing: its source address can be forged, and its content can be guessed.
 //! So each HELLO for a connection makes a *candidate*, which gets its own HELLO_ACK and has its own
-//! key. The flow belongs to the candidate that says something under its key, because only the
-//! receiver of HELLO_ACK can compute that. Until then the flow negotiates.
+//! key. The flow belongs to the candidate that sends a message under its key, because only the
+//! receiver of HELLO_ACK can compute that key. Until then the flow negotiates.
 //!
-//! A connector that has said OPEN has a candidate, too: the process that it knows at that address. If that turns out not
-//! to have the connection, the connector says HELLO.
+//! A connector that has sent OPEN has a candidate, too: the process that it knows at that address. If that process turns out
+//! not to have the connection, the connector sends HELLO.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -21,21 +21,21 @@ use crate::event::LegacyReason;
 use crate::ids::{Counted, FinHow, FlowId, FlowToken, Nonce, Role, Time, take};
 use crate::wire::{Message, Parsed, Query, Unknown};
 
-/// Candidates of one connection. A further one takes the place of the oldest; if that asks again,
+/// Maximum number of candidates of one connection. A further one displaces the oldest; if that sends HELLO again,
 /// it gets the same key as before.
 pub(super) const CANDIDATES: usize = 4;
-/// First wait for a word under the key; doubles each time. A round trip is usually shorter.
+/// First wait for a message under the key; doubles each time. A round trip is usually shorter.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// The same once the connection has failed.
 const HURRY: Duration = Duration::from_millis(50);
 /// Longest wait.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
-/// After as many QUERYs of a connector it says HELLO, too: the acceptor waits for that if it knows nothing of the OPEN.
+/// After this many QUERYs, a connector sends HELLO, too: an acceptor that has not got the OPEN waits for HELLO.
 const QUERIES_OF_CONNECTOR: u32 = 2;
-/// QUERYs to one candidate, and as many once the connection has failed.
+/// Number of QUERYs to one candidate. When the connection fails, the count starts anew.
 const QUERIES: u32 = 5;
 
-/// Somebody who has said HELLO for a connection.
+/// A process that may be the peer of a connection.
 pub(super) struct Candidate {
     pub(super) id: FlowId,
     pub(super) peer: Peer,
@@ -44,7 +44,7 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    /// Where control messages for it go, if it has the address `remote` is at.
+    /// The candidate's control address, at the address of `remote`.
     fn control(&self, remote: SocketAddr) -> SocketAddr {
         at_port(remote, self.peer.process.control_port)
     }
@@ -54,7 +54,7 @@ impl Candidate {
 #[derive(Default)]
 struct Few {
     known: Vec<Candidate>,
-    /// There were more, and one of those may be the peer.
+    /// Other candidates were displaced, and one of them may be the peer.
     forgotten: bool,
 }
 
@@ -74,22 +74,22 @@ impl Candidates {
         few.known.iter().find(|known| known.id == id)
     }
 
-    /// A flow that is not known may be one whose HELLO was pushed out by others.
+    /// Whether a candidate of any flow was displaced: an unknown flow id may belong to such a candidate.
     pub(super) fn may_have_been(&self) -> bool {
         self.of.values().any(|few| few.forgotten)
     }
 
-    /// Whether this flow had more of them.
+    /// Whether a candidate of this flow was displaced.
     pub(super) fn were_more(&self, token: FlowToken) -> bool {
         self.of.get(&token).is_some_and(|few| few.forgotten)
     }
 
-    /// None is known any more of this flow; those that were.
+    /// Removes and returns the candidates of a flow.
     fn remove(&mut self, token: FlowToken) -> Option<Few> {
         take(&mut self.of, token)
     }
 
-    /// How many flows have any.
+    /// Number of flows with candidates.
     pub(super) fn len(&self) -> usize {
         self.of.len()
     }
@@ -101,7 +101,7 @@ impl Candidates {
 }
 
 impl Endpoint {
-    /// Somebody else has said HELLO for the connection.
+    /// Adds a candidate for the connection of a flow.
     pub(super) fn add_candidate(&mut self, now: Time, token: FlowToken, id: FlowId, peer: Peer) {
         let nonce = self.rng.nonce();
         let role = self.flow(token).role;
@@ -111,7 +111,7 @@ impl Endpoint {
             few.forgotten = true;
             self.by_id.remove(&(oldest.id, role));
         }
-        // There is hardly ever more than one.
+        // Most flows have only one candidate, so reserve no more.
         few.known.reserve_exact(1);
         few.known.push(Candidate {
             id,
@@ -128,7 +128,7 @@ impl Endpoint {
         }
     }
 
-    /// The connection has failed: each candidate is asked at once, whether it was asked before or not.
+    /// The connection has failed: all candidates are asked at once, and their QUERYs are counted anew.
     pub(super) fn hurry_candidates(&mut self, now: Time, token: FlowToken) {
         if let Some(few) = self.candidates.of.get_mut(&token) {
             few.known.iter_mut().for_each(|known| known.asked = 0);
@@ -136,15 +136,15 @@ impl Endpoint {
         }
     }
 
-    /// Asks each candidate to say something: HELLO_ACK, or what was said to it, may be lost, or
-    /// there is no time to wait. The first time it gets HELLO_ACK again: without that it cannot understand the question,
-    /// and if it has closed the connection since, it does not say HELLO again.
+    /// Sends QUERY to each candidate, so that it shows its key: HELLO_ACK, or the answer to it, may be lost, or
+    /// there is no time to wait. The first QUERY is preceded by HELLO_ACK: without HELLO_ACK the candidate cannot verify QUERY,
+    /// and if it has closed the connection since, it does not send HELLO again.
     pub(super) fn ask_candidates(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         let (role, (local, remote)) = (flow.role, flow.ends.both());
         let failed = flow.outage.is_some();
         let all = self.candidates.of.get(&token).map(|few| &few.known[..]);
-        // Whoever has said OPEN has the key already.
+        // A process that has sent OPEN has the key already.
         let by_hello = |c: &&Candidate| role == Role::Acceptor && c.peer.random_s != [0; 32];
         let unasked = all.unwrap_or_default().iter().filter(|c| c.asked == 0);
         let unasked: Vec<_> = unasked
@@ -183,11 +183,11 @@ impl Endpoint {
             self.timers.set(timer, now + wait);
         }
         if hello && self.flow(token).hello.is_none() {
-            self.ask_after_all(now, token);
+            self.negotiate_by_hello(now, token);
         }
     }
 
-    /// The flow that has a candidate of this name, and our role in it. Both ends may be here.
+    /// The flows that have a candidate with this flow id, and our role in each. Both ends may be in this process.
     fn candidate_of(&self, id: FlowId) -> impl Iterator<Item = (FlowToken, Role)> {
         [Role::Connector, Role::Acceptor]
             .into_iter()
@@ -198,8 +198,8 @@ impl Endpoint {
             })
     }
 
-    /// If this was said under the key of a candidate, the flow is its. `end`: what it says
-    /// about the end of its stream.
+    /// If the message verifies under the key of a candidate, that candidate is the peer and the flow becomes live. `end`: the
+    /// end of its stream, if the message says it.
     pub(super) fn prove(
         &mut self,
         now: Time,
@@ -215,7 +215,7 @@ impl Endpoint {
             return;
         };
         if let Some(asking) = self.flow(token).hello.take() {
-            // Nor is it to be asked any more.
+            // The peer is known by OPEN, so HELLO needs no answer any more.
             self.by_id.remove(&(asking.hello.flow, role));
         }
         let few = self.candidates.remove(token).unwrap_or_default();
@@ -234,7 +234,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether STATUS answers the question that its flow's candidate was asked.
+    /// Whether a STATUS with this nonce answers the QUERY to a candidate.
     pub(super) fn answers_candidate(&self, id: FlowId, nonce: Nonce) -> bool {
         let mut known = self.candidate_of(id);
         known.any(|(token, _)| {
@@ -243,10 +243,11 @@ impl Endpoint {
         })
     }
 
-    /// UNKNOWN from a host that was asked about a candidate. True if it was.
+    /// Handles UNKNOWN if it answers the QUERY to a candidate; false if not.
     pub(super) fn candidate_unknown(&mut self, now: Time, unknown: &Unknown) -> bool {
         let mut known = self.candidate_of(unknown.flow);
-        // Who else it is does not matter: nobody would be heard who can be asked there.
+        // Which endpoint has answered does not matter: the candidate's control address belongs to a process that does not know
+        // the flow.
         let asked = known.find(|(token, _)| {
             let known = self.candidates.named(*token, unknown.flow);
             known.is_some_and(|known| known.nonce == unknown.nonce)
@@ -259,7 +260,7 @@ impl Endpoint {
         true
     }
 
-    /// The host at `to` says that nobody listens where the message about the flow `id` was sent.
+    /// The host at `to` refused a message about the flow `id`: if `to` is the control address of a candidate, it is dropped.
     pub(super) fn candidate_refused(&mut self, now: Time, to: SocketAddr, id: FlowId) {
         let refused = self.candidate_of(id).find(|(token, _)| {
             let remote = self.flows[token].ends.remote();
@@ -271,7 +272,7 @@ impl Endpoint {
         }
     }
 
-    /// Nobody is behind this candidate any more. A connection that has failed need not wait for it.
+    /// The candidate does not exist any more. A flow whose connection has failed does not wait for it.
     fn drop_candidate(&mut self, now: Time, token: FlowToken, id: FlowId) {
         let role = self.flow(token).role;
         self.by_id.remove(&(id, role));
@@ -285,7 +286,7 @@ impl Endpoint {
                 }
                 self.timers.clear(TimerOwner::Flow(token, Timer::Hello));
                 if flow.state() == State::Negotiating && role == Role::Connector {
-                    self.ask_after_all(now, token);
+                    self.negotiate_by_hello(now, token);
                 } else if flow.state() == State::Negotiating && flow.outage.is_some() {
                     self.become_legacy(now, token, LegacyReason::NoAnswer);
                 }
@@ -293,7 +294,7 @@ impl Endpoint {
         }
     }
 
-    /// The flow is over, or plain TCP: its candidates are forgotten.
+    /// Removes and returns the candidates of a flow that is over, plain TCP, or live.
     pub(super) fn take_candidates(&mut self, token: FlowToken) -> Vec<Candidate> {
         let Some(few) = self.candidates.remove(token) else {
             return Vec::new();
@@ -305,7 +306,7 @@ impl Endpoint {
         few.known
     }
 
-    /// Says to every candidate, or to the one that is named, what `message` makes of its name.
+    /// Sends a message to all candidates, or to `only` that one; `message` gets the candidate's flow id.
     pub(super) fn tell_candidates(
         &mut self,
         token: FlowToken,

@@ -1,9 +1,9 @@
-//! How flows end, and how to find out that they have: `docs/PROTOCOL.md`, section "End of a flow,
+//! The end of a flow, and how to find out whether an end is genuine: `docs/PROTOCOL.md`, section "End of a flow,
 //! and questions about it".
 //!
-//! FIN announces; it may get lost, and nothing depends on it. What counts is the answer to a
-//! question: QUERY when a stream ended that nobody had announced, RESUME when a transport failed.
-//! For these, a flow that is over leaves a tombstone.
+//! FIN announces the end; it may get lost, and nothing depends on it. The answer to a question is
+//! authoritative: to QUERY after an end of stream that was not announced, to RESUME after a failure of the transport.
+//! To answer such questions, a flow that is over leaves a tombstone.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::aged::Aged;
 use super::candidates::Candidate;
 use super::errno::EPIPE;
 use super::flow::State;
-use super::record::{Bar, DrainState, FlowRecord, Leaving, Peer, Why};
+use super::record::{Bar, DrainState, FlowRecord, Leaving, Peer, QueryPurpose};
 use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
@@ -20,19 +20,20 @@ use crate::event::{EscalateReason, Event, LegacyReason, LingerLimit};
 use crate::ids::{FinHow, FlowId, FlowToken, Role, Time, Verdict, take};
 use crate::wire::{Demote, Fin, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
-/// Flows remembered after their end.
+/// Maximum number of tombstones.
 const TOMBS: usize = 4096;
-/// How long.
+/// Lifetime of a tombstone.
 pub(super) const TOMB_AGE: Duration = Duration::from_secs(120);
-/// A transport that failed as if the peer had closed the flow waits so long for the peer's word on that.
+/// If a transport has failed as if the peer had closed the flow, attempts start only if the peer does not confirm that within
+/// this time.
 const EXPLANATION: Duration = Duration::from_millis(5);
 
-/// What message told where the peer's stream ends.
+/// The message that said where the peer's stream ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum EndSource {
-    /// By FIN, which may have been overtaken by what was sent since.
+    /// FIN. The peer may have sent more since.
     Unasked,
-    /// By STATUS.
+    /// STATUS.
     Asked,
 }
 
@@ -47,9 +48,9 @@ pub(super) struct Tomb {
 pub(super) type Tombs = Aged<(FlowId, Role), Tomb, TOMBS>;
 
 impl Endpoint {
-    /// The application has finished with a flow after sending `final_seq` bytes: half-closed it
-    /// (it can still be resumed, in both directions), closed it or shut both directions (it can still be
-    /// resumed, until [`gone`](Endpoint::gone)), or reset it (nothing more happens to it). The peer is told.
+    /// The application has finished with a flow after sending `final_seq` bytes. A half-closed flow
+    /// can still be resumed, in both directions. A flow that was closed, or shut in both directions, can still be
+    /// resumed until [`gone`](Endpoint::gone). A flow that was reset is over. The peer is told by FIN.
     pub fn finish(&mut self, now: Time, token: FlowToken, final_seq: u64, how: FinHow) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -68,16 +69,16 @@ impl Endpoint {
         }
     }
 
-    /// As [`finish`](Endpoint::finish), where the peer has been told, or has closed the flow itself and all that it sent has
-    /// been read: there is nothing left that it would have to know.
+    /// As [`finish`](Endpoint::finish), without sending FIN: the peer has been told already, or has closed the flow itself and
+    /// everything that it sent has been read.
     pub fn finish_told(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
         if let Some(flow) = self.flows.get_mut(&token) {
             flow.fin = Some((final_seq, how));
         }
     }
 
-    /// The application is about to finish with a flow by ending its process; nothing changes until it does. The peer is told.
-    /// Should more be sent all the same, the peer asks where the end is.
+    /// The process of the application is about to end, which will finish the flow. Only FIN is sent; the flow stays as it is.
+    /// If the application sends more after that, the peer asks by QUERY where the end is.
     pub fn announce(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
         let flow = self.flows.get(&token);
         let told = flow.is_some_and(|flow| {
@@ -89,8 +90,8 @@ impl Endpoint {
         }
     }
 
-    /// The application has closed the flow, and the driver does not wait any longer until all is delivered: `owed` bytes
-    /// may not be. [`gone`](Endpoint::gone) is to follow.
+    /// The application has closed the flow, and the driver stops waiting for the delivery of its bytes: `owed` bytes
+    /// may get lost. The driver calls [`gone`](Endpoint::gone) next.
     pub fn orphan(&mut self, now: Time, token: FlowToken, owed: u64, limit: LingerLimit) {
         self.emit(token, Event::Orphaned { owed, limit });
         if self.lacks_transport(token) {
@@ -98,7 +99,7 @@ impl Endpoint {
         }
     }
 
-    /// The driver holds nothing of this flow any more. Its token may be used again.
+    /// The driver has released everything of this flow. Its token may be used again.
     pub fn gone(&mut self, now: Time, token: FlowToken) {
         if !self.flows.contains_key(&token) {
             return;
@@ -111,7 +112,7 @@ impl Endpoint {
             return;
         };
         if let Some(peer) = flow.peer_id() {
-            self.reach_without(token, peer);
+            self.reach_remove_flow(token, peer);
         }
         if let Some((sent, how)) = flow.fin
             && flow.peer.is_some()
@@ -124,16 +125,16 @@ impl Endpoint {
         if self.by_ends.get(&flow.ends) == Some(&token) {
             self.by_ends.remove(&flow.ends);
         }
-        self.not_dialling(&flow.ends, token);
+        self.clear_dialling(&flow.ends, token);
         let status = match (flow.status(), flow.fin) {
-            // A driver that has forgotten a flow can neither send nor take anything for it.
+            // The driver has released the flow, so nothing can be sent or received for it any more.
             (FlowStatus::Open, _) => FlowStatus::Reset,
             (FlowStatus::HalfClosed(end), _) => FlowStatus::Closed(end),
             (status, _) => status,
         };
         let asked = candidates.last().map(|candidate| candidate.id);
         for Candidate { id, peer, .. } in candidates {
-            // Nobody has asked whether it was the peer: nobody had to.
+            // The connector has closed the flow before its candidate had to be asked.
             if flow.role == Role::Connector
                 && let Some((sent, how)) = flow.fin
             {
@@ -156,13 +157,13 @@ impl Endpoint {
         if let (Some(name), Some(peer)) = (name, flow.peer.take()) {
             self.tombs.put(now, name, Tomb { peer, status });
         } else {
-            self.never_met(now, &flow, status, asked);
+            self.note_unmet(now, &flow, status, asked);
         }
         take(&mut self.numbers, token);
     }
 
-    /// How a flow ended that is forgotten but for its tomb, said to its peer at `ip` under its key.
-    pub(super) fn tell_how_it_ended(
+    /// Sends the final status of a flow that has left only its tomb: DEMOTE or FIN to the peer at `ip`, under the flow key.
+    pub(super) fn announce_final_status(
         &mut self,
         (flow, role): (FlowId, Role),
         tomb: &Tomb,
@@ -191,7 +192,7 @@ impl Endpoint {
         self.announce_fin_to(token, None);
     }
 
-    /// The same; while it is not known who the peer is, to the candidate that is named only.
+    /// As [`announce_fin`](Self::announce_fin). While the peer is not known, FIN goes to all candidates, or to `only` that one.
     pub(super) fn announce_fin_to(&mut self, token: FlowToken, only: Option<FlowId>) {
         if let Some((final_seq, how)) = self.flows[&token].fin {
             self.tell_fin(token, only, final_seq, how);
@@ -217,8 +218,8 @@ impl Endpoint {
         self.tell(token, None, |flow| Message::Demote(Demote { flow }));
     }
 
-    /// Sends the peer a message about the flow of that name under the flow's key; while it is not
-    /// known who the peer is, each that may be it, or only the one that is named.
+    /// Sends the peer a message under the flow key; `message` gets the flow id. While the peer is not known, the
+    /// message goes to all candidates, or to `only` that one.
     pub(super) fn tell(
         &mut self,
         token: FlowToken,
@@ -260,7 +261,7 @@ impl Endpoint {
         }
         if how == FinHow::Reset {
             flow.peer_fin = Some((end, how));
-            // A live connection will say so itself, after what was sent before.
+            // A live connection will report the reset itself, after the bytes that were sent before.
             if flow.state() != State::Live {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
@@ -276,7 +277,7 @@ impl Endpoint {
         }
     }
 
-    /// The front end has to know where an end of stream is genuine.
+    /// Tells the front end where the end of the peer's stream is genuine.
     pub(super) fn learn_final(&mut self, token: FlowToken, end: u64, how: FinHow) {
         let flow = self.flow(token);
         let known = flow.peer_fin.replace((end, how));
@@ -285,28 +286,28 @@ impl Endpoint {
         }
     }
 
-    /// The peer sent `end` bytes in all: is that what we had when the stream ended?
+    /// The peer's stream is `end` bytes long: compares that with the number of bytes received when the stream ended.
     fn eof_explained(&mut self, now: Time, token: FlowToken, end: u64, source: EndSource) {
         let flow = self.flow(token);
         let Some(at) = flow.outage.as_ref().and_then(|outage| outage.eof) else {
             return;
         };
         match at.cmp(&end) {
-            std::cmp::Ordering::Equal if flow.intact() => self.put_back(now, token),
-            // It was genuine, but there is an error behind it: what we send does not arrive.
+            std::cmp::Ordering::Equal if flow.intact() => self.reinstate(now, token),
+            // The end was genuine, but the transport cannot be reinstated: bytes that we send would not arrive.
             std::cmp::Ordering::Equal => self.look_for_transport(now, token),
-            // Somebody ended the stream early.
+            // The stream was ended early, by a middlebox or an attacker.
             std::cmp::Ordering::Less => self.eof_is_fault(now, token),
-            // An ending process announced it, and sent some more: nobody has announced this end.
+            // A process that was about to end has sent FIN, and then more bytes. So this end was not announced.
             std::cmp::Ordering::Greater if source == EndSource::Unasked => {
                 self.flow(token).peer_fin = None;
-                self.ask(now, token, Why::Eof);
+                self.ask(now, token, QueryPurpose::Eof);
             }
-            // The peer writes past SLIM (io_uring, a system call of its own). Nothing is missing, and nobody can say how the
-            // rest would be counted.
+            // The peer's application writes past SLIM (io_uring, direct system calls). No byte is missing, but later bytes could
+            // not be counted, so the flow becomes plain TCP.
             std::cmp::Ordering::Greater if flow.intact() => {
                 flow.leaving = Some(Leaving::Ours);
-                self.put_back(now, token);
+                self.reinstate(now, token);
             }
             std::cmp::Ordering::Greater => {
                 self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
@@ -314,8 +315,8 @@ impl Endpoint {
         }
     }
 
-    /// The transport has failed. That is no fault if the peer has closed the flow, or reset it; else another transport
-    /// is looked for.
+    /// The transport has failed. That is no fault if the peer has closed or reset the flow. Otherwise attempts
+    /// start.
     pub(super) fn check_error(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         if flow.is_resuming() {
@@ -329,10 +330,10 @@ impl Endpoint {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
-            // What is held may be all: that is to be counted first.
+            // All bytes may have been received: drain and count before any attempt.
             _ if flow.closed_by_peer().is_some() => self.advance(now, token),
             Some((_, FinHow::Close)) if !counted => self.ask_about_error(now, token),
-            // The peer's stream has ended, too: word of that is on its way, or of a close after the half-close.
+            // EPIPE: the peer's stream has ended, too. FIN, or a second FIN after a half-close, may be on its way.
             None | Some((_, FinHow::HalfClose)) if refused && !confirmed => {
                 self.ask_about_error(now, token);
             }
@@ -340,17 +341,17 @@ impl Endpoint {
         }
     }
 
-    /// Asks whether the peer has closed the flow. What that takes is not to delay a resume much.
+    /// Asks whether the peer has closed the flow. A short deadline keeps this from delaying a resume much.
     fn ask_about_error(&mut self, now: Time, token: FlowToken) {
         let owner = TimerOwner::Flow(token, Timer::Explanation);
         if self.timers.get(owner).is_none() {
             self.drop_outgoing(now, token);
             self.timers.set(owner, now + EXPLANATION);
-            self.ask(now, token, Why::Eof);
+            self.ask(now, token, QueryPurpose::Eof);
         }
     }
 
-    /// Nobody has explained the error in time.
+    /// The peer has not confirmed in time that it closed the flow.
     pub(super) fn on_unexplained(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         if !flow.is_resuming() && flow.outage.is_some() {
@@ -359,8 +360,8 @@ impl Endpoint {
         }
     }
 
-    /// The old transport goes back to use: its end of stream was genuine.
-    pub(super) fn put_back(&mut self, now: Time, token: FlowToken) {
+    /// Reinstates the old transport: its end of stream was genuine.
+    pub(super) fn reinstate(&mut self, now: Time, token: FlowToken) {
         let told = self
             .flow(token)
             .outage
@@ -378,10 +379,10 @@ impl Endpoint {
         }
     }
 
-    /// There is nothing to be looked for any more: the old transport will do.
+    /// Ends the outage: the old transport is used again.
     fn end_outage(&mut self, now: Time, token: FlowToken) -> &mut FlowRecord {
         self.abandon_connections(now, token);
-        self.settle(token);
+        self.update_state(token);
         self.timers.clear_flow(token);
         let flow = self.flow(token);
         flow.query = None;
@@ -390,17 +391,18 @@ impl Endpoint {
         flow
     }
 
-    /// The flow's transport came to an end that nobody had announced.
+    /// The flow's transport has ended: decides whether that end of stream is genuine.
     pub(super) fn check_eof(&mut self, now: Time, token: FlowToken) {
         match self.flow(token).peer_fin {
             Some((_, FinHow::Reset)) => {
                 self.escalate_with_cause(now, token, EscalateReason::PeerReset);
             }
             Some((end, _)) => self.eof_explained(now, token, end, EndSource::Unasked),
-            None => self.ask(now, token, Why::Eof),
+            None => self.ask(now, token, QueryPurpose::Eof),
         }
     }
 
+    /// The end of stream was not genuine: attempts start.
     pub(super) fn eof_is_fault(&mut self, now: Time, token: FlowToken) {
         self.drop_query(token);
         let flow = self.flow(token);
@@ -411,7 +413,7 @@ impl Endpoint {
         self.look_for_transport(now, token);
     }
 
-    /// An end of stream does not settle the matter: attempts start, if they have not yet.
+    /// Starts attempts, if they have not started yet.
     pub(super) fn look_for_transport(&mut self, now: Time, token: FlowToken) {
         let outage = self.flow(token).outage.as_ref();
         if outage.is_some_and(|outage| outage.attempts.is_none()) {
@@ -444,15 +446,15 @@ impl Endpoint {
                     Some(peer) if peer.key.verify(role.other(), Fresh::None, parsed) => {
                         let data = self.seal(token, Fresh::None, &answer(flow.status()));
                         if role == Role::Acceptor {
-                            // The answer is the last thing that a connector waits for which has said OPEN. Its FIN comes
-                            // here, and not to the mailbox.
+                            // With this answer, the connector knows that its OPEN was taken. From now on its FIN comes
+                            // to the control port, not to the mailbox.
                             self.pairs.forget(now, &query.flow);
                         }
                         self.peer_asks(token);
                         return self.out.datagram(from, Some(local), data);
                     }
-                    // Without a key nothing can be said yet; a negotiation that is over, though,
-                    // has left nothing to be asked about.
+                    // Without a key the question cannot be answered yet. If the negotiation is over,
+                    // there is no session, and the answer is UNKNOWN.
                     Some(_) => known = true,
                     None => known |= flow.state() == State::Negotiating,
                 }
@@ -469,7 +471,7 @@ impl Endpoint {
         if known {
             return self.drop_one();
         }
-        // Whoever is told so says HELLO instead.
+        // A connector that gets UNKNOWN for an OPEN sends HELLO instead, so the OPEN must not count later.
         self.forget_open(now, query.flow, parsed);
         let message = Message::Unknown(Unknown {
             flow: query.flow,
@@ -488,7 +490,7 @@ impl Endpoint {
         }
     }
 
-    /// The flow that a control message is about, if the peer of that flow wrote it.
+    /// The flow that a control message is about, if the message verifies under the key of that flow.
     pub(super) fn genuine(&self, id: FlowId, parsed: &Parsed<'_>) -> Option<FlowToken> {
         [Role::Connector, Role::Acceptor]
             .into_iter()
@@ -501,10 +503,10 @@ impl Endpoint {
             })
     }
 
-    /// The peer process, or its memory of the flow, does not exist any more.
+    /// The peer process does not exist any more, or has forgotten the flow.
     pub(super) fn peer_gone(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
         if self.flow(token).state() == State::Live {
-            // A stall was looked into. What the old transport makes of it, it will say itself.
+            // There was only a stall. The old transport is still in use and will report an error by itself.
             self.abandon_connections(now, token);
             let flow = self.flow(token);
             flow.outage = None;
@@ -517,7 +519,7 @@ impl Endpoint {
         self.escalate_with_cause(now, token, reason);
     }
 
-    /// An end of stream is being looked into, and the old transport still stands.
+    /// Whether the old transport has only ended, without an error, and has not been drained.
     pub(super) fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
         flow.change.drained == DrainState::No
@@ -529,8 +531,8 @@ impl Endpoint {
                 .is_some_and(|outage| outage.eof.is_some() && outage.errno.is_none())
     }
 
-    /// The peer keeps no session for this flow. If the old transport is intact, it says the truth
-    /// about the flow from now on, as plain TCP; if not, the flow is lost.
+    /// The peer has no session for this flow. If the old transport is intact, the flow becomes plain TCP on it;
+    /// if not, the flow is given up.
     pub(super) fn fall_back(&mut self, now: Time, token: FlowToken, reason: LegacyReason) {
         let flow = self.flow(token);
         if !matches!(flow.state(), State::Suspended | State::Resuming) {
@@ -594,7 +596,7 @@ impl Endpoint {
         }
     }
 
-    /// Gives up a flow that never had a session: the error goes up as if SLIM were not there.
+    /// Escalates for a flow that never had a session: the application gets the error as without SLIM.
     pub(super) fn escalate_quietly(&mut self, _now: Time, token: FlowToken, errno: i32) {
         self.timers.clear_flow(token);
         self.flow(token).go(State::Escalated);
@@ -606,7 +608,7 @@ impl Endpoint {
 }
 
 impl State {
-    /// The flow has a session that is not over.
+    /// Whether a flow in this state has a session that is not over.
     pub(super) fn carries(self) -> bool {
         matches!(self, State::Live | State::Suspended | State::Resuming)
     }

@@ -1,10 +1,10 @@
-//! The connection that an attempt has under way, one after the other: asked for, replaced, failed.
+//! The connections of an attempt. One is under way at a time; it is replaced if it hangs, and followed by another if it fails.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::errno::ECONNREFUSED;
-use super::record::Why;
+use super::record::QueryPurpose;
 use super::resume::{Conn, Stage};
 use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
@@ -13,12 +13,12 @@ use crate::ids::{ConnId, FlowToken, Time};
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// A connection that has not got on for this long is replaced, in the first window; twice as long
-/// in the second, and so on.
+/// A connection without progress for this long is replaced in the first window. The time doubles with each
+/// window, up to [`STUCK_DOUBLINGS`] times.
 const STUCK: Duration = Duration::from_secs(1);
 const STUCK_DOUBLINGS: u32 = 2;
-/// After this long the peer is asked whether it is there (`probe.rs`); for twice as long after each
-/// connection that was replaced because it had answered.
+/// After this long without progress, the peer is probed (`probe.rs`). The time doubles with each
+/// connection that was replaced because the peer had answered a probe.
 const HUNG: Duration = Duration::from_millis(25);
 const HUNG_DOUBLINGS: u32 = 5;
 
@@ -28,7 +28,7 @@ fn stuck_in(n: u32) -> Duration {
 }
 
 impl Endpoint {
-    /// Asks for a connection, unless one is under way in either direction.
+    /// Makes a connection, unless one is under way in either direction.
     pub(super) fn connect(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         if flow.change.has_connection() {
@@ -41,10 +41,10 @@ impl Endpoint {
             return;
         };
         let known = attempts.heard_at.take();
-        // What was answered was asked from the flow's own address. From the one that the kernel chooses, connections
-        // may lead nowhere.
+        // The answered QUERY was sent from the flow's own address. Connections from an address that the kernel chooses
+        // may not arrive.
         let bound = (attempts.replaced % 2 == 0).then_some(local);
-        // That it answers there says nothing of other kinds, which go on having their turns.
+        // An answer over IP says nothing about other kinds of transport, so those keep their turns.
         let known = known.filter(|_| attempts.replaced % 2 == 1 || !paths.has_others());
         let known =
             known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
@@ -67,13 +67,13 @@ impl Endpoint {
         }
     }
 
-    /// It is this flow's turn to connect.
+    /// The flow has a slot: asks the driver for the connection.
     fn launch(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let busy = flow.change.has_connection();
         let attempts = flow.outage.as_mut().and_then(|o| o.attempts.as_mut());
         let Some(attempts) = attempts.filter(|_| !busy) else {
-            debug_assert!(false, "{token:?} waits for what it has");
+            debug_assert!(false, "{token:?} waits for a connection it already has");
             if let Some(to) = flow.change.lane.take() {
                 self.connects.leave(to, token);
             }
@@ -99,7 +99,7 @@ impl Endpoint {
         self.out.push(Action::Connect { conn, token, path });
     }
 
-    /// The flow is not connecting any more, nor waiting for its turn: it is somebody else's.
+    /// The flow neither connects nor waits for a slot any more: the slot goes to the next flow.
     pub(super) fn leave_lane(&mut self, now: Time, token: FlowToken) {
         let Some(to) = self.flow(token).change.lane.take() else {
             return;
@@ -110,7 +110,7 @@ impl Endpoint {
         }
     }
 
-    /// How long the connection under way has been waited for.
+    /// How long the connection under way has been waiting.
     pub(super) fn connecting_for(&self, now: Time, token: FlowToken) -> Duration {
         let outage = self.flows[&token].outage.as_ref();
         let attempts = outage.and_then(|outage| outage.attempts.as_ref());
@@ -124,7 +124,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer has answered at `via`: what was asked for before that is asked for again.
+    /// The peer has answered a probe at `via`: replaces the connection that was asked for before that.
     pub(super) fn connect_anew(&mut self, now: Time, token: FlowToken, via: IpAddr) {
         let Some(attempts) = self.attempts(token) else {
             return;
@@ -134,7 +134,7 @@ impl Endpoint {
         self.replace(now, token);
     }
 
-    /// The connection under way is given up for another one.
+    /// Gives up the connection under way for another one.
     fn replace(&mut self, now: Time, token: FlowToken) {
         if let Some(conn) = self.flow(token).change.outgoing.take() {
             self.close_conn(conn);
@@ -144,13 +144,13 @@ impl Endpoint {
             if let Some(attempts) = self.attempts(token) {
                 attempts.last = Failure::TimedOut;
             }
-            self.settle(token);
+            self.update_state(token);
         }
         self.connect(now, token);
     }
 
-    /// The connection under way got a step further.
-    pub(super) fn got_on(&mut self, now: Time, token: FlowToken) {
+    /// The connection under way has made progress: its time to hang starts anew.
+    pub(super) fn conn_progressed(&mut self, now: Time, token: FlowToken) {
         let flow = self.flow(token);
         let n = match flow.outage.as_ref().and_then(|o| o.attempts.as_ref()) {
             Some(attempts) => attempts.n,
@@ -162,7 +162,7 @@ impl Endpoint {
         self.timers.clear(TimerOwner::Flow(token, Timer::Hung));
     }
 
-    /// The connection under way came to nothing. The driver has closed it, or was told to.
+    /// The connection under way has failed. The driver has closed it, or was told to.
     pub(super) fn conn_failed(&mut self, now: Time, token: FlowToken, why: Failure) {
         self.report(token);
         let flow = self.flow(token);
@@ -182,31 +182,31 @@ impl Endpoint {
             self.connects.lost(now, to);
         }
         self.leave_lane(now, token);
-        self.settle(token);
+        self.update_state(token);
         if failures == 0 {
             return;
         }
         let most = BACKOFF_MAX.min(BACKOFF * (1 << failures.saturating_sub(1).min(8)));
-        // From next to nothing to all of it: those who failed together do not come back together.
+        // A random pause of 1 ms up to `most`, so that flows that failed together do not connect together.
         let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
         self.timers
             .set(TimerOwner::Flow(token, Timer::Backoff), now + pause);
         if why == Failure::Errno(ECONNREFUSED) {
-            // Perhaps the process is gone; perhaps a firewall is in a bad mood.
-            self.ask(now, token, Why::Death);
+            // The process may be gone, or a firewall may have refused the connection.
+            self.ask(now, token, QueryPurpose::Death);
         } else if pause > HUNG {
-            // The link may be down, and back before the pause is over.
+            // The link may be down, and may come back before the pause is over.
             self.probe(now, token);
         }
     }
 
-    /// What is to be waited for next is our own front end, or nothing.
+    /// The flow does not wait for the network any more, only for its own front end, if at all.
     pub(super) fn stop_waiting(&mut self, token: FlowToken) {
         self.timers.clear(TimerOwner::Flow(token, Timer::Stuck));
         self.timers.clear(TimerOwner::Flow(token, Timer::Hung));
     }
 
-    /// Closes the connection under way, if there is one, without counting it as failed.
+    /// Closes the connection under way, if any, without counting it as failed.
     pub(super) fn drop_outgoing(&mut self, now: Time, token: FlowToken) {
         self.stop_waiting(token);
         self.timers.clear(TimerOwner::Flow(token, Timer::Backoff));

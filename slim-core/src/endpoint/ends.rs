@@ -1,8 +1,8 @@
-//! Both addresses of a connection, in few bytes: every flow has some, and nearly all are IPv4.
+//! Both addresses of a connection, in few bytes: every flow has them, and nearly all are IPv4.
 
 use std::net::{SocketAddr, SocketAddrV4};
 
-/// Our end and their end.
+/// The local and the remote address of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Ends(EndsState);
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_ends_come_back_as_they_were() {
+    fn both_addresses_are_returned_unchanged() {
         let v4 = ["10.0.0.1:80", "10.0.0.2:5000"];
         let v6 = ["[fd00::1]:80", "[fe80::1%3]:5000"];
         for text in [v4, v6, [v4[0], v6[1]]] {

@@ -1,4 +1,4 @@
-//! Error numbers of Linux. This crate has no libc to ask.
+//! Error numbers of Linux. This crate does not depend on libc.
 
 pub(super) const EPIPE: i32 = 32;
 pub(super) const ECONNRESET: i32 = 104;

@@ -27,22 +27,22 @@
 
 use std::fmt;
 
-/// Where a flow stands. Only the endpoint moves a flow from one state to the next.
+/// The state of a flow. Only the endpoint moves a flow from one state to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Nobody knows yet whether the peer has SLIM. Bytes are counted and kept already.
+    /// It is not known yet whether the peer has SLIM. Bytes are counted and copied already.
     Negotiating,
-    /// Plain TCP, for good.
+    /// Plain TCP, permanently.
     Legacy,
     /// The peer has SLIM, and a transport carries the flow.
     Live,
-    /// The application is kept out, or is about to be; no new transport is being agreed on.
+    /// Data calls are barred, or about to be; no RESUME has been sent or accepted yet.
     Suspended,
     /// The two sides are agreeing on a new transport, or the replay is being written to it.
     Resuming,
     /// Given up.
     Escalated,
-    /// Thrown away by the application.
+    /// Reset or closed by the application.
     Closed,
 }
 
@@ -73,7 +73,7 @@ impl State {
     }
 }
 
-/// A move that the table does not have: a bug of the endpoint, never of its driver or a peer.
+/// A transition that the table does not allow: a bug of the endpoint, never of its driver or a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Illegal {
     from: State,
@@ -86,7 +86,7 @@ impl fmt::Display for Illegal {
     }
 }
 
-/// The state of one flow. Private inside, so that nobody sets it past the table.
+/// The state of one flow. The field is private, so that every change goes through the table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lifecycle(FlowState);
 
@@ -106,7 +106,7 @@ impl Lifecycle {
         self.0.state
     }
 
-    /// Moves to `next`. `Ok(false)`: it is there already, which is not an error.
+    /// Moves to `next`. `Ok(false)` if `next` is the state already, which is not an error.
     pub(super) fn go(&mut self, next: State) -> Result<bool, Illegal> {
         let from = self.0.state;
         if from == next {
@@ -124,7 +124,7 @@ impl Lifecycle {
 mod tests {
     use super::*;
 
-    /// The diagram above, written down once more, the other way round: from where can one come.
+    /// The same transitions as in the diagram, listed by target: the states from which `state` can be reached.
     fn sources(state: State) -> &'static [State] {
         use State::*;
         match state {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_move_is_as_in_the_table() {
+    fn only_the_transitions_of_the_diagram_are_allowed() {
         for from in State::ALL {
             for to in State::ALL {
                 let mut cycle = Lifecycle(FlowState { state: from });

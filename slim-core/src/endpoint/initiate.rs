@@ -2,7 +2,7 @@
 
 use super::errno::ECONNREFUSED;
 use super::flow::State;
-use super::record::{DrainState, Why};
+use super::record::{DrainState, QueryPurpose};
 use super::respond::PEER_RETRY;
 use super::resume::{Bound, Conn, Stage};
 use super::timer::{Timer, TimerOwner};
@@ -13,7 +13,7 @@ use crate::ids::{ConnId, FinHow, FlowToken, Nonce, Time};
 use crate::wire::{Challenge, Confirm, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk};
 
 impl Endpoint {
-    /// A connection that [`Action::Connect`] asked for stands.
+    /// The connection of an [`Action::Connect`] is established.
     pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
         let Some(Conn::Out { token, stage }) = self.conns.get_mut(&conn) else {
             return;
@@ -21,11 +21,11 @@ impl Endpoint {
         if matches!(stage, Stage::Connecting) {
             *stage = Stage::Connected;
             let token = *token;
-            self.got_on(now, token);
+            self.conn_progressed(now, token);
         }
     }
 
-    /// Somebody answers at the peer's resume port.
+    /// CHALLENGE has come from the peer's resume port.
     pub(super) fn on_challenge(
         &mut self,
         now: Time,
@@ -43,12 +43,12 @@ impl Endpoint {
             self.drop_one();
             self.close_conn(conn);
             self.conn_failed(now, token, Failure::BadProof);
-            // A process of another job may have the port because ours has gone.
-            return self.ask(now, token, Why::Death);
+            // The peer process may be gone, and a process of another job may have its port.
+            return self.ask(now, token, QueryPurpose::Death);
         }
         if challenge.endpoint != id {
-            // Another process has the port. If the host is the same, ours has gone; if not, the
-            // path leads to a host of that address that we did not mean.
+            // Another process has the port. If the host is the same, the peer process is gone. If not, the
+            // path leads to another host with that address.
             let gone = challenge.endpoint.host == id.host && challenge.endpoint != self.id;
             self.close_conn(conn);
             return if gone {
@@ -63,15 +63,15 @@ impl Endpoint {
             };
         }
         self.processes.reached(id);
-        // What is still to be waited for is our own front end.
+        // From here on, only our own front end can delay the resume.
         self.stop_waiting(token);
         if let Some(to) = self.flow(token).change.lane {
             let took = self.connecting_for(now, token);
             self.connects.answered(now, to, Some(took));
         }
         self.leave_lane(now, token);
-        // An end of stream is asked about first: it may be genuine, and RESUME would make the old
-        // transport useless. Attempts start only when that question is settled.
+        // Attempts start only after QUERY about an end of stream has been answered or has remained unanswered: the end may be
+        // genuine, and RESUME would make the old transport useless.
         self.suspend(now, token);
         self.advance(now, token);
     }
@@ -102,8 +102,8 @@ impl Endpoint {
                 bound: Bound { nonce_r, nonce_i },
             };
         }
-        self.got_on(now, token);
-        self.settle(token);
+        self.conn_progressed(now, token);
+        self.update_state(token);
     }
 
     pub(super) fn on_ok(
@@ -136,13 +136,13 @@ impl Endpoint {
             };
         }
         self.report(token);
-        // Nothing but our own front end is to be waited for now.
+        // From here on, only our own front end can delay the resume.
         self.stop_waiting(token);
-        self.settle(token);
+        self.update_state(token);
         self.advance(now, token);
     }
 
-    /// Everything old is read dry: say so, and use the connection.
+    /// All old transports are drained: sends CONFIRM, and installs the connection.
     pub(super) fn commit(
         &mut self,
         now: Time,
@@ -198,7 +198,7 @@ impl Endpoint {
         let bound = *bound;
         let flow = &self.flows[&token];
         let keyed = flow.said(bound.into(), parsed);
-        // A peer without the flow has no key for it.
+        // A peer that does not know the flow has no key for it.
         let keyless = matches!(
             refuse.reason,
             RefuseReason::UnknownFlow | RefuseReason::Busy | RefuseReason::Legacy
@@ -230,8 +230,8 @@ impl Endpoint {
         }
     }
 
-    /// The peer's application closed the flow after sending `end` bytes, and nobody is there any
-    /// more who could send them again. We may hold them all.
+    /// The peer's application closed the flow after sending `end` bytes, and the peer cannot replay them
+    /// any more. We may have received them all.
     fn peer_done(&mut self, now: Time, token: FlowToken, end: u64) {
         let flow = self.flow(token);
         flow.change.outgoing = None;
@@ -244,18 +244,18 @@ impl Endpoint {
             && flow.change.drained == DrainState::No
             && flow.change.awaiting.is_none()
         {
-            // The end of stream was genuine, and the connection still says so itself. That we do
-            // not trim while nobody is there to read is no matter.
-            return self.put_back(now, token);
+            // The end of stream was genuine, and the old connection still reports it. Not trimming does
+            // no harm, because the peer reads nothing any more.
+            return self.reinstate(now, token);
         }
         outage.peer_done = Some(end);
         if flow.state() == State::Resuming {
-            self.settle(token);
+            self.update_state(token);
         }
         self.advance(now, token);
     }
 
-    /// What came on a connection is no message, or not the one whose turn it is.
+    /// The bytes on a connection are no message, or a message that is not allowed at this stage.
     pub(super) fn bad_message(&mut self, now: Time, conn: ConnId) {
         self.drop_one();
         let Some(known) = self.conns.get(&conn) else {
@@ -275,8 +275,8 @@ impl Endpoint {
         }
     }
 
-    /// A connection is gone, or could not be made. Everything that could be read from it has been
-    /// handed in before. `errno` 0 means that the peer ended it.
+    /// A connection is lost, or could not be made. Everything that could be read from it has been
+    /// handed in before. `errno` 0 means that the peer ended the connection.
     pub fn handle_conn_lost(&mut self, now: Time, conn: ConnId, errno: i32) {
         let why = match errno {
             0 => Failure::Eof,
@@ -299,7 +299,7 @@ impl Endpoint {
                 let token = *token;
                 let connecting = matches!(stage, Stage::Connecting);
                 self.conns.remove(&conn);
-                // Refused means refused by the host only before the connection stood.
+                // ECONNREFUSED comes from the peer's host only before the connection is established.
                 let why = match why {
                     Failure::Errno(ECONNREFUSED) if !connecting => Failure::Eof,
                     why => why,
@@ -309,14 +309,13 @@ impl Endpoint {
         }
     }
 
-    /// A connection that the peer had made for this flow is gone; `close` if the driver does not
-    /// know yet.
+    /// A connection that the peer had made for a flow is lost. `close`: the driver must still close it.
     fn lost_incoming(&mut self, now: Time, conn: ConnId, close: bool) {
         let Some(Conn::In { token, confirm, .. }) = self.conns.get(&conn) else {
             return;
         };
         if confirm.is_some() {
-            // It was the peer's transport. What arrived on it is still to be read.
+            // The peer has used it as transport, so the bytes that arrived on it must still be drained.
             return;
         }
         let token = *token;
@@ -329,11 +328,11 @@ impl Endpoint {
         if flow.change.accepted == Some(conn) {
             flow.change.accepted = None;
         }
-        // It is dead and held no CONFIRM, so the peer's kernel has had no stream byte acknowledged.
+        // It is dead and held no CONFIRM, so no stream byte on it was acknowledged.
         if flow.change.awaiting == Some(conn) {
             flow.change.awaiting = None;
         }
-        self.settle(token);
+        self.update_state(token);
         self.timers
             .set(TimerOwner::Flow(token, Timer::PeerSilent), now + PEER_RETRY);
     }

@@ -1,11 +1,11 @@
-//! Questions to a peer process: how does a flow stand, and do you exist? `docs/PROTOCOL.md`,
+//! QUERY to a peer process: what is the status of a flow, and does the process exist? `docs/PROTOCOL.md`,
 //! section "End of a flow, and questions about it".
 //!
-//! A process that is gone is known by its host's ICMP messages, of which hosts send few: Linux
+//! The ICMP messages of its host show that a process is gone, but hosts send few of them: Linux
 //! sends about six in a row to one host and then one a second. All flows of a process break when
-//! it dies, so if each of them asked, hardly one would have an answer. Therefore a process that
-//! has not been heard is asked about one flow, and the others wait. If it answers, it is asked
-//! about them, too. If its host says that it is gone, it is gone for all of them.
+//! it dies. If each of them sent QUERY, most would get no ICMP message. Therefore a process that
+//! has not answered is asked about one flow only, and its other flows wait. If it answers, it is asked
+//! about the others, too. If its host refuses QUERY, the process is gone for all of them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use super::Endpoint;
 use super::close::EndSource;
 use super::flow::State;
 use super::outage::Proof;
-use super::record::{Asked, Leaving, Why};
+use super::record::{Asked, Leaving, QueryPurpose};
 use super::timer::{Timer, TimerOwner};
 use crate::addr::at_port;
 use crate::auth::{Fresh, verify_with_job};
@@ -25,23 +25,23 @@ use crate::wire::{Demote, FlowStatus, Message, Parsed, Query, Status, Unknown};
 
 /// First wait for the answer to a QUERY; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
-/// QUERYs without any answer before something else is tried.
+/// Number of QUERYs without an answer before the endpoint goes on without one.
 const QUERIES: u32 = 5;
-/// So often, and after so long, QUERY is sent again where the peer's kernel has confirmed the end of the stream.
+/// Number of QUERYs, and the wait between them, after the peer's kernel has confirmed the end of the stream.
 const QUERIES_SURE: u32 = 8;
 const RETRY_SURE: Duration = Duration::from_millis(25);
-/// The peer's kernel is asked when so many QUERYs were not answered.
+/// The peer's kernel is probed ([`Action::Verify`](super::Action::Verify)) after this many QUERYs without an answer.
 const VERIFIED_AFTER: u32 = 2;
 /// A host that refused a QUERY is asked once more after this, because a firewall that is just
 /// being changed may have refused it.
 const CONFIRM_DEATH: Duration = Duration::from_millis(150);
-/// Flows that notice a little later that their process is gone need not ask again. What is gone
-/// does not come back, but whoever was wrong about it should not be wrong for ever.
+/// How long a process is remembered as gone, so that its flows that fail a little later need not ask again. A process that is
+/// gone does not come back; the limit is there for a wrong verdict.
 const GONE_AGE: Duration = Duration::from_secs(5);
-/// Processes remembered as gone.
+/// Maximum number of processes remembered as gone.
 const GONE: usize = 256;
 
-/// What is being asked.
+/// The state of all inquiries.
 #[derive(Default)]
 pub(super) struct Inquiries {
     /// Processes that have not answered yet.
@@ -50,18 +50,18 @@ pub(super) struct Inquiries {
     gone: VecDeque<(Time, EndpointId)>,
 }
 
-/// The question that all flows of a process wait for.
+/// The inquiry whose outcome all flows of a process wait for.
 struct Inquiry {
-    /// The flow that is asked about.
+    /// The flow that QUERY asks about.
     token: FlowToken,
     to: SocketAddr,
     sent: u32,
-    /// When the host refused it first.
+    /// When the host first refused QUERY.
     refused: Option<Time>,
 }
 
 impl Inquiries {
-    fn bury(&mut self, now: Time, peer: EndpointId) {
+    fn mark_gone(&mut self, now: Time, peer: EndpointId) {
         if self.is_gone(now, peer) {
             return;
         }
@@ -71,7 +71,7 @@ impl Inquiries {
         self.gone.push_back((now, peer));
     }
 
-    /// Forgets those that have been gone for long.
+    /// Forgets processes that have been gone for [`GONE_AGE`].
     pub(super) fn expire(&mut self, now: Time) {
         while self
             .gone
@@ -82,13 +82,13 @@ impl Inquiries {
         }
     }
 
-    /// How many questions have no answer, and how many processes are remembered as gone.
+    /// Number of open inquiries, and of processes remembered as gone.
     pub(super) fn len(&self) -> (usize, usize) {
         (self.open.len(), self.gone.len())
     }
 
-    /// It has just spoken.
-    fn revive(&mut self, peer: EndpointId) {
+    /// The process has just sent a message, so it is not gone.
+    fn mark_alive(&mut self, peer: EndpointId) {
         self.gone.retain(|(_, gone)| *gone != peer);
     }
 
@@ -97,7 +97,7 @@ impl Inquiries {
         self.gone.iter().any(|(_, gone)| *gone == peer)
     }
 
-    /// The host has said for some time that nobody is there.
+    /// Whether the host first refused QUERY at least [`CONFIRM_DEATH`] ago.
     fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
         let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
         first.is_some_and(|first| now.since(first) >= CONFIRM_DEATH)
@@ -105,29 +105,30 @@ impl Inquiries {
 }
 
 impl Endpoint {
-    /// Asks the peer how the flow stands, or waits for the outcome of a question under way. With
-    /// [`Why::Death`], the peer's resume port has just been found to be closed, or somebody else's.
-    pub(super) fn ask(&mut self, now: Time, token: FlowToken, why: Why) {
+    /// Asks the peer for the status of the flow, or waits for the outcome of an open inquiry. With
+    /// [`QueryPurpose::Death`], the peer's resume port has just been found closed, or owned by another process.
+    pub(super) fn ask(&mut self, now: Time, token: FlowToken, purpose: QueryPurpose) {
         let flow = &self.flows[&token];
         let (Some(to), Some(peer)) = (flow.control(), flow.peer_id()) else {
             return;
         };
-        let confirmed = why == Why::Death && self.inquiries.refused_long_ago(now, peer);
+        let confirmed =
+            purpose == QueryPurpose::Death && self.inquiries.refused_long_ago(now, peer);
         if confirmed || self.inquiries.is_gone(now, peer) {
             return self.process_gone(now, peer);
         }
         match &self.flow(token).query {
-            // Its transport is away: what was to be plain TCP is looked into like any other.
-            Some(query) if query.why == Why::Plain => self.drop_query(token),
+            // The flow was to become plain TCP, but has lost its transport: the new question comes first.
+            Some(query) if query.purpose == QueryPurpose::Plain => self.drop_query(token),
             Some(_) => return,
             None => {}
         }
         let nonce = self.rng.nonce();
-        if why == Why::Eof && self.is_shut_off(now, token) {
+        if purpose == QueryPurpose::Eof && self.is_shut_off(now, token) {
             self.set_proof(token, Proof::Given);
         }
         self.flow(token).query = Some(Box::new(Asked {
-            why,
+            purpose,
             nonce,
             sent: 0,
             to,
@@ -137,7 +138,7 @@ impl Endpoint {
             if inquiry.refused.is_some() || waits.is_some_and(|flow| flow.query.is_some()) {
                 return;
             }
-            // The flow that was asked about has ended meanwhile, and so nobody takes the answer.
+            // The flow of the open inquiry has ended meanwhile, so its answer would be dropped: start a new inquiry.
         }
         let inquiry = Inquiry {
             token,
@@ -149,14 +150,14 @@ impl Endpoint {
         self.inquire(now, peer);
     }
 
-    /// Sends the question that all flows of `peer` wait for.
+    /// Sends QUERY for the inquiry that all flows of `peer` wait for.
     fn inquire(&mut self, now: Time, peer: EndpointId) {
         let waiting = self.waiting(peer);
         let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
             return;
         };
         if !waiting.contains(&inquiry.token) {
-            // What that flow was to know, it knows.
+            // That flow does not wait for an answer any more.
             let Some(&token) = waiting.first() else {
                 return self.close_inquiry(peer);
             };
@@ -164,7 +165,7 @@ impl Endpoint {
         }
         let (token, sent, refused) = (inquiry.token, inquiry.sent, inquiry.refused);
         let to = match refused {
-            // Who has refused is asked again.
+            // Ask the address again that has refused.
             Some(_) => inquiry.to,
             None => self.turn(token, sent),
         };
@@ -185,8 +186,8 @@ impl Endpoint {
         }
     }
 
-    /// Where the next question about a flow goes if `sent` had no answer: perhaps another address
-    /// of the peer can be reached. An address that we have, too, leads to ourselves.
+    /// The destination of the next QUERY about a flow, after `sent` QUERYs without an answer. The peer's addresses take
+    /// turns, because another one may be reachable. An address that this host has, too, is left out: it leads to ourselves.
     pub(super) fn turn(&self, token: FlowToken, sent: u32) -> SocketAddr {
         let flow = &self.flows[&token];
         let first = flow.ends.remote().ip();
@@ -203,14 +204,15 @@ impl Endpoint {
         }
     }
 
-    /// Where messages of ours to the peer's address `to` come from: our control port at the address of the flow's
-    /// own connection. Rules for routes and firewalls may know no other, and HELLO is believed from no other.
+    /// The source of messages to the peer's address `to`: our control port at the local address of the flow's
+    /// own connection. Rules for routes and firewalls may allow no other, and HELLO is believed from no other.
     pub(super) fn own_end(&self, token: FlowToken, to: SocketAddr) -> Option<SocketAddr> {
         let (local, remote) = self.flows[&token].ends.both();
         (to.ip() == remote.ip()).then(|| at_port(local, self.own.control_port))
     }
 
-    /// Tells the peer that the flow is plain TCP, and asks until it has heard that. False if it cannot be asked.
+    /// Tells the peer by DEMOTE that the flow becomes plain TCP, and repeats DEMOTE and QUERY until STATUS confirms it. False if
+    /// the peer cannot be asked.
     pub(super) fn ask_for_plain(&mut self, now: Time, token: FlowToken) -> bool {
         let flow = self.flow(token);
         let Some(to) = flow.control().filter(|_| flow.query.is_none()) else {
@@ -218,7 +220,7 @@ impl Endpoint {
         };
         let nonce = self.rng.nonce();
         self.flow(token).query = Some(Box::new(Asked {
-            why: Why::Plain,
+            purpose: QueryPurpose::Plain,
             nonce,
             sent: 0,
             to,
@@ -228,9 +230,9 @@ impl Endpoint {
     }
 
     fn send_query(&mut self, token: FlowToken, to: SocketAddr) {
-        let plain = |query: &Asked| query.why == Why::Plain;
+        let plain = |query: &Asked| query.purpose == QueryPurpose::Plain;
         if self.flow(token).query.as_deref().is_some_and(plain) {
-            // The same way, so that it comes first.
+            // DEMOTE takes the same way as QUERY, so that it arrives first.
             let message = Message::Demote(Demote {
                 flow: self.flow(token).name(),
             });
@@ -255,7 +257,7 @@ impl Endpoint {
         }
     }
 
-    /// Nobody has answered the question for `peer`.
+    /// `peer` has not answered the QUERY of its inquiry.
     pub(super) fn on_peer_timer(&mut self, now: Time, peer: EndpointId) {
         match self.inquiries.open.get(&peer) {
             None => return,
@@ -271,7 +273,7 @@ impl Endpoint {
         }
     }
 
-    /// Nobody has answered the question about a flow, though the process had answered others.
+    /// The peer has not answered QUERY about this flow, though it had answered about another flow.
     pub(super) fn on_query_timer(&mut self, now: Time, token: FlowToken) {
         let Some(sent) = self.flow(token).query.as_ref().map(|query| query.sent) else {
             return;
@@ -282,7 +284,7 @@ impl Endpoint {
         self.query_about(now, token, sent);
     }
 
-    /// Asks about this flow without regard to others.
+    /// Sends QUERY about this flow alone, outside the inquiry of its process.
     fn query_about(&mut self, now: Time, token: FlowToken, sent: u32) {
         let to = self.turn(token, sent);
         self.send_query(token, to);
@@ -291,29 +293,30 @@ impl Endpoint {
             .set(TimerOwner::Flow(token, Timer::Query), now + wait);
     }
 
+    /// All QUERYs about a flow have remained without an answer.
     fn unanswered(&mut self, now: Time, token: FlowToken) {
-        let why = self.flow(token).query.as_ref().map(|query| query.why);
+        let purpose = self.flow(token).query.as_ref().map(|query| query.purpose);
         self.drop_query(token);
-        match why {
-            Some(Why::Eof) => {}
-            Some(Why::Plain) => return self.leave(now, token, Leaving::Ours),
-            Some(Why::Death) | None => return,
+        match purpose {
+            Some(QueryPurpose::Eof) => {}
+            Some(QueryPurpose::Plain) => return self.leave(now, token, Leaving::Ours),
+            Some(QueryPurpose::Death) | None => return,
         }
         self.verify(token);
         match self.proof(token) {
-            // The kernel's answer alone does not rule out a stranger's end in the place of bytes on their way. So an attempt
-            // comes first, except where the host is known to be shut off.
+            // The kernel's answer alone does not rule out a forged end that took the place of bytes on their way. So an attempt
+            // comes first, unless the host is known to be shut off.
             Proof::Given if self.ended_intact(token) && self.is_shut_off(now, token) => {
                 self.believe_eof(now, token);
             }
             Proof::Awaited => self.set_proof(token, Proof::AwaitedAlone),
-            // The network may be to blame for the end of stream, too. It is not forgotten, for
-            // the peer may still say that it was genuine.
+            // The end of stream may be a fault of the network. It is remembered all the same, because
+            // the peer may still confirm it.
             _ => self.start_attempts(now, token),
         }
     }
 
-    /// Asks once more, soon and often, if the peer is being asked about this flow.
+    /// Starts the QUERYs anew, at short intervals, if the inquiry of the peer is about this flow.
     pub(super) fn ask_at_once(&mut self, now: Time, token: FlowToken) {
         let Some(peer) = self.flows[&token].peer_id() else {
             return;
@@ -325,7 +328,7 @@ impl Endpoint {
         }
     }
 
-    /// How often the question about a flow is asked before it is taken for unanswered.
+    /// Number of QUERYs about a flow before it counts as unanswered.
     fn most(&self, token: FlowToken) -> u32 {
         match self.proof(token) {
             Proof::Given => QUERIES_SURE,
@@ -338,7 +341,7 @@ impl Endpoint {
         self.timers.clear(TimerOwner::Flow(token, Timer::Query));
     }
 
-    /// Flows of `peer` that wait for the outcome of its inquiry.
+    /// The flows of `peer` that wait for the outcome of its inquiry.
     fn waiting(&self, peer: EndpointId) -> Vec<FlowToken> {
         let asked = self.inquiries.open.get(&peer).map(|inquiry| inquiry.token);
         let waits = |token: FlowToken, query: &Asked| query.sent == 0 || asked == Some(token);
@@ -359,28 +362,28 @@ impl Endpoint {
         self.timers.clear(TimerOwner::Peer(peer));
     }
 
-    /// The process has answered, or has said something else that nobody can have recorded. So it
-    /// exists, and can be asked about everything.
+    /// The process has answered, or has sent another message that cannot be a replay. So it
+    /// exists, and can be asked about all its flows.
     pub(super) fn peer_answered(&mut self, now: Time, peer: EndpointId) {
-        self.inquiries.revive(peer);
+        self.inquiries.mark_alive(peer);
         if !self.inquiries.open.contains_key(&peer) {
             return;
         }
         let waiting = self.waiting(peer);
         self.close_inquiry(peer);
         for token in waiting {
-            match self.flow(token).query.as_ref().map(|query| query.why) {
-                Some(Why::Eof) => self.query_about(now, token, 0),
-                Some(Why::Death) => self.drop_query(token),
-                // Asked by itself.
-                Some(Why::Plain) | None => {}
+            match self.flow(token).query.as_ref().map(|query| query.purpose) {
+                Some(QueryPurpose::Eof) => self.query_about(now, token, 0),
+                Some(QueryPurpose::Death) => self.drop_query(token),
+                // Sent outside the inquiry.
+                Some(QueryPurpose::Plain) | None => {}
             }
         }
     }
 
-    /// The host at `to` says that nobody listens there.
+    /// The host at `to` refused a QUERY: no socket has that port.
     pub(super) fn query_refused(&mut self, now: Time, to: SocketAddr) {
-        // Questions that went out because the process had answered: it was alive a moment ago.
+        // QUERYs that were sent because the process had answered: it was alive a moment ago. They become inquiries.
         let late: Vec<(FlowToken, EndpointId)> = self
             .flows
             .values()
@@ -425,23 +428,23 @@ impl Endpoint {
                     self.timers.set(TimerOwner::Peer(peer), now + CONFIRM_DEATH);
                 }
                 Some(first) if now.since(first) >= CONFIRM_DEATH => self.process_gone(now, peer),
-                // The refusal of a copy.
+                // A duplicate, or the refusal of an earlier QUERY.
                 Some(_) => {}
             }
         }
     }
 
-    /// A process does not exist any more: that ends all its flows that have no connection.
+    /// A process does not exist any more: this ends all its flows that have no transport.
     pub(super) fn process_gone(&mut self, now: Time, peer: EndpointId) {
         self.close_inquiry(peer);
-        self.inquiries.bury(now, peer);
+        self.inquiries.mark_gone(now, peer);
         let flows: Vec<FlowToken> = self
             .flows
             .values()
             .filter(|flow| flow.peer_id() == Some(peer))
             .filter(|flow| match flow.state() {
                 State::Suspended | State::Resuming => flow.change.pump.is_none(),
-                // A stall is being looked into.
+                // Only a stall is suspected; the attempts for it end.
                 State::Live => flow.outage.is_some(),
                 _ => false,
             })
@@ -478,11 +481,11 @@ impl Endpoint {
             return self.peer_answered(now, peer);
         }
         let flow = self.flow(token);
-        let why = match &flow.query {
-            Some(query) if query.nonce == status.nonce => query.why,
-            // What it says of the end of the stream was taken with it.
+        let purpose = match &flow.query {
+            Some(query) if query.nonce == status.nonce => query.purpose,
+            // `prove` has handled the end of the stream.
             _ if first && status.state != FlowStatus::Legacy => return,
-            _ if first => Why::Death,
+            _ if first => QueryPurpose::Death,
             _ => return self.drop_one(),
         };
         self.drop_query(token);
@@ -491,10 +494,14 @@ impl Endpoint {
             self.peer_answered(now, peer);
         }
         match status.state {
-            FlowStatus::Open if why == Why::Eof => self.eof_is_fault(now, token),
-            // DEMOTE was lost, or the peer has no transport: it is told again.
-            FlowStatus::Open if why == Why::Plain => self.leave(now, token, Leaving::Ours),
-            FlowStatus::Legacy if why == Why::Plain => self.leave(now, token, Leaving::Heard),
+            FlowStatus::Open if purpose == QueryPurpose::Eof => self.eof_is_fault(now, token),
+            // DEMOTE was lost, or the peer has no transport: DEMOTE is sent again.
+            FlowStatus::Open if purpose == QueryPurpose::Plain => {
+                self.leave(now, token, Leaving::Ours);
+            }
+            FlowStatus::Legacy if purpose == QueryPurpose::Plain => {
+                self.leave(now, token, Leaving::Heard);
+            }
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {
                 self.peer_finished(now, token, end, FinHow::HalfClose, EndSource::Asked);
@@ -523,7 +530,7 @@ impl Endpoint {
                 && (self.probe_answered(now, peer, unknown.nonce)
                     || (unknown.endpoint == peer && self.reach_answered(peer, unknown.nonce)))
             {
-                // A new connection will hear the same.
+                // A resume connection will get the same answer.
                 return;
             }
             let flow = &self.flows[&token];
@@ -543,7 +550,7 @@ impl Endpoint {
             if unknown.endpoint.host == peer.host {
                 return self.process_gone(now, peer);
             }
-            // Another host has the address now. That says nothing about the one we mean.
+            // Another host has the address now. That says nothing about the peer.
             return self.drop_one();
         }
         self.drop_one();
@@ -555,7 +562,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_gone_for_ever() {
+    fn a_process_is_remembered_as_gone_for_a_limited_time() {
         let peer = EndpointId {
             host: [1; 16],
             pid: 1,
@@ -563,15 +570,15 @@ mod tests {
         };
         let at = |secs: u64| Time(secs * 1_000_000);
         let mut inquiries = Inquiries::default();
-        // Whoever asks meanwhile hears the same, and that is no new evidence.
+        // Marking the process again before it expires does not extend the time: there is no new evidence.
         for secs in [0, 2, 4] {
-            inquiries.bury(at(secs), peer);
+            inquiries.mark_gone(at(secs), peer);
             assert!(inquiries.is_gone(at(secs), peer));
         }
         assert_eq!(inquiries.gone.len(), 1);
         assert!(!inquiries.is_gone(at(5), peer));
-        inquiries.bury(at(6), peer);
-        inquiries.revive(peer);
+        inquiries.mark_gone(at(6), peer);
+        inquiries.mark_alive(peer);
         assert!(!inquiries.is_gone(at(6), peer));
     }
 }

@@ -1,7 +1,7 @@
-//! Negotiations that came to nothing, remembered for peers who are late: `docs/PROTOCOL.md`, section "Negotiation".
+//! Failed negotiations, remembered for late messages of the peer: `docs/PROTOCOL.md`, section "Negotiation".
 //!
-//! A flow without a session is forgotten as soon as it has become plain TCP. What can still come is the answer to its
-//! HELLO, from a peer who counts on us then, or the peer's HELLO, which must not be kept for a connection to come.
+//! A flow without a session is forgotten as soon as it has become plain TCP. Two messages may still come: the answer to our
+//! HELLO, whose sender then relies on a session, and the peer's HELLO, which must not be taken for one of a later connection.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,18 +18,18 @@ use crate::config::{Config, Policy};
 use crate::ids::{FlowId, Role, Time, take};
 use crate::wire::{self, FlowStatus, HelloAck, Message, Parsed};
 
-/// Negotiations remembered, of each role.
+/// Maximum number of entries in each table.
 const MOST: usize = 4096;
-/// How long an answer to HELLO may be under way: a HELLO is kept half as long for its connection to be accepted.
+/// How long after HELLO its answer may come. An acceptor keeps a HELLO for an unaccepted connection half as long.
 const ANSWER_AGE: Duration = Duration::from_secs(120);
 
-/// For how long a HELLO may be overtaken by the end of its connection.
+/// How long after the end of its connection a HELLO may come.
 pub(super) const OVERTAKEN: Duration = Duration::from_secs(1);
 
-/// How long an accepted connection may take to become known here.
+/// How long it may take until an accepted connection is reported to the endpoint.
 const ACCEPTING: Duration = Duration::from_millis(300);
 
-/// The connection, our end first, and the flow of a HELLO.
+/// The connection that a HELLO names, local end first, and its flow id.
 fn waiting_for(from: SocketAddr, data: &[u8]) -> Option<((SocketAddr, SocketAddr), FlowId)> {
     let Message::Hello(hello) = wire::parse(data).ok()?.message else {
         return None;
@@ -41,25 +41,26 @@ fn waiting_for(from: SocketAddr, data: &[u8]) -> Option<((SocketAddr, SocketAddr
     Some(((acceptor, connector), hello.flow))
 }
 
-/// See the module.
+/// Failed negotiations.
 pub(super) struct Late {
-    /// Of connectors: HELLO has had no answer.
+    /// Connector: flows whose HELLO was not answered.
     asked: Aged<FlowId, Unanswered, MOST>,
-    /// Of acceptors: no HELLO has come.
+    /// Acceptor: flows for which no HELLO has come.
     unasked: Aged<Ends, Unasked, MOST>,
-    /// Of connectors: what the last flow with these addresses was called for which there was no answer.
+    /// Connector: by addresses, the id of the last flow that ended without an answer.
     unmet: Aged<Ends, FlowId, MOST>,
 }
 
-/// What the answer to a HELLO is checked with.
+/// The data to verify and handle the late answer to a HELLO.
 struct Unanswered {
     random_c: [u8; 32],
     ends: Ends,
     status: FlowStatus,
 }
 
+/// An accepted connection that ended, or became plain TCP, before a HELLO came.
 struct Unasked {
-    /// The first HELLO that has come since.
+    /// Flow id of the first HELLO that has come since.
     first: Option<FlowId>,
     status: FlowStatus,
     since: Time,
@@ -71,7 +72,7 @@ impl Late {
     pub(super) fn new(config: &Config) -> Self {
         Late {
             asked: Aged::new(ANSWER_AGE),
-            // No connector with our settings asks longer.
+            // A connector with the same settings repeats HELLO no longer than this.
             unasked: Aged::new(config.hello_timeout * KNOWN),
             unmet: Aged::new(ANSWER_AGE),
         }
@@ -88,20 +89,20 @@ impl Late {
         self.unmet.get(now, ends).is_some()
     }
 
-    /// The addresses of connectors' flows that HELLO has had no answer for.
+    /// Connector: the addresses of flows that ended without an answer.
     pub(super) fn asked_ends(&self) -> impl Iterator<Item = &Ends> {
         self.unmet.keys()
     }
 
-    /// A connection with these addresses stands: nobody is to be told of the one before it.
+    /// A new connection with these addresses is made: a late HELLO_ACK for the earlier one must not be answered.
     pub(super) fn supersede(&mut self, now: Time, ends: &Ends) {
         if let Some(id) = self.unmet.get(now, ends) {
             self.asked.remove(id);
         }
     }
 
-    /// What is needed to answer HELLO_ACK for a flow that is forgotten, if no later connection with its addresses is known.
-    /// There may have been one if the table of addresses has forgotten the flow.
+    /// The entry to answer a late HELLO_ACK with. `None` if there may have been a later connection with the same addresses: a
+    /// later one is known, or the entry by addresses has expired.
     fn unanswered(&self, now: Time, flow: FlowId) -> Option<&Unanswered> {
         let unanswered = self.asked.get(now, &flow)?;
         let last = self.unmet.get(now, &unanswered.ends);
@@ -114,8 +115,8 @@ impl Late {
 }
 
 impl Endpoint {
-    /// Remembers a flow whose peer was never known; `asked`: by what name it was asked for last.
-    pub(super) fn never_met(
+    /// Remembers a flow whose peer was never known. `asked`: the flow id of its last candidate.
+    pub(super) fn note_unmet(
         &mut self,
         now: Time,
         flow: &FlowRecord,
@@ -152,31 +153,32 @@ impl Endpoint {
         }
     }
 
-    /// A connection has been accepted that has the addresses of an earlier one, perhaps.
-    pub(super) fn met_again(&mut self, ends: &Ends) {
+    /// Forgets the earlier connection with these addresses: a later one has been accepted, or may exist.
+    pub(super) fn forget_unasked(&mut self, ends: &Ends) {
         self.late.unasked.remove(ends);
     }
 
-    /// The kernel's number of a connection with these addresses that has ended without a HELLO, if such a one is known.
+    /// If a connection with these addresses has ended without a HELLO: the kernel's number of it, if known.
     pub(super) fn ended_unasked(&self, now: Time, ends: &Ends) -> Option<Option<u64>> {
         Some(self.late.unasked.get(now, ends)?.connection)
     }
 
-    /// Whether that one was thrown away, and did not end in order.
+    /// Whether the application did not close that connection in good order, so that there is no end to report.
     pub(super) fn was_thrown_away(&self, now: Time, ends: &Ends) -> bool {
         let unasked = self.late.unasked.get(now, ends);
         unasked.is_some_and(|unasked| !matches!(unasked.status, FlowStatus::Closed(_)))
     }
 
-    /// The address of ours for which this message is a HELLO that has waited for some time for its connection to be accepted.
+    /// If this message is a HELLO that has waited at least 300 ms for its connection to be accepted: the local address that it
+    /// names.
     pub fn is_waiting(&self, now: Time, from: SocketAddr, data: &[u8]) -> Option<SocketAddr> {
         let (tuple, flow) = waiting_for(from, data)?;
         let waits = self.pending.has_waited(now, tuple, flow, ACCEPTING);
         waits.then_some(tuple.0)
     }
 
-    /// No connection is in the queue of the listener that this HELLO waits for: its own has been accepted where the front end
-    /// did not see it, or is not to be a flow.
+    /// No connection has waited in the queue of the listener that this HELLO is for. So its connection was accepted where the
+    /// front end does not see it, or is not to be a flow.
     pub fn is_not_queued(&mut self, now: Time, from: SocketAddr, data: &[u8]) {
         let Some((tuple, flow)) = waiting_for(from, data) else {
             return;
@@ -192,11 +194,12 @@ impl Endpoint {
         self.late.unasked.put(now, ends, unasked);
     }
 
-    /// What has become of the flow that this HELLO, for which there is none, is for, if that is known.
+    /// The status of the forgotten flow that this HELLO is for; `None` if the HELLO is not known to be for a forgotten flow.
     pub(super) fn too_late(&mut self, now: Time, ends: &Ends, flow: FlowId) -> Option<FlowStatus> {
         let unasked = self.late.unasked.get_mut(now, ends)?;
-        // The next connection with these addresses has another name, and may not be accepted yet. Where its number is
-        // known, the driver has looked; or it has found that this one is in no queue.
+        // The next connection with these addresses has another flow id, and may not be accepted yet. This cannot be the case if
+        // the connection's number is known, because the driver has compared it, or if the driver has found that no connection
+        // waits in the queue.
         let is_known = unasked.first == Some(flow);
         if flow.is_again() && unasked.connection.is_none() && !is_known {
             return None;
@@ -210,7 +213,7 @@ impl Endpoint {
         is_its_own.then_some(status)
     }
 
-    /// The same of an OPEN, which comes soon or not at all.
+    /// As [`too_late`](Self::too_late), for an OPEN, which is not repeated and so comes soon or not at all.
     pub(super) fn ended_before(
         &mut self,
         now: Time,
@@ -223,12 +226,12 @@ impl Endpoint {
         is_its_own.then_some(unasked.status)
     }
 
-    /// Whether HELLO of a flow that is forgotten has had no answer, so that there is no key for it.
+    /// Whether this is a forgotten flow whose HELLO was not answered, so that its key is not known.
     pub(super) fn awaits_answer(&self, now: Time, flow: FlowId) -> bool {
         self.late.unanswered(now, flow).is_some()
     }
 
-    /// HELLO_ACK for a flow that is forgotten: its peer counts on a session, and is told that there is none, or how it ended.
+    /// HELLO_ACK for a forgotten flow: its sender relies on a session, so it is told that there is none, or how the flow ended.
     pub(super) fn on_late_ack(&mut self, now: Time, parsed: &Parsed<'_>, ack: &HelloAck) {
         let Some(unanswered) = self.late.unanswered(now, ack.flow) else {
             return self.drop_one();
@@ -253,7 +256,7 @@ impl Endpoint {
         };
         let name = (ack.flow, Role::Connector);
         let tomb = Tomb { peer, status };
-        self.tell_how_it_ended(name, &tomb, ip);
+        self.announce_final_status(name, &tomb, ip);
         self.tombs.put(now, name, tomb);
     }
 }

@@ -1,4 +1,4 @@
-//! How a flow becomes plain TCP: `docs/PROTOCOL.md`, sections "Negotiation" and "End of a flow, and questions about it".
+//! Demotion of a flow to plain TCP: `docs/PROTOCOL.md`, sections "Negotiation" and "End of a flow, and questions about it".
 
 use super::candidates::Candidate;
 use super::close::Tomb;
@@ -20,7 +20,7 @@ impl Endpoint {
         let flow = self.flow(token);
         let fault = flow.outage.take();
         flow.go(State::Legacy);
-        self.dismiss(now, token);
+        self.demote_candidates(now, token);
         self.emit(token, Event::Legacy { reason });
         match fault {
             Some(outage) if outage.errno.is_none() => self.reinstate_legacy(token),
@@ -32,14 +32,14 @@ impl Endpoint {
         }
     }
 
-    /// Whoever has said HELLO for the flow must not rely on us.
-    fn dismiss(&mut self, now: Time, token: FlowToken) {
+    /// Tells all candidates of the flow by DEMOTE that there is no session, and forgets them.
+    fn demote_candidates(&mut self, now: Time, token: FlowToken) {
         self.tell_candidates(token, None, |flow| Message::Demote(Demote { flow }));
         self.forget_candidates(now, token);
     }
 
-    /// A connector's candidate is the process that its OPEN was for: if that asks, or resumes, it is told that the flow is
-    /// plain TCP. DEMOTE may be lost.
+    /// Forgets the candidates of the flow. A connector's candidate is the process that its OPEN was for. DEMOTE may be lost, so
+    /// a tomb remains: if that process sends QUERY or RESUME, it learns that the flow is plain TCP.
     fn forget_candidates(&mut self, now: Time, token: FlowToken) {
         let role = self.flow(token).role;
         for Candidate { id, peer, .. } in self.take_candidates(token) {
@@ -50,7 +50,7 @@ impl Endpoint {
         }
     }
 
-    /// Our front end cannot keep its side of a session any longer.
+    /// Ends the session of a flow, which becomes plain TCP. A flow without a transport becomes plain TCP later.
     pub(super) fn leave(&mut self, now: Time, token: FlowToken, leaving: Leaving) {
         let flow = self.flow(token);
         match flow.state() {
@@ -70,7 +70,7 @@ impl Endpoint {
                     None => self.push_legacy(token, leaving),
                 }
             }
-            // The peer had a transport when it left, and we have not.
+            // The peer has demoted the flow while it had a transport, and we have none.
             State::Suspended if leaving == Leaving::Theirs => {
                 self.fall_back(now, token, LegacyReason::PeerDemoted);
             }
@@ -79,7 +79,7 @@ impl Endpoint {
         }
     }
 
-    /// Puts the old transport back as plain TCP. The flow is `Legacy` already.
+    /// Reinstates the old transport as plain TCP. The flow is `Legacy` already.
     pub(super) fn reinstate_legacy(&mut self, token: FlowToken) {
         self.out.push(Action::Reinstate { token });
         if self.config.policy == Policy::Required {
@@ -104,7 +104,7 @@ impl Endpoint {
         }
     }
 
-    /// The flow is plain TCP, and nobody is refused anything for it.
+    /// Makes the flow plain TCP. The application may go on using it, even if the policy requires SLIM.
     pub(super) fn push_plain(&mut self, token: FlowToken) {
         self.push_legacy(token, Leaving::Ours);
     }

@@ -1,11 +1,11 @@
-//! How peers are reached by other kinds of transport than TCP: `docs/PROTOCOL.md`, section "Kinds of transport".
+//! The exchange of locators of other kinds of transport than TCP: `docs/PROTOCOL.md`, section "Kinds of transport".
 //!
-//! HELLO and HELLO_ACK say by one bit that a process has other kinds, and tell addresses of TCP only. How it is reached by
-//! the others two processes tell each other by OFFER when the first flow between them is live, under the key of that
-//! flow; so a process with TCP only sends and hears nothing of it.
+//! HELLO and HELLO_ACK carry addresses for TCP only, and one bit that says that a process has other kinds. When the first flow
+//! between two such processes is live, they tell each other their other locators by OFFER, under the key of that
+//! flow. A process with TCP only neither sends nor gets OFFER.
 //!
-//! What was told under the key of one flow holds for all flows with the same process at the same address, and is
-//! kept once ([`ToldLocators`]). Who only says that it is that process, at another address, changes nothing there.
+//! Locators told under the key of one flow hold for all flows with the same process at the same address, and are
+//! kept once ([`ToldLocators`]). A process that only claims the same identity, at another address, cannot change them.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +21,12 @@ use crate::wire::{LocatorList, Message, Offer, Parsed, feature};
 
 /// First wait for the answer to OFFER; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
-/// OFFERs without an answer. The next flow that becomes live asks again.
+/// Number of OFFERs without an answer before the exchange ends. The next flow that becomes live starts a new one.
 const OFFERS: u32 = 6;
 
-/// OFFERs that have no answer yet.
+/// OFFERs that have not been answered yet.
 pub(super) struct Exchanges {
-    /// Number of what we tell.
+    /// Serial number of our locators.
     serial: u64,
     open: BTreeMap<EndpointId, Exchange>,
 }
@@ -46,11 +46,11 @@ impl Exchanges {
     }
 }
 
-/// With one process.
+/// The exchange with one process.
 struct Exchange {
-    /// At which addresses of it, each under the key of a flow.
+    /// The addresses of the process that OFFER goes to, and for each the flow whose key is used.
     ways: Vec<(IpAddr, FlowToken)>,
-    /// OFFERs so far.
+    /// Number of OFFERs sent.
     sent: u32,
 }
 
@@ -63,22 +63,22 @@ pub(super) fn features_of(own: &Transports) -> u64 {
 }
 
 impl Endpoint {
-    /// How the peer of a flow is reached by other kinds of transport than TCP, as far as it has told.
+    /// The peer's locators of other kinds of transport than TCP, as far as it has told them.
     pub fn locators(&self, token: FlowToken) -> &[OtherLocator] {
         let flow = self.flows.get(&token);
         let peer = flow.and_then(|flow| Some((flow.peer_id()?, flow.ends.remote().ip())));
         peer.map_or(&[], |(peer, at)| self.processes.locators(peer, at))
     }
 
-    /// This process is reached by other kinds of transport than TCP in this way from now on. Peers that know another way
-    /// are told. Has no effect where TCP is the only kind.
+    /// Sets our locators of other kinds of transport than TCP. Peers that know older ones are told. Has no effect if TCP is
+    /// the only kind.
     pub fn set_locators(&mut self, now: Time, locators: Vec<OtherLocator>) {
         if self.own.locators == locators {
             return;
         }
         self.own.locators = locators;
         self.exchanges.serial += 1;
-        // What is under way may have been told already.
+        // Open exchanges may have told the old locators already, so they start anew.
         let open: Vec<EndpointId> = self.exchanges.open.keys().copied().collect();
         open.into_iter().for_each(|peer| self.exchange_over(peer));
         let tokens: Vec<FlowToken> = self.flows.keys().copied().collect();
@@ -89,14 +89,14 @@ impl Endpoint {
         }
     }
 
-    /// A flow is live: its peer is to know how we are reached, and we how it is. The connector asks.
+    /// A flow is live: its connector starts the exchange of locators.
     pub(super) fn offer_later(&mut self, now: Time, token: FlowToken) {
         if self.flows[&token].role == Role::Connector {
             self.offer(now, token);
         }
     }
 
-    /// Tells the peer of a flow our locators, unless it has said that it knows them.
+    /// Tells the peer of a flow our locators, unless it has confirmed that it knows them.
     fn offer(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         let Some(peer) = flow.peer.as_ref().map(|peer| &peer.process) else {
@@ -118,16 +118,16 @@ impl Endpoint {
         }
         exchange.ways.push((at, token));
         exchange.sent = 1;
-        self.say_offer(token);
+        self.send_offer(token);
         self.timers.set(TimerOwner::Offer(peer), now + RETRY);
     }
 
-    fn say_offer(&mut self, token: FlowToken) {
+    fn send_offer(&mut self, token: FlowToken) {
         let offer = self.own_offer(0);
         self.tell(token, None, |flow| Message::Offer(Offer { flow, ..offer }));
     }
 
-    /// What we tell in answer to the OFFER of that serial, or, if that is 0, unasked.
+    /// Our OFFER, in answer to the peer's OFFER with the serial number `answers`, or 0 if it is not an answer.
     fn own_offer(&self, answers: u64) -> Offer {
         Offer {
             flow: FlowId([0; 16]),
@@ -137,7 +137,7 @@ impl Endpoint {
         }
     }
 
-    /// The answer has not come.
+    /// The answer to OFFER has not come in time.
     pub(super) fn on_offer_timer(&mut self, now: Time, peer: EndpointId) {
         let Some(exchange) = self.exchanges.open.get(&peer) else {
             return;
@@ -146,7 +146,7 @@ impl Endpoint {
         if sent >= OFFERS {
             return self.exchange_over(peer);
         }
-        // A flow that is over is replaced by another one with the same end.
+        // A flow that is over is replaced by another one with the same process and address.
         let mut left = Vec::new();
         for (at, token) in ways {
             let here = |flow: &FlowToken| {
@@ -166,7 +166,7 @@ impl Endpoint {
             return self.exchange_over(peer);
         }
         for (_, token) in &left {
-            self.say_offer(*token);
+            self.send_offer(*token);
         }
         if let Some(exchange) = self.exchanges.open.get_mut(&peer) {
             exchange.ways = left;
@@ -181,8 +181,8 @@ impl Endpoint {
         self.timers.clear(TimerOwner::Offer(peer));
     }
 
-    /// Those of kinds that we can make connections of.
-    pub(super) fn of_use<'a>(
+    /// The locators of kinds that we can make connections of.
+    pub(super) fn usable_locators<'a>(
         &self,
         all: impl IntoIterator<Item = &'a OtherLocator>,
     ) -> Box<[OtherLocator]> {
@@ -190,7 +190,7 @@ impl Endpoint {
         all.into_iter().filter(known).copied().collect()
     }
 
-    /// Number of what we tell of other kinds.
+    /// Serial number of our locators.
     pub(super) fn own_serial(&self) -> u64 {
         self.exchanges.serial
     }
@@ -226,7 +226,7 @@ impl Endpoint {
             return self.drop_one();
         }
         let id = peer.process.id;
-        let locators = self.of_use(offer.locators.iter());
+        let locators = self.usable_locators(offer.locators.iter());
         let known = self.exchanges.serial == offer.answers;
         let told = ToldLocators {
             serial: offer.serial,
@@ -234,7 +234,7 @@ impl Endpoint {
             locators,
         };
         if !self.processes.tell(id, at, told) {
-            // An old one, come late or said again by somebody; or there are too many.
+            // An old OFFER, late or replayed; or the table is full.
             return self.drop_one();
         }
         if known && let Some(exchange) = self.exchanges.open.get_mut(&id) {

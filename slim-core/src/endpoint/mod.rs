@@ -1,58 +1,57 @@
 //! All flows of one process: the session state machine.
 //!
-//! [`Endpoint`] decides; a *driver* does. The driver tells it what happened ([`open`],
-//! [`fault`], `handle_*`) and carries out what it asks for ([`poll_action`]). The bytes of a flow
-//! never pass through here: the *front end* has them, and tells how many there are.
+//! [`Endpoint`] decides; a *driver* acts. The driver reports what happened ([`open`],
+//! [`fault`], `handle_*`) and carries out the actions that the endpoint asks for ([`poll_action`]).
+//! The bytes of a flow never pass through the endpoint: the *front end* holds them, and reports only counts.
 //!
 //! # Driving contract
 //!
 //! After every call of a command or a `handle_*` method, take actions from [`poll_action`] until
 //! there are none and carry them out in order; then take events from [`poll_event`]; then arm one
 //! timer for [`poll_timeout`] and call [`handle_timeout`] when it fires (early is harmless). An
-//! action may be answered while others are still waiting to be taken.
+//! action may be answered while other actions are still queued.
 //!
 //! For each flow:
 //!
-//! * `Suspend` is answered by exactly one [`handle_suspended`], `Drain` by exactly one
-//!   [`handle_drained`], also when a fault came in between. `Install` is answered by
+//! * The front end answers `Suspend` by exactly one [`handle_suspended`], and `Drain` by exactly one
+//!   [`handle_drained`], even if a fault came in between. It answers `Install` by
 //!   [`handle_installed`], unless a fault, a `Suspend` or a `Drain` came before the replay was
 //!   written.
-//! * Before [`fault`] with an error or an end of stream the front end has suspended the flow by
-//!   itself: no data call begins, and nothing is trimmed. With a stall it has not. Data calls that are under way may still move
-//!   bytes on the old transport; they have come out before `Drain` is answered. After an end of stream
+//! * Before [`fault`] with an error or an end of stream, the front end suspends the flow by
+//!   itself: no data call begins, and nothing is trimmed. Before [`fault`] with a stall it does not. Data calls that are under
+//!   way may still move bytes on the old transport; they must return before `Drain` is answered. After an end of stream
 //!   the front end may go on sending on the old transport, until `Drain`, `Suspend` or `Install`.
-//! * A fault is reported for the transport in use only. While the replay after `Install` is being
+//! * The front end reports a fault for the transport in use only. While the replay after `Install` is being
 //!   written, that is the new connection.
-//! * From `Suspend` or `fault` until the flow is live again, the replay buffer is trimmed by
-//!   `Install` alone, never because the kernel says that something was acknowledged.
-//! * `Verify` is answered by [`handle_verified`], or not at all if it has come to nothing meanwhile.
-//! * `Drain` reads the newest transport dry (the one `Install` brought, if its replay is not
-//!   finished yet) and closes it. After a `Flush`, `Install` may be followed by `Drain` at once:
-//!   then there is nothing to replay.
+//! * From `Suspend` or `fault` until the flow is live again, only `Install` trims the replay buffer;
+//!   an acknowledgement that the kernel reports never does.
+//! * The driver answers `Verify` by [`handle_verified`]. No answer is needed if the flow was reinstated, resumed or given up
+//!   before.
+//! * `Drain` reads the newest transport dry and closes it. That is the transport of the last `Install`, even if its replay is
+//!   not finished. After a `Flush`, `Drain` may follow `Install` at once: then there is nothing to replay.
 //!
-//! Where both ends have agreed on a flow by means of their own, it is opened with [`open_agreed`], and is live at once.
+//! A flow that both ends have agreed on by other means is opened with [`open_agreed`], and is live at once.
 //!
 //! For short connections between processes that know each other ([`Pairs`]):
 //!
-//! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; whoever dialled sends the OPEN before.
-//! * What comes to a mailbox goes to [`Pairs::receive`], in any thread. Before an accepted flow's `fault`, `finish`,
-//!   `demote` and `gone`, and now and then besides, the mailboxes are emptied and [`take_arrivals`] called; then
+//! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; the caller of `dial` sends the OPEN before.
+//! * A datagram that comes to a mailbox goes to [`Pairs::receive`], in any thread. Before an accepted flow's `fault`, `finish`,
+//!   `demote` and `gone`, and from time to time otherwise, the driver empties the mailboxes and calls [`take_arrivals`], then
 //!   [`tell_seen`].
-//! * [`finish_told`] in place of `finish` says that FIN has been sent, or need not be.
+//! * [`finish_told`] replaces `finish` where FIN has been sent already, or is not needed.
 //!
 //! For each connection:
 //!
-//! * Read one whole message at a time and hand it in, and not more than two from any connection:
-//!   stream bytes may follow. Stop reading at `Install`, `Close`, and the second message.
-//! * Report a loss only after all that could be read was handed in.
-//! * `Flush` is answered by exactly one [`handle_flushed`], after the message, if there is one,
-//!   that is wholly there.
-//! * After `Install` or `Close` the endpoint has forgotten the connection, and ignores whatever is
-//!   reported about it.
+//! * Read one whole message at a time and hand it in. Read at most two messages from a connection:
+//!   stream bytes may follow. Stop reading at `Install`, at `Close`, and after the second message.
+//! * Report a loss only after everything readable was handed in.
+//! * Answer `Flush` by exactly one [`handle_flushed`]. If a complete message waits in the receive queue, hand it in first.
+//! * After `Install` or `Close` the endpoint has forgotten the connection, and ignores reports
+//!   about it.
 //!
 //! # Example
 //!
-//! Two processes find out about each other:
+//! Two processes negotiate a flow:
 //!
 //! ```
 //! use slim_core::config::Config;
@@ -69,11 +68,11 @@
 //! let (a_addr, b_addr) = ("10.0.0.1:5000".parse()?, "10.0.0.2:80".parse()?);
 //! let a_control = "10.0.0.1:701".parse()?;
 //!
-//! // A connection was made, and accepted.
+//! // The application at a has connected, and the one at b has accepted.
 //! a.open(Time(0), FlowToken(1), Role::Connector, a_addr, b_addr);
 //! b.open(Time(0), FlowToken(9), Role::Acceptor, b_addr, a_addr);
 //!
-//! // HELLO goes to the address that was connected, and its answer back.
+//! // a sends HELLO to the address that it connected to, and b answers.
 //! let Some(Action::Datagram { to, data, .. }) = a.poll_action() else { panic!() };
 //! assert_eq!(to, b_addr);
 //! b.handle_datagram(Time(100), a_control, to, &data);
@@ -81,7 +80,7 @@
 //! a.handle_datagram(Time(200), b_addr, to, &data);
 //! assert_eq!(a.poll_action(), Some(Action::Live { token: FlowToken(1) }));
 //!
-//! // Then the acceptor is told that its answer has arrived, so it was not somebody else who asked.
+//! // HELLO_DONE shows b that the answer has arrived, so the source of HELLO was not forged.
 //! let Some(Action::Datagram { to, data, .. }) = a.poll_action() else { panic!() };
 //! b.handle_datagram(Time(300), a_control, to, &data);
 //! assert_eq!(b.poll_action(), Some(Action::Live { token: FlowToken(9) }));
@@ -192,21 +191,21 @@ pub struct Endpoint {
     own: Transports,
     networks: Vec<Net>,
     rng: Rng,
-    /// Makes `random_s` of each HELLO.
+    /// `random_s` of each HELLO_ACK is derived from it.
     secret: [u8; 32],
-    /// In the order of their tokens, so that a run can be repeated.
+    /// Ordered by token, so that a run with the same seed repeats exactly.
     flows: BTreeMap<FlowToken, Box<FlowRecord>>,
     by_id: BTreeMap<(FlowId, Role), FlowToken>,
     /// Accepted flows.
     by_ends: BTreeMap<Ends, FlowToken>,
-    /// Of each pair of addresses the flow that was connected last, while it negotiates. Entries may be stale.
+    /// For each pair of addresses, the flow that connected last, while it negotiates. Entries may be stale.
     dialling: BTreeMap<Ends, FlowToken>,
-    /// The kernel's numbers of the connections of accepted flows, while those negotiate.
+    /// The kernel's connection numbers (`SO_COOKIE`) of accepted flows, while those negotiate.
     numbers: Counted<FlowToken, u64>,
     candidates: Candidates,
     pairs: Arc<Pairs>,
     offers: Offers,
-    /// Optional parts of the protocol that we speak.
+    /// The feature bits that we announce.
     features: u64,
     processes: Processes,
     pending: Pending,
@@ -215,15 +214,16 @@ pub struct Endpoint {
     inquiries: Inquiries,
     refusals: Refusals,
     shut_off: ShutOff,
-    /// By address: who asks for SLIM there, and who resumes there.
+    /// By address: the flows that send HELLO there.
     hellos: Pace<SocketAddr>,
+    /// By address: the flows that connect there to resume.
     connects: Pace<Locator>,
     probes: Probes,
     reaches: Reaches,
     exchanges: Exchanges,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
-    /// Connections that have not said for which flow they are, oldest first.
+    /// Accepted connections on which no RESUME has come yet, oldest first.
     fresh: VecDeque<ConnId>,
     /// `Flush`es under way.
     flushes: Counted<ConnId, FlowToken>,
@@ -235,7 +235,7 @@ pub struct Endpoint {
 
 /// Getters.
 impl Endpoint {
-    /// An endpoint without flows, which has the transports `own`. Everything random comes out of `seed`, so that must be
+    /// Makes an endpoint without flows, which has the transports `own`. All random numbers come from `seed`, so `seed` must be
     /// unpredictable.
     pub fn new(config: Config, id: EndpointId, own: Transports, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
@@ -279,12 +279,12 @@ impl Endpoint {
         }
     }
 
-    /// Where a flow stands; `None` if there is no flow of that token.
+    /// The state of a flow; `None` if there is no flow with that token.
     pub fn state(&self, token: FlowToken) -> Option<State> {
         self.flows.get(&token).map(|flow| flow.state())
     }
 
-    /// Whether the flow has lost its transport, and has no other yet.
+    /// Whether the flow has lost its transport and has no new one yet.
     pub fn lacks_transport(&self, token: FlowToken) -> bool {
         self.flows
             .get(&token)
@@ -295,7 +295,7 @@ impl Endpoint {
             })
     }
 
-    /// Whether a peer with SLIM may be at the other end: HELLO was sent, or has come, or may be late.
+    /// Whether the peer of the flow may have SLIM: HELLO was sent, or has arrived, or may be late.
     pub fn may_have_peer(&self, now: Time, token: FlowToken) -> bool {
         self.flows.get(&token).is_some_and(|flow| {
             let asking = flow.hello.is_some() || self.candidates.any(token);
@@ -303,31 +303,30 @@ impl Endpoint {
         })
     }
 
-    /// Acceptor: whether HELLO has come for the flow, from its peer or from whoever says that it is.
+    /// Acceptor: whether a HELLO for the flow has arrived, from its peer or from any other sender.
     pub fn was_asked(&self, token: FlowToken) -> bool {
         let known = |flow: &FlowRecord| flow.peer.is_some() || self.candidates.any(token);
         self.flows.get(&token).is_some_and(|flow| known(flow))
     }
 
-    /// The addresses that a flow was opened with, our end and their end; `None` if there is no flow of that token.
+    /// The addresses that a flow was opened with, local and remote; `None` if there is no flow with that token.
     pub fn addrs(&self, token: FlowToken) -> Option<(SocketAddr, SocketAddr)> {
         self.flows.get(&token).map(|flow| flow.ends.both())
     }
 
-    /// Whether nobody knows yet if the peer of a flow has SLIM, at an address of ours for which `fits` holds.
+    /// Whether a flow negotiates at a local address for which `fits` holds.
     pub fn negotiates_at(&self, fits: impl Fn(SocketAddr) -> bool) -> bool {
         let mut flows = self.flows.values();
         flows.any(|flow| flow.state() == State::Negotiating && fits(flow.ends.local()))
     }
 
-    /// Whether a flow is at an address of ours for which `fits` holds.
+    /// Whether a flow has a local address for which `fits` holds.
     pub fn has_flow_at(&self, fits: impl Fn(IpAddr) -> bool) -> bool {
         let mut flows = self.flows.values();
         flows.any(|flow| fits(flow.ends.local().ip()))
     }
 
-    /// Messages and connections thrown away so far because they were garbage, not genuine, of no
-    /// flow, or too many.
+    /// Number of messages and connections dropped so far: malformed, not authentic, for no known flow, or too many.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -335,7 +334,7 @@ impl Endpoint {
     fn flow(&mut self, token: FlowToken) -> &mut FlowRecord {
         self.flows
             .get_mut(&token)
-            .expect("whoever calls this has looked the flow up")
+            .expect("the caller has looked the flow up")
     }
 
     fn drop_one(&mut self) {
@@ -345,8 +344,8 @@ impl Endpoint {
 
 /// Commands.
 impl Endpoint {
-    /// A connection of the application stands. `token` must not be in use. The peer is asked for
-    /// SLIM, or asks; nothing has to wait for the outcome, which is `Live` or `Legacy`.
+    /// A connection of the application is established. `token` must not be in use. The endpoint negotiates: a connector sends
+    /// HELLO, an acceptor waits for it. The outcome is `Live` or `Legacy`; the application does not wait for it.
     pub fn open(
         &mut self,
         now: Time,
@@ -361,14 +360,14 @@ impl Endpoint {
         }
     }
 
-    /// A flow of which nothing is known yet but its connection. False if the token is in use.
+    /// Adds a flow whose connection is all that is known of it. False if the token is in use.
     fn add(&mut self, now: Time, token: FlowToken, role: Role, ends: Ends) -> bool {
         if self.flows.contains_key(&token) {
             debug_assert!(false, "{token:?} is in use");
             return false;
         }
         if role == Role::Acceptor {
-            self.met_again(&ends);
+            self.forget_unasked(&ends);
             self.by_ends.insert(ends.clone(), token);
             let flow = FlowRecord::new(now, token, role, ends);
             self.flows.insert(token, Box::new(flow));
@@ -379,8 +378,8 @@ impl Endpoint {
         true
     }
 
-    /// The flow's transport has failed, has ended, or is suspected. See the driving contract for
-    /// what must have been done before.
+    /// The flow's transport has failed, has ended, or is suspected to have failed. The driving contract says
+    /// what the front end must do before.
     pub fn fault(&mut self, now: Time, token: FlowToken, cause: Cause) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -401,11 +400,11 @@ impl Endpoint {
     fn fault_live(&mut self, now: Time, token: FlowToken, cause: Cause) {
         let known = self.flow(token).outage.is_some();
         match (known, cause) {
-            // Is being looked into.
+            // Attempts are under way already, or there is no fault.
             (true, Cause::Stall | Cause::PeerAsked) | (false, Cause::PeerAsked) => {}
             (true, Cause::Errno(_) | Cause::Eof { .. }) => {
-                // The stall was the beginning of it. What was found out about paths meanwhile is
-                // worth little: the flow has all its attempts now.
+                // The stall has become a failure. The attempts made during the stall do not count:
+                // the flow gets all its attempts now.
                 self.drop_outgoing(now, token);
                 self.drop_query(token);
                 self.timers.clear_flow(token);
@@ -423,16 +422,16 @@ impl Endpoint {
         if flow.change.pump.is_none() || cause == Cause::Stall {
             return;
         }
-        // The new transport has failed before it was of any use. The peer may already be using it.
+        // The new transport has failed before its replay was written. The peer may already be using it.
         flow.change.pump = None;
         flow.bar = Bar::Shut;
         flow.change.drained = DrainState::No;
-        self.settle(token);
+        self.update_state(token);
         self.start_attempts(now, token);
     }
 
-    /// The front end cannot keep its side of a session any longer, because another process uses
-    /// the descriptor from here on. The peer is told. A flow without a transport is left as soon
+    /// The front end cannot keep its side of the session any longer, because another process uses
+    /// the descriptor from here on. The peer is told by DEMOTE. A flow without a transport becomes plain TCP as soon
     /// as it has one.
     pub fn demote(&mut self, now: Time, token: FlowToken) {
         if self.flows.contains_key(&token) {
@@ -440,8 +439,8 @@ impl Endpoint {
         }
     }
 
-    /// The same, as soon as the peer has heard it: until then the flow is what it was here. At once if the peer cannot be
-    /// asked.
+    /// As [`demote`](Endpoint::demote), but the flow keeps its session until the peer has confirmed that it knows. If the peer
+    /// cannot be asked, the flow is demoted at once.
     pub fn demote_heard(&mut self, now: Time, token: FlowToken) {
         let live = self.state(token) == Some(State::Live);
         if !(live && self.ask_for_plain(now, token)) {
@@ -449,8 +448,9 @@ impl Endpoint {
         }
     }
 
-    /// The flows (both ends may be here) that a message asks about, or asks to resume, whoever wrote it. The answer is
-    /// what they are when the message is handled: whoever drives the endpoint may look at them before.
+    /// The flows that a QUERY asks about, or a RESUME asks to resume; the message is not authenticated. There are two if both
+    /// ends of the flow are in this process. The endpoint answers with the state of the flow at the time it handles the
+    /// message, so the driver may bring these flows up to date before.
     pub fn asked_about(&self, data: &[u8]) -> [Option<FlowToken>; 2] {
         let id = match wire::parse(data).map(|parsed| parsed.message) {
             Ok(Message::Query(query)) => query.flow,
@@ -460,7 +460,7 @@ impl Endpoint {
         [Role::Connector, Role::Acceptor].map(|role| self.by_id.get(&(id, role)).copied())
     }
 
-    /// This host's addresses have changed, or the networks that it has them in. Peers learn of it with new flows.
+    /// The addresses of this host, or the networks they are in, have changed. Peers learn of it with new flows.
     pub fn set_addrs(&mut self, addrs: Vec<IpAddr>, networks: Vec<Net>) {
         self.own.addrs = addrs;
         self.networks = networks;
@@ -468,17 +468,17 @@ impl Endpoint {
         pairs.keep(|ip| self.may_know(ip));
     }
 
-    /// Whether the host with this address may know of us: by the settings, or because a peer has named it.
+    /// Whether the host with this address may talk to us: the settings name it, or a peer has announced the address.
     pub fn may_know(&self, ip: IpAddr) -> bool {
         self.config.peers.contains(ip, &self.networks) || self.processes.have(ip.to_canonical())
     }
 }
 
-/// What happened.
+/// Reports of the driver.
 impl Endpoint {
     /// A datagram came from `from` to the socket bound to `local`.
     pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        // A stranger does not even learn that somebody is here.
+        // Other hosts get no answer at all, so they do not learn that SLIM is here.
         if !self.may_know(from.ip()) {
             return self.drop_one();
         }
@@ -508,9 +508,9 @@ impl Endpoint {
         }
     }
 
-    /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable). `quoted` is what has come
-    /// back of the datagram: all of it, its beginning, or nothing. Anybody can send such a message, so it is believed
-    /// only if it quotes a flow that `to` was told of.
+    /// The host at `to` refused a datagram: no socket has that port (ICMP port unreachable). `quoted` is the part of the
+    /// datagram that the ICMP message quotes: all of it, its beginning, or nothing. Anybody can send such a message, so it is
+    /// believed only if it quotes the id of a flow about which a message went to `to`.
     pub fn handle_refused(&mut self, now: Time, to: SocketAddr, quoted: &[u8]) {
         let to = plain(to);
         match wire::quoted(quoted) {
@@ -525,7 +525,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether `to` is an address of the peer of a flow of this name.
+    /// Whether `to` is the control address of the peer of a flow with this id.
     fn was_told(&self, to: SocketAddr, id: FlowId) -> bool {
         let is_peer = |token: &FlowToken| {
             let flow = &self.flows[token];
@@ -540,7 +540,7 @@ impl Endpoint {
         tokens.into_iter().any(is_peer)
     }
 
-    /// The time that [`poll_timeout`](Endpoint::poll_timeout) told has come.
+    /// The time that [`poll_timeout`](Endpoint::poll_timeout) returned has come.
     pub fn handle_timeout(&mut self, now: Time) {
         while let Some(owner) = self.timers.pop(now) {
             match owner {
@@ -580,14 +580,14 @@ impl Endpoint {
     }
 }
 
-/// What to do now.
+/// Actions, events and the timer for the driver.
 impl Endpoint {
-    /// The next thing to be done.
+    /// The next action to carry out.
     pub fn poll_action(&mut self) -> Option<Action> {
         out::pop(&mut self.out.actions)
     }
 
-    /// The next thing worth telling people. A flow without a name yet has one of zeros.
+    /// The next event to log. A flow that has no id yet is named by zeros.
     pub fn poll_event(&mut self) -> Option<(FlowToken, FlowId, Event)> {
         out::pop(&mut self.out.events)
     }

@@ -1,8 +1,8 @@
-//! Does the peer have SLIM? `docs/PROTOCOL.md`, section "Negotiation".
+//! Negotiation: does the peer have SLIM? `docs/PROTOCOL.md`, section "Negotiation".
 //!
-//! The connector asks until it has an answer, the host says that nobody is there, or time is up.
-//! The acceptor waits for the question as long. Meanwhile the application sends and receives as it
-//! likes; nothing it does waits for the outcome.
+//! The connector sends HELLO until an answer comes, the peer's host refuses it, or the time is up.
+//! The acceptor waits for HELLO as long. Meanwhile the application sends and receives
+//! freely; no call of it waits for the outcome.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,26 +25,26 @@ use crate::wire::{
 const RETRY: Duration = Duration::from_millis(50);
 /// Longest wait before HELLO is sent again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
-/// How long a HELLO may come behind the error that ended its connection. A peer with SLIM sends it before the first byte,
-/// but on a busy host the process, or its agent, may not have had a turn since the connection stands. This long an
-/// application waits for its error whose peer has no SLIM, once; then it is known, and only a HELLO that the network has
-/// delayed is waited for. A host that has asked lately has SLIM: its HELLO is waited for as long as an answer.
+/// How long an acceptor waits for HELLO after its connection has failed. A peer with SLIM sends HELLO before the first byte,
+/// but on a busy host the process, or its agent, may not have run since the connection was established. If the peer's host
+/// has no SLIM, this delays the application's error, but only once: after that the host is known to be silent, and
+/// [`STRAY_HELLO`] applies. For a host that has sent HELLO lately, [`LATE_ANSWER`] applies.
 pub(super) const LATE_HELLO: Duration = Duration::from_millis(250);
-/// The same where connections from that host have come without HELLO lately.
+/// The same if connections from that host have come without HELLO lately: long enough for a HELLO that the network has delayed.
 const STRAY_HELLO: Duration = Duration::from_millis(20);
-/// How long the answer to HELLO is waited for once the connection has failed.
+/// How long a connector waits for the answer to HELLO once the connection has failed.
 pub(super) const LATE_ANSWER: Duration = Duration::from_millis(500);
-/// How long a connector asks whether its connection has been accepted.
+/// How long a connector repeats HELLO while the peer's application has not accepted the connection.
 const WAIT_LIFE: Duration = Duration::from_secs(300);
-/// Somebody who has answered others lately has SLIM: an answer, or a question, that does not come is
-/// late or lost, and is waited for as many times as long.
+/// A peer that has answered another HELLO lately has SLIM, so a missing answer is late or lost. The endpoint waits this many
+/// times as long for it. The same holds for a HELLO from a host that has sent one lately.
 pub(super) const KNOWN: u32 = 4;
-/// Addresses have one spelling here, or the two ends would not find each other.
+/// All addresses are compared in this form; otherwise the two ends of a flow would not match.
 pub(super) use crate::addr::canonical as plain;
 
 impl Endpoint {
-    /// Connector: the process that we took the peer for does not have the connection.
-    pub(super) fn ask_after_all(&mut self, now: Time, token: FlowToken) {
+    /// Connector: the process that the OPEN was for does not have the connection, so HELLO is sent.
+    pub(super) fn negotiate_by_hello(&mut self, now: Time, token: FlowToken) {
         self.start_negotiation(now, token);
         let flow = &self.flows[&token];
         if flow.state() == State::Negotiating && flow.outage.is_some() {
@@ -103,13 +103,13 @@ impl Endpoint {
                 self.askers.note_connection(now, remote.ip(), age);
                 let mut later = Vec::new();
                 while let Some(waiting) = self.pending.take(now, (local, remote)) {
-                    let settled = self.flow(token).state() != State::Negotiating;
+                    let decided = self.flow(token).state() != State::Negotiating;
                     match waiting.request {
-                        // An OPEN has settled it. The HELLO that its connector said beside it is not to be answered, or the
-                        // two ends would have the flow under different names.
-                        Request::Hello(_) if settled => {}
-                        // A later connection with these addresses has this one.
-                        Request::Open(_) if settled => {
+                        // An OPEN has made the flow live. A HELLO that its connector also sent must not be answered, or the
+                        // two ends would have the flow under different ids.
+                        Request::Hello(_) if decided => {}
+                        // This OPEN is for a later connection with the same addresses.
+                        Request::Open(_) if decided => {
                             later.push(waiting);
                         }
                         Request::Hello(hello) => {
@@ -132,7 +132,7 @@ impl Endpoint {
         let Some(asking) = &mut flow.hello else {
             return;
         };
-        // Once the connection has failed, a process that has ended is to be found out soon.
+        // Once the connection has failed, the endpoint must find out soon whether the peer process has ended.
         let wait = if asking.waiting && !failed {
             RETRY_MAX
         } else {
@@ -153,12 +153,12 @@ impl Endpoint {
             .set(TimerOwner::Flow(token, Timer::Hello), now + wait);
     }
 
-    /// Up to half as long again: what was lost together does not come back together.
+    /// Adds up to half of `wait` at random, so that messages that were lost together are not repeated together.
     fn spread(&mut self, wait: Duration) -> Duration {
         wait + Duration::from_micros(self.rng.up_to(wait.as_micros() as u64 / 2))
     }
 
-    /// HELLO has had no answer yet, or only that the application has not accepted yet.
+    /// Repeats HELLO: it has not been answered, or only by HELLO_WAIT.
     pub(super) fn hello_again(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         if flow.hello.as_ref().is_some_and(|asking| !asking.waiting) {
@@ -168,7 +168,7 @@ impl Endpoint {
         self.send_hello(now, token);
     }
 
-    /// The flow need not be asked about any more, or not soon: others may.
+    /// The flow sends no HELLO any more, or not soon: it gives its slot to other flows (`pace.rs`).
     pub(super) fn hello_over(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         if flow.role == Role::Acceptor {
@@ -188,7 +188,7 @@ impl Endpoint {
             Role::Connector => self.hellos.heard_within(now, flow.ends.remote(), age),
             Role::Acceptor => self.askers.within(now, flow.ends.remote().ip(), age),
         };
-        // Others may have taken the place of whoever is meant, who then asks again.
+        // Other candidates may have displaced the peer, which then sends HELLO again.
         let (known, least) = match self.candidates.any(token) {
             true => (true, 2 * RETRY_MAX),
             false => (known, Duration::ZERO),
@@ -213,8 +213,8 @@ impl Endpoint {
         };
         let resumable = self.config.resumable_for();
         let flow = self.flow(token);
-        // The application at the other end accepts when it likes, if it ever does. A flow that has lost its connection
-        // waits for that as long as for a transport.
+        // The peer's application may accept late, or never. A flow that has lost its connection
+        // waits for that as long as for a new transport.
         let limit = match &flow.outage {
             None => now + WAIT_LIFE,
             Some(outage) => outage.since + resumable,
@@ -242,7 +242,7 @@ impl Endpoint {
         let job = self.config.job_key.clone();
         let flow = self.flow(token);
         let Some(asking) = flow.hello.as_ref().filter(|_| flow.peer.is_none()) else {
-            return; // a second copy
+            return; // a duplicate
         };
         let hello = asking.hello;
         let inputs = KeyInputs {
@@ -269,24 +269,24 @@ impl Endpoint {
         self.peer_answered(now, ack.endpoint);
         match self.flow(token).state() {
             State::Negotiating => {
-                // The acceptor knows nothing of the OPEN, if one was sent.
+                // The acceptor has answered HELLO, so it has not taken the OPEN, if one was sent.
                 self.take_candidates(token);
                 self.become_live(now, token, None);
-                // The peer must know that this has arrived; all that is said under the key tells it.
+                // The peer must learn that HELLO_ACK has arrived. Any message under the flow key shows it; FIN would do.
                 let flow = &self.flows[&token];
                 if flow.fin.is_none() && flow.state() == State::Live {
                     self.tell(token, None, |_| Message::HelloDone(HelloDone(hello)));
                 }
             }
-            // We had stopped waiting: the peer must not rely on us.
+            // The flow is plain TCP already: the peer must not rely on a session.
             State::Legacy => self.announce_demote(token),
             _ => self.announce_fin(token),
         }
     }
 
     pub(super) fn on_hello_nak(&mut self, now: Time, nak: &HelloNak) {
-        // Its code proves nothing if the job keys differ, so the name of the flow, which nobody
-        // but the asked can know, has to do. Who can read it can also keep HELLO from arriving.
+        // If the job keys differ, the authentication code proves nothing. So the flow id must be enough: only the receiver of
+        // HELLO knows it. An attacker that can read HELLO on its way could also keep it from arriving.
         let Some(token) = self.negotiating(nak.flow) else {
             return self.drop_one();
         };
@@ -298,9 +298,9 @@ impl Endpoint {
         self.become_legacy(now, token, reason);
     }
 
-    /// The host at `to` says that nobody listened there when the HELLO of the flow `refused` came. That goes
-    /// for all that were sent before it, too, for of many in a row few are answered. What was sent after it may have
-    /// come later than somebody who listens.
+    /// The host at `to` reports that no socket had that port when the HELLO of the flow `refused` came. This holds
+    /// for all HELLOs that were sent there before, too, because a host sends few ICMP messages. A HELLO that was sent later may
+    /// have found a socket that was bound meanwhile.
     pub(super) fn hello_refused(&mut self, now: Time, to: SocketAddr, refused: FlowId) {
         let known = self.by_id.get(&(refused, Role::Connector));
         let flow = known.and_then(|token| self.flows.get(token));
@@ -324,21 +324,21 @@ impl Endpoint {
         }
     }
 
-    /// Whether we have accepted the connection, and no HELLO has come because it is late.
+    /// Whether we have accepted the connection, and its HELLO may still be on its way.
     pub(super) fn may_be_asked(&self, now: Time, flow: &FlowRecord) -> bool {
         let silent = self.askers.is_silent(now, flow.ends.remote().ip());
         let negotiates = flow.role == Role::Acceptor && flow.state() == State::Negotiating;
         negotiates && !silent && now.since(flow.opened) < LATE_HELLO
     }
 
-    /// A flow lost its transport before anybody knew whether it can be resumed.
+    /// A flow has lost its transport before its negotiation was decided.
     pub(super) fn fault_negotiating(&mut self, now: Time, token: FlowToken, cause: Cause) {
-        // An acceptor's front end withholds an end only if it has heard an OPEN for the connection. The endpoint may have denied
-        // that in the same moment, and HELLO is on its way.
+        // An acceptor's front end withholds an end of stream only if an OPEN for the connection has arrived. The endpoint may
+        // have answered UNKNOWN to that OPEN in the same moment; then HELLO is on its way.
         let connected_to = self.flow(token).role == Role::Acceptor;
         match cause {
-            // Nobody can be asked whether it is genuine, and to withhold it until somebody can
-            // would delay every short connection to a peer without SLIM.
+            // There is no peer yet that could be asked whether the end is genuine. Withholding it until there is
+            // one would delay every short connection to a peer without SLIM.
             Cause::Eof { .. } if !connected_to && !self.candidates.any(token) => {
                 self.timers.clear_flow(token);
                 self.flow(token).go(State::Legacy);
@@ -381,10 +381,10 @@ impl Endpoint {
                 }
                 let to = self.flow(token).ends.remote();
                 if is_queued {
-                    // Perhaps nobody is there any more.
+                    // The peer process may have ended; its host would refuse HELLO then.
                     self.send_hello(now, token);
                 } else if self.hellos.is_waiting(to, token) {
-                    // There is no time to wait for its turn.
+                    // The deadline is too close to wait for a slot.
                     self.hellos.leave(to, token);
                     self.send_hello(now, token);
                 }
@@ -394,7 +394,7 @@ impl Endpoint {
         }
     }
 
-    /// Name, key and peer of the flow are known, and nobody has to be asked. `end`: as with
+    /// Id, key and peer of the flow are known without a negotiation: the flow becomes live. `end`: as with
     /// [`become_live`](Self::become_live).
     pub(super) fn agree(
         &mut self,
@@ -412,12 +412,12 @@ impl Endpoint {
         self.become_live(now, token, end);
     }
 
-    /// The peer has SLIM, and it is known who it is. `end`: what it has said about the end of its stream.
+    /// The peer is known and has SLIM. `end`: the end of its stream, if it has announced one.
     pub(super) fn become_live(&mut self, now: Time, token: FlowToken, end: Option<(u64, FinHow)>) {
         self.timers.clear_flow(token);
         self.hello_over(now, token);
         let ends = self.flows[&token].ends.clone();
-        self.not_dialling(&ends, token);
+        self.clear_dialling(&ends, token);
         take(&mut self.numbers, token);
         let flow = self.flow(token);
         flow.hello = None;
@@ -428,7 +428,7 @@ impl Endpoint {
         self.reach_later(now, token);
         self.offer_later(now, token);
         if self.flows[&token].role == Role::Connector {
-            // An acceptor has said it with HELLO_ACK, or when it came to it.
+            // An acceptor has sent FIN to its candidates already.
             self.announce_fin(token);
         }
         match end {

@@ -1,7 +1,7 @@
-//! What is waiting to be done, and to be told to people.
+//! Queues of actions and events for the driver.
 //!
-//! A transport that fails because the peer has closed the flow is no fault. Word of that comes within a moment, mostly. So
-//! the first events of an outage are kept until it is clear that it is one.
+//! A transport that fails because the peer has closed the flow is no fault. The peer's FIN or STATUS mostly arrives within a
+//! few milliseconds. So the first events of an outage are held back until it is clear that the outage is a fault.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use super::{Action, Endpoint};
 use crate::event::Event;
 use crate::ids::{ConnId, FlowId, FlowToken};
 
-/// Actions among which one that is not wanted any more is looked for.
+/// [`Out::withdraw`] searches this many of the newest actions.
 const RECENT: usize = 8;
 
-/// An empty queue keeps room for as many.
+/// Capacity that an empty queue may keep.
 const KEPT: usize = 128;
 
-/// What is waiting to be taken.
+/// Actions and events that the driver has not taken yet.
 #[derive(Default)]
 pub(super) struct Out {
     pub(super) actions: VecDeque<Action>,
@@ -28,7 +28,7 @@ impl Out {
         self.actions.push_back(action);
     }
 
-    /// A connection that has been asked for just now is not wanted any more. Whether nobody has heard of it.
+    /// Withdraws the request for a connection, if the driver has not taken it yet. False otherwise.
     pub(super) fn withdraw(&mut self, conn: ConnId) -> bool {
         let asked = |a: &Action| matches!(a, Action::Connect { conn: c, .. } if *c == conn);
         let recent = self.actions.len().saturating_sub(RECENT);
@@ -45,7 +45,7 @@ impl Out {
     }
 }
 
-/// Takes the first one. What a burst needed is given back after it.
+/// Takes the first entry. An empty queue gives back the memory that a burst needed.
 pub(super) fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
     let first = queue.pop_front();
     if first.is_none() && queue.capacity() > KEPT {
@@ -55,7 +55,7 @@ pub(super) fn pop<T>(queue: &mut VecDeque<T>) -> Option<T> {
 }
 
 impl Endpoint {
-    /// Something worth telling people, after what has been kept of it.
+    /// Emits an event, after the events that were held back for the flow.
     pub(super) fn emit(&mut self, token: FlowToken, event: Event) {
         self.report(token);
         if let Some(flow) = self.flows.get(&token) {
@@ -63,7 +63,7 @@ impl Endpoint {
         }
     }
 
-    /// Keeps an event until the outage turns out to be one.
+    /// Holds an event back until the outage turns out to be a fault.
     pub(super) fn emit_later(&mut self, token: FlowToken, event: Event) {
         let outage = self.flows.get_mut(&token).and_then(|f| f.outage.as_mut());
         match outage.and_then(|outage| outage.kept.as_mut()) {
@@ -72,7 +72,7 @@ impl Endpoint {
         }
     }
 
-    /// The outage is one.
+    /// The outage is a fault: emits the events that were held back.
     pub(super) fn report(&mut self, token: FlowToken) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;

@@ -1,4 +1,4 @@
-//! A flow that has lost its transport, and how far the search for another one is.
+//! The outage of a flow that has lost its transport, and the state of its attempts.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -10,51 +10,51 @@ use crate::event::{Event, Failure, Trouble};
 use crate::ids::{Cause, Time};
 use crate::transport::Path;
 
-/// Where we are in looking for a new transport.
+/// The state of the attempts to get a new transport.
 pub(super) struct Attempts {
-    /// Window, counted from 0.
+    /// Number of the window, counted from 0.
     pub(super) n: u32,
-    /// Attempts begun so far, which is more than `n` if the last window is repeated.
+    /// Attempts begun so far: more than `n + 1` if the last window is repeated.
     pub(super) begun: u32,
     /// Connections made in this window.
     pub(super) turn: u32,
-    /// Failures in a row in this window.
+    /// Failed connections in this window.
     pub(super) failures: u32,
-    /// What the window still had when it was stopped, because a transport was being installed.
+    /// Rest of the window when it was paused, because a transport was being installed.
     pub(super) left: Option<Duration>,
     pub(super) last: Failure,
-    /// The connection under way, or the one that waits for its turn.
+    /// Path of the connection under way, or of the one that waits for a slot.
     pub(super) path: Path,
     pub(super) asked: Time,
-    /// Connections replaced in this window because the peer had answered.
+    /// Connections replaced in this window because the peer had answered a probe.
     pub(super) replaced: u32,
-    /// Where it has answered: the next connection goes there.
+    /// The address where the peer has answered a probe: the next connection goes there.
     pub(super) heard_at: Option<IpAddr>,
 }
 
-/// From the first suspicion until the flow is live again.
+/// State of a flow from the first suspicion of a fault until the flow is live again.
 pub(super) struct Outage {
     pub(super) cause: Cause,
-    /// What the kernel said, or has to be said in its place, if anything.
+    /// The error that the kernel reported, or one that stands in for it.
     pub(super) errno: Option<i32>,
     pub(super) since: Time,
-    /// A RESUME of ours may have reached the peer: it may act on our not trimming any more, so the
+    /// A RESUME of ours may have reached the peer. The peer may rely on our not trimming any more, so the
     /// old transport can never be used again.
     pub(super) exposed: bool,
     /// Bytes received when the stream ended unannounced. The old transport is intact.
     pub(super) eof: Option<u64>,
-    /// What the peer's kernel says to that.
+    /// Whether the peer's kernel has confirmed that end of stream.
     pub(super) proof: Proof,
     /// The peer has closed and forgotten the flow after sending this many bytes.
     pub(super) peer_done: Option<u64>,
-    /// The peer has answered that it has closed the flow.
+    /// The peer has confirmed by STATUS that its application has finished.
     pub(super) confirmed: bool,
-    /// The peer has closed the flow, but we do not hold what it says that it has sent.
+    /// The peer has closed the flow, but we have received more or fewer bytes than it says that it sent.
     pub(super) out_of_count: bool,
-    /// Its events, while it may turn out to be the end that the peer wanted.
+    /// Events held back while the outage may turn out to be a close by the peer.
     pub(super) kept: Option<Vec<Event>>,
     pub(super) attempts: Option<Attempts>,
-    /// The flow's key, from the first message that it was needed for.
+    /// The prepared flow key, filled when the first message of the outage needs it.
     pub(super) key: OnceCell<Prepared>,
 }
 
@@ -81,12 +81,12 @@ impl Outage {
         }
     }
 
-    /// The error that the application gets if it must get one.
+    /// The error that the application gets if the flow is given up.
     pub(super) fn verdict(&self) -> i32 {
         self.errno.unwrap_or(ECONNRESET)
     }
 
-    /// Nothing of ours has failed as far as the kernel knows: it would wait, and so do we.
+    /// The kernel has reported no fault of the transport. It would go on waiting, so the flow is not given up early.
     pub(super) fn patient(&self) -> bool {
         self.errno.is_none() && matches!(self.cause, Cause::Stall | Cause::PeerAsked)
     }
@@ -96,13 +96,13 @@ impl Outage {
     }
 }
 
-/// Whether the peer's kernel has ended the stream, as far as [`Action::Verify`](super::Action::Verify) can tell.
+/// Whether the peer's kernel has ended the stream: the result of [`Action::Verify`](super::Action::Verify).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Proof {
     Unasked,
     /// `Verify` is under way.
     Awaited,
-    /// `Verify` is under way, and the process has answered none of the questions about the flow meanwhile.
+    /// `Verify` is under way, and the peer process has answered none of the QUERYs about the flow.
     AwaitedAlone,
     Denied,
     Given,

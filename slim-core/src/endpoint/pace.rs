@@ -1,13 +1,13 @@
-//! Not everything at once: how many flows may be asking the same address, or connecting to it, at a
+//! Pacing: limits the number of flows that send HELLO to the same address, or connect to it, at a
 //! time. `docs/PROTOCOL.md`, section "Many flows at once".
 //!
-//! A process with ten thousand flows to one peer would else send ten thousand datagrams, or SYNs, in
-//! one burst. The socket or the listener that they go to keeps some hundreds of them and drops the
-//! others, which then come again, all together, when the time for that has come.
+//! Without a limit, a process with ten thousand flows to one peer would send ten thousand datagrams, or SYNs, in
+//! one burst. The receiving socket or listener queues some hundreds of them and drops the
+//! others, which would then be repeated all at the same time.
 //!
-//! So each address has a *lane*. As many flows as it allows are under way; the others wait for their
-//! turn. Every fourth success allows one more if it is far, and what is lost halves it: who can take more gets
-//! more, after some round trips.
+//! So each address has a *lane* with a number of slots. A flow under way takes a slot; the other flows wait for
+//! one. Every fourth success adds a slot, up to a limit that is lower for a near address, and a loss halves their number. So
+//! an address that can take more gets more after some round trips.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -15,24 +15,25 @@ use std::time::Duration;
 
 use crate::ids::{FlowToken, Role, Time};
 
-/// Flows under way to one address: at first, at least, and at most. The first is what a UDP socket
-/// with the usual receive buffer certainly keeps.
+/// Slots of an address: initial, minimum and maximum number. A UDP socket
+/// with the usual receive buffer can certainly queue the initial number of datagrams.
 const FIRST: usize = 128;
 const LEAST: usize = 16;
 const MOST: usize = 512;
-/// Who answers as fast is so near that the first number of flows keeps both ends busy. More under way would only wait
-/// longer; and what both sides of a flow make at the same time, one of them makes for nothing.
+/// An address that answers faster is so near that the initial number of slots keeps both ends busy. More flows under way would
+/// only wait longer. They would also make it more likely that both ends of a flow connect at the same time; one of the two
+/// connections is wasted.
 const NEAR: Duration = Duration::from_millis(5);
-/// Successes that allow one more.
+/// Successes that add a slot.
 const PER_MORE: u32 = 4;
 /// Losses within this time count as one.
 const ONE_LOSS: Duration = Duration::from_millis(50);
-/// How long what was learnt about an address that nobody uses any more is kept.
+/// How long the lane of an unused address is kept.
 const IDLE_AGE: Duration = Duration::from_secs(60);
-/// Addresses kept that nobody uses any more.
+/// Number of lanes from which on a new lane displaces all unused ones.
 const IDLE: usize = 1024;
 
-/// The lanes of all addresses, or locators.
+/// The lanes of all addresses or locators.
 pub(super) struct Pace<To> {
     lanes: HashMap<To, Lane>,
 }
@@ -47,17 +48,18 @@ impl<To> Default for Pace<To> {
 
 struct Lane {
     under_way: BTreeSet<FlowToken>,
-    /// In the order in which they came. An entry that is not in `waiting` means nothing any more.
+    /// Waiting flows in the order of their arrival. Entries that are not in `waiting` are stale.
     queue: VecDeque<(FlowToken, Role)>,
     waiting: HashSet<FlowToken>,
+    /// Number of slots.
     allowed: usize,
-    /// Successes since it has last changed.
+    /// Successes since the last slot was added.
     successes: u32,
-    /// When it was halved last.
+    /// When `allowed` was halved last.
     halved: Option<Time>,
-    /// When somebody there answered last.
+    /// When the address answered last.
     heard: Option<Time>,
-    /// Somebody has answered at once.
+    /// The address has answered faster than [`NEAR`].
     near: bool,
 }
 
@@ -77,9 +79,9 @@ impl Default for Lane {
 }
 
 impl<To: Copy + Eq + Hash> Pace<To> {
-    /// Whether the flow may go now. If not, [`next`](Self::next) tells when it may. The two sides of
-    /// many flows that break together start from opposite ends, so that they hardly meet: connectors
-    /// take those that have waited longest, acceptors those that have come last.
+    /// Gives the flow a slot, if one is free. If not, false: the flow waits, and [`next`](Self::next) returns it later. If
+    /// many flows break together, their two sides take the flows from opposite ends, so that they rarely resume the same
+    /// flow at the same time: connectors take the flow that has waited longest, acceptors the one that came last.
     pub(super) fn enter(&mut self, to: To, token: FlowToken, role: Role) -> bool {
         if !self.lanes.contains_key(&to) {
             self.make_room();
@@ -96,14 +98,14 @@ impl<To: Copy + Eq + Hash> Pace<To> {
         false
     }
 
-    /// Whether the flow waits for its turn.
+    /// Whether the flow waits for a slot.
     pub(super) fn is_waiting(&self, to: To, token: FlowToken) -> bool {
         self.lanes
             .get(&to)
             .is_some_and(|lane| lane.waiting.contains(&token))
     }
 
-    /// The flow is not under way any more, and does not wait. [`next`](Self::next) is to be called.
+    /// The flow needs no slot any more. The caller then calls [`next`](Self::next).
     pub(super) fn leave(&mut self, to: To, token: FlowToken) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.under_way.remove(&token);
@@ -113,7 +115,7 @@ impl<To: Copy + Eq + Hash> Pace<To> {
         }
     }
 
-    /// Who may go now; it is under way from here on.
+    /// The next waiting flow, if a slot is free; it has the slot from now on.
     pub(super) fn next(&mut self, to: To) -> Option<FlowToken> {
         let lane = self.lanes.get_mut(&to)?;
         while lane.under_way.len() < lane.allowed {
@@ -131,7 +133,7 @@ impl<To: Copy + Eq + Hash> Pace<To> {
         None
     }
 
-    /// Somebody there has answered, and has taken as long for it, if that is known.
+    /// The address has answered; `took`: how long that took, if known.
     pub(super) fn answered(&mut self, now: Time, to: To, took: Option<Duration>) {
         if let Some(lane) = self.lanes.get_mut(&to) {
             lane.heard = Some(now);
@@ -145,7 +147,7 @@ impl<To: Copy + Eq + Hash> Pace<To> {
         }
     }
 
-    /// Something that was sent there has had no answer.
+    /// A message to the address, or a connection to it, was lost.
     pub(super) fn lost(&mut self, now: Time, to: To) {
         if let Some(lane) = self.lanes.get_mut(&to)
             && lane.halved.is_none_or(|at| now.since(at) >= ONE_LOSS)
@@ -155,13 +157,13 @@ impl<To: Copy + Eq + Hash> Pace<To> {
         }
     }
 
-    /// Whether somebody there has answered within the last `age`.
+    /// Whether the address has answered within the last `age`.
     pub(super) fn heard_within(&self, now: Time, to: To, age: Duration) -> bool {
         let heard = self.lanes.get(&to).and_then(|lane| lane.heard);
         heard.is_some_and(|at| now.since(at) < age)
     }
 
-    /// Forgets addresses that nobody has used for long.
+    /// Forgets addresses that are unused and have not answered for [`IDLE_AGE`].
     pub(super) fn expire(&mut self, now: Time) {
         let fresh = |lane: &Lane| lane.heard.is_some_and(|at| now.since(at) < IDLE_AGE);
         self.lanes.retain(|_, lane| {
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_the_lane_full_waits_for_who_is_under_way() {
+    fn a_flow_waits_for_a_slot_while_the_lane_is_full() {
         let mut pace = full(Role::Connector);
         let first = FlowToken(FIRST as u64);
         assert!(pace.is_waiting(to(), first));
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_want_to_any_more_is_passed_over() {
+    fn a_waiting_flow_that_leaves_is_passed_over() {
         let mut pace = full(Role::Connector);
         pace.leave(to(), FlowToken(FIRST as u64));
         pace.leave(to(), FlowToken(0));
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_allow_more_and_losses_less_within_bounds() {
+    fn answers_add_slots_and_losses_halve_them_within_bounds() {
         let mut pace = full(Role::Connector);
         for _ in 0..PER_MORE {
             assert_eq!(pace.next(to()), None);
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_near_keeps_the_first_number_and_gets_it_back() {
+    fn a_near_address_never_gets_more_than_the_initial_slots() {
         let mut pace = full(Role::Connector);
         let allowed = |pace: &Pace<SocketAddr>| pace.lanes[&to()].allowed;
         pace.answered(AT, to(), Some(Duration::ZERO));
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_nobody_uses_are_forgotten() {
+    fn unused_addresses_are_forgotten() {
         let mut pace = Pace::default();
         for n in 0..3 * IDLE as u64 {
             let to = SocketAddr::from(([10, 0, (n >> 8) as u8, n as u8], 80));

@@ -1,4 +1,4 @@
-//! On which paths new connections are tried: by which kinds of transport, and between which addresses.
+//! The paths on which new connections are tried: kinds of transport, and pairs of addresses.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,15 +8,15 @@ use crate::transport::{Locator, OtherLocator, Path, TransportKind, Transports};
 
 /// The paths of a flow.
 pub(super) struct Paths {
-    /// Of each kind of transport that there are paths of, preferred kind first. None is empty.
+    /// The paths of each kind of transport, preferred kind first. Kinds without a path are left out.
     by_kind: Vec<Vec<Path>>,
-    /// TCP, to the address that the application had connected.
+    /// By TCP, to the address that the application had connected to.
     home: Option<Path>,
 }
 
 impl Paths {
-    /// Every path to try. `others`: how the peer is reached by other kinds than TCP. `own`: our transports, on a host of
-    /// this id.
+    /// All paths to try. `others`: the peer's locators of other kinds than TCP. `host`: the id of this host. `own`: our
+    /// transports.
     pub(super) fn of(
         flow: &FlowRecord,
         others: &[OtherLocator],
@@ -39,8 +39,8 @@ impl Paths {
         }
     }
 
-    /// Which path connection `turn` of window `n` takes. Every second one goes home. The others go by each kind in turn,
-    /// however many paths there are of it.
+    /// The path of connection `turn` in window `n`. Every second connection takes the `home` path. For the others the kinds
+    /// take turns, however many paths a kind has.
     pub(super) fn choose(&self, n: u32, turn: u32) -> Option<Path> {
         if turn % 2 == 1 {
             return self.home;
@@ -51,13 +51,13 @@ impl Paths {
         paths.get(at / kinds % paths.len()).copied()
     }
 
-    /// Whether there are any by another kind than TCP.
+    /// Whether there is a path of another kind than TCP.
     pub(super) fn has_others(&self) -> bool {
         let mut all = self.by_kind.iter().flatten();
         all.any(|path| path.kind() != TransportKind::TCP)
     }
 
-    /// The path by TCP between two addresses, of which ours may be left to the kernel.
+    /// The TCP path between two addresses. `local` is `None` if the kernel chooses the local address.
     pub(super) fn between(&self, local: Option<IpAddr>, ip: IpAddr) -> Option<Path> {
         let leads = |to: &Locator| to.tcp().is_some_and(|addr| addr.ip() == ip);
         let mut all = self.by_kind.iter().flatten();
@@ -66,7 +66,8 @@ impl Paths {
     }
 }
 
-/// Every (local, remote) pair to try, the one that the application used first. `own` are the addresses of this host.
+/// Every (local, remote) pair to try; the first one leads to the address that the application had connected to. `own`: the
+/// addresses of this host.
 fn tcp_paths(flow: &FlowRecord, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     let Some(peer) = &flow.peer else {
         return Vec::new();
@@ -76,7 +77,7 @@ fn tcp_paths(flow: &FlowRecord, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
     let usable =
         |ip: &IpAddr| !ip.is_unspecified() && !ip.is_multicast() && ip.is_loopback() == loopback;
     let mut paths = vec![(None, first)];
-    // An address that both hosts have, such as that of a bridge for containers, leads to ourselves.
+    // If both hosts have the same address, such as that of a container bridge, it leads to ourselves.
     let elsewhere = |ip: &IpAddr| peer.process.id.host == *host || !own.contains(ip);
     for ip in peer
         .process
@@ -90,8 +91,8 @@ fn tcp_paths(flow: &FlowRecord, host: &[u8; 16], own: &[IpAddr]) -> Vec<Path> {
             paths.push((None, ip));
         }
     }
-    // The kernel chooses the local address by its routes; another one may lead out of another port.
-    // The one of the flow's own connection may not be its choice.
+    // The kernel chooses the local address by its routes; with another one, packets may leave by another interface.
+    // The kernel may not choose the address of the flow's own connection, so that is tried, too.
     if !loopback {
         let local = flow.ends.local().ip();
         let others = own
@@ -157,7 +158,7 @@ mod tests {
         assert_eq!(
             none.choose(5, 4),
             None,
-            "no path is no reason to divide by it"
+            "no division by a number of paths of zero"
         );
     }
 
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_answered_at_an_address_is_found_by_tcp_only() {
+    fn paths_between_two_addresses_are_tcp_paths_only() {
         let bound = Path {
             local: Some([10, 0, 0, 9].into()),
             ..tcp(1)

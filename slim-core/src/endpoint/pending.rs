@@ -1,4 +1,4 @@
-//! HELLOs that are early: `docs/PROTOCOL.md`, section "Negotiation".
+//! HELLOs and OPENs that come before the application accepts their connection: `docs/PROTOCOL.md`, section "Negotiation".
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -9,41 +9,41 @@ use super::pairs::Arrival;
 use crate::ids::{FlowId, Time};
 use crate::wire::Hello;
 
-/// Connections that the application has not accepted yet for which HELLOs are kept; of each as many as
+/// Maximum number of unaccepted connections for which HELLOs are kept. For each connection, as many HELLOs are kept as
 /// there can be [candidates](super::candidates).
 const PENDING: usize = 4096;
-/// How long such a HELLO is kept; a connector that still waits asks every second.
+/// How long such a HELLO is kept; a connector that still waits repeats it every second.
 const PENDING_AGE: Duration = Duration::from_secs(60);
 
 /// A HELLO that came before its connection was accepted. See
 /// [`Endpoint::take_pending`](super::Endpoint::take_pending).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingHello {
-    /// Who sent it.
+    /// The sender's address.
     pub from: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// The local address that the HELLO was sent to.
     pub local: SocketAddr,
     /// The message.
     pub data: Vec<u8>,
 }
 
-/// HELLOs that came before the application accepted their connection, by (our end, their end).
+/// HELLOs and OPENs that came before the application accepted their connection, by (local, remote) address.
 #[derive(Default)]
 pub(super) struct Pending {
     by_tuple: HashMap<(SocketAddr, SocketAddr), (Time, Vec<WaitingRequest>)>,
-    /// When each came first, oldest first. An entry that differs from that in `by_tuple` means nothing.
+    /// Connections by the time of their first request, oldest first. Entries whose time differs from `by_tuple` are stale.
     order: VecDeque<(Time, (SocketAddr, SocketAddr))>,
 }
 
 pub(super) struct WaitingRequest {
-    /// When it came last.
+    /// When the request came last.
     pub(super) at: Time,
     pub(super) request: Request,
     pub(super) from: SocketAddr,
     pub(super) local: SocketAddr,
 }
 
-/// What a connecting process asks for a connection.
+/// The message of a connector for a connection.
 pub(super) enum Request {
     Hello(Box<Hello>),
     Open(Box<Arrival>),
@@ -71,8 +71,8 @@ impl Pending {
             self.order.retain(|entry| is_known(by_tuple, entry));
         }
         if let Some((since, known)) = self.by_tuple.get_mut(&tuple) {
-            // Its place in the order stays for long: what is asked again all the time would else fill it. Nor may it be
-            // missing until it is asked again.
+            // Renew the time only after half of the age: a request that is repeated all the time would fill `order` otherwise.
+            // Half of the age remains for the next repetition.
             if now.since(*since) >= PENDING_AGE / 2 {
                 *since = now;
                 self.order.push_back((now, tuple));
@@ -96,7 +96,7 @@ impl Pending {
         self.order.push_back((now, tuple));
     }
 
-    /// Takes one of the HELLOs for a connection, the oldest first.
+    /// Takes the oldest request for a connection.
     pub(super) fn take(
         &mut self,
         now: Time,
@@ -111,7 +111,7 @@ impl Pending {
         Some(oldest)
     }
 
-    /// Whether this HELLO has waited for so long.
+    /// Whether the request for `flow` waits, and the connection's first request came at least `time` ago.
     pub(super) fn has_waited(
         &self,
         now: Time,
@@ -124,7 +124,7 @@ impl Pending {
         waiting.is_some_and(|(since, known)| now.since(*since) >= time && known.iter().any(is_it))
     }
 
-    /// Whether only HELLOs wait, and one is of a connection whose addresses were in use before.
+    /// Whether only HELLOs wait for the connection, and one of them says that its addresses were in use before.
     pub(super) fn has_again(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
         let is_hello = |w: &WaitingRequest| matches!(w.request, Request::Hello(_));
         let waiting = self.by_tuple.get(&tuple);
@@ -133,12 +133,12 @@ impl Pending {
         })
     }
 
-    /// Whether anything waits for the connection.
+    /// Whether any request waits for the connection.
     pub(super) fn has(&self, tuple: (SocketAddr, SocketAddr)) -> bool {
         self.by_tuple.contains_key(&tuple)
     }
 
-    /// Forgets what last came longer ago than `age`.
+    /// Forgets requests that last came longer than `age` ago.
     pub(super) fn forget_older(
         &mut self,
         now: Time,
@@ -148,7 +148,7 @@ impl Pending {
         self.forget_unless(tuple, |waiting| now.since(waiting.at) <= age);
     }
 
-    /// Forgets an OPEN.
+    /// Forgets the OPEN for `flow`.
     pub(super) fn forget_open(&mut self, tuple: (SocketAddr, SocketAddr), flow: FlowId) {
         self.forget_unless(tuple, |other| match &other.request {
             Request::Open(arrival) => arrival.flow != flow,
@@ -169,7 +169,7 @@ impl Pending {
         }
     }
 
-    /// Takes all that wait at addresses of ours for which `fits` holds.
+    /// Takes all requests that wait at local addresses for which `fits` holds.
     pub(super) fn take_all(&mut self, fits: impl Fn(SocketAddr) -> bool) -> Vec<WaitingRequest> {
         self.order.retain(|(_, tuple)| !fits(tuple.0));
         self.by_tuple
@@ -178,7 +178,7 @@ impl Pending {
             .collect()
     }
 
-    /// Forgets those that are too old, and gives the memory back when these were all.
+    /// Forgets requests that are too old, and gives the memory back if none are left.
     pub(super) fn tidy(&mut self, now: Time) {
         self.expire(now);
         if self.by_tuple.is_empty() {
@@ -205,7 +205,7 @@ impl Pending {
     }
 }
 
-/// Whether an entry of the order is that of a HELLO that still waits.
+/// Whether an entry of `order` is not stale.
 fn is_known(
     by_tuple: &HashMap<(SocketAddr, SocketAddr), (Time, Vec<WaitingRequest>)>,
     (at, tuple): &(Time, (SocketAddr, SocketAddr)),

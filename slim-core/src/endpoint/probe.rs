@@ -1,15 +1,15 @@
-//! Is the peer there again? `docs/PROTOCOL.md`, section "Attempts".
+//! Probes: is the peer reachable again? `docs/PROTOCOL.md`, section "Attempts".
 //!
-//! A connection that was asked for while the network swallowed everything is made when the kernel
-//! sends its SYN again, up to a second, and later several seconds, after the network is back. To ask
-//! for a new one more often would be no help: each costs a descriptor and a place in a listener's
-//! queue, and a path that is merely slow would never get one through.
+//! If a connection was begun while the network dropped everything, it is established only when the kernel
+//! repeats its SYN: up to a second, and later several seconds, after the network is back. Connecting
+//! anew more often would not help: each connection costs a descriptor and a place in the listener's
+//! queue, and on a path that is merely slow no connection would ever be established.
 //!
-//! So as soon as a connection hangs, the peer process is asked by QUERY every 15 ms, once for all
-//! flows that hang. It is the *first* answer that matters. If it answers not the first question but a
-//! later one, those before it were lost, so the network was away and is back: all connections that
-//! hang are made anew at once, to the address that has answered. If it answers the first one, the
-//! network is well, and only connections that have been waited for far longer than that answer are
+//! So as soon as a connection hangs, QUERY is sent to the peer process every 15 ms, once for all
+//! flows that hang. The *first* answer counts. If it answers not the first QUERY but a
+//! later one, the earlier ones were lost, so the network was down and is back: all connections that
+//! hang are made anew at once, to the address that has answered. If it answers the first QUERY, the
+//! network works, and only connections that have waited far longer than that answer took are
 //! made anew: their SYN was lost, or the listener's queue was full.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,20 +23,20 @@ use crate::auth::Fresh;
 use crate::ids::{EndpointId, FlowToken, Nonce, Time};
 use crate::wire::{Message, Query};
 
-/// From one question to the next. Every peer that is being asked makes it a little longer, so that a
-/// process with many of them asks at most a thousand questions a second.
+/// Interval between two QUERYs. It is at least [`PER_PEER`] times the number of probed peers, so that a
+/// process with many of them sends at most a thousand QUERYs a second.
 const EVERY: Duration = Duration::from_millis(15);
 const PER_PEER: Duration = Duration::from_millis(1);
-/// After so many questions, a minute and a half, they become rare.
+/// After this many QUERYs, about a minute and a half, the interval becomes [`SELDOM`].
 const OFTEN: u32 = 6000;
 const SELDOM: Duration = Duration::from_millis(250);
-/// So many questions without an answer are a silence. One alone may get lost anywhere.
+/// This many QUERYs without an answer mean that the network was down. A single one may get lost at any time.
 const SILENCE: u32 = 2;
-/// While the network is well, a connection hangs if it takes as much longer than a round trip.
+/// While the network works, a connection is replaced if it takes longer than this plus [`SLOW_TRIPS`] round trips.
 const SLOW: Duration = Duration::from_millis(400);
 const SLOW_TRIPS: u32 = 4;
 
-/// Peers that are being asked.
+/// Peers that are being probed.
 #[derive(Default)]
 pub(super) struct Probes {
     open: BTreeMap<EndpointId, PeerProbe>,
@@ -49,13 +49,13 @@ impl Probes {
 }
 
 struct PeerProbe {
-    /// The nonce of question `n` is this one with `n` added to it.
+    /// The nonce of QUERY `n` is `base + n`.
     base: Nonce,
     begun: Time,
     sent: u32,
-    /// Where questions went.
+    /// Addresses that QUERYs were sent to.
     asked: BTreeSet<SocketAddr>,
-    /// Flows that want to know.
+    /// Flows that wait for the answer.
     hung: BTreeSet<FlowToken>,
 }
 
@@ -68,7 +68,7 @@ fn nth(base: Nonce, n: u32) -> Nonce {
 }
 
 impl PeerProbe {
-    /// Which question has this nonce.
+    /// The number of the QUERY with this nonce.
     fn which(&self, nonce: Nonce) -> Option<u32> {
         let [nonce, base] = [nonce, self.base].map(|nonce| u128::from_be_bytes(nonce.0));
         let n = u32::try_from(nonce.wrapping_sub(base)).ok()?;
@@ -77,7 +77,7 @@ impl PeerProbe {
 }
 
 impl Endpoint {
-    /// The flow gets no connection: as soon as its peer answers, it wants to know.
+    /// The flow's connection hangs: probes the peer, for this flow as well.
     pub(super) fn probe(&mut self, now: Time, token: FlowToken) {
         let Some(peer) = self.flows[&token].peer_id() else {
             return;
@@ -97,7 +97,7 @@ impl Endpoint {
         self.on_probe_timer(now, peer);
     }
 
-    /// Asks again, if anybody still wants to know.
+    /// Sends the next QUERY, if a flow still waits for the answer.
     pub(super) fn on_probe_timer(&mut self, now: Time, peer: EndpointId) {
         let peers = self.probes.open.len() as u32;
         let Some(mut probe) = self.probes.open.remove(&peer) else {
@@ -119,14 +119,14 @@ impl Endpoint {
         probe.sent += 1;
         let every = if probe.sent < OFTEN { EVERY } else { SELDOM };
         let every = every.max(PER_PEER * peers);
-        // Processes that lost their peer together do not ask it together.
+        // A random interval, so that processes that lost the same peer together do not send QUERY together.
         let wait = every - Duration::from_micros(self.rng.up_to(every.as_micros() as u64 / 4));
         self.timers.set(TimerOwner::Probe(peer), now + wait);
         self.probes.open.insert(peer, probe);
     }
 
-    /// Whether the flow has asked for a connection, or waits until it may again, and nothing comes. Where
-    /// one stands the network is well; a process that is busy is not to be asked in addition.
+    /// Whether the flow's connection is not established yet, or the flow pauses before the next one. If a
+    /// connection is established, the network works, and a process that is only busy must not be probed in addition.
     fn is_hung(&self, token: FlowToken) -> bool {
         let Some(flow) = self.flows.get(&token) else {
             return false;
@@ -146,8 +146,7 @@ impl Endpoint {
         }
     }
 
-    /// Somebody has answered, whom only the peer's answers get as far as this. True if it was one of
-    /// our questions.
+    /// The peer has sent an answer, which the caller has verified. True if it answers a probe.
     pub(super) fn probe_answered(&mut self, now: Time, peer: EndpointId, nonce: Nonce) -> bool {
         let open = &self.probes.open;
         let Some(n) = open.get(&peer).and_then(|probe| probe.which(nonce)) else {
@@ -157,8 +156,8 @@ impl Endpoint {
         true
     }
 
-    /// A host says that nobody listens there. So it can be reached, and a connection will find out
-    /// what that means.
+    /// A host has refused a QUERY. So the host can be reached, and a new connection will show
+    /// whether the process is gone.
     pub(super) fn probe_refused(&mut self, now: Time, to: SocketAddr) {
         let open = self.probes.open.iter();
         let asked = open.filter(|(_, probe)| probe.asked.contains(&to));
@@ -168,7 +167,7 @@ impl Endpoint {
         }
     }
 
-    /// Question `n` was the first that was answered.
+    /// QUERY `n` was the first to be answered.
     fn probe_over(&mut self, now: Time, peer: EndpointId, n: u32) {
         let Some(probe) = self.probes.open.remove(&peer) else {
             return;
@@ -185,7 +184,7 @@ impl Endpoint {
         }
     }
 
-    /// The peer of a flow that gets no connection has answered.
+    /// The peer of a flow whose connection hangs has answered.
     fn peer_heard(
         &mut self,
         now: Time,

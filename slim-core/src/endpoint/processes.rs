@@ -1,4 +1,4 @@
-//! The processes at the other ends of our flows: each is kept once, however many flows lead to it.
+//! The peer processes. Each is kept once, however many flows lead to it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,19 +8,19 @@ use crate::ids::EndpointId;
 use crate::transport::OtherLocator;
 use crate::wire::{HelloAck, feature};
 
-/// Addresses of processes that have told about other kinds of transport.
+/// Maximum number of entries for locators of other kinds of transport.
 const TOLD: usize = 4096;
-/// Records kept at least before those that no flow has any more are looked for.
+/// Number of records below which unused ones are not searched for.
 const LEAST: usize = 64;
 
-/// What a process has told about itself in HELLO or HELLO_ACK.
+/// The description of a process in its HELLO or HELLO_ACK.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PeerProcess {
     pub(super) id: EndpointId,
     pub(super) addrs: Box<[IpAddr]>,
     pub(super) resume_port: u16,
     pub(super) control_port: u16,
-    /// Those that we know.
+    /// The feature bits that we know.
     pub(super) features: u64,
 }
 
@@ -36,34 +36,34 @@ impl From<&HelloAck> for PeerProcess {
     }
 }
 
-/// What a process has told about other kinds of transport than TCP.
+/// The locators of other kinds of transport than TCP that a process has told.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ToldLocators {
-    /// Number of what it has told.
+    /// Serial number of these locators.
     pub(super) serial: u64,
-    /// Number of what we have told, and it has heard; 0 while that is not known.
+    /// Serial number of our locators that the process has confirmed; 0 while there is none.
     pub(super) heard: u64,
-    /// How it is reached.
+    /// The locators.
     pub(super) locators: Box<[OtherLocator]>,
 }
 
-/// All that flows have, and some that they had.
+/// The peer processes of all flows, and some that no flow has any more.
 #[derive(Default)]
 pub(super) struct Processes {
     known: BTreeSet<Arc<PeerProcess>>,
-    /// By the address of it to which the flow goes under whose key it was told.
+    /// By process, and the address of the flow under whose key the locators were told.
     told: BTreeMap<(EndpointId, IpAddr), ToldLocators>,
-    /// How many there may be before they are looked through.
+    /// Number of records from which on unused ones are removed.
     room: usize,
-    /// Those of them that have answered at a port of their own, which a firewall may close.
+    /// Processes that have answered at their control port or resume port, which a firewall may close.
     reached: BTreeSet<EndpointId>,
-    /// Those that were found to be out of reach there.
+    /// Processes that were found to be out of reach at these ports.
     shut: BTreeSet<EndpointId>,
 }
 
 impl Processes {
-    /// The record of this process that other flows have, too. One that tells something new about itself has a new
-    /// record, and older flows keep theirs.
+    /// The shared record of this process. If the process has changed its description, it gets a new
+    /// record, and older flows keep the old one.
     pub(super) fn share(&mut self, process: PeerProcess) -> Arc<PeerProcess> {
         if let Some(known) = self.known.get(&process) {
             return known.clone();
@@ -76,7 +76,7 @@ impl Processes {
         process
     }
 
-    /// A process with this address has told how it is reached. False if that is known to be out of date, or if too many have.
+    /// Stores the locators that a process at this address has told. False if they are out of date, or if the table is full.
     pub(super) fn tell(&mut self, id: EndpointId, at: IpAddr, new: ToldLocators) -> bool {
         let full = self.told.len() >= TOLD;
         match self.told.get_mut(&(id, at)) {
@@ -91,12 +91,12 @@ impl Processes {
         true
     }
 
-    /// How a process with this address is reached by other kinds of transport than TCP, as far as it has told.
+    /// The locators of other kinds of transport than TCP that a process at this address has told.
     pub(super) fn locators(&self, id: EndpointId, at: IpAddr) -> &[OtherLocator] {
         self.told.get(&(id, at)).map_or(&[], |told| &told.locators)
     }
 
-    /// Whether it has heard what we told under that number.
+    /// Whether the process has confirmed our locators with this serial number.
     pub(super) fn has_heard(&self, id: EndpointId, at: IpAddr, serial: u64) -> bool {
         let told = self.told.get(&(id, at));
         told.is_some_and(|told| told.heard == serial)
@@ -108,14 +108,14 @@ impl Processes {
         self.shut.remove(&id);
     }
 
-    /// A process has been asked at both of them, and has answered at neither.
+    /// A process was tested at both ports, and has answered at neither. No effect if it has ever answered.
     pub(super) fn shut(&mut self, id: EndpointId) {
         if !self.was_reached(id) {
             self.shut.insert(id);
         }
     }
 
-    /// What is known of its being out of reach does not hold any more.
+    /// The verdict that the process is out of reach does not hold any more.
     pub(super) fn not_shut(&mut self, id: EndpointId) {
         self.shut.remove(&id);
     }
@@ -124,12 +124,12 @@ impl Processes {
         self.shut.contains(&id)
     }
 
-    /// Whether it ever has.
+    /// Whether the process has ever answered at its control port or resume port.
     pub(super) fn was_reached(&self, id: EndpointId) -> bool {
         self.reached.contains(&id)
     }
 
-    /// Forgets those that no flow has any more.
+    /// Forgets processes that neither a flow nor any other table refers to.
     pub(super) fn forget_unused(&mut self) {
         self.known.retain(|known| Arc::strong_count(known) > 1);
         self.room = LEAST.max(2 * self.known.len());
@@ -145,7 +145,7 @@ impl Processes {
 }
 
 impl Processes {
-    /// Whether one of them has this address.
+    /// Whether a process has announced this address.
     pub(super) fn have(&self, ip: IpAddr) -> bool {
         self.known.iter().any(|known| known.addrs.contains(&ip))
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_alike_is_kept_once() {
+    fn equal_records_are_kept_once() {
         let mut processes = Processes::default();
         let first = processes.share(process(1, &[[10, 0, 0, 1]]));
         let again = processes.share(process(1, &[[10, 0, 0, 1]]));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_newer_replaces_what_was_told() {
+    fn only_newer_locators_replace_older_ones() {
         let told = |serial, heard, n: u8| ToldLocators {
             serial,
             heard,
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_flow_has_is_forgotten_and_the_rest_is_not() {
+    fn only_records_that_no_flow_uses_are_forgotten() {
         let mut processes = Processes::default();
         let kept = processes.share(process(0, &[]));
         for pid in 1..10 * LEAST as u32 {

@@ -1,17 +1,17 @@
-//! Can the peer process be reached from here at its own ports? `docs/PROTOCOL.md`, section "End of a flow, and questions
-//! about it".
+//! The reachability test: can the peer process be reached at its own ports? `docs/PROTOCOL.md`, section "End of a flow, and
+//! questions about it".
 //!
-//! The usual host firewall lets in only what belongs to something that the host has asked for. What it has asked for
-//! lately includes our control port, since its HELLO has come there; so as long as the firewall remembers that, an
-//! answer from there proves nothing about later. Therefore QUERY leaves from a port that the peer has never heard of:
-//! what comes through then will come through later, too, and so will a resume connection. A process that answers none of
-//! them is asked for a resume connection; who refuses, or swallows, that one as well is *shut*.
+//! A typical host firewall lets in only answers to packets of its own host. The peer's host may have sent HELLO to our
+//! control port, so for some time the firewall lets in packets from that port, and an answer to such a packet proves nothing
+//! about later. Therefore this QUERY is sent from a port that the peer has never sent to. If it passes the firewall, later
+//! QUERYs and resume connections will, too. If the process answers none of these QUERYs, a connection to its resume port is
+//! made. If that one is refused or dropped as well, the process is *shut*.
 //!
-//! Each process is asked once, when a flow to it has lived a while, so short connections pay nothing. Processes of the
-//! same host are not asked.
+//! Each process is tested once, when a flow to it has been live for a second, so short connections cost nothing. Processes of
+//! the same host are not tested.
 //!
-//! That a process is shut does not mean that it has gone: it only means that silence is no reason to wait for it when its
-//! stream ends (`shut_off.rs`). A process that is found to be reachable, by this or by any answer, is never shut.
+//! A process that is shut is not gone. It only means that an end of its stream is believed without waiting for an
+//! answer (`shut_off.rs`). A process that has answered, in this test or otherwise, is never shut.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -26,35 +26,36 @@ use crate::ids::{ConnId, EndpointId, FlowToken, Nonce, Time};
 use crate::transport::Path;
 use crate::wire::{Challenge, Message, Parsed, Query};
 
-/// How long a flow lives before its peer is asked.
+/// How long a flow is live before its peer is tested.
 const AFTER: Duration = Duration::from_secs(1);
-/// QUERYs, any of which may get lost.
+/// Number of QUERYs, since one may get lost.
 const QUERIES: u32 = 3;
 /// First wait for the answer; doubles each time.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a connection is waited for: the kernel sends its SYN again after a second.
+/// How long the test waits for the connection: the kernel repeats its SYN after a second.
 const CONNECTING: Duration = Duration::from_millis(1300);
-/// Flows remembered for a process that is to be asked.
+/// Number of flows remembered for a process that is to be tested.
 const FLOWS: usize = 4;
-/// Connections for this at a time: each takes a descriptor.
+/// Maximum number of test connections at a time, since each takes a descriptor.
 const MOST: usize = 16;
 
-/// Processes that are being asked, or will be.
+/// Processes that are being tested, or will be.
 #[derive(Default)]
 pub(super) struct Reaches {
     open: BTreeMap<EndpointId, Reach>,
 }
 
 struct Reach {
-    /// Flows that can be asked about, the newest of them.
+    /// The newest flows of the process, about which QUERY can ask.
     flows: VecDeque<FlowToken>,
     nonce: Nonce,
-    /// QUERYs so far.
+    /// Number of QUERYs sent.
     sent: u32,
     conn: Option<ConnId>,
 }
 
-/// Error numbers of Linux that say something of the path, and not of our own shortages.
+/// Error numbers of Linux that are due to the path or the peer, not to a lack of resources here: ENETUNREACH, ECONNRESET,
+/// ETIMEDOUT, ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH.
 const OF_PATH: [i32; 6] = [101, 104, 110, 111, 112, 113];
 
 impl Reaches {
@@ -69,7 +70,7 @@ impl Reaches {
 }
 
 impl Endpoint {
-    /// A flow has become live.
+    /// A flow has become live: its peer is tested later, if it must be.
     pub(super) fn reach_later(&mut self, now: Time, token: FlowToken) {
         let Some(peer) = self.flows[&token].peer_id() else {
             return;
@@ -92,8 +93,8 @@ impl Endpoint {
         self.timers.set(TimerOwner::Reach(peer), now + AFTER);
     }
 
-    /// A flow is over.
-    pub(super) fn reach_without(&mut self, token: FlowToken, peer: EndpointId) {
+    /// A flow is over: its peer is not tested by it any more.
+    pub(super) fn reach_remove_flow(&mut self, token: FlowToken, peer: EndpointId) {
         if let Some(reach) = self.reaches.open.get_mut(&peer) {
             reach.flows.retain(|flow| *flow != token);
             if reach.flows.is_empty() {
@@ -102,19 +103,19 @@ impl Endpoint {
         }
     }
 
-    /// The network is, or was, not well: what was found out meanwhile may be due to that.
+    /// A fault of the network may have made the peer look shut: that verdict is dropped.
     pub(super) fn reach_in_doubt(&mut self, token: FlowToken) {
         if let Some(peer) = self.flows[&token].peer_id() {
             self.processes.not_shut(peer);
         }
     }
 
-    /// Whether messages may be under way that [leave from a port of their own](Action::Datagram).
+    /// Whether answers may come to [ports of their own](Action::Datagram), from which QUERYs of a reachability test were sent.
     pub fn is_reaching(&self) -> bool {
         self.reaches.open.values().any(|reach| reach.sent > 0)
     }
 
-    /// Asks, or has waited long enough for the answer.
+    /// Takes the next step of the test, or ends it.
     pub(super) fn on_reach_timer(&mut self, now: Time, peer: EndpointId) {
         let Some(reach) = self.reaches.open.get(&peer) else {
             return;
@@ -147,6 +148,7 @@ impl Endpoint {
         self.timers.set(TimerOwner::Reach(peer), now + wait);
     }
 
+    /// Sends QUERY from a port that the peer does not know.
     fn query_aside(&mut self, token: FlowToken, nonce: Nonce) {
         let flow = &self.flows[&token];
         let (Some(to), (local, _)) = (flow.control(), flow.ends.both()) else {
@@ -160,6 +162,7 @@ impl Endpoint {
         self.out.datagram(to, Some(at_port(local, 0)), data);
     }
 
+    /// Makes a test connection to the peer's resume port.
     fn connect_aside(&mut self, token: FlowToken, peer: EndpointId) {
         let flow = &self.flows[&token];
         let Some(port) = flow.peer.as_ref().map(|peer| peer.process.resume_port) else {
@@ -186,7 +189,7 @@ impl Endpoint {
         }
     }
 
-    /// The process has answered something; true if it was this.
+    /// The process has sent an answer. True if it answers the test.
     pub(super) fn reach_answered(&mut self, peer: EndpointId, nonce: Nonce) -> bool {
         let reach = self.reaches.open.get(&peer);
         let ours = reach.is_some_and(|reach| reach.sent > 0 && reach.nonce == nonce);
@@ -197,7 +200,7 @@ impl Endpoint {
         ours
     }
 
-    /// Somebody answers at the peer's resume port.
+    /// CHALLENGE has come on a test connection.
     pub(super) fn on_challenge_aside(
         &mut self,
         peer: EndpointId,
@@ -210,7 +213,7 @@ impl Endpoint {
         self.reach_over(peer);
     }
 
-    /// The connection could not be made, or is of no use.
+    /// The test connection could not be made, or has failed. `errno` 0: the peer ended it, or sent no valid message.
     pub(super) fn aside_lost(&mut self, peer: EndpointId, errno: i32) {
         if OF_PATH.contains(&errno) {
             self.processes.shut(peer);

@@ -1,4 +1,4 @@
-//! What the endpoint knows of one flow.
+//! The state that the endpoint keeps of one flow.
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -15,46 +15,46 @@ use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Tim
 use crate::transport::Locator;
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
-/// An idle flow shall cost little: what is there for a while only is on the heap meanwhile.
+/// One flow. Transient state is boxed, so that an idle flow stays small.
 pub(super) struct FlowRecord {
     pub(super) token: FlowToken,
     pub(super) role: Role,
     pub(super) ends: Ends,
     pub(super) life: Lifecycle,
     pub(super) opened: Time,
-    /// Our name for it if we connected, the peer's once it has said HELLO.
+    /// Drawn by the connector. An acceptor learns it when the flow is agreed on.
     pub(super) id: Option<FlowId>,
-    /// Connector: what we ask, kept because an answer may come late.
+    /// Connector: our HELLO, kept because its answer may come late.
     pub(super) hello: Option<Box<Asking>>,
-    /// The other side, once there is a key.
+    /// The other side, once the flow key is known.
     pub(super) peer: Option<Peer>,
     pub(super) bar: Bar,
     /// Our application has finished.
     pub(super) fin: Option<(u64, FinHow)>,
     /// The peer's application has finished.
     pub(super) peer_fin: Option<(u64, FinHow)>,
-    /// Given up because the peer had closed it, with all that it had sent.
+    /// Given up because the peer had closed the flow, after everything that it sent was received.
     pub(super) complete: bool,
     /// Connector: an earlier connection may have had the same addresses and ports.
     pub(super) again: bool,
     pub(super) epochs: Epochs,
-    /// Bytes that the peer had sent when the present transport was made: its stream does not end before.
+    /// Number of bytes that the peer had sent when the present transport was installed: its stream cannot end before.
     pub(super) promised: u64,
     pub(super) change: Changing,
     pub(super) outage: Option<Box<Outage>>,
     pub(super) query: Option<Box<Asked>>,
-    /// Becomes plain TCP as soon as a transport stands.
+    /// The flow becomes plain TCP as soon as a transport is in use.
     pub(super) leaving: Option<Leaving>,
 }
 
-/// Ten thousand of them, most of them idle, are usual.
+// A process may have ten thousand flows, most of them idle.
 const _: () = assert!(size_of::<FlowRecord>() <= 240);
 
-/// HELLO under way.
+/// A HELLO without an answer that decides the negotiation.
 pub(super) struct Asking {
     pub(super) hello: Hello,
     pub(super) sent: u32,
-    /// When it was sent last.
+    /// When HELLO was sent last.
     pub(super) at: Time,
     /// HELLO_WAIT came: the peer has SLIM.
     pub(super) waiting: bool,
@@ -65,19 +65,19 @@ pub(super) struct Asking {
 pub(super) struct Peer {
     pub(super) process: Arc<PeerProcess>,
     pub(super) key: FlowKey,
-    /// From HELLO_ACK, which the acceptor says again if it is asked again.
+    /// From HELLO_ACK, which the acceptor repeats for a repeated HELLO.
     pub(super) random_s: [u8; 32],
 }
 
-/// The change of a flow to another transport.
+/// The move of a flow to another transport.
 #[derive(PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) drained: DrainState,
-    /// Connection we asked for.
+    /// Connection that we make.
     pub(super) outgoing: Option<ConnId>,
-    /// Where we connect, or wait for our turn to.
+    /// The locator that we connect to, or wait for a slot to connect to (`pace.rs`).
     pub(super) lane: Option<Locator>,
-    /// Connection with a genuine RESUME that has no answer yet.
+    /// Connection with an authentic RESUME that has not been answered yet.
     pub(super) accepted: Option<ConnId>,
     /// Connection on which we sent RESUME_OK. It may hold CONFIRM and stream bytes.
     pub(super) awaiting: Option<ConnId>,
@@ -97,18 +97,18 @@ impl Change {
         pump: None,
     };
 
-    /// Whether a new transport is being made, in either direction, or is there already.
+    /// Whether a connection for the new transport is under way, in either direction, or is installed already.
     pub(super) fn has_connection(&self) -> bool {
         self.outgoing.is_some() || self.accepted.is_some() || self.pump.is_some()
     }
 }
 
-/// A [`Change`] that takes memory from the first time it is written to until it is over.
+/// A [`Change`] that is allocated at the first write, and freed when it is over.
 #[derive(Default)]
 pub(super) struct Changing(Option<Box<Change>>);
 
 impl Changing {
-    /// Gives the memory back if nothing is under way.
+    /// Frees the memory if no change is under way.
     pub(super) fn rest(&mut self) {
         if **self == Change::NONE {
             self.0 = None;
@@ -136,7 +136,7 @@ impl DerefMut for Changing {
     }
 }
 
-/// Is the application kept out?
+/// Whether data calls of the application are barred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bar {
     Open,
@@ -145,7 +145,7 @@ pub(super) enum Bar {
     Shut,
 }
 
-/// Is the old transport read dry and closed?
+/// Whether the old transport has been read dry and closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainState {
     No,
@@ -161,20 +161,20 @@ pub(super) enum DrainState {
 /// correct".
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Epochs {
-    /// Highest that anybody ever named.
+    /// Highest epoch that either side has named.
     pub(super) seen: u64,
-    /// Highest that we sent a RESUME for.
+    /// Highest epoch that we sent a RESUME for.
     pub(super) sent: u64,
-    /// Highest that we took a RESUME for.
+    /// Highest epoch that we accepted a RESUME for.
     pub(super) answered: u64,
-    /// Of the newest transport that was ours.
+    /// Epoch of the newest transport that we have used.
     pub(super) committed: u64,
-    /// Refusals as too old in a row: the next number jumps.
+    /// Consecutive refusals as too old; the next epoch jumps ahead.
     pub(super) behind: u32,
 }
 
 impl Epochs {
-    /// A number for our next RESUME. Grows faster each time it was too low, because a refusal
+    /// The epoch for our next RESUME. The step doubles with each refusal as too old, because a refusal
     /// does not tell how far we are behind.
     pub(super) fn next(&mut self) -> u64 {
         let step = 1 << self.behind.min(16);
@@ -184,42 +184,42 @@ impl Epochs {
     }
 }
 
-/// QUERY under way.
+/// A QUERY without an answer.
 pub(super) struct Asked {
-    pub(super) why: Why,
+    pub(super) purpose: QueryPurpose,
     pub(super) nonce: Nonce,
-    /// 0 while the answer to a question about another flow is waited for.
+    /// 0 while this flow waits for the answer to a QUERY about another flow of the same process.
     pub(super) sent: u32,
     pub(super) to: SocketAddr,
 }
 
-/// What a QUERY is to find out.
+/// The purpose of a QUERY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Was that end of stream genuine?
+pub(super) enum QueryPurpose {
+    /// Was the end of stream genuine?
     Eof,
-    /// Does the process still exist?
+    /// Does the peer process still exist?
     Death,
-    /// Has it heard that the flow is plain TCP?
+    /// Does the peer know that the flow is plain TCP?
     Plain,
 }
 
-/// The replay is being written to a new transport.
+/// A replay that is being written to a new transport.
 #[derive(PartialEq, Eq)]
 pub(super) struct Pump {
     pub(super) epoch: u64,
-    /// Bytes the peer has to send again.
-    pub(super) owed: u64,
+    /// Number of bytes that the peer replays.
+    pub(super) replayed_by_peer: u64,
 }
 
-/// Why a flow shall become plain TCP.
+/// Why a flow becomes plain TCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaving {
-    /// Our front end wants it.
+    /// Our front end demotes it.
     Ours,
-    /// The same, and the peer has heard it.
+    /// Our front end demotes it, and the peer knows already.
     Heard,
-    /// The peer did it.
+    /// The peer has demoted it.
     Theirs,
 }
 
@@ -252,20 +252,20 @@ impl FlowRecord {
         self.life.state()
     }
 
-    /// The move must be in the table: a caller that breaks this is a bug here, never a peer's
-    /// doing, so a release build carries on with the state as it was.
+    /// The transition must be in the table. A caller that breaks this is a bug of the endpoint, and no peer
+    /// can cause it, so a release build keeps the old state and carries on.
     pub(super) fn go(&mut self, next: State) {
         if let Err(illegal) = self.life.go(next) {
             debug_assert!(false, "flow {:?}: {illegal}", self.token);
         }
     }
 
-    /// Zeros while it has none.
+    /// The flow id, or zeros while the flow has none.
     pub(super) fn name(&self) -> FlowId {
         self.id.unwrap_or(FlowId([0; 16]))
     }
 
-    /// Whether the peer said this, bound to what `fresh` says.
+    /// Whether the peer wrote this message; its code covers the nonces in `fresh`.
     pub(super) fn said(&self, fresh: Fresh, parsed: &Parsed<'_>) -> bool {
         let from = self.role.other();
         match (self.prepared(), &self.peer) {
@@ -283,7 +283,7 @@ impl FlowRecord {
         }
     }
 
-    /// While the transport is away, several messages are to be said and heard.
+    /// The prepared key. It is kept during an outage only, when several messages are sealed and verified.
     fn prepared(&self) -> Option<&Prepared> {
         let key = &self.peer.as_ref()?.key;
         Some(self.outage.as_ref()?.key.get_or_init(|| key.prepare()))
@@ -300,8 +300,8 @@ impl FlowRecord {
         Some(at_port(self.ends.remote(), peer.process.control_port))
     }
 
-    /// The old transport can be put back to use: nothing was done to it, and the peer has not been
-    /// given reason to do anything to its end.
+    /// Whether the old transport can be reinstated: it was not drained, and no message of ours
+    /// can have made the peer drain its end.
     pub(super) fn intact(&self) -> bool {
         self.bar == Bar::Shut
             && self.change.drained == DrainState::No
@@ -314,7 +314,7 @@ impl FlowRecord {
                 .is_some_and(|outage| outage.errno.is_none() && !outage.exposed)
     }
 
-    /// A new transport is agreed on with the peer, or may be.
+    /// Whether a resume with the peer is under way, or may be.
     pub(super) fn is_resuming(&self) -> bool {
         self.change.accepted.is_some()
             || self.change.awaiting.is_some()
@@ -322,9 +322,9 @@ impl FlowRecord {
             || self.outage.as_ref().is_some_and(|outage| outage.exposed)
     }
 
-    /// Where the stream ends, if the peer has closed the flow there and the transport has failed: if we hold that much, the
-    /// peer owes nothing and takes nothing. An ending process may announce its end too early, so either the kernel has
-    /// seen an end of the stream before the error (EPIPE), or the peer has confirmed it.
+    /// The length of the peer's stream, if the peer has closed the flow and the transport has failed. If we hold that many
+    /// bytes, nothing is left to resume. A process that ends may announce its end too early; so either our kernel must have
+    /// seen the end of the stream before the error (EPIPE), or the peer must have confirmed the end.
     pub(super) fn closed_by_peer(&self) -> Option<u64> {
         let outage = self.outage.as_ref()?;
         let sure = outage.errno == Some(EPIPE) || outage.eof.is_some() || outage.confirmed;
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_takes_memory_while_it_lasts() {
+    fn a_change_is_allocated_only_while_it_is_under_way() {
         let mut change = Changing::default();
         assert_eq!(change.outgoing, None);
         assert!(change.is_at_rest());

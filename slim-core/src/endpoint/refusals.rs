@@ -1,7 +1,7 @@
-//! Hosts that refuse HELLO, so that they are not asked about every connection.
+//! Addresses that refuse HELLO, so that HELLO is not sent for every connection to them.
 //!
 //! A host sends few ICMP messages (see `inquiry.rs`). A process that makes many short connections
-//! to one without SLIM would soon have no answer to HELLO at all.
+//! to a process without SLIM would soon get no answer to HELLO at all.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,21 +9,21 @@ use std::time::Duration;
 
 use crate::ids::Time;
 
-/// What is remembered of hosts that refuse HELLO.
+/// The refusals of HELLO.
 #[derive(Default)]
 pub(super) struct Refusals {
-    /// By address and port that was connected: first and latest refusal.
+    /// First and latest refusal, by the address and port that the application connected to.
     known: BTreeMap<SocketAddr, (Time, Time)>,
 }
 
-/// A listener that gets SLIM later is noticed after this.
+/// After this long since the last refusal, HELLO is sent again: a process with SLIM may have the address by then.
 const REFUSAL_AGE: Duration = Duration::from_secs(5);
-/// One refusal is remembered only as a beginning: whoever connects to a process that is starting
-/// may find its listener a moment before its control socket.
+/// A first refusal has no effect before another one comes this much later: a process that is starting
+/// may have its listener a moment before its control socket.
 const REFUSAL_GRACE: Duration = Duration::from_millis(50);
-/// How long the first refusal counts as such.
+/// How long a refusal is remembered as an earlier one.
 const REFUSAL_MEMORY: Duration = Duration::from_secs(60);
-/// Addresses remembered.
+/// Maximum number of addresses remembered.
 const REFUSALS: usize = 1024;
 
 impl Refusals {
@@ -44,14 +44,14 @@ impl Refusals {
         }
     }
 
-    /// It need not be asked whether SLIM lives at `to`.
+    /// Whether `to` refuses HELLO, so that none need be sent.
     pub(super) fn refuses(&self, now: Time, to: SocketAddr) -> bool {
         self.known.get(&to).is_some_and(|(first, last)| {
             last.since(*first) >= REFUSAL_GRACE && now.since(*last) < REFUSAL_AGE
         })
     }
 
-    /// Forgets those that say nothing any more.
+    /// Forgets addresses without a refusal in the last [`REFUSAL_MEMORY`].
     pub(super) fn expire(&mut self, now: Time) {
         self.known
             .retain(|_, (_, last)| now.since(*last) < REFUSAL_MEMORY);
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_refused_for_some_time_is_not_asked_for_a_while() {
+    fn an_address_that_has_refused_twice_is_not_asked_for_five_seconds() {
         let mut refusals = Refusals::default();
         refusals.note(at(0), host(1));
         refusals.note(at(49), host(1));
@@ -88,7 +88,7 @@ mod tests {
         assert!(refusals.refuses(at(5049), host(1)));
         assert!(!refusals.refuses(at(5050), host(1)), "it is asked again");
         assert!(!refusals.refuses(at(60), host(2)));
-        // One more refusal is enough then, unless it is a long time ago.
+        // After that, one more refusal is enough, unless the last one is a minute old.
         refusals.note(at(6000), host(1));
         assert!(refusals.refuses(at(6001), host(1)));
         refusals.note(at(100_000), host(1));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_ends_it() {
+    fn an_answer_clears_the_refusals() {
         let mut refusals = Refusals::default();
         refusals.note(at(0), host(1));
         refusals.note(at(100), host(1));
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_bounded_and_what_is_old_makes_room() {
+    fn the_table_is_bounded_and_old_entries_make_room() {
         let mut refusals = Refusals::default();
         for n in 0..REFUSALS as u16 + 10 {
             refusals.note(at(0), host(n));

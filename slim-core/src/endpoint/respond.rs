@@ -1,7 +1,7 @@
 //! The responder's side of the resume handshake.
 //!
-//! Until a proof has verified, a connection costs one table entry for a few seconds and can do
-//! nothing to any flow.
+//! Until a proof has verified, a connection costs one table entry for a few seconds, and cannot affect
+//! any flow.
 
 use std::time::Duration;
 
@@ -20,30 +20,30 @@ use crate::wire::{
     Challenge, Confirm, FlowStatus, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk,
 };
 
-/// Connections that have not said for which flow they are.
+/// Maximum number of accepted connections without RESUME.
 const FRESH: usize = 1024;
-/// How long they may take to say it.
+/// How long such a connection waits for RESUME.
 const FRESH_AGE: Duration = Duration::from_secs(5);
-/// When all places are taken, one that is older than this gives way: an honest initiator answers
+/// When the table is full, the oldest connection is dropped if it is older than this: an honest initiator answers
 /// within a round trip.
 const FRESH_GRACE: Duration = Duration::from_millis(250);
-/// After the peer's connection broke, it is given this long to make the next one before we do.
+/// After the peer's connection broke, the peer has this long to make the next one before we make one.
 pub(super) const PEER_RETRY: Duration = Duration::from_millis(100);
 
-/// What is to be said to a RESUME.
+/// The answer to a RESUME.
 enum Answer {
     Accept(FlowToken),
-    /// Under the key of this flow.
+    /// REFUSE under the key of this flow.
     Refuse(FlowToken, RefuseReason),
-    /// Under the key of a flow that is over.
+    /// REFUSE under the key of a flow that has left only its tomb.
     RefuseTomb(Role, RefuseReason),
-    /// There is no key.
-    RefuseStranger(RefuseReason),
+    /// REFUSE without a flow key.
+    RefuseWithoutKey(RefuseReason),
 }
 
 impl Endpoint {
-    /// The driver has accepted a connection on the resume listener, or its like of another kind of transport. Who may come
-    /// by another kind is for that to know.
+    /// The driver has accepted a connection on the resume listener, or on the listener of another kind of transport. Another
+    /// kind must itself decide which hosts may connect by it.
     pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: impl Into<Locator>) {
         let from = from.into().tcp();
         if from.is_some_and(|from| !self.may_know(from.ip())) {
@@ -72,6 +72,7 @@ impl Endpoint {
         self.out.push(Action::Send { conn, data });
     }
 
+    /// Makes room for a new connection. False if the oldest one is too young to be dropped.
     fn evict(&mut self, now: Time) -> bool {
         let Some(&oldest) = self.fresh.front() else {
             return false;
@@ -87,7 +88,7 @@ impl Endpoint {
         old
     }
 
-    /// Time is up for a connection that has not said anything.
+    /// No RESUME has come on a connection in time.
     pub(super) fn on_conn_timer(&mut self, conn: ConnId) {
         self.fresh.retain(|fresh| *fresh != conn);
         self.drop_one();
@@ -103,7 +104,7 @@ impl Endpoint {
         resume: &Resume,
     ) {
         self.timers.clear(TimerOwner::Conn(conn));
-        // Near the front: who comes first speaks first.
+        // Its place is near the front, because RESUMEs come roughly in the order of the connections.
         if let Some(place) = self.fresh.iter().position(|fresh| *fresh == conn) {
             self.fresh.remove(place);
         }
@@ -125,7 +126,7 @@ impl Endpoint {
                 Some(tomb) => tomb.peer.key.seal(role, bound.into(), &refusal(reason)),
                 None => return self.close_conn(conn),
             },
-            Answer::RefuseStranger(reason) => {
+            Answer::RefuseWithoutKey(reason) => {
                 seal_with_job(self.config.job_key.as_ref(), &refusal(reason))
             }
         };
@@ -136,11 +137,11 @@ impl Endpoint {
     fn judge(&mut self, now: Time, nonce_r: Nonce, parsed: &Parsed<'_>, resume: &Resume) -> Answer {
         let fresh = Fresh::Responder(nonce_r);
         self.prove(now, resume.flow, (fresh, parsed), None);
-        let mut stranger = match self.candidates.may_have_been() {
+        let mut keyless = match self.candidates.may_have_been() {
             true => RefuseReason::Busy,
             false => RefuseReason::UnknownFlow,
         };
-        // Both ends of a flow may live in this process. Which one is meant, the proof tells.
+        // Both ends of a flow may live in this process. The proof tells which one is meant.
         for role in [Role::Connector, Role::Acceptor] {
             if let Some(&token) = self.by_id.get(&(resume.flow, role)) {
                 let flow = &self.flows[&token];
@@ -148,10 +149,10 @@ impl Endpoint {
                     Some(_) if flow.said(fresh, parsed) => {
                         return answer_for(flow, self.own_request(flow), resume.epoch);
                     }
-                    Some(_) => stranger = RefuseReason::BadProof,
+                    Some(_) => keyless = RefuseReason::BadProof,
                     // The answer to our HELLO is still on its way.
-                    None if flow.state() == State::Negotiating => stranger = RefuseReason::Busy,
-                    None => stranger = RefuseReason::Legacy,
+                    None if flow.state() == State::Negotiating => keyless = RefuseReason::Busy,
+                    None => keyless = RefuseReason::Legacy,
                 }
             }
             if let Some(tomb) = self.tombs.get(now, &(resume.flow, role)) {
@@ -165,16 +166,16 @@ impl Endpoint {
                     };
                     return Answer::RefuseTomb(role, reason);
                 }
-                stranger = RefuseReason::BadProof;
+                keyless = RefuseReason::BadProof;
             }
         }
-        if stranger == RefuseReason::BadProof {
+        if keyless == RefuseReason::BadProof {
             self.drop_one();
         }
-        Answer::RefuseStranger(stranger)
+        Answer::RefuseWithoutKey(keyless)
     }
 
-    /// The number of the RESUME of ours that the peer may be answering right now.
+    /// The epoch of our own RESUME that the peer may be answering now.
     fn own_request(&self, flow: &FlowRecord) -> Option<u64> {
         match self.conns.get(&flow.change.outgoing?)? {
             Conn::Out {
@@ -185,13 +186,12 @@ impl Endpoint {
         }
     }
 
-    /// The proof has verified: the peer has suspended the flow and goes on from here, not with any
-    /// older connection.
+    /// The proof has verified: the peer has suspended the flow, and will not use any older connection.
     fn accept(&mut self, now: Time, token: FlowToken, conn: ConnId, epoch: u64, bound: Bound) {
         let flow = self.flow(token);
         flow.epochs.seen = flow.epochs.seen.max(epoch);
         flow.epochs.answered = epoch;
-        // No answer was given on it, so there is nothing in it.
+        // RESUME_OK was not sent on the older connection, so it holds no stream bytes.
         let older = flow.change.accepted.replace(conn);
         let peer = flow.peer_id();
         self.conns.insert(
@@ -214,8 +214,8 @@ impl Endpoint {
         if self.flow(token).outage.is_none() {
             self.begin_outage(now, token, Outage::new(now, Cause::PeerAsked));
         } else {
-            // A stall that was looked into while the flow was live, a replay under way, or an
-            // outage that the peer noticed, too.
+            // A stall of a live flow, a replay under way, or an outage that both
+            // sides have noticed.
             self.report(token);
             self.suspend(now, token);
         }
@@ -226,11 +226,11 @@ impl Endpoint {
             TimerOwner::Flow(token, Timer::PeerSilent),
             now + PEER_SILENT,
         );
-        self.settle(token);
+        self.update_state(token);
         self.advance(now, token);
     }
 
-    /// Everything old is read dry: say how far we got.
+    /// All old transports are drained: sends RESUME_OK with the final counts.
     pub(super) fn send_ok(
         &mut self,
         now: Time,
@@ -280,7 +280,7 @@ impl Endpoint {
         if !flow.said(bound.into(), parsed) {
             return self.bad_message(now, conn);
         }
-        // What we said in RESUME_OK still holds: nothing can have come in since.
+        // The counts in RESUME_OK still hold: nothing can have been received since.
         let DrainState::Done { received, sent } = flow.change.drained else {
             return;
         };
@@ -290,7 +290,7 @@ impl Endpoint {
         }
         let flow = self.flow(token);
         // The peer may be acting on a later RESUME of ours, which says that no older connection
-        // is used any more; or it has sent a later one itself. Then this one is only to be read.
+        // is used any more; or it has sent a later RESUME itself. Then this connection is only drained.
         if flow.epochs.sent > epoch
             || flow.change.accepted.is_some()
             || flow.change.flushing == Some(conn)
@@ -305,7 +305,7 @@ impl Endpoint {
         self.install(now, token, conn, epoch, received, *confirm);
     }
 
-    /// The new transport carries the flow: `replayed` bytes were sent again.
+    /// The new transport carries the flow: the replay of `replayed` bytes is done.
     pub fn handle_installed(&mut self, now: Time, token: FlowToken, replayed: u64) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -323,7 +323,7 @@ impl Endpoint {
             let event = Event::Resume {
                 epoch: pump.epoch,
                 replayed,
-                received: pump.owed,
+                received: pump.replayed_by_peer,
                 lost_ms: lost.as_micros().div_ceil(1000) as u64,
                 attempts: outage.attempts.map_or(0, |attempts| attempts.begun),
             };
@@ -335,7 +335,7 @@ impl Endpoint {
         }
     }
 
-    /// One whole message, read from a connection. Not more than two are to be read from any: after
+    /// One whole message, read from a connection. The driver reads at most two messages from a connection: after
     /// CHALLENGE and the answer to RESUME, or after RESUME and CONFIRM, stream bytes may follow.
     pub fn handle_message(&mut self, now: Time, conn: ConnId, data: &[u8]) {
         let Some(known) = self.conns.get(&conn) else {
@@ -380,7 +380,7 @@ impl Endpoint {
     }
 }
 
-/// What a flow says to a genuine RESUME. `own`: number of the RESUME of ours that is out.
+/// The answer to an authentic RESUME. `own`: epoch of our own RESUME under way.
 fn answer_for(flow: &FlowRecord, own: Option<u64>, epoch: u64) -> Answer {
     let token = flow.token;
     let refuse = |reason| Answer::Refuse(token, reason);
@@ -397,9 +397,9 @@ fn answer_for(flow: &FlowRecord, own: Option<u64>, epoch: u64) -> Answer {
     if epoch <= epochs.answered || epoch <= epochs.committed {
         return refuse(RefuseReason::OldEpoch);
     }
-    // A RESUME of ours, even one we gave up, may still be read by the peer, who then takes it that
-    // nothing older is used here. So nothing older may be agreed on. If both have chosen the same
-    // number, the one who connected first of all goes first.
+    // The peer may still read any RESUME of ours, even one we gave up, and then relies on our using
+    // nothing older. So no older epoch may be agreed on. If both sides have chosen the same
+    // epoch, the connector of the flow has precedence.
     let beaten = match flow.role {
         Role::Connector => epoch <= epochs.sent,
         Role::Acceptor => epoch < epochs.sent,

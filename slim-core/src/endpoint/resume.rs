@@ -1,15 +1,15 @@
 //! The resume handshake: `docs/PROTOCOL.md`, section "The resume handshake and why it is correct".
 //!
-//! This file has what both sides share: the connections, and [`Endpoint::advance`], the one place
-//! that decides what a suspended flow does next. The initiator's messages are handled in
-//! `initiate.rs`, the responder's in `respond.rs`.
+//! This file has the parts that both sides share: the connections, and [`Endpoint::advance`], the one place
+//! that decides what a suspended flow does next. `initiate.rs` handles the initiator's messages,
+//! `respond.rs` the responder's.
 //!
-//! What makes it lose nothing, in three rules:
+//! Three rules ensure that no byte is lost:
 //!
-//! 1. Who sends RESUME or RESUME_OK for epoch `e` has suspended the flow, which stops trimming,
-//!    and never again uses a transport with a lower number.
-//! 2. A side reads its old transport dry only when it knows that the other side has done so, for
-//!    only then nothing that arrives between the last read and the closing can be forgotten there.
+//! 1. A side that sends RESUME or RESUME_OK for epoch `e` has suspended the flow before, which stops trimming,
+//!    and never again uses a transport with a lower epoch.
+//! 2. A side reads its old transport dry only when it knows that the other side has suspended the flow. Otherwise the other
+//!    side could trim bytes that arrive here between the last read and the closing.
 //! 3. A connection on which RESUME_OK was sent may hold CONFIRM and stream bytes, so it counts as
 //!    an old transport, too.
 
@@ -22,38 +22,38 @@ use crate::event::EscalateReason;
 use crate::ids::{ConnId, EndpointId, FinHow, FlowToken, Nonce, Time, Verdict};
 use crate::wire::{Confirm, Message, ResumeOk};
 
-/// A connection that is not a transport (yet).
+/// A connection that is not a transport, or not yet.
 pub(super) enum Conn {
-    /// We asked for it.
+    /// Made by us, to resume a flow.
     Out { token: FlowToken, stage: Stage },
-    /// We asked for it to see whether the process can be reached.
+    /// Made by us, to test whether the peer process can be reached (`reach.rs`).
     Aside { peer: EndpointId },
-    /// The peer made it and has not said for which flow.
+    /// Accepted; RESUME has not come yet.
     Fresh { nonce_r: Nonce, since: Time },
-    /// The peer made it and has proved that it may resume this flow.
+    /// Accepted; the proof in RESUME has verified for this flow.
     In {
         token: FlowToken,
         epoch: u64,
         bound: Bound,
-        /// What CONFIRM said, if it came while the connection could not be used any more.
+        /// CONFIRM, if it came when the connection could not be used any more.
         confirm: Option<Confirm>,
     },
 }
 
-/// How far a connection of ours has got.
+/// The stage of the handshake on a connection that we made.
 pub(super) enum Stage {
     Connecting,
     Connected,
-    /// The peer is there. RESUME goes out once the flow is suspended.
+    /// CHALLENGE has come. RESUME is sent once the flow is suspended.
     Challenged {
         nonce_r: Nonce,
     },
-    /// RESUME is out.
+    /// RESUME has been sent.
     Requested {
         epoch: u64,
         bound: Bound,
     },
-    /// RESUME_OK has come. CONFIRM goes out once our end is read dry.
+    /// RESUME_OK has come. CONFIRM is sent once our old transports are drained.
     Agreed {
         epoch: u64,
         bound: Bound,
@@ -61,7 +61,7 @@ pub(super) enum Stage {
     },
 }
 
-/// Both nonces of a connection.
+/// The responder's and the initiator's nonce of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Bound {
     pub(super) nonce_r: Nonce,
@@ -78,8 +78,8 @@ impl From<Bound> for Fresh {
 }
 
 impl Endpoint {
-    /// Does whatever can be done next for a suspended flow. Called whenever one of the things it
-    /// waits for has happened; doing it once too often is harmless.
+    /// Takes the next possible step for a suspended flow. Called whenever an event has happened that the flow may
+    /// wait for; an additional call is harmless.
     pub(super) fn advance(&mut self, now: Time, token: FlowToken) {
         let Some(flow) = self.flows.get(&token) else {
             return;
@@ -123,7 +123,7 @@ impl Endpoint {
         } else if closed == Some(received) {
             self.end_at(now, token, received, received);
         } else {
-            // Bytes are missing, or the peer has sent more than it said: only the peer knows.
+            // Bytes are missing, or there are more than the peer said that it sent: only a resume can tell.
             if let Some(outage) = &mut self.flow(token).outage {
                 outage.out_of_count = true;
             }
@@ -131,8 +131,8 @@ impl Endpoint {
         }
     }
 
-    /// What we have received and sent, once every old transport is read dry. The peer has
-    /// suspended the flow, so what it sent into them is all there is.
+    /// The numbers of bytes received and sent, once every old transport is drained; `None` while that is under way. The peer
+    /// has suspended the flow or closed it, so it puts no more bytes into the old transports.
     fn read_dry(&mut self, token: FlowToken) -> Option<(u64, u64)> {
         let flow = self.flow(token);
         if flow.change.flushing.is_some() {
@@ -163,8 +163,8 @@ impl Endpoint {
         }
     }
 
-    /// The peer confirmed this connection before it suspended the flow again: it was a transport
-    /// for a moment, and may hold bytes that the peer has forgotten.
+    /// The peer has sent CONFIRM on this connection and suspended the flow again. So it has used the connection as
+    /// transport, which may hold bytes that the peer has trimmed.
     fn install_to_drain(&mut self, token: FlowToken, conn: ConnId) {
         let Some(Conn::In {
             epoch,
@@ -192,7 +192,7 @@ impl Endpoint {
         });
     }
 
-    /// See [`Action::Flush`].
+    /// Answers [`Action::Flush`].
     pub fn handle_flushed(&mut self, now: Time, conn: ConnId) {
         let Some(token) = self.flushes.remove(&conn) else {
             return;
@@ -215,11 +215,11 @@ impl Endpoint {
                 }
             }
         }
-        self.settle(token);
+        self.update_state(token);
         self.advance(now, token);
     }
 
-    /// See [`Action::Suspend`].
+    /// Answers [`Action::Suspend`].
     pub fn handle_suspended(&mut self, now: Time, token: FlowToken) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -230,8 +230,8 @@ impl Endpoint {
         }
     }
 
-    /// See [`Action::Drain`]. `received`: bytes of the flow that we hold in all, given to the
-    /// application or stashed; `sent`: bytes of the flow that the application has sent in all.
+    /// Answers [`Action::Drain`]. `received`: number of bytes of the flow received in all, read by the
+    /// application or stashed. `sent`: number of bytes that the application has sent in all.
     pub fn handle_drained(&mut self, now: Time, token: FlowToken, received: u64, sent: u64) {
         let Some(flow) = self.flows.get_mut(&token) else {
             return;
@@ -242,7 +242,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether what the peer says can be true. If not, to go on would corrupt the stream.
+    /// Whether the peer's counts fit ours. If not, going on would corrupt the stream, so the flow is given up.
     pub(super) fn in_step(
         &mut self,
         now: Time,
@@ -259,7 +259,7 @@ impl Endpoint {
         good
     }
 
-    /// The connection is the flow's transport from now on.
+    /// Makes the connection the flow's transport.
     pub(super) fn install(
         &mut self,
         now: Time,
@@ -279,7 +279,7 @@ impl Endpoint {
         flow.epochs.behind = 0;
         flow.change.pump = Some(Pump {
             epoch,
-            owed: confirm.sent.saturating_sub(received),
+            replayed_by_peer: confirm.sent.saturating_sub(received),
         });
         if let Some(outage) = &mut flow.outage {
             outage.exposed = false;
@@ -291,8 +291,8 @@ impl Endpoint {
         self.push_install(token, conn, &confirm);
     }
 
-    /// The peer has closed and forgotten the flow after sending `end` bytes; `received` is what
-    /// we hold.
+    /// The peer has closed and forgotten the flow after sending `end` bytes, of which we have received
+    /// `received`.
     fn end_at(&mut self, now: Time, token: FlowToken, received: u64, end: u64) {
         if received == end {
             self.flow(token).complete = true;
@@ -303,8 +303,8 @@ impl Endpoint {
         }
     }
 
-    /// Brings the state in line with what is under way.
-    pub(super) fn settle(&mut self, token: FlowToken) {
+    /// Sets the state to `Resuming` or `Suspended`, depending on whether a resume is under way.
+    pub(super) fn update_state(&mut self, token: FlowToken) {
         let Some(flow) = self.flows.get(&token) else {
             return;
         };
@@ -358,7 +358,7 @@ impl Endpoint {
         self.flow(token).change.rest();
     }
 
-    /// Writes a message of ours under the flow's key.
+    /// The bytes of a message of ours, under the flow key.
     pub(super) fn seal(&self, token: FlowToken, fresh: Fresh, message: &Message) -> Vec<u8> {
         let sealed = self.flows[&token].seal(fresh, message);
         sealed.expect("only flows whose peer is known resume")

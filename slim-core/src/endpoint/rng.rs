@@ -1,7 +1,7 @@
-//! Random numbers from a seed: nonces, names, key material and jitter.
+//! Random numbers from a seed: nonces, ids, key material and jitter.
 //!
-//! Whoever makes an endpoint brings the entropy; a simulation brings a number and gets the same run again. The generator
-//! is ChaCha20, which is fit for keys.
+//! The creator of an endpoint provides the seed. A driver provides entropy; a simulation provides a fixed number, and repeats
+//! the same run with it. The generator is ChaCha20, which is suitable for keys.
 
 use chacha20::ChaCha20Rng;
 use chacha20::rand_core::{Rng as _, SeedableRng};
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_same_numbers_other_seed_other_numbers() {
+    fn equal_seeds_give_equal_numbers_and_other_seeds_other_numbers() {
         let draw = |seed: u8| {
             let mut rng = Rng::new([seed; 32]);
             [rng.block(), rng.block()]
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_reach_both_ends_and_stay_inside() {
+    fn drawn_numbers_include_both_bounds_and_stay_within_them() {
         let mut rng = Rng::new([0; 32]);
         let drawn: Vec<u64> = (0..200).map(|_| rng.up_to(3)).collect();
         assert_eq!(drawn.iter().max(), Some(&3));

@@ -1,34 +1,35 @@
 //! Peers whose ports cannot be reached from here, though they reach ours: `docs/PROTOCOL.md`, section "End of a flow,
 //! and questions about it".
 //!
-//! The usual host firewall lets in only what belongs to a connection that the host has begun. So a client behind it
+//! A typical host firewall lets in only packets of connections that the host has begun. So a client behind it
 //! has a session, but answers no QUERY and takes no resume connection. When its process dies, its kernel ends the
-//! stream, nobody has announced that, and nobody answers questions about it: the same as when somebody forges an end
-//! of stream and the network fails just then. What tells the two apart:
+//! stream without a FIN message, and no process answers QUERY. A forged end of stream during a network failure looks
+//! the same. Three facts together tell the two cases apart:
 //!
 //! * The peer's kernel still answers on the connection itself, with segments behind the end of the stream. So the
-//!   network is well, and that kernel has ended the stream too, or has sent more that is still on its way.
-//! * Questions sent after that are not answered, either.
-//! * An attempt comes to nothing. Bytes on their way, and a process that is only away, have come back by then. Neither is
-//!   the kernel asked, nor an attempt made, where the process was found to be out of reach while all was well
-//!   (`reach.rs`), or its host is known, and the process has never answered at a port of its own.
+//!   network works, and that kernel has ended the stream too, or has sent more that is still on its way.
+//! * QUERYs sent after that are not answered, either.
+//! * An attempt fails. By then, bytes on their way have arrived, and a process that was stopped for a while answers again.
+//!
+//! The kernel probe and the attempt are skipped if the process has never answered at its control port or its resume port, and
+//! either it was found to be out of reach while the network worked (`reach.rs`), or its host is remembered here.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use super::outage::Proof;
-use super::record::Why;
+use super::record::QueryPurpose;
 use super::{Action, Endpoint};
 use crate::event::LegacyReason;
 use crate::ids::{FlowToken, Time};
 
 /// How long a host is remembered.
 const AGE: Duration = Duration::from_secs(600);
-/// Hosts remembered.
+/// Maximum number of hosts remembered.
 const MOST: usize = 1024;
 
-/// Hosts of which an end of stream had to be believed without an answer.
+/// Hosts from which an end of stream had to be believed without an answer.
 #[derive(Default)]
 pub(super) struct ShutOff {
     since: HashMap<IpAddr, Time>,
@@ -51,17 +52,17 @@ impl ShutOff {
 }
 
 impl Endpoint {
-    /// The peer's kernel was asked, see [`Action::Verify`]: whether it has ended the stream.
+    /// The result of [`Action::Verify`]: whether the peer's kernel has ended the stream.
     pub fn handle_verified(&mut self, now: Time, token: FlowToken, ended: bool) {
         let proof = self.proof(token);
         if !matches!(proof, Proof::Awaited | Proof::AwaitedAlone) {
             return;
         }
-        // There may be an error behind the end by now.
+        // The transport may have reported an error after the end of stream.
         let ended = ended && self.ended_intact(token);
         self.set_proof(token, if ended { Proof::Given } else { Proof::Denied });
         match (ended, proof) {
-            (true, Proof::AwaitedAlone) => self.ask(now, token, Why::Eof),
+            (true, Proof::AwaitedAlone) => self.ask(now, token, QueryPurpose::Eof),
             (true, _) => self.ask_at_once(now, token),
             (false, Proof::AwaitedAlone) => self.look_for_transport(now, token),
             // The answer to QUERY may still come.
@@ -69,9 +70,9 @@ impl Endpoint {
         }
     }
 
-    /// Has the peer's kernel asked about an end of stream.
+    /// Requests [`Action::Verify`] for an end of stream.
     pub(super) fn verify(&mut self, token: FlowToken) {
-        let asks = |query: &super::record::Asked| query.why == Why::Eof;
+        let asks = |query: &super::record::Asked| query.purpose == QueryPurpose::Eof;
         let flow = &self.flows[&token];
         let about_eof = flow.outage.as_ref().is_some_and(|o| o.eof.is_some())
             && flow.query.as_deref().is_none_or(asks);
@@ -81,7 +82,7 @@ impl Endpoint {
         }
     }
 
-    /// The end of the stream was genuine, as far as can be found out. The old transport says what becomes of the rest.
+    /// Takes the end of the stream for genuine. The flow becomes plain TCP on the old transport.
     pub(super) fn believe_eof(&mut self, now: Time, token: FlowToken) {
         let host = self.flows[&token].ends.remote().ip();
         self.shut_off.note(now, host);
@@ -89,8 +90,8 @@ impl Endpoint {
         self.fall_back(now, token, LegacyReason::NoAnswer);
     }
 
-    /// Whether nothing is to be expected of questions to the peer: it has never answered, and was found to be out of
-    /// reach (`reach.rs`), or others of its host did not answer when their streams ended.
+    /// Whether QUERY to the peer is useless: the peer has never answered, and it was found to be out of
+    /// reach (`reach.rs`), or another process of its host did not answer when its stream ended.
     pub(super) fn is_shut_off(&self, now: Time, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
         let shut = flow
@@ -99,8 +100,8 @@ impl Endpoint {
         (shut || self.shut_off.knows(now, flow.ends.remote().ip())) && !self.was_reached(token)
     }
 
-    /// The peer has just asked about a flow. So its process lives, though it may be out of reach, and comes to resume the
-    /// flow if its end of the stream was a stranger's, too: ours is not believed without an attempt.
+    /// The peer has just asked about a flow. So its process lives, though it may be out of reach. If the end of stream was
+    /// forged for both sides, the peer will resume the flow. So the end is not believed without an attempt.
     pub(super) fn peer_asks(&mut self, token: FlowToken) {
         if self.proof(token) == Proof::Given {
             self.set_proof(token, Proof::Denied);

@@ -1,31 +1,31 @@
-//! How much an endpoint remembers, and for how long.
+//! The sizes of an endpoint's tables, and how old entries are forgotten.
 //!
-//! What a flow takes goes with the flow. What outlives it is bounded in number by its table, and in time by
-//! [`Endpoint::tidy`].
+//! The entries of a flow are removed with the flow. Entries that outlive their flow are bounded in number by their table, and
+//! in time by [`Endpoint::tidy`].
 
 use super::Endpoint;
 use crate::ids::Time;
 
-/// How many entries the tables of an endpoint have: see [`Endpoint::tables`].
+/// Number of entries in the tables of an endpoint: see [`Endpoint::tables`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tables {
     /// Flows.
     pub flows: usize,
-    /// Names and addresses by which flows are found, and who may be at their other ends.
+    /// Ids and addresses by which flows are found, and candidates.
     pub names: usize,
-    /// Connections that are to become transports, or have not said for which flow they are.
+    /// Resume connections that are not transports yet.
     pub conns: usize,
     /// Timers that are set.
     pub timers: usize,
-    /// Questions to peers that have no answer.
+    /// Questions to peers that have not been answered.
     pub questions: usize,
-    /// What outlives flows, for a while: their names and keys, HELLOs that are early or late, peers and their addresses.
-    /// Each table of them is bounded.
+    /// Entries that outlive flows for a limited time: ids and keys of ended flows, early and late HELLOs, peers and their
+    /// addresses. Each of these tables is bounded.
     pub past: usize,
 }
 
 impl Endpoint {
-    /// How much is remembered at this moment.
+    /// The sizes of all tables now.
     pub fn tables(&self) -> Tables {
         let (questions, gone) = self.inquiries.len();
         Tables {
@@ -56,8 +56,8 @@ impl Endpoint {
         }
     }
 
-    /// Forgets what is too old to be of any use, and gives memory back. To be called about once a minute while
-    /// something happens, and again for as long as the answer is that something is left that will be too old.
+    /// Forgets entries that are too old, and gives memory back. To be called about once a minute while
+    /// something happens, and after that for as long as it returns true: entries are left that will expire.
     pub fn tidy(&mut self, now: Time) -> bool {
         self.tombs.expire(now);
         self.pairs.expire(now);
@@ -69,7 +69,7 @@ impl Endpoint {
         self.inquiries.expire(now);
         self.hellos.expire(now);
         self.connects.expire(now);
-        // Not before the tombs, which have some.
+        // After the tombs, because tombs refer to processes.
         self.processes.forget_unused();
         if self.conns.is_empty() {
             self.conns.shrink_to_fit();

@@ -1,4 +1,4 @@
-//! When what is to happen: one table, whose earliest entry is what `poll_timeout` tells.
+//! The timer table. `poll_timeout` returns its earliest entry.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
@@ -6,26 +6,26 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::ids::{ConnId, Counted, EndpointId, FlowToken, Time};
 
-/// What a flow can be waiting for.
+/// The timers of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Timer {
-    /// Send HELLO again.
+    /// Send HELLO again, or QUERY to the candidates.
     Hello,
-    /// Negotiation has lasted long enough.
+    /// The time for negotiation is over.
     HelloDeadline,
-    /// The attempt's window is over.
+    /// The window of the attempt is over.
     Window,
-    /// The connection under way has not got on for a moment: is the peer there at all?
+    /// The connection under way has made no progress for some milliseconds: probe the peer.
     Hung,
-    /// The connection under way does not get on.
+    /// The connection under way has made no progress for a second or more: replace it.
     Stuck,
-    /// Connect again.
+    /// The pause after a failed connection is over: connect again.
     Backoff,
-    /// The peer began to resume and then said nothing more.
+    /// The peer has begun a resume and has sent nothing since.
     PeerSilent,
-    /// Send QUERY again, or do without an answer.
+    /// Send QUERY again, or go on without an answer.
     Query,
-    /// The peer has not said that it has closed the flow.
+    /// The peer has not confirmed in time that it has closed the flow.
     Explanation,
     /// The user's limit for a whole resume.
     Deadline,
@@ -46,40 +46,40 @@ impl Timer {
     ];
 }
 
-/// Whose timer it is.
+/// The owner of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum TimerOwner {
     Flow(FlowToken, Timer),
-    /// A connection that has to say who it is.
+    /// An accepted connection on which RESUME must come.
     Conn(ConnId),
-    /// A process that has to say whether it exists.
+    /// A process that has not answered QUERY (`inquiry.rs`).
     Peer(EndpointId),
-    /// A process to which connections hang.
+    /// A process that is probed because connections to it hang (`probe.rs`).
     Probe(EndpointId),
-    /// A process of which it is not known whether it can be reached.
+    /// A process whose reachability is being tested (`reach.rs`).
     Reach(EndpointId),
-    /// A process that has to say how it is reached by other kinds of transport.
+    /// A process that has not answered OFFER (`locators.rs`).
     Offer(EndpointId),
 }
 
-/// All timers. In an outage each of thousands of flows sets a dozen of them, of which hardly any ever goes off. So
-/// setting one is cheap, and what is set anew or cleared stays in the queue until its turn would have come.
+/// All timers. In an outage each of thousands of flows sets a dozen timers, and hardly any of them ever fires. So setting a
+/// timer must be cheap: if it is set anew or cleared, its old entry stays in the queue until it would have been due.
 #[derive(Default)]
 pub(super) struct Timers {
-    /// The earliest first. Who means something is what `flows` and `others` say; the first one always does.
+    /// The earliest entry first. Entries may be stale, `flows` and `others` are authoritative; the first entry is never stale.
     queue: BinaryHeap<Reverse<(Time, TimerOwner)>>,
-    /// Of each flow that has any; the places are in the order of [`Timer::ALL`].
+    /// The timers of each flow that has any; the index is the position in [`Timer::ALL`].
     flows: Counted<FlowToken, [Option<Time>; Timer::ALL.len()]>,
     others: BTreeMap<TimerOwner, Time>,
-    /// How many are set.
+    /// Number of timers that are set.
     set: usize,
 }
 
-/// A queue as long is not looked through for what means nothing.
+/// A queue up to this length is not searched for stale entries.
 const SHORT: usize = 64;
 
 impl Timers {
-    /// Arms a timer; one of a kind, so an earlier setting is forgotten.
+    /// Arms a timer. An owner has one timer of a kind, so this replaces an earlier setting.
     pub(super) fn set(&mut self, owner: TimerOwner, at: Time) {
         let before = match owner {
             TimerOwner::Flow(token, timer) => {
@@ -128,17 +128,17 @@ impl Timers {
         }
     }
 
-    /// How many are set.
+    /// Number of timers that are set.
     pub(super) fn len(&self) -> usize {
         self.set
     }
 
-    /// The earliest.
+    /// The earliest time at which a timer is due.
     pub(super) fn next(&self) -> Option<Time> {
         self.queue.peek().map(|Reverse((at, _))| *at)
     }
 
-    /// Takes one that is due.
+    /// Takes a timer that is due.
     pub(super) fn pop(&mut self, now: Time) -> Option<TimerOwner> {
         let Reverse((at, owner)) = *self.queue.peek()?;
         if at > now {
@@ -148,10 +148,10 @@ impl Timers {
         Some(owner)
     }
 
-    /// The first one means something again, and those that mean nothing are not many more than those that do.
+    /// Removes stale entries: all at the front, and all others once they are the large majority.
     fn tidy(&mut self) {
         if self.set == 0 {
-            // A process that had an outage once does not keep the room for it.
+            // Give back the memory that an outage needed.
             return *self = Timers::default();
         }
         if self.queue.len() > SHORT.max(4 * self.set) {
@@ -175,7 +175,7 @@ mod tests {
     const FLOW: FlowToken = FlowToken(1);
 
     #[test]
-    fn the_earliest_comes_first_and_only_when_due() {
+    fn the_earliest_timer_fires_first_and_not_before_it_is_due() {
         let mut timers = Timers::default();
         let (hello, query) = (
             TimerOwner::Flow(FLOW, Timer::Hello),
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn setting_again_moves_it() {
+    fn setting_a_timer_again_replaces_its_time() {
         let mut timers = Timers::default();
         let owner = TimerOwner::Conn(ConnId(1));
         timers.set(owner, Time(10));
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_takes_all_its_timers_with_it() {
+    fn clearing_a_flow_clears_all_its_timers_and_no_others() {
         let mut timers = Timers::default();
         for timer in Timer::ALL {
             timers.set(TimerOwner::Flow(FLOW, timer), Time(1));
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn places_are_in_the_order_of_the_list() {
+    fn each_timers_index_is_its_position_in_the_list() {
         for (n, timer) in Timer::ALL.into_iter().enumerate() {
             assert_eq!(timer as usize, n);
         }
     }
 
     #[test]
-    fn what_was_set_anew_or_cleared_is_never_due() {
+    fn replaced_and_cleared_settings_never_fire() {
         let mut timers = Timers::default();
         let owner = |n| TimerOwner::Flow(FlowToken(n), Timer::Stuck);
         for n in 0..10 {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_mean_nothing_do_not_pile_up() {
+    fn stale_queue_entries_do_not_pile_up() {
         let mut timers = Timers::default();
         timers.set(TimerOwner::Flow(FLOW, Timer::Window), Time(1));
         for n in 2..10_000 {

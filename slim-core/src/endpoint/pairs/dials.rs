@@ -1,4 +1,4 @@
-//! The connector's pairs: by the address that is connected to.
+//! The connector's pairs, by the address that the application connects to.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -12,23 +12,24 @@ use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{FinHow, FlowId, Role, Time};
 use crate::wire::{Fin, Message, Open, PairId, Parsed, Seen};
 
-/// OPENs that may be on their way. As many flows would have to be asked about, should they not arrive.
+/// Maximum number of OPENs without SEEN. If they do not arrive, QUERY must be sent for as many flows.
 const AHEAD: u64 = 4096;
-/// Connections whose ports are remembered, of all pairs and of none: by then their OPENs are seen.
+/// Number of connections whose local ports are remembered, with and without a pair. The OPEN of an older connection has
+/// been handled.
 const RECENT: usize = 1024;
-/// A pair whose OPENs are not seen for longer is not used until one is.
+/// If no SEEN comes for this long after an OPEN, the pair is not used until one comes.
 const UNSEEN: Duration = Duration::from_secs(3);
 
 /// A flow for which OPEN is to be sent.
 #[derive(Clone)]
 pub struct Opened {
-    /// Its name.
+    /// The flow id.
     pub flow: FlowId,
     /// The acceptor's end of the connection.
     pub(in super::super) remote: SocketAddr,
-    /// Where OPEN and FIN go.
+    /// The destination of OPEN and FIN.
     pub mailbox: SocketAddr,
-    /// OPEN.
+    /// The OPEN message.
     pub data: Vec<u8>,
     pub(in super::super) key: FlowKey,
     pub(in super::super) process: Arc<PeerProcess>,
@@ -46,6 +47,7 @@ impl Opened {
     }
 }
 
+/// A pair at the connector.
 pub(super) struct Dial {
     pair: PairId,
     key: Prepared,
@@ -53,11 +55,11 @@ pub(super) struct Dial {
     mailbox: SocketAddr,
     /// Counter of the next OPEN.
     next: u64,
-    /// Counters below this are seen.
+    /// SEEN has come for counters below this.
     seen: u64,
-    /// Since when OPENs have been sent of which none is seen.
+    /// When the first OPEN since the last SEEN was sent.
     unseen: Option<Time>,
-    /// When the last SEEN came, or PAIR.
+    /// When PAIR or the last new SEEN came.
     since: Time,
 }
 
@@ -81,10 +83,11 @@ impl Dial {
     }
 }
 
+/// The connector's pairs.
 pub(super) struct Dials {
     to: HashMap<SocketAddr, Dial>,
     rng: Rng,
-    /// The ports that the last connections were made from, oldest first.
+    /// The local ports of the last connections, oldest first.
     recent: VecDeque<u16>,
 }
 
@@ -114,7 +117,7 @@ impl Dials {
         self.to.insert(remote, dial);
     }
 
-    /// Whether there is a pair that can be used.
+    /// Whether there is a pair for this address that can be used.
     pub(super) fn knows(&self, remote: SocketAddr) -> bool {
         self.to.get(&remote).is_some_and(|dial| dial.seen > 0)
     }
@@ -130,12 +133,13 @@ impl Dials {
             self.to.remove(&remote);
             return None;
         }
-        // None is sent before the first one, which came with the pair, is seen.
+        // No OPEN is made before SEEN has come for the OPEN that answered PAIR (counter 0).
         let unseen = dial.unseen.is_some_and(|at| now.since(at) > UNSEEN);
         if unseen || dial.seen == 0 || dial.next - dial.seen > AHEAD {
             return None;
         }
-        // An OPEN is for whichever connection with its addresses the acceptor gets to first.
+        // An OPEN names its connection by addresses only. If the port was used a short time ago, the acceptor could take the OPEN
+        // for the earlier connection.
         if self.recent.contains(&local.port()) {
             return None;
         }
@@ -162,17 +166,17 @@ impl Dials {
         Some(opened)
     }
 
-    /// False if it is of no pair, or somebody else says it.
+    /// Handles SEEN. False if its pair is not known, or if it does not verify.
     pub(super) fn seen(&mut self, now: Time, parsed: &Parsed<'_>, seen: &Seen) -> bool {
         let Some(dial) = self.to.values_mut().find(|dial| dial.pair == seen.pair) else {
             return false;
         };
         let genuine = dial.key.verify(Role::Acceptor, Fresh::None, parsed);
-        // An old one tells nothing new.
+        // An old SEEN, or a repeated one, has no effect.
         if genuine && seen.counter < dial.next && seen.counter >= dial.seen {
             dial.seen = seen.counter + 1;
             dial.unseen = None;
-            // As long as it is in use, no other is needed.
+            // A pair in use does not expire.
             dial.since = now;
         }
         genuine

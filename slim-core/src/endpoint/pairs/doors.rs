@@ -1,4 +1,4 @@
-//! The acceptor's pairs: by their names; and the flows that have come by them.
+//! The acceptor's pairs, by pair id, and the flows that came by OPEN.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,23 +14,24 @@ use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{FinHow, FlowId, Role, Time};
 use crate::wire::{Message, PairId, Parsed, Seen};
 
-/// Flows whose FIN a thread can read in the mailbox by itself, and for how long: the FIN of an older one the endpoint
-/// reads.
+/// Flows whose FIN an application thread can handle by itself: maximum number, and age. The endpoint handles the FIN of an
+/// older flow.
 const FLOWS: usize = 4096;
 const FLOW_AGE: Duration = Duration::from_secs(60);
-/// What has come and has not been taken, at most.
+/// Maximum number of received messages that the endpoint has not taken.
 const HEARD: usize = 8192;
 
-/// Somebody who may say OPEN.
+/// A pair at the acceptor: its peer may send OPEN.
 pub(super) struct Door {
     key: Prepared,
     process: Arc<PeerProcess>,
-    /// Where control messages for it go, and from where.
+    /// The peer's control address, and the local address that messages to it come from.
     control: SocketAddr,
     local: SocketAddr,
     window: Window,
+    /// Highest counter whose flow is live.
     live: u64,
-    /// The peer has not been told of `live`.
+    /// SEEN has not been sent for `live` yet.
     news: bool,
 }
 
@@ -53,10 +54,10 @@ impl Door {
     }
 }
 
-/// Which counters have come: none is taken twice, or when it is much older than others (RFC 4303, 3.4.3).
+/// The counters that have come. A counter is accepted only once, and only if it is not far below the highest (RFC 4303, 3.4.3).
 #[derive(Default)]
 struct Window {
-    /// All below this minus 64 are too old.
+    /// The highest counter plus 1. Counters below `next - 64` are too old.
     next: u64,
     /// Bit `i` is the counter `next - 1 - i`.
     taken: u64,
@@ -81,10 +82,10 @@ impl Window {
     }
 }
 
-/// An OPEN that is genuine.
+/// An authentic OPEN.
 pub(in super::super) struct Arrival {
     pub(in super::super) flow: FlowId,
-    /// Our end, their end.
+    /// Local and remote address of the connection.
     pub(in super::super) ends: Ends,
     pub(in super::super) key: FlowKey,
     pub(in super::super) process: Arc<PeerProcess>,
@@ -93,7 +94,7 @@ pub(in super::super) struct Arrival {
 }
 
 impl Arrival {
-    /// Who has said OPEN.
+    /// The sender of the OPEN.
     pub(in super::super) fn into_peer(self) -> Peer {
         Peer {
             process: self.process,
@@ -103,10 +104,10 @@ impl Arrival {
     }
 }
 
-/// What has come to a mailbox.
+/// A message that has come to a mailbox.
 pub(super) enum MailboxNews {
     Opened(Arrival),
-    /// FIN of a flow that has come by OPEN.
+    /// FIN of a flow that came by OPEN.
     Ended(FlowId, u64, FinHow),
     Other {
         from: SocketAddr,
@@ -115,28 +116,29 @@ pub(super) enum MailboxNews {
     },
 }
 
-/// A flow that has come by OPEN.
+/// A flow that came by OPEN.
 struct KnownFlow {
     flow: FlowId,
     key: FlowKey,
     end: Option<(u64, FinHow)>,
 }
 
+/// The acceptor's pairs and the flows that came by them.
 pub(super) struct Doors {
     of: Aged<PairId, Door, PAIRS>,
     flows: Aged<Ends, KnownFlow, FLOWS>,
     names: Aged<FlowId, Ends, FLOWS>,
-    /// Flows that we have said not to know: an OPEN that comes later counts no more.
+    /// Flows for which UNKNOWN was sent: an OPEN that comes later does not count.
     refused: Aged<FlowId, (), FLOWS>,
     heard: Vec<MailboxNews>,
-    /// Those with news.
+    /// Pairs for which SEEN is to be sent.
     to_tell: Vec<PairId>,
 }
 
 impl Doors {
     pub(super) fn new() -> Self {
         Doors {
-            // Longer than the connector uses it.
+            // Longer than the connector keeps a pair.
             of: Aged::new(PAIR_AGE * 2),
             flows: Aged::new(FLOW_AGE),
             names: Aged::new(FLOW_AGE),
@@ -151,7 +153,7 @@ impl Doors {
     }
 
     pub(super) fn receive(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        // The rest is lost, as it is in a socket that is full.
+        // More messages are dropped, as by a socket whose buffer is full.
         if self.heard.len() >= HEARD {
             return;
         }
@@ -175,7 +177,7 @@ impl Doors {
                     }),
                 }
             }
-            // Nothing else belongs here.
+            // Other messages do not belong in a mailbox.
             _ => None,
         };
         self.heard.extend(heard);
@@ -233,7 +235,7 @@ impl Doors {
         known.end.filter(|_| known.flow == *flow)
     }
 
-    /// Whether the connector of the flow says this.
+    /// Whether the connector of the flow has sent this message.
     pub(super) fn is_from_peer(&self, now: Time, flow: &FlowId, parsed: &Parsed<'_>) -> bool {
         let ends = self.names.get(now, flow);
         let known = ends.and_then(|ends| self.flows.get(now, ends));
@@ -242,14 +244,14 @@ impl Doors {
         })
     }
 
-    /// The peer is told that this flow is not known.
+    /// UNKNOWN is sent for this flow.
     pub(super) fn refuse(&mut self, now: Time, flow: FlowId) {
         if self.of.len() > 0 {
             self.refused.put(now, flow, ());
         }
     }
 
-    /// The flow is over; where it was.
+    /// Forgets a flow, and returns its addresses.
     pub(super) fn forget(&mut self, now: Time, flow: &FlowId) -> Option<Ends> {
         let ends = self.names.get(now, flow)?.clone();
         self.names.remove(flow);
@@ -260,7 +262,8 @@ impl Doors {
         Some(ends)
     }
 
-    pub(super) fn is_live(&mut self, now: Time, pair: PairId, counter: u64) {
+    /// The flow of the OPEN with this counter is live: SEEN is to be sent.
+    pub(super) fn mark_live(&mut self, now: Time, pair: PairId, counter: u64) {
         if let Some(door) = self.of.get_mut(now, &pair) {
             door.live = door.live.max(counter);
             if !std::mem::replace(&mut door.news, true) {
@@ -270,7 +273,7 @@ impl Doors {
         }
     }
 
-    /// SEEN for all with news: where to, from where, and what.
+    /// SEEN for all pairs that need one: destination, source and message.
     pub(super) fn take_news(&mut self, now: Time) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
         let told = std::mem::take(&mut self.to_tell).into_iter();
         let seen = told.filter_map(|pair| {
@@ -313,7 +316,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_counter_is_taken_twice_or_when_it_is_too_old() {
+    fn a_counter_is_accepted_only_once_and_only_if_it_is_not_too_old() {
         let mut window = Window::default();
         for counter in [0, 1, 5, 3, 100, 64, 99, 37] {
             assert!(window.take(counter), "{counter}");

@@ -1,10 +1,9 @@
-//! Processes that know each other: `docs/PROTOCOL.md`, section "Pairs".
+//! Pairs: keys of processes that know each other. `docs/PROTOCOL.md`, section "Pairs".
 //!
 //! Two processes that have negotiated more than one flow share a key, the *pair*, from which the keys of later flows
-//! are derived: the connector says OPEN, and nothing has to be answered. The tables are shared with the threads that
-//! connect and read, so that neither has to wait for the endpoint: [`Pairs::dial`] makes an OPEN, and
-//! [`Pairs::receive`] takes in what has come to a mailbox. What it has taken in the endpoint gets by
-//! [`Endpoint::take_arrivals`].
+//! are derived: the connector sends OPEN, which needs no answer. The tables are shared with the application threads that
+//! connect and read, so that these need not wait for the endpoint. [`Pairs::dial`] makes an OPEN;
+//! [`Pairs::receive`] stores the messages of a mailbox, and [`Endpoint::take_arrivals`] handles them.
 
 mod dials;
 mod doors;
@@ -32,17 +31,17 @@ use crate::config::Policy;
 use crate::ids::{EndpointId, FinHow, FlowId, FlowToken, Role, Time};
 use crate::wire::{self, Message, Open, Pair, PairId, Parsed, Seen, feature};
 
-/// How long a pair is kept of which nothing is heard. The acceptor keeps it longer, so that no OPEN comes too late.
+/// How long a connector keeps a pair without SEEN. The acceptor keeps it longer, so that no OPEN comes too late.
 const PAIR_AGE: Duration = Duration::from_secs(100);
-/// Pairs of each role.
+/// Maximum number of pairs of each role.
 const PAIRS: usize = 1024;
-/// No process gets pairs for one address faster.
+/// Shortest time between two PAIRs to one process for one address.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Short flows that are over when the PAIR on them comes: how many, and how late it may be.
+/// Flows that ended a short time ago, for which PAIR may still come: maximum number, and maximum delay.
 const ENDED: usize = 64;
 const LATE_PAIR: Duration = Duration::from_secs(5);
 
-/// The pairs of a process. Whoever calls a method in a thread of the application's has its signals blocked.
+/// The pairs of a process. Application threads must block signals while they call these methods.
 pub struct Pairs {
     dials: Mutex<Dials>,
     doors: Mutex<Doors>,
@@ -56,7 +55,7 @@ impl Pairs {
         }
     }
 
-    /// A connection from `local` to `remote` stands: the OPEN for it, if the process there is known.
+    /// The OPEN for a connection from `local` to `remote`, if there is a pair for `remote`.
     pub fn dial(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
         self.dials().dial(now, plain(local), plain(remote))
     }
@@ -66,7 +65,7 @@ impl Pairs {
         self.doors().receive(now, plain(from), plain(local), data);
     }
 
-    /// What the peer has said of an accepted connection.
+    /// What the mailbox has received for an accepted connection.
     pub fn heard(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Heard {
         let ends = Ends::new(plain(local), plain(remote));
         self.doors().heard(now, &ends)
@@ -105,30 +104,30 @@ impl Pairs {
     }
 }
 
-/// What has come to the mailbox about a connection.
+/// The messages that the mailbox has received for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// Nothing, or too long ago.
+    /// None, or too long ago.
     Nothing,
     /// OPEN.
     Open,
-    /// OPEN, and FIN: the peer has closed the flow after sending so many bytes.
+    /// OPEN and FIN: the peer has closed the flow after sending this many bytes.
     Closed(u64),
 }
 
-/// What either side knows besides [`Pairs`].
+/// The endpoint's own state of pairs, which no other thread uses.
 pub(super) struct Offers {
-    /// Both ends of connections of ours that have just ended.
+    /// Connector: the addresses of flows that have just ended.
     ended: Aged<FlowId, Ends, ENDED>,
-    /// Our mailboxes, by address. A port of 0 is being looked for.
+    /// Our mailboxes, by address. Port 0: the driver has not made the mailbox yet.
     mailboxes: Vec<(IpAddr, u16)>,
-    /// When a process that has negotiated at an address of ours was last given a pair for it.
+    /// Processes that have negotiated at a local address, and when each last got a PAIR for it.
     met: Aged<(EndpointId, SocketAddr), Option<Time>, PAIRS>,
-    /// Other processes accept connections at our addresses.
+    /// Other processes accept connections at our addresses, too.
     shared: bool,
 }
 
-/// Addresses at which there are mailboxes.
+/// Maximum number of mailboxes.
 const MAILBOXES: usize = 8;
 
 impl Default for Offers {
@@ -155,31 +154,31 @@ impl Offers {
 
 /// For drivers.
 impl Endpoint {
-    /// The pairs, for the threads that connect and read.
+    /// The pairs, for the application threads that connect and read.
     pub fn pairs(&self) -> &std::sync::Arc<Pairs> {
         &self.pairs
     }
 
-    /// What [`Action::Mailbox`] asked for: the UDP port at `ip` to which OPENs come from now on.
+    /// Answers [`Action::Mailbox`]: the UDP port of the mailbox at `ip`.
     pub fn set_mailbox(&mut self, ip: IpAddr, port: u16) {
         if let Some((_, known)) = self.offers.mailboxes.iter_mut().find(|(at, _)| *at == ip) {
             *known = port;
         }
     }
 
-    /// Other processes accept connections at our addresses, too: who has said OPEN to us may be accepted by them, so
-    /// nobody is to say it.
+    /// Other processes accept connections at our addresses, too. One of them may accept a connection whose OPEN comes to us, so
+    /// all pairs are forgotten, and no PAIR is sent any more.
     pub fn share_listeners(&mut self) {
         self.offers.shared = true;
         self.pairs.doors().clear();
     }
 
-    /// What of the optional parts of the protocol is spoken, as bits of [`feature`].
+    /// Sets the optional parts of the protocol that this endpoint speaks, as bits of [`feature`].
     pub fn set_features(&mut self, features: u64) {
         self.features = features & features_of(&self.own);
     }
 
-    /// As [`open`](Endpoint::open), of a connection for which `opened` has been sent.
+    /// As [`open`](Endpoint::open), for a connection for which the OPEN in `opened` has been sent.
     pub fn open_known(&mut self, now: Time, token: FlowToken, local: SocketAddr, opened: &Opened) {
         let (id, remote) = (opened.flow, opened.remote);
         if self.flows.contains_key(&token) {
@@ -198,7 +197,7 @@ impl Endpoint {
         self.add_candidate(now, token, id, peer);
     }
 
-    /// Handles what has come to the mailboxes.
+    /// Handles the messages that have come to the mailboxes.
     pub fn take_arrivals(&mut self, now: Time) {
         let heard = self.pairs.doors().take();
         for heard in heard {
@@ -212,7 +211,7 @@ impl Endpoint {
         }
     }
 
-    /// Tells the peers whose OPENs have come that they have.
+    /// Sends SEEN to the peers whose OPENs have made flows live.
     pub fn tell_seen(&mut self, now: Time) {
         let told = self.pairs.doors().take_news(now);
         for (to, from, data) in told {
@@ -223,7 +222,7 @@ impl Endpoint {
 
 /// The acceptor's side.
 impl Endpoint {
-    /// The connector of a flow is known for certain: it may say OPEN from now on, if it connects more than once.
+    /// The connector of a flow has proved its identity: sends it PAIR, unless this is its first flow to the address.
     pub(super) fn offer_pair(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
         let Some((peer, id)) = flow.peer.as_ref().zip(flow.id) else {
@@ -240,7 +239,7 @@ impl Endpoint {
             Some((_, port)) => *port,
             None if mailboxes.len() >= MAILBOXES => return,
             None => {
-                // It is there when the process connects again.
+                // The mailbox will be ready when the process connects again.
                 mailboxes.push((local.ip(), 0));
                 self.out.push(Action::Mailbox { ip: local.ip() });
                 0
@@ -267,7 +266,7 @@ impl Endpoint {
         });
     }
 
-    /// OPEN came, to the mailbox or by another way.
+    /// OPEN came to a control socket.
     pub(super) fn on_open(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
         self.pairs.receive(now, from, local, data);
         self.take_arrivals(now);
@@ -277,11 +276,11 @@ impl Endpoint {
     fn opened(&mut self, now: Time, arrival: Arrival) {
         let id = arrival.flow;
         if arrival.counter == 0 || self.by_id.contains_key(&(id, Role::Acceptor)) {
-            // The flow by which the pair came, which may be over. It shows that the mailbox can be reached.
+            // Counter 0 names the flow of the PAIR, which may be over. This OPEN only shows that the mailbox can be reached.
             return self
                 .pairs
                 .doors()
-                .is_live(now, arrival.pair, arrival.counter);
+                .mark_live(now, arrival.pair, arrival.counter);
         }
         let connector = arrival.ends.remote();
         let age = self.config.hello_timeout;
@@ -293,8 +292,8 @@ impl Endpoint {
         }
     }
 
-    /// OPEN and our flow have met. Only a process that has shown its key before can say it, so that proves it; unless
-    /// there are others that may have the connection.
+    /// An OPEN matches our flow. Only a process that has shown the pair key before can send it, so the flow becomes live; but if
+    /// the connection has candidates, the sender becomes one of them.
     pub(super) fn accept_open(&mut self, now: Time, token: FlowToken, arrival: Arrival) {
         let id = arrival.flow;
         let (pair, counter) = (arrival.pair, arrival.counter);
@@ -303,7 +302,7 @@ impl Endpoint {
             return self.add_candidate(now, token, id, peer);
         }
         let end = self.pairs.doors().end_of(now, &id);
-        self.pairs.doors().is_live(now, pair, counter);
+        self.pairs.doors().mark_live(now, pair, counter);
         self.agree(now, token, id, peer, end);
     }
 
@@ -315,7 +314,7 @@ impl Endpoint {
         }
     }
 
-    /// The connector asks about a flow that we have not accepted, and is told that it is not known: the OPEN counts no more.
+    /// A connector gets UNKNOWN for a flow that we have not accepted: its OPEN does not count any more.
     pub(super) fn forget_open(&mut self, now: Time, id: FlowId, asked: &Parsed<'_>) {
         let mut doors = self.pairs.doors();
         let ends = doors
@@ -338,7 +337,7 @@ impl Endpoint {
                 let peer = flow.peer.as_ref().filter(|_| flow.role == Role::Connector);
                 peer.map(|peer| (peer, &flow.ends))
             }
-            // A short one may be over.
+            // A short flow may be over.
             None => {
                 let tomb = self.tombs.get(now, &(said.flow, Role::Connector));
                 let peer = tomb.map(|tomb| &tomb.peer);
@@ -355,7 +354,7 @@ impl Endpoint {
             return self.drop_one();
         }
         let key = peer.key.of_pair(said.pair);
-        // It is used when it is known that the mailbox can be reached.
+        // OPEN with counter 0 tests whether the mailbox can be reached. The pair is used when SEEN has come.
         let first = Open {
             flow: said.flow,
             pair: said.pair,
@@ -372,7 +371,7 @@ impl Endpoint {
         self.out.datagram(mailbox, Some(from), data);
     }
 
-    /// A flow is over that began with HELLO: a PAIR may be on its way.
+    /// A connector's flow is over: if there is no pair for its address yet, a PAIR for the flow may be on its way.
     pub(super) fn note_ended(&mut self, now: Time, flow: &FlowRecord) {
         if let (Role::Connector, Some(id)) = (flow.role, flow.id)
             && self.features & feature::PAIRS != 0
@@ -388,8 +387,7 @@ impl Endpoint {
         }
     }
 
-    /// The host at `to` says that nobody has the mailbox to which an OPEN was sent, of which it quotes the name of the
-    /// flow.
+    /// The host at `to` refused an OPEN for the flow `id`: no socket has the port of the mailbox.
     pub(super) fn open_refused(&mut self, now: Time, to: SocketAddr, id: FlowId) {
         let name = (id, Role::Connector);
         if self.by_id.contains_key(&name) || self.tombs.get(now, &name).is_some() {
@@ -398,7 +396,7 @@ impl Endpoint {
     }
 }
 
-/// What an OPEN says of a flow, if it is of this pair.
+/// The flow key that follows from an OPEN, if the OPEN verifies under this pair key.
 fn key_of(key: &crate::auth::Prepared, parsed: &Parsed<'_>, open: &Open) -> Option<FlowKey> {
     let genuine = key.verify(Role::Connector, Fresh::None, parsed);
     genuine.then(|| key.of_flow(open))

@@ -24,7 +24,7 @@ impl Pair {
         self.ends[n].gone(self.now, FLOW);
     }
 
-    /// The next datagram that a side says.
+    /// The next datagram that a side sends.
     fn said(&mut self, n: usize) -> Vec<u8> {
         match self.ends[n].poll_action() {
             Some(Action::Datagram { data, .. }) => data,
@@ -33,9 +33,9 @@ impl Pair {
     }
 }
 
-/// Whatever has become of the first one: what it is asked with may be meant for the second.
+/// Whatever has become of the first connection, a HELLO_ACK or QUERY for it may be meant for the second.
 #[test]
-fn nobody_answers_for_a_connection_whose_addresses_are_in_use_again() {
+fn no_answer_for_an_earlier_connection_once_its_addresses_are_used_again() {
     for (gone, told_before) in [(true, false), (false, false), (true, true), (false, true)] {
         let mut pair = Pair::new();
         pair.open(A);
@@ -52,7 +52,7 @@ fn nobody_answers_for_a_connection_whose_addresses_are_in_use_again() {
             pair.open_second(A);
             pair.open_second(B);
         }
-        // The HELLO of the first one is late.
+        // The HELLO of the first connection is late.
         pair.ends[B].handle_datagram(pair.now, control(A), b, &first);
         let answer = pair.said(B);
         pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
@@ -62,7 +62,7 @@ fn nobody_answers_for_a_connection_whose_addresses_are_in_use_again() {
         }
         pair.wait(ms(500));
         assert_eq!(pair.second(), [Some(State::Live); 2]);
-        // It is the second one: its end is where the second one ends.
+        // The live flow is the second one: its stream ends where the second one ends.
         pair.ends[A].finish(pair.now, SECOND, 77, FinHow::Close);
         pair.run();
         let told = |action: &Action| matches!(action, Action::PeerFinal { seq: 77, .. });
@@ -73,7 +73,7 @@ fn nobody_answers_for_a_connection_whose_addresses_are_in_use_again() {
 }
 
 #[test]
-fn a_port_that_is_not_bound_to_an_address_is_known_again() {
+fn a_port_bound_to_the_wildcard_address_matches_earlier_connections() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open(A);
@@ -82,14 +82,14 @@ fn a_port_that_is_not_bound_to_an_address_is_known_again() {
     a.set_ip([0, 0, 0, 0].into());
     pair.ends[A].about_to_connect(pair.now, a, b);
     assert_eq!(pair.state(A), Some(State::Legacy));
-    // As for whoever has not closed: the kernel goes on by itself.
+    // The application has not closed the first connection, which goes on as plain TCP.
     let plain = |action: &Action| matches!(action, Action::Legacy { .. });
     pair.run();
     assert_eq!(pair.count(A, plain), 1);
 }
 
 #[test]
-fn hello_of_a_later_connection_waits_until_that_is_accepted() {
+fn a_hello_for_a_later_connection_waits_until_that_is_accepted() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.udp[B] = Net::Silent;
@@ -101,7 +101,7 @@ fn hello_of_a_later_connection_waits_until_that_is_accepted() {
     pair.open_second(A);
     let hello = pair.said(A);
     let [_, b] = addrs();
-    // The driver finds that the kernel has given the first connection up.
+    // The driver finds that the kernel has closed the first connection.
     let earlier = pair.ends[B].may_be_of_later(pair.now, control(A), &hello);
     let earlier = earlier.expect("the first connection");
     assert_eq!((earlier.flow, earlier.named_again), (Some(FLOW), true));
@@ -117,7 +117,7 @@ fn hello_of_a_later_connection_waits_until_that_is_accepted() {
 }
 
 #[test]
-fn an_end_that_was_never_asked_about_is_not_that_of_the_next_connection() {
+fn an_ended_connection_without_hello_does_not_take_the_next_ones_hello() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open(A);
@@ -136,7 +136,7 @@ fn an_end_that_was_never_asked_about_is_not_that_of_the_next_connection() {
 }
 
 #[test]
-fn a_connection_that_was_over_when_it_was_accepted_takes_no_hello_of_the_next() {
+fn a_connection_accepted_after_its_end_takes_no_hello_of_the_next() {
     let mut pair = Pair::new();
     pair.open(A);
     let _ = pair.said(A);
@@ -153,10 +153,10 @@ fn a_connection_that_was_over_when_it_was_accepted_takes_no_hello_of_the_next() 
     assert_eq!(pair.second(), [Some(State::Live); 2]);
 }
 
-/// The kernel has given up what was accepted, which may be the earlier connection or this one. It is in no queue, so nobody is
-/// going to accept it.
+/// The kernel has closed the accepted connection, which may be the earlier one or this one. No connection is left in the queue,
+/// so none will be accepted for this HELLO.
 #[test]
-fn a_connection_that_was_over_when_it_was_accepted_has_its_error_soon() {
+fn a_connection_accepted_after_its_end_gets_its_error_soon() {
     let mut pair = Pair::new();
     pair.open(A);
     let _ = pair.said(A);
@@ -176,7 +176,7 @@ fn a_connection_that_was_over_when_it_was_accepted_has_its_error_soon() {
 }
 
 #[test]
-fn only_a_port_that_was_used_before_makes_a_name_of_that_kind() {
+fn only_flow_ids_of_reused_addresses_have_the_lowest_bit_set() {
     let mut pair = Pair::with([Config::default(), Config::default()]);
     for (token, again) in [(FLOW, false), (SECOND, true)] {
         let [a, b] = addrs();
@@ -190,9 +190,9 @@ fn only_a_port_that_was_used_before_makes_a_name_of_that_kind() {
     }
 }
 
-/// What shows that the peer has had the answer is lost; the next HELLO for these addresses is not that of the first connection.
+/// HELLO_DONE is lost. The next HELLO for these addresses is not that of the first connection.
 #[test]
-fn an_end_that_was_asked_about_is_not_that_of_the_next_connection() {
+fn an_ended_connection_with_candidates_does_not_take_the_next_ones_hello() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.open(A);
@@ -218,9 +218,9 @@ fn an_end_that_was_asked_about_is_not_that_of_the_next_connection() {
     assert_eq!(pair.second(), [Some(State::Live); 2]);
 }
 
-/// Whoever said it is not asked: it may be a process that has left the port since.
+/// The sender of HELLO cannot correct this: it may be a process that has left the port since.
 #[test]
-fn hello_that_came_long_before_the_connection_stood_is_of_an_earlier_one() {
+fn a_hello_long_before_its_connection_is_of_an_earlier_one() {
     for (age, meant) in [(ms(100), false), (ms(1600), true)] {
         let mut pair = Pair::new();
         pair.open(A);
@@ -237,16 +237,16 @@ fn hello_that_came_long_before_the_connection_stood_is_of_an_earlier_one() {
     }
 }
 
-/// The two tables are of one size, and one fills faster.
+/// The tables by flow id and by addresses have the same size, but one of them fills faster.
 #[test]
-fn nobody_answers_for_a_connection_of_which_the_addresses_are_forgotten() {
+fn no_answer_for_a_connection_whose_addresses_are_forgotten() {
     for others in [0, 4400] {
         let mut pair = Pair::new();
         pair.open(A);
         let first = pair.said(A);
         pair.ends_first(A);
         let [a, b] = addrs();
-        // Only so many are asked about at a time.
+        // The first 200 flows stay open and take the slots, so that no HELLO is sent for the later ones.
         for n in 0..others {
             let mut local = a;
             local.set_port(10_000 + n);

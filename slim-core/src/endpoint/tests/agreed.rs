@@ -39,7 +39,7 @@ fn fault(pair: &mut Pair, n: usize, errno: i32) {
 }
 
 #[test]
-fn a_flow_that_both_know_is_live_at_once_and_nobody_is_asked() {
+fn an_agreed_flow_is_live_at_once_without_messages() {
     let mut pair = agreed();
     assert_eq!(pair.states(), [State::Live; 2]);
     pair.run();
@@ -51,7 +51,7 @@ fn a_flow_that_both_know_is_live_at_once_and_nobody_is_asked() {
 }
 
 #[test]
-fn it_is_resumed_from_either_side() {
+fn an_agreed_flow_is_resumed_from_either_side() {
     for n in [A, B] {
         let mut pair = agreed();
         fault(&mut pair, n, RESET);
@@ -63,7 +63,7 @@ fn it_is_resumed_from_either_side() {
 }
 
 #[test]
-fn it_may_begin_without_a_connection() {
+fn an_agreed_flow_may_begin_without_a_connection() {
     let mut pair = agreed();
     fault(&mut pair, A, NOT_CONNECTED);
     assert_eq!(pair.states(), [State::Live; 2]);
@@ -71,7 +71,7 @@ fn it_may_begin_without_a_connection() {
 }
 
 #[test]
-fn its_end_is_announced_asked_about_and_remembered() {
+fn the_end_of_an_agreed_flow_is_announced_asked_about_and_remembered() {
     let mut pair = agreed();
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
     pair.run();
@@ -94,7 +94,7 @@ fn its_end_is_announced_asked_about_and_remembered() {
 }
 
 #[test]
-fn it_becomes_plain_tcp_as_any_other() {
+fn an_agreed_flow_can_be_demoted() {
     let mut pair = agreed();
     pair.ends[B].demote(pair.now, FLOW);
     pair.run();
@@ -102,7 +102,7 @@ fn it_becomes_plain_tcp_as_any_other() {
 }
 
 #[test]
-fn it_leaves_nothing_when_it_is_over() {
+fn an_agreed_flow_leaves_no_state_when_it_is_over() {
     let mut pair = agreed();
     pair.run();
     for n in [A, B] {
@@ -114,7 +114,7 @@ fn it_leaves_nothing_when_it_is_over() {
 }
 
 #[test]
-fn without_the_secrets_nobody_resumes() {
+fn an_agreed_flow_cannot_be_resumed_with_other_secrets() {
     let mut pair = Pair::new();
     open(&mut pair, A, [[1; 32], [2; 32]]);
     open(&mut pair, B, [[1; 32], [3; 32]]);
@@ -129,7 +129,7 @@ fn without_the_secrets_nobody_resumes() {
 }
 
 #[test]
-fn who_does_not_know_it_says_so() {
+fn a_peer_that_has_not_opened_an_agreed_flow_says_so() {
     let mut pair = Pair::new();
     open(&mut pair, A, [[1; 32], [2; 32]]);
     fault(&mut pair, A, RESET);
@@ -138,7 +138,7 @@ fn who_does_not_know_it_says_so() {
 }
 
 #[test]
-fn it_is_plain_if_the_settings_say_so() {
+fn an_agreed_flow_is_plain_if_the_policy_is_off() {
     let off = Config {
         policy: Policy::Off,
         ..Config::default()
@@ -149,13 +149,13 @@ fn it_is_plain_if_the_settings_say_so() {
 }
 
 #[test]
-fn it_is_resumed_by_the_kinds_that_were_announced() {
+fn an_agreed_flow_is_resumed_by_the_announced_kinds() {
     let mut pair = Pair::new();
     for n in [A, B] {
         let own = transports(n, &[TransportKind::TEST]);
         pair.ends[n] = Endpoint::new(Config::default(), id(n), own, [n as u8; 32]);
     }
-    // What is told besides does not come in time.
+    // OFFER does not come in time.
     pair.udp = [Net::Silent; 2];
     let mut pair = opened(pair);
     for n in [A, B] {

@@ -1,4 +1,4 @@
-//! Connections that end, or break, before the two sides have agreed on a flow.
+//! Connections that end or break before the negotiation is over.
 
 use super::pair::*;
 use crate::endpoint::{Action, State};
@@ -6,7 +6,7 @@ use crate::event::{Event, LegacyReason};
 use crate::ids::{Cause, FinHow, FlowToken, Role, Verdict};
 use crate::wire::Kind;
 
-/// The acceptor has a candidate, and the connector no answer yet.
+/// The acceptor has a candidate; the connector has no answer yet.
 fn half_way() -> Pair {
     let mut pair = Pair::new();
     pair.udp[A] = Net::Silent;
@@ -19,7 +19,7 @@ fn half_way() -> Pair {
     pair
 }
 
-/// The acceptor has a candidate, and the connector is live: what it said is lost.
+/// The acceptor has a candidate, and the flow is live at the connector, whose HELLO_DONE is lost.
 fn without_proof() -> Pair {
     let mut pair = half_way();
     pair.udp[A] = Net::Works;
@@ -47,7 +47,7 @@ fn closed(pair: &mut Pair, n: usize, sent: u64) {
 }
 
 #[test]
-fn who_closes_with_candidates_only_tells_them_where_the_stream_ends() {
+fn closing_a_flow_with_candidates_tells_them_where_the_stream_ends() {
     for break_first in [false, true] {
         let mut pair = half_way();
         closed(&mut pair, B, 5);
@@ -64,13 +64,13 @@ fn who_closes_with_candidates_only_tells_them_where_the_stream_ends() {
             pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
             pair.run();
         }
-        // Its transport is lost, and nothing is missing.
+        // A's transport is lost, and no byte is missing.
         assert_eq!(pair.verdict(A), Some(Verdict::Eof));
     }
 }
 
 #[test]
-fn who_has_closed_before_hello_came_answers_it_for_a_moment() {
+fn a_flow_closed_before_hello_came_answers_hello_for_a_second() {
     for (late, answer) in [
         (900, vec![Kind::HelloAck, Kind::Fin]),
         (1100, vec![Kind::HelloNak]),
@@ -93,14 +93,14 @@ fn who_has_closed_before_hello_came_answers_it_for_a_moment() {
 }
 
 #[test]
-fn nobody_is_waited_for_where_hello_would_be_a_surprise() {
+fn a_host_without_hello_is_not_waited_for_again() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.wait(ms(249));
     assert!(pair.ends[B].may_have_peer(pair.now, FLOW));
     pair.wait(ms(1));
     assert!(!pair.ends[B].may_have_peer(pair.now, FLOW));
-    // From a host that has had time to ask the next one is plain, too, and one that comes with a HELLO is not.
+    // The next connection from this host is not waited for either. If its HELLO comes, it becomes live all the same.
     pair.ends[B].gone(pair.now, FLOW);
     pair.open(B);
     assert!(!pair.ends[B].may_have_peer(pair.now, FLOW));
@@ -110,7 +110,7 @@ fn nobody_is_waited_for_where_hello_would_be_a_surprise() {
 }
 
 #[test]
-fn what_a_closed_flow_owes_is_delivered_when_a_candidate_has_shown_the_key() {
+fn a_closed_flow_delivers_its_bytes_when_a_candidate_has_shown_the_key() {
     let mut pair = without_proof();
     pair.counts[B].sent = 9;
     pair.counts[A].received = 4;
@@ -137,12 +137,12 @@ fn what_a_closed_flow_owes_is_delivered_when_a_candidate_has_shown_the_key() {
 }
 
 #[test]
-fn a_connector_that_has_closed_before_the_answer_tells_where_the_stream_ends() {
+fn a_connector_that_closed_before_hello_ack_tells_where_the_stream_ends() {
     let mut pair = half_way();
     closed(&mut pair, A, 3);
     pair.ends[A].gone(pair.now, FLOW);
     pair.udp[A] = Net::Works;
-    // Who is asked is answered first: the answer had been lost.
+    // HELLO_ACK is repeated before QUERY, because the first one was lost.
     pair.wait(ms(210));
     assert_eq!(pair.kinds(A), [Kind::HelloAck, Kind::Query]);
     assert_eq!(pair.kinds(B), [Kind::Fin, Kind::Status]);
@@ -158,13 +158,13 @@ fn a_connector_that_has_closed_before_the_answer_tells_where_the_stream_ends() {
 }
 
 #[test]
-fn who_has_closed_before_the_answer_is_not_taken_for_a_stranger() {
+fn a_connector_that_closed_before_hello_ack_does_not_deny_the_flow() {
     let mut pair = half_way();
     closed(&mut pair, A, 3);
     pair.ends[A].gone(pair.now, FLOW);
     pair.wait(ms(210));
     pair.udp[A] = Net::Works;
-    // Only QUERY comes.
+    // Only QUERY comes through, without HELLO_ACK.
     pair.wait(ms(500));
     assert!(pair.kinds(A).iter().all(|kind| *kind == Kind::Query));
     assert_eq!(pair.kinds(B), []);
@@ -172,7 +172,7 @@ fn who_has_closed_before_the_answer_is_not_taken_for_a_stranger() {
 }
 
 #[test]
-fn a_process_that_ends_tells_its_candidates() {
+fn announcing_an_end_tells_the_candidates() {
     let mut pair = without_proof();
     pair.counts[A].received = 2;
     pair.ends[B].announce(FLOW, 2, FinHow::Close);
@@ -180,8 +180,8 @@ fn a_process_that_ends_tells_its_candidates() {
     assert_eq!(pair.kinds(A), [Kind::Fin]);
 }
 
-/// A connection of the acceptor's with a host that says nothing, broken as soon as it stands: after how many
-/// milliseconds its application has the error.
+/// A connection that the acceptor has accepted breaks at once, and no HELLO comes: the number of milliseconds after which its
+/// application gets the error.
 fn error_after(pair: &mut Pair, token: u64) -> u64 {
     let token = FlowToken(token);
     let mut ends = addrs();
@@ -200,7 +200,7 @@ fn error_after(pair: &mut Pair, token: u64) -> u64 {
 }
 
 #[test]
-fn the_first_hello_of_a_host_may_be_late_and_a_host_without_is_known_then() {
+fn a_host_is_waited_for_by_whether_it_has_sent_hello() {
     let mut pair = Pair::new();
     assert_eq!(error_after(&mut pair, 1000), 250);
     assert_eq!(error_after(&mut pair, 1001), 20);
@@ -208,7 +208,7 @@ fn the_first_hello_of_a_host_may_be_late_and_a_host_without_is_known_then() {
     assert_eq!(error_after(&mut pair, 1002), 20);
     pair.wait(ms(60_000));
     assert_eq!(error_after(&mut pair, 1003), 250);
-    // Now it has SLIM, and has had it lately.
+    // Now the host has sent HELLO lately.
     pair.open(A);
     pair.open(B);
     pair.run();

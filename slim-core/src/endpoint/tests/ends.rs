@@ -1,4 +1,4 @@
-//! How flows end: FIN, QUERY, unannounced ends, tombstones.
+//! The end of a flow: FIN, QUERY, unannounced ends, tombstones.
 
 use super::pair::*;
 use crate::endpoint::attempts::HEAD_START;
@@ -20,19 +20,19 @@ fn eof(pair: &mut Pair, n: usize, received: u64) {
 }
 
 #[test]
-fn an_end_is_announced() {
+fn closing_announces_the_end() {
     let mut pair = Pair::live();
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
     pair.run();
     assert_eq!(pair.done[B], [final_at(42)]);
-    // A second announcement of the same end is no news.
+    // A second FIN for the same end gives no second action.
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
     pair.run();
     assert_eq!(pair.done[B], [final_at(42)]);
 }
 
 #[test]
-fn an_end_that_was_not_announced_is_asked_about() {
+fn an_unannounced_end_is_asked_about() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
@@ -43,11 +43,11 @@ fn an_end_that_was_not_announced_is_asked_about() {
     assert_eq!(pair.kinds(B), [Kind::Status]);
     assert_eq!(pair.states(), [State::Live; 2]);
     assert_eq!(pair.done[B][1..], [final_at(42), REINSTATE]);
-    assert_eq!(pair.events[B], [], "nothing to be told");
+    assert_eq!(pair.events[B], [], "no event");
 }
 
 #[test]
-fn an_end_that_is_asked_about_again_is_told() {
+fn an_end_that_needs_a_second_query_is_reported() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
@@ -59,7 +59,7 @@ fn an_end_that_is_asked_about_again_is_told() {
 }
 
 #[test]
-fn the_announcement_may_come_after_the_end() {
+fn fin_may_come_after_the_end_of_the_stream() {
     let mut pair = Pair::live();
     pair.udp[A] = Net::Silent;
     eof(&mut pair, B, 42);
@@ -73,7 +73,7 @@ fn the_announcement_may_come_after_the_end() {
 }
 
 #[test]
-fn an_end_nobody_ordered_is_a_fault() {
+fn an_end_that_the_peer_denies_is_a_fault() {
     for announced in [false, true] {
         let mut pair = Pair::live();
         pair.counts = [
@@ -87,7 +87,7 @@ fn an_end_nobody_ordered_is_a_fault() {
             },
         ];
         if announced {
-            // The end is genuine, but two bytes are missing in front of it.
+            // FIN says 42 bytes, so two bytes are missing before the end.
             pair.ends[A].finish(pair.now, FLOW, 42, FinHow::Close);
             pair.run();
         }
@@ -100,8 +100,8 @@ fn an_end_nobody_ordered_is_a_fault() {
 }
 
 #[test]
-fn an_end_with_an_error_behind_it_is_not_waited_on_for_ever() {
-    // The peer half-closed the flow, closed it, or has forgotten it since.
+fn an_end_followed_by_an_error_is_decided() {
+    // The peer has half-closed the flow, closed it, or closed and forgotten it.
     for (how, gone) in [
         (FinHow::HalfClose, false),
         (FinHow::Close, false),
@@ -116,7 +116,7 @@ fn an_end_with_an_error_behind_it_is_not_waited_on_for_ever() {
             pair.ends[A].gone(pair.now, FLOW);
         }
         eof(&mut pair, B, 42);
-        // Another thread finds that it cannot write, either.
+        // Then a write of another thread fails.
         pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
         pair.udp = [Net::Works; 2];
         pair.wait(ms(2000));
@@ -138,9 +138,9 @@ fn the_end_of_a_process_that_died_is_delivered() {
     assert_eq!(pair.events[B].last(), Some(&Event::Legacy { reason }));
 }
 
-/// It died while its replay was being written: what the kernel then ends is less than what was promised.
+/// The process died while its replay was being written, so its kernel ended the stream before the end of the replay.
 #[test]
-fn an_end_in_the_middle_of_a_replay_is_never_delivered_as_one() {
+fn an_end_in_the_middle_of_a_replay_is_never_delivered() {
     let resumed = || {
         let mut pair = Pair::live();
         pair.counts[A].sent = 9;
@@ -156,7 +156,7 @@ fn an_end_in_the_middle_of_a_replay_is_never_delivered_as_one() {
     eof(&mut pair, B, 7);
     pair.wait(ms(400));
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
-    // With all of it, it is the end of a process that died.
+    // If the replay is complete, it is the end of a process that died.
     let mut pair = resumed();
     eof(&mut pair, B, 9);
     pair.wait(ms(400));
@@ -165,7 +165,7 @@ fn an_end_in_the_middle_of_a_replay_is_never_delivered_as_one() {
 }
 
 #[test]
-fn the_end_of_a_flow_that_the_peer_never_knew_is_delivered() {
+fn the_end_of_a_flow_that_the_peer_does_not_know_is_delivered() {
     let mut pair = Pair::live();
     let addr = vec![addrs()[A].ip()];
     let config = crate::config::Config::default();
@@ -177,7 +177,7 @@ fn the_end_of_a_flow_that_the_peer_never_knew_is_delivered() {
 }
 
 #[test]
-fn a_question_without_answer_becomes_a_fault() {
+fn an_end_without_an_answer_to_query_becomes_a_fault() {
     let mut pair = Pair::live();
     pair.udp = [Net::Silent; 2];
     eof(&mut pair, B, 0);
@@ -189,7 +189,7 @@ fn a_question_without_answer_becomes_a_fault() {
 }
 
 #[test]
-fn an_end_that_is_about_to_come_is_announced_and_changes_nothing() {
+fn announcing_an_end_ahead_of_time_changes_no_state() {
     let mut pair = Pair::live();
     pair.ends[A].announce(FLOW, 42, FinHow::Close);
     pair.run();
@@ -216,7 +216,7 @@ fn an_end_announced_too_early_is_asked_about() {
 }
 
 #[test]
-fn an_end_behind_bytes_that_the_peer_has_not_counted_is_delivered() {
+fn an_end_after_uncounted_bytes_is_delivered_and_the_flow_becomes_plain() {
     for how in [FinHow::HalfClose, FinHow::Close] {
         let mut pair = Pair::live();
         pair.ends[A].finish(pair.now, FLOW, 42, how);
@@ -226,7 +226,7 @@ fn an_end_behind_bytes_that_the_peer_has_not_counted_is_delivered() {
         assert_eq!(pair.states(), [State::Legacy; 2], "{how:?}");
         assert_eq!(pair.verdict(B), None, "{how:?}");
     }
-    // Not if the connection failed meanwhile.
+    // If the connection has failed as well, the flow is given up.
     let mut pair = Pair::live();
     pair.udp = [Net::Silent; 2];
     pair.ends[A].finish(pair.now, FLOW, 42, FinHow::HalfClose);
@@ -239,7 +239,7 @@ fn an_end_behind_bytes_that_the_peer_has_not_counted_is_delivered() {
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
 }
 
-/// A pair of which `A` can be reached by nobody, and has ended: it says nothing, either.
+/// A pair in which `A` cannot be reached and sends nothing: its process has ended behind a firewall.
 fn shut_off() -> Pair {
     let mut pair = Pair::live();
     pair.udp = [Net::Silent; 2];
@@ -247,7 +247,7 @@ fn shut_off() -> Pair {
     pair
 }
 
-/// A pair of which `B` has found out that `A`'s firewall keeps it out. That firewall has forgotten what `A` has asked.
+/// A pair in which `B` has found `A` to be out of reach behind a firewall, which has forgotten the datagrams that `A` sent.
 fn found_shut(firewall: Net) -> Pair {
     let mut pair = Pair::live();
     pair.asked.clear();
@@ -277,7 +277,7 @@ fn the_end_of_a_process_that_was_out_of_reach_is_believed_soon() {
 }
 
 #[test]
-fn whoever_can_be_reached_by_one_of_its_ports_is_not_out_of_reach() {
+fn a_process_reachable_at_one_port_is_not_out_of_reach() {
     for (udp, tcp) in [(Net::Works, Net::Silent), (Net::Silent, Net::Works)] {
         let mut pair = Pair::live();
         (pair.udp[A], pair.tcp[A]) = (udp, tcp);
@@ -292,9 +292,9 @@ fn whoever_can_be_reached_by_one_of_its_ports_is_not_out_of_reach() {
 }
 
 #[test]
-fn a_process_out_of_reach_that_asks_about_the_flow_has_not_ended() {
+fn a_process_out_of_reach_that_sends_query_has_not_ended() {
     let mut pair = found_shut(Net::Silent);
-    // A stranger has ended both directions.
+    // The ends of both directions are forged.
     eof(&mut pair, B, 0);
     pair.wait(ms(100));
     eof(&mut pair, A, 0);
@@ -304,7 +304,7 @@ fn a_process_out_of_reach_that_asks_about_the_flow_has_not_ended() {
 }
 
 #[test]
-fn what_was_found_out_before_the_network_failed_is_asked_again() {
+fn the_verdict_out_of_reach_is_dropped_after_a_network_failure() {
     let mut pair = found_shut(Net::Silent);
     pair.guard[A] = None;
     pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
@@ -316,9 +316,9 @@ fn what_was_found_out_before_the_network_failed_is_asked_again() {
     assert_eq!(pair.state(B), Some(State::Suspended));
 }
 
-/// A server has many clients that do not stay.
+/// A server may have many clients that connect for a short time only.
 #[test]
-fn short_flows_are_not_asked_about() {
+fn the_peers_of_short_flows_are_not_tested() {
     let mut pair = Pair::live();
     pair.forget();
     for end in 0..2 {
@@ -331,11 +331,11 @@ fn short_flows_are_not_asked_about() {
 }
 
 #[test]
-fn an_end_that_the_peers_kernel_confirms_is_believed_where_its_process_was_never_reached() {
+fn an_end_confirmed_by_the_kernel_is_believed_if_the_process_was_never_reached() {
     let mut pair = shut_off();
     pair.kernels_answer = true;
     eof(&mut pair, B, 3);
-    // A stranger's end in the place of bytes that are on their way looks the same to the kernel.
+    // To the kernel, a forged end in the place of bytes on their way looks the same.
     pair.wait(ms(2500));
     assert_eq!(pair.state(B), Some(State::Suspended));
     assert!(!pair.connects(B).is_empty());
@@ -347,7 +347,7 @@ fn an_end_that_the_peers_kernel_confirms_is_believed_where_its_process_was_never
 }
 
 #[test]
-fn the_next_end_of_that_host_is_believed_sooner() {
+fn the_next_end_from_the_same_host_is_believed_sooner() {
     let mut pair = shut_off();
     pair.kernels_answer = true;
     eof(&mut pair, B, 3);
@@ -366,7 +366,7 @@ fn the_next_end_of_that_host_is_believed_sooner() {
 }
 
 #[test]
-fn an_end_that_nobody_confirms_is_believed_when_attempts_have_ended() {
+fn an_unconfirmed_end_is_believed_after_all_attempts() {
     let mut pair = shut_off();
     eof(&mut pair, B, 3);
     pair.wait(ms(55_000));
@@ -377,9 +377,9 @@ fn an_end_that_nobody_confirms_is_believed_when_attempts_have_ended() {
     assert_eq!(pair.done[B].last(), Some(&REINSTATE));
 }
 
-/// It has answered before, so it is only away: the end may be a stranger's.
+/// The process has answered before, so it may only be cut off for a while, and the end may be forged.
 #[test]
-fn an_end_is_not_believed_where_the_process_was_reached_before() {
+fn an_end_is_not_believed_if_the_process_was_reached_before() {
     for by_resume in [false, true] {
         let mut pair = Pair::live();
         if by_resume {
@@ -449,7 +449,7 @@ fn a_closed_flow_can_be_resumed_until_it_is_gone() {
 }
 
 #[test]
-fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
+fn a_closed_and_forgotten_flow_ends_in_good_order_if_all_bytes_came() {
     for (received, verdict) in [(9, Verdict::Eof), (8, Verdict::Errno(RESET))] {
         let mut pair = Pair::live();
         pair.udp[B] = Net::Silent;
@@ -467,14 +467,15 @@ fn a_closed_and_forgotten_flow_ends_orderly_if_all_has_come() {
         assert!(refused);
         let events = &pair.events[B];
         let reason = EscalateReason::PeerClosed;
-        // No outage is told of: this is how the peer wanted it.
+        // No outage is reported, because the peer has closed the flow.
         assert!(matches!(&events[..], [Event::Escalate { reason: r, .. }] if *r == reason));
     }
 }
 
-/// What is written to a peer that has closed is answered by a reset. Whoever knows that, and holds all, asks nobody.
+/// Bytes sent to a peer that has closed are answered by a reset. If the close was announced and all bytes have been received, no
+/// attempt is made.
 #[test]
-fn a_reset_behind_an_announced_close_is_the_end() {
+fn a_reset_after_an_announced_close_is_the_end() {
     let asks = |how, errno, received| {
         let mut pair = Pair::live();
         pair.counts[A].sent = 9;
@@ -487,19 +488,19 @@ fn a_reset_behind_an_announced_close_is_the_end() {
         (!pair.connects(B).is_empty(), pair.verdict(B))
     };
     assert_eq!(asks(FinHow::Close, EPIPE, 9), (false, Some(Verdict::Eof)));
-    // Bytes are missing, or more came than was announced.
+    // Bytes are missing, or more came than were announced.
     assert!(asks(FinHow::Close, EPIPE, 8).0);
     assert!(asks(FinHow::Close, EPIPE, 10).0);
     // The peer still reads.
     assert!(asks(FinHow::HalfClose, EPIPE, 9).0);
-    // Its kernel has not ended the stream, but it says itself that this was all.
+    // The peer's kernel has not ended the stream, but the peer confirms the close by STATUS.
     assert_eq!(asks(FinHow::Close, RESET, 9), (false, Some(Verdict::Eof)));
     assert!(asks(FinHow::Close, RESET, 8).0);
 }
 
-/// It has half-closed the flow, and has closed it since, word of which is on its way.
+/// The peer has half-closed the flow, and has closed it since; its second FIN is on its way.
 #[test]
-fn a_reset_behind_a_half_close_may_be_a_close() {
+fn a_reset_after_a_half_close_may_be_a_close() {
     let mut pair = Pair::live();
     pair.counts[B].sent = 9;
     pair.counts[A] = Counts {
@@ -516,7 +517,7 @@ fn a_reset_behind_a_half_close_may_be_a_close() {
     assert_eq!((pair.connects(A).len(), told), (0, vec!["escalate"]));
 }
 
-/// The error comes first, by some microseconds or, where hosts are busy, by a millisecond.
+/// The error comes before FIN: by some microseconds, or by a millisecond if the hosts are busy.
 #[test]
 fn a_reset_just_before_the_announced_close_is_the_end() {
     let after = |errno, how, wait| {
@@ -543,12 +544,12 @@ fn a_reset_just_before_the_announced_close_is_the_end() {
             assert_eq!(after(errno, FinHow::Reset, ms(wait)), reset);
         }
     }
-    // One that comes late finds the flow resumed, or being resumed.
+    // If FIN comes later, an attempt has been made.
     let (_, connects, told) = after(EPIPE, FinHow::Close, ms(6));
     assert!(connects > 0 && told.contains(&"attempt"), "{told:?}");
 }
 
-/// A question whose flow ends before the answer comes holds nobody up.
+/// A flow that ends before its QUERY is answered does not delay the QUERYs about other flows.
 #[test]
 fn the_next_flow_of_a_process_is_asked_about_at_once() {
     let mut pair = Pair::live();
@@ -572,9 +573,9 @@ fn the_next_flow_of_a_process_is_asked_about_at_once() {
     assert_eq!(pair.ends[B].state(second), Some(State::Escalated));
 }
 
-/// The side that had connected resumes at once. Until it has sent RESUME, the announcement counts.
+/// The connector starts an attempt at once. FIN still counts until it has sent RESUME.
 #[test]
-fn a_close_that_is_announced_while_a_connection_is_made_is_the_end() {
+fn a_close_announced_while_connecting_is_the_end() {
     let mut pair = Pair::live();
     pair.counts[B].sent = 9;
     pair.counts[A].received = 9;
@@ -591,7 +592,8 @@ fn a_close_that_is_announced_while_a_connection_is_made_is_the_end() {
     );
 }
 
-/// Both have closed the flow, and one of them has seen all: so has the other, whose kernel does not know.
+/// Both sides have closed the flow, and one has received everything. Then the flow is over at the other side as well, even
+/// though its kernel reports an error.
 #[test]
 fn a_flow_that_is_over_at_one_end_is_over_at_the_other() {
     for gone in [false, true] {
@@ -616,9 +618,9 @@ fn a_flow_that_is_over_at_one_end_is_over_at_the_other() {
     }
 }
 
-/// An ending process announces its end, and sends more.
+/// A process that is about to end announces the end, and then sends more.
 #[test]
-fn a_reset_behind_a_close_announced_too_early_is_a_fault() {
+fn a_reset_after_a_close_announced_too_early_is_a_fault() {
     let mut pair = Pair::live();
     pair.counts[A].sent = 12;
     pair.counts[B].received = 9;
@@ -631,7 +633,7 @@ fn a_reset_behind_a_close_announced_too_early_is_a_fault() {
     assert!(pair.events[B].iter().any(resumed), "{:?}", pair.events[B]);
 }
 
-/// What an event log would call it.
+/// The name of the event in an event log.
 fn name(event: &Event) -> &'static str {
     match event {
         Event::Suspend { .. } => "suspend",
@@ -643,7 +645,7 @@ fn name(event: &Event) -> &'static str {
 }
 
 #[test]
-fn a_closed_flow_answers_questions_from_its_grave() {
+fn a_closed_flow_answers_query_from_its_tomb() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
@@ -656,7 +658,7 @@ fn a_closed_flow_answers_questions_from_its_grave() {
 }
 
 #[test]
-fn a_grave_is_not_kept_for_ever() {
+fn a_tomb_expires() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Close);
@@ -670,7 +672,7 @@ fn a_grave_is_not_kept_for_ever() {
 
 #[test]
 fn a_reset_is_not_resumed() {
-    // Announced: the error goes up at once.
+    // Announced by FIN: the application gets the error at once.
     let mut pair = Pair::live();
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Reset);
     pair.run();
@@ -680,7 +682,7 @@ fn a_reset_is_not_resumed() {
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
     assert!(pair.connects(B).is_empty());
 
-    // Not announced: the peer says so when asked to resume.
+    // FIN was lost: the peer refuses the resume.
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].finish(pair.now, FLOW, 9, FinHow::Reset);
@@ -691,7 +693,7 @@ fn a_reset_is_not_resumed() {
 }
 
 #[test]
-fn who_gives_up_tells_the_other() {
+fn escalation_is_announced_to_the_peer() {
     let mut pair = Pair::live_with(crate::config::Config {
         deadline: Some(ms(500)),
         ..Default::default()
@@ -700,7 +702,7 @@ fn who_gives_up_tells_the_other() {
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(600));
     assert_eq!(pair.state(A), Some(State::Escalated));
-    // B's transport has not failed yet; when it does, nobody need be asked.
+    // B's transport has not failed yet. When it does, B needs no QUERY.
     pair.ends[B].fault(pair.now, FLOW, Cause::Errno(110));
     pair.run();
     assert_eq!(pair.verdict(B), Some(Verdict::Errno(110)));

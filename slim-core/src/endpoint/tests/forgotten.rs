@@ -1,4 +1,4 @@
-//! What is left of a flow that the driver has let go of: enough for a peer who is late, and not for long.
+//! Flows that the driver has released: the endpoint keeps enough of them to answer a late peer, for a limited time.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::event::{Event, LegacyReason, LingerLimit};
 use crate::ids::{Cause, FinHow, FlowToken, Role, Verdict};
 use crate::wire::Kind;
 
-/// The first datagram of a side, which the network had swallowed, comes after all.
+/// The first datagram of a side, which the network had dropped, arrives late.
 fn comes_late(pair: &mut Pair, from: usize) {
     let sent = pair.done[from].iter().find_map(|action| match action {
         Action::Datagram { to, data, .. } => Some((*to, data.clone())),
@@ -20,7 +20,7 @@ fn comes_late(pair: &mut Pair, from: usize) {
 }
 
 #[test]
-fn who_gave_up_waiting_and_has_forgotten_says_so_to_who_did_not() {
+fn a_forgotten_connector_flow_answers_a_late_hello_ack_by_demote() {
     let mut pair = Pair::given_up_by_connector();
     pair.ends[A].gone(pair.now, FLOW);
     assert_eq!(pair.ends[A].tables().flows, 0);
@@ -28,14 +28,14 @@ fn who_gave_up_waiting_and_has_forgotten_says_so_to_who_did_not() {
     comes_late(&mut pair, B);
     assert_eq!(pair.kinds(B).last(), Some(&Kind::Demote));
     assert_eq!(pair.state(B), Some(State::Legacy));
-    // Once is enough, and whoever asks hears the same.
+    // A second HELLO_ACK is not answered.
     let heard = pair.heard[B].len();
     comes_late(&mut pair, B);
     assert_eq!(pair.heard[B].len(), heard);
 }
 
 #[test]
-fn the_answer_to_a_hello_is_not_waited_for_for_ever() {
+fn a_hello_ack_after_two_minutes_is_dropped() {
     let mut pair = Pair::given_up_by_connector();
     pair.ends[A].gone(pair.now, FLOW);
     pair.wait(Duration::from_secs(120));
@@ -45,7 +45,7 @@ fn the_answer_to_a_hello_is_not_waited_for_for_ever() {
 }
 
 #[test]
-fn who_has_forgotten_refuses_a_late_hello_and_not_that_of_the_next_connection() {
+fn a_forgotten_acceptor_flow_refuses_its_own_late_hello_only() {
     let mut pair = Pair::given_up_by_acceptor();
     pair.ends[B].gone(pair.now, FLOW);
     pair.open(A);
@@ -55,7 +55,7 @@ fn who_has_forgotten_refuses_a_late_hello_and_not_that_of_the_next_connection() 
     assert_eq!(pair.events[A], [Event::Legacy { reason }]);
     comes_late(&mut pair, A);
     assert_eq!(pair.kinds(A), [Kind::HelloNak; 2], "the first may be lost");
-    // The same addresses, another name.
+    // The same addresses, but another flow id.
     let next = FlowToken(8);
     let [ours, theirs] = addrs();
     pair.ends[A].open(pair.now, next, Role::Connector, ours, theirs);
@@ -67,7 +67,7 @@ fn who_has_forgotten_refuses_a_late_hello_and_not_that_of_the_next_connection() 
 }
 
 #[test]
-fn a_hello_is_refused_for_as_long_as_one_may_be_late() {
+fn a_late_hello_is_refused_for_four_times_the_hello_timeout() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.ends[B].demote(pair.now, FLOW);
@@ -79,7 +79,7 @@ fn a_hello_is_refused_for_as_long_as_one_may_be_late() {
 }
 
 #[test]
-fn a_demoted_flow_that_is_forgotten_has_still_an_answer() {
+fn a_demoted_flow_that_is_forgotten_still_answers() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].demote(pair.now, FLOW);
@@ -110,19 +110,19 @@ fn a_repeated_hello_for_a_demoted_flow_is_refused() {
     assert_eq!(pair.kinds(A), [Kind::HelloNak]);
 }
 
-/// Forgets everything that may be forgotten by then; what is left.
+/// The tables after four minutes, in which everything old is forgotten.
 fn in_a_while(pair: &mut Pair, n: usize) -> Tables {
     for _ in 0..4 {
         pair.wait(Duration::from_secs(60));
         pair.ends[n].tidy(pair.now);
     }
-    assert!(!pair.ends[n].tidy(pair.now), "nothing is left to get old");
+    assert!(!pair.ends[n].tidy(pair.now), "no entry is left to expire");
     pair.ends[n].tables()
 }
 
 #[test]
-fn whatever_flows_have_been_nothing_is_left_of_them() {
-    // Legacy by silence, by a refusal, by policy; refused by us; closed, reset and demoted.
+fn flows_of_all_kinds_leave_no_state_in_the_end() {
+    // Legacy by silence or by a refusal; demoted, closed, reset and half-closed.
     let mut pair = Pair::new();
     pair.open_many(A, 300);
     pair.wait(Duration::from_secs(13));
@@ -152,7 +152,7 @@ fn whatever_flows_have_been_nothing_is_left_of_them() {
 }
 
 #[test]
-fn what_is_remembered_is_bounded() {
+fn all_tables_are_bounded() {
     let mut pair = Pair::new();
     for n in 0..20_000_u32 {
         let ip = std::net::Ipv4Addr::from(0x0a00_0000 + n);
@@ -171,7 +171,7 @@ fn what_is_remembered_is_bounded() {
 }
 
 #[test]
-fn a_closed_flow_that_is_let_go_of_ends_where_it_was_closed() {
+fn an_orphaned_flow_ends_where_it_was_closed() {
     let (owed, limit) = (9, LingerLimit::Memory);
     for received in [50, 41] {
         let mut pair = Pair::live();
@@ -181,7 +181,7 @@ fn a_closed_flow_that_is_let_go_of_ends_where_it_was_closed() {
         pair.ends[A].gone(pair.now, FLOW);
         pair.run();
         assert_eq!(pair.events[A][0], Event::Orphaned { owed, limit });
-        // The kernel goes on by itself; if it cannot, the peer has everything, or an error.
+        // The kernel goes on delivering. If the connection fails, the peer has received everything, or gets an error.
         pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
         pair.wait(Duration::from_secs(1));
         let whole = received == 50;
@@ -195,7 +195,7 @@ fn a_closed_flow_that_is_let_go_of_ends_where_it_was_closed() {
 }
 
 #[test]
-fn a_closed_flow_that_is_let_go_of_without_a_transport_is_lost_at_both_ends() {
+fn an_orphaned_flow_without_a_transport_is_given_up_at_both_ends() {
     let mut pair = Pair::live();
     pair.tcp = [Net::Silent; 2];
     pair.ends[A].finish(pair.now, FLOW, 50, FinHow::Close);

@@ -1,4 +1,4 @@
-//! What somebody without the key can do: nothing, in bounded memory.
+//! An attacker without the key can do nothing, and costs bounded memory.
 
 use super::pair::*;
 use crate::auth::{FlowKey, Fresh, JobKey, KeyInputs, seal_with_job};
@@ -10,7 +10,7 @@ use crate::wire::{
     RefuseReason, Resume, ResumeOk, Status, Unknown,
 };
 
-/// What somebody who listens on the wire knows.
+/// The flow id, which an attacker who reads the wire knows.
 fn flow_id(pair: &Pair) -> FlowId {
     pair.ends[A].flows[&FLOW].id.unwrap()
 }
@@ -217,7 +217,7 @@ fn a_forged_challenge_does_not_end_a_flow() {
     let Some(Action::Connect { conn, .. }) = pair.done[A].last() else {
         panic!("{:?}", pair.done[A]);
     };
-    // Somebody without the job key says that another process has the peer's port.
+    // A process without the job key claims that another process has the peer's port.
     let mut stranger = id(B);
     stranger.incarnation += 1;
     let challenge = Message::Challenge(Challenge {
@@ -229,7 +229,7 @@ fn a_forged_challenge_does_not_end_a_flow() {
     pair.ends[A].handle_message(pair.now, conn, &data);
     pair.run();
     assert_eq!(pair.verdict(A), None);
-    // It may be the process of another job, though: the one we mean is asked.
+    // It may be a process of another job, so the peer is asked by QUERY.
     assert_eq!(pair.kinds(B), [Kind::Query]);
     pair.tcp[B] = Net::Works;
     pair.wait(ms(100));
@@ -237,7 +237,7 @@ fn a_forged_challenge_does_not_end_a_flow() {
 }
 
 #[test]
-fn one_name_is_not_given_to_two_connections() {
+fn one_flow_id_is_not_given_to_two_connections() {
     let mut pair = Pair::new();
     let mut hello = Hello {
         flow: FlowId([5; 16]),
@@ -255,7 +255,7 @@ fn one_name_is_not_given_to_two_connections() {
         let data = seal_with_job(None, &Message::Hello(hello));
         pair.ends[B].handle_datagram(pair.now, control(A), addrs()[B], &data);
     }
-    // Both were asked for before either was accepted.
+    // Both HELLOs came before either connection was accepted.
     for (token, port) in [(1, 1000), (2, 2000)] {
         hello.connector.set_port(port);
         pair.ends[B].open(
@@ -271,11 +271,11 @@ fn one_name_is_not_given_to_two_connections() {
 }
 
 #[test]
-fn strangers_are_not_asked_and_not_answered() {
+fn hosts_that_are_no_peers_are_neither_asked_nor_answered() {
     let strict = Config::from_vars([("SLIM_PEERS".to_owned(), "10.0.0.1".to_owned())]).0;
     let mut pair = Pair::with([Config::default(), strict]);
     let stranger = |port| std::net::SocketAddr::from(([198, 51, 100, 7], port));
-    // Neither when we connect to one, nor when one connects to us.
+    // No HELLO is sent to such a host, and a connection from it is plain TCP at once.
     for n in [A, B] {
         for (token, role) in [(50, Role::Connector), (51, Role::Acceptor)] {
             let token = FlowToken(token);
@@ -286,7 +286,7 @@ fn strangers_are_not_asked_and_not_answered() {
     pair.run();
     let told = |a: &Action| matches!(a, Action::Datagram { .. } | Action::Send { .. });
     assert_eq!(pair.count(A, told) + pair.count(B, told), 0);
-    // Nor whatever one says.
+    // No message of such a host is answered.
     let query = Message::Query(Query {
         flow: FlowId([1; 16]),
         nonce: Nonce([1; 16]),
@@ -300,7 +300,7 @@ fn strangers_are_not_asked_and_not_answered() {
         conn: ConnId::incoming(9),
     };
     assert_eq!(pair.count(B, |a| *a == closed), 1);
-    // A peer is served, and by all its addresses.
+    // A peer is answered at all addresses that it announces.
     pair.ends[A].set_addrs(vec![addrs()[A].ip(), stranger(0).ip()], Vec::new());
     pair.open(A);
     pair.open(B);
@@ -331,7 +331,7 @@ fn a_flood_of_garbage_is_dropped() {
 }
 
 #[test]
-fn questions_and_hellos_without_end_take_bounded_memory() {
+fn a_flood_of_hellos_takes_bounded_memory() {
     let mut pair = Pair::live();
     let hello = |n: u32| {
         let mut id16 = [0; 16];
@@ -357,13 +357,13 @@ fn questions_and_hellos_without_end_take_bounded_memory() {
     pair.now = pair.now + ms(61_000);
     let data = seal_with_job(None, &hello(70_000));
     pair.ends[B].handle_datagram(pair.now, control(A), addrs()[B], &data);
-    assert_eq!(pair.ends[B].pending.len(), 1, "old ones go");
+    assert_eq!(pair.ends[B].pending.len(), 1, "old entries expire");
     while pair.ends[B].poll_action().is_some() {}
     assert_eq!(pair.states(), [State::Live; 2]);
 }
 
 #[test]
-fn connections_that_say_nothing_are_few_and_short_lived() {
+fn silent_connections_are_bounded_in_number_and_time() {
     let mut pair = Pair::live();
     let mut closed = 0;
     for n in 0..5000 {
@@ -373,7 +373,7 @@ fn connections_that_say_nothing_are_few_and_short_lived() {
         }
     }
     assert_eq!(closed, 5000 - 1024);
-    // A newcomer takes the place of one that had time enough.
+    // A new connection displaces the oldest one after a grace period.
     pair.now = pair.now + ms(300);
     pair.ends[B].handle_incoming(pair.now, ConnId::incoming(9999), addrs()[A]);
     let gone = Action::Close {
@@ -389,7 +389,7 @@ fn connections_that_say_nothing_are_few_and_short_lived() {
 }
 
 #[test]
-fn garbage_on_a_connection_costs_the_connection_only() {
+fn garbage_on_a_connection_closes_only_that_connection() {
     let mut pair = Pair::live();
     let conn = ConnId::incoming(5);
     challenge(&mut pair, conn);
@@ -400,7 +400,7 @@ fn garbage_on_a_connection_costs_the_connection_only() {
 }
 
 #[test]
-fn graves_are_bounded() {
+fn tombs_are_bounded() {
     let mut pair = Pair::new();
     for n in 0..5000u16 {
         let token = FlowToken(u64::from(n));

@@ -18,7 +18,7 @@ fn locator(kind: TransportKind, n: usize) -> OtherLocator {
     OtherLocator::new(kind, &[n as u8 + 1]).unwrap()
 }
 
-/// Side `n` has these kinds, and can be reached by `OTHER` if that is one of them.
+/// The transports of side `n`: these kinds, with a locator for each kind but TCP.
 pub(super) fn transports(n: usize, kinds: &[TransportKind]) -> Transports {
     let others = kinds.iter().filter(|kind| **kind != TCP);
     Transports {
@@ -37,7 +37,7 @@ fn with(kinds: [&[TransportKind]; 2]) -> Pair {
     pair
 }
 
-/// With a flow that is live at both ends.
+/// A pair whose sides have these kinds, with a flow that is live at both ends.
 fn live(kinds: [&[TransportKind]; 2]) -> Pair {
     let mut pair = with(kinds);
     pair.open(A);
@@ -47,7 +47,7 @@ fn live(kinds: [&[TransportKind]; 2]) -> Pair {
     pair
 }
 
-/// Both have both, and prefer the other one.
+/// Both sides have both kinds, and prefer `OTHER`.
 fn both() -> Pair {
     live([&[OTHER, TCP]; 2])
 }
@@ -57,7 +57,7 @@ fn offers(pair: &Pair, n: usize) -> usize {
     kinds.iter().filter(|kind| **kind == Kind::Offer).count()
 }
 
-/// How `n` knows that its peer is reached.
+/// The locators of its peer that `n` knows.
 fn known(pair: &Pair, n: usize) -> Vec<OtherLocator> {
     let end = &pair.ends[n];
     end.processes
@@ -65,7 +65,7 @@ fn known(pair: &Pair, n: usize) -> Vec<OtherLocator> {
         .to_vec()
 }
 
-/// `n` says this under the key of the flow, whether it should or not.
+/// `n` sends an OFFER with these values under the key of the flow, correct or not.
 fn say(pair: &mut Pair, n: usize, serial: u64, kinds: &[TransportKind]) -> Vec<u8> {
     let offer = Message::Offer(Offer {
         flow: pair.ends[n].flows[&FLOW].id.unwrap(),
@@ -83,7 +83,7 @@ fn hear(pair: &mut Pair, n: usize, data: &[u8]) {
     pair.ends[n].handle_datagram(pair.now, from, to, data);
 }
 
-/// `n` hears `data`, and nothing comes of it.
+/// `n` gets `data`, and drops it.
 fn is_dropped(pair: &mut Pair, n: usize, data: &[u8]) {
     let (dropped, before) = (pair.ends[n].dropped(), known(pair, n));
     hear(pair, n, data);
@@ -98,7 +98,7 @@ fn fault(pair: &mut Pair, n: usize) {
 }
 
 #[test]
-fn two_with_another_kind_tell_each_other_once() {
+fn two_processes_with_another_kind_exchange_offers_once() {
     let mut pair = both();
     for n in [A, B] {
         assert_eq!(offers(&pair, n), 1);
@@ -114,7 +114,7 @@ fn two_with_another_kind_tell_each_other_once() {
 }
 
 #[test]
-fn who_has_tcp_only_says_and_hears_nothing_of_it() {
+fn a_process_with_tcp_only_sends_and_gets_no_offer() {
     for (a, b) in [(&[TCP][..], &[OTHER][..]), (&[OTHER], &[]), (&[], &[])] {
         let mut pair = live([a, b]);
         pair.wait(ms(5000));
@@ -158,7 +158,7 @@ fn forged_offers_change_nothing() {
         forged[at] ^= 1;
         is_dropped(&mut pair, B, &forged);
     }
-    // Under another key, and thrown back at who said it.
+    // Sealed under another key, and reflected to its sender.
     let Message::Offer(offer) = wire::parse(&genuine).unwrap().message else {
         unreachable!()
     };
@@ -176,7 +176,7 @@ fn forged_offers_change_nothing() {
 }
 
 #[test]
-fn an_offer_said_again_is_answered_and_an_old_one_is_not() {
+fn a_replayed_offer_is_answered_and_an_old_one_is_dropped() {
     let mut pair = both();
     pair.forget();
     let new = say(&mut pair, A, 5, &[OTHER]);
@@ -188,12 +188,12 @@ fn an_offer_said_again_is_answered_and_an_old_one_is_not() {
     assert_eq!(offers(&pair, A), 2);
     let mut old = both();
     let old = say(&mut old, A, 4, &[OTHER]);
-    // The same key: both pairs are made of the same seeds.
+    // Both pairs have the same flow key, because they have the same seeds.
     is_dropped(&mut pair, B, &old);
 }
 
 #[test]
-fn kinds_that_are_not_known_are_left_out() {
+fn unknown_kinds_are_left_out() {
     let mut pair = both();
     say(
         &mut pair,
@@ -210,7 +210,7 @@ fn kinds_that_are_not_known_are_left_out() {
 }
 
 #[test]
-fn an_offer_without_an_answer_is_repeated_and_not_for_ever() {
+fn an_offer_without_an_answer_is_repeated_a_limited_number_of_times() {
     let mut pair = both();
     pair.forget();
     pair.udp[A] = Net::Silent;
@@ -219,7 +219,7 @@ fn an_offer_without_an_answer_is_repeated_and_not_for_ever() {
     assert_eq!(offers(&pair, B), 6);
     assert_eq!(known(&pair, B), [locator(OTHER, 5)]);
     assert_eq!(pair.ends[A].tables().questions, 0);
-    // The next flow asks again.
+    // The next flow starts a new exchange.
     pair.udp[A] = Net::Works;
     pair.forget();
     for n in [A, B] {
@@ -230,7 +230,7 @@ fn an_offer_without_an_answer_is_repeated_and_not_for_ever() {
 }
 
 #[test]
-fn whoever_changes_says_so_and_once_per_process() {
+fn new_locators_are_offered_once_per_process() {
     for n in [A, B] {
         let mut pair = both();
         for n in [A, B] {
@@ -246,7 +246,7 @@ fn whoever_changes_says_so_and_once_per_process() {
 }
 
 #[test]
-fn an_exchange_goes_on_with_another_flow_if_its_own_is_over() {
+fn an_exchange_continues_with_another_flow_when_its_own_is_over() {
     let mut pair = both();
     for n in [A, B] {
         pair.open_many(n, 2);
@@ -262,7 +262,7 @@ fn an_exchange_goes_on_with_another_flow_if_its_own_is_over() {
     pair.wait(ms(200));
     assert_eq!(known(&pair, B), [locator(OTHER, 5)]);
     assert_eq!([A, B].map(|n| offers(&pair, n)), [1, 1]);
-    // And ends if there is none.
+    // The exchange ends when no flow is left.
     pair.udp[B] = Net::Silent;
     pair.ends[A].set_locators(pair.now, vec![locator(OTHER, 6)]);
     pair.ends[A].gone(pair.now, FlowToken(1001));
@@ -271,7 +271,7 @@ fn an_exchange_goes_on_with_another_flow_if_its_own_is_over() {
 }
 
 #[test]
-fn who_claims_to_be_another_process_at_another_address_changes_nothing_for_it() {
+fn a_false_identity_at_another_address_changes_no_locators() {
     let mut pair = both();
     let stranger: SocketAddr = "10.0.0.9:5000".parse().unwrap();
     let own = Transports {
@@ -302,14 +302,14 @@ fn who_claims_to_be_another_process_at_another_address_changes_nothing_for_it() 
 }
 
 #[test]
-fn the_preferred_kind_comes_first_and_every_second_connection_goes_home() {
+fn the_preferred_kind_comes_first_and_every_second_connection_goes_to_the_first_address() {
     let home = Path::to(SocketAddr::new(addrs()[B].ip(), 700));
     let other = Path::to(locator(OTHER, B));
     let orders = [
         (&[OTHER][..], [other, home, home]),
         (&[TCP, OTHER], [home, home, other]),
     ];
-    // That the process answers by UDP is no reason to stay with TCP.
+    // An answer of the process over UDP does not change the order.
     let nets = [Net::Silent, Net::Works].into_iter();
     for ((kinds, first), udp) in nets.flat_map(|udp| orders.map(|order| (order, udp))) {
         let mut pair = live([kinds, &[OTHER]]);
@@ -326,7 +326,7 @@ fn the_preferred_kind_comes_first_and_every_second_connection_goes_home() {
 }
 
 #[test]
-fn a_flow_goes_from_one_kind_to_the_other_and_back() {
+fn a_flow_moves_from_one_kind_to_the_other_and_back() {
     let mut pair = both();
     for (works, kind) in [(TCP, TCP), (OTHER, OTHER), (TCP, TCP)] {
         pair.forget();
@@ -347,7 +347,7 @@ fn a_flow_goes_from_one_kind_to_the_other_and_back() {
 }
 
 #[test]
-fn a_kind_that_never_connects_costs_a_moment() {
+fn a_kind_that_never_connects_delays_a_resume_only_a_little() {
     let mut pair = both();
     pair.forget();
     pair.other = [Net::Silent; 2];

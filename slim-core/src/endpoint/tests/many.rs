@@ -7,7 +7,7 @@ use crate::ids::{Cause, FlowToken};
 use crate::wire::{Kind, Message, parse};
 
 const FLOWS: u64 = 3000;
-/// What a socket's receive buffer of the usual size holds.
+/// Number of datagrams that a socket's receive buffer of the usual size holds.
 const ROOM: usize = 250;
 
 fn is_hello(action: &Action) -> bool {
@@ -19,7 +19,7 @@ fn is_connect(action: &Action) -> bool {
     matches!(action, Action::Connect { .. })
 }
 
-/// A pair with this many flows that are live, nothing done or heard.
+/// A pair with this many live flows; the recorded actions, events and messages are cleared.
 fn live() -> Pair {
     let mut pair = Pair::new();
     pair.open_many(B, FLOWS);
@@ -31,7 +31,7 @@ fn live() -> Pair {
 }
 
 #[test]
-fn many_questions_at_once_are_asked_one_part_after_the_other() {
+fn many_hellos_at_once_are_sent_in_portions() {
     let mut pair = Pair::new();
     pair.room = ROOM;
     pair.open_many(B, FLOWS);
@@ -39,23 +39,23 @@ fn many_questions_at_once_are_asked_one_part_after_the_other() {
     pair.wait(ms(500));
     assert_eq!(pair.many(A, FLOWS, State::Live), FLOWS as usize);
     let asked = pair.count(A, is_hello);
-    assert!(asked <= FLOWS as usize * 5 / 4, "{asked} questions");
-    // Whoever has not heard that its answer arrived asks.
+    assert!(asked <= FLOWS as usize * 5 / 4, "{asked} HELLOs");
+    // An acceptor that has not got HELLO_DONE sends QUERY.
     pair.wait(ms(500));
     assert_eq!(pair.many(B, FLOWS, State::Live), FLOWS as usize);
 }
 
 #[test]
-fn a_peer_that_is_silent_is_not_asked_by_all() {
+fn not_all_flows_send_hello_to_a_silent_peer() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open_many(A, FLOWS);
     pair.wait(ms(1000));
     let asked = pair.count(A, is_hello);
-    assert!(asked <= 128 * 6, "{asked} questions");
+    assert!(asked <= 128 * 6, "{asked} HELLOs");
     pair.wait(ms(2500));
     assert_eq!(pair.many(A, FLOWS, State::Legacy), FLOWS as usize);
-    // The address works like new later.
+    // Later, the address works as if it were new.
     pair.udp[B] = Net::Works;
     pair.open(A);
     pair.open(B);
@@ -64,7 +64,7 @@ fn a_peer_that_is_silent_is_not_asked_by_all() {
 }
 
 #[test]
-fn the_turn_of_a_flow_that_has_ended_is_the_next_ones() {
+fn the_slot_of_a_flow_that_has_ended_goes_to_the_next() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open_many(A, 200);
@@ -78,7 +78,7 @@ fn the_turn_of_a_flow_that_has_ended_is_the_next_ones() {
 }
 
 #[test]
-fn a_flow_that_fails_while_it_waits_for_its_turn_does_not_wait_any_more() {
+fn a_flow_that_fails_while_it_waits_for_a_slot_sends_hello_at_once() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open_many(A, 200);
@@ -93,12 +93,12 @@ fn a_flow_that_fails_while_it_waits_for_its_turn_does_not_wait_any_more() {
 }
 
 #[test]
-fn who_has_answered_others_is_waited_for_longer() {
+fn a_peer_that_has_answered_other_hellos_is_waited_for_longer() {
     let mut pair = Pair::new();
     pair.open_many(A, 2);
     pair.open_many(B, 2);
     pair.run();
-    // Of a later flow nothing arrives for five seconds; others are asked about meanwhile.
+    // For five seconds no HELLO of a later flow arrives, while HELLOs of other flows are answered.
     let lost = |data: &[u8]| match parse(data).unwrap().message {
         Message::Hello(hello) => hello.connector == addrs()[A],
         _ => false,
@@ -132,7 +132,7 @@ fn who_has_answered_others_is_waited_for_longer() {
 }
 
 #[test]
-fn many_broken_flows_connect_one_part_after_the_other() {
+fn many_broken_flows_connect_in_portions() {
     let mut pair = live();
     pair.tcp[B] = Net::Silent;
     for flow in 0..FLOWS {
@@ -140,7 +140,7 @@ fn many_broken_flows_connect_one_part_after_the_other() {
     }
     pair.run();
     assert_eq!(pair.count(A, is_connect), 128);
-    // Those that wait go another way, if there is one, when those before them do.
+    // When the flows under way get through, the waiting ones follow.
     pair.tcp[B] = Net::Works;
     pair.wait(ms(1100));
     for n in [A, B] {
@@ -149,7 +149,7 @@ fn many_broken_flows_connect_one_part_after_the_other() {
 }
 
 #[test]
-fn two_sides_that_lost_all_flows_hardly_do_the_same_work_twice() {
+fn two_sides_that_lost_all_flows_rarely_make_two_connections_for_one() {
     let mut pair = live();
     for n in [A, B] {
         for flow in 0..FLOWS {

@@ -1,5 +1,4 @@
-//! The rules of the protocol, one by one. What they add up to is tested in `tests/sim.rs` and
-//! `tests/model.rs`.
+//! Tests of the protocol's rules, one by one. `tests/sim.rs` and `tests/model.rs` test their combination.
 
 mod again;
 mod agreed;

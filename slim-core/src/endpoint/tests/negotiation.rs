@@ -27,9 +27,9 @@ fn both_sides_are_live_after_one_round_trip() {
     assert_eq!(pair.kinds(B), [Kind::Hello, Kind::HelloDone]);
     assert_eq!(pair.kinds(A), [Kind::HelloAck]);
     pair.wait(ms(900));
-    assert_eq!(pair.kinds(B).len(), 2, "nothing more is said");
-    assert_eq!(pair.kinds(A).len(), 1, "nothing more is said");
-    // Each asks once whether the other can be reached.
+    assert_eq!(pair.kinds(B).len(), 2, "no further message");
+    assert_eq!(pair.kinds(A).len(), 1, "no further message");
+    // Each side tests once whether the other can be reached.
     pair.wait(ms(100_000));
     let asked = [Kind::Query, Kind::Status];
     assert_eq!(pair.kinds(B)[2..], asked);
@@ -44,7 +44,7 @@ fn hello_is_sent_again_until_time_is_up() {
     pair.open(B);
     pair.wait(ms(2900));
     assert_eq!(pair.states(), [State::Negotiating; 2]);
-    // 0, 50, 150, 350, 750, 1550, 2550 ms, or up to half as late again.
+    // After 0, 50, 150, 350, 750, 1550 and 2550 ms, where each wait is up to half as long again.
     assert!((6..=7).contains(&pair.done[A].len()));
     pair.wait(ms(200));
     assert_eq!(pair.states(), [State::Legacy; 2]);
@@ -55,7 +55,7 @@ fn hello_is_sent_again_until_time_is_up() {
 }
 
 #[test]
-fn a_host_that_says_nobody_listens_makes_it_plain_at_once() {
+fn a_refusal_by_the_host_makes_the_flow_plain_at_once() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Refuses;
     pair.open(A);
@@ -65,14 +65,14 @@ fn a_host_that_says_nobody_listens_makes_it_plain_at_once() {
 }
 
 #[test]
-fn a_connection_that_is_accepted_late_becomes_live_then() {
+fn a_connection_that_is_accepted_late_becomes_live() {
     let mut pair = Pair::new();
     pair.open(A);
     pair.wait(ms(20_000));
     assert_eq!(
         pair.state(A),
         Some(State::Negotiating),
-        "it waits as long as it takes"
+        "the flow negotiates until the connection is accepted"
     );
     assert!(pair.kinds(A).iter().all(|kind| *kind == Kind::HelloWait));
     assert!(pair.kinds(A).len() <= 21);
@@ -81,7 +81,7 @@ fn a_connection_that_is_accepted_late_becomes_live_then() {
     assert_eq!(pair.states(), [State::Live; 2]);
 }
 
-/// A connection that waits to be accepted since 10 s breaks.
+/// A connection breaks that has waited for 10 s to be accepted.
 fn broken_in_the_queue() -> Pair {
     let mut pair = Pair::new();
     pair.open(A);
@@ -93,7 +93,7 @@ fn broken_in_the_queue() -> Pair {
 }
 
 #[test]
-fn a_connection_that_breaks_before_it_is_accepted_is_resumed_then() {
+fn a_connection_that_breaks_before_it_is_accepted_is_resumed_after_it() {
     let mut pair = broken_in_the_queue();
     pair.wait(ms(55_000));
     assert_eq!(pair.state(A), Some(State::Negotiating));
@@ -106,7 +106,7 @@ fn a_connection_that_breaks_before_it_is_accepted_is_resumed_then() {
 }
 
 #[test]
-fn a_connection_that_breaks_and_is_never_accepted_has_its_error_after_the_attempts() {
+fn a_broken_connection_that_is_never_accepted_gets_its_error_after_all_attempts() {
     let mut pair = broken_in_the_queue();
     pair.wait(ms(59_000));
     assert_eq!(pair.verdict(A), None);
@@ -115,14 +115,14 @@ fn a_connection_that_breaks_and_is_never_accepted_has_its_error_after_the_attemp
 }
 
 #[test]
-fn a_connection_that_is_in_no_queue_any_more_is_plain() {
+fn a_connection_that_no_listener_queue_holds_is_plain() {
     let mut pair = Pair::new();
     pair.open(A);
     pair.run();
     let hello = pair.heard[B].last().unwrap().clone();
     let [a, b] = addrs();
     let asked = |pair: &Pair| pair.ends[B].is_waiting(pair.now, a, &hello);
-    assert_eq!(asked(&pair), None, "it may just be accepted");
+    assert_eq!(asked(&pair), None, "it may have been accepted just now");
     pair.wait(ms(400));
     assert_eq!(asked(&pair), Some(b));
     pair.ends[B].is_not_queued(pair.now, a, &hello);
@@ -134,21 +134,21 @@ fn a_connection_that_is_in_no_queue_any_more_is_plain() {
 }
 
 #[test]
-fn what_breaks_with_the_process_that_was_to_accept_it_has_its_error_at_once() {
+fn a_connection_whose_acceptor_ends_before_accepting_gets_its_error_at_once() {
     let mut pair = Pair::new();
     pair.open(A);
     pair.wait(ms(10_000));
     pair.udp[B] = Net::Silent;
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.run();
-    // Its control socket is closed a moment later.
+    // The peer's control socket is closed a moment later.
     pair.udp[B] = Net::Refuses;
     pair.wait(ms(100));
     assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
 }
 
 #[test]
-fn a_hello_is_kept_for_as_long_as_it_is_said_again() {
+fn a_hello_is_kept_as_long_as_it_is_repeated() {
     let mut pair = Pair::new();
     pair.open(A);
     for _ in 0..100 {
@@ -165,14 +165,14 @@ fn a_connection_that_is_never_accepted_is_plain_after_five_minutes() {
     assert_eq!(pair.state(A), Some(State::Negotiating));
     pair.wait(ms(2_000));
     assert_eq!(pair.events[A], [because(LegacyReason::NoAnswer)]);
-    // Whoever accepts it all the same is told.
+    // An acceptor that accepts it later gets DEMOTE.
     pair.open(B);
     pair.run();
     assert_eq!(pair.states(), [State::Legacy; 2]);
 }
 
 #[test]
-fn who_asks_for_a_flow_that_has_just_been_thrown_away_is_answered() {
+fn a_hello_for_a_flow_that_was_just_reset_is_refused() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.ends[B].finish(pair.now, FLOW, 0, FinHow::Reset);
@@ -182,7 +182,7 @@ fn who_asks_for_a_flow_that_has_just_been_thrown_away_is_answered() {
 }
 
 #[test]
-fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
+fn waiting_hellos_are_refused_when_the_listener_closes() {
     let mut pair = Pair::new();
     pair.open(A);
     pair.wait(ms(200));
@@ -199,7 +199,7 @@ fn who_waits_to_be_accepted_is_told_when_nobody_accepts_any_more() {
 }
 
 #[test]
-fn a_lost_answer_is_given_again_and_is_the_same() {
+fn a_repeated_hello_gets_the_same_answer() {
     let mut pair = Pair::new();
     pair.udp[A] = Net::Silent;
     pair.open(A);
@@ -218,9 +218,9 @@ fn a_lost_answer_is_given_again_and_is_the_same() {
 }
 
 #[test]
-fn who_gave_up_waiting_says_so_to_who_did_not() {
+fn a_connector_that_gave_up_answers_a_late_hello_ack_by_demote() {
     let mut pair = Pair::given_up_by_connector();
-    // The last answer was only late.
+    // The last HELLO_ACK comes late.
     let ack = pair.done[B].iter().find_map(|action| match action {
         Action::Datagram { data, .. } => Some(data.clone()),
         _ => None,
@@ -232,7 +232,7 @@ fn who_gave_up_waiting_says_so_to_who_did_not() {
 }
 
 #[test]
-fn policies() {
+fn each_policy_allows_and_refuses_what_it_says() {
     let config = |policy| Config {
         policy,
         ..Config::default()
@@ -241,7 +241,7 @@ fn policies() {
     pair.open(A);
     pair.open(B);
     pair.run();
-    assert_eq!(pair.done[A], [LEGACY], "off asks nobody");
+    assert_eq!(pair.done[A], [LEGACY], "policy off sends no HELLO");
     pair.wait(HELLO_TIME);
     assert_eq!(
         pair.done[B],
@@ -272,7 +272,7 @@ fn job_keys_must_be_the_same() {
 }
 
 #[test]
-fn who_counts_no_more_refuses_a_late_hello() {
+fn a_legacy_acceptor_refuses_a_late_hello() {
     let mut pair = Pair::given_up_by_acceptor();
     pair.open(A);
     pair.run();
@@ -282,7 +282,7 @@ fn who_counts_no_more_refuses_a_late_hello() {
 
 #[test]
 fn an_error_during_negotiation_waits_for_its_outcome() {
-    // Live: it is resumed.
+    // If the flow becomes live, it is resumed.
     let mut pair = Pair::new();
     pair.open(A);
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
@@ -298,7 +298,7 @@ fn an_error_during_negotiation_waits_for_its_outcome() {
             .any(|e| matches!(e, Event::Resume { epoch: 1, .. }))
     );
 
-    // Plain TCP: it goes up as it is, at the latest when HELLO's time is up.
+    // If the flow becomes plain TCP, the application gets the error, at the latest when the time for HELLO is up.
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open(A);
@@ -309,9 +309,9 @@ fn an_error_during_negotiation_waits_for_its_outcome() {
     assert_eq!(pair.count(A, |a| *a == LEGACY), 0);
 }
 
-/// The connection is broken before its HELLO has come. Of a host that has asked before it is waited for.
+/// The connection breaks before its HELLO has come. HELLO is waited for if its host has sent one before.
 #[test]
-fn a_late_hello_of_a_host_that_has_asked_is_waited_for() {
+fn a_late_hello_is_waited_for_if_its_host_has_sent_one_before() {
     for asked in [false, true] {
         let mut pair = if asked { Pair::live() } else { Pair::new() };
         let another = FlowToken(1000);
@@ -330,7 +330,7 @@ fn a_late_hello_of_a_host_that_has_asked_is_waited_for() {
 }
 
 #[test]
-fn an_end_during_negotiation_is_taken_as_it_is() {
+fn an_end_of_stream_during_negotiation_is_passed_on() {
     let mut pair = Pair::new();
     pair.udp[B] = Net::Silent;
     pair.open(A);
@@ -355,10 +355,10 @@ fn plain_flows_get_their_errors_at_once() {
     assert_eq!(pair.state(A), Some(State::Escalated));
 }
 
-/// The answer to the first question may be read only after a second was asked, about a connection that a process with
-/// SLIM has accepted meanwhile.
+/// The refusal of one HELLO may be read only after another HELLO was sent, for a connection that a process with
+/// SLIM has accepted since.
 #[test]
-fn a_refusal_is_of_what_was_asked_before_it() {
+fn a_refusal_holds_for_earlier_hellos_only() {
     for (refused, legacy) in [(0, 1), (1, 2), (2, 3)] {
         let mut pair = Pair::new();
         let mut hellos = Vec::new();
@@ -393,7 +393,7 @@ fn a_refusal_is_of_what_was_asked_before_it() {
 }
 
 #[test]
-fn nobody_names_a_connection_of_another_host() {
+fn a_hello_for_a_connection_of_another_host_is_dropped() {
     let mut pair = Pair::new();
     pair.open(A);
     let Some(Action::Datagram { data, .. }) = pair.ends[A].poll_action() else {
@@ -409,9 +409,9 @@ fn nobody_names_a_connection_of_another_host() {
 }
 
 #[test]
-fn a_named_connection_takes_no_other_name() {
+fn a_live_connection_takes_no_other_flow_id() {
     let mut pair = Pair::live();
-    // The same connection, asked for by another flow of A's host.
+    // HELLO for the same connection from another flow of A's host.
     let mut other = endpoint(A, Config::default());
     other.open(
         pair.now,
@@ -467,7 +467,7 @@ fn demoted_flows_are_plain_at_both_ends() {
 }
 
 #[test]
-fn a_flow_is_plain_when_the_peer_has_heard_it() {
+fn demote_heard_keeps_the_session_until_the_peer_confirms() {
     let mut pair = Pair::live();
     pair.ends[A].demote_heard(pair.now, FLOW);
     assert_eq!(pair.state(A), Some(State::Live));
@@ -483,7 +483,7 @@ fn a_flow_is_plain_when_the_peer_has_heard_it() {
 }
 
 #[test]
-fn a_peer_that_has_not_heard_is_told_again() {
+fn demote_is_repeated_until_it_is_confirmed_or_time_is_up() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
     pair.ends[A].demote_heard(pair.now, FLOW);
@@ -492,7 +492,7 @@ fn a_peer_that_has_not_heard_is_told_again() {
     pair.udp[B] = Net::Works;
     pair.wait(ms(60));
     assert_eq!(pair.states(), [State::Legacy; 2]);
-    // Who never answers is not waited for for ever; nor is who cannot be asked.
+    // The session ends even if the peer never answers, or cannot be asked.
     for live in [true, false] {
         let mut pair = if live { Pair::live() } else { Pair::new() };
         pair.udp[B] = Net::Silent;
@@ -508,7 +508,7 @@ fn a_peer_that_has_not_heard_is_told_again() {
 }
 
 #[test]
-fn a_flow_that_breaks_before_the_peer_has_heard_is_looked_into() {
+fn a_fault_before_demote_is_confirmed_still_ends_the_session() {
     for cause in [Cause::Errno(RESET), Cause::Eof { received: 0 }] {
         let mut pair = Pair::live();
         pair.ends[A].demote_heard(pair.now, FLOW);

@@ -1,4 +1,4 @@
-//! What somebody can do who sends what he likes, from any address, and reads nothing: nothing.
+//! An off-path attacker, who sends anything from any address but reads nothing, can do nothing.
 
 use super::pair::*;
 use crate::auth::{Fresh, seal_with_job};
@@ -9,7 +9,7 @@ use crate::event::{Event, LegacyReason};
 use crate::ids::{Cause, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Verdict};
 use crate::wire::{self, AddrList, Fin, Hello, HelloDone, Kind, Message, Query};
 
-/// A HELLO for the connection between A and B that A has not said.
+/// A forged HELLO for the connection between A and B.
 fn forged(n: u8) -> Hello {
     Hello {
         flow: FlowId([n; 16]),
@@ -28,7 +28,7 @@ fn forged(n: u8) -> Hello {
     }
 }
 
-/// B gets it, as if from A's host. Answers go to a port where nobody is.
+/// B gets this HELLO, as if from A's host. Answers go to a port that no socket has.
 fn say(pair: &mut Pair, hello: Hello) {
     let from = (addrs()[A].ip(), 9).into();
     let data = seal_with_job(None, &Message::Hello(hello));
@@ -38,7 +38,7 @@ fn say(pair: &mut Pair, hello: Hello) {
     }
 }
 
-/// The datagrams that A wants to be sent now.
+/// The datagrams that A sends now.
 fn said(pair: &mut Pair) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     while let Some(action) = pair.ends[A].poll_action() {
@@ -50,7 +50,7 @@ fn said(pair: &mut Pair) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_refusal_is_believed_only_if_it_quotes_what_was_sent_there() {
+fn a_refusal_is_believed_only_if_it_quotes_a_message_sent_to_that_address() {
     let mut pair = Pair::new();
     pair.open(A);
     let hello = said(&mut pair).remove(0);
@@ -66,7 +66,7 @@ fn a_refusal_is_believed_only_if_it_quotes_what_was_sent_there() {
     }
     assert_eq!(pair.state(A), Some(State::Negotiating));
     assert_eq!(pair.ends[A].dropped(), 12);
-    // Later connections ask as if nothing had been said.
+    // Later connections send HELLO as if there had been no refusal.
     pair.now = pair.now + ms(60);
     pair.ends[A].handle_refused(pair.now, addrs()[B], &guess);
     pair.ends[A].open(
@@ -77,7 +77,7 @@ fn a_refusal_is_believed_only_if_it_quotes_what_was_sent_there() {
         addrs()[B],
     );
     assert_eq!(pair.ends[A].state(FlowToken(9)), Some(State::Negotiating));
-    // As much as names the flow will do.
+    // A quote up to the flow id is enough.
     let quoted = &hello[..wire::HEADER_LEN + 16];
     pair.ends[A].handle_refused(pair.now, addrs()[B], quoted);
     assert_eq!(pair.state(A), Some(State::Legacy));
@@ -108,7 +108,7 @@ fn a_forged_refusal_does_not_make_a_process_dead() {
 
 #[test]
 fn a_forged_hello_does_not_take_the_connection() {
-    // Before the one that is meant, after it, and while the answer is on its way.
+    // The forged HELLO comes before A's HELLO, or after it while the answer is on its way.
     for early in [true, false] {
         let mut pair = Pair::new();
         pair.open(B);
@@ -126,7 +126,7 @@ fn a_forged_hello_does_not_take_the_connection() {
         assert_eq!(pair.states(), [State::Live; 2]);
         let ids = [A, B].map(|n| pair.ends[n].flows[&FLOW].id);
         assert_eq!(ids[A], ids[B]);
-        // It is forgotten then.
+        // The forged candidate is forgotten then.
         assert!(
             !pair.ends[B]
                 .by_id
@@ -153,7 +153,7 @@ fn a_forged_hello_does_not_take_a_connection_that_is_accepted_late() {
 }
 
 #[test]
-fn a_flood_of_forged_hellos_does_not_push_out_the_real_one() {
+fn a_flood_of_forged_hellos_does_not_displace_the_real_one() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.open(A);
@@ -170,14 +170,14 @@ fn a_flood_of_forged_hellos_does_not_push_out_the_real_one() {
     pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
     let named = pair.ends[B].by_id.len();
-    assert_eq!(named, 1, "nothing is left of the others");
+    assert_eq!(named, 1, "no other flow id is left");
 }
 
 #[test]
 fn an_answer_given_for_one_connection_proves_nothing_for_another() {
     let mut pair = Pair::new();
     pair.open(B);
-    // Somebody on a third host asks for a connection of his own, and gets an answer.
+    // An attacker on a third host sends HELLO for its own connection, and gets an answer.
     let mut own = forged(1);
     own.connector = "10.0.0.66:5000".parse().unwrap();
     let there = (own.connector.ip(), 9).into();
@@ -194,7 +194,7 @@ fn an_answer_given_for_one_connection_proves_nothing_for_another() {
     let key = key.expect("a candidate").peer.key.clone();
     while pair.ends[B].poll_action().is_some() {}
     pair.ends[B].gone(pair.now, FlowToken(66));
-    // Then he says the same of A's, and goes on as if he had been answered.
+    // Then the attacker sends the same HELLO for A's connection, and goes on with the key of the other one.
     say(&mut pair, forged(1));
     for message in [
         Message::HelloDone(HelloDone(forged(1))),
@@ -225,7 +225,7 @@ fn a_connector_that_never_said_hello_stays_plain() {
     let sent = pair.count(B, |a| matches!(a, Action::Datagram { .. }));
     assert!(sent <= 7, "{sent} answers to one HELLO");
 
-    // Its errors and ends come half a second late at most.
+    // Errors and ends of the connection are reported at most half a second late.
     for (cause, verdict) in [
         (Cause::Errno(RESET), Some(Verdict::Errno(RESET))),
         (Cause::Eof { received: 3 }, None),
@@ -243,7 +243,7 @@ fn a_connector_that_never_said_hello_stays_plain() {
 }
 
 #[test]
-fn whoever_is_asked_and_does_not_know_the_flow_is_not_waited_for() {
+fn a_candidate_that_does_not_know_the_flow_is_not_waited_for() {
     for net in [Net::Works, Net::Refuses] {
         let mut pair = Pair::new();
         pair.open(B);
@@ -262,9 +262,9 @@ fn whoever_is_asked_and_does_not_know_the_flow_is_not_waited_for() {
     }
 }
 
-/// What the acceptor hears first from the connector shows that its answer has arrived.
+/// The first message under the flow key shows the acceptor that HELLO_ACK has arrived.
 #[test]
-fn every_word_under_the_key_will_do() {
+fn any_message_under_the_key_proves_the_candidate() {
     let mut pair = Pair::new();
     pair.open(B);
     pair.open(A);
@@ -273,7 +273,7 @@ fn every_word_under_the_key_will_do() {
     assert_eq!(pair.states(), [State::Live; 2]);
     assert_eq!(pair.kinds(B), [Kind::Hello, Kind::Fin], "FIN is enough");
 
-    // HELLO_DONE is lost. The connector resumes, ...
+    // HELLO_DONE is lost, and the connector sends RESUME.
     let lost = || {
         let mut pair = Pair::with([Config::default(), Config::default()]);
         pair.open(B);
@@ -293,29 +293,29 @@ fn every_word_under_the_key_will_do() {
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
-    // ... or leaves, ...
+    // HELLO_DONE is lost, and the connector sends DEMOTE.
     let mut pair = lost();
     pair.ends[A].demote(pair.now, FLOW);
     pair.run();
     assert_eq!(pair.states(), [State::Legacy; 2]);
-    // ... or wants to know how the stream ended, ...
+    // HELLO_DONE is lost, and the connector sends QUERY about the end of the stream.
     let mut pair = lost();
     pair.ends[B].finish(pair.now, FLOW, 5, FinHow::HalfClose);
     while pair.ends[B].poll_action().is_some() {}
     pair.ends[A].fault(pair.now, FLOW, Cause::Eof { received: 5 });
     pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
-    // ... or nothing happens, and it is asked.
+    // HELLO_DONE is lost, and the acceptor sends QUERY after some time.
     let mut pair = lost();
     pair.wait(ms(250));
     assert_eq!(pair.states(), [State::Live; 2]);
-    // The acceptor notices that the connection is broken, ...
+    // HELLO_DONE is lost, and the connection fails at the acceptor.
     let mut pair = lost();
     pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.run();
     pair.wait(ms(10));
     assert_eq!(pair.states(), [State::Live; 2]);
-    // ... or at its end, which the connector has announced,
+    // HELLO_DONE is lost, and the connection ends where the connector has announced it.
     let mut pair = lost();
     pair.ends[A].finish(pair.now, FLOW, 5, FinHow::HalfClose);
     said(&mut pair);
@@ -326,7 +326,7 @@ fn every_word_under_the_key_will_do() {
         pair.count(B, |a| *a == Action::Reinstate { token: FLOW }),
         1
     );
-    // ... or not.
+    // HELLO_DONE is lost, and the connection ends unannounced.
     let mut pair = lost();
     pair.ends[B].fault(pair.now, FLOW, Cause::Eof { received: 5 });
     pair.run();
@@ -339,7 +339,7 @@ fn every_word_under_the_key_will_do() {
 }
 
 #[test]
-fn what_is_over_before_it_is_known_who_asked_is_answered_all_the_same() {
+fn a_flow_that_ends_while_it_has_candidates_still_answers_them() {
     let mut pair = Pair::new();
     pair.udp[A] = Net::Silent;
     pair.open(A);

@@ -1,4 +1,4 @@
-//! Two endpoints and a virtual clock. The network does what a test tells it to.
+//! Two endpoints and a virtual clock. A test decides how the network behaves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -17,7 +17,7 @@ pub(super) const B: usize = 1;
 pub(super) const FLOW: FlowToken = FlowToken(7);
 /// Port of the mailbox of every process that has one.
 pub(super) const MAILBOX: u16 = 900;
-/// A little more than HELLO is asked and waited for.
+/// A little more than the time for HELLO.
 pub(super) const HELLO_TIME: Duration = Duration::from_millis(3100);
 pub(super) const RESET: i32 = 104;
 pub(super) const REFUSED: i32 = 111;
@@ -25,13 +25,13 @@ pub(super) const REFUSED: i32 = 111;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Net {
     Works,
-    /// Everything is swallowed.
+    /// All packets are dropped.
     Silent,
-    /// Nobody is there, and the host says so.
+    /// No socket has the port, and the host refuses.
     Refuses,
 }
 
-/// How a front end stands that has sent and received this much.
+/// The byte counts of a front end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) received: u64,
@@ -41,29 +41,30 @@ pub(super) struct Counts {
 pub(super) struct Pair {
     pub(super) now: Time,
     pub(super) ends: [Endpoint; 2],
-    /// Towards whom.
+    /// The network for datagrams, by the side they go to.
     pub(super) udp: [Net; 2],
+    /// The network for TCP connections, by the side they go to.
     pub(super) tcp: [Net; 2],
-    /// The same for connections of other kinds.
+    /// The network for connections of other kinds, by the side they go to.
     pub(super) other: [Net; 2],
-    /// What becomes of datagrams and connections to a side behind a firewall, but for answers to what it has asked.
+    /// The firewall of a side: what becomes of connections to it, and of datagrams that answer none of its own.
     pub(super) guard: [Option<Net>; 2],
-    /// Who has asked from where, and whom.
+    /// Datagrams sent so far: sender, source, destination.
     pub(super) asked: BTreeSet<(usize, SocketAddr, SocketAddr)>,
-    /// Datagrams that a side takes in a row: what its socket's buffer holds.
+    /// Number of datagrams that a side takes in a row, as its socket's receive buffer would.
     pub(super) room: usize,
-    /// Of those, how many it still takes.
+    /// Number of datagrams that a side still takes in this row.
     left: [usize; 2],
-    /// Whether front ends and drivers answer by themselves.
+    /// Whether front ends and drivers answer actions by themselves.
     pub(super) answers: bool,
-    /// Whether a peer's kernel says that it has ended the stream itself.
+    /// The answer to `Verify`: whether the peer's kernel has ended the stream itself.
     pub(super) kernels_answer: bool,
     pub(super) counts: [Counts; 2],
     pub(super) done: [Vec<Action>; 2],
     pub(super) events: [Vec<Event>; 2],
     /// Messages that reached each side.
     pub(super) heard: [Vec<Vec<u8>>; 2],
-    /// Per connection of one side, the same at the other.
+    /// The id of each side's connection at the other side.
     pub(super) twin: BTreeMap<(usize, ConnId), ConnId>,
     accepted: u64,
 }
@@ -76,7 +77,7 @@ pub(super) fn id(n: usize) -> EndpointId {
     }
 }
 
-/// Connector's and acceptor's end of the connection.
+/// The connector's and the acceptor's end of the connection.
 pub(super) fn addrs() -> [SocketAddr; 2] {
     ["10.0.0.1:5000", "10.0.0.2:80"].map(|addr| addr.parse().unwrap())
 }
@@ -89,7 +90,7 @@ pub(super) fn endpoint(n: usize, config: Config) -> Endpoint {
     endpoint_at(id(n), vec![addrs()[n].ip()], config, n as u8)
 }
 
-/// In the place of side `n`, another process, or one with other addresses.
+/// An endpoint to replace that of a side: another process, or one with other addresses.
 pub(super) fn endpoint_at(
     id: EndpointId,
     addrs: Vec<IpAddr>,
@@ -127,7 +128,7 @@ impl Pair {
         Pair::with([Config::default(), Config::default()])
     }
 
-    /// A pair with a flow that is live at both ends, nothing done or heard.
+    /// A pair with a flow that is live at both ends; the recorded actions, events and messages are cleared.
     pub(super) fn live() -> Pair {
         Pair::live_with(Config::default())
     }
@@ -142,8 +143,8 @@ impl Pair {
         pair
     }
 
-    /// Both ends are open and ask; what the acceptor says is lost. The connector takes the flow for plain TCP when HELLO's
-    /// time is up.
+    /// Both ends are open, and all messages of the acceptor are lost. The flow is plain TCP at the connector, because the time
+    /// for HELLO is up.
     pub(super) fn given_up_by_connector() -> Pair {
         let mut pair = Pair::new();
         pair.udp[A] = Net::Silent;
@@ -187,7 +188,7 @@ impl Pair {
         }
     }
 
-    /// How many of them are in this state.
+    /// Number of these flows that are in this state.
     pub(super) fn many(&self, n: usize, flows: u64, state: State) -> usize {
         let tokens = (0..flows).map(|flow| FlowToken(1000 + flow));
         tokens
@@ -203,7 +204,7 @@ impl Pair {
         [0, 1].map(|n| self.state(n).unwrap())
     }
 
-    /// Does everything that is to be done now.
+    /// Carries out all actions that are due now.
     pub(super) fn run(&mut self) {
         loop {
             let mut idle = true;
@@ -224,7 +225,7 @@ impl Pair {
         }
     }
 
-    /// Lets time pass, and does what is to be done meanwhile.
+    /// Lets time pass, and carries out all actions that become due.
     pub(super) fn wait(&mut self, time: Duration) {
         let end = self.now + time;
         self.run();
@@ -327,7 +328,7 @@ impl Pair {
         }
     }
 
-    /// Kinds of the messages that reached a side.
+    /// The kinds of the messages that reached a side.
     pub(super) fn kinds(&self, n: usize) -> Vec<Kind> {
         let kind = |data: &Vec<u8>| wire::parse(data).unwrap().message.kind();
         self.heard[n].iter().map(kind).collect()
@@ -354,7 +355,7 @@ impl Pair {
         all.filter_map(|path| path.to.tcp()).collect()
     }
 
-    /// The paths on which connections were asked for.
+    /// The paths of all requested connections.
     pub(super) fn paths(&self, n: usize) -> Vec<Path> {
         let path = |action: &Action| match action {
             Action::Connect { path, .. } => Some(*path),

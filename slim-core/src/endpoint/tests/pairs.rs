@@ -21,7 +21,7 @@ fn token(n: u64) -> FlowToken {
 }
 
 impl Pair {
-    /// The `n`th connection, opened with HELLO if the peer is not known.
+    /// Opens the `n`th connection: by OPEN if there is a pair, else by HELLO.
     fn connect(&mut self, n: u64) -> Option<Opened> {
         let [local, remote] = ends(n);
         let opened = self.ends[A].pairs().dial(self.now, local, remote);
@@ -54,7 +54,7 @@ impl Pair {
         self.run();
     }
 
-    /// Two processes that have met often enough.
+    /// Two processes that have a pair.
     fn known() -> Pair {
         Pair::known_with([Config::default(), Config::default()])
     }
@@ -62,7 +62,7 @@ impl Pair {
     fn known_with(configs: [Config; 2]) -> Pair {
         let mut pair = Pair::with(configs);
         for n in 1..=2 {
-            assert!(pair.connect(n).is_none(), "not known yet");
+            assert!(pair.connect(n).is_none(), "no pair yet");
             pair.accept(n);
             pair.run();
             pair.close(n, 0);
@@ -78,7 +78,7 @@ impl Pair {
 }
 
 #[test]
-fn one_datagram_makes_a_flow_live_and_is_answered_for_many() {
+fn one_open_makes_a_flow_live_at_the_acceptor() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.accept(9);
@@ -86,13 +86,13 @@ fn one_datagram_makes_a_flow_live_and_is_answered_for_many() {
     assert_eq!(pair.states_of(9)[B], Some(State::Live));
     assert_eq!(pair.kinds(A), [Kind::Seen]);
     pair.wait(ms(300));
-    // It is asked once, for the connector is to know, too.
+    // The connector sends QUERY once, so that the flow becomes live at its end, too.
     assert_eq!(pair.states_of(9), [Some(State::Live); 2]);
     assert_eq!(pair.kinds(A), [Kind::Seen, Kind::Status]);
 }
 
 #[test]
-fn an_open_that_is_early_waits_for_its_connection() {
+fn an_early_open_waits_for_its_connection() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.arrives(&opened.data);
@@ -125,7 +125,7 @@ fn the_end_of_a_stream_can_be_read_from_the_mailbox_without_the_endpoint() {
 }
 
 #[test]
-fn a_lost_open_costs_a_question() {
+fn after_a_lost_open_the_flow_is_negotiated_by_hello() {
     let mut pair = Pair::known();
     pair.connect(9).expect("known");
     pair.accept(9);
@@ -139,7 +139,7 @@ fn a_lost_open_costs_a_question() {
 }
 
 #[test]
-fn a_connection_that_breaks_before_anybody_has_answered_is_resumed() {
+fn a_connection_that_breaks_before_its_open_is_answered_is_resumed() {
     for lost in [false, true] {
         let mut pair = Pair::known();
         let opened = pair.connect(9).expect("known");
@@ -158,14 +158,14 @@ fn a_connection_that_breaks_before_anybody_has_answered_is_resumed() {
 }
 
 #[test]
-fn a_flow_closed_before_anybody_asked_leaves_what_a_late_question_needs() {
+fn a_flow_closed_before_any_query_still_answers_a_late_one() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.ends[A].finish(pair.now, token(9), 5, FinHow::Close);
     pair.ends[A].gone(pair.now, token(9));
     pair.accept(9);
     pair.arrives(&opened.data);
-    // Its FIN was lost, and the stream has ended.
+    // FIN was lost, and the stream has ended.
     pair.forget();
     let cause = Cause::Eof { received: 5 };
     pair.ends[B].fault(pair.now, token(9), cause);
@@ -180,14 +180,14 @@ fn a_flow_closed_before_anybody_asked_leaves_what_a_late_question_needs() {
 }
 
 #[test]
-fn nothing_counts_twice() {
+fn a_repeated_open_or_fin_has_no_effect() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.accept(9);
     pair.arrives(&opened.data);
     pair.arrives(&opened.fin(0, FinHow::Close));
     pair.close(9, 0);
-    // The same ports again: what was recorded is said once more.
+    // The same ports are used again, and the recorded messages are repeated.
     let [remote, local] = ends(9);
     let token = token(10);
     pair.ends[B].open(pair.now, token, Role::Acceptor, local, remote);
@@ -201,7 +201,7 @@ fn nothing_counts_twice() {
 }
 
 #[test]
-fn what_is_forged_or_comes_from_elsewhere_does_nothing() {
+fn a_forged_open_or_one_from_another_host_does_nothing() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.accept(9);
@@ -242,7 +242,7 @@ fn an_endpoint_without_pairs_is_never_offered_one() {
 }
 
 #[test]
-fn who_shares_a_listener_offers_nothing() {
+fn a_process_that_shares_a_listener_offers_no_pair() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.ends[B].share_listeners();
@@ -251,13 +251,13 @@ fn who_shares_a_listener_offers_nothing() {
     assert_eq!(pair.states_of(9)[B], Some(State::Negotiating));
     pair.wait(ms(3500));
     assert_eq!(pair.states_of(9), [Some(State::Live); 2], "by HELLO");
-    // Nothing has been seen for more than three seconds.
+    // No SEEN has come for more than three seconds.
     assert!(pair.connect(10).is_none());
     assert!(!pair.kinds(A).contains(&Kind::Pair));
 }
 
 #[test]
-fn another_process_on_the_same_port_is_asked_by_hello() {
+fn a_new_process_on_the_same_port_is_asked_by_hello() {
     let mut pair = Pair::known();
     let life = EndpointId {
         incarnation: 99,
@@ -281,7 +281,7 @@ fn a_refused_mailbox_is_not_used_again() {
     forged[8..24].fill(9);
     let mailbox = opened.mailbox;
     pair.ends[A].handle_refused(pair.now, mailbox, &forged);
-    assert!(pair.connect(10).is_some(), "of a flow that nobody has");
+    assert!(pair.connect(10).is_some(), "names no known flow");
     pair.ends[A].handle_refused(pair.now, mailbox, &opened.data);
     assert!(pair.connect(11).is_none());
 }
@@ -293,7 +293,7 @@ fn a_mailbox_that_cannot_be_reached_is_never_used() {
         assert!(pair.connect(n).is_none());
         let [remote, local] = ends(n);
         pair.ends[B].open(pair.now, token(n), Role::Acceptor, local, remote);
-        // All but what goes to the mailbox arrives.
+        // All datagrams arrive except those to the mailbox.
         while let Some(action) = pair.ends[A].poll_action() {
             if !matches!(&action, Action::Datagram { to, .. } if to.port() == MAILBOX) {
                 pair.act(A, action);
@@ -311,35 +311,35 @@ fn a_mailbox_that_cannot_be_reached_is_never_used() {
 }
 
 #[test]
-fn a_pair_wears_off() {
+fn an_unused_pair_expires() {
     let mut pair = Pair::known();
     pair.wait(ms(121_000));
     assert!(pair.connect(9).is_none());
 }
 
 #[test]
-fn a_pair_in_use_does_not_wear_off() {
+fn a_pair_in_use_does_not_expire() {
     let mut pair = Pair::known();
     for n in 1..20 {
         let opened = pair.connect(100 + n);
-        let opened = opened.unwrap_or_else(|| panic!("known still, {n} minutes later"));
+        let opened = opened.unwrap_or_else(|| panic!("no pair after {n} minutes"));
         pair.accept(100 + n);
         pair.arrives(&opened.data);
         assert_eq!(pair.states_of(100 + n)[B], Some(State::Live));
         pair.close(100 + n, 0);
         pair.wait(ms(60_000));
     }
-    assert!(!pair.kinds(A).contains(&Kind::Pair), "no other was needed");
+    assert!(!pair.kinds(A).contains(&Kind::Pair), "no new pair");
     assert!(!pair.kinds(B).contains(&Kind::Hello));
 }
 
 #[test]
-fn a_pair_is_used_again_when_a_late_acceptor_has_seen_its_opens() {
+fn a_pair_without_seen_is_used_again_after_seen() {
     let mut pair = Pair::known();
     pair.udp[B] = Net::Silent;
     let opened = pair.connect(9).expect("known");
     pair.wait(ms(3100));
-    assert!(pair.connect(10).is_none(), "nothing has been seen");
+    assert!(pair.connect(10).is_none(), "no SEEN has come");
     pair.udp[B] = Net::Works;
     pair.accept(9);
     pair.arrives(&opened.data);
@@ -348,7 +348,7 @@ fn a_pair_is_used_again_when_a_late_acceptor_has_seen_its_opens() {
 }
 
 #[test]
-fn a_pair_for_a_flow_that_is_over_already_counts() {
+fn a_pair_message_is_accepted_when_its_flow_is_over() {
     for before_ack in [false, true] {
         let mut pair = Pair::new();
         assert!(pair.connect(1).is_none());
@@ -378,7 +378,7 @@ fn a_pair_for_a_flow_that_is_over_already_counts() {
 }
 
 #[test]
-fn a_connector_that_leaves_a_flow_told_by_open_has_an_answer_for_who_asks() {
+fn a_demoted_flow_that_began_with_open_still_answers_query() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.accept(9);
@@ -397,9 +397,9 @@ fn a_connector_that_leaves_a_flow_told_by_open_has_an_answer_for_who_asks() {
     assert_eq!(pair.states_of(9)[B], Some(State::Legacy));
 }
 
-/// The acceptor would take an OPEN of the earlier connection for one of the later.
+/// The acceptor could take an OPEN of the earlier connection for one of the later.
 #[test]
-fn no_open_is_said_for_a_port_that_one_was_said_for_lately() {
+fn no_open_is_made_for_a_recently_used_port() {
     let mut pair = Pair::known();
     let [local, remote] = ends(9);
     let dial = |pair: &mut Pair, n: u16| {
@@ -426,9 +426,10 @@ fn no_open_is_said_for_a_port_that_one_was_said_for_lately() {
     assert!(dial(&mut pair, 9).is_some());
 }
 
-/// The acceptor's thread has heard the OPEN, which its endpoint denies in the same moment: the end is not passed on yet.
+/// An application thread of the acceptor has read the OPEN, while its endpoint answers UNKNOWN: the end of the stream is not
+/// passed on yet.
 #[test]
-fn an_end_behind_an_open_that_was_denied_waits_for_hello() {
+fn an_end_of_stream_after_a_refused_open_waits_for_hello() {
     let mut pair = Pair::known();
     let opened = pair.connect(9).expect("known");
     pair.arrives(&opened.data);

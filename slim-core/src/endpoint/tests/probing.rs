@@ -1,4 +1,4 @@
-//! A peer that cannot be reached, and then can.
+//! Probes of a peer that cannot be reached for some time.
 
 use super::pair::*;
 use crate::config::Config;
@@ -6,7 +6,7 @@ use crate::endpoint::{Action, State};
 use crate::ids::{Cause, FlowToken};
 use crate::wire::{Kind, parse};
 
-/// More than a question and the connection after its answer take.
+/// Milliseconds; more than one interval between probes and the resume after the answer take.
 const SOON: u64 = 35;
 
 fn is_query(action: &Action) -> bool {
@@ -21,7 +21,7 @@ fn hole(pair: &mut Pair, open: bool) {
 }
 
 #[test]
-fn a_flow_goes_on_as_soon_as_the_peer_can_be_reached_again() {
+fn a_flow_is_resumed_as_soon_as_the_peer_is_reachable_again() {
     for seconds in [1, 5, 14, 59] {
         for cause in [Cause::Errno(RESET), Cause::Stall] {
             for n in [A, B] {
@@ -42,7 +42,7 @@ fn a_flow_goes_on_as_soon_as_the_peer_can_be_reached_again() {
 }
 
 #[test]
-fn one_peer_is_asked_once_for_all_flows() {
+fn one_peer_is_probed_once_for_all_flows() {
     let mut pair = Pair::new();
     pair.open_many(B, 500);
     pair.open_many(A, 500);
@@ -54,20 +54,16 @@ fn one_peer_is_asked_once_for_all_flows() {
     }
     pair.wait(ms(2500));
     let asked = pair.count(A, is_query);
-    assert!((150..=210).contains(&asked), "{asked} questions");
+    assert!((150..=210).contains(&asked), "{asked} QUERYs");
     hole(&mut pair, false);
     pair.wait(ms(SOON));
     assert_eq!(pair.many(A, 500, State::Live), 500);
     pair.wait(ms(1000));
-    assert_eq!(
-        pair.ends[A].poll_timeout(),
-        None,
-        "and nobody asks any more"
-    );
+    assert_eq!(pair.ends[A].poll_timeout(), None, "no probe is left");
 }
 
 #[test]
-fn a_connection_that_works_is_not_asked_about() {
+fn an_established_connection_is_not_probed() {
     let mut pair = Pair::live();
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(5000));
@@ -75,9 +71,9 @@ fn a_connection_that_works_is_not_asked_about() {
     assert_eq!(pair.count(A, is_query), 0);
 }
 
-/// Where only UDP passes, answers do not make connections come ever faster.
+/// If only UDP passes, the answers do not cause more and more connections.
 #[test]
-fn answers_without_silence_make_few_connections() {
+fn answers_without_loss_cause_few_connections() {
     let mut pair = Pair::live();
     pair.tcp[B] = Net::Silent;
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
@@ -85,11 +81,11 @@ fn answers_without_silence_make_few_connections() {
     let made = pair.connects(A).len();
     assert!((9..=30).contains(&made), "{made} connections");
     let asked = pair.count(A, is_query);
-    assert!(asked <= 60, "{asked} questions");
+    assert!(asked <= 60, "{asked} QUERYs");
 }
 
 #[test]
-fn the_address_that_answers_is_the_one_that_is_tried() {
+fn the_next_connection_goes_to_the_address_that_answered() {
     let config = Config::default();
     let mut pair = Pair::with([config.clone(), config]);
     let other = std::net::IpAddr::from([10, 1, 0, 2]);
@@ -102,7 +98,7 @@ fn the_address_that_answers_is_the_one_that_is_tried() {
     pair.udp[B] = Net::Silent;
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(300));
-    // From now on, what goes to the other address arrives.
+    // From now on, only datagrams to the other address arrive.
     let mut asked = 0;
     while pair.connects(A).len() == 1 && asked < 100 {
         asked += 1;
@@ -122,16 +118,16 @@ fn the_address_that_answers_is_the_one_that_is_tried() {
     assert!(asked <= 6, "{asked} timers");
 }
 
-/// An answer to a question of another time, or to nobody's, is nothing.
+/// A late or repeated answer has no effect.
 #[test]
-fn only_answers_to_questions_count() {
+fn only_answers_to_open_probes_count() {
     let mut pair = Pair::live();
     hole(&mut pair, true);
     pair.ends[A].fault(pair.now, FLOW, Cause::Errno(RESET));
     pair.wait(ms(500));
     let asked = pair.done[A].iter().rfind(|a| is_query(a)).cloned();
     let Some(Action::Datagram { data, .. }) = asked else {
-        panic!("no question")
+        panic!("no QUERY")
     };
     pair.ends[B].handle_datagram(pair.now, control(A), control(B), &data);
     let Some(Action::Datagram { data, .. }) = pair.ends[B].poll_action() else {
@@ -140,10 +136,10 @@ fn only_answers_to_questions_count() {
     let before = pair.connects(A).len();
     pair.ends[A].handle_datagram(pair.now, control(B), control(A), &data);
     pair.run();
-    assert_eq!(pair.connects(A).len(), before + 1, "it was one");
+    assert_eq!(pair.connects(A).len(), before + 1, "the answer counts");
     let dropped = pair.ends[A].dropped();
     pair.ends[A].handle_datagram(pair.now, control(B), control(A), &data);
     pair.run();
-    assert_eq!(pair.connects(A).len(), before + 1, "the round is over");
+    assert_eq!(pair.connects(A).len(), before + 1, "the probe is over");
     assert_eq!(pair.ends[A].dropped(), dropped + 1);
 }

@@ -1,4 +1,4 @@
-//! Resume: the handshake, who goes first, attempts, and who is dead.
+//! Resume: the handshake, precedence, attempts, and dead peers.
 
 use super::pair::*;
 use crate::config::Config;
@@ -27,7 +27,7 @@ fn is_suspend(action: &Action) -> bool {
 }
 
 #[test]
-fn four_messages_and_the_counts_are_exchanged() {
+fn a_resume_takes_four_messages_which_carry_the_counts() {
     let mut pair = Pair::live();
     pair.counts = [
         Counts {
@@ -56,7 +56,7 @@ fn four_messages_and_the_counts_are_exchanged() {
     };
     assert_eq!(install(A), Some((90, 12)));
     assert_eq!(install(B), Some((10, 100)));
-    // The one that noticed had suspended itself; the other one had to be told.
+    // The side with the fault has suspended the flow by itself; the other side is asked to.
     assert_eq!(pair.count(A, is_suspend), 0);
     assert_eq!(pair.count(B, is_suspend), 1);
     let resume = |replayed, received, attempts| Event::Resume {
@@ -77,7 +77,7 @@ fn four_messages_and_the_counts_are_exchanged() {
 }
 
 #[test]
-fn a_flow_that_was_resumed_keeps_nothing_of_it() {
+fn a_resumed_flow_keeps_no_state_of_the_outage() {
     let mut pair = Pair::live();
     for n in [A, B] {
         fault(&mut pair, n);
@@ -90,7 +90,7 @@ fn a_flow_that_was_resumed_keeps_nothing_of_it() {
 }
 
 #[test]
-fn nothing_is_drained_before_the_peer_has() {
+fn nothing_is_drained_before_the_peer_has_suspended() {
     let mut pair = Pair::live();
     pair.answers = false;
     fault(&mut pair, A);
@@ -109,12 +109,12 @@ fn nothing_is_drained_before_the_peer_has() {
     pair.ends[A].handle_drained(pair.now, FLOW, 0, 0);
     pair.run();
     assert_eq!(pair.kinds(B), [Kind::Resume, Kind::Confirm]);
-    // Live only when the replay is written.
+    // The flow is live only when the replay is written.
     assert_eq!(pair.states(), [State::Resuming; 2]);
 }
 
 #[test]
-fn both_at_once_makes_one_transport() {
+fn resumes_from_both_sides_at_once_make_one_transport() {
     for second_first in [false, true] {
         let mut pair = Pair::live();
         let (one, two) = if second_first { (B, A) } else { (A, B) };
@@ -132,10 +132,10 @@ fn both_at_once_makes_one_transport() {
 }
 
 #[test]
-fn of_two_with_the_same_number_the_connector_goes_first() {
+fn with_equal_epochs_the_connector_has_precedence() {
     let mut pair = Pair::live();
     pair.answers = false;
-    // Both have been challenged before either has sent RESUME: a stall that both look into.
+    // Both sides suspect a stall, and both get CHALLENGE before either sends RESUME.
     for n in [A, B] {
         pair.ends[n].fault(pair.now, FLOW, Cause::Stall);
     }
@@ -145,14 +145,14 @@ fn of_two_with_the_same_number_the_connector_goes_first() {
         (vec![Kind::Challenge], vec![Kind::Challenge])
     );
     assert_eq!(pair.count(A, is_suspend) + pair.count(B, is_suspend), 2);
-    // A's RESUME is out, but has not arrived; then B's goes out, too.
+    // A's RESUME is sent, but has not arrived yet; then B sends RESUME, too.
     pair.ends[A].handle_suspended(pair.now, FLOW);
     let Some(Action::Send { conn, data }) = pair.ends[A].poll_action() else {
         panic!("RESUME");
     };
     pair.ends[B].handle_suspended(pair.now, FLOW);
     pair.run();
-    // A refuses B's, and B, when it hears A's, drops its own.
+    // A refuses B's RESUME. When A's RESUME arrives, B drops its own.
     let refused = pair
         .messages(B)
         .into_iter()
@@ -172,7 +172,7 @@ fn of_two_with_the_same_number_the_connector_goes_first() {
 }
 
 #[test]
-fn a_stall_breaks_nothing_before_the_new_connection_stands() {
+fn a_stalled_transport_stays_in_use_until_the_peer_answers() {
     let mut pair = Pair::live();
     pair.tcp[B] = Net::Silent;
     pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
@@ -184,9 +184,9 @@ fn a_stall_breaks_nothing_before_the_new_connection_stands() {
     assert_eq!(
         pair.ends[A].poll_timeout(),
         None,
-        "it is left alone until it is suspected again"
+        "no attempts until a stall is suspected again"
     );
-    // And with a network it moves over.
+    // When the network works again, the flow moves to a new transport.
     pair.tcp[B] = Net::Works;
     pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
     pair.run();
@@ -213,7 +213,7 @@ fn a_suspended_stall_is_as_patient_as_the_kernel() {
     assert_eq!(
         pair.verdict(A),
         Some(Verdict::Errno(RESET)),
-        "but not for ever"
+        "patience ends after 924 s"
     );
 }
 
@@ -246,7 +246,7 @@ fn three_windows_and_then_the_error_of_the_kernel() {
             errno: 110
         })
     );
-    // A connection that hangs is replaced: every second, every two, every four.
+    // A connection that hangs is replaced after 1 s, in later windows after 2 s and 4 s.
     let connects = pair.connects(A).len();
     assert!((20..=24).contains(&connects), "{connects}");
     assert_eq!(pair.ends[A].poll_timeout(), None);
@@ -271,7 +271,7 @@ fn connections_that_fail_at_once_are_repeated_with_pauses() {
     let mut pair = Pair::live();
     pair.tcp[B] = Net::Refuses;
     fault(&mut pair, A);
-    // The control channel answers that the process lives: no verdict, however often refused.
+    // The process answers QUERY, so refused connections are no verdict.
     pair.wait(ms(2900));
     let connects = pair.connects(A).len();
     assert!((5..=40).contains(&connects), "{connects}");
@@ -282,7 +282,7 @@ fn connections_that_fail_at_once_are_repeated_with_pauses() {
 }
 
 #[test]
-fn a_killed_peer_is_known_within_half_a_second() {
+fn a_killed_peer_is_detected_within_half_a_second() {
     let mut pair = Pair::live();
     pair.tcp[B] = Net::Refuses;
     pair.udp[B] = Net::Refuses;
@@ -291,7 +291,7 @@ fn a_killed_peer_is_known_within_half_a_second() {
     assert_eq!(
         pair.verdict(A),
         None,
-        "one refusal is none: it must be confirmed"
+        "one refusal must be confirmed by another"
     );
     pair.wait(ms(260));
     assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
@@ -305,7 +305,7 @@ fn a_killed_peer_is_known_within_half_a_second() {
 }
 
 #[test]
-fn a_refusal_that_passes_is_survived() {
+fn a_temporary_refusal_does_not_end_the_flow() {
     let mut pair = Pair::live();
     pair.tcp[B] = Net::Refuses;
     pair.udp[B] = Net::Refuses;
@@ -318,7 +318,7 @@ fn a_refusal_that_passes_is_survived() {
 }
 
 #[test]
-fn whoever_speaks_is_not_gone() {
+fn a_process_that_sends_a_message_is_not_gone() {
     let mut pair = Pair::live();
     let other = FlowToken(8);
     let [mut a, b] = addrs();
@@ -331,7 +331,7 @@ fn whoever_speaks_is_not_gone() {
     pair.udp[B] = Net::Refuses;
     fault(&mut pair, A);
     pair.wait(ms(140));
-    // B makes a connection for another flow meanwhile.
+    // Meanwhile B connects to resume another flow.
     pair.ends[B].fault(pair.now, other, Cause::Errno(RESET));
     pair.wait(ms(60));
     assert_eq!(pair.ends[A].state(other), Some(State::Live));
@@ -343,7 +343,7 @@ fn whoever_speaks_is_not_gone() {
 }
 
 #[test]
-fn another_process_in_the_peers_place_means_it_is_gone() {
+fn another_process_on_the_peers_port_means_that_the_peer_is_gone() {
     for same_host in [true, false] {
         let mut pair = Pair::live();
         let mut stranger = id(B);
@@ -355,7 +355,7 @@ fn another_process_in_the_peers_place_means_it_is_gone() {
         pair.ends[B] = endpoint_at(stranger, addr, Config::default(), 9);
         fault(&mut pair, A);
         pair.run();
-        // Another host with that address is only a wrong path.
+        // Another host with that address only makes the path fail.
         let gone = pair.verdict(A) == Some(Verdict::Errno(RESET));
         assert_eq!(gone, same_host);
     }
@@ -390,7 +390,7 @@ fn a_peer_that_forgot_the_flow_ends_it() {
 }
 
 #[test]
-fn a_failed_replay_is_resumed_again() {
+fn a_flow_is_resumed_again_after_a_failed_replay() {
     let mut pair = Pair::live();
     pair.counts = [
         Counts {
@@ -424,15 +424,11 @@ fn a_failed_replay_is_resumed_again() {
         "{:?}",
         last(A)
     );
-    assert_eq!(
-        pair.count(B, is_suspend),
-        2,
-        "the replay there had to be stopped"
-    );
+    assert_eq!(pair.count(B, is_suspend), 2, "B's replay was suspended");
 }
 
 #[test]
-fn attempts_come_to_an_end_also_after_two_replays_have_failed() {
+fn attempts_end_even_after_two_failed_replays() {
     let mut pair = Pair::live();
     pair.answers = false;
     fault(&mut pair, A);
@@ -448,7 +444,7 @@ fn attempts_come_to_an_end_also_after_two_replays_have_failed() {
         read_dry(&mut pair, n, suspend);
     }
     assert_eq!(pair.count(A, |a| matches!(a, Action::Install { .. })), 2);
-    // That breaks at A, and the host is gone.
+    // The next connection breaks at A, and the host is gone.
     pair.tcp = [Net::Silent; 2];
     pair.udp = [Net::Silent; 2];
     fault(&mut pair, A);
@@ -463,7 +459,7 @@ fn suspend_is_asked_for_once() {
     pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
     pair.run();
     assert_eq!(pair.count(A, is_suspend), 1);
-    // Meanwhile the peer asks, too, and an error turns up.
+    // Before `Suspend` is answered, the peer sends RESUME, and the transport reports an error.
     fault(&mut pair, B);
     pair.wait(HEAD_START);
     fault(&mut pair, A);
@@ -476,7 +472,7 @@ fn suspend_is_asked_for_once() {
 }
 
 #[test]
-fn who_had_accepted_lets_the_other_one_go_first() {
+fn the_acceptor_gives_the_connector_a_head_start() {
     let mut pair = Pair::live();
     fault(&mut pair, A);
     fault(&mut pair, B);
@@ -485,7 +481,7 @@ fn who_had_accepted_lets_the_other_one_go_first() {
     pair.wait(2 * HEAD_START);
     assert_eq!((pair.connects(A).len(), pair.connects(B).len()), (1, 0));
 
-    // The other one does not know, or does not get through.
+    // If the connector has not noticed the fault, or cannot connect, the acceptor connects.
     let mut pair = Pair::live();
     fault(&mut pair, B);
     pair.wait(HEAD_START);
@@ -494,12 +490,12 @@ fn who_had_accepted_lets_the_other_one_go_first() {
 }
 
 #[test]
-fn a_peer_that_asked_and_fell_silent_is_not_waited_for() {
+fn a_peer_that_falls_silent_after_resume_is_not_waited_for() {
     let mut pair = Pair::live();
     pair.answers = false;
     fault(&mut pair, A);
     pair.run();
-    // A's RESUME has arrived; then nothing of A's does any more.
+    // A's RESUME has arrived; no later message of A does.
     pair.tcp[B] = Net::Silent;
     pair.ends[B].handle_suspended(pair.now, FLOW);
     pair.run();

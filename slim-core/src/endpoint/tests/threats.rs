@@ -1,4 +1,4 @@
-//! What a job key is for: each attack succeeds without one, and fails with one. `docs/SECURITY.md`.
+//! The purpose of a job key: each attack succeeds without one, and fails with one. `docs/SECURITY.md`.
 
 use super::pair::*;
 use crate::auth::{FlowKey, Fresh, JobKey, KeyInputs};
@@ -14,7 +14,7 @@ fn config(keyed: bool) -> Config {
     }
 }
 
-/// The key of the flow, as somebody derives it who has read HELLO and HELLO_ACK.
+/// The flow key as derived by an attacker who has read HELLO and HELLO_ACK.
 fn derived(job: Option<&JobKey>, hello: &Hello, ack: &HelloAck) -> FlowKey {
     let inputs = KeyInputs {
         flow: hello.flow,
@@ -31,9 +31,9 @@ fn another_user_of_the_connectors_host_needs_the_job_key() {
     for keyed in [false, true] {
         let mut pair = Pair::with([config(keyed), config(keyed)]);
         pair.open(B);
-        // He has A's address, and sees A's connection; B's answer comes to him.
+        // The attacker has A's address, and sees A's connection. B's answer comes to the attacker.
         let mut other = endpoint(A, config(false));
-        // So that he draws other numbers.
+        // A first flow, so that the attacker's endpoint draws other random numbers than A's.
         let elsewhere = FlowToken(0);
         other.open(pair.now, elsewhere, Role::Connector, addrs()[A], addrs()[A]);
         while other.poll_action().is_some() {}
@@ -43,7 +43,7 @@ fn another_user_of_the_connectors_host_needs_the_job_key() {
         };
         pair.ends[B].handle_datagram(pair.now, control(A), addrs()[B], &data);
         let Some(Action::Datagram { data: answer, .. }) = pair.ends[B].poll_action() else {
-            panic!("it is answered");
+            panic!("HELLO_ACK");
         };
         other.handle_datagram(pair.now, addrs()[B], control(A), &answer);
         while let Some(action) = other.poll_action() {
@@ -60,7 +60,7 @@ fn another_user_of_the_connectors_host_needs_the_job_key() {
 }
 
 #[test]
-fn who_has_read_the_first_exchange_needs_the_job_key() {
+fn an_observer_of_the_negotiation_needs_the_job_key() {
     for keyed in [false, true] {
         let mut pair = Pair::with([config(keyed), config(keyed)]);
         pair.open(B);
