@@ -250,7 +250,7 @@ pub fn before_spawn(chosen: bool) {
                 if chosen || sys::survives_exec(fd) {
                     f.mark_forked();
                     if let Some(mut ctl) = f.own_at(fd) {
-                        transport::veil(f, &mut ctl);
+                        transport::install_placeholder(f, &mut ctl);
                     }
                 }
             });

@@ -120,10 +120,10 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
         epoll::end_closed(flow, &mut ctl);
     }
     let epolls = std::mem::take(&mut ctl.epolls);
-    ctl.uncover(flow);
+    ctl.clear_suspension(flow);
     flow.stream.give_back_pass();
     if !flow.live.load(Ordering::Acquire) && ctl.mode() == Mode::Open {
-        transport::hear(flow, &mut ctl, flow.stream.received());
+        transport::read_mailbox(flow, &mut ctl, flow.stream.received());
     }
     let established = flow.was_established(fd) || ctl.mode() != Mode::Open;
     let sent = flow.stream.sent_in_time();
@@ -175,7 +175,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
             }
         }
         Mode::Suspended if exposed && !ctl.receiving.is_drained() => {
-            transport::keep(flow, &mut ctl, fd)
+            transport::keep_transport(flow, &mut ctl, fd)
         }
         _ => {}
     }

@@ -63,7 +63,7 @@ impl LateError {
             .dead
             .then(|| transport::fault(flow, fd, Cause::Errno(errno)));
         if let Some(Fault::Plain) = fault {
-            transport::owe(fd, errno);
+            transport::set_pending_error(fd, errno);
         }
         matches!(fault, Some(Fault::Suspended))
     }

@@ -266,7 +266,7 @@ impl Receive {
             Fault::Plain if is_given_up(self.fd, asked) => true,
             Fault::Plain => {
                 if let Some(errno) = error {
-                    transport::owe(self.fd, errno);
+                    transport::set_pending_error(self.fd, errno);
                 }
                 false
             }
@@ -457,9 +457,8 @@ impl Receive {
             return Next::Return(n as isize);
         }
         match ctl.mode() {
-            Mode::Dead(_) => {
-                transport::pay(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e)))
-            }
+            Mode::Dead(_) => transport::take_pending_error(flow, ctl)
+                .map_or(Next::Again, |e| Next::Return(fail(e))),
             Mode::Stashed { .. } => {
                 transport::after_stash(flow, ctl);
                 Next::Again
@@ -498,6 +497,6 @@ pub fn has_failed(fd: c_int) -> bool {
 pub fn owe(fd: c_int, errno: c_int) {
     let passing = [libc::EAGAIN, libc::EINTR, libc::EFAULT];
     if !passing.contains(&errno) && table::flow(fd).is_none() && sys::is_tcp(fd) {
-        transport::owe(fd, errno);
+        transport::set_pending_error(fd, errno);
     }
 }

@@ -37,14 +37,14 @@ pub unsafe fn option(
     let on = match ctl.mode() {
         Mode::Dead(errno)
         | Mode::Stashed {
-            then: Then::Owed(errno),
+            then: Then::Error(errno),
         } if error => {
             let r = real(fd);
             if r == 0 {
                 // SAFETY: the kernel has just answered.
                 unsafe { answer(value, len, errno) };
             }
-            transport::pay(flow, ctl);
+            transport::take_pending_error(flow, ctl);
             return r;
         }
         Mode::Stashed { then: Then::Over } if error => return real(fd),

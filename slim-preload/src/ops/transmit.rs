@@ -343,7 +343,7 @@ impl<S: Source> Transmit<S> {
                 return Next::Return(if n < 0 { self.refuse(sys::errno()) } else { n });
             }
             (Mode::Dead(_) | Mode::Stashed { .. }, _) => {
-                return transport::pay(flow, ctl)
+                return transport::take_pending_error(flow, ctl)
                     .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
             }
             _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
