@@ -103,7 +103,7 @@ impl RawAddr {
     }
 }
 
-/// An internet address as the kernel hands it out, in few bytes: every flow has two, and nearly all are IPv4.
+/// An internet address as the kernel hands it out, in compact form: every flow has two, and nearly all are IPv4.
 #[derive(Clone)]
 pub enum Name {
     /// Address and port as they are in a `sockaddr_in`.

@@ -1,5 +1,5 @@
-//! The descriptor numbers of the process: which ones are SLIM's own, which ones libc's stdio uses, and how many places the kernel's
-//! table has.
+//! The descriptor numbers of the process: which ones are SLIM's own, which ones libc's stdio uses, and the size of the kernel's
+//! descriptor table.
 
 use crate::{stand_in, sys};
 use libc::c_int;

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const UNVERIFIED: u8 = 1 << 0;
 /// The application has made a thread.
 const THREADS: u8 = 1 << 1;
-/// It has cancelled one.
+/// The application has cancelled a thread.
 const CANCELS: u8 = 1 << 2;
 /// A child that shares our memory has put another file under a flow's number.
 const DIFFERS: u8 = 1 << 3;
@@ -64,7 +64,7 @@ pub fn numbers_differ() {
     AGAINST.fetch_or(DIFFERS, Ordering::SeqCst);
 }
 
-/// Whether there was such a child.
+/// Whether a vforked child has ever done that.
 #[inline]
 pub fn do_numbers_differ() -> bool {
     AGAINST.load(Ordering::Relaxed) & DIFFERS != 0

@@ -22,7 +22,7 @@ pub use mode::{Mode, Then};
 
 /// A flow. All fields but those under a lock may be touched from any thread.
 pub struct Flow {
-    /// Its bytes; barred while no transport is under the descriptor numbers.
+    /// The stream of bytes. Its gate is barred while no transport is under the descriptor numbers.
     pub stream: Stream,
     /// Both sides know that this is a SLIM flow.
     pub live: AtomicBool,

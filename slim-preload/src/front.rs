@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The agent's hold on one life of a flow.
+/// The agent's reference to one life of a flow.
 pub struct Handle {
     flow: &'static Flow,
     /// Boxed and usually `None`, so that an idle flow stays small. Only the agent's thread uses it.

@@ -222,7 +222,7 @@ struct Segments {
     urgent: Cell<bool>,
 }
 
-// SAFETY: what is mapped is private, of the size said or larger, and only unmapped when it is given back.
+// SAFETY: a mapping is private, has at least the stated size, and is unmapped only when it is given back.
 unsafe impl Allocator for Segments {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let size = whole_pages(size);

@@ -220,7 +220,7 @@ fn size(fd: c_int, name: c_int) -> Option<c_int> {
 }
 
 fn set_size(fd: c_int, name: c_int, want: c_int) {
-    // The kernel doubles what it is given (socket(7)).
+    // The kernel doubles the size that it is given (socket(7)).
     sys::set_option(fd, libc::SOL_SOCKET, name, &(want / 2));
     if size(fd, name) != Some(want) {
         // The size is above the system's limit: a privileged process can force it.
@@ -294,7 +294,7 @@ fn add(fd: c_int) {
         place.store(sys::cookie(fd).unwrap_or(0), Ordering::SeqCst);
     } else if at == BOUND.len() {
         crate::runtime::say(
-            "too many sockets with options that cannot go with a connection: new connections are plain TCP",
+            "too many sockets with options that bind them to one connection: new connections are plain TCP",
         );
     }
 }

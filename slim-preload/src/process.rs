@@ -229,7 +229,7 @@ fn alone(real: impl Fn() -> c_int) -> c_int {
     if r == 0 || !runtime::in_use() || !matches!(sys::errno(), libc::EINVAL | libc::EUSERS) {
         return r;
     }
-    stop_managing("the program makes a call that is for a process of one thread");
+    stop_managing("the program makes a call that needs a process with one thread");
     sys::set_errno(errno);
     real()
 }

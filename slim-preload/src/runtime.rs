@@ -257,7 +257,7 @@ pub fn switch_off(why: &str) {
         // Tells the peers, and delivers the remaining bytes of flows that the application has closed.
         agent.drain_exit(RETIRING);
         if !agent.retire(RETIRING) {
-            say("the thread of SLIM has not ended");
+            say("SLIM's thread has not ended");
         }
     }
     sys::proc::release();

@@ -100,7 +100,7 @@ pub enum Departure {
 
 /// The most bytes that are put into a loopback connection.
 pub const MOST: usize = 128 << 10;
-/// How long the kernel is given to move them.
+/// How long the kernel is given to move the bytes.
 const PATIENCE: Duration = Duration::from_millis(5);
 /// The least number of checks before giving up: more than the strangers that can connect first.
 const LOOKS: c_int = 2 * STRANGERS;
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_that_connects_first_is_not_accepted() {
+    fn a_stranger_who_connects_first_is_not_taken() {
         use std::io::Write;
         use std::net::{TcpListener, TcpStream};
         use std::os::fd::{AsRawFd, IntoRawFd};

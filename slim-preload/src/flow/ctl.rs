@@ -60,11 +60,11 @@ struct Away {
 /// The part of a flow that changes when its transport does.
 pub struct Ctl {
     state: CtlState,
-    /// The application's descriptor numbers for this flow; mostly one.
+    /// The descriptor numbers of this flow, the application's first; usually one.
     pub fds: SmallVec<[c_int; 4]>,
     /// The receiving half: the stash, and the state of the present transport.
     pub receiving: ReceiveHalf,
-    /// Epoll instances that know one of the numbers; mostly one.
+    /// Epoll instances with which one of the numbers is registered; usually one.
     pub epolls: SmallVec<[&'static Instance; 2]>,
     /// The `getsockname` address of the first transport.
     pub local: Option<Name>,
@@ -497,7 +497,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "no move from Dead")]
     #[cfg(debug_assertions)]
-    fn a_move_that_is_not_in_the_table_is_a_bug() {
+    fn a_move_that_is_not_in_the_table_panics() {
         let mut ctl = open();
         ctl.escalate(Some(libc::ETIMEDOUT));
         ctl.suspend();

@@ -40,7 +40,7 @@ pub enum Mode {
     Lingering,
 }
 
-/// What a flow becomes when its stash is read.
+/// What follows when the stash of a flow has been read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
     /// The waiting transport takes the numbers.
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn every_move_is_as_in_the_table() {
+    fn the_transition_table_matches_the_diagram() {
         for from in ALL {
             for to in ALL {
                 let want = sources(to).contains(&from);

@@ -132,7 +132,7 @@ impl Wait {
         Wait::For(Some(left.min(UNALARMED)))
     }
 
-    /// A timespec to point to, unless the application's own serves.
+    /// A timespec to point to; `None` for the application's own, and for ever.
     pub fn timespec(self) -> Option<libc::timespec> {
         match self {
             Wait::For(Some(d)) => Some(libc::timespec {

@@ -66,7 +66,7 @@ pub fn is_lost(flow: &'static Flow, fd: c_int, errno: c_int) -> bool {
     no_socket && flow.own_at(fd).is_none()
 }
 
-/// What a call on a barred flow does next.
+/// The next step of a call.
 pub enum Next {
     /// Look at the descriptor again.
     Again,
