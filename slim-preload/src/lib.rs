@@ -29,7 +29,7 @@
 //! | [`options`], [`kept_names`] | socket options that a new transport gets; addresses of connections that are plain TCP |
 //! | [`runtime`] | whether SLIM works in this process, and its agent |
 //! | [`descriptors`], [`sleep`], [`stand_in`] | numbers of SLIM's own; threads that sleep in `poll`; sockets in place of a dead transport |
-//! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; page shared with forked children; the kernel |
+//! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; page shared with children; the kernel |
 //!
 //! This crate makes no decisions about peers and networks: `slim-core` decides, driven by `slim-agent`.
 
