@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 pub struct RawAddr {
     /// The bytes.
     pub storage: libc::sockaddr_storage,
-    /// How many of them count.
+    /// How many of them are valid.
     pub len: libc::socklen_t,
 }
 
@@ -24,12 +24,12 @@ impl RawAddr {
         }
     }
 
-    /// The address, for the kernel to fill.
+    /// A pointer through which the kernel fills the address.
     pub fn as_mut_ptr(&mut self) -> *mut libc::sockaddr {
         (&raw mut self.storage).cast()
     }
 
-    fn asked(nr: c_long, fd: c_int) -> Option<Self> {
+    fn query(nr: c_long, fd: c_int) -> Option<Self> {
         let mut a = Self::room();
         // SAFETY: the storage has room for its length.
         unsafe { sys::name_of(nr, fd, a.as_mut_ptr(), &mut a.len) }.ok()?;
@@ -38,15 +38,15 @@ impl RawAddr {
 
     /// `getsockname`.
     pub fn local(fd: c_int) -> Option<Self> {
-        Self::asked(libc::SYS_getsockname, fd)
+        Self::query(libc::SYS_getsockname, fd)
     }
 
     /// `getpeername`.
     pub fn peer(fd: c_int) -> Option<Self> {
-        Self::asked(libc::SYS_getpeername, fd)
+        Self::query(libc::SYS_getpeername, fd)
     }
 
-    /// The internet address in it, IPv4-mapped ones as IPv4, so that both ends name a connection alike.
+    /// The internet address, if it is one. An IPv4-mapped address is given as IPv4, so that both ends name a connection alike.
     pub fn internet(&self) -> Option<SocketAddr> {
         match i32::from(self.storage.ss_family) {
             libc::AF_INET => {
@@ -71,7 +71,7 @@ impl RawAddr {
         }
     }
 
-    /// To be kept: `None` if it is no internet address.
+    /// The address in a form to keep; `None` if it is no internet address.
     pub fn name(&self) -> Option<Name> {
         match i32::from(self.storage.ss_family) {
             libc::AF_INET => {
@@ -103,12 +103,12 @@ impl RawAddr {
     }
 }
 
-/// An internet address as the kernel hands it out, in few bytes: every flow has two, and nearly all are IPv4.
+/// An internet address as the kernel hands it out, in compact form: every flow has two, and nearly all are IPv4.
 #[derive(Clone)]
 pub enum Name {
     /// Address and port as they are in a `sockaddr_in`.
     V4(libc::in_addr_t, libc::in_port_t),
-    /// All of it.
+    /// The whole `sockaddr_in6`.
     V6(Box<libc::sockaddr_in6>),
 }
 
@@ -130,7 +130,7 @@ impl Name {
         }
     }
 
-    /// The family of the socket that has it.
+    /// The address family of the socket that has this address.
     pub fn family(&self) -> c_int {
         match self {
             Name::V4(..) => libc::AF_INET,
@@ -138,12 +138,12 @@ impl Name {
         }
     }
 
-    /// Whether it is an IPv6 socket's, of an IPv4 connection.
+    /// Whether it is the address of an IPv6 socket with an IPv4 connection.
     pub fn is_mapped(&self) -> bool {
         matches!(self, Name::V6(_)) && self.internet().is_ipv4()
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Name::V4(..) => size_of::<libc::sockaddr_in>(),
@@ -151,8 +151,8 @@ impl Name {
         }
     }
 
-    /// Gives the address to a caller of `getsockname`, `accept` and the like: cut to the room there is, with the
-    /// full length told.
+    /// Writes the address for a caller of `getsockname`, `accept` and the like: truncated to the caller's room, but with
+    /// the full length in `len`.
     ///
     /// # Safety
     /// As `getsockname(2)` asks of `addr` and `len`.
@@ -177,7 +177,7 @@ impl Name {
 /// # Safety
 /// As [`Name::give`]; `A` is a kind of `sockaddr`, without padding.
 unsafe fn give<A>(whole: &A, addr: *mut libc::sockaddr, len: *mut libc::socklen_t) {
-    // SAFETY: the caller's contract: `len` says how much room `addr` has. It may be null if there is none.
+    // SAFETY: the caller's contract: `len` says how much room `addr` has. `addr` may be null if there is none.
     unsafe {
         let room = (len.read_unaligned() as usize).min(size_of::<A>());
         if room > 0 {

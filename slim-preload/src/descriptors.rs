@@ -1,5 +1,5 @@
-//! The descriptor numbers of the process: which ones are SLIM's own, which ones libc's stdio uses, and how many places the kernel's
-//! table has.
+//! The descriptor numbers of the process: which ones are SLIM's own, which ones libc's stdio uses, and the size of the kernel's
+//! descriptor table.
 
 use crate::{stand_in, sys};
 use libc::c_int;
@@ -10,7 +10,7 @@ pub fn is_ours(fd: c_int) -> bool {
     is_internal(fd) && !slim_sys::in_agent()
 }
 
-/// Whether a number is SLIM's own, also for its own calls.
+/// Whether a number is SLIM's own, even when SLIM's own thread asks.
 pub fn is_internal(fd: c_int) -> bool {
     slim_sys::fds::is_internal(fd) || stand_in::is_ours(fd)
 }
@@ -22,10 +22,10 @@ pub fn open_numbers() -> Vec<c_int> {
     all
 }
 
-/// Numbers that have a stream of libc's; the standard ones always do.
+/// Numbers that have a libc stream (stdio). The three standard numbers always do.
 static STREAMS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
-/// libc has a stream for this number from now on, or has none any more.
+/// Notes whether libc has a stream for this number.
 pub fn set_stream(fd: c_int, has: bool) {
     if let Some(word) = STREAMS.get(fd as u32 as usize / 64) {
         let bit = 1 << (fd % 64);
@@ -43,10 +43,10 @@ pub fn has_stream(fd: c_int) -> bool {
     (0..=2).contains(&fd) || word.is_some_and(|w| w.load(Ordering::Relaxed) >> (fd % 64) & 1 == 1)
 }
 
-/// How many places the kernel's table of descriptors has, as proc(5) tells it.
+/// The size of the kernel's descriptor table, as in proc(5) (`FDSize`).
 static PLACES: AtomicI32 = AtomicI32::new(sys::TABLE_MIN);
 
-/// The application has got this number.
+/// Notes that the application has got this number: the table is at least that large.
 pub fn note_number(fd: c_int) {
     if fd >= sys::TABLE_MIN {
         let places = (fd as u32 + 1).next_power_of_two() as c_int;
@@ -54,15 +54,15 @@ pub fn note_number(fd: c_int) {
     }
 }
 
-/// Before the first descriptor of ours above those of the application: how many places the kernel says that there are.
+/// Notes the table size that the kernel reports. Called before SLIM makes its first descriptor above those of the application.
 pub fn note_table_size(size: Option<c_int>) {
     PLACES.fetch_max(size.unwrap_or(sys::TABLE_MIN), Ordering::Relaxed);
 }
 
-/// How many places the table would have without our descriptors: what is beyond them, `select` does not look at. It
+/// The size that the kernel's table would have without our descriptors. `select` ignores numbers beyond the table. The table
 /// grows by powers of two, and never shrinks.
 pub fn table_size() -> c_int {
-    // One of ours that is just being made is up there, and not known to be ours yet.
+    // A descriptor of ours that is just being made lies above the floor, and is not registered as ours yet.
     let floor = slim_sys::fds::floor();
     let open = open_numbers()
         .into_iter()

@@ -1,12 +1,11 @@
-//! The data path's system calls without libc around them.
+//! The data path's system calls, made without libc.
 //!
-//! libc makes each of these calls a cancellation point, which in a process with several threads costs as much as all
-//! that SLIM does besides, and one of the threads is ours. So calls go past libc, but not where that could be noticed:
-//! * from the first `pthread_cancel` on none does. A call of ours that does not wait is made while something is held,
-//!   and comes back: it is a cancellation point before that ([`cancellation_point`]);
-//! * a call that waits, and so would have to be interrupted, goes through libc as soon as the application has made
-//!   a thread, for only another thread interrupts it. (Those of libc's own making, which call back for a
-//!   `SIGEV_THREAD`, are not seen.)
+//! libc makes each of these calls a cancellation point. In a process with several threads that costs as much as all of
+//! SLIM's own work, and the agent's thread is always a second one. So calls go past libc, except where a program could notice:
+//! * after the first `pthread_cancel` no call goes past libc. A non-blocking call of ours is made while locks are held, and
+//!   must return; so the cancellation point comes before it ([`cancellation_point`]);
+//! * after the application has made a thread, a call that may block goes through libc: only another thread can cancel it.
+//!   (Threads that libc itself makes, to call back for a `SIGEV_THREAD`, are not seen.)
 
 use libc::{c_int, c_void, iovec, msghdr, pollfd, size_t, sockaddr, socklen_t};
 use slim_sys::cancel;
@@ -15,19 +14,19 @@ use slim_sys::{Errno, errno};
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// It is not known that libc's functions are what the application would call.
-const UNAGAINST: u8 = 1 << 0;
+/// [`allow`] has not found yet that the application's calls would reach libc's functions.
+const UNVERIFIED: u8 = 1 << 0;
 /// The application has made a thread.
 const THREADS: u8 = 1 << 1;
-/// It has cancelled one.
+/// The application has cancelled a thread.
 const CANCELS: u8 = 1 << 2;
-/// A child that shares our memory has put something else under a number of a flow's.
+/// A child that shares our memory has put another file under a flow's number.
 const DIFFERS: u8 = 1 << 3;
 
-/// What speaks against going past libc.
-static AGAINST: AtomicU8 = AtomicU8::new(UNAGAINST);
+/// The reasons against going past libc.
+static AGAINST: AtomicU8 = AtomicU8::new(UNVERIFIED);
 
-/// From now on calls go past libc, unless another library takes its calls too: that one is not to be left out.
+/// Lets calls go past libc from now on, unless another library hooks libc's functions, too: that library must not be bypassed.
 pub fn allow() {
     let names = [
         c"epoll_wait",
@@ -46,37 +45,37 @@ pub fn allow() {
     let libc = library_of(c"gnu_get_libc_version");
     let own = cfg!(target_arch = "x86_64") && libc.is_some();
     if own && names.iter().all(|name| library_of(name) == libc) {
-        AGAINST.fetch_and(!UNAGAINST, Ordering::SeqCst);
+        AGAINST.fetch_and(!UNVERIFIED, Ordering::SeqCst);
     }
 }
 
-/// The application makes a thread: what waits can be interrupted from now on.
+/// The application makes a thread, which may cancel blocking calls from now on.
 pub fn threads() {
     AGAINST.fetch_or(THREADS, Ordering::SeqCst);
 }
 
-/// Whether the application has made one.
+/// Whether the application has made a thread.
 pub fn has_threads() -> bool {
     AGAINST.load(Ordering::SeqCst) & THREADS != 0
 }
 
-/// A vforked child gives a number of a flow's to something else. From now on every call asks who makes it.
+/// A vforked child puts another file under a flow's number. From now on every call checks which process makes it.
 pub fn numbers_differ() {
     AGAINST.fetch_or(DIFFERS, Ordering::SeqCst);
 }
 
-/// Whether there was such a child.
+/// Whether a vforked child has ever done that.
 #[inline]
 pub fn do_numbers_differ() -> bool {
     AGAINST.load(Ordering::Relaxed) & DIFFERS != 0
 }
 
-/// A thread is to be cancelled: every call is a cancellation point from now on.
+/// A thread is about to be cancelled: every call is a cancellation point from now on.
 pub fn cancels() {
     AGAINST.fetch_or(CANCELS, Ordering::SeqCst);
 }
 
-/// Where the library that the next function of this name is in has been loaded.
+/// Load address of the library in which the next function of this name is.
 fn library_of(name: &CStr) -> Option<usize> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: a valid name; `dladdr` fills the structure or says that it has not.
@@ -87,13 +86,13 @@ fn library_of(name: &CStr) -> Option<usize> {
     }
 }
 
-/// Whether a call that does not wait may go past libc.
+/// Whether a non-blocking call may go past libc.
 #[inline(always)]
 pub fn is_allowed() -> bool {
     AGAINST.load(Ordering::Relaxed) & !THREADS == 0
 }
 
-/// Whether a call may go past libc; asks whether it never waits only if that matters.
+/// Whether a call may go past libc. Evaluates `never_waits` only if it matters.
 #[inline(always)]
 pub fn is_allowed_if(never_waits: impl FnOnce() -> bool) -> bool {
     match AGAINST.load(Ordering::Relaxed) {
@@ -103,20 +102,20 @@ pub fn is_allowed_if(never_waits: impl FnOnce() -> bool) -> bool {
     }
 }
 
-/// Where a call of the application begins that libc has as a cancellation point. It holds nothing yet.
+/// A cancellation point, at the start of an application's call that is one in libc. The call holds no locks yet.
 pub fn cancellation_point() {
     if AGAINST.load(Ordering::Relaxed) & CANCELS != 0 {
         cancel::point();
     }
 }
 
-/// Makes a call that does not wait through libc, and comes back. The answer is the kernel's.
+/// Makes a non-blocking call through libc, without a cancellation point. The answer has the kernel's form.
 pub fn surely(real: impl FnOnce() -> isize) -> isize {
     answer(cancel::uncancelled(real))
 }
 
-/// Makes a call on a descriptor that is none of our business, of which nobody knows whether it waits: past libc with
-/// `direct`, else with `real`, libc's own function. The answer is libc's.
+/// Makes a call on a descriptor that SLIM does not manage, so that it is unknown whether the call blocks: past libc with
+/// `direct` if that is allowed, otherwise with `real`, libc's own function. The answer has libc's form.
 #[inline(always)]
 pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> isize {
     if AGAINST.load(Ordering::Relaxed) != 0 {
@@ -125,7 +124,7 @@ pub fn plainly(direct: impl FnOnce() -> isize, real: impl FnOnce() -> isize) -> 
     as_libc(direct())
 }
 
-/// What the kernel answered, as libc's function gives it.
+/// Converts the kernel's form of an answer to libc's.
 #[inline(always)]
 pub fn as_libc(answer: isize) -> isize {
     match answer {
@@ -134,19 +133,19 @@ pub fn as_libc(answer: isize) -> isize {
     }
 }
 
-/// What libc's function gave, as the kernel says it.
+/// Converts libc's form of an answer to the kernel's.
 #[inline]
 pub fn answer(n: isize) -> isize {
     if n < 0 { -(errno() as isize) } else { n }
 }
 
-/// The errno in an answer of the kernel's.
+/// The errno in an answer that has the kernel's form.
 #[inline]
 pub fn errno_in(answer: isize) -> Errno {
     -answer as Errno
 }
 
-/// The system call of this name, where the processor has it.
+/// The number of the system call of this name, on processors that have it.
 macro_rules! number {
     ($name:ident) => {{
         #[cfg(target_arch = "x86_64")]
@@ -165,7 +164,7 @@ macro_rules! calls {
         /// The arguments are the application's own for this call, as its manual page asks.
         #[inline(always)]
         pub unsafe fn $name($($arg: $kind),*) -> isize {
-            // SAFETY: the caller's contract; arguments beyond those of the call are not looked at.
+            // SAFETY: the caller's contract; the kernel ignores arguments beyond those of the call.
             unsafe { syscall(number!($nr), padded([$($arg.word()),*])) }
         }
     )*};

@@ -1,8 +1,8 @@
 //! The epoll instances of the process.
 //!
-//! Each has a mirror of what the application registered ([`crate::mirror`]), for the kernel loses that when something else comes under a
-//! number. Two kinds of registration need more: those by a number that the application has closed ([`closed`]), and those that no hook has
-//! seen ([`unseen`]).
+//! Each instance has a mirror of the application's registrations ([`crate::mirror`]), because the kernel loses a registration when
+//! another file is put under its number. Two kinds of registration need more: those by a number that the application has closed
+//! ([`closed`]), and those that no hook has seen ([`unseen`]).
 
 mod closed;
 mod unseen;
@@ -18,20 +18,20 @@ pub use unseen::read_back;
 
 static INSTANCES: Lock<Vec<&'static Instance>> = Lock::new(Vec::new());
 
-/// Around a fork: no other thread may be changing what the child is to inherit in one piece.
+/// Before a fork: takes the lock, so that the child inherits a consistent state.
 pub fn before_fork() {
     INSTANCES.lock();
 }
 
-/// After a fork, on either side. A child begins without the parent's instances: its registrations are the parent's,
-/// and a number that the child closes may become another instance's. It does not touch them, for another thread may
-/// have had the lock of one.
+/// After a fork, on either side. A child begins without the parent's instances: their registrations are the parent's, and a
+/// number that the child closes may become another instance's. The child does not touch them, because another thread may
+/// have held the lock of one.
 pub fn after_fork(child: bool) {
     // SAFETY: taken by `before_fork`.
     unsafe { INSTANCES.unlock_after_fork(child) };
 }
 
-/// The instance behind an epoll descriptor; an inherited one is known from the first `epoll_ctl` on.
+/// The instance behind an epoll descriptor. An inherited descriptor gets a new instance at its first `epoll_ctl`.
 pub fn instance(epfd: c_int) -> Option<&'static Instance> {
     match table::entry(epfd) {
         Entry::Epoll(i) => Some(i),
@@ -51,7 +51,7 @@ pub fn instance(epfd: c_int) -> Option<&'static Instance> {
     }
 }
 
-/// A socket that becomes a flow may have been registered before.
+/// Takes over the registrations of a socket that becomes a flow: it may have been registered before.
 pub fn adopt(fd: c_int, ctl: &mut Ctl) {
     INSTANCES.with(|all| {
         let know = |i: &&Instance| i.lock().registered.contains_key(&fd);
@@ -59,7 +59,8 @@ pub fn adopt(fd: c_int, ctl: &mut Ctl) {
     });
 }
 
-/// The file under `fd`, which is about to be closed, stays open with us: the kernel would go on to report its events.
+/// Removes the registrations of `fd`, which is about to be closed while its file stays open in SLIM: the kernel would go on
+/// reporting events of the file.
 pub fn outlived(fd: c_int, instances: &[&'static Instance]) {
     if any_unseen() {
         INSTANCES.with(|all| all.iter().for_each(|i| i.unregister(fd)));

@@ -1,8 +1,8 @@
-//! One flow as the hooks see it: its stream ([`slim_stream`]), and what is under its descriptor numbers.
+//! One flow as the hooks see it: its stream ([`slim_stream`]), and the state of its descriptor numbers.
 //!
 //! A data call loads a pointer from the [`crate::table`], enters the gate, and reads the table again. So a
-//! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only used again,
-//! when neither the table nor the agent has them ([`Flow::drop_ref`]) and nobody is inside the gate.
+//! `Flow` must stay readable after its last descriptor is closed: flows are never freed, only reused,
+//! when neither the table nor the agent refers to them ([`Flow::drop_ref`]) and no call is inside the gate.
 
 mod ctl;
 mod mode;
@@ -22,25 +22,25 @@ pub use mode::{Mode, Then};
 
 /// A flow. All fields but those under a lock may be touched from any thread.
 pub struct Flow {
-    /// Its bytes; barred while no transport is under the descriptor numbers.
+    /// The stream of bytes. Its gate is barred while no transport is under the descriptor numbers.
     pub stream: Stream,
     /// Both sides know that this is a SLIM flow.
     pub live: AtomicBool,
-    /// How many of the next calls are suspected to write more than is given to the kernel at once.
+    /// How many of the next calls may write more than is given to the kernel at once.
     pub writes_much: AtomicU8,
-    /// The application shut its reading side: an end of stream is its own doing.
+    /// The application shut its reading side: it has caused an end of stream itself.
     pub read_shut: AtomicBool,
-    /// The application was shown an end of the stream while the flow negotiated, when nobody could be asked about it.
+    /// The application has seen an end of the stream while the flow negotiated, when no peer could be asked about the end.
     pub end_shown: AtomicBool,
     /// A fork happened while the flow existed: a child may hold its descriptors.
     pub forked: AtomicBool,
-    /// Which file is under the numbers ([`sys::identity`]).
+    /// The file under the numbers ([`sys::identity`]).
     under: AtomicU64,
-    /// [`Ctl::exposed`], for a forked child, where the lock may be held for ever.
+    /// [`Ctl::exposed`], for a forked child, in which the control lock may be held for ever.
     pub exposed: AtomicBool,
-    /// Calls on the connection are known not to wait (O_NONBLOCK). That some do may be unknown.
+    /// Calls on the connection are known not to block (O_NONBLOCK). False if that is unknown.
     nonblocking: AtomicBool,
-    /// The connection is known to have stood; ask [`Flow::was_established`].
+    /// The connection is known to have been established; call [`Flow::was_established`].
     pub established: AtomicBool,
     /// The slot that a forked child marks when it uses the connection ([`crate::marks`]).
     pub slot: u32,
@@ -49,18 +49,18 @@ pub struct Flow {
     ctl: Undisturbed<Ctl>,
 }
 
-/// Ten thousand of them, most of them idle, are usual.
+/// Kept small: ten thousand flows, most of them idle, are usual.
 const _: () = assert!(size_of::<Flow>() <= 328);
 
 static FREE: Lock<Vec<&'static Flow>> = Lock::new(Vec::new());
-/// Flows that are made at once: they fit into a page.
+/// How many flows are allocated together: they fit into a page.
 const BLOCK: usize = 12;
-/// As many free flows keep a chunk for what is sent first.
+/// How many free flows keep a chunk of their replay buffer for the next use.
 const KEPT_CHUNKS: usize = 256;
 static NEXT_TOKEN: AtomicU64 = AtomicU64::new(1);
 static NEXT_SLOT: AtomicU32 = AtomicU32::new(0);
 
-/// Around a fork: holds what the child must inherit in one piece.
+/// Before a fork: takes the lock, so that the child inherits a consistent state.
 pub fn before_fork() {
     FREE.lock();
 }
@@ -72,7 +72,7 @@ pub fn after_fork(child: bool) {
 }
 
 impl Flow {
-    /// A flow for the connection under `fd`, for the table and the agent to know.
+    /// A flow for the connection under `fd`, with one reference for the table and one for the agent.
     pub fn create(
         fd: c_int,
         role: Role,
@@ -106,8 +106,8 @@ impl Flow {
         Some(flow)
     }
 
-    /// A new one, which stays; `None` when there is no memory for it. Some more are made with it, for the allocator adds
-    /// to each piece.
+    /// Allocates a flow that is never freed; `None` when there is no memory for it. Allocates a block of flows, because the
+    /// allocator adds some bytes to each piece.
     fn another() -> Option<&'static Self> {
         let mut block = Vec::new();
         memory::reserve(&mut block, BLOCK).ok()?;
@@ -137,7 +137,7 @@ impl Flow {
         }
     }
 
-    /// The name by which the agent knows this life of the flow.
+    /// The agent's name for this life of the flow.
     pub fn token(&self) -> FlowToken {
         FlowToken(self.token.load(Ordering::SeqCst))
     }
@@ -147,7 +147,7 @@ impl Flow {
         self.ctl.lock()
     }
 
-    /// The table, or the agent, lets go of the flow.
+    /// Drops the reference of the table, or of the agent.
     pub fn drop_ref(&'static self) {
         if self.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.stream.close();
@@ -155,8 +155,8 @@ impl Flow {
         }
     }
 
-    /// The last who has the flow is about to let go of it. A call that waits inside, for the next bytes of what is plain
-    /// TCP by now, keeps the flow from being used again, but needs no copy.
+    /// Frees the replay buffer, if the last reference is about to be dropped while a call is inside the gate. Such a call waits
+    /// for bytes of a connection that is plain TCP by now. It keeps the flow from being reused, but needs no replay buffer.
     pub fn forget_copy(&self) {
         if self.refs.load(Ordering::Acquire) == 1 && !self.stream.idle() {
             self.stream
@@ -164,12 +164,12 @@ impl Flow {
         }
     }
 
-    /// Nobody has the flow any more, or nobody is inside any more: it can be used again when both hold.
+    /// Makes the flow reusable, if no reference is left and no call is inside the gate. Called when either has become true.
     pub fn try_recycle(&'static self) {
         if self.refs.load(Ordering::Acquire) != 0 || !self.stream.idle() {
             return;
         }
-        // Several may come here at once (the last one inside, the last reference); one of them gets the token.
+        // Two threads may get here at once (the last call inside, the last reference); one of them gets the token.
         if self.token.swap(0, Ordering::AcqRel) == 0 {
             return;
         }
@@ -187,7 +187,7 @@ impl Flow {
         });
     }
 
-    /// Whether the connection ever stood: a non-blocking `connect` that fails is the application's to see.
+    /// Whether the connection was ever established. The application must see a non-blocking `connect` fail.
     pub fn was_established(&self, fd: c_int) -> bool {
         if !self.established.load(Ordering::Relaxed) {
             // The acknowledged SYN counts as a byte (measured on 6.1 and 6.18).
@@ -199,50 +199,50 @@ impl Flow {
         self.established.load(Ordering::Relaxed)
     }
 
-    /// Whether calls on the flow are known not to wait.
+    /// Whether calls on the flow are known not to block.
     #[inline]
     pub fn never_waits(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Whether what is under `fd` is what all numbers of the flow have. Costs a system call.
+    /// Whether the file under `fd` is the one that all numbers of the flow have. Costs a system call.
     pub fn is_under(&self, fd: c_int) -> bool {
         sys::identity(fd) == Some(self.under.load(Ordering::SeqCst))
     }
 
-    /// Whether a file of another process, by device and number, is what all numbers of the flow have.
+    /// Whether a file of another process, given by device and inode, is the one that all numbers of the flow have.
     pub fn is_file(&self, (device, inode): (u64, u64)) -> bool {
         sys::identity_of(device, inode) == self.under.load(Ordering::SeqCst)
     }
 
-    /// Whether a file with this number is what all numbers of the flow have.
+    /// Whether the file that all numbers of the flow have has this inode. Compares 32 bits: sockets have no longer inodes.
     pub fn is_inode(&self, inode: u64) -> bool {
         self.under.load(Ordering::SeqCst) as u32 == inode as u32
     }
 
-    /// What is under all numbers of the flow from now on.
+    /// Notes which file is under all numbers of the flow from now on.
     pub fn set_under(&self, file: c_int) {
         let file = sys::identity(file).unwrap_or_default();
         self.under.store(file, Ordering::SeqCst);
     }
 
-    /// Which file is under all numbers of the flow ([`sys::identity`]).
+    /// The file under all numbers of the flow ([`sys::identity`]).
     pub fn file(&self) -> u64 {
         self.under.load(Ordering::SeqCst)
     }
 
-    /// Whether calls on the flow are known not to wait, from now on.
+    /// Notes whether calls on the flow are known not to block.
     pub fn set_never_waits(&self, known: bool) {
         self.nonblocking.store(known, Ordering::SeqCst);
     }
 
-    /// Another process may have the connection from now on, and set its mode.
+    /// Notes that another process may have the connection from now on, and may change O_NONBLOCK.
     pub fn mark_forked(&self) {
         self.forked.store(true, Ordering::SeqCst);
         self.nonblocking.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a forked child has read from or written to the connection, so that our counters mean nothing.
+    /// Whether a forked child has read from or written to the connection, so that our counters are wrong.
     pub fn used_by_child(&self) -> bool {
         self.forked.load(Ordering::Relaxed) && marks::child_used(self.slot)
     }

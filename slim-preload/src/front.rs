@@ -1,4 +1,4 @@
-//! What the agent asks of a flow: [`FlowIo`] for the preload's flows.
+//! The agent's interface to the preload's flows: an implementation of [`FlowIo`].
 
 use crate::addr::Name;
 use crate::flow::{Flow, Mode};
@@ -12,38 +12,38 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The agent's hold on one life of a flow.
+/// The agent's reference to one life of a flow.
 pub struct Handle {
     flow: &'static Flow,
-    /// Boxed, and mostly not there, so that an idle flow stays small. Of use to the agent's thread only.
+    /// Boxed and usually `None`, so that an idle flow stays small. Only the agent's thread uses it.
     transient: Mutex<Option<Box<Transient>>>,
 }
 
-// With the counters of an `Arc` it is not among the sizes that the heap expects to be freed soon (`heap.rs`); the transient
-// state is.
+// The heap has separate segments for sizes that are freed soon (`heap.rs`). A `Handle` with the counters of its `Arc` is smaller than
+// those sizes; `Transient` is one of them.
 const _: () = assert!(size_of::<Handle>() <= 24 && size_of::<Transient>() == 48);
 
-/// What a flow needs for a while only.
+/// State that a flow needs only for a while.
 #[derive(Default)]
 #[repr(align(16))]
 struct Transient {
-    /// Of an accepted connection, until the flow is live and quiet.
+    /// The accepted connection, until the flow is live and has no unacknowledged bytes.
     accepted: Option<Accepted>,
-    /// The application's setting, while the kernel of the old transport asks the peer's.
+    /// The application's keepalive settings, while SLIM's own settings make the kernel probe the peer on the old transport.
     asking: Option<sys::KeepAlive>,
 }
 
-/// Which accepted connection it is.
+/// Identifies an accepted connection.
 #[derive(Clone, Copy)]
 pub struct Accepted {
-    /// Since when it has stood.
+    /// When it was established.
     since: Option<Instant>,
-    /// The kernel's number of it.
+    /// The kernel's cookie of the socket.
     number: Option<u64>,
 }
 
 impl Accepted {
-    /// Of one that has just been accepted, and on which nothing has been sent.
+    /// `fd` has just been accepted, and nothing has been sent on it.
     pub fn of(fd: RawFd) -> Self {
         let age = sys::age_of_accepted(fd);
         Self {
@@ -67,7 +67,7 @@ impl Handle {
         }
     }
 
-    /// The name of this life.
+    /// The agent's name for this life of the flow.
     pub fn token(&self) -> FlowToken {
         self.flow.token()
     }
@@ -89,7 +89,7 @@ impl Handle {
         to: TransportRef<'_>,
         copy: impl FnOnce(RawFd, RawFd, &mut options::Receives) -> Result<(), sys::Errno>,
     ) -> io::Result<()> {
-        // What has no descriptor cannot be under a number.
+        // A transport without a descriptor cannot be put under a number.
         let to = to.descriptor()?.as_raw_fd();
         let Some(mut ctl) = self.flow.own() else {
             return Ok(());
@@ -113,7 +113,7 @@ impl FlowIo for Handle {
     }
 
     fn live(&self) {
-        // The connection has outlived what OPEN is for: the agent says FIN from here on.
+        // OPEN serves short connections only. From here on the agent announces the end, with FIN.
         self.flow.ctl().opened = None;
         self.flow.live.store(true, Ordering::Release);
         self.flow.stream.wake();
@@ -133,8 +133,8 @@ impl FlowIo for Handle {
             return true;
         };
         if ctl.mode() == Mode::Open && self.flow.used_by_child() {
-            // The peer is told, and this transport is the last. Until then it must not believe that we lack
-            // what the child has read.
+            // The peer is told that this is the last transport. Until it hears that, it must not conclude that
+            // we lack the bytes that the child has read.
             if let Some(all) = ctl
                 .fds
                 .first()
@@ -148,12 +148,12 @@ impl FlowIo for Handle {
             return true;
         }
         transport::suspend(self.flow, &mut ctl);
-        // A flow that the application has closed has no numbers, and is barred all the same.
+        // A flow that the application has closed has no numbers, so `transport::suspend` has not barred it.
         if !self.flow.stream.is_suspended() {
             self.flow.stream.bar();
         }
         transport::cut(&mut ctl);
-        // Plain TCP by now: who is inside stays there.
+        // The flow is plain TCP by now: calls inside the gate stay there.
         let is_plain = ctl.mode() == Mode::Lingering && ctl.transport().is_none();
         drop(ctl);
         is_plain || self.flow.stream.idle()
@@ -167,7 +167,7 @@ impl FlowIo for Handle {
         let Some(ctl) = self.flow.own() else {
             return false;
         };
-        // What a forked child has done with the connection, an end perhaps, the peer's kernel knows.
+        // A forked child has used the connection, and may have ended it. The peer must believe its kernel.
         let used = ctl.mode() == Mode::Open && self.flow.used_by_child();
         if used {
             transport::unmanage(self.flow, ctl);
@@ -201,7 +201,7 @@ impl FlowIo for Handle {
         let mut ctl = self.flow.ctl();
         let kept = match ctl.mode() {
             Mode::Suspended => self.flow.stream.stash(&mut ctl.receiving, data),
-            // Nobody is to read it; or the flow was given up meanwhile, and this comes behind a gap.
+            // No call will read these bytes: the flow is closed, or it was given up and they would follow a gap.
             _ => {
                 self.flow.stream.add_received(data.len() as u64);
                 Ok(())
@@ -220,8 +220,8 @@ impl FlowIo for Handle {
         match self.flow.stream.replay(from, f) {
             Ok(at) => at,
             Err(_) => {
-                // A child of the peer's has read what was acknowledged. Nothing more is to be written: the connection is
-                // not wanted any more, and goes when it is installed.
+                // The peer asks for bytes that it has acknowledged: a forked child of the peer has read them. Write
+                // nothing more. `install` aborts the new connection.
                 transport::out_of_step(self.flow);
                 self.sent()
             }
@@ -231,7 +231,7 @@ impl FlowIo for Handle {
     fn install(&self, transport: Transport) {
         match transport.into_descriptor() {
             Some(fd) => transport::install(self.flow, fd.leak()),
-            // Was refused before.
+            // `before_connect` and `prepare` have refused such a transport.
             None => transport::out_of_step(self.flow),
         }
     }

@@ -1,13 +1,13 @@
 //! The library's own heap: all memory of its Rust code comes from here, none from the program's `malloc`.
 //!
-//! A signal's handler may call what we hook when it has interrupted `malloc`, whose lock its thread then holds. So we
-//! never call it: small requests are served by dlmalloc's algorithm from segments that we map, under a lock that is
-//! held with signals blocked; large ones are mapped one by one, and go back to the system at once.
+//! A signal handler may call a hooked function after it has interrupted `malloc`, whose lock its thread then holds. So this
+//! library never calls `malloc`. Small requests are served by dlmalloc's algorithm from segments that we map, under a lock
+//! that is held with signals blocked. Large requests are mapped one by one, and go back to the system at once.
 //!
 //! # When memory runs out
 //!
-//! A request that its caller can do without ([`slim_core::memory`]) is refused. Of the other kind, which Rust would abort
-//! the process for, there are few and small ones: they are served from a [reserve](prepare), and the agent is told, who
+//! A request whose caller can handle a failure ([`slim_core::memory`]) is refused. For any other request Rust would abort
+//! the process. These requests are few and small: they are served from a [reserve](prepare), and the agent is told, which
 //! then makes every connection plain TCP.
 
 use crate::sys;
@@ -22,13 +22,13 @@ use std::time::Duration;
 
 /// Requests of at least this many bytes have a mapping of their own.
 const LARGE: usize = 16 << 10;
-/// Small ones come from segments of about this size, each of which goes back to the system when it is empty.
+/// Small requests are served from segments of about this size. An empty segment goes back to the system.
 const SEGMENT: usize = 64 << 10;
-/// After so many frees of more than a few bytes it is looked for empty segments.
+/// Empty segments are looked for after this many frees of more than a few bytes.
 const LOOK: usize = 32;
 /// Enough to end the session of some ten thousand connections.
 const RESERVE: usize = 1 << 20;
-/// How long the agent may take to free some.
+/// How long to wait for the agent to free memory, before trying again.
 const FREEING: Duration = Duration::from_millis(1);
 const PAGE: usize = 4096;
 
@@ -38,11 +38,11 @@ struct Heap;
 static HEAP: Heap = Heap;
 
 static SMALL: Lock<Dlmalloc<Segments>> = Lock::new(const { new(SEGMENT) });
-/// Those of these sizes have segments of their own. What is allocated while a connection is made, and freed some hundred
-/// milliseconds later (an OPEN, a candidate, a command, a datagram), has them, and hardly anything that stays; so these segments go back
-/// to the system. Among the flows it would leave holes.
+/// Requests of the sizes `BRIEF_SIZES` have segments of their own. Objects that are allocated while a connection is made, and freed some
+/// hundred milliseconds later (an OPEN, a candidate, a command, a datagram), have these sizes; hardly any long-lived object does. So
+/// these segments become empty and go back to the system. Among the flows such objects would leave holes.
 static BRIEF: Lock<Dlmalloc<Segments>> = Lock::new(const { new(BRIEF_SEGMENT) });
-/// Small, for one is always kept.
+/// Small, because one segment is always kept.
 const BRIEF_SEGMENT: usize = 32 << 10;
 const BRIEF_SIZES: RangeInclusive<usize> = 48..=184;
 
@@ -56,15 +56,16 @@ const fn new(segment: usize) -> Dlmalloc<Segments> {
 }
 
 thread_local! {
-    /// This thread has the locks for as long as it forks.
+    /// This thread is forking, and holds the locks.
     static FORKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is left of the reserve: where it begins, and where it ends.
+/// Address of the first byte that is left of the reserve.
 static RESERVED: AtomicUsize = AtomicUsize::new(0);
+/// Address of the end of the reserve.
 static RESERVE_END: AtomicUsize = AtomicUsize::new(0);
 
-/// Lays in the reserve. False when there is no memory for it.
+/// Maps the reserve, unless a whole one is there. False when there is no memory for it.
 pub fn prepare() -> bool {
     let begin = RESERVED.load(Ordering::Relaxed);
     if RESERVE_END.load(Ordering::Relaxed) - begin == RESERVE {
@@ -130,12 +131,12 @@ fn allocate(layout: Layout, urgent: bool) -> *mut u8 {
     }
     with_small(layout.size(), |small| {
         small.allocator().urgent.set(urgent);
-        // SAFETY: a layout has a good size and alignment.
+        // SAFETY: the size and alignment of a layout are valid.
         unsafe { small.malloc(layout.size(), layout.align()) }
     })
 }
 
-/// No memory: null where the caller can do with that.
+/// Out of memory. Gives null only if the caller can handle that.
 #[cold]
 fn refused(layout: Layout) -> *mut u8 {
     if slim_core::memory::may_fail(layout.size()) {
@@ -147,13 +148,13 @@ fn refused(layout: Layout) -> *mut u8 {
         if !at.is_null() {
             return at;
         }
-        // The agent is about to free some. To give up here would be the end of the program.
+        // The agent is about to free memory. Giving up here would end the program.
         sys::nap(FREEING);
     }
 }
 
-// SAFETY: `allocate` gives memory of that size and alignment (whole pages, or dlmalloc's word) that nobody else has until
-// `dealloc`, which takes the same way back: the layout alone says which that is. Nothing here unwinds.
+// SAFETY: `allocate` gives memory of that size and alignment (whole pages, or dlmalloc's guarantee) that nothing else uses until
+// `dealloc`. `dealloc` gives it back to the allocator that it came from: the layout alone decides which one. Nothing here unwinds.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let at = allocate(layout, false);
@@ -164,7 +165,7 @@ unsafe impl GlobalAlloc for Heap {
         // SAFETY: the caller's contract.
         let at = unsafe { self.alloc(layout) };
         if !at.is_null() && !is_large(layout) {
-            // SAFETY: just allocated. (What is mapped is zero, and so is the reserve, of which nothing is given twice.)
+            // SAFETY: just allocated. (Mapped memory is zero. So is the reserve, of which no byte is given out twice.)
             unsafe { at.write_bytes(0, layout.size()) };
         }
         at
@@ -175,7 +176,7 @@ unsafe impl GlobalAlloc for Heap {
             // SAFETY: mapped for this block alone, which is not used any more.
             unsafe { sys::unmap(at, whole_pages(layout.size())) };
         } else {
-            // SAFETY: it comes from there, with this layout.
+            // SAFETY: the block comes from this heap, with this layout.
             with_small(layout.size(), |small| unsafe {
                 small.free(at, layout.size(), layout.align());
             });
@@ -191,7 +192,7 @@ unsafe impl GlobalAlloc for Heap {
                 sys::remap(at, whole_pages(layout.size()), whole_pages(size))
             },
             (false, false) if is_brief(layout.size()) == is_brief(size) => {
-                // SAFETY: it comes from there, with this layout.
+                // SAFETY: the block comes from this heap, with this layout.
                 with_small(size, |small| unsafe {
                     small.allocator().urgent.set(false);
                     small.realloc(at, layout.size(), layout.align(), size)
@@ -214,14 +215,14 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Maps segments for small requests. A page between two keeps them apart, so that each can go back to the system
-/// alone; it is never touched.
+/// Maps segments for small requests. An unused page keeps two segments apart, so that each can go back to the system
+/// alone.
 struct Segments {
     /// The request that is being served may use the reserve.
     urgent: Cell<bool>,
 }
 
-// SAFETY: what is mapped is private, of the size said or larger, and only unmapped when it is given back.
+// SAFETY: a mapping is private, has at least the stated size, and is unmapped only when it is given back.
 unsafe impl Allocator for Segments {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         let size = whole_pages(size);
@@ -255,7 +256,7 @@ unsafe impl Allocator for Segments {
     }
 }
 
-/// Around a fork: the child inherits the heap in one piece, and may use it at once.
+/// Before a fork: takes the locks, so that the child inherits a consistent heap and can use it at once.
 pub fn before_fork() {
     SMALL.lock();
     BRIEF.lock();

@@ -1,6 +1,6 @@
-//! Addresses of connections that are plain TCP, or given up, and whose file has other addresses than the application's connection had.
+//! The application's addresses of connections that are plain TCP, or given up, and whose file has other addresses.
 //!
-//! They are kept by the file, so all copies of the number have them.
+//! They are kept by file, so they hold for all duplicates of the number.
 
 use crate::addr::{Name, RawAddr};
 use crate::sys;
@@ -9,18 +9,18 @@ use slim_sys::lock::Lock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Ours, and the peer's.
+/// Our address, and the peer's.
 pub type BothNames = (Option<Name>, Option<Name>);
 
-/// By the file's identity, with the number that the file had.
+/// The addresses by the file's identity, with the number that the file had.
 static KEPT: Lock<BTreeMap<u64, (c_int, BothNames)>> = Lock::new(BTreeMap::new());
-/// How many there are.
+/// The number of entries.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// With so many, those are forgotten whose number has something else by now.
+/// At this number of entries, those are removed whose number has another file by now.
 static TIDY_AT: AtomicUsize = AtomicUsize::new(LEAST);
 const LEAST: usize = 64;
 
-/// The file under `fd` stands for a connection that had these addresses.
+/// Keeps the addresses of the connection that the file under `fd` stands for.
 pub fn remember(fd: c_int, ends: BothNames) {
     let Some(file) = sys::identity(fd) else {
         return;
@@ -40,14 +40,14 @@ pub fn any() -> bool {
     COUNT.load(Ordering::Relaxed) != 0
 }
 
-/// Whether another file than `file` is under `fd`, which stands for a connection.
+/// Whether the file under `fd` is another one than `file`, and stands for a connection.
 #[cold]
 pub fn stands_in(fd: c_int, file: u64) -> bool {
     let now = sys::identity(fd).filter(|now| *now != file);
     now.is_some_and(|now| KEPT.with(|kept| kept.contains_key(&now)))
 }
 
-/// The file under `fd` is not connected any more: its addresses are its own from now on.
+/// Forgets the addresses for the file under `fd`: it is not connected any more, so its own addresses count from now on.
 #[cold]
 pub fn forget(fd: c_int) {
     let Some(file) = sys::identity(fd) else {
@@ -73,7 +73,7 @@ pub fn kept(fd: c_int) -> Option<BothNames> {
     KEPT.with(|kept| kept.get(&file).map(|(_, ends)| ends.clone()))
 }
 
-/// Around a fork: the child has the same files.
+/// Before a fork: takes the lock. The child keeps the entries, because it has the same files.
 pub fn before_fork() {
     KEPT.lock();
 }

@@ -1,8 +1,8 @@
 //! SLIM under unmodified programs: `LD_PRELOAD=libslim_preload.so`.
 //!
 //! A hook takes the place of a libc function. It looks the descriptor up in the [`table`]. A plain descriptor goes straight to libc. For a
-//! flow, [`ops`] does what the call asks for and counts the bytes (crate `slim-stream`). When the transport dies, [`transport`] puts
-//! something else under the descriptor number, until the agent (crate `slim-agent`) has resumed the flow.
+//! flow, [`ops`] does what the call asks for and counts the bytes (crate `slim-stream`). When the transport dies, [`transport`] suspends
+//! the flow, until the agent (crate `slim-agent`) has resumed it and [`transport`] installs the new transport under the number.
 //!
 //! ```text
 //! application ── hooks ── ops ── table ── flow ── transport ── stand_in, epoll
@@ -16,12 +16,12 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `load` | what is done when the library is loaded |
+//! | `load` | initialization when the library is loaded |
 //! | [`hooks`] | the functions that take the place of libc's |
 //! | [`process`] | fork, exec, exit, namespaces |
 //! | [`ops`] | what a hooked call does |
 //! | [`front`], [`listeners`] | flows and listeners as the agent knows them |
-//! | [`transport`] | what is under a flow's numbers, and swapping it |
+//! | [`transport`] | the file under a flow's numbers, and swapping it |
 //! | [`epoll`] | the epoll instances of the process |
 //! | [`table`] | what a descriptor number means |
 //! | [`flow`] | one flow |
@@ -29,10 +29,9 @@
 //! | [`options`], [`kept_names`] | socket options that a new transport gets; addresses of connections that are plain TCP |
 //! | [`runtime`] | whether SLIM works in this process, and its agent |
 //! | [`descriptors`], [`sleep`], [`stand_in`] | numbers of SLIM's own; threads that sleep in `poll`; sockets in place of a dead transport |
-//! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; the page shared with forked children; the kernel |
+//! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; page shared with children; the kernel |
 //!
-//! What it is not: it draws no conclusions about peers and networks; that is `slim-core`'s, driven by
-//! `slim-agent`.
+//! This crate makes no decisions about peers and networks: `slim-core` decides, driven by `slim-agent`.
 
 mod addr;
 mod descriptors;

@@ -1,6 +1,6 @@
-//! The listening sockets of the application: numbers, and the addresses whose questions are answered for them.
+//! The listening sockets of the application: their numbers, and their addresses, at which the agent answers peers' questions.
 //!
-//! A listener's address is kept, for the number may have something else under it by the time its end is noticed.
+//! A listener's address is kept, because the number may have another file by the time the close is noticed.
 
 use crate::{runtime, sys, table};
 use libc::c_int;
@@ -26,25 +26,25 @@ pub fn duplicated(from: c_int, to: c_int) {
     table::set_listener(to);
 }
 
-/// The number is closed, or is about to be. Gives the address for [`unlisten`].
+/// Removes a number that is closed, or is about to be. Gives the address for [`unlisten`].
 pub fn remove(fd: c_int) -> Option<SocketAddr> {
     table::clear(fd);
     LISTENERS.with(|all| all.remove(&fd))
 }
 
-/// Questions to the address are answered no more once the other listeners there are closed, too.
+/// A listener at this address is closed. The agent stops answering there when the last listener at the address is closed.
 pub fn unlisten(at: Option<SocketAddr>) {
     if let Some(at) = at {
         sys::keep_errno(|| runtime::with_agent(|a| a.unlisten(at)));
     }
 }
 
-/// Around a fork: holds the list.
+/// Before a fork: takes the lock of the list.
 pub fn before_fork() {
     LISTENERS.lock();
 }
 
-/// After a fork, on either side. A child has none of its own yet.
+/// After a fork, on either side. A child has no listeners of its own yet.
 pub fn after_fork(child: bool) {
     // SAFETY: taken by `before_fork`.
     unsafe { LISTENERS.unlock_after_fork(child) };

@@ -1,4 +1,4 @@
-//! What is done when the library is loaded: the earliest moment, at which the program has neither threads nor signal handlers.
+//! Initialization when the library is loaded. At that moment the program has neither threads nor signal handlers.
 
 use crate::{hooks, process, runtime, sleep, sys};
 

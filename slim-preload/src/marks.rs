@@ -1,19 +1,19 @@
-//! The page that a process shares with its forked children: one byte a flow.
+//! The memory that a process shares with its forked children: one byte for each flow.
 //!
 //! A child sets the byte of a flow before it uses the connection; the parent then goes on with that connection as plain TCP.
 
 use std::io;
 use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
-/// Flows that can be told apart; the byte of a higher slot is shared, which only errs towards plain TCP.
+/// The number of bytes. Slots that differ by a multiple of it share a byte, which can only make a flow plain TCP needlessly.
 const SLOTS: usize = 1 << 16;
 
-/// The page shared with children.
+/// The memory shared with children.
 static MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
-/// In a child: the page shared with the parent.
+/// In a child: the memory shared with the parent.
 static PARENT_MARKS: AtomicPtr<AtomicU8> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes this process's shared page.
+/// Maps this process's shared memory.
 pub fn prepare() -> io::Result<()> {
     // SAFETY: a fresh anonymous mapping; nothing else refers to it.
     let page = unsafe {
@@ -48,21 +48,21 @@ pub fn child_used(slot: u32) -> bool {
     mark(&MARKS, slot).is_some_and(|m| m.load(Ordering::SeqCst) != 0)
 }
 
-/// A slot gets a new connection.
+/// Clears the mark of a slot that gets a new connection.
 pub fn clear_mark(slot: u32) {
     if let Some(m) = mark(&MARKS, slot) {
         m.store(0, Ordering::SeqCst);
     }
 }
 
-/// In a child, before it uses a connection of its parent's.
+/// In a child, before it uses a connection of its parent: sets the mark.
 pub fn tell_parent(slot: u32) {
     if let Some(m) = mark(&PARENT_MARKS, slot) {
         m.store(1, Ordering::SeqCst);
     }
 }
 
-/// In a forked child: the page is the parent's.
+/// In a forked child: the shared memory becomes the parent's.
 pub fn inherit() {
     let parents = MARKS.swap(std::ptr::null_mut(), Ordering::Relaxed);
     PARENT_MARKS.store(parents, Ordering::Relaxed);

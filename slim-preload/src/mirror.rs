@@ -1,7 +1,7 @@
-//! The mirror of one epoll instance: what the application has registered, and what of that the kernel has.
+//! The mirror of one epoll instance: the registrations that the application has made, and which of them the kernel has.
 //!
-//! The kernel keys a registration by file *and* number, so every swap of a transport loses it. [`Instance::detach`] and
-//! [`Instance::attach`] frame each swap.
+//! The kernel keys a registration by file *and* number, so every swap of a transport loses it. Each swap is enclosed by
+//! [`Instance::detach`] and [`Instance::attach`].
 
 pub mod kernel;
 
@@ -12,15 +12,15 @@ use slim_sys::lock::{Guard, Undisturbed};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
-/// One epoll instance. Never freed, only used again: the table points to it.
+/// One epoll instance. Never freed, only reused: the table points to it.
 pub struct Instance(Undisturbed<Mirror>);
 
 pub struct Mirror {
     /// The numbers of the instance: more than one after a `dup`, none when it is closed.
     pub numbers: SmallVec<[c_int; 2]>,
-    /// By descriptor number: what the application asked for.
+    /// By descriptor number: the application's registrations.
     pub registered: BTreeMap<c_int, Registration>,
-    /// By descriptor number: what few registrations have besides.
+    /// By descriptor number: rarely used data of registrations.
     asides: BTreeMap<c_int, Aside>,
 }
 
@@ -28,22 +28,22 @@ pub struct Mirror {
 pub struct Registration {
     pub events: u32,
     pub data: u64,
-    /// Whether the kernel has it now (not while a flow's transport is away).
+    /// Whether the kernel has the registration now (not while a flow's transport is away).
     pub attached: bool,
 }
 
-/// Idle flows are many, and each has a registration.
+/// Kept small: idle flows are many, and each has a registration.
 const _: () = assert!(size_of::<Registration>() <= 16);
 
-/// What few registrations have.
+/// Data that few registrations have.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Aside {
-    /// The application's number, which it has closed: the registration hangs on a number of ours.
+    /// The number by which the application registered, and which it has closed. The registration uses a number of ours now.
     pub closed: Option<c_int>,
-    /// The file that it was not attached to, see [`Instance::attach`].
+    /// The file to which the registration was not attached, see [`Instance::attach`].
     pub left_out: Option<u64>,
-    /// It fires once, and had when it was taken out of the kernel: what the application had asked for. The event may still
-    /// be kept from it ([`Instance::rearm`]).
+    /// The events that the application had asked for, if the registration is EPOLLONESHOT and had fired when it was removed
+    /// from the kernel. The event may still be kept from the application ([`Instance::rearm`]).
     pub asked: Option<u32>,
 }
 
@@ -61,15 +61,15 @@ fn is_allowed(op: c_int, event: epoll_event) -> bool {
         || (op == libc::EPOLL_CTL_ADD && events & !(with_exclusive as u32) == 0)
 }
 
-/// Whether a registration reports nothing until it is armed again.
+/// Whether these are the events of an EPOLLONESHOT registration that has fired: it reports nothing until it is armed again.
 fn has_fired(events: u32) -> bool {
     let how =
         (libc::EPOLLONESHOT | libc::EPOLLET | libc::EPOLLWAKEUP | libc::EPOLLEXCLUSIVE) as u32;
     events & libc::EPOLLONESHOT as u32 != 0 && events & !how == 0
 }
 
-/// What the application had asked for, if the kernel has the events `now`: that is over when they are armed, and else what
-/// was `known` to be armed before, or asked for `already`.
+/// The new [`Aside::asked`] of a registration for which the kernel has the events `now`. `None` if these are armed. Otherwise the
+/// value that it has `already`, or the events that were `known` to be armed before.
 pub fn asked(now: u32, known: u32, already: Option<u32>) -> Option<u32> {
     if !has_fired(now) {
         return None;
@@ -78,8 +78,8 @@ pub fn asked(now: u32, known: u32, already: Option<u32>) -> Option<u32> {
 }
 
 impl Registration {
-    /// Whether it is not to be made again until it is armed: it fires once, and has. The kernel would report the end of the
-    /// file, as it does not of a registration that has fired since it was made.
+    /// Whether the registration stays out of the kernel until it is armed: it is EPOLLONESHOT, and has fired. If it were added
+    /// again, the kernel would report the end of the file, which it does not do for a registration that has fired.
     fn stays_out(&self) -> bool {
         has_fired(self.events) && !any_unseen()
     }
@@ -96,7 +96,7 @@ impl Instance {
         }))
     }
 
-    /// Uses a closed instance again, under this number; false if it is not closed.
+    /// Reuses a closed instance for this number; false if the instance is not closed.
     pub fn take(&self, fd: c_int) -> bool {
         let mut mirror = self.lock();
         let free = mirror.numbers.is_empty();
@@ -128,7 +128,7 @@ impl Instance {
         self.0.lock()
     }
 
-    /// `epoll_ctl` on one descriptor. Where the kernel can see it (`present`) its answer counts; else the mirror
+    /// `epoll_ctl` on one descriptor. If the kernel has the file (`present`) its answer counts. Otherwise the mirror
     /// answers as the kernel would.
     pub fn control(
         &self,
@@ -142,7 +142,7 @@ impl Instance {
         let known = mirror.registered.contains_key(&fd);
         let left_out = mirror.aside(fd).left_out;
         let left_out = present && left_out.is_some() && left_out == sys::identity(fd);
-        // The kernel would read it first.
+        // The kernel reads the event first, so a bad pointer is the first error to report.
         let bad = || {
             op != libc::EPOLL_CTL_DEL && !sys::is_readable(event.cast(), size_of::<epoll_event>())
         };
@@ -155,7 +155,7 @@ impl Instance {
                 None
             }
             _ if bad() => Some(libc::EFAULT),
-            // SAFETY: readable, as was just found out.
+            // SAFETY: `bad` has just found it readable.
             _ if op != libc::EPOLL_CTL_DEL
                 && !is_allowed(op, unsafe { event.read_unaligned() }) =>
             {
@@ -173,7 +173,7 @@ impl Instance {
         let event = if op == libc::EPOLL_CTL_DEL {
             None
         } else {
-            // SAFETY: the kernel has just read it, or it was found to be readable.
+            // SAFETY: the kernel has just read it, or `bad` has found it readable.
             Some(unsafe { event.read_unaligned() })
         };
         match event {
@@ -196,7 +196,7 @@ impl Instance {
         0
     }
 
-    /// Before the file under `fd` is swapped away: takes the registration out of the kernel.
+    /// Before the file under `fd` is replaced: removes the registration from the kernel.
     pub fn detach(&self, fd: c_int) {
         let mut mirror = self.lock();
         let Some(mut r) = mirror.registered.get(&fd).copied().filter(|r| r.attached) else {
@@ -207,13 +207,13 @@ impl Instance {
             mirror.registered.insert(fd, r);
             mirror.set_aside(fd, aside);
         } else {
-            // Of an earlier file with this number, which took its registration along.
+            // The registration belonged to an earlier file with this number, and ended with it.
             mirror.remove(fd);
         }
     }
 
-    /// A registration goes from one number of a flow to another, under which the same file is; false if there is none.
-    /// `closed` is the number by which the application made it, if it has closed that.
+    /// Moves a registration from one number of a flow to another number of the same file; false if there is none.
+    /// `closed` is the number by which the application made the registration, if the application has closed that number.
     pub fn rename(&self, from: c_int, to: c_int, closed: Option<c_int>) -> bool {
         let mut mirror = self.lock();
         let Some((mut r, mut aside)) = mirror.remove(from) else {
@@ -240,12 +240,12 @@ impl Instance {
         self.lock().registered.contains_key(&fd)
     }
 
-    /// Whether what is registered by our number `fd` was registered by `number`, which was closed then.
+    /// Whether the registration by our number `fd` was made by `number`, which was closed later.
     pub fn was_closed(&self, fd: c_int, number: c_int) -> bool {
         self.lock().aside(fd).closed == Some(number)
     }
 
-    /// After another file came under `fd`: registers it again, which also re-arms edge triggers.
+    /// After another file was put under `fd`: adds the registration again, which also re-arms edge triggers.
     pub fn attach(&self, fd: c_int) {
         let mut mirror = self.lock();
         let Some(r) = mirror.registered.get_mut(&fd).filter(|r| !r.attached) else {
@@ -261,7 +261,7 @@ impl Instance {
         let _ = mirror.ctl(libc::EPOLL_CTL_ADD, fd, r);
     }
 
-    /// Takes a registration out of the kernel, if it has it.
+    /// Removes a registration from the kernel, if the kernel has it.
     pub fn unregister(&self, fd: c_int) {
         if let Some(number) = self.lock().numbers.first() {
             let none = epoll_event { events: 0, u64: 0 };
@@ -269,12 +269,12 @@ impl Instance {
         }
     }
 
-    /// The descriptor is closed.
+    /// Forgets the registration of a descriptor that is closed.
     pub fn forget(&self, fd: c_int) {
         self.lock().remove(fd);
     }
 
-    /// The descriptor is no flow any more: the kernel keeps its registration, if it has it.
+    /// Forgets the registration of a descriptor that is no flow any more. The kernel keeps it, if the kernel has it.
     pub fn leave(&self, fd: c_int) {
         let mut mirror = self.lock();
         if mirror.aside(fd).left_out.is_none() {
@@ -316,7 +316,8 @@ impl Mirror {
         }
     }
 
-    /// Takes a registration out of the kernel, as far as it is one, and learns what is left of it.
+    /// Removes a registration from the kernel, and reads back whether an EPOLLONESHOT registration has fired. False if the kernel did
+    /// not have it.
     fn take_out(&self, fd: c_int, r: &mut Registration, aside: &mut Aside) -> bool {
         if r.events & libc::EPOLLONESHOT as u32 != 0 {
             let now = self.kernel_events(fd).unwrap_or(r.events);
@@ -327,8 +328,8 @@ impl Mirror {
         self.ctl(libc::EPOLL_CTL_DEL, fd, *r).is_ok()
     }
 
-    /// What was reported was kept back: what fires once, or at an edge, is to fire again. `present`: the kernel is to have it
-    /// now.
+    /// A reported event was kept from the application: an EPOLLONESHOT or EPOLLET registration must fire again. `present` says that
+    /// the kernel is to have the registration now.
     pub fn rearm(&mut self, fd: c_int, present: bool) {
         let Some(mut r) = self.registered.get(&fd).copied() else {
             return;
@@ -347,7 +348,7 @@ impl Mirror {
         self.set_aside(fd, aside);
     }
 
-    /// `epoll_ctl`, by any of the numbers.
+    /// `epoll_ctl`, by any number of the instance.
     fn ctl(&self, op: c_int, fd: c_int, r: Registration) -> Result<(), sys::Errno> {
         let e = epoll_event {
             events: r.events,
@@ -357,8 +358,8 @@ impl Mirror {
         sys::epoll_ctl(number, op, fd, &e)
     }
 
-    /// What the kernel would report `fd` for right now: a fired EPOLLONESHOT registration reports nothing
-    /// until it is armed again, and must stay so over a swap.
+    /// The events for which the kernel would report `fd` now. A fired EPOLLONESHOT registration reports nothing until
+    /// it is armed again, and a swap must not change that.
     fn kernel_events(&self, fd: c_int) -> Option<u32> {
         let all = registered(*self.numbers.first()?)?;
         all.iter().find(|r| r.fd == fd).map(|r| r.events)
@@ -371,7 +372,7 @@ mod tests {
 
     const ONCE: u32 = (libc::EPOLLIN | libc::EPOLLONESHOT) as u32;
 
-    /// An instance, a socket that is registered with it to fire once and is ready, and the other end.
+    /// An instance, a ready socket that is registered with it as EPOLLONESHOT, and the other end of the socket.
     fn ready_once() -> (Instance, [c_int; 3]) {
         let [a, b] = sys::socketpair(libc::SOCK_STREAM).unwrap();
         // SAFETY: no memory is passed.
@@ -390,7 +391,7 @@ mod tests {
         (instance, [epfd, a, b])
     }
 
-    /// How many events the kernel has.
+    /// The number of events that the kernel reports.
     fn events(epfd: c_int) -> c_int {
         let mut event = epoll_event { events: 0, u64: 0 };
         // SAFETY: there is room for one.
@@ -398,8 +399,8 @@ mod tests {
     }
 
     #[test]
-    fn what_fires_once_and_was_kept_back_fires_again_after_a_swap() {
-        // Before the swap, while the file is away, and after it.
+    fn a_oneshot_event_that_was_kept_back_fires_again_after_a_swap() {
+        // Rearmed before the swap, while the file is away, after the swap, and (3) not at all.
         for kept_back in 0..4 {
             let (instance, [epfd, a, b]) = ready_once();
             assert_eq!(events(epfd), 1);
@@ -414,7 +415,7 @@ mod tests {
             assert_eq!(events(epfd), 0, "{kept_back}");
             instance.attach(a);
             rearm(2, true);
-            // Unless what was reported was given to the application.
+            // No event if the first one was given to the application.
             assert_eq!(events(epfd), i32::from(kept_back < 3), "{kept_back}");
             [epfd, a, b].into_iter().for_each(sys::close);
         }

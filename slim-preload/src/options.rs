@@ -1,9 +1,9 @@
-//! Socket options across transports: a new one gets what the application set on the old one.
+//! Socket options across transports: a new transport gets the options that the application set on the old one.
 //!
-//! A process sets few kinds of options, and to ask the kernel for all others on both sockets would be half the system
-//! calls of a resume. So only those are copied that have ever been set in this process, on whatever socket: connections
-//! take them over from their listeners. Where a listener has come from elsewhere, all are ([`any`]). What becomes of
-//! which option stands in [`table`].
+//! A process sets few kinds of options, and reading all others from both sockets would be half the system calls of a
+//! resume. So only those options are copied that have ever been set in this process, on whatever socket: connections
+//! take them over from their listeners. If a listener comes from another process, all options are copied ([`any`]).
+//! [`table`] says how each option is treated.
 
 mod table;
 
@@ -33,8 +33,8 @@ const PRIORITY: usize = place(libc::SOL_SOCKET, libc::SO_PRIORITY).unwrap();
 const NODELAY: usize = place(libc::IPPROTO_TCP, libc::TCP_NODELAY).unwrap();
 const _: () = assert!(TOS < PRIORITY);
 
-/// The options that may differ from the kernel's, a bit for each row. TCP_NODELAY always: connections of ours have it
-/// from the beginning, and the application's need not.
+/// The options that may differ from the kernel's defaults, one bit for each row. TCP_NODELAY always may: SLIM's connections
+/// have it from the beginning, and the application's need not.
 static SET: [AtomicU64; WORDS] = {
     let mut words = [const { AtomicU64::new(0) }; WORDS];
     words[NODELAY / 64] = AtomicU64::new(1 << (NODELAY % 64));
@@ -45,7 +45,7 @@ fn note(row: usize) {
     SET[row / 64].fetch_or(1 << (row % 64), Ordering::Relaxed);
 }
 
-/// The application sets an option on some socket; whether a connection that has it must be plain TCP.
+/// The application sets an option on some socket. True if a connection that has the option must be plain TCP.
 pub fn set(level: c_int, name: c_int) -> bool {
     let Some(row) = place(level, name) else {
         return true;
@@ -64,7 +64,7 @@ pub fn set(level: c_int, name: c_int) -> bool {
     false
 }
 
-/// There are sockets on which somebody else may have set anything.
+/// There are sockets on which another process may have set any option.
 pub fn any() {
     static DONE: AtomicBool = AtomicBool::new(false);
     if !DONE.swap(true, Ordering::Relaxed) {
@@ -72,20 +72,21 @@ pub fn any() {
     }
 }
 
-/// The application's SO_RCVBUF, where the transport has more; 0 where it has just that, or what the kernel chooses.
+/// The application's SO_RCVBUF, if the transport has a larger one; 0 if the transport has just that, or the kernel chooses.
 ///
-/// A connection that stands keeps the size that it was made with, if that is more. The peer's kernel has seen the window
-/// of that size, and remembers the largest: it sends pieces of up to half of it. Of a window smaller than such a piece it
-/// makes no use but by its probe timer, five times a second. And what was announced may be on its way, and would be dropped.
+/// An established connection keeps the size that it was made with, if that is larger. The peer's kernel has seen a window
+/// of that size, remembers the largest window, and sends segments of up to half of it. It uses a window smaller than such a
+/// segment only by its probe timer, five times a second. And data for the announced window may be on its way, and would be
+/// dropped.
 pub type Receives = c_int;
 
-/// Before a connection that is to follow the one of `from` is bound and made. An error means that it must not be made.
+/// Copies the options that a new connection needs before it is bound and made. An error means that it must not be made.
 pub fn copy_before(from: c_int, to: c_int, receives: Receives) -> Result<(), Errno> {
     let chosen = |fate| matches!(fate, Fate::Before(_) | Fate::Must(_));
     copy_those(from, to, &mut |sizes| sizes.wanted(receives), chosen)
 }
 
-/// Copies the options of one TCP socket to another, a connection that stands. What the kernel refuses stays as it is; an
+/// Copies the options of one TCP socket to another, which is connected. An option that the kernel refuses stays as it is. An
 /// error means that the connection must not be used.
 pub fn copy(from: c_int, to: c_int, receives: &mut Receives) -> Result<(), Errno> {
     copy_owner(from, to);
@@ -98,7 +99,7 @@ pub fn copy(from: c_int, to: c_int, receives: &mut Receives) -> Result<(), Errno
     copy_those(from, to, &mut not_less, |_| true)
 }
 
-/// The application sets its SO_RCVBUF by `set`, on the transport `fd`.
+/// The application sets its SO_RCVBUF, by `set`, on the transport `fd`.
 pub fn set_receives(fd: c_int, receives: &mut Receives, set: impl FnOnce() -> c_int) -> c_int {
     if *receives == 0 {
         return set();
@@ -160,7 +161,7 @@ fn copy_row(
     }
 }
 
-/// Values are compared as the kernel gives them.
+/// Compares the values in the form in which the kernel gives them.
 fn copy_one<T: sys::Plain + PartialEq>(
     from: c_int,
     to: c_int,
@@ -179,7 +180,7 @@ fn copy_one<T: sys::Plain + PartialEq>(
 /// The sizes of a socket's buffers.
 struct Sizes {
     fd: c_int,
-    /// Those that the application has set: bits of SO_BUF_LOCK.
+    /// Which sizes the application has set: bits of SO_BUF_LOCK.
     locked: c_int,
 }
 
@@ -189,7 +190,7 @@ impl Sizes {
         Self { fd, locked }
     }
 
-    /// What the application wants for SO_RCVBUF. Sizes that it left alone must stay with the kernel's autotuning.
+    /// The SO_RCVBUF that the application wants. A size that it has not set must stay with the kernel's autotuning.
     fn wanted(&self, receives: Receives) -> Option<c_int> {
         match receives {
             _ if self.locked & RCVBUF_LOCK == 0 => None,
@@ -219,10 +220,10 @@ fn size(fd: c_int, name: c_int) -> Option<c_int> {
 }
 
 fn set_size(fd: c_int, name: c_int, want: c_int) {
-    // The kernel doubles what it is given (socket(7)).
+    // The kernel doubles the size that it is given (socket(7)).
     sys::set_option(fd, libc::SOL_SOCKET, name, &(want / 2));
     if size(fd, name) != Some(want) {
-        // Beyond the system's limit, by privilege.
+        // The size is above the system's limit: a privileged process can force it.
         let force = match name {
             libc::SO_SNDBUF => libc::SO_SNDBUFFORCE,
             _ => libc::SO_RCVBUFFORCE,
@@ -231,10 +232,10 @@ fn set_size(fd: c_int, name: c_int, want: c_int) {
     }
 }
 
-/// Some descriptor has been given an owner, who is told by a signal what it is ready for.
+/// Some descriptor has an owner, a process that gets a signal when the descriptor is ready.
 static OWNED: AtomicBool = AtomicBool::new(false);
 
-/// The application names an owner (`F_SETOWN`), or his signal.
+/// The application sets an owner (`F_SETOWN`), or the owner's signal.
 pub fn owned() {
     OWNED.store(true, Ordering::Relaxed);
 }
@@ -245,23 +246,23 @@ fn copy_owner(from: c_int, to: c_int) {
     }
 }
 
-/// There is something new under `number`, the file of `fd` or what comes before it, of which the owner of the file has
-/// heard nothing yet.
+/// Signals the owner of the file `fd`: `number` has got this file, or a stand-in whose bytes come before it, and the owner has not
+/// been told that it is ready.
 pub fn tell_owner(fd: c_int, number: c_int) {
     if OWNED.load(Ordering::Relaxed) {
         sys::tell_owner(fd, number);
     }
 }
 
-/// Sockets with an option that binds them to their one connection, by their cookies: of those that were not connected yet.
+/// The cookies of unconnected sockets that have an option which binds them to one connection ([`Fate::Bound`]).
 static BOUND: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
-/// How many there are. With more than fit, every connection is plain.
+/// The number of such sockets. If it is more than fit, every new connection is plain TCP.
 static BINDING: AtomicUsize = AtomicUsize::new(0);
 
-/// A connected socket has such an option. It keeps some of them when it is dissolved.
+/// Some connected socket has such an option. It keeps some of these options when its association is dissolved.
 static CONNECTED: AtomicBool = AtomicBool::new(false);
 
-/// A TCP socket has got such an option.
+/// Notes that a TCP socket has got such an option.
 #[cold]
 pub fn bind(fd: c_int) {
     let unconnected = [sys::TCP_CLOSE, sys::TCP_LISTEN, sys::TCP_SYN_SENT];
@@ -272,14 +273,14 @@ pub fn bind(fd: c_int) {
     }
 }
 
-/// The association of a socket has been dissolved; which connection it had, and with which options, is not known any more.
+/// The association of a socket has been dissolved. It is not known any more which options its connection had.
 pub fn dissolved(fd: c_int) {
     if any_connected() {
         add(fd);
     }
 }
 
-/// Whether there has been one.
+/// Whether a connected socket has ever got such an option.
 pub fn any_connected() -> bool {
     CONNECTED.load(Ordering::SeqCst)
 }
@@ -293,7 +294,7 @@ fn add(fd: c_int) {
         place.store(sys::cookie(fd).unwrap_or(0), Ordering::SeqCst);
     } else if at == BOUND.len() {
         crate::runtime::say(
-            "too many sockets with options that cannot go with a connection: new connections are plain TCP",
+            "too many sockets with options that bind them to one connection: new connections are plain TCP",
         );
     }
 }

@@ -1,8 +1,8 @@
 //! Fork, exec and exit.
 //!
-//! A fork leaves two processes with the same connections, and only one of them can have the session. It
-//! stays with the parent, until the child reads from or writes to a connection: it then marks the flow's
-//! byte in a page that both share, and the parent goes on with that connection as plain TCP.
+//! A fork leaves two processes with the same connections, and only one of them can have the session. The session
+//! stays with the parent. When the child reads from or writes to a connection, it marks the flow's byte in a page
+//! that both processes share, and the parent continues with that connection as plain TCP.
 
 use crate::flow::Flow;
 use crate::ops::{closing, demoting, left};
@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 const EXIT_LIMIT: Duration = Duration::from_secs(60);
 
 unsafe extern "C" {
-    // libc has them, the crate of this name not.
+    // The C library has these functions; the crate `libc` does not declare them.
     fn at_quick_exit(f: extern "C" fn()) -> c_int;
     fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
     -> c_int;
 }
 
-/// Registers for fork and exit, when the library is loaded: what the program registers later for forks may use
-/// connections, and comes before us; and none of it is to be allocated for in a signal's handler.
+/// Registers the handlers for fork and exit, when the library is loaded. Fork handlers that the program registers later may use
+/// connections, and run before ours. Registering allocates memory, which must not happen in a signal handler.
 pub fn register() {
     // SAFETY: the handlers live as long as this library, which is never unloaded (it is a preload).
     unsafe {
@@ -38,15 +38,15 @@ pub fn register() {
             Some(after_fork_child),
         );
         at_quick_exit(at_exit);
-        // The handler that runs all destructors of libraries is registered when the program begins, and handlers run in
-        // reverse: this one comes after all others. It belongs to no library, or it would run with our own destructors,
-        // before those of libraries that the program has opened.
+        // Exit handlers run in reverse order of registration. The handler that runs the destructors of all libraries is
+        // registered later, when the program begins, so this handler runs after all others. It is registered for no
+        // library: otherwise it would run with our own destructors, before those of libraries that the program has opened.
         __cxa_atexit(at_very_last, std::ptr::null_mut(), std::ptr::null_mut());
     }
     flow::waits::register(left::before_end);
 }
 
-/// A call that makes a process with the same connections, without a word of libc's to us. The child returns, too.
+/// Makes a call that forks, but for which libc runs no fork handlers. The child returns from here, too.
 pub fn forking(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     if !runtime::in_use() {
         return fork();
@@ -60,14 +60,14 @@ pub fn forking(fork: impl FnOnce() -> libc::pid_t) -> libc::pid_t {
     child
 }
 
-/// Before a child with memory of its own is made that begins elsewhere (`clone`): it has the connections as well.
+/// Before `clone` makes a child with memory of its own, which starts in another function: the child has the connections, too.
 pub fn before_clone() {
     if runtime::in_use() {
         table::for_each_flow(|_, f| f.mark_forked());
     }
 }
 
-/// What `clone3` is asked for.
+/// The flags that are passed to `clone3`.
 pub fn clone3_flags(args: *const u8, size: usize) -> u64 {
     let flags = sys::memory(args, size.min(size_of::<u64>()));
     flags
@@ -81,7 +81,7 @@ extern "C" fn before_fork() {
     flow::before_fork();
     epoll::before_fork();
     listeners::before_fork();
-    // Whoever makes a descriptor may want the locks below, and may have those above.
+    // Lock order: a thread that makes a descriptor may hold the locks above, and may wait for those below.
     numbers::before_fork();
     sleep::before_fork();
     kept_names::before_fork();
@@ -106,12 +106,12 @@ extern "C" fn after_fork_child() {
     numbers::after_fork(true);
     heap::after_fork();
     marks::inherit();
-    // What stands in for a transport means nothing without the parent's agent.
+    // A file that stands in for a transport means nothing without the parent's agent.
     table::for_each_flow(|fd, f| {
         if !f.is_under(fd) {
             table::clear(fd);
         } else if f.exposed.load(Ordering::SeqCst) || !sys::is_tcp(fd) {
-            break_off(fd);
+            replace_by_reset(fd);
             table::clear(fd);
         }
     });
@@ -125,16 +125,16 @@ extern "C" fn after_fork_child() {
     runtime::after_fork_child();
 }
 
-/// A process that is not to have a flow whose transport is away finds a broken connection in its place.
-fn break_off(fd: c_int) {
+/// Puts a reset connection under `fd`, in a process that must not have this flow, whose transport is away.
+fn replace_by_reset(fd: c_int) {
     if let Ok(dead) = stand_in::over(Departure::Reset, &[], libc::AF_INET) {
         let _ = sys::replace(dead, fd);
         sys::close(dead);
     }
 }
 
-/// Before this process becomes another program: connections that it is to have are told to be plain TCP, as
-/// soon as none of their bytes are with us.
+/// Before this process executes another program: connections that survive the exec become plain TCP, as soon as
+/// SLIM holds none of their bytes.
 pub fn before_exec() {
     if !runtime::in_own_process() {
         return before_exec_of_vforked();
@@ -152,14 +152,14 @@ pub fn before_exec() {
     runtime::with_agent(|a| a.drain_exit(Duration::ZERO));
 }
 
-/// Before the application installs a system call filter, which knows nothing of the calls that we make besides its own,
-/// and may apply to all threads.
+/// Before the application installs a system call filter. The filter does not allow for the calls that SLIM makes in addition to the
+/// application's, and may apply to all threads.
 pub fn before_filter() {
-    step_back("the program installs a system call filter");
+    stop_managing("the program installs a system call filter");
 }
 
-/// All flows are plain TCP from now on, nothing new is managed, and the agent's thread ends.
-fn step_back(why: &str) {
+/// Makes all flows plain TCP. Nothing new is managed from now on, and the agent's thread ends.
+fn stop_managing(why: &str) {
     if !runtime::possible() || runtime::is_our_call() || !runtime::in_own_process() {
         return;
     }
@@ -174,7 +174,7 @@ fn step_back(why: &str) {
     });
 }
 
-/// `unshare`: what the agent's thread shares with the program it would share no more.
+/// `unshare`: the agent's thread would no longer share with the program what the program unshares.
 pub fn unshare(flags: c_int, real: impl Fn() -> c_int) -> c_int {
     const ALONE: c_int =
         libc::CLONE_NEWUSER | libc::CLONE_VM | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
@@ -206,42 +206,43 @@ pub fn set_namespace(fd: c_int, kind: c_int, real: impl Fn() -> c_int) -> c_int 
     }
 }
 
-/// Before the calling thread gets descriptors of its own: a number no longer means the same in all threads, and the
-/// agent's thread would keep open what the program closes.
+/// Before the calling thread gets a descriptor table of its own: a number then no longer means the same in all threads, and
+/// the agent's thread would keep open what the program closes.
 pub fn before_other_numbers() {
     if runtime::in_use() || crate::direct::has_threads() {
-        step_back("the program gets a table of descriptors for one thread");
+        stop_managing("the program gets a table of descriptors for one thread");
     }
 }
 
-/// Before the calling thread moves to another network, in which the agent's sockets are not.
+/// Before the calling thread moves to another network namespace, which does not contain the agent's sockets.
 fn before_other_network() {
     if runtime::in_use() {
-        step_back("the program moves to another network");
+        stop_managing("the program moves to another network");
     }
 }
 
-/// Makes a call that the kernel refuses a process with several threads.
+/// Makes a call that the kernel refuses to a process with several threads. If it is refused, the agent's thread ends and the call
+/// is made again.
 fn alone(real: impl Fn() -> c_int) -> c_int {
     let errno = sys::errno();
     let r = real();
     if r == 0 || !runtime::in_use() || !matches!(sys::errno(), libc::EINVAL | libc::EUSERS) {
         return r;
     }
-    step_back("the program makes a call that is for a process of one thread");
+    stop_managing("the program makes a call that needs a process with one thread");
     sys::set_errno(errno);
     real()
 }
 
-/// Before the calling thread ends: if it is the first one, the process goes on with the others.
+/// Before the calling thread ends. If it is the first thread, the process continues with the others.
 pub fn before_thread_exit() {
     if runtime::in_own_process() && sys::tid() == sys::pid() {
         runtime::with_agent(slim_agent::Agent::first_leaves);
     }
 }
 
-/// Before another process gets what it is to have of our descriptors, without a word of libc's to us: all of them with
-/// `chosen`, else those that survive an exec.
+/// Before libc creates a process that inherits descriptors, for which it runs no fork handlers. With `chosen` the new process may get
+/// any of them, otherwise those that survive an exec.
 pub fn before_spawn(chosen: bool) {
     if runtime::in_own_process() {
         sys::keep_errno(|| {
@@ -249,7 +250,7 @@ pub fn before_spawn(chosen: bool) {
                 if chosen || sys::survives_exec(fd) {
                     f.mark_forked();
                     if let Some(mut ctl) = f.own_at(fd) {
-                        transport::veil(f, &mut ctl);
+                        transport::install_placeholder(f, &mut ctl);
                     }
                 }
             });
@@ -257,14 +258,14 @@ pub fn before_spawn(chosen: bool) {
     }
 }
 
-/// A vforked child has our memory, but descriptors of its own: what of them the new program gets is settled here, and
-/// not a word of it in the tables.
+/// A vforked child shares our memory, but has descriptors of its own. This function changes only those that the new program gets,
+/// and nothing in the tables.
 fn before_exec_of_vforked() {
     let mut exposed = Vec::new();
     table::for_each_flow(|fd, f| {
         f.mark_forked();
         if f.exposed.load(Ordering::SeqCst) {
-            // As the parent has it: under the child's number may be something else.
+            // The parent's file: the child may have another file under its number.
             exposed.extend(runtime::file_in_owner(fd).filter(|file| f.is_file(*file)));
         }
     });
@@ -274,19 +275,19 @@ fn before_exec_of_vforked() {
     };
     for fd in descriptors::open_numbers() {
         if sys::survives_exec(fd) && away(fd) {
-            break_off(fd);
+            replace_by_reset(fd);
         }
     }
 }
 
-/// After `main`, or `exit`: handlers of the program and destructors of its libraries come first, for they may still write,
-/// and close in order.
+/// After `main`, or `exit`. The program's handlers and the destructors of its libraries run first, because they may still write
+/// to connections and close them in order.
 extern "C" fn at_very_last(_: *mut c_void) {
     at_exit();
 }
 
-/// An exiting process's connections are closed by the kernel, which also delivers what it has of them. The peers are
-/// told that these ends are genuine. What the kernel cannot deliver, because the transport is just away, is waited for.
+/// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
+/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for.
 extern "C" fn at_exit() {
     if !table::any() || !runtime::in_own_process() {
         return;
@@ -302,11 +303,11 @@ extern "C" fn at_exit() {
                 f.stream.end_at(sent);
                 runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
             }
-            Some(flow::Mode::Open) => leave(fd, f),
+            Some(flow::Mode::Open) => announce_end(fd, f),
             _ => {}
         }
     });
-    // The first look makes the agent find out which closed flows have lost their transport; the second waits for
+    // The first call lets the agent find out which closed flows have lost their transport. The second call waits for
     // those, and returns at once when there are none.
     let answers = runtime::with_agent(|a| {
         a.drain_exit(Duration::ZERO);
@@ -315,19 +316,19 @@ extern "C" fn at_exit() {
     if answers != Some(true) {
         return;
     }
-    // Libraries that end after us may still use connections: they are plain TCP, and one whose transport is away has its
-    // error, for nobody is left to resume it.
+    // Libraries whose destructors run later may still use connections. These become plain TCP. A flow whose transport
+    // is away gets its error, because no agent is left to resume it.
     runtime::end();
     table::for_each_flow(|fd, f| demoting::demote(f, fd));
 }
 
-/// The kernel is about to close the connection under `fd`, unless a child has it, too.
-fn leave(fd: c_int, f: &Flow) {
+/// Tells the peer where the stream ends. The kernel is about to close the connection under `fd`, unless a child has it, too.
+fn announce_end(fd: c_int, f: &Flow) {
     if f.forked.load(Ordering::Relaxed) {
         runtime::with_agent(|a| a.demote(f.token()));
         return;
     }
-    // A thread that is just sending goes on until the process ends: nobody knows where.
+    // Another thread is sending, and goes on until the process ends: where the stream ends is unknown.
     let Some(sent) = f.stream.try_sent() else {
         return;
     };
@@ -335,8 +336,8 @@ fn leave(fd: c_int, f: &Flow) {
     runtime::with_agent(|a| a.announce(f.token(), sent, how));
 }
 
-/// `close_range` for a thread that gets a table of descriptors of its own: what means something to us, or is ours, is
-/// closed like all else.
+/// `close_range` for a thread that gets a descriptor table of its own: flows and SLIM's own descriptors are closed like all
+/// others.
 pub fn close_range_apart(first: u32, last: u32, real: impl FnOnce() -> c_int) -> c_int {
     if !runtime::in_own_process() {
         return real();

@@ -1,7 +1,7 @@
-//! io_uring: what a program does through it passes no hook.
+//! io_uring: requests that a program makes through a ring pass no hook.
 //!
-//! Programs (libuv) register descriptors with epoll instances that way, which [`crate::epoll`] finds out from the kernel.
-//! A flow whose number is registered with a ring is used through it, and becomes plain TCP.
+//! Programs (libuv) register descriptors with epoll instances that way; [`crate::epoll`] finds this out from the kernel.
+//! A flow whose number is registered with a ring becomes plain TCP, because the program will use it through the ring.
 
 use libc::{c_int, c_long};
 use slim_sys::numbers::{apart, take_and_wait};
@@ -20,8 +20,8 @@ pub fn any() -> bool {
     USED.load(Ordering::SeqCst)
 }
 
-/// The program hands requests to a ring: not while something else comes under a number, for a request about its
-/// registration would then meet none.
+/// The program submits requests to a ring. Never at the same time as a swap: a request that changes an epoll registration would
+/// then find none.
 pub fn enter(requests: c_int, real: impl FnOnce() -> c_long) -> c_long {
     if requests > 0 {
         take_and_wait(real)
@@ -30,7 +30,7 @@ pub fn enter(requests: c_int, real: impl FnOnce() -> c_long) -> c_long {
     }
 }
 
-/// Puts something else under a number.
+/// Runs a swap, so that no requests are submitted to a ring meanwhile.
 pub fn swapping<R>(swap: impl FnOnce() -> R) -> R {
     if any() { apart(swap) } else { swap() }
 }

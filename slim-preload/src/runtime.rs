@@ -1,8 +1,8 @@
 //! Whether SLIM works in this process, and its agent.
 //!
 //! Hooks run before our constructor and after our destructor, in forked and vforked children, and in
-//! processes that never touch a socket. So nothing is set up until the first TCP socket needs it, and
-//! whatever cannot be set up makes the process run as if SLIM were absent, with one line that says why.
+//! processes that never touch a socket. So nothing is set up until the first TCP socket needs it. If the
+//! setup fails, the process runs as if SLIM were absent, and one line says why.
 
 use crate::{descriptors, direct, heap, marks, sys};
 use libc::c_int;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU8, Ordering};
 use std::time::Duration;
 
-/// How long each step of an end before the process's may take.
+/// Time limit of each step when the session ends before the process does.
 const RETIRING: Duration = Duration::from_secs(5);
 
 const UNINIT: u8 = 0;
@@ -37,7 +37,8 @@ pub fn is_our_call() -> bool {
     slim_sys::in_agent()
 }
 
-/// A descriptor that was just made: moved up, and hidden from the application, if one of our own calls made it.
+/// Moves a descriptor that one of our own calls has just made above the floor, and hides it from the application. Descriptors
+/// that the application made stay as they are.
 pub fn out_of_the_way(fd: c_int) -> c_int {
     if fd < 0 || !is_our_call() {
         return fd;
@@ -46,12 +47,12 @@ pub fn out_of_the_way(fd: c_int) -> c_int {
     sys::keep_errno(|| slim_sys::fds::adopt(unsafe { OwnedFd::from_raw_fd(fd) }).into_raw_fd())
 }
 
-/// Whether sockets of this process may become flows some time.
+/// Whether sockets of this process may still become flows.
 pub fn possible() -> bool {
     STATE.load(Ordering::Relaxed) != OFF
 }
 
-/// Whether this process, or one that it was forked from, has used its first TCP socket.
+/// Whether SLIM is set up: this process, or the one that it shares its memory with (vfork), has used its first TCP socket.
 pub fn in_use() -> bool {
     STATE.load(Ordering::Acquire) == READY
 }
@@ -63,18 +64,19 @@ pub fn in_own_process() -> bool {
     owner == 0 || owner == sys::pid()
 }
 
-/// Whether the caller is a vforked child that has put something else under a number of a flow's: the flows are nothing to it.
+/// Whether the caller is a vforked child, after such a child has put another file under a flow's number. The flows do not concern
+/// it.
 #[inline]
 pub fn is_another_process() -> bool {
     direct::do_numbers_differ() && !sys::keep_errno(in_own_process)
 }
 
-/// Which file a descriptor of the calling process is: device and number.
+/// The file under a descriptor of the calling process: device and inode.
 pub fn file(fd: c_int) -> Option<(u64, u64)> {
     file_in(sys::pid(), fd)
 }
 
-/// Which file a number of the process that the table belongs to is, asked by a vforked child of it.
+/// The file under a number of the process that the table belongs to. Called by a vforked child of that process.
 pub fn file_in_owner(fd: c_int) -> Option<(u64, u64)> {
     file_in(OWNER.load(Ordering::Relaxed), fd)
 }
@@ -83,9 +85,9 @@ fn file_in(pid: c_int, fd: c_int) -> Option<(u64, u64)> {
     sys::proc::file(format_args!("{pid}/fd/{fd}"))
 }
 
-/// Whether sockets of this process are to be managed; sets everything up at the first call that asks.
-/// Call only for a TCP socket. In a signal handler nothing is set up: libc calls the program's `malloc` for a new thread, and the
-/// handler may have interrupted `malloc`. What the handler connects stays plain TCP.
+/// Whether sockets of this process are to be managed. The first call sets everything up. Call only for a TCP socket.
+/// In a signal handler nothing is set up: libc calls the program's `malloc` for a new thread, and the handler may have
+/// interrupted `malloc`. A connection that the handler makes stays plain TCP.
 pub fn ready() -> bool {
     match STATE.load(Ordering::Acquire) {
         READY => !is_our_call() && in_own_process(),
@@ -105,8 +107,8 @@ fn start() -> bool {
     })
 }
 
-/// The job key's file as it was when the program began: later the process may have given up the right to
-/// read it, and its children have it from there.
+/// The job key's file, read when the program begins: later the process may have given up the right to read it.
+/// Forked children inherit the contents.
 static KEY_FILE: OnceLock<Result<(Vec<u8>, u32), String>> = OnceLock::new();
 
 /// Reads the job key's file, when the library is loaded.
@@ -119,16 +121,16 @@ pub fn read_job_key() {
     });
 }
 
-/// How long a call waits for an answer of the peer's agent without which it goes on all the same.
+/// How long a call waits for an answer of the peer's agent, before it continues without the answer.
 pub fn time_to_answer(at_once: bool) -> Duration {
-    // A part of the time in which a peer's first answer is waited for: by default 100 ms and 10 ms.
+    // A fraction of the time limit for a peer's first answer: by default 10 ms (`at_once`) or 100 ms.
     config().hello_timeout / if at_once { 300 } else { 30 }
 }
 
-/// The settings as they were when the first process of a family of forks began: some programs (nginx)
-/// clear their environment before they fork. What is wrong with them is said once.
+/// The settings, read once by the first process of a family of forks: some programs (nginx) clear their environment before
+/// they fork. Problems in the settings are reported once.
 fn config() -> &'static Config {
-    // Never locked by another thread at a fork: whoever gets here has `AGENT`, which a fork waits for.
+    // No other thread is initializing this at a fork: the first caller holds `AGENT`, and a fork waits for that lock.
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
         let (mut config, mut problems) = quietly(|| {
@@ -151,7 +153,7 @@ fn config() -> &'static Config {
     })
 }
 
-/// Sets up this process; `None` when SLIM is off or cannot work here, which has been said then.
+/// Sets up this process. Gives `None` when SLIM is off, or when it cannot work here; the latter has been reported then.
 fn start_agent() -> Option<Agent> {
     let config = config();
     if config.policy == Policy::Off {
@@ -166,10 +168,10 @@ fn start_agent() -> Option<Agent> {
         }
         return None;
     }
-    // The sanitizer takes our calls of `memcpy` and `close`, too, and knows nothing of what orders them: it reports races
-    // (a dozen in a transfer between two threads). Told to ignore calls from this library (`called_from_lib`), it does not
-    // learn from the program's sends and receives any more what orders the program's own threads, and calls it a mistake
-    // when a thread is cancelled in one.
+    // The thread sanitizer intercepts our calls of `memcpy` and `close`, too, and does not see how they are synchronized: it
+    // reports false races (a dozen in a transfer between two threads). It can be told to ignore calls from this library
+    // (`called_from_lib`). But then it no longer learns from the program's sends and receives how the program's own threads are
+    // synchronized, and it reports an error when a thread is cancelled in such a call.
     if sys::has_symbol(c"__tsan_acquire") {
         say(
             "the program is built for the thread sanitizer, which does not see our locks; connections are plain TCP",
@@ -192,7 +194,7 @@ fn start_agent() -> Option<Agent> {
         .ok()
 }
 
-/// What proc(5) has on a process, by its directory; nothing if that cannot be read.
+/// The status file of a process (proc(5)), by the name of its directory; empty if the file cannot be read.
 fn status_of(process: &str) -> String {
     let status = sys::proc::read(format_args!("{process}/status"));
     status
@@ -200,15 +202,15 @@ fn status_of(process: &str) -> String {
         .unwrap_or_default()
 }
 
-/// The number on a line of that.
+/// The number on the line of a status file that begins with `name`.
 fn number_in(status: &str, name: &str) -> Option<c_int> {
     let line = status.lines().find_map(|l| l.strip_prefix(name))?;
     line.trim().parse().ok()
 }
 
-/// How many system call filters a process has. What they allow cannot be found out, and a filter may kill a process for
-/// one call. Those that the first process has, too, are a container's: its programs are many, and it forbids none of the
-/// calls that we make. A filter beyond those was made for this program, without us in mind.
+/// The number of system call filters of a process. What a filter allows cannot be found out, and a filter may kill a process for
+/// one call. Filters that process 1 has, too, belong to the container: they serve many programs, and forbid none of SLIM's
+/// calls. Any further filter was made for this program, without SLIM in mind.
 fn filters(status: &str) -> c_int {
     const FILTERED: c_int = 2;
     // Linux 5.9 and later count them.
@@ -235,7 +237,7 @@ fn enough_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-/// What is to be done when memory runs out needs some, too.
+/// Ending the session when memory runs out needs memory, too: this reserves it.
 fn enough_memory() -> io::Result<()> {
     match heap::prepare() {
         true => Ok(()),
@@ -243,8 +245,8 @@ fn enough_memory() -> io::Result<()> {
     }
 }
 
-/// From now on everything is plain TCP, in this process and its children, and nothing of ours runs. Says why, if it did
-/// run.
+/// Switches SLIM off in this process and its children: everything is plain TCP, and the agent's thread ends. Reports `why` if
+/// the agent was running.
 pub fn switch_off(why: &str) {
     let agent = AGENT.with(|agent| {
         STATE.store(OFF, Ordering::SeqCst);
@@ -252,18 +254,18 @@ pub fn switch_off(why: &str) {
     });
     if let Some(agent) = agent {
         say(&format!("{why}; connections are plain TCP"));
-        // The peers are told, and what was closed with bytes on the way is delivered.
+        // Tells the peers, and delivers the remaining bytes of flows that the application has closed.
         agent.drain_exit(RETIRING);
         if !agent.retire(RETIRING) {
-            say("the thread of SLIM has not ended");
+            say("SLIM's thread has not ended");
         }
     }
     sys::proc::release();
-    // No need to ask the kernel whose process this is.
+    // With no owner `in_own_process` makes no system call.
     OWNER.store(0, Ordering::SeqCst);
 }
 
-/// The process is about to end: everything is plain TCP from now on, and the agent's thread ends.
+/// The process is about to end: everything becomes plain TCP, and the agent's thread ends.
 pub fn end() {
     const LIMIT: Duration = Duration::from_secs(1);
     let agent = AGENT.with(|agent| {
@@ -284,7 +286,7 @@ pub fn with_agent<R>(f: impl FnOnce(&Agent) -> R) -> Option<R> {
     Some(f(&agent))
 }
 
-/// Around a fork: no other thread may be changing what the child is to inherit in one piece.
+/// Before a fork: takes the lock, so that the child inherits a consistent state.
 pub fn before_fork() {
     AGENT.lock();
 }
@@ -315,7 +317,7 @@ pub fn warn(text: &str) {
     }
 }
 
-/// Says one line on standard error, without going through anything that could be hooked or buffered.
+/// Writes one line to standard error, past all hooks and buffers.
 pub fn say(text: &str) {
     let line = format!("slim[{}]: {text}\n", sys::pid());
     sys::write(2, line.as_bytes());

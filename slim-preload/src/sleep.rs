@@ -1,9 +1,9 @@
-//! Waking threads that sleep in poll or select when something else comes under a number they wait for.
+//! Waking threads that sleep in poll or select, when another file is put under a number that they wait for.
 //!
 //! The kernel looks a number up again on each wake-up, but registers the sleeper only with the file that it found
-//! first. So whoever sleeps on a transport, or on a placeholder, would sleep on for ever after a swap. A call that
-//! is going to sleep on a flow therefore waits for one more descriptor, its thread's alarm, which every swap sounds.
-//! (epoll needs none of this: adding a registration wakes its sleepers.)
+//! first. So a thread that sleeps on a transport, or on a placeholder, would never wake up after a swap. A call that
+//! is going to sleep on a flow therefore waits for one more descriptor, its thread's *alarm* (an eventfd), which every swap
+//! signals. (epoll needs none of this: adding a registration wakes its sleepers.)
 
 use crate::sys::{self, Errno};
 use libc::{c_int, pollfd};
@@ -19,34 +19,34 @@ static ALARMS: Lock<Alarms> = Lock::new(Alarms {
     all: Vec::new(),
     looked: 0,
 });
-/// How many forks lie between this process and the first: an alarm from before one is not ours.
+/// Fork generation: an alarm from before a fork is not this process's.
 static FORKS: AtomicU32 = AtomicU32::new(0);
-/// At so many alarms it is looked whether their threads have ended, before a new one is made.
+/// Before a new alarm is made, the threads of up to this many alarms are checked: one that has ended leaves its alarm.
 const LOOKS: usize = 8;
 
 struct Alarms {
-    /// Those of the threads that are in a call now.
+    /// The alarms of the threads that are in a call now.
     asleep: Vec<c_int>,
-    /// All there are, and whose.
+    /// All alarms, with the thread ids of their owners.
     all: Vec<(c_int, c_int)>,
-    /// Where in `all` was looked last.
+    /// The index in `all` that was checked last.
     looked: usize,
 }
 
-/// Whether the number is an alarm still: the program may have closed it where no hook saw it.
+/// Whether the number still is an alarm: the program may have closed it where no hook saw it.
 fn is_alarm(fd: c_int) -> bool {
     Mark::ALARM.is_on(fd)
 }
 
 impl Alarms {
-    /// The number has something else under it, or nothing.
+    /// Forgets a number that is no alarm any more.
     fn forget(&mut self, fd: c_int) {
         self.asleep.retain(|asleep| *asleep != fd);
         self.all.retain(|(known, _)| *known != fd);
     }
 
-    /// The alarm of a thread that has ended, for the thread `me`.
-    fn inherit(&mut self, me: c_int) -> Option<c_int> {
+    /// Gives the alarm of a thread that has ended to the thread `me`.
+    fn take_over(&mut self, me: c_int) -> Option<c_int> {
         for _ in 0..LOOKS.min(self.all.len()) {
             self.looked = (self.looked + 1) % self.all.len();
             let (fd, owner) = self.all[self.looked];
@@ -56,7 +56,7 @@ impl Alarms {
             }
             if owner == me || !sys::thread_lives(owner) {
                 self.all[self.looked].1 = me;
-                // A thread that was cancelled in its call has not left the list.
+                // A thread that was cancelled in its call has not been removed from the list.
                 self.asleep.retain(|asleep| *asleep != fd);
                 return Some(fd);
             }
@@ -66,12 +66,12 @@ impl Alarms {
 }
 
 thread_local! {
-    /// This thread's, with the forks before it was made. Without a destructor, for which libc would allocate: when the
-    /// thread has ended another one inherits the alarm.
+    /// This thread's alarm, with the fork generation in which it was made. There is no destructor, for which libc would
+    /// allocate memory: when the thread has ended, another thread takes the alarm over.
     static ALARM: Cell<Option<(c_int, u32)>> = const { Cell::new(None) };
 }
 
-/// This thread's alarm, made at its first sleep; `None` when there is no descriptor to be had.
+/// This thread's alarm, made at its first sleep; `None` when no descriptor is available.
 fn own() -> Option<c_int> {
     let forks = FORKS.load(Ordering::Relaxed);
     if let Some((fd, _)) = ALARM.get().filter(|(_, of)| *of == forks) {
@@ -81,8 +81,8 @@ fn own() -> Option<c_int> {
         ALARMS.with(|alarms| alarms.forget(fd));
     }
     let me = sys::tid();
-    let inherited = ALARMS.with(|alarms| alarms.inherit(me));
-    let fd = match inherited {
+    let taken_over = ALARMS.with(|alarms| alarms.take_over(me));
+    let fd = match taken_over {
         Some(fd) => {
             sys::reset_eventfd(fd);
             fd
@@ -98,7 +98,7 @@ fn own() -> Option<c_int> {
     Some(fd)
 }
 
-/// Runs a call that may sleep, with the number of a descriptor that it is to wait for too (readable).
+/// Runs a call that may sleep. Its argument is the thread's alarm: the call must also wait for that to be readable.
 pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
     let Some(fd) = sys::keep_errno(own) else {
         return call(None);
@@ -118,19 +118,19 @@ pub fn with_alarm(call: impl FnOnce(Option<c_int>) -> c_int) -> c_int {
     r
 }
 
-/// A function as `poll(2)`.
+/// The type of `poll(2)`.
 type Poll = unsafe fn(*mut pollfd, libc::nfds_t, c_int) -> c_int;
-/// libc's own, which is a cancellation point.
+/// libc's own `poll`, which is a cancellation point.
 static POLL: OnceLock<Poll> = OnceLock::new();
 
-/// Once, when the library is loaded: libc's own `poll`.
+/// Sets libc's own `poll`. Called once, when the library is loaded.
 pub fn use_poll(poll: Poll) {
     POLL.get_or_init(|| poll);
 }
 
-/// Waits until a flow's number can be written to, or something else has come under it. A cancellation point.
+/// Waits until a flow's number can be written to, or has another file. A cancellation point.
 pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
-    // Before the library is loaded: the caller looks again.
+    // The library is not loaded yet: the caller looks again.
     let Some(poll) = POLL.get() else {
         return Ok(());
     };
@@ -157,7 +157,7 @@ pub fn until_writable(fd: c_int, limit: Option<Duration>) -> Result<(), Errno> {
     }
 }
 
-/// After a swap.
+/// After a swap: signals the alarms of all threads that sleep.
 pub fn wake_all() {
     ALARMS.with(|alarms| {
         let asleep = alarms.asleep.iter().filter(|fd| is_alarm(**fd));
@@ -165,12 +165,12 @@ pub fn wake_all() {
     });
 }
 
-/// Around a fork: holds the list.
+/// Before a fork: takes the lock of the list.
 pub fn before_fork() {
     ALARMS.lock();
 }
 
-/// After a fork, on either side. No other thread sleeps in a child, and its alarms are closed.
+/// After a fork, on either side. A child has no other threads, and its alarms are closed.
 pub fn after_fork(child: bool) {
     if child {
         FORKS.fetch_add(1, Ordering::Relaxed);

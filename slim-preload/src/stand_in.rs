@@ -1,10 +1,10 @@
-//! What takes a descriptor number while no transport can.
+//! Files that take a descriptor number while no transport can.
 //!
-//! * the *placeholder* is never ready: an end of a pair of unix sockets to which nothing comes, and which takes nothing
-//!   more. It has no name, so nobody else can connect to it;
-//! * the *ready* stand-in is always readable and writable: while stashed bytes wait;
-//! * a connection that is *over* is a real TCP connection over loopback that its other end has left, after it sent
-//!   what the application has not read yet: the kernel itself gives bytes, errors, poll bits and end of file.
+//! * the *placeholder* is never ready: one end of a pair of unix sockets that receives nothing and whose send buffer is full. It
+//!   has no name, so no other process can connect to it;
+//! * the *ready* stand-in is always readable and writable. It is used while stashed bytes wait;
+//! * a connection that is *over* is a real TCP connection over loopback. Its other end has sent the bytes that the application has
+//!   not read yet, and has left. So the kernel itself gives bytes, errors, poll bits and end of file.
 
 use crate::addr::RawAddr;
 use crate::sys::{self, Errno};
@@ -13,15 +13,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
-/// A new placeholder, and its other end, which must stay open as long as it is to be one.
+/// A new placeholder, and its other end. The other end must stay open for as long as the placeholder is in use.
 pub fn placeholder() -> Result<[c_int; 2], Errno> {
     let pair @ [near, _] = sys::socketpair(libc::SOCK_STREAM)?;
     let socket = libc::SOL_SOCKET;
-    // The kernel makes it as small as it has buffers. Full, it cannot be written to.
+    // The kernel raises the size to its minimum. A socket whose send buffer is full is not writable.
     sys::set_option(near, socket, libc::SO_SNDBUF, &0);
     while sys::send(near, &FILLING, libc::MSG_DONTWAIT).is_ok() {}
-    // A blocking call that began before a swap, and comes to the placeholder, must not stay in the kernel: the flow
-    // waits for it to come out.
+    // A blocking call that began before a swap may reach the placeholder. It must not block in the kernel: the
+    // suspension waits until the call has left the gate.
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         sys::set_option(near, socket, option, &AT_ONCE);
     }
@@ -29,21 +29,21 @@ pub fn placeholder() -> Result<[c_int; 2], Errno> {
     Ok(pair)
 }
 
-/// What fills a placeholder at once, mostly.
+/// Sent to fill a placeholder: usually one such send is enough.
 const FILLING: [u8; 2048] = [0; 2048];
-/// The shortest time limit that is one.
+/// The shortest time limit; zero would mean none (socket(7)).
 const AT_ONCE: libc::timeval = libc::timeval {
     tv_sec: 0,
     tv_usec: 1,
 };
 
-/// Ends the placeholder that has this other end: who has it finds a connection that was reset, for its other end has not
-/// read everything, and not an orderly end.
-pub fn lift(far: c_int) {
+/// Closes the other end of a placeholder. A process that still has the placeholder finds a reset connection, not an orderly
+/// end, because the other end has not read everything.
+pub fn end_placeholder(far: c_int) {
     sys::close(far);
 }
 
-/// What our unix sockets have as their least number of bytes to receive, by which they are known. Nothing is ever
+/// Marks SLIM's unix sockets: it is the value of their SO_RCVLOWAT. The option has no effect, because nothing is ever
 /// received from them.
 const SIGN: c_int = 0x534c_494d;
 
@@ -51,8 +51,8 @@ fn sign(fd: c_int) {
     sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &SIGN);
 }
 
-/// Whether a descriptor, perhaps under another number or in another process, is one that stands in for a transport
-/// which is away.
+/// Whether a descriptor is a file that stands in for a transport that is away. It may have another number by now, or be in
+/// another process.
 pub fn is_one(fd: c_int) -> bool {
     let option = |name| sys::option::<c_int>(fd, libc::SOL_SOCKET, name);
     option(libc::SO_RCVLOWAT) == Some(SIGN) && option(libc::SO_DOMAIN) == Some(libc::AF_UNIX)
@@ -60,14 +60,14 @@ pub fn is_one(fd: c_int) -> bool {
 
 static READY: AtomicI32 = AtomicI32::new(-1);
 
-/// The process's one always-ready descriptor, to be duplicated, never read.
+/// The process's one always-ready descriptor. It is duplicated, never read.
 pub fn ready() -> Result<c_int, Errno> {
     let have = READY.load(Ordering::Acquire);
     if have >= 0 {
         return Ok(have);
     }
-    // What is there to be read is an empty packet, and nothing can be written: a program that got the number from us
-    // without our knowing finds an end, and never bytes that nobody sent.
+    // The socket has one empty packet to read, and nothing can be written to it. A program that got the file without our
+    // knowledge finds an end of file, never bytes that the peer did not send.
     let [a, b] = sys::socketpair(libc::SOCK_SEQPACKET)?;
     sign(a);
     sys::send(b, b"", 0)?;
@@ -77,13 +77,12 @@ pub fn ready() -> Result<c_int, Errno> {
     Ok(a)
 }
 
-/// Descriptors of this module that a forked child must not keep are close-on-exec; the number is told so
-/// that `close` from the application leaves it alone.
+/// Whether the number is the always-ready descriptor. The application must not close it.
 pub fn is_ours(fd: c_int) -> bool {
     fd >= 0 && READY.load(Ordering::Relaxed) == fd
 }
 
-/// The number of one of them was closed.
+/// A number was closed: forgets it if it was the always-ready descriptor.
 pub fn closed(fd: c_int) {
     let _ = READY.compare_exchange(fd, -1, Ordering::AcqRel, Ordering::Relaxed);
 }
@@ -91,35 +90,35 @@ pub fn closed(fd: c_int) {
 /// How the other end of a connection left it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Departure {
-    /// Closed: end of file; what is sent is refused.
+    /// Closed: end of file; bytes sent to it are refused.
     Closed,
-    /// Closed, and has refused what was sent: end of file, and `EPIPE` once owed.
+    /// Closed, and has refused bytes that were sent to it: end of file, and `EPIPE` as pending error.
     Refused,
     /// Reset: `ECONNRESET` once.
     Reset,
 }
 
-/// More bytes than this are not tried to be put into a socket of ours.
+/// The most bytes that are put into a loopback connection.
 pub const MOST: usize = 128 << 10;
-/// How long the kernel is given to move them.
+/// How long the kernel is given to move the bytes.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// And how often it is asked at least: more often than strangers can come first.
+/// The least number of checks before giving up: more than the strangers that can connect first.
 const LOOKS: c_int = 2 * STRANGERS;
 
-/// A connection whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors, the
-/// poll bits and the end of file. It is a socket of this family. `EMSGSIZE` when there are more bytes than it takes.
+/// A connection of this address family whose other end has sent `bytes` and left: the kernel itself gives the bytes, the errors,
+/// the poll bits and the end of file. Fails with `EMSGSIZE` when there are more bytes than the connection takes.
 pub fn over(how: Departure, bytes: &[u8], family: c_int) -> Result<c_int, Errno> {
     if bytes.len() > MOST {
         return Err(libc::EMSGSIZE);
     }
-    // Without a loopback interface to be had, a pair of unix sockets does nearly the same.
+    // Without a usable loopback interface, a pair of unix sockets behaves nearly the same.
     let [near, far] = connection(bytes.len(), family)
         .or_else(|_| connection(bytes.len(), libc::AF_INET))
         .or_else(|_| sys::socketpair(libc::SOCK_STREAM))?;
     let sent = feed(near, far, bytes).map(|()| match how {
         Departure::Closed => {}
         Departure::Refused => {
-            // A reset after the end is EPIPE, not ECONNRESET; a byte that nobody reads brings it about.
+            // A reset after the FIN is reported as EPIPE, not ECONNRESET. Closing with an unread byte sends the reset.
             sys::shutdown(far, libc::SHUT_WR);
             let _ = sys::send(near, b"!", 0);
             until(|| sys::readable(far) > 0);
@@ -132,18 +131,18 @@ pub fn over(how: Departure, bytes: &[u8], family: c_int) -> Result<c_int, Errno>
         }
     });
     sys::close(far);
-    let come = |state: u8| match how {
+    let arrived = |state: u8| match how {
         Departure::Closed => state != sys::TCP_ESTABLISHED,
         Departure::Refused | Departure::Reset => state == sys::TCP_CLOSE,
     };
-    until(|| sys::tcp_state(near).is_none_or(come));
+    until(|| sys::tcp_state(near).is_none_or(arrived));
     sent.map(|()| near).inspect_err(|_| sys::close(near))
 }
 
-/// Moves the bytes through the connection, all of them.
+/// Moves all the bytes through the connection.
 fn feed(near: c_int, far: c_int, bytes: &[u8]) -> Result<(), Errno> {
     let mut at = 0;
-    let mut come = || {
+    let mut arrived = || {
         while at < bytes.len() {
             match sys::send(far, &bytes[at..], libc::MSG_DONTWAIT) {
                 Ok(n) => at += n,
@@ -152,14 +151,15 @@ fn feed(near: c_int, far: c_int, bytes: &[u8]) -> Result<(), Errno> {
         }
         sys::readable(near) == bytes.len() as u64
     };
-    if come() || until(come) {
+    if arrived() || until(arrived) {
         Ok(())
     } else {
         Err(libc::EMSGSIZE)
     }
 }
 
-/// Looks again and again, for a moment: on loopback hardly ever twice. Also if the scheduler stops the thread for as long.
+/// Checks repeatedly, for a moment; on loopback two checks are hardly ever needed. At least `LOOKS` checks are made, because the
+/// scheduler may stop the thread for that long.
 fn until(mut done: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     let mut looks = 0;
@@ -173,8 +173,8 @@ fn until(mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Both ends of a loopback connection, with room for `bytes` unread at the first. It is over IPv4: a host may have nothing
-/// else on its loopback.
+/// Both ends of a loopback connection, with room for `bytes` unread bytes at the first end. It uses IPv4, because a host may have
+/// no other protocol on its loopback interface.
 fn connection(bytes: usize, family: c_int) -> Result<[c_int; 2], Errno> {
     let listener = sys::socket(libc::AF_INET, libc::SOCK_STREAM)?;
     let near = sys::socket(family, libc::SOCK_STREAM);
@@ -191,7 +191,7 @@ fn connection(bytes: usize, family: c_int) -> Result<[c_int; 2], Errno> {
 
 fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
     if bytes > 0 {
-        // Beyond the system's limit the kernel gives what it has.
+        // The kernel caps the size at the system's limit.
         let room = (2 * bytes) as c_int;
         sys::set_option(near, libc::SOL_SOCKET, libc::SO_RCVBUF, &room);
     }
@@ -200,10 +200,10 @@ fn meet(listener: c_int, near: c_int, bytes: usize) -> Result<c_int, Errno> {
     join(listener, near)
 }
 
-/// Connections of others that may come in between: every user of the host can find the listener.
+/// Connections of other processes that may arrive first: every user of the host can find the listener.
 const STRANGERS: c_int = 16;
 
-/// Connects `near` to the listener, and takes the other end of that connection, not of whoever came before.
+/// Connects `near` to the listener, and accepts the other end of that connection; connections of strangers are closed.
 fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
     let local = |fd| RawAddr::local(fd).and_then(|a| a.internet());
     let mut to = local(listener).ok_or(libc::EINVAL)?;
@@ -212,7 +212,7 @@ fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
         sys::set_option(near, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, &0);
     }
     sys::set_status(near, libc::O_NONBLOCK);
-    // On loopback it stands at once, or not at all.
+    // On loopback the connection is established at once, or never.
     let connected = sys::connect(near, to);
     if connected.is_err() && !until(|| sys::tcp_state(near) == Some(sys::TCP_ESTABLISHED)) {
         return Err(libc::ENETUNREACH);
@@ -220,7 +220,7 @@ fn join(listener: c_int, near: c_int) -> Result<c_int, Errno> {
     sys::set_status(near, 0);
     let ours = local(near);
     sys::set_status(listener, libc::O_NONBLOCK);
-    // If the kernel has dropped our connection because strangers fill the queue, it does not come.
+    // Our connection never arrives if the kernel has dropped it because strangers fill the queue.
     let mut far = Err(libc::ECONNREFUSED);
     until(|| match sys::accept(listener) {
         Ok(fd) if RawAddr::peer(fd).and_then(|a| a.internet()) == ours => {
@@ -252,18 +252,18 @@ mod tests {
     }
 
     #[test]
-    fn placeholder_is_never_ready_until_it_is_lifted() {
+    fn placeholder_is_never_ready_until_its_other_end_is_closed() {
         let [fd, far] = placeholder().unwrap();
         let mut byte = [0];
         assert_eq!(ready_for(fd), 0);
         assert!(is_one(fd));
-        // Blocking calls come back at once.
+        // Blocking calls return at once.
         let begun = Instant::now();
         assert_eq!(sys::recv(fd, &mut byte, 0), Err(libc::EAGAIN));
         assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EAGAIN));
         assert!(begun.elapsed() < Duration::from_secs(1));
         assert_eq!(ready_for(fd), 0);
-        lift(far);
+        end_placeholder(far);
         assert_ne!(ready_for(fd) & libc::POLLHUP, 0);
         assert_eq!(sys::recv(fd, &mut byte, 0), Err(libc::ECONNRESET));
         assert_eq!(sys::send(fd, b"x", libc::MSG_NOSIGNAL), Err(libc::EPIPE));
@@ -275,7 +275,7 @@ mod tests {
         let [near, far] = placeholder().unwrap();
         for fd in [near, far, ready().unwrap()] {
             let name = RawAddr::local(fd).unwrap();
-            // The family alone: no name by which another process could find it.
+            // Only the address family: the socket has no name by which another process could find it.
             assert_eq!(name.len as usize, size_of::<libc::sa_family_t>());
         }
         [near, far].into_iter().for_each(sys::close);
@@ -319,7 +319,7 @@ mod tests {
     const DEAD: i16 =
         libc::POLLIN | libc::POLLOUT | libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
 
-    /// Reads three times; what the end is, is behind the bytes.
+    /// Reads the bytes, and then twice more: `end` holds the expected results of these two reads.
     fn read_up(fd: c_int, bytes: &[u8], end: [Result<usize, Errno>; 2]) {
         let mut buf = vec![0; bytes.len() + 1];
         if !bytes.is_empty() {
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_over_is_as_the_kernel_has_it() {
+    fn a_connection_that_is_over_behaves_as_in_the_kernel() {
         let much: Vec<u8> = (0..100_000u32).map(|i| i as u8).collect();
         for bytes in [&b""[..], b"unread", &much] {
             let fd = over(Departure::Reset, bytes, libc::AF_INET).unwrap();

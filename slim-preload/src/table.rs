@@ -1,9 +1,8 @@
-//! What each descriptor number means to us: one atomic word a number.
+//! What each descriptor number means to SLIM: one atomic word for each number.
 //!
-//! The word is 0 for a descriptor that is none of our business, which is all that most calls ever load.
-//! Flows, listeners and epoll instances live in memory that is never given back ([`crate::flow`] says why),
-//! so a pointer read here can always be looked at; whether it still is what the number means is then
-//! checked by reading the word again.
+//! The word is 0 for a descriptor that SLIM does not manage; most calls load nothing else. Flows and epoll
+//! instances live in memory that is never freed ([`crate::flow`] says why), so a pointer read here can always
+//! be dereferenced. The caller then reads the word again, to check that the number still means the same.
 
 mod inside;
 
@@ -13,28 +12,28 @@ use crate::mirror::Instance;
 use libc::c_int;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Numbers from here on are never managed; Linux's default hard limit (fs.nr_open) is the same.
+/// Numbers from here on are never managed. Linux's default hard limit (fs.nr_open) has the same value.
 const SIZE: usize = 1 << 20;
 const TAG: usize = 0b11;
 const LISTENER: usize = 1;
 const EPOLL: usize = 2;
 const INHERITED: usize = 3;
-/// A listener of the parent process's, which has its control socket.
+/// A listener that belonged to the parent process, which has its control socket.
 const INHERITED_LISTENER: usize = LISTENER | 1 << 2;
-/// Whether there are such.
+/// Whether there may be inherited listeners.
 static INHERITED_LISTENERS: AtomicBool = AtomicBool::new(false);
 
 static TABLE: [AtomicUsize; SIZE] = [const { AtomicUsize::new(0) }; SIZE];
-/// One more than the highest number ever set, so that walks over the table stay short.
+/// One more than the highest number ever set, so that loops over the table stay short.
 static HIGH: AtomicUsize = AtomicUsize::new(0);
 
 /// What a number means.
 pub enum Entry {
-    /// Nothing to us.
+    /// A descriptor that SLIM does not manage.
     None,
     /// A flow.
     Flow(&'static Flow),
-    /// A listening TCP socket; whether its control socket is ours.
+    /// A listening TCP socket.
     Listener,
     /// An epoll instance.
     Epoll(&'static Instance),
@@ -50,7 +49,7 @@ fn word(fd: c_int) -> usize {
         .map_or(0, |w| w.load(Ordering::Acquire))
 }
 
-/// The flow behind a number: what every hooked data call asks first.
+/// The flow behind a number. Every hooked data call begins with this.
 #[inline]
 pub fn flow(fd: c_int) -> Option<&'static Flow> {
     let w = word(fd);
@@ -61,22 +60,22 @@ pub fn flow(fd: c_int) -> Option<&'static Flow> {
     (w != 0).then(|| unsafe { &*(w as *const Flow) })
 }
 
-/// Whether a number that was this flow's is so still.
+/// Whether a number that was this flow's still is.
 #[inline]
 pub fn is_still(fd: c_int, flow: &'static Flow) -> bool {
     debug_assert!((fd as u32 as usize) < SIZE);
-    // Without a comparison: the remainder of a number in the table is the number.
+    // The remainder saves a bounds check: it does not change a number within the table.
     TABLE[fd as u32 as usize % SIZE].load(Ordering::Acquire) == std::ptr::from_ref(flow) as usize
 }
 
-/// Whether a number is a flow's, without more.
+/// Whether a number is a flow's. Does nothing else.
 #[inline]
 pub fn is_flow(fd: c_int) -> bool {
     let w = word(fd);
     w != 0 && w & TAG == 0
 }
 
-/// Whether a number means anything, without more.
+/// Whether a number means anything to SLIM. Does nothing else.
 #[inline]
 pub fn is_known(fd: c_int) -> bool {
     word(fd) != 0
@@ -86,7 +85,7 @@ pub fn is_known(fd: c_int) -> bool {
 #[inline(never)]
 fn tagged(fd: c_int, w: usize) -> Option<&'static Flow> {
     if w & TAG == INHERITED {
-        // A descriptor that we have just made has this number only because the connection was closed unseen.
+        // If the agent asks, it has just made a descriptor with this number: the connection was closed unseen.
         if !slim_sys::in_agent() {
             marks::tell_parent((w >> 2) as u32);
         }
@@ -137,12 +136,12 @@ pub fn set_epoll(fd: c_int, instance: &'static Instance) {
     store(fd, std::ptr::from_ref(instance) as usize | EPOLL);
 }
 
-/// The number means nothing to us any more.
+/// Clears the entry of a number.
 pub fn clear(fd: c_int) {
     store(fd, 0);
 }
 
-/// The number is this flow's no more, if it has not become something else meanwhile.
+/// Clears the entry of a number, if it still is this flow's.
 pub fn release(fd: c_int, flow: &Flow) {
     if let Some(slot) = TABLE.get(fd as u32 as usize) {
         let word = std::ptr::from_ref(flow) as usize;
@@ -150,13 +149,13 @@ pub fn release(fd: c_int, flow: &Flow) {
     }
 }
 
-/// In a forked child: what were flows are now the parent's.
+/// In a forked child: marks the entries of flows and listeners as the parent's.
 pub fn inherit(slot_of: impl Fn(&'static Flow) -> u32) {
     for (fd, slot) in TABLE.iter().enumerate().take(HIGH.load(Ordering::Relaxed)) {
         let w = slot.load(Ordering::Relaxed);
         if w != 0 {
             match entry(fd as c_int) {
-                // The child has closed it.
+                // A number of SLIM's own: the child has closed it.
                 Entry::Flow(_) if slim_sys::fds::is_internal(fd as c_int) => {
                     slot.store(0, Ordering::Relaxed);
                 }
@@ -174,12 +173,12 @@ pub fn inherit(slot_of: impl Fn(&'static Flow) -> u32) {
     }
 }
 
-/// In a forked child: another number of its parent's connection.
+/// In a forked child: `to` is another number of the parent's connection `from`.
 pub fn inherited_again(from: c_int, to: c_int) {
     store(to, word(from));
 }
 
-/// Whether [`is_inherited_listener`] is worth asking.
+/// Whether [`is_inherited_listener`] can be true for any number.
 #[inline]
 pub fn any_inherited_listener() -> bool {
     INHERITED_LISTENERS.load(Ordering::Relaxed)
@@ -190,7 +189,7 @@ pub fn is_inherited_listener(fd: c_int) -> bool {
     word(fd) == INHERITED_LISTENER
 }
 
-/// Whether any number ever meant something.
+/// Whether any number has ever had an entry.
 pub fn any() -> bool {
     HIGH.load(Ordering::Relaxed) > 0
 }

@@ -1,15 +1,15 @@
-//! Swapping what is under a flow's numbers: suspend, install, reinstate, escalate.
+//! Swapping the file under a flow's descriptor numbers: suspend, install, reinstate, escalate.
 //!
 //! Invariants, all under the flow's control lock:
 //! * the gate is barred before anything is swapped, and opened only when the transport is back, so a data
 //!   call never accounts bytes of one transport to another;
-//! * epoll registrations are taken out before each swap and put back after it, and are out while a flow is suspended;
-//! * `received` is final only after [`drain`], which comes when no call is inside the gate.
+//! * epoll registrations are removed before each swap and added again after it; they stay removed while a flow is suspended;
+//! * `received` is final only after [`drain`], which runs when no call is inside the gate.
 //!
-//! A flow that is suspended needs no descriptor: the old transport stays under its numbers, *exposed*, until another one
-//! takes them. Nobody of the application sees it: data calls meet the barred gate, epoll does not have it, poll and
-//! select leave it out ([`crate::ops::poll`]). Only before others get the numbers, who know nothing of all that, they
-//! are [veiled](veil): a placeholder that is never ready takes them.
+//! A suspended flow needs no further descriptor: the old transport stays under its numbers, *exposed*, until a new one takes
+//! them. The application does not see it: data calls meet the barred gate, epoll does not have it, poll and select leave it out
+//! ([`crate::ops::poll`]). Other processes and unseen epoll registrations would see it: for them a
+//! [placeholder](install_placeholder), which is never ready, takes the numbers first.
 
 mod fault;
 mod held;
@@ -28,13 +28,13 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use fault::{
-    Fault, TO_BE_ASKED, fault, found_dead, has_failed, hear, lost_while_barred, notice, owe,
-    remember,
+    Fault, TO_BE_ASKED, fault, found_dead, has_failed, lost_while_barred, notice, read_mailbox,
+    remember, set_pending_error,
 };
 use over::conclude;
-pub use over::{escalate, pay};
+pub use over::{escalate, take_pending_error};
 
-/// Grows with every swap, so that a call that slept in poll or select knows to look again.
+/// Grows with every swap, so that a call that slept in poll or select knows that it must look again.
 pub static SWAPS: AtomicU64 = AtomicU64::new(0);
 
 /// The control part of a flow, locked.
@@ -51,15 +51,15 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
     for e in &ctl.epolls {
         ctl.fds.iter().for_each(|fd| e.detach(*fd));
     }
-    // A forked child finds under each number what it is told is there.
+    // In one piece, so that a forked child finds under each number the file that `set_under` has noted.
     let swapped = numbers::whole(|| {
         let swapped = ctl.fds.iter().try_for_each(|fd| sys::replace(file, *fd));
         flow.set_under(file);
         swapped
     });
     SWAPS.fetch_add(1, Ordering::SeqCst);
-    // Not before the swap: who is woken looks the number up again, and is to find the new file.
-    ctl.lift_veil();
+    // After the swap: a thread that this wakes looks the number up again, and must find the new file.
+    ctl.end_placeholder();
     if registered {
         for e in &ctl.epolls {
             ctl.fds.iter().for_each(|fd| e.attach(*fd));
@@ -72,7 +72,7 @@ fn swap(flow: &Flow, ctl: &mut Ctl, file: c_int, registered: bool) -> Result<(),
     swapped
 }
 
-/// Bars the flow; the transport is kept. Does nothing when that is so already.
+/// Bars the flow, and keeps the transport. Does nothing when the flow is barred already.
 pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
     if ctl.fds.is_empty() {
         return;
@@ -83,9 +83,9 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
             epoll::read_back(flow, ctl);
             ctl.suspend();
             if epoll::any_unseen() {
-                veil(flow, ctl);
+                install_placeholder(flow, ctl);
             }
-            if ctl.is_veiled() {
+            if ctl.has_placeholder() {
                 return flow.stream.wake();
             }
             rings::swapping(|| {
@@ -99,21 +99,21 @@ pub fn suspend(flow: &Flow, ctl: &mut Ctl) {
         }
         Mode::Stashed { then: Then::Open } => {
             flow.stream.bar();
-            // The always-ready stand-in is under the numbers; without a descriptor for a placeholder it stays there.
+            // The always-ready stand-in is under the numbers. It stays there if there is no descriptor for a placeholder.
             ctl.suspend();
-            veil(flow, ctl);
+            install_placeholder(flow, ctl);
         }
         _ => return,
     }
     flow.stream.wake();
 }
 
-/// Puts a placeholder under the numbers of a suspended flow, unless one is there, or there is no descriptor for it.
-pub fn veil(flow: &Flow, ctl: &mut Ctl) {
+/// Puts a placeholder under the numbers of a suspended flow, unless one is there already, or there is no descriptor for it.
+pub fn install_placeholder(flow: &Flow, ctl: &mut Ctl) {
     let Some(first) = ctl.fds.first().copied() else {
         return;
     };
-    if ctl.mode() != Mode::Suspended || ctl.is_veiled() {
+    if ctl.mode() != Mode::Suspended || ctl.has_placeholder() {
         return;
     }
     let Ok([placeholder, far]) = stand_in::placeholder() else {
@@ -127,18 +127,18 @@ pub fn veil(flow: &Flow, ctl: &mut Ctl) {
     }
     sys::set_status(placeholder, sys::status(ctl.flags_of(first)));
     let registered = epoll::any_unseen();
-    ctl.register_veil(registered);
+    ctl.register_placeholder(registered);
     let _ = swap_in(flow, ctl, placeholder, registered);
     sys::close(placeholder);
-    ctl.veil(far);
+    ctl.set_placeholder(far);
     flow.exposed.store(false, Ordering::SeqCst);
 }
 
-/// The old transport, which is not drained yet, is about to be closed with the last number `fd` of its flow.
-pub fn keep(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
+/// Keeps the old transport, which is not drained yet: the last number `fd` of its flow is about to be closed.
+pub fn keep_transport(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
     match sys::dup_high(fd) {
         Ok(old) => ctl.set_transport(Some(old)),
-        // Nobody is left to read it: what it has brought only counts, and once it is shut it brings no more.
+        // No call will read it. The received bytes are only counted; after the shutdown no more arrive.
         Err(_) => flow.stream.write_off(&mut ctl.receiving, fd),
     }
 }
@@ -149,7 +149,7 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     if let Some(fd) = ctl.fds.first().filter(|_| ctl.receiving.has_moved()) {
         kept_names::remember(*fd, (ctl.local.take(), ctl.peer.take()));
     }
-    // A reader that has met the end of the stream need not wait for an announcement.
+    // A reader that has met the end of the stream need not wait for the peer's announcement.
     release_numbers(flow, &mut ctl);
     flow.live.store(false, Ordering::Release);
     ctl.set_transport(None);
@@ -159,7 +159,7 @@ pub fn unmanage(flow: &'static Flow, mut ctl: CtlGuard) {
     flow.drop_ref();
 }
 
-/// From now on the numbers are plain descriptors. `ctl` is this flow's.
+/// Makes the numbers plain descriptors. `ctl` is this flow's.
 fn release_numbers(flow: &'static Flow, ctl: &mut Ctl) {
     for fd in ctl.fds.drain(..) {
         table::release(fd, flow);
@@ -170,22 +170,22 @@ fn release_numbers(flow: &'static Flow, ctl: &mut Ctl) {
     ctl.epolls.clear();
 }
 
-/// Ends the old transport, if it has not ended yet; wakes whoever is blocked in a call on it.
+/// Shuts the old transport down, if that has not been done yet. This wakes threads that are blocked in a call on it.
 pub fn cut(ctl: &mut Ctl) {
     if let Some(old) = ctl.old() {
         ctl.receiving.cut(old);
     }
 }
 
-/// Reads the old transport dry into the stash. Final: the peer has stopped trimming, and nobody is inside. Who is given up may
-/// have one inside that does not come out. How many bytes the flow has sent.
+/// Drains the old transport into the stash, and gives the number of bytes that the flow has sent. This is final: the peer has stopped
+/// trimming, and no call is inside the gate. Exception: a flow that is given up may have a call inside that does not leave.
 pub fn drain(flow: &'static Flow) -> u64 {
     let ctl = flow.own().map(|mut ctl| {
         cut(&mut ctl);
         ctl
     });
     let idle = flow.stream.idle();
-    // A call that is inside, of what is plain TCP by now perhaps, may have the sending half for long.
+    // A call that is still inside (the flow may be plain TCP by now) may hold the sending half for long.
     let sent = match idle {
         true => flow.stream.sent(),
         false => flow.stream.try_sent().unwrap_or(0),
@@ -196,13 +196,13 @@ pub fn drain(flow: &'static Flow) -> u64 {
     };
     let drained = flow.stream.drain(&mut ctl.receiving, old, sent);
     if flow.forked.load(Ordering::Relaxed) {
-        // Another process that has the transport must not take what is left of it for an orderly end.
+        // Another process that has the transport must not see an orderly end.
         sys::disconnect(old);
     }
-    // Not before: while we have it nobody closes an exposed transport.
+    // Only now: while the lock is held an exposed transport is not closed.
     drop(ctl);
     match drained {
-        // What a call that is inside has moved is not counted yet.
+        // The bytes that a call inside the gate has moved are not counted yet.
         Err(Unsound::UsedPastUs(_)) if !idle => {}
         Err(why) => give_up(flow, &why),
         Ok(()) => {}
@@ -210,8 +210,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
     sent
 }
 
-/// An invariant does not hold, because somebody uses the descriptor past us, or what was received cannot be kept: that
-/// is said.
+/// Warns, and ends the flow in an error: the descriptor was used past SLIM, or there is no memory for received bytes.
 pub fn give_up(flow: &'static Flow, why: &Unsound) {
     let token = flow.token();
     runtime::warn(&format!(
@@ -220,7 +219,7 @@ pub fn give_up(flow: &'static Flow, why: &Unsound) {
     out_of_step(flow);
 }
 
-/// The flow ends in an error rather than with wrong bytes.
+/// Ends the flow in an error, rather than with wrong bytes.
 pub fn out_of_step(flow: &'static Flow) {
     let token = flow.token();
     if let Some(ctl) = flow.own() {
@@ -230,14 +229,14 @@ pub fn out_of_step(flow: &'static Flow) {
     runtime::with_agent(|a| a.demote(token));
 }
 
-/// A replayed transport becomes the flow's.
+/// Installs a new transport on which the replay is done.
 pub fn install(flow: &'static Flow, new: c_int) {
     let Some(mut ctl) = flow.own() else {
         return abort(new);
     };
     let ended = flow.stream.ends_at(flow.stream.received());
     if flow.end_shown.load(Ordering::Acquire) && !ended && ctl.mode() == Mode::Suspended {
-        // A stranger had ended the stream, and the application was shown that: nothing can follow.
+        // A stranger had ended the stream, and the application has seen that end: no bytes can follow it.
         drop(ctl);
         abort(new);
         return out_of_step(flow);
@@ -245,18 +244,18 @@ pub fn install(flow: &'static Flow, new: c_int) {
     match (ctl.mode(), ctl.fds.first().copied()) {
         (Mode::Suspended, Some(fd)) => {
             let flags = sys::status(ctl.flags_of(fd));
-            // The agent's connections are like that already.
+            // The agent's connections have these flags already.
             if flags != libc::O_RDWR | libc::O_NONBLOCK {
                 sys::set_status(new, flags);
             }
             if std::mem::take(&mut ctl.options_set)
                 && let Some(old) = ctl.old()
             {
-                // What the kernel refuses now, it refused before.
+                // Errors are ignored: an option that the kernel refuses now, it has refused before, too.
                 let _ = options::copy(old, new, &mut ctl.receives);
             }
             if flow.read_shut.load(Ordering::Relaxed) {
-                // Who reads meets the end once more, behind what has come.
+                // Reads meet the end again, behind the bytes that have arrived.
                 sys::shutdown(new, libc::SHUT_RD);
             }
             dismiss(&mut ctl);
@@ -277,7 +276,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         _ => {
             dismiss(&mut ctl);
             abort(new);
-            // The peer would ask for another transport, again and again.
+            // Otherwise the peer would ask for another transport, again and again.
             runtime::with_agent(|a| a.demote(flow.token()));
         }
     }
@@ -285,7 +284,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
     flow.stream.wake();
 }
 
-/// The old transport is of no use any more. The kernel is not to go on with it, nor is another process that has it.
+/// Ends the old transport for good: neither the kernel nor another process that has it may go on with it.
 fn dismiss(ctl: &mut Ctl) {
     let over = ctl.receiving.dismiss();
     if let Some(exposed) = ctl.exposed() {
@@ -299,11 +298,11 @@ fn dismiss(ctl: &mut Ctl) {
     }
 }
 
-/// The private transport takes the numbers, or the exposed one keeps them, and data calls go straight to it.
+/// Puts the private transport under the numbers, or leaves the exposed one there, and opens the gate: data calls go straight to it.
 fn open(flow: &Flow, ctl: &mut Ctl) {
     if let Some(new) = ctl.take_transport() {
         let _ = swap_in(flow, ctl, new, true);
-        // SAFETY: it is ours alone, and not used again.
+        // SAFETY: nothing else owns `new`, and it is not used again.
         slim_sys::reserve::close_or_keep(unsafe { OwnedFd::from_raw_fd(new) });
     } else if let Some(fd) = ctl.exposed() {
         rings::swapping(|| {
@@ -317,26 +316,26 @@ fn open(flow: &Flow, ctl: &mut Ctl) {
     } else {
         return;
     }
-    ctl.uncover(flow);
+    ctl.clear_suspension(flow);
     ctl.open();
     flow.stream.open();
 }
 
-/// Stashed bytes come first; the transport waits.
+/// Puts the always-ready stand-in under the numbers: the stash is read first, while the transport waits.
 fn show_stash(flow: &Flow, ctl: &mut Ctl) {
     if let Ok(file) = stand_in::ready() {
-        // Its status flags are not the flow's, see `Ctl::flags_of`.
+        // The stand-in's status flags are not the flow's, see `Ctl::flags_of`.
         let _ = swap_in(flow, ctl, file, true);
     }
     if let (Some(transport), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
-        // The stand-in has no owner.
+        // Signal the owner of the transport: the stand-in has no owner.
         options::tell_owner(transport, *fd);
     }
-    ctl.uncover(flow);
+    ctl.clear_suspension(flow);
     ctl.show_stash();
 }
 
-/// The transport with what has come behind the stash: the one that waits, or has broken since and is not read dry yet.
+/// The transport whose received bytes follow the stash: the waiting one, or one that has broken since and is not drained yet.
 pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
     let is_behind = match ctl.mode() {
         Mode::Stashed { then: Then::Open } => true,
@@ -346,8 +345,8 @@ pub fn behind_stash(ctl: &Ctl) -> Option<c_int> {
     ctl.transport().filter(|_| is_behind)
 }
 
-/// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the waiting transport,
-/// up to `want` bytes in all.
+/// Takes bytes from the waiting transport until the stash holds `want` bytes: a call that reads the stash, or peeks at it, must see
+/// the bytes that have arrived behind it, too.
 pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
     let Some(new) = behind_stash(ctl) else {
         return;
@@ -355,7 +354,7 @@ pub fn stash_more(flow: &Flow, ctl: &mut Ctl, want: usize) {
     flow.stream.stash_more(&mut ctl.receiving, new, want);
 }
 
-/// Called when the stash may have been read up: what was to follow it happens.
+/// Called when the application may have read the last stashed byte: goes on to the state that follows ([`Then`]).
 pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
     if !ctl.receiving.stash.is_empty() {
         return;
@@ -369,8 +368,8 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
             }
         }
         Mode::Stashed {
-            then: Then::Owed(_),
-        } => ctl.die(),
+            then: Then::Error(_),
+        } => ctl.mark_dead(),
         Mode::Stashed { then: Then::Over } => return unmanage(flow, ctl),
         _ => return,
     }
@@ -378,7 +377,7 @@ pub fn after_stash(flow: &'static Flow, mut ctl: CtlGuard) {
     flow.stream.wake();
 }
 
-/// The flow is plain TCP from now on, or as soon as nothing is stashed.
+/// Makes the flow plain TCP, now or as soon as nothing is stashed.
 pub fn become_plain(flow: &'static Flow) {
     let mut ctl = flow.ctl();
     match ctl.mode() {
@@ -392,7 +391,7 @@ pub fn become_plain(flow: &'static Flow) {
     }
 }
 
-/// The old transport is put back: it was not dead after all, or the error it reports is the true one.
+/// Puts the old transport back: it was not dead after all, or the application is to see the error that it reports.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
     let Some(mut ctl) = flow.own() else { return };
     if ctl.mode() == Mode::Suspended
@@ -404,8 +403,8 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         if legacy {
             return escalate(flow, Verdict::Errno(errno));
         }
-        // A call has met an error on it since the agent decided that. It stays suspended: what becomes of it is to be decided
-        // anew, and the agent may not have been told (`remember`).
+        // A call has met an error on the transport since the agent decided to put it back. The flow stays suspended, and the
+        // agent decides again. It may not have been told of the error (`remember`).
         let cause = Cause::Errno(errno);
         if runtime::with_agent(|a| a.fault(flow.token(), cause)) != Some(true) {
             escalate(flow, Verdict::Errno(errno));
@@ -416,7 +415,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         if let (Some(old), Some(fd)) = (ctl.transport(), ctl.fds.first()) {
             sys::set_status(old, sys::status(ctl.flags_of(*fd)));
         }
-        // What was never drained has a stash only if it was suspended with one, and is not exposed then.
+        // A transport that was never drained has a stash only if the flow was suspended with one. It is not exposed then.
         if ctl.receiving.stash.is_empty() || ctl.exposed().is_some() {
             open(flow, &mut ctl);
         } else {
@@ -424,7 +423,8 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         }
     }
     if ctl.mode() == Mode::Lingering && flow.stream.local_final().is_some() {
-        // The application has closed it meanwhile. The kernel goes on with it, and if it breaks now, that is noticed.
+        // The application has closed the flow meanwhile. The kernel goes on with the transport; if it breaks, `FlowIo::owed`
+        // reports that.
         if let Some(old) = ctl.transport() {
             sys::shutdown(old, libc::SHUT_WR);
         }
@@ -442,7 +442,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
     }
 }
 
-/// Closes a transport without letting the kernel go on with it, also where another process has it.
+/// Closes a transport and ends its connection at once, even if another process has it.
 pub fn abort(fd: c_int) {
     sys::disconnect(fd);
     sys::close(fd);

@@ -1,10 +1,9 @@
 //! Registrations by a number that the application has closed, while it has the connection by other numbers.
 //!
-//! The kernel keeps such a registration for as long as the file is open, and nothing but the file's end takes it out: the
-//! number by which it would have to be named is gone. So before the number is closed, the registration goes over to a
-//! number of ours, which is one of the flow's from then on and takes part in every swap. The application cannot tell:
-//! events carry the data that it gave, not the number. When it gets the closed number for the connection again, the
-//! registration is named by that again.
+//! The kernel keeps such a registration for as long as the file is open. It cannot be removed before, because the number that
+//! identifies it is gone. So before the number is closed, the registration is moved to a number of ours. That number belongs to
+//! the flow from then on, and takes part in every swap. The application cannot notice: events carry the data that it gave, not
+//! the number. When the application gets the closed number for the same connection again, the registration is moved back.
 
 use super::INSTANCES;
 use crate::flow::{Ctl, Flow, is_closed};
@@ -13,7 +12,8 @@ use crate::{rings, sys, table};
 use libc::c_int;
 use smallvec::SmallVec;
 
-/// The application is about to close `fd`, and has the flow by other numbers. `fd` is none of the flow's any more.
+/// Moves the registrations of `fd` to a number of ours. The application is about to close `fd`, and has other numbers of the
+/// flow. `fd` has been removed from the flow's numbers already.
 pub fn keep_closed(flow: &'static Flow, ctl: &mut Ctl, fd: c_int) {
     if !ctl.epolls.iter().any(|e| e.has(fd)) {
         return;
@@ -32,9 +32,9 @@ pub fn keep_closed(flow: &'static Flow, ctl: &mut Ctl, fd: c_int) {
     ctl.fds.push(ours);
 }
 
-/// The flow has got the number `fd`, perhaps once more.
+/// The flow has got the number `fd`, perhaps again: moves registrations that were made by that number back to it.
 pub fn take_back(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
-    // What is known by that number was another file, which was no flow: nobody told when it was closed.
+    // An entry under this number belongs to an earlier file, which was no flow: its close was not reported to the mirrors.
     INSTANCES.with(|all| all.iter().for_each(|e| e.forget(fd)));
     let ours: SmallVec<[c_int; 4]> = ctl.fds.iter().copied().filter(|n| is_closed(*n)).collect();
     for number in ours {
@@ -53,12 +53,14 @@ pub fn take_back(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
     }
 }
 
-/// The flow needs no numbers of ours any more. Where the application has others, the kernel keeps what is registered by ours.
+/// Closes the flow's numbers that are ours: it needs them no more. If the file stays open, the kernel keeps the registrations by
+/// these numbers.
 pub fn drop_closed(flow: &Flow, ctl: &mut Ctl) {
     drop_each(flow, ctl, Instance::forget);
 }
 
-/// Likewise, and the kernel is to keep nothing: the application has closed its last number, and the file may stay open here.
+/// Likewise, but removes the registrations from the kernel: the application has closed its last number, and the file may stay
+/// open in SLIM.
 pub fn end_closed(flow: &Flow, ctl: &mut Ctl) {
     drop_each(flow, ctl, |e, number| {
         if e.has(number) {

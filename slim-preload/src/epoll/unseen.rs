@@ -1,9 +1,9 @@
-//! Registrations that no hook has seen: made through io_uring, or by system calls of a program's own making.
+//! Registrations that no hook has seen: made through io_uring, or by raw system calls.
 //!
-//! The kernel tells what is registered with an instance (proc(5), fdinfo). To ask costs more the more there is, so it is
-//! asked only once there is reason to: the process has a ring, or a flow that does not wait is in no mirror. From then on
-//! it is asked before every swap; and the number of a flow whose transport is away stays registered, with a placeholder
-//! that is never ready under it, for the program may change at any moment what it believes registered.
+//! The kernel lists the registrations of an instance (proc(5), fdinfo). The cost of reading the list grows with its length, so it
+//! is read only if there is a reason: the process has a ring, or a non-blocking flow is in no mirror. After such a registration
+//! was found, the list is read before every swap. And the number of a flow whose transport is away stays registered, with a
+//! placeholder under it, because the program may change at any moment what it believes to be registered.
 
 use super::{INSTANCES, instance};
 use crate::flow::{Ctl, Flow};
@@ -17,13 +17,13 @@ use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Before this time, in microseconds from [`BEGUN`], it is not looked again where nothing was found.
+/// Until this time, in microseconds from [`BEGUN`], the next search is not made.
 static LOOK_AGAIN: AtomicU64 = AtomicU64::new(0);
 static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-/// Looking is to take a small part of the time only.
+/// After a search the next one is not made for this many times the search's duration.
 const PART: u32 = 20;
 
-/// Before the file under a flow's numbers changes, or the flow is suspended: the mirrors learn what they do not know.
+/// Before the file under a flow's numbers changes, or the flow is suspended: updates the mirrors from the kernel.
 pub fn read_back(flow: &Flow, ctl: &mut Ctl) {
     let unknown = || ctl.epolls.is_empty() && flow.never_waits() && is_registered(flow, ctl);
     if any_unseen() || unknown() {
@@ -41,7 +41,7 @@ fn learn(flow: &Flow, ctl: &mut Ctl) {
     }
 }
 
-/// Whether the kernel knows of a number of this flow that no mirror knows of. Not asked again at once.
+/// Whether the kernel has a registration of this flow that no mirror has. A search soon after the last one gives false.
 #[cold]
 fn is_registered(flow: &Flow, ctl: &Ctl) -> bool {
     let begun = BEGUN.get_or_init(Instant::now);
@@ -69,7 +69,7 @@ fn is_registered(flow: &Flow, ctl: &Ctl) -> bool {
     found
 }
 
-/// The table learns of instances that were made where no hook saw it.
+/// Adds epoll instances that no hook has seen to the table.
 fn find_instances() {
     for fd in make(descriptors::open_numbers) {
         if descriptors::is_internal(fd) || !matches!(table::entry(fd), Entry::None) {
@@ -87,9 +87,9 @@ fn is_of(r: &Registered, flow: &Flow) -> bool {
 }
 
 impl Instance {
-    /// An event of `fd` was kept back from the application, though the transport that it spoke of may be the present
-    /// one: an edge or a one-shot registration that fired must fire again. Any other does by itself. What the mirror has
-    /// may be out of date where registrations are changed unseen, and must not undo such a change.
+    /// An event of `fd` was kept from the application, although it may concern the present transport: an EPOLLET or
+    /// EPOLLONESHOT registration must fire again. Any other fires again by itself. If registrations are changed unseen, the
+    /// mirror may be out of date, and is updated first: it must not undo such a change.
     pub fn rearm(&self, flow: &Flow, ctl: &Ctl, fd: c_int) {
         rings::swapping(|| {
             if any_unseen() {
@@ -99,14 +99,14 @@ impl Instance {
         });
     }
 
-    /// Takes over what the kernel has of these numbers of a flow; whether it has, or had, any.
+    /// Copies the kernel's registrations of these numbers of a flow into the mirror; true if there are any, or were.
     pub(super) fn learn(&self, flow: &Flow, fds: &[c_int]) -> bool {
         let mut mirror = self.lock();
         let Some(number) = mirror.numbers.first().copied() else {
             return false;
         };
         let Some(all) = registered(number) else {
-            // What is known may still be true.
+            // The mirror may still be correct.
             return fds.iter().any(|fd| mirror.registered.contains_key(fd));
         };
         let mut known = false;
@@ -115,7 +115,7 @@ impl Instance {
             let before = mirror.registered.get(fd).copied();
             match (now, before) {
                 (Some(now), before) => {
-                    // It may have been changed since it was learned.
+                    // The registration may have been changed since it was copied.
                     let registration = Registration {
                         events: now.events,
                         data: now.data,
@@ -141,15 +141,15 @@ impl Instance {
         known
     }
 
-    /// Whether a number is registered for one event only.
+    /// Whether a number is registered as EPOLLONESHOT.
     pub fn fires_once(&self, fd: c_int) -> bool {
         let mirror = self.lock();
         let registered = mirror.registered.get(&fd);
         registered.is_some_and(|r| r.events & libc::EPOLLONESHOT as u32 != 0)
     }
 
-    /// The numbers of flows that the kernel has registered with this user data; those that fire but once left out: what
-    /// they were registered for is forgotten when they have.
+    /// The numbers of flows that the kernel has registered with this user data, without EPOLLONESHOT registrations: when one has
+    /// fired, the kernel has forgotten its events.
     pub fn by_data_unseen(&self, data: u64) -> SmallVec<[c_int; 4]> {
         let number = self.lock().numbers.first().copied();
         let all = number.and_then(registered).unwrap_or_default();

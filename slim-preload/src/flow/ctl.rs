@@ -1,4 +1,4 @@
-//! The part of a flow that changes when its transport does: its [state](Mode), and what belongs to each.
+//! The part of a flow that changes when its transport does: its [state](Mode), and the data of each state.
 
 use super::Flow;
 use super::mode::{Mode, Then};
@@ -15,71 +15,71 @@ use std::num::NonZeroI32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Whether a number of a flow is SLIM's own. Such a number holds registrations by numbers that the application has closed
-/// ([`crate::epoll`]).
+/// Whether a number of a flow is SLIM's own. Such a number carries epoll registrations that the application made by a number that
+/// it has closed since ([`crate::epoll`]).
 pub fn is_closed(fd: c_int) -> bool {
     slim_sys::fds::is_internal(fd)
 }
 
-/// [`Mode`], with what belongs to each. Private, so that nobody sets it past the table.
+/// [`Mode`], with the data of each state. Private, so that it changes only by the moves of the transition table.
 #[derive(Debug)]
 enum CtlState {
     Open,
     Suspended(Away),
     StashedThenOpen {
-        /// It waits; a descriptor of ours.
+        /// The waiting transport; a descriptor of ours.
         transport: Option<c_int>,
-        /// The agent has let go of the flow: it is plain TCP as soon as nothing is stashed.
+        /// The agent has dropped the flow: it becomes plain TCP as soon as nothing is stashed.
         plain: bool,
     },
-    StashedThenOwed(c_int),
+    StashedThenError(c_int),
     StashedThenOver,
     Dead(c_int),
     Lingering {
-        /// The one that the kernel delivers on what is left; a descriptor of ours.
+        /// The transport on which the kernel delivers the remaining bytes; a descriptor of ours.
         transport: Option<c_int>,
-        /// The application has closed the last number unseen: what it wrote to the flow, and what to the number's next file,
-        /// cannot be told apart.
+        /// The application has closed the last number unseen. Bytes written to the flow cannot be told from bytes written to
+        /// the number's next file.
         lost: bool,
     },
 }
 
-/// Of a suspended flow.
+/// Data of a suspended flow.
 #[derive(Debug, Default)]
 struct Away {
-    /// The old transport if the numbers do not have it, or the new one that is about to take them; a descriptor of ours.
+    /// The old transport if it is not under the numbers, or the new one that is about to take them; a descriptor of ours.
     transport: Option<c_int>,
-    /// A placeholder that is never ready is under the numbers: its other end, a descriptor of ours.
-    veil: Option<NonZeroI32>,
-    /// ... and epoll instances have it.
+    /// The other end of the placeholder that is under the numbers, if there is one; a descriptor of ours.
+    placeholder: Option<NonZeroI32>,
+    /// Epoll instances have the placeholder registered.
     registered: bool,
-    /// The error that somebody of us took from the transport: owed if the transport is put back.
+    /// The error that one of SLIM's calls took from the transport. It becomes pending if the transport is put back.
     taken: Option<NonZeroI32>,
 }
 
 /// The part of a flow that changes when its transport does.
 pub struct Ctl {
     state: CtlState,
-    /// The application's descriptor numbers for this flow; mostly one.
+    /// The descriptor numbers of this flow, the application's first; usually one.
     pub fds: SmallVec<[c_int; 4]>,
-    /// What has come and is not read yet, and what is known of the transport that brings it.
+    /// The receiving half: the stash, and the state of the present transport.
     pub receiving: ReceiveHalf,
-    /// Epoll instances that know one of the numbers; mostly one.
+    /// Epoll instances with which one of the numbers is registered; usually one.
     pub epolls: SmallVec<[&'static Instance; 2]>,
-    /// What `getsockname` said first.
+    /// The `getsockname` address of the first transport.
     pub local: Option<Name>,
-    /// What `getpeername` said first.
+    /// The `getpeername` address of the first transport.
     pub peer: Option<Name>,
-    /// Of the present transport.
+    /// The application's SO_RCVBUF, if the present transport has a larger one.
     pub receives: Receives,
-    /// The application has set an option while the transport was away, perhaps after the next one got its options.
+    /// The application has set an option while the transport was away, perhaps after the next transport got its options.
     pub options_set: bool,
     /// The peer was told of the flow by OPEN.
     pub opened: Option<Arc<Opened>>,
 }
 
 impl Ctl {
-    /// Of a flow that is not in use.
+    /// The control part of a flow that is not in use.
     pub(super) const fn new() -> Self {
         Self {
             state: CtlState::Lingering {
@@ -97,7 +97,7 @@ impl Ctl {
         }
     }
 
-    /// Of a flow with its first transport under `fd`, between the ends `local` and `peer`.
+    /// The control part of a flow with its first transport under `fd`, between the addresses `local` and `peer`.
     pub(super) fn of(
         fd: c_int,
         (local, peer): (Option<Name>, Option<Name>),
@@ -113,21 +113,22 @@ impl Ctl {
         }
     }
 
-    /// What is under the numbers.
+    /// The state.
     pub fn mode(&self) -> Mode {
         let stashed = |then| Mode::Stashed { then };
         match self.state {
             CtlState::Open => Mode::Open,
             CtlState::Suspended(_) => Mode::Suspended,
             CtlState::StashedThenOpen { .. } => stashed(Then::Open),
-            CtlState::StashedThenOwed(errno) => stashed(Then::Owed(errno)),
+            CtlState::StashedThenError(errno) => stashed(Then::Error(errno)),
             CtlState::StashedThenOver => stashed(Then::Over),
             CtlState::Dead(errno) => Mode::Dead(errno),
             CtlState::Lingering { .. } => Mode::Lingering,
         }
     }
 
-    /// A descriptor of ours: the old transport (suspended and veiled, lingering), or the new one (stashed).
+    /// The private transport, a descriptor of ours: the old one (suspended behind a placeholder, lingering), or the new one
+    /// (stashed).
     pub fn transport(&self) -> Option<c_int> {
         match &self.state {
             CtlState::Suspended(away) => away.transport,
@@ -138,7 +139,7 @@ impl Ctl {
         }
     }
 
-    /// The error that somebody of us took from the transport.
+    /// The error that one of SLIM's calls took from the transport.
     pub fn taken(&self) -> Option<c_int> {
         Some(self.away()?.taken?.get())
     }
@@ -148,37 +149,37 @@ impl Ctl {
         matches!(self.state, CtlState::Lingering { lost: true, .. })
     }
 
-    /// Whether the flow is plain TCP as soon as nothing is stashed.
+    /// Whether the flow becomes plain TCP as soon as nothing is stashed.
     pub fn is_plain(&self) -> bool {
         matches!(self.state, CtlState::StashedThenOpen { plain: true, .. })
     }
 
-    /// Whether a placeholder that is never ready is under the numbers.
-    pub fn is_veiled(&self) -> bool {
-        self.away().is_some_and(|away| away.veil.is_some())
+    /// Whether a placeholder is under the numbers.
+    pub fn has_placeholder(&self) -> bool {
+        self.away().is_some_and(|away| away.placeholder.is_some())
     }
 
-    /// Whether the stand-in of a stash is under the numbers: it stays there while the flow is suspended again, if there is no
-    /// descriptor for a placeholder.
+    /// Whether the always-ready stand-in is under the numbers. It also stays there when the flow is suspended again and there is
+    /// no descriptor for a placeholder.
     pub fn shows_stash(&self) -> bool {
         match self.mode() {
             Mode::Stashed { .. } => true,
-            Mode::Suspended => self.transport().is_some() && !self.is_veiled(),
+            Mode::Suspended => self.transport().is_some() && !self.has_placeholder(),
             _ => false,
         }
     }
 
-    /// Whether epoll instances have what is under the numbers.
+    /// Whether epoll instances have the file under the numbers registered.
     pub fn is_registered(&self) -> bool {
         self.away().is_none_or(|away| away.registered)
     }
 
-    /// Whether the application has a number of the flow.
+    /// Whether the application holds a number of the flow.
     pub fn is_held(&self) -> bool {
         self.fds.first().is_some_and(|fd| !is_closed(*fd))
     }
 
-    /// The descriptor on which the kernel's view of the flow's present transport can be asked.
+    /// The descriptor of the flow's present transport, for questions to the kernel.
     pub fn probe_fd(&self) -> Option<c_int> {
         match self.mode() {
             Mode::Open => self.fds.first().copied(),
@@ -186,41 +187,41 @@ impl Ctl {
         }
     }
 
-    /// The number of a suspended flow under which its old transport still is.
+    /// A number of a suspended flow whose old transport is still under its numbers.
     pub fn exposed(&self) -> Option<c_int> {
         let away = self.away()?;
-        let exposed = away.veil.is_none() && away.transport.is_none();
+        let exposed = away.placeholder.is_none() && away.transport.is_none();
         self.fds.first().copied().filter(|_| exposed)
     }
 
-    /// The transport that is away, or waits.
+    /// The descriptor of the transport that is away, or waits.
     pub fn old(&self) -> Option<c_int> {
         self.transport().or_else(|| self.exposed())
     }
 
-    /// Where bytes can still be sent while the flow is suspended. They are kept as all others are, and nothing is
-    /// forgotten meanwhile, so it does no harm if the old transport turns out to be of no use.
+    /// The transport on which bytes can still be sent while the flow is suspended. They go into the replay buffer like all
+    /// others, and it is not trimmed meanwhile. So nothing is lost if the old transport turns out to be dead.
     pub fn half_open(&self) -> Option<c_int> {
         let open = self.receiving.is_half_open() && self.taken().is_none();
         self.old().filter(|_| open && self.away().is_some())
     }
 
-    /// The descriptor that has the status flags of the flow's number `fd`: the always-ready stand-in is one file for
-    /// all flows, so a flow that shows it has those of its waiting transport.
+    /// The descriptor that has the status flags of the flow's number `fd`. The always-ready stand-in is one file for all
+    /// flows, so while it is under the numbers the flags are those of the private transport.
     pub fn flags_of(&self, fd: c_int) -> c_int {
         match self.mode() {
             Mode::Stashed { .. } => self.transport().unwrap_or(fd),
-            Mode::Suspended if !self.is_veiled() => self.transport().unwrap_or(fd),
+            Mode::Suspended if !self.has_placeholder() => self.transport().unwrap_or(fd),
             _ => fd,
         }
     }
 
-    /// Whether calls on the flow's number `fd` must not wait.
+    /// Whether calls on the flow's number `fd` must not block.
     pub fn is_nonblocking(&self, fd: c_int) -> bool {
         sys::is_nonblocking(self.flags_of(fd))
     }
 
-    /// The descriptor of the transport whose state a new one takes over: mostly the flow's number `fd` itself.
+    /// The descriptor of the transport whose options and owner a new one takes over: usually the flow's number `fd` itself.
     pub fn kept_under(&self, fd: c_int) -> c_int {
         match self.mode() {
             Mode::Suspended | Mode::Stashed { .. } => self.old().unwrap_or(fd),
@@ -228,7 +229,7 @@ impl Ctl {
         }
     }
 
-    /// Both ends of the connection, ours first.
+    /// Both addresses of the connection, ours first.
     pub fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
         Some((
             self.local.as_ref()?.internet(),
@@ -261,15 +262,15 @@ impl Ctl {
     }
 }
 
-/// What belongs to a state.
+/// Changes within a state.
 impl Ctl {
-    /// Takes a number up. Those that the application has come first.
+    /// Adds a number of the application, before SLIM's own numbers.
     pub fn add_number(&mut self, fd: c_int) {
         let at = self.fds.iter().position(|n| is_closed(*n));
         self.fds.insert(at.unwrap_or(self.fds.len()), fd);
     }
 
-    /// Sets the private transport and closes the one that was there.
+    /// Sets the private transport, and closes the previous one.
     pub fn set_transport(&mut self, fd: Option<c_int>) {
         let old = self.take_transport();
         if let Some(place) = self.place() {
@@ -280,56 +281,56 @@ impl Ctl {
         old.into_iter().for_each(sys::close);
     }
 
-    /// The private transport is the caller's.
+    /// Gives the private transport to the caller.
     pub fn take_transport(&mut self) -> Option<c_int> {
         self.place()?.take()
     }
 
-    /// An error was taken from the transport of a suspended flow: the last one counts.
+    /// Notes an error that was taken from the transport of a suspended flow, in place of an earlier one.
     pub fn set_taken(&mut self, errno: c_int) {
         if let Some(away) = self.away_mut() {
             away.taken = NonZeroI32::new(errno);
         }
     }
 
-    /// Likewise; the first one counts.
+    /// Notes such an error, unless there is an earlier one.
     pub fn remember_taken(&mut self, errno: c_int) {
         if let Some(away) = self.away_mut() {
             away.taken = away.taken.or(NonZeroI32::new(errno));
         }
     }
 
-    /// What is put under the numbers of a suspended flow next is a placeholder, and epoll instances are to have it, or not.
-    pub fn register_veil(&mut self, registered: bool) {
+    /// Notes whether epoll instances have the placeholder of a suspended flow registered. Called before the swap.
+    pub fn register_placeholder(&mut self, registered: bool) {
         if let Some(away) = self.away_mut() {
             away.registered = registered;
         }
     }
 
-    /// A placeholder is under the numbers, whose other end, a descriptor of ours, is `far`.
-    pub fn veil(&mut self, far: c_int) {
+    /// Notes that a placeholder is under the numbers. `far` is its other end, a descriptor of ours.
+    pub fn set_placeholder(&mut self, far: c_int) {
         if let Some(away) = self.away_mut() {
             // A number of ours is never 0.
-            away.veil = NonZeroI32::new(far);
+            away.placeholder = NonZeroI32::new(far);
         }
     }
 
-    /// The placeholder, if there is one, is under no number any more. Whoever got it from us without our seeing it is
-    /// not to wait for ever.
-    pub fn lift_veil(&mut self) {
-        if let Some(far) = self.away_mut().and_then(|away| away.veil.take()) {
-            stand_in::lift(far.get());
+    /// Ends the placeholder, if there is one: it is under no number any more. A process that got it unseen must not wait on it
+    /// for ever.
+    pub fn end_placeholder(&mut self) {
+        if let Some(far) = self.away_mut().and_then(|away| away.placeholder.take()) {
+            stand_in::end_placeholder(far.get());
         }
     }
 
-    /// Something else is under the numbers than while the flow was suspended, or is about to be.
-    pub fn uncover(&mut self, flow: &Flow) {
-        self.lift_veil();
-        self.register_veil(false);
+    /// Clears the state of a suspension: another file is under the numbers, or is about to be.
+    pub fn clear_suspension(&mut self, flow: &Flow) {
+        self.end_placeholder();
+        self.register_placeholder(false);
         flow.exposed.store(false, Ordering::SeqCst);
     }
 
-    /// A new transport has come for a suspended flow, or for one that lingers. The old one is gone.
+    /// Sets the new transport of a suspended flow, or of one that lingers. The old transport is gone.
     pub fn install(&mut self, new: c_int) {
         debug_assert_eq!(self.transport(), None);
         self.set_transport(Some(new));
@@ -338,33 +339,34 @@ impl Ctl {
         }
     }
 
-    /// The flow is plain TCP as soon as nothing is stashed.
+    /// Notes that the flow becomes plain TCP as soon as nothing is stashed.
     pub fn become_plain(&mut self) {
         if let CtlState::StashedThenOpen { plain, .. } = &mut self.state {
             *plain = true;
         }
     }
 
-    /// The application has closed the last number of a flow that lingers unseen.
-    pub fn lose(&mut self) {
+    /// Notes that the application has closed the last number of a lingering flow unseen.
+    pub fn mark_lost(&mut self) {
         if let CtlState::Lingering { lost, .. } = &mut self.state {
             *lost = true;
         }
     }
 }
 
-/// The moves.
+/// The transitions.
 impl Ctl {
-    /// The move must be in the table. A release build goes on: what is under the numbers is there by then.
+    /// Changes the state. The move must be in the transition table. A release build goes on in any case: the file is under
+    /// the numbers by then.
     fn go(&mut self, next: CtlState) {
         let from = self.mode();
-        debug_assert!(!self.is_veiled(), "a veil is lifted first");
+        debug_assert!(!self.has_placeholder(), "a placeholder is ended first");
         self.state = next;
         let to = self.mode();
         debug_assert!(from.allows(to), "no move from {from:?} to {to:?}");
     }
 
-    /// Data calls are kept out. A transport that is under the numbers stays there; one that waits waits on.
+    /// Suspends the flow. A transport under the numbers stays there; a waiting transport goes on waiting.
     pub fn suspend(&mut self) {
         let transport = self.take_transport();
         self.go(CtlState::Suspended(Away {
@@ -373,14 +375,14 @@ impl Ctl {
         }));
     }
 
-    /// The transport is under the numbers, where [`take_transport`](Self::take_transport) has brought it.
+    /// Opens the flow: the transport is under the numbers, after [`take_transport`](Self::take_transport).
     pub fn open(&mut self) {
         debug_assert_eq!(self.transport(), None);
         self.go(CtlState::Open);
         self.receiving.put_back();
     }
 
-    /// The transport of a suspended flow waits until the stash is read.
+    /// Makes the transport of a suspended flow wait until the stash is read.
     pub fn show_stash(&mut self) {
         let transport = self.take_transport();
         self.go(CtlState::StashedThenOpen {
@@ -389,30 +391,30 @@ impl Ctl {
         });
     }
 
-    /// The flow is given up. What is stashed is read first; then the application gets the errno that is `owed`, or what the
-    /// kernel says.
-    pub fn escalate(&mut self, owed: Option<c_int>) {
+    /// Gives the flow up. Stashed bytes are read first. Then the application gets the `pending` error, or the kernel's answer
+    /// if there is none.
+    pub fn escalate(&mut self, pending: Option<c_int>) {
         debug_assert_eq!(self.transport(), None);
-        self.go(match (owed, self.receiving.stash.is_empty()) {
+        self.go(match (pending, self.receiving.stash.is_empty()) {
             (None, _) => CtlState::StashedThenOver,
             (Some(errno), true) => CtlState::Dead(errno),
-            (Some(errno), false) => CtlState::StashedThenOwed(errno),
+            (Some(errno), false) => CtlState::StashedThenError(errno),
         });
     }
 
-    /// The stash of a flow that owes an errno is read.
-    pub fn die(&mut self) {
-        if let CtlState::StashedThenOwed(errno) = self.state {
+    /// The stash of a flow with a pending error has been read.
+    pub fn mark_dead(&mut self) {
+        if let CtlState::StashedThenError(errno) = self.state {
             self.go(CtlState::Dead(errno));
         }
     }
 
-    /// Nothing is owed any more; the stash is not read yet.
-    pub fn pay(&mut self) {
+    /// The application has got the pending error; the stash has not been read yet.
+    pub fn clear_pending_error(&mut self) {
         self.go(CtlState::StashedThenOver);
     }
 
-    /// The application has no number of the flow any more. A transport of ours stays.
+    /// The application has no number of the flow any more. A private transport stays.
     pub fn linger(&mut self) {
         if self.mode() != Mode::Lingering {
             let transport = self.take_transport();
@@ -429,8 +431,8 @@ mod tests {
     use super::*;
 
     const WAITS: Mode = Mode::Stashed { then: Then::Open };
-    const OWED: Mode = Mode::Stashed {
-        then: Then::Owed(libc::ETIMEDOUT),
+    const ERROR: Mode = Mode::Stashed {
+        then: Then::Error(libc::ETIMEDOUT),
     };
     const DEAD: Mode = Mode::Dead(libc::ETIMEDOUT);
 
@@ -439,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_a_state_goes_with_it() {
+    fn the_data_of_a_state_ends_with_the_state() {
         let mut ctl = open();
         ctl.set_taken(libc::EPIPE);
         assert_eq!(
@@ -471,31 +473,31 @@ mod tests {
         assert_eq!(ctl.take_transport(), Some(99));
         ctl.open();
         assert_eq!((ctl.mode(), ctl.probe_fd()), (Mode::Open, Some(0)));
-        ctl.lose();
+        ctl.mark_lost();
         assert!(!ctl.is_lost());
         ctl.linger();
-        ctl.lose();
+        ctl.mark_lost();
         ctl.linger();
         assert!(ctl.is_lost());
     }
 
     #[test]
-    fn what_is_given_up_with_a_stash_dies_when_that_is_read() {
+    fn a_flow_that_is_given_up_is_dead_when_its_stash_has_been_read() {
         let mut ctl = open();
         ctl.suspend();
         ctl.receiving.stash.push(b"left").unwrap();
         ctl.escalate(Some(libc::ETIMEDOUT));
-        assert_eq!(ctl.mode(), OWED);
-        ctl.die();
+        assert_eq!(ctl.mode(), ERROR);
+        ctl.mark_dead();
         assert_eq!(ctl.mode(), DEAD);
-        ctl.die();
+        ctl.mark_dead();
         assert_eq!(ctl.mode(), DEAD);
     }
 
     #[test]
     #[should_panic(expected = "no move from Dead")]
     #[cfg(debug_assertions)]
-    fn a_move_that_is_not_in_the_table_is_a_bug() {
+    fn a_move_that_is_not_in_the_table_panics() {
         let mut ctl = open();
         ctl.escalate(Some(libc::ETIMEDOUT));
         ctl.suspend();

@@ -1,46 +1,46 @@
-//! Calls that wait in the kernel, inside of a flow, and may never come back: a signal's handler leaves them by a jump, or
+//! Calls that wait in the kernel, inside the gate of a flow, and may never return: a signal handler leaves them by a jump, or
 //! their thread is cancelled or ends in a handler.
 //!
-//! What they hold the thread gives back ([`crate::ops::left`]): before it jumps, or when it ends. Its frames are gone by then,
-//! so what is known of a call lies in the thread's own memory.
+//! The thread gives back the locks that such a call holds ([`crate::ops::left`]): before it jumps, or when it ends. When a thread
+//! ends its stack frames are gone, so the record of a call lies in thread-local memory.
 
 use super::Flow;
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Calls of one thread that wait at a time: one, and others in handlers that have interrupted it.
+/// The most calls of one thread that wait at a time: one, and others in handlers that have interrupted it.
 const DEEPEST: usize = 8;
 
 /// A call that waits.
 #[derive(Clone, Copy)]
 pub struct Waiting {
-    /// Where it is inside, and counted.
+    /// The flow whose gate the call is inside, counted.
     pub flow: &'static Flow,
-    /// It has the sending half, which is not in use meanwhile.
+    /// The call holds the sending half, and does not use it while it waits.
     pub has_half: bool,
-    /// Where its frame is.
+    /// Address of the call's stack frame.
     pub frame: usize,
 }
 
 struct Waits {
     of: [Cell<Option<Waiting>>; DEEPEST],
     count: Cell<usize>,
-    /// The thread gives back what is left when it ends.
-    seen_to: Cell<bool>,
+    /// The destructor of `KEY` is armed for this thread.
+    armed: Cell<bool>,
 }
 
 thread_local! {
-    // Without a destructor: it is used until the thread's last moment.
+    // No destructor: the record is used until the thread's last moment.
     static WAITS: Waits = const {
-        Waits { of: [const { Cell::new(None) }; DEEPEST], count: Cell::new(0), seen_to: Cell::new(false) }
+        Waits { of: [const { Cell::new(None) }; DEEPEST], count: Cell::new(0), armed: Cell::new(false) }
     };
 }
 
-/// The key whose destructor is called when a thread ends, plus 1; 0 if there is none.
+/// The pthread key whose destructor runs when a thread ends, plus 1; 0 if there is none.
 static KEY: AtomicU32 = AtomicU32::new(0);
 
-/// Once, when the library is loaded. `at_end` is called when a thread ends.
+/// Called once, when the library is loaded. `at_end` runs when a thread ends.
 pub fn register(at_end: extern "C" fn(*mut libc::c_void)) {
     let mut key = 0;
     // SAFETY: valid for a write; the function stays as long as the library, which is never unloaded.
@@ -54,13 +54,13 @@ pub fn waiting() -> Option<Waiting> {
     WAITS.with(|w| w.of.get(w.count.get().checked_sub(1)?)?.get())
 }
 
-/// Forgets the innermost waiting call, whose frame is left.
+/// Forgets the innermost waiting call: its frame is abandoned.
 pub fn forget_waiting() {
     WAITS.with(|w| w.count.set(w.count.get().saturating_sub(1)));
 }
 
 impl Flow {
-    /// Runs `wait`, a call that is inside, and counted, and may never come back.
+    /// Runs `wait`, a call inside the gate, counted, that may never return.
     pub fn wait_inside<R>(&'static self, has_half: bool, wait: impl FnOnce() -> R) -> R {
         let here = 0u8;
         let this = Waiting {
@@ -74,11 +74,11 @@ impl Flow {
                 place.set(Some(this));
                 w.count.set(depth + 1);
             }
-            if !w.seen_to.replace(true)
+            if !w.armed.replace(true)
                 && let Some(key) = KEY.load(Ordering::Relaxed).checked_sub(1)
             {
                 let some = NonNull::<libc::c_void>::dangling();
-                // SAFETY: the key is ours; what is stored is not followed.
+                // SAFETY: the key is ours; the stored pointer is never dereferenced.
                 unsafe { libc::pthread_setspecific(key, some.as_ptr()) };
             }
             depth

@@ -15,10 +15,10 @@ use libc::{
 use redhook::real;
 use std::ptr::{null, null_mut};
 
-/// `read` and its like: of no bytes it never waits, as a `recv` does.
+/// `read` and its variants. A `read` of 0 bytes never waits, unlike `recv`; so it has a function of its own.
 ///
 /// # Safety
-/// As `read(2)` asks, which `real` is.
+/// As `read(2)` requires; `real` makes that call.
 #[inline(always)]
 unsafe fn read_some(
     fd: c_int,
@@ -33,10 +33,10 @@ unsafe fn read_some(
     Receive::run(fd, 0, buffers, direct, real)
 }
 
-/// `recv` and its like.
+/// `recv` and its variants.
 ///
 /// # Safety
-/// As `recv(2)` asks, which `real` is.
+/// As `recv(2)` requires; `real` makes that call.
 #[inline(always)]
 unsafe fn receive(
     fd: c_int,
@@ -45,7 +45,7 @@ unsafe fn receive(
     flags: c_int,
     real: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    // SAFETY: the caller's contract; no address is asked for.
+    // SAFETY: the caller's contract; no address is requested.
     let direct = move || unsafe { direct::recvfrom(fd, buf, len, flags, null_mut(), null_mut()) };
     // SAFETY: the caller's contract.
     let buffers = move || unsafe { Buffers::one(buf, len) };
@@ -74,7 +74,7 @@ hook! { unsafe fn recvfrom(fd: c_int, buf: *mut c_void, len: size_t, flags: c_in
     let direct = || { asked.set(true); direct::recvfrom(fd, buf, len, flags, from, from_len) };
     let real = || { asked.set(true); real!(recvfrom)(fd, buf, len, flags, from, from_len) };
     let n = Receive::run(fd, flags, move || Buffers::one(buf, len), direct, real);
-    // TCP gives no address, nor do bytes that were waiting here.
+    // TCP gives no address, and neither does a read from the stash.
     if n >= 0 && !asked.get() && !from.is_null() {
         if !is_writable(from_len.cast(), size_of::<socklen_t>()) { return fail(libc::EFAULT); }
         from_len.write_unaligned(0);
@@ -91,10 +91,10 @@ hook! { unsafe fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t 
     Receive::run(fd, 0, buffers, move || direct::readv(fd, list, count), real)
 }}
 
-/// `preadv2` and its like: on a socket that is `readv` when no offset is given, and refused else.
+/// `preadv2` and its variants. On a socket the call equals `readv` if no offset (-1) is given; otherwise the kernel refuses it.
 ///
 /// # Safety
-/// As `preadv2(2)` asks, which `real` is.
+/// As `preadv2(2)` requires; `real` makes that call.
 unsafe fn read_at(
     fd: c_int,
     list: *const iovec,
@@ -142,7 +142,7 @@ hook! { unsafe fn recvmmsg(fd: c_int, list: *mut mmsghdr, count: c_uint, flags: 
     many::receive(fd, (list, count), flags, timeout, one, || real!(recvmmsg)(fd, list, count, flags, timeout))
 }}
 
-/// All writes from one buffer end here.
+/// All writes from a single buffer.
 ///
 /// # Safety
 /// As `send(2)` asks.
@@ -163,10 +163,10 @@ unsafe fn write_one(
     Transmit { fd, source, flags }.run(plain, direct, real)
 }
 
-/// `write` and its like.
+/// `write` and its variants.
 ///
 /// # Safety
-/// As `write(2)` asks, which `real` is.
+/// As `write(2)` requires; `real` makes that call.
 #[inline(always)]
 unsafe fn written(
     fd: c_int,
@@ -180,10 +180,10 @@ unsafe fn written(
     unsafe { write_one(fd, buf, len, 0, move || direct::plainly(direct, real)) }
 }
 
-/// `send` and its like.
+/// `send` and its variants.
 ///
 /// # Safety
-/// As `send(2)` asks, which `real` is.
+/// As `send(2)` requires; `real` makes that call.
 #[inline(always)]
 unsafe fn sent(
     fd: c_int,
@@ -220,10 +220,10 @@ hook! { unsafe fn sendto(fd: c_int, buf: *const c_void, len: size_t, flags: c_in
     )
 }}
 
-/// `writev` and its like.
+/// `writev` and its variants.
 ///
 /// # Safety
-/// As `writev(2)` asks, which `plain` is.
+/// As `writev(2)` requires; `plain` makes that call.
 #[inline(always)]
 unsafe fn write_list(
     fd: c_int,
@@ -243,7 +243,7 @@ unsafe fn write_list(
         (m.msg_iov, m.msg_iovlen) = (list.cast_mut(), n);
         m
     };
-    // SAFETY: a message that names the caller's list, which is as `writev(2)` asks.
+    // SAFETY: the message refers to the caller's list, which is as `writev(2)` requires.
     let real = move |fd, flags| unsafe { real!(sendmsg)(fd, &message(), flags) };
     // SAFETY: likewise.
     let direct = move |fd, flags| unsafe { direct::sendmsg(fd, &message(), flags) };
@@ -257,10 +257,10 @@ hook! { unsafe fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t
     write_list(fd, list, count, 0, move || direct::plainly(|| direct::writev(fd, list, count), real))
 }}
 
-/// `pwritev2` and its like: on a socket that is `writev` when no offset is given, and refused else.
+/// `pwritev2` and its variants. On a socket the call equals `writev` if no offset (-1) is given; otherwise the kernel refuses it.
 ///
 /// # Safety
-/// As `pwritev2(2)` asks, which `plain` is.
+/// As `pwritev2(2)` requires; `plain` makes that call.
 unsafe fn write_at(
     fd: c_int,
     list: *const iovec,
@@ -269,7 +269,7 @@ unsafe fn write_at(
     flags: c_int,
     plain: impl Fn() -> ssize_t + Copy,
 ) -> ssize_t {
-    // Others than these are refused on sockets; these mean nothing there, but for the one.
+    // Sockets refuse all other flags, and ignore these, except RWF_NOWAIT.
     let known = libc::RWF_HIPRI
         | libc::RWF_DSYNC
         | libc::RWF_SYNC
@@ -326,7 +326,7 @@ hook! { unsafe fn splice(from: c_int, from_at: *mut i64, to: c_int, to_at: *mut 
     real!(splice)(from, from_at, to, to_at, len, flags)
 }}
 
-// By libc's own threads, where no hook sees it, or by the kernel's.
+// These calls are carried out by threads of libc, or of the kernel, where no hook sees it.
 hook! { unsafe fn aio_read(block: *mut aiocb) -> c_int => slim_aio_read { files::queued(block); real!(aio_read)(block) }}
 hook! { unsafe fn aio_read64(block: *mut aiocb) -> c_int => slim_aio_read64 { files::queued(block); real!(aio_read64)(block) }}
 hook! { unsafe fn aio_write(block: *mut aiocb) -> c_int => slim_aio_write { files::queued(block); real!(aio_write)(block) }}
@@ -341,7 +341,7 @@ hook! { unsafe fn lio_listio64(mode: c_int, list: *const *mut aiocb, count: c_in
 }}
 pub(super) use files::submitted;
 
-// Not calls on descriptors: those above are cancellation points, see `crate::direct`.
+// These are no calls on descriptors. They decide whether the calls above may go past libc, see `crate::direct`.
 hook! { unsafe fn pthread_cancel(thread: pthread_t) -> c_int => slim_pthread_cancel {
     direct::cancels();
     real!(pthread_cancel)(thread)

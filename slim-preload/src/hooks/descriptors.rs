@@ -17,7 +17,7 @@ hook! { unsafe fn __close(fd: c_int) -> c_int => slim___close {
 }}
 hook! { unsafe fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int => slim_close_range {
     if flags as c_uint & libc::CLOSE_RANGE_UNSHARE != 0 { return process::close_range_apart(first, last, || take_and_wait(|| real!(close_range)(first, last, flags))); }
-    // CLOSE_RANGE_CLOEXEC ends no session.
+    // CLOSE_RANGE_CLOEXEC closes nothing now, so no flow ends.
     if flags == 0 && first <= last && keep_errno(|| closing::close_each(first, last, |fd| { slim_close(fd); })) { return 0; }
     take_and_wait(|| real!(close_range)(first, last, flags))
 }}
@@ -34,7 +34,7 @@ hook! { unsafe fn __dup2(from: c_int, to: c_int) -> c_int => slim___dup2 {
     duplicating::duplicate(from, Some(to), || take_and_wait(|| real!(__dup2)(from, to)))
 }}
 hook! { unsafe fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int => slim_dup3 {
-    // Refused by the kernel before it looks at anything else.
+    // The kernel refuses such flags before it looks at anything else.
     if flags & !libc::O_CLOEXEC != 0 { return real!(dup3)(from, to, flags); }
     duplicating::duplicate(from, Some(to), || take_and_wait(|| real!(dup3)(from, to, flags)))
 }}
@@ -57,7 +57,7 @@ hook! { unsafe fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE => slim_fd
     if !file.is_null() { demoting::stdio(fd); }
     file
 }}
-// Variadic in C; on the platforms supported the third argument travels as a fixed one does.
+// Variadic in C; on the supported platforms the third argument is passed like a fixed one.
 hook! { unsafe fn fcntl(fd: c_int, command: c_int, arg: *mut c_void) -> c_int => slim_fcntl {
     duplicating::control(fd, command, |fd| gives_out(command, || real!(fcntl)(fd, command, arg)))
 }}
@@ -109,7 +109,7 @@ hook! { unsafe fn setns(fd: c_int, kind: c_int) -> c_int => slim_setns {
     process::set_namespace(fd, kind, || real!(setns)(fd, kind))
 }}
 hook! { unsafe fn pthread_exit(value: *mut c_void) => slim_pthread_exit {
-    // From a handler: none of the calls that it has interrupted comes back.
+    // If a handler calls this, none of the calls that it has interrupted returns.
     crate::ops::left::before_jump(usize::MAX);
     process::before_thread_exit();
     real!(pthread_exit)(value)
@@ -144,7 +144,7 @@ hook! { unsafe fn execveat(at: c_int, path: *const c_char, args: Strings, env: S
     real!(execveat)(at, path, args, env, flags)
 }}
 
-// Runs no handlers of ours, other than `fork`.
+// Unlike `fork`, it runs no fork handlers.
 hook! { unsafe fn _Fork() -> libc::pid_t => slim__Fork {
     process::forking(|| real!(_Fork)())
 }}
@@ -175,10 +175,10 @@ hook! { unsafe fn posix_spawnp(pid: Pid, file: *const c_char, actions: Actions, 
 type SpawnFunction =
     unsafe extern "C" fn(*mut c_int, *const c_char, Actions, Attributes, Spawned, Spawned) -> c_int;
 
-/// The calls that libc has from 2.39 on.
+/// `pidfd_spawn` and `pidfd_spawnp`, which libc has from 2.39 on.
 ///
 /// # Safety
-/// As `pidfd_spawn(3)` asks, which `found` is, or null.
+/// As `pidfd_spawn(3)` requires; `found` is libc's function, or null.
 unsafe fn spawn_by_pidfd(
     found: *mut c_void,
     pidfd: *mut c_int,

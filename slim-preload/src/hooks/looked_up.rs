@@ -1,22 +1,22 @@
-//! libc's own functions are looked up when the library is loaded.
+//! libc's own functions, looked up when the library is loaded.
 //!
-//! `dlsym` takes locks and may allocate, and `Once` waits for itself: in a signal's handler that has interrupted the first
-//! use of the same function, either would be a deadlock. Hooks that run before our constructor look up for themselves.
+//! `dlsym` takes locks and may allocate, and a nested `Once` waits for itself: either would be a deadlock in a signal handler that
+//! has interrupted the first use of the same function. A hook that runs before our constructor looks its function up itself.
 
 use crate::sys::keep_errno;
 use libc::c_void;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// A function to be looked up, of which libc has more or fewer from version to version.
+/// A function to be looked up. Some versions of libc do not have it.
 pub struct LookedUp {
     /// Its name.
     pub name: &'static CStr,
-    /// Looks it up for good; called only if there is one.
+    /// Looks it up and keeps the result; called only if libc has the function.
     pub up: fn(),
 }
 
-/// One row of the list, from wherever it is.
+/// Adds one row to the list of functions, from any module.
 macro_rules! look {
     ($name:expr, $up:expr) => {
         const _: () = {
@@ -31,11 +31,11 @@ macro_rules! look {
 }
 pub(super) use look;
 
-/// redhook's macro, with a row.
+/// redhook's macro, plus a row in the list.
 ///
 /// # Safety
-/// What every hook relies on, and nothing else: it is called as libc's function of its name, so its arguments are what that
-/// function, and those that stand in for it, may be called with. A body does more than pass them on only where it says why.
+/// Every hook relies on this, and on nothing else: it is called like libc's function of its name. So its arguments are valid for
+/// that function, and for the functions that replace it. If a body does more than pass the arguments on, it says why.
 macro_rules! hook {
     (unsafe fn $name:ident ( $($arg:ident : $kind:ty),* ) $(-> $result:ty)? => $hook:ident $body:block) => {
         redhook::hook! { unsafe fn $name ( $($arg : $kind),* ) $(-> $result)? => $hook {
@@ -55,7 +55,7 @@ macro_rules! hook {
 }
 pub(super) use hook;
 
-/// A function of libc's that redhook cannot take the place of: null if libc has none.
+/// A libc function that redhook cannot hook; null if libc does not have it.
 pub struct Real {
     at: AtomicPtr<c_void>,
     name: &'static CStr,
@@ -70,7 +70,7 @@ impl Real {
         }
     }
 
-    /// Where it is.
+    /// Its address.
     #[inline]
     pub fn get(&self) -> *mut c_void {
         let known = self.at.load(Ordering::Relaxed);
@@ -102,10 +102,10 @@ fn find(name: &CStr) -> *mut c_void {
     keep_errno(|| unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) })
 }
 
-// There is at least one row, so that the linker knows where the list is.
+// At least one row, so that the linker defines the start and the end of the list.
 look!(c"", || ());
 
-// The linker's names for it, which the library would export otherwise.
+// The linker's symbols for the list, which the library would export otherwise.
 std::arch::global_asm!(".hidden __start_slim_look", ".hidden __stop_slim_look");
 
 unsafe extern "C" {
@@ -115,9 +115,9 @@ unsafe extern "C" {
     static END: u8;
 }
 
-/// Looks all of them up.
+/// Looks up all functions of the list.
 pub fn all() {
-    // SAFETY: the linker puts the rows of all modules into one section, one behind the other, and says where it begins
+    // SAFETY: the linker puts the rows of all modules into one section, one after the other, and defines where it begins
     // and ends.
     let rows = unsafe {
         let (first, end) = (&raw const FIRST, &raw const END);
@@ -132,8 +132,8 @@ pub fn all() {
         }
     }
     if missing {
-        // What `dlsym` has to say of that is not the program's to read.
-        // SAFETY: nothing is passed; the text is not looked at.
+        // Clears `dlsym`'s error message, so that the program does not read it.
+        // SAFETY: no argument is passed; the text is not accessed.
         unsafe { libc::dlerror() };
     }
 }
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libc_does_not_have_is_null() {
+    fn a_function_that_libc_does_not_have_is_null() {
         assert!(Real::new(c"slim_has_no_such_function").get().is_null());
         assert!(!Real::new(c"read").get().is_null());
     }

@@ -1,8 +1,8 @@
-//! The hooked names. A hook marshals its arguments and calls [`crate::ops`]; nothing else.
+//! The hooked names. A hook only marshals its arguments and calls [`crate::ops`].
 //!
-//! redhook makes each an exported function of the C name, with `real!` for libc's own.
+//! redhook makes each hook an exported function with the C name; `real!` calls libc's own function.
 
-// A hook of `__read` is `slim___read`: the name says what it stands for.
+// The hook of `__read` is called `slim___read`: the name must show the hooked name.
 #![allow(non_snake_case)]
 
 mod data;

@@ -1,7 +1,7 @@
 //! Calls that give out descriptor numbers.
 //!
-//! They get the number that they would get without us: [`numbers`](slim_sys::numbers) keeps them and the making of
-//! our own descriptors apart. Those that do more than that (`accept`, `dup`, `close` …) are with their likes.
+//! They get the number that they would get without SLIM: [`numbers`](slim_sys::numbers) keeps them apart from the creation of
+//! SLIM's own descriptors. Calls that do more than that (`accept`, `dup`, `close` …) are in other modules.
 
 use super::looked_up::hook;
 use crate::ops::closing::given_out;
@@ -21,9 +21,9 @@ macro_rules! give_out {
     )*};
 }
 
-/// What a call gives that creates a descriptor.
+/// The result of a call that creates a descriptor.
 trait GivenNumber {
-    /// The table may know the number from before.
+    /// Removes an old entry of the number from the table.
     fn note(&self);
 }
 
@@ -52,10 +52,10 @@ impl GivenNumber for *mut FILE {
     }
 }
 
-/// Likewise, for one that creates two.
+/// Likewise, for a call that creates two descriptors.
 fn note_both(given: c_int, ends: *const c_int) -> c_int {
     if given == 0 {
-        // SAFETY: the kernel has just written them.
+        // SAFETY: the kernel has just written the two numbers.
         unsafe { [*ends, *ends.add(1)] }
             .into_iter()
             .for_each(given_out);
@@ -66,7 +66,7 @@ fn note_both(given: c_int, ends: *const c_int) -> c_int {
 type FilePath = *const c_char;
 type Template = *mut c_char;
 
-// `open` and `openat` are variadic in C; on the platforms supported the last argument travels as a fixed one does.
+// `open` and `openat` are variadic in C; on the supported platforms the last argument is passed like a fixed one.
 give_out! {
     take_and_wait;
     slim_creat: creat(path: FilePath, mode: mode_t) -> c_int;
@@ -120,7 +120,7 @@ hook! { unsafe fn socketpair(family: c_int, kind: c_int, protocol: c_int, ends: 
     note_both(take(|| real!(socketpair)(family, kind, protocol, ends)), ends)
 }}
 
-// The agent's runtime makes descriptors of its own by these.
+// The agent's runtime (tokio) makes its own descriptors by these calls.
 hook! { unsafe fn epoll_create1(flags: c_int) -> c_int => slim_epoll_create1 {
     epoll::created(ours_or_theirs(|| real!(epoll_create1)(flags)))
 }}

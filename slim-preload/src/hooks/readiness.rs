@@ -9,7 +9,7 @@ use crate::ops::{poll as ops, select as sets_of};
 use libc::{c_int, epoll_event, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use redhook::real;
 
-/// Calls `f` with the application's time limit, or with what is left of it.
+/// Calls `f` with the application's time limit, or with the time that is left.
 fn with_timespec<R>(wait: Wait, given: *const timespec, f: impl FnOnce(*const timespec) -> R) -> R {
     match wait {
         Wait::AsGiven => f(given),
@@ -27,7 +27,7 @@ hook! { unsafe fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int
         _ => ops::poll(fds, count as usize, Given::Millis(timeout), real),
     }
 }}
-/// libc's own `poll`, for waits of ours in which a thread may be cancelled.
+/// libc's own `poll`, for SLIM's waits in which a thread may be cancelled.
 ///
 /// # Safety
 /// As `poll(2)` asks.
@@ -50,10 +50,10 @@ hook! { unsafe fn __ppoll_chk(fds: *mut pollfd, count: nfds_t, timeout: *const t
     ops::poll(fds, count as usize, Given::Spec(timeout), |fds, n, w| with_timespec(w, timeout, |t| real!(ppoll)(fds, n as nfds_t, t, mask)))
 }}
 
-/// `select` counts the application's own timeval down, as the kernel does.
+/// `select`. A call with the application's own timeval counts it down, as the kernel does.
 ///
 /// # Safety
-/// As `select(2)` asks, which `real` is.
+/// As `select(2)` requires; `real` makes that call.
 unsafe fn select_with(
     count: c_int,
     sets: [*mut fd_set; 3],

@@ -18,7 +18,8 @@ hook! { unsafe fn __connect(fd: c_int, addr: *const sockaddr, len: socklen_t) ->
 }}
 hook! { unsafe fn bind(fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int => slim_bind {
     let before = errno();
-    // Of a number that is free at the moment nothing of ours must be seen.
+    // Under `take`: for a moment a new descriptor of SLIM's may have a number that is free in the application's view, and this
+    // call must not use it.
     let really = || take(|| real!(bind)(fd, addr, len));
     let r = really();
     if r == 0 { return r; }
@@ -51,7 +52,7 @@ hook! { unsafe fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c
 hook! { unsafe fn setsockopt(fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int => slim_setsockopt {
     socket_options::set_option(fd, level, name, |fd| real!(setsockopt)(fd, level, name, value, len))
 }}
-// Variadic in C; on the platforms supported the third argument travels as a fixed one does.
+// Variadic in C; on the supported platforms the third argument is passed like a fixed one.
 hook! { unsafe fn ioctl(fd: c_int, request: c_ulong, arg: *mut c_void) -> c_int => slim_ioctl {
     match sockets::ioctl(fd, request, |fd| real!(ioctl)(fd, request, arg)) {
         Ioctl::Returned(r) => r,

@@ -1,6 +1,6 @@
-//! `syscall(2)`: a call on descriptors that a program makes by number is the same call as by libc's function.
+//! `syscall(2)`: a system call on descriptors is handled like a call of libc's function for it.
 //!
-//! Numbers that are none of our business go to libc at the price of one comparison.
+//! System calls that SLIM does not handle go to libc, at the cost of one comparison.
 
 use super::looked_up::real_of;
 use super::{data, descriptors, numbers, readiness, sockets};
@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 type SyscallFunction =
     unsafe extern "C" fn(c_long, usize, usize, usize, usize, usize, usize) -> c_long;
 
-/// libc's own; not known before our constructor, or the first call.
+/// libc's own `syscall`; not known before our constructor, or the first call.
 static REAL: AtomicPtr<()> = AtomicPtr::new(find as SyscallFunction as *mut ());
 
-/// Finds libc's own, and makes the call.
+/// Finds libc's own `syscall`, and makes the call.
 unsafe extern "C" fn find(
     nr: c_long,
     a: usize,
@@ -32,8 +32,8 @@ unsafe extern "C" fn find(
 }
 
 fn real(nr: c_long, [a, b, c, d, e, f]: [usize; 6]) -> c_long {
-    // SAFETY: libc's function or `find`, both of this type as far as the ABI goes: a function of any number of
-    // arguments finds integers where one of seven has them.
+    // SAFETY: libc's function or `find`, which both have this type in the ABI: a variadic function finds its integer
+    // arguments where a function of seven arguments has them.
     unsafe {
         let real: SyscallFunction = std::mem::transmute(REAL.load(Ordering::Acquire));
         real(nr, a, b, c, d, e, f)
@@ -44,17 +44,17 @@ const NUMBERS: usize = 512;
 
 macro_rules! on_descriptors {
     ($($(#[$only:meta])* $nr:ident($arg:ident) => $call:expr;)*) => {
-        /// Which system calls are our business.
+        /// The system calls that SLIM handles.
         static OURS: [bool; NUMBERS] = {
             let mut ours = [false; NUMBERS];
             $($(#[$only])* { ours[libc::$nr as usize] = true; })*
             ours
         };
 
-        /// Makes a call that is our business.
+        /// Makes a call that SLIM handles.
         ///
         /// # Safety
-        /// As the call of this number asks.
+        /// As the system call of this number requires.
         #[allow(unused_unsafe, reason = "some of the calls are safe")]
         unsafe extern "C" fn dispatch(nr: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
             let args = [a, b, c, d, e, f];
@@ -62,7 +62,7 @@ macro_rules! on_descriptors {
                 return real(nr, args);
             }
             match nr {
-                // SAFETY: the hook is that of libc's function for this call, and takes its arguments as the call does.
+                // SAFETY: the hook is the one of libc's function for this call, and takes the same arguments as the call.
                 $($(#[$only])* libc::$nr => { let $arg = args; let r = unsafe { $call }; r as c_long })*
                 _ => real(nr, args),
             }
@@ -77,7 +77,7 @@ fn creates(nr: c_long, args: [usize; 6]) -> c_long {
     given
 }
 
-/// `clone(2)` and its like: with memory and descriptors of its own the child is a forked one.
+/// `clone(2)` and `clone3`: a child with memory and descriptors of its own is a forked child.
 fn clones(nr: c_long, args: [usize; 6], flags: u64) -> c_long {
     match flags & (libc::CLONE_VM | libc::CLONE_FILES) as u64 {
         0 => process::forking(|| real(nr, args) as libc::pid_t).into(),
@@ -85,13 +85,14 @@ fn clones(nr: c_long, args: [usize; 6], flags: u64) -> c_long {
     }
 }
 
-/// libc's functions are cancellation points where these calls are not.
+/// Makes a call of libc's function without its cancellation point: the system call itself has none.
 fn plainly<R>(call: impl FnOnce() -> R) -> R {
     cancel::uncancelled(call)
 }
 
-/// A call whose time limit the kernel counts down, which libc's function, that makes it, does not. A limit that cannot be
-/// read, which libc's function would do, or is none, is for `refuse`, the kernel.
+/// Makes a call whose time limit the kernel counts down, by libc's function (`call`), which does not. If the limit cannot be
+/// read or is invalid, makes the system call (`refuse`), so that the kernel refuses it: libc's function would read the limit
+/// itself.
 ///
 /// # Safety
 /// The limit is the application's.
@@ -118,11 +119,11 @@ unsafe fn counted_down(
 /// `pselect6`: its last argument points to a set of signals and its size.
 ///
 /// # Safety
-/// As `pselect6(2)` asks.
+/// As `pselect6(2)` requires.
 unsafe fn pselect6(x: [usize; 6]) -> c_long {
     let mask = match x[5] {
         0 => Some([0, MASK]),
-        // SAFETY: two integers of the application's.
+        // SAFETY: two integers of the application.
         at => unsafe { sys::copy_of(at as *const [usize; 2]) },
     };
     let Some([mask, _]) = mask.filter(|[mask, size]| *mask == 0 || *size == MASK) else {
@@ -148,7 +149,7 @@ unsafe fn pselect6(x: [usize; 6]) -> c_long {
     plainly(|| unsafe { counted_down(timeout, refuse, select) })
 }
 
-/// The size of a set of signals as the kernel has it. libc's functions hand on a pointer to one as it is.
+/// The size of the kernel's signal set. libc's functions pass the pointer to such a set on unchanged.
 const MASK: usize = 8;
 
 fn fd(word: usize) -> c_int {
@@ -263,8 +264,8 @@ on_descriptors! {
     SYS_writev(x) => plainly(|| data::slim_writev(fd(x[0]), x[1] as _, fd(x[2])));
 }
 
-// Variadic in C: the arguments are where a function of seven has them, and those that a caller does not give are not
-// looked at.
+// Variadic in C: the arguments are where a function of seven arguments has them. Arguments that a caller does not give are
+// ignored.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

@@ -1,8 +1,8 @@
-//! Calls that Rust cannot define and pass on: with any number of arguments, or that jump.
+//! Functions that Rust cannot define and pass on: those with any number of arguments, and those that jump.
 //!
-//! Each saves the registers that carry arguments, calls its `before` function, which does what is to be done and says
-//! where libc's own function is, puts the registers back and jumps there: that function finds everything as its caller
-//! left it. On other processors these names are not hooked.
+//! Each hook saves the registers that carry arguments and calls its `before` function, which does the work and gives the
+//! address of libc's own function. Then the hook restores the registers and jumps to that address: libc's function finds
+//! everything as its caller left it. On processors other than x86-64 and aarch64 these names are not hooked.
 
 use super::looked_up::real_of;
 use crate::ops::{demoting, left};
@@ -27,14 +27,14 @@ before_exec! {
     before_execlp: c"execlp";
 }
 
-/// Where the stack ends for who goes on at this `jmp_buf`. libc keeps that to itself as far as it can.
+/// The stack pointer after a jump to this `jmp_buf`. libc stores it in a private, mangled form.
 fn stack_in(env: *const usize) -> usize {
     #[cfg(target_arch = "x86_64")]
     {
-        // As `PTR_DEMANGLE` and `JB_RSP` of glibc have it.
+        // As in glibc's `PTR_DEMANGLE` and `JB_RSP`.
         const JB_RSP: usize = 6;
         let guard: usize;
-        // SAFETY: the ABI has it at this place of the thread's segment; `env` was filled by `setjmp`.
+        // SAFETY: the ABI has the guard at this offset of the thread's segment; `env` was filled by `setjmp`.
         unsafe {
             std::arch::asm!("mov {}, fs:0x30", out(reg) guard, options(readonly, nostack, preserves_flags));
             env.add(JB_RSP).read().rotate_right(17) ^ guard
@@ -43,7 +43,7 @@ fn stack_in(env: *const usize) -> usize {
     #[cfg(not(target_arch = "x86_64"))]
     {
         let _ = env;
-        // All of it is left, as handlers that end in a jump usually do.
+        // Assumes that the jump abandons all waiting calls, as a handler that ends in a jump usually does.
         usize::MAX
     }
 }
@@ -89,7 +89,7 @@ macro_rules! pass_on {
         #[unsafe(naked)]
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name() {
-            // rax says how many of the vector registers are in use.
+            // rax holds the number of vector registers in use (al, for variadic calls).
             std::arch::naked_asm!(
                 "push rbp",
                 "mov rbp, rsp",

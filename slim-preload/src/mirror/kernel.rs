@@ -1,4 +1,4 @@
-//! What the kernel tells of an epoll instance (proc(5), fdinfo), and whether it may know more than the mirrors.
+//! The kernel's list of an epoll instance's registrations (proc(5), fdinfo), and whether it may have more of them than the mirrors.
 
 use crate::{rings, sys};
 use libc::c_int;
@@ -12,30 +12,30 @@ pub fn any_unseen() -> bool {
     FOUND.load(Ordering::SeqCst) || rings::any()
 }
 
-/// Such a registration was found.
+/// Notes that a registration was found that no hook had seen.
 pub fn found_unseen() {
     FOUND.store(true, Ordering::SeqCst);
 }
 
-/// What the kernel has registered.
+/// A registration that the kernel has.
 pub struct Registered {
-    /// The number that it was registered by.
+    /// The number by which it was registered.
     pub fd: c_int,
-    /// What would be reported: of one that fires once and has, nothing.
+    /// The events that would be reported: none for an EPOLLONESHOT registration that has fired.
     pub events: u32,
     pub data: u64,
     pub inode: u64,
 }
 
-/// Everything that is registered with an instance, by one of its numbers; `None` if that cannot be told, for want of a
-/// descriptor perhaps.
+/// All registrations of the instance that has the number `epfd`. `None` if they cannot be read, perhaps for lack of a
+/// descriptor.
 pub fn registered(epfd: c_int) -> Option<Vec<Registered>> {
     let text = sys::proc::read(format_args!("self/fdinfo/{epfd}"))?;
     let text = String::from_utf8(text).ok()?;
     Some(text.lines().filter_map(parse).collect())
 }
 
-/// `tfd: 8 events: 19 data: 8  pos:0 ino:1a2b sdev:9`, with spaces in between.
+/// Parses a line like `tfd: 8 events: 19 data: 8  pos:0 ino:1a2b sdev:9`; the number of spaces varies.
 fn parse(line: &str) -> Option<Registered> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| (words.next()? == name).then(|| words.next())?;
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_what_is_registered() {
+    fn registrations_are_read_back_from_the_kernel() {
         let [a, b] = sys::socketpair(libc::SOCK_STREAM).unwrap();
         // SAFETY: no memory is passed.
         let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };

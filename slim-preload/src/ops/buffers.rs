@@ -1,4 +1,4 @@
-//! The application's memory, as its calls name it.
+//! The application's buffers, as its calls pass them.
 
 use crate::flow::Flow;
 use crate::sys::{self, Errno};
@@ -6,15 +6,15 @@ use libc::{iovec, msghdr};
 use slim_stream::send_half::LARGE;
 use std::sync::atomic::Ordering;
 
-/// The application's buffers. Nothing of them is looked at before the kernel has found them good, for a bad
-/// pointer is an `EFAULT`, not a crash.
+/// The application's buffers. They are not accessed before the kernel has accepted them: a bad pointer must give
+/// `EFAULT`, not a crash.
 #[derive(Clone, Copy)]
 pub enum Buffers {
-    /// As `read(2)` has it.
+    /// The buffer of a `read(2)`.
     One(*mut u8, usize),
-    /// As `readv(2)` has them.
+    /// The list of a `readv(2)`.
     List(*const iovec, usize),
-    /// As `recvmsg(2)` has them.
+    /// The header of a `recvmsg(2)`.
     Message(*const msghdr),
 }
 
@@ -39,7 +39,7 @@ impl Buffers {
         Self::One(base.cast_mut().cast(), len)
     }
 
-    /// As `readv(2)` would have them, but for a single buffer. The kernel does not ask for aligned addresses.
+    /// The entries of the list; none for a single buffer. The list need not be aligned: the kernel does not require that.
     #[inline]
     fn list(&self) -> impl Iterator<Item = (*mut u8, usize)> {
         let (list, count) = match *self {
@@ -67,7 +67,7 @@ impl Buffers {
         one.into_iter().chain(self.list())
     }
 
-    /// All their bytes.
+    /// The total number of bytes.
     #[inline(always)]
     pub fn len(&self) -> usize {
         match *self {
@@ -76,7 +76,7 @@ impl Buffers {
         }
     }
 
-    /// Calls `f` with the places of bytes `[from, to)`, until it says false.
+    /// Calls `f` with the pieces of memory that hold bytes `[from, to)`, until it gives false.
     fn range(&self, from: usize, to: usize, mut f: impl FnMut(*const u8, usize) -> bool) {
         let mut at = 0;
         for (base, len) in self.slices() {
@@ -88,9 +88,9 @@ impl Buffers {
         }
     }
 
-    /// What the kernel would say of the list before it looks at the socket. Costs a system call or a few.
+    /// The error that the kernel would report for the buffers before it looks at the socket. Costs a system call or a few.
     pub fn flaw(&self) -> Option<Errno> {
-        // No address of a program's, on any processor.
+        // No processor has user addresses with these bits.
         let far = |base: *mut u8| base.addr() >> 56 != 0;
         let (list, count, most) = match *self {
             Self::One(base, _) => return far(base).then_some(libc::EFAULT),
@@ -113,7 +113,7 @@ impl Buffers {
         })
     }
 
-    /// Whether the first `n` bytes of them can be filled.
+    /// Whether the first `n` bytes of the buffers are writable.
     pub fn can_take(&self, n: usize) -> bool {
         let mut good = true;
         self.range(0, n, |base, len| {
@@ -123,13 +123,13 @@ impl Buffers {
         good
     }
 
-    /// Fills them from byte `from` on by calling `f` for each piece, until it fills less than offered.
+    /// Fills the buffers from byte `from` on by calling `f` for each piece, until it fills less than offered.
     pub fn fill(&self, from: usize, mut f: impl FnMut(&mut [u8]) -> usize) -> usize {
         let (mut at, mut filled) = (0, 0);
         for (base, len) in self.slices() {
             let lo = from.clamp(at, at + len);
             if lo < at + len {
-                // SAFETY: the application's buffer, that it asked to have filled.
+                // SAFETY: the application's buffer, which it asked to have filled.
                 let piece =
                     unsafe { std::slice::from_raw_parts_mut(base.add(lo - at), at + len - lo) };
                 let n = f(piece);
@@ -144,27 +144,29 @@ impl Buffers {
     }
 }
 
-/// Where a send's bytes are to be found again, to be copied.
+/// The bytes of a send, to be copied after the kernel has taken them.
 pub trait Source: Copy {
     /// Calls `f` with bytes `[from, to)` of what was sent.
     fn copy(&self, from: usize, to: usize, f: impl FnMut(&[u8]));
 
-    /// Calls `f` with all of them.
+    /// Calls `f` with all the bytes.
     fn copy_all(&self, f: impl FnMut(&[u8]));
 
-    /// Calls `f` with the places of bytes `[from, to)`, which the kernel need not have found good, until it says false.
+    /// Calls `f` with the pieces of memory that hold bytes `[from, to)`, until it gives false. The kernel need not have accepted
+    /// them yet.
     fn offer(&self, from: usize, to: usize, f: impl FnMut(*const u8, usize) -> bool);
 
-    /// Whether the call may have more to write than is usual, as far as that can be told at once.
+    /// Whether the call may write more than usual, by a quick check.
     fn may_be_large(&self, flow: &Flow) -> bool;
 
-    /// How much that is, if it can be told before the kernel has found it good.
+    /// The number of bytes of the call, if it can be determined before the kernel has accepted the buffers, and the call may be
+    /// split.
     fn announced(&self) -> Option<usize>;
 
-    /// How many bytes a blocking call has to write before it returns.
+    /// The number of bytes that a blocking call has to write before it returns.
     fn total(&self) -> usize;
 
-    /// What the kernel would say before it looks at the socket.
+    /// The error that the kernel would report before it looks at the socket.
     fn flaw(&self) -> Option<Errno> {
         None
     }
@@ -187,16 +189,16 @@ impl Source for Buffers {
     fn may_be_large(&self, flow: &Flow) -> bool {
         match *self {
             Self::One(_, len) => len >= LARGE,
-            // To look at a list costs more than it is worth where calls write little.
+            // Adding up a list is not worth its cost if the flow's calls write little.
             _ => flow.writes_much.load(Ordering::Relaxed) > 0,
         }
     }
 
     fn announced(&self) -> Option<usize> {
-        // The kernel refuses lists that say they are longer than that.
+        // The kernel refuses lists with a larger total.
         let most = isize::MAX as usize;
         let add = |sum: usize, (_, len)| sum.checked_add(len).filter(|sum| *sum <= most);
-        // What else a message has is for one call.
+        // Control data belongs to one call: such a message is not split.
         let control = match *self {
             // SAFETY: the application's header, of integers and pointers.
             Self::Message(m) => unsafe { sys::copy_of(m) }?.msg_controllen,

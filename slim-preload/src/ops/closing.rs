@@ -1,4 +1,4 @@
-//! Numbers that are closed: by `close` and its like, because something else takes them, or where no hook sees it.
+//! Numbers that are closed: by `close` and its like, because another file takes them, or where no hook sees it.
 
 use crate::descriptors::{has_stream, is_ours, open_numbers, set_stream};
 use crate::flow::{Ctl, Flow, Mode};
@@ -17,7 +17,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
         return -1;
     }
     if has_stream(fd) && runtime::in_own_process() {
-        // A stream that is left without its number is of no use.
+        // A stream whose number is closed is useless.
         set_stream(fd, false);
     }
     match table::entry(fd) {
@@ -25,7 +25,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
         _ if !runtime::in_own_process() => real(),
         Entry::Flow(flow) => {
             let errno = sys::errno();
-            let taken = flow.own_at(fd).map(|ctl| part(flow, ctl, fd));
+            let taken = flow.own_at(fd).map(|ctl| remove_number(flow, ctl, fd));
             let r = real();
             match (taken, r) {
                 (Some(left), 0) => {
@@ -55,7 +55,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
     }
 }
 
-/// The kernel has just given this number out: whatever the table has there was closed where no hook saw it.
+/// The kernel has just given this number out: if the table has an entry, the number was closed where no hook saw it.
 #[inline]
 pub fn given_out(fd: c_int) {
     if table::is_known(fd) {
@@ -63,7 +63,7 @@ pub fn given_out(fd: c_int) {
     }
 }
 
-/// The kernel has given out a number that the table knows: what was there has been closed where no hook saw it.
+/// The kernel has given out a number that has an entry in the table: the number was closed where no hook saw it.
 #[cold]
 pub fn closed_unseen(fd: c_int) {
     if runtime::is_our_call() {
@@ -84,50 +84,51 @@ pub fn closed_unseen(fd: c_int) {
     }
 }
 
-/// What is to happen once a number is closed.
+/// What has to be done after a number is closed.
 pub enum AfterClose {
-    /// Nothing: other numbers remain, or the flow was plain already.
+    /// Nothing: the flow has other numbers.
     Nothing,
-    /// The last number: the session ends this way.
+    /// It was the last number: the flow ends this way.
     Last(FinHow),
-    /// The last number, but the connection may live on in another process.
+    /// It was the last number, but the flow is plain TCP: another process may have the connection, or it was never established,
+    /// or the end of our stream is unknown.
     Shared,
 }
 
-/// A number leaves its flow. The real close comes after it, then [`finish`].
-pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
+/// Removes a number from its flow. The real close comes after it, then [`finish`].
+pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
     table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
     if ctl.is_held() {
         epoll::keep_closed(flow, &mut ctl, fd);
     }
-    // The stand-in of a stash is one file for all flows: the kernel does not drop what is registered with it by itself.
+    // The always-ready stand-in is one file for all flows, so it stays open, and the kernel keeps its epoll registrations.
     if ctl.shows_stash() {
         sys::keep_errno(|| epoll::outlived(fd, &ctl.epolls));
     }
     for e in &ctl.epolls {
-        // While the transport is away the kernel has no registration to drop by itself.
+        // While the transport is away the kernel has no registration, so nothing else removes it from the mirror.
         e.forget(fd);
     }
     if ctl.is_held() {
         return AfterClose::Nothing;
     }
-    // What a child has, too, stays registered for as long as the child has it.
+    // If a child has the connection, too, it stays registered for as long as the child has it.
     if flow.forked.load(Ordering::Relaxed) {
         epoll::drop_closed(flow, &mut ctl);
     } else {
         epoll::end_closed(flow, &mut ctl);
     }
     let epolls = std::mem::take(&mut ctl.epolls);
-    ctl.uncover(flow);
+    ctl.clear_suspension(flow);
     flow.stream.give_back_pass();
     if !flow.live.load(Ordering::Acquire) && ctl.mode() == Mode::Open {
-        transport::hear(flow, &mut ctl, flow.stream.received());
+        transport::read_mailbox(flow, &mut ctl, flow.stream.received());
     }
     let established = flow.was_established(fd) || ctl.mode() != Mode::Open;
     let sent = flow.stream.sent_in_time();
-    // Where nobody can tell where our stream ends, the kernel says it alone.
+    // If the end of our stream is unknown, only the kernel can tell the peer.
     let plain = flow.forked.load(Ordering::Relaxed) || !established;
     let Some(sent) = sent.filter(|_| !plain) else {
         drop_transport(&mut ctl);
@@ -147,8 +148,8 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
     flow.stream.end_at(sent);
     let end = flow.stream.local_final().unwrap_or(sent);
     let unacked = (ctl.mode() == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
-    // Announced before the kernel sends anything of it: who asks us about an unexpected end of stream must not be
-    // told that the flow is open.
+    // The end is announced before the kernel sends it: a peer that asks about an unexpected end of stream must not be told that
+    // the flow is open.
     let plainly = how == FinHow::Close && unacked == Some(Ok(0));
     if !(plainly && say_closed(flow, &ctl, end)) {
         runtime::with_agent(|a| a.finish(flow.token(), end, how));
@@ -160,8 +161,7 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
     let mut kept = None;
     match ctl.mode() {
         _ if how == FinHow::Reset => {}
-        // Undelivered bytes stay with the agent, who goes on if the transport breaks. A close that lingers is
-        // left to the kernel.
+        // The agent keeps undelivered bytes, and goes on if the transport breaks. A close with SO_LINGER is left to the kernel.
         Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
             kept = sys::dup_high(fd).ok();
             if let Some(kept) = kept {
@@ -175,11 +175,11 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
             }
         }
         Mode::Suspended if exposed && !ctl.receiving.is_drained() => {
-            transport::keep(flow, &mut ctl, fd)
+            transport::keep_transport(flow, &mut ctl, fd)
         }
         _ => {}
     }
-    // The gate of a lingering flow tells whether it has a transport.
+    // The gate of a lingering flow is open if the flow has a transport.
     if ctl.mode() != Mode::Suspended || how == FinHow::Reset {
         flow.stream.open();
     }
@@ -190,8 +190,8 @@ pub fn part(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
     AfterClose::Last(how)
 }
 
-/// Closes the transport that waits until the stash is read. It is reset if the stash is not: the kernel, who would do that for
-/// unread bytes of its own, does not know of these.
+/// Closes the private transport. Resets it if stashed bytes are unread: the kernel does that only for unread bytes in its own
+/// queue.
 fn drop_transport(ctl: &mut Ctl) {
     if let Some(waiting) = ctl.transport().filter(|_| !ctl.receiving.stash.is_empty()) {
         sys::set_option(waiting, libc::SOL_SOCKET, libc::SO_LINGER, &sys::AT_ONCE);
@@ -199,8 +199,8 @@ fn drop_transport(ctl: &mut Ctl) {
     ctl.set_transport(None);
 }
 
-/// Tells the peer that the flow is closed after `end` bytes, all of which it has, or finds that it need not be told. False if
-/// the agent has to.
+/// Tells the peer that the flow is closed after `end` bytes, all of which the peer has; or finds that the peer need not be told. False
+/// if the agent has to tell it.
 fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
     if ctl.mode() != Mode::Open
         || ctl.receiving.has_moved()
@@ -223,7 +223,7 @@ fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
     told == Some(true)
 }
 
-/// For how long `close` waits, if the application has set that; 0 resets the connection.
+/// For how long `close` waits, if the application has set SO_LINGER; 0 resets the connection.
 fn lingers(fd: c_int) -> Option<c_int> {
     let linger: libc::linger = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
     (linger.l_onoff != 0).then_some(linger.l_linger)
@@ -262,7 +262,7 @@ pub fn overwrite(to: c_int) -> Option<(&'static Flow, AfterClose)> {
     match table::entry(to) {
         Entry::Flow(flow) => {
             let ctl = flow.own_at(to)?;
-            Some((flow, part(flow, ctl, to)))
+            Some((flow, remove_number(flow, ctl, to)))
         }
         Entry::Listener => {
             listeners::unlisten(listeners::remove(to));
@@ -281,8 +281,8 @@ pub fn overwrite(to: c_int) -> Option<(&'static Flow, AfterClose)> {
     }
 }
 
-/// `close_range`, `closefrom`: closes the numbers one by one where any of them means something to us, and
-/// leaves our own open. Gives false when the kernel can do the whole range.
+/// `close_range`, `closefrom`: closes the numbers one by one if SLIM manages or owns any of them, and leaves SLIM's own
+/// open. Gives false when the kernel can close the whole range.
 pub fn close_each(first: u32, last: u32, one: impl Fn(c_int)) -> bool {
     if !runtime::in_own_process() {
         return false;

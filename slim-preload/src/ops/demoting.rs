@@ -1,4 +1,4 @@
-//! Flows that become plain TCP, because somebody is to use them whom no hook sees.
+//! Flows that become plain TCP, because they are going to be used where no hook sees it.
 
 use crate::descriptors::set_stream;
 use crate::flow::{Flow, Mode, Then};
@@ -9,13 +9,13 @@ use slim_core::Verdict;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Somebody whom we cannot see is to use `fd`: the flow becomes plain TCP. A transport that is away is waited for
-/// a while first.
+/// Makes the flow plain TCP: `fd` is going to be used where no hook sees it. If the transport is away, waits for it for a
+/// while first.
 pub fn hand_over(flow: &'static Flow, fd: c_int) {
     hand_over_until(flow, fd, Instant::now() + PATIENCE);
 }
 
-/// How long a transport that is away is waited for before its flow is given up.
+/// How long to wait for a transport that is away, before its flow is given up.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// [`hand_over`], waiting until `limit`.
@@ -40,8 +40,8 @@ pub fn wait_while_away(flow: &'static Flow, fd: c_int, limit: Instant, enough: i
     }
 }
 
-/// The flow behind `fd` becomes plain TCP here and at the peer. Where that cannot be, because the transport is away or
-/// bytes are stashed, it is a connection that was reset after these bytes.
+/// Makes the flow behind `fd` plain TCP here and at the peer. If that is impossible, because the transport is away or bytes are
+/// stashed, the flow becomes a connection that was reset after these bytes.
 pub fn demote(flow: &'static Flow, fd: c_int) {
     let Some(ctl) = flow.own_at(fd) else { return };
     let token = flow.token();
@@ -54,8 +54,8 @@ pub fn demote(flow: &'static Flow, fd: c_int) {
     runtime::with_agent(|a| a.demote(token));
 }
 
-/// The flow behind `fd`, if it has a transport, becomes plain TCP here, and the peer is told so before anything else is sent. One
-/// that has bytes stashed keeps them until they are read.
+/// If the flow behind `fd` has a transport, makes it plain TCP here, and tells the peer before anything else is sent. Stashed bytes
+/// are kept until they are read.
 pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
     let Some(ctl) = flow.ctl_of(fd) else { return };
     let token = flow.token();
@@ -73,8 +73,8 @@ pub fn demote_if_open(flow: &'static Flow, fd: c_int) {
     });
 }
 
-/// [`demote_if_open`], before an urgent byte is sent: the peer has heard it before that, if it answers in time. What it has
-/// read aside, and where the mark is, would be lost if it had to resume the connection.
+/// [`demote_if_open`], before an urgent byte is sent. The peer is told before that, and its answer is waited for: if the peer
+/// resumed the connection, it would lose the urgent byte that it has read out of band, and the position of the mark.
 pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
     let is_ours = || {
         let ctl = flow.ctl_of(fd)?;
@@ -99,7 +99,7 @@ pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
     demote_if_open(flow, fd);
 }
 
-/// How long the agent is given to send the peer what it is to know.
+/// How long the agent is given to send its messages to the peer.
 const TELLING: Duration = Duration::from_millis(100);
 
 /// Before libc reads or writes a descriptor where no hook sees it.
@@ -109,7 +109,7 @@ pub fn for_stdio(fd: c_int) {
     }
 }
 
-/// libc's stdio has a stream for this number. What comes under it, by `connect` or `dup2`, stays plain TCP.
+/// libc's stdio has a stream for this number. A connection that gets the number later, by `connect` or `dup2`, is plain TCP.
 pub fn stdio(fd: c_int) {
     for_stdio(fd);
     set_stream(fd, true);

@@ -30,8 +30,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
         given_out(new);
         return new;
     }
-    // From a bad descriptor, or to a number beyond the limit on open files, which was lowered: refused, and the target is
-    // left alone.
+    // The kernel refuses a bad source, or a target above the (lowered) limit on open files, and leaves the target alone.
     if !sys::is_open(from)
         || to.is_some_and(|to| !sys::keep_errno(|| slim_sys::limit::may_be_given_out(to)))
     {
@@ -68,7 +67,7 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
                 table::set_epoll(new, instance);
             }
             (Entry::Inherited, _) if has_stream(new) => {
-                // No hook will see what is done with it: the parent is told now.
+                // No hook will see the use of the number: `table::flow` tells the parent now.
                 let _ = table::flow(from);
             }
             (Entry::Inherited, _) => table::inherited_again(from, new),
@@ -108,14 +107,14 @@ pub fn control(fd: c_int, command: c_int, real: impl Fn(c_int) -> c_int) -> c_in
     }
 }
 
-/// As in `asm-generic/fcntl.h`.
+/// From `asm-generic/fcntl.h`.
 const F_SETSIG: c_int = 10;
 const F_GETSIG: c_int = 11;
 const F_SETOWN_EX: c_int = 15;
 const F_GETOWN_EX: c_int = 16;
 
-/// The control part of the flow behind `fd`. Who is given a descriptor of ours uses it with this held: another thread may
-/// close it.
+/// The control part of the flow behind `fd`. Hold it while using a private descriptor: without it another thread may close the
+/// descriptor.
 fn ctl_of(fd: c_int) -> Option<CtlGuard> {
     match table::entry(fd) {
         Entry::Flow(flow) => flow.ctl_of(fd),
@@ -123,14 +122,14 @@ fn ctl_of(fd: c_int) -> Option<CtlGuard> {
     }
 }
 
-/// Runs `f` on the descriptor that has the status flags of `fd`. The always-ready stand-in is one file for many flows: its
-/// flags are nobody's.
+/// Runs `f` on the descriptor that has the status flags of `fd`. The always-ready stand-in is one file for many flows, so its
+/// flags belong to none of them.
 fn on_flags(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
     let ctl = ctl_of(fd);
     f(ctl.as_ref().map_or(fd, |ctl| ctl.flags_of(fd)))
 }
 
-/// Runs `f` on the descriptor of the transport whose state a new one takes over: mostly the number itself.
+/// Runs `f` on the descriptor of the transport whose options and owner a new one takes over: usually the number itself.
 pub fn on_transport(fd: c_int, f: impl FnOnce(c_int) -> c_int) -> c_int {
     let ctl = ctl_of(fd);
     f(ctl.as_ref().map_or(fd, |ctl| ctl.kept_under(fd)))

@@ -7,8 +7,7 @@ use crate::table::{self, Entry};
 use crate::{runtime, sys};
 use libc::{c_int, epoll_event};
 
-/// A number that was just given out for a new instance. It is known from its beginning on, for it may be duplicated
-/// before anything is registered.
+/// Adds the number of a new instance to the table at once, because it may be duplicated before anything is registered.
 pub fn created(epfd: c_int) -> c_int {
     if epfd >= 0
         && runtime::possible()
@@ -16,7 +15,7 @@ pub fn created(epfd: c_int) -> c_int {
         && sys::keep_errno(runtime::in_own_process)
     {
         if let Entry::Epoll(old) = table::entry(epfd) {
-            // Closed where no hook has seen it.
+            // An earlier instance with this number was closed where no hook saw it.
             old.closed(epfd);
             table::clear(epfd);
         }
@@ -25,7 +24,7 @@ pub fn created(epfd: c_int) -> c_int {
     epfd
 }
 
-/// A forked child waits on `epfd`, for the first time perhaps: listeners may have been registered before the fork.
+/// A forked child waits on `epfd`, perhaps for the first time: listeners may have been registered before the fork.
 pub fn inherited(epfd: c_int) {
     if !matches!(table::entry(epfd), Entry::None) || !runtime::in_own_process() {
         return;
@@ -50,7 +49,7 @@ pub fn control(
     }
     waits_on(fd);
     let flow = match table::entry(fd) {
-        // What is added may be something else than the flow.
+        // The file under the number may be another one than the flow's.
         Entry::Flow(f) if op == libc::EPOLL_CTL_ADD => f.own_at(fd),
         Entry::Flow(f) => f.ctl_of(fd),
         _ => None,

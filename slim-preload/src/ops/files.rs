@@ -1,7 +1,7 @@
-//! Files into flows: `sendfile`.
+//! Sending files on flows: `sendfile`; and `splice` and asynchronous I/O.
 //!
-//! A flow needs a copy of what is in flight, so the file's bytes pass through a buffer of ours; `splice`
-//! gives us no look at the bytes, and makes a flow plain TCP; so does asynchronous I/O.
+//! A flow needs a copy of the bytes in flight, so `sendfile` passes the file's bytes through a buffer of ours.
+//! `splice` and asynchronous I/O do not show us the bytes, so they make a flow plain TCP.
 
 use super::buffers::Source;
 use super::demoting;
@@ -31,7 +31,7 @@ impl Source for Piece<'_> {
         f(self.0[from..to].as_ptr(), to - from);
     }
 
-    /// It is a piece already.
+    /// A piece is never split further.
     fn may_be_large(&self, _: &Flow) -> bool {
         false
     }
@@ -81,7 +81,7 @@ pub unsafe fn sendfile(
             Ok(0) => break,
             Ok(n) => &buffer[..n],
             Err(_) if done > 0 => break,
-            // The kernel's own errno for whatever is wrong with the file.
+            // Let the kernel report what is wrong with the file.
             Err(_) => return real(),
         };
         let send = |fd, flags| match sys::send(fd, piece, flags) {
@@ -110,19 +110,19 @@ pub unsafe fn sendfile(
     if offset.is_null() {
         sys::seek(file, end);
     } else if sys::is_writable(offset.cast(), size_of::<off_t>()) {
-        // SAFETY: writable, as was just found out.
+        // SAFETY: just found to be writable.
         unsafe { offset.write_unaligned(end) };
     } else {
-        // As the kernel does: when the bytes are sent.
+        // Like the kernel, which reports this after the bytes are sent.
         return super::fail(libc::EFAULT);
     }
     done as isize
 }
 
-/// Before libc's threads read or write what is asked for in `block`.
+/// Before libc's threads do the read or write that `block` describes.
 pub fn queued(block: *const aiocb) {
     // SAFETY: the application's structure, of integers and pointers.
-    if let Some(block) = unsafe { asked(block) } {
+    if let Some(block) = unsafe { copied(block) } {
         spliced(block.aio_fildes);
     }
 }
@@ -131,14 +131,14 @@ pub fn queued(block: *const aiocb) {
 pub fn queued_all(list: *const *mut aiocb, count: c_int) {
     for i in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the application's list of pointers.
-        match unsafe { asked(list.wrapping_add(i)) } {
+        match unsafe { copied(list.wrapping_add(i)) } {
             Some(block) => queued(block),
             None => return,
         }
     }
 }
 
-/// What `io_submit(2)` is given, as far as it matters here (linux/aio_abi.h, `struct iocb`).
+/// The beginning of `struct iocb`, for `io_submit(2)` (linux/aio_abi.h).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Submission {
@@ -149,33 +149,33 @@ pub struct Submission {
     fd: c_int,
 }
 
-/// Before the kernel does what is asked for with `io_submit`: it reads and writes, or holds on to the file for a poll.
+/// Before the kernel runs requests of `io_submit`: they read and write, or keep the file for a poll.
 pub fn submitted(count: usize, list: *const *const Submission) {
-    // A process has no more at a time (fs.aio-max-nr); what is wrong with a pointer the kernel says.
+    // A process has no more requests at a time (fs.aio-max-nr). The kernel reports bad pointers.
     for i in 0..count.min(1 << 16) {
         // SAFETY: the application's list of pointers.
-        let Some(at) = (unsafe { asked(list.wrapping_add(i)) }) else {
+        let Some(at) = (unsafe { copied(list.wrapping_add(i)) }) else {
             return;
         };
         // SAFETY: the application's structure, of integers.
-        let Some(submission) = (unsafe { asked(at) }) else {
+        let Some(submission) = (unsafe { copied(at) }) else {
             return;
         };
         spliced(submission.fd);
     }
 }
 
-/// A copy of what the application points to, if anything here can be its business.
+/// A copy of the application's value at an address; `None` if it cannot be read, or SLIM manages no descriptor at all.
 ///
 /// # Safety
 /// As [`sys::copy_of`].
-unsafe fn asked<T: Copy>(at: *const T) -> Option<T> {
+unsafe fn copied<T: Copy>(at: *const T) -> Option<T> {
     let there = !at.is_null() && table::any();
     // SAFETY: the caller's contract.
     sys::keep_errno(|| unsafe { sys::copy_of(at) }.filter(|_| there))
 }
 
-/// Before `splice` moves bytes to or from a descriptor.
+/// Before `splice` moves bytes from or to a descriptor: makes a flow plain TCP.
 pub fn spliced(fd: c_int) {
     if let Some(flow) = table::flow(fd) {
         sys::keep_errno(|| demoting::hand_over(flow, fd));

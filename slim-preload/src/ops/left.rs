@@ -1,8 +1,8 @@
-//! Calls that are left by a jump (a handler interrupts one that waits, and ends in `siglongjmp`), or by the end of their thread.
+//! Calls that are abandoned by a jump (a handler interrupts a waiting call, and ends in `siglongjmp`), or by the end of their thread.
 //!
-//! What such a call holds nobody would ever give back. So the thread does before it jumps, or ends. The call has not told how much
-//! the kernel moved for it; mostly it waited for something that did not come, and that was nothing. The kernel's own count
-//! says whether it was: else the connection becomes plain TCP, since its bytes are not known.
+//! Such a call would hold the gate and the sending half for ever. So the thread releases them before it jumps, or ends. How many
+//! bytes the kernel moved for the call is unknown: usually none, because the call was waiting. The kernel's own count tells. If
+//! bytes were moved, the connection becomes plain TCP.
 
 use super::demoting;
 use crate::flow::{Flow, Mode, waits};
@@ -10,27 +10,27 @@ use crate::sys;
 use libc::c_int;
 use slim_stream::{Inside, Start};
 
-/// Before the thread goes on where its stack ends at `target`.
+/// Before the thread jumps to a place where its stack ends at `target`.
 pub fn before_jump(target: usize) {
     while let Some(top) = waits::waiting() {
-        // The stack grows downwards: what the jump leaves lies below.
+        // The stack grows downwards: the frames that the jump abandons lie below.
         if top.frame >= target || stays_in_handler(target, top.frame) {
             return;
         }
         waits::forget_waiting();
-        sys::keep_errno(|| leave(top.flow, top.has_half));
+        sys::keep_errno(|| release(top.flow, top.has_half));
     }
 }
 
-/// The thread ends: cancelled, or by `pthread_exit` in a handler, or as threads do.
+/// The thread ends: it is cancelled, or calls `pthread_exit` in a handler, or returns.
 pub extern "C" fn before_end(_: *mut libc::c_void) {
     while let Some(top) = waits::waiting() {
         waits::forget_waiting();
-        leave(top.flow, top.has_half);
+        release(top.flow, top.has_half);
     }
 }
 
-/// Whether a handler that has a stack of its own jumps within that, over a call that waits on another one.
+/// Whether a handler on an alternate signal stack jumps within that stack, so that a call that waits on another stack is not abandoned.
 fn stays_in_handler(target: usize, waits: usize) -> bool {
     let mut stack = std::mem::MaybeUninit::<libc::stack_t>::zeroed();
     // SAFETY: valid for a write; zeroes are valid, and no pointer in it is followed.
@@ -43,7 +43,7 @@ fn stays_in_handler(target: usize, waits: usize) -> bool {
     stack.ss_flags & libc::SS_ONSTACK != 0 && within(target) && !within(waits)
 }
 
-fn leave(flow: &'static Flow, had_half: bool) {
+fn release(flow: &'static Flow, had_half: bool) {
     if had_half {
         flow.stream.holder_may_die(false);
         flow.stream.unlock_half();
@@ -55,7 +55,7 @@ fn leave(flow: &'static Flow, had_half: bool) {
     }
 }
 
-/// The flow's number, if bytes may have been moved that nobody has counted. Where a transport is away, that is found when it
+/// The flow's number, if bytes may have been moved that are not counted. If the transport is away, this is found when the transport
 /// is drained.
 fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
     let sent = flow.stream.try_sent();

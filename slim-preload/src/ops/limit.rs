@@ -1,23 +1,23 @@
-//! How long a call waits, and how long it still has to when it is repeated.
+//! The time limit of a call, and what is left of it when the call is repeated.
 
 use crate::sys;
 use libc::{c_int, timespec, timeval};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// A time limit as the application gives it. What it points to may be bad: then the kernel is to say so.
+/// A time limit as the application gives it. A pointer in it may be bad: then the kernel must report that.
 #[derive(Clone, Copy)]
 pub enum Given {
-    /// `poll(2)`, `epoll_wait(2)`: negative is for ever.
+    /// `poll(2)`, `epoll_wait(2)`: negative means for ever.
     Millis(c_int),
-    /// `ppoll(2)`, `pselect(2)`, `epoll_pwait2(2)`: null is for ever.
+    /// `ppoll(2)`, `pselect(2)`, `epoll_pwait2(2)`: null means for ever.
     Spec(*const timespec),
     /// `select(2)`, likewise.
     Val(*const timeval),
 }
 
 impl Given {
-    /// The limit; `None` if there is none to be read, or none that is allowed.
+    /// The limit; `None` if it cannot be read, or has a value that is not allowed.
     pub fn read(self) -> Option<Limit> {
         let (secs, nanos) = match self {
             Self::Millis(ms) => {
@@ -61,7 +61,7 @@ impl Limit {
         self.whole != Some(Duration::ZERO)
     }
 
-    /// Begins to count, unless that has been done. A call that does not wait needs no clock.
+    /// Starts the clock, unless that has been done. A call that does not wait needs no clock.
     pub(super) fn begin(&mut self) {
         if self.until.is_some() {
             return;
@@ -71,13 +71,13 @@ impl Limit {
         }
     }
 
-    /// The same, counting.
+    /// The same limit, with the clock started.
     pub fn begun(mut self) -> Self {
         self.begin();
         self
     }
 
-    /// What is left; `None` is for ever.
+    /// The time that is left; `None` means for ever.
     pub fn left(&self) -> Option<Duration> {
         self.until.map_or(self.whole, |u| {
             Some(u.saturating_duration_since(Instant::now()))
@@ -85,10 +85,11 @@ impl Limit {
     }
 }
 
-/// Writes down what is left of a limit, where that can be (recvmmsg(2), `poll_select_finish` in the kernel).
+/// Writes the time that is left to the application's structure, if that is writable (recvmmsg(2), `poll_select_finish` in the
+/// kernel).
 ///
 /// # Safety
-/// What is there is the application's.
+/// The memory is the application's.
 pub unsafe fn write_left(at: *mut timespec, left: Duration) {
     if sys::keep_errno(|| sys::is_writable(at.cast(), size_of::<timespec>())) {
         let left = timespec {
@@ -100,7 +101,7 @@ pub unsafe fn write_left(at: *mut timespec, left: Duration) {
     }
 }
 
-/// What is left of a limit, in the forms that the calls want.
+/// The time that is left, in the forms that the calls want.
 #[derive(Clone, Copy)]
 pub enum Wait {
     /// As the application gave it.
@@ -121,7 +122,8 @@ impl Wait {
         }
     }
 
-    /// The call leaves numbers out, and if it is to be `cut_short`, nothing tells it that they are back.
+    /// Shortens the wait of a call that is to be `cut_short`: it leaves numbers out, and has no alarm that signals when they are
+    /// back.
     pub(super) fn unless(self, cut_short: &Cell<bool>, limit: Limit) -> Self {
         if !cut_short.get() {
             return self;
@@ -130,7 +132,7 @@ impl Wait {
         Wait::For(Some(left.min(UNALARMED)))
     }
 
-    /// A timespec to point to, unless the application's own serves.
+    /// A timespec to point to; `None` for the application's own, and for ever.
     pub fn timespec(self) -> Option<libc::timespec> {
         match self {
             Wait::For(Some(d)) => Some(libc::timespec {
@@ -142,5 +144,5 @@ impl Wait {
     }
 }
 
-/// How long a call sleeps at most that leaves numbers out and has no alarm, for want of a descriptor.
+/// The longest sleep of a call that leaves numbers out and has no alarm, for lack of a descriptor.
 const UNALARMED: Duration = Duration::from_millis(10);

@@ -2,7 +2,7 @@
 
 use super::buffers::Buffers;
 use super::limit::{Given, write_left};
-use super::receive::{has_failed, owe};
+use super::receive::{has_failed, set_pending_error};
 use super::{fail, passing};
 use crate::sys::{self, is_writable};
 use crate::table;
@@ -11,7 +11,7 @@ use libc::{c_int, c_uint, mmsghdr, msghdr, timespec};
 /// `recvmmsg`; `one` receives one message with the flags that it is given.
 ///
 /// # Safety
-/// `list`, of `count` messages, and `timeout` as `recvmmsg(2)` asks, which `real` is.
+/// `list`, of `count` messages, and `timeout` are as `recvmmsg(2)` requires; `real` makes that call.
 pub unsafe fn receive(
     fd: c_int,
     (list, count): (*mut mmsghdr, c_uint),
@@ -23,7 +23,7 @@ pub unsafe fn receive(
     if table::flow(fd).is_none() || list.is_null() {
         return real();
     }
-    // A bad time limit is the kernel's to refuse, before it looks at anything else.
+    // The kernel must refuse a bad time limit before it looks at anything else.
     let Some(limit) = Given::Spec(timeout).read() else {
         return real();
     };
@@ -45,16 +45,16 @@ pub unsafe fn receive(
             return -1;
         }
         if n < 0 {
-            owe(fd, sys::errno());
+            set_pending_error(fd, sys::errno());
             sys::set_errno(errno);
             break;
         }
-        // SAFETY: of the caller's list.
+        // SAFETY: the message is in the caller's list.
         if !unsafe { write_length(message, n) } {
-            return part(done);
+            return partial(done);
         }
         done += 1;
-        // The limit is looked at after each message only, and what is left of it is given back.
+        // The limit is checked only after each message, and the remaining time is written back.
         if let Some(left) = limit.left() {
             // SAFETY: the caller's contract.
             unsafe { write_left(timeout, left) };
@@ -69,7 +69,7 @@ pub unsafe fn receive(
 /// `sendmmsg`; `one` sends one message.
 ///
 /// # Safety
-/// `list`, of `count` messages, as `sendmmsg(2)` asks, which `real` is.
+/// `list`, of `count` messages, is as `sendmmsg(2)` requires; `real` makes that call.
 pub unsafe fn send(
     fd: c_int,
     (list, count): (*mut mmsghdr, c_uint),
@@ -82,7 +82,7 @@ pub unsafe fn send(
     }
     let errno = sys::errno();
     let mut done = 0;
-    // As many as the kernel takes at once (sendmmsg(2)).
+    // The kernel accepts no more in one call (sendmmsg(2)).
     while done < count.min(libc::UIO_MAXIOV as c_uint) {
         let message = list.wrapping_add(done as usize);
         let n = one(message.cast());
@@ -93,14 +93,14 @@ pub unsafe fn send(
             sys::set_errno(errno);
             break;
         }
-        // SAFETY: of the caller's list.
+        // SAFETY: the message is in the caller's list.
         if !unsafe { write_length(message, n) } {
-            return part(done);
+            return partial(done);
         }
         done += 1;
-        // SAFETY: the kernel has just accepted it.
+        // SAFETY: the kernel has just accepted the message.
         let whole = unsafe { Buffers::message(message.cast()) }.len();
-        // Nothing goes behind what is left of a message that was sent in part (`__sys_sendmmsg` in the kernel).
+        // After a message that was sent in part no other is sent (`__sys_sendmmsg` in the kernel).
         if (n as usize) < whole {
             break;
         }
@@ -108,19 +108,19 @@ pub unsafe fn send(
     done as c_int
 }
 
-/// The length of a message cannot be written down: an error unless others were received or sent.
-fn part(done: c_uint) -> c_int {
+/// The result of a call when the length of a message cannot be written: an error, unless other messages were received or sent.
+fn partial(done: c_uint) -> c_int {
     match done {
         0 => fail(libc::EFAULT) as c_int,
         done => done as c_int,
     }
 }
 
-/// Says how long a message was, if that can be written down: the kernel has looked at the header only, which may be the last
-/// of its page, or only be read.
+/// Writes the length of a message; false if it cannot be written. The kernel has accessed only the header before the length: that may
+/// end its page, or lie in read-only memory.
 ///
 /// # Safety
-/// What is there is the application's.
+/// The memory is the application's.
 unsafe fn write_length(message: *mut mmsghdr, n: isize) -> bool {
     let at = message.wrapping_byte_add(std::mem::offset_of!(mmsghdr, msg_len));
     let at = at.cast::<c_uint>();

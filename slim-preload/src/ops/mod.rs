@@ -1,4 +1,4 @@
-//! What hooked calls do with managed descriptors; [`crate::hooks`] only marshals.
+//! The logic of hooked calls on managed descriptors; [`crate::hooks`] only marshals.
 
 pub mod buffers;
 pub mod closing;
@@ -28,17 +28,17 @@ use crate::{direct, sys};
 use libc::c_int;
 use slim_stream::Inside;
 
-/// How a call gets at a descriptor.
+/// How a call reaches a descriptor.
 pub enum Way {
-    /// Straight to the kernel: no flow.
+    /// Directly through the kernel: the descriptor is no flow.
     Plain,
-    /// Inside the gate of a flow whose transport is under the number, counted: [`Flow::leave`] afterwards.
+    /// The call is inside the gate of a flow whose transport is under the number, counted. Call [`Flow::leave`] afterwards.
     In(&'static Flow),
-    /// The flow's transport is away.
+    /// The flow's gate is barred.
     Barred(&'static Flow),
 }
 
-/// Enters the flow behind `fd`, if there is one, and is counted there.
+/// Enters the flow behind `fd`, if there is one, counted.
 pub fn enter(fd: c_int) -> Way {
     loop {
         let Some(flow) = table::flow(fd).filter(|_| !crate::runtime::is_another_process()) else {
@@ -53,20 +53,20 @@ pub fn enter(fd: c_int) -> Way {
     }
 }
 
-/// After a call that failed: whether what it met is no socket at all, and so not the flow's, whose number the
-/// application has closed.
+/// After a call that failed: whether the file under the number is not the flow's any more, because it is no socket. Then the
+/// application has closed the number.
 #[cold]
 pub fn is_lost(flow: &'static Flow, fd: c_int, errno: c_int) -> bool {
     let no_socket = matches!(errno, libc::ENOTSOCK | libc::EBADF);
     if no_socket && !sys::keep_errno(crate::runtime::in_own_process) {
-        // A vforked child has changed its number before we knew that it may; the flow is its parent's.
+        // The caller is a vforked child, which has replaced the file where no hook saw it. The flow is its parent's.
         direct::numbers_differ();
         return true;
     }
     no_socket && flow.own_at(fd).is_none()
 }
 
-/// What a call on a barred flow does next.
+/// The next step of a call.
 pub enum Next {
     /// Look at the descriptor again.
     Again,
@@ -74,7 +74,7 @@ pub enum Next {
     Return(isize),
 }
 
-/// A call that does not wait has nothing to give: if the agent cannot run for it, it naps.
+/// A non-blocking call returns with nothing. If the program's polling keeps the agent from running, the thread naps.
 #[inline]
 pub fn came_back_empty() {
     if slim_agent::turn::is_wanted() {
@@ -82,8 +82,8 @@ pub fn came_back_empty() {
     }
 }
 
-/// Waits until something about the flow changes; `option` is the socket option that limits the wait
-/// (`SO_RCVTIMEO` or `SO_SNDTIMEO`).
+/// Waits until the flow changes. `option` is the socket option that limits the wait (`SO_RCVTIMEO` or
+/// `SO_SNDTIMEO`).
 pub fn wait(flow: &'static Flow, ctl: CtlGuard, fd: c_int, dontwait: bool, option: c_int) -> Next {
     if dontwait || ctl.is_nonblocking(fd) {
         drop(ctl);
@@ -110,8 +110,8 @@ fn timeout(fd: c_int, option: c_int) -> Option<std::time::Duration> {
     (!limit.is_zero()).then_some(limit)
 }
 
-/// Whether an errno means that the transport is dead: the kernel's own word for it, for several errnos can
-/// also be passing troubles.
+/// Whether an errno means that the transport is dead. The kernel's state of the connection decides, because several errnos can
+/// also be transient.
 pub fn broken(fd: c_int, errno: c_int) -> bool {
     let passing = [
         libc::EAGAIN,

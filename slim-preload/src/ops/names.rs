@@ -1,7 +1,7 @@
 //! `getsockname` and `getpeername`: a connection keeps the addresses of its first transport.
 //!
-//! Also when it has become plain TCP, or has been given up, and what is under its numbers is a connection over loopback
-//! ([`crate::stand_in`]). The number is a plain descriptor then. Its addresses are remembered by the file, so copies of the
+//! This also holds after the flow has become plain TCP, or has been given up, and the file under its numbers is a connection over
+//! loopback ([`crate::stand_in`]). The number is a plain descriptor then. Its addresses are kept by file, so duplicates of the
 //! number have them, too.
 
 use crate::addr::Name;
@@ -11,7 +11,7 @@ use crate::transport;
 use crate::{kept_names, sys};
 use libc::{c_int, sockaddr, socklen_t};
 
-/// Which end of a connection is asked for.
+/// The end of a connection whose address is requested.
 #[derive(Clone, Copy)]
 pub enum Side {
     /// `getsockname`.
@@ -40,8 +40,8 @@ pub unsafe fn name(
     unsafe { known(fd, end, addr, len, &real) }
 }
 
-/// Whether the kernel has forgotten the peer because the transport died when nobody was looking. It is suspended then, or
-/// has been replaced meanwhile.
+/// Whether the kernel has forgotten the peer's address because the transport has died unnoticed. The flow is suspended then, or the
+/// transport has been replaced meanwhile.
 #[cold]
 fn is_dead_unnoticed(fd: c_int) -> bool {
     let Entry::Flow(flow) = table::entry(fd) else {
@@ -87,7 +87,7 @@ unsafe fn known(
         // SAFETY: the application's integer.
         let room = unsafe { sys::copy_of(len) };
         let r = real();
-        // What has ended in both directions has no peer any more.
+        // A connection that has ended in both directions has no peer any more: the kernel reports that.
         let Some(room) = room.filter(|_| r == 0) else {
             return r;
         };
@@ -113,7 +113,7 @@ unsafe fn kept(
     // SAFETY: the application's integer.
     let room = unsafe { sys::copy_of(len) };
     let r = real();
-    // What has no name any more (`ENOTCONN`), and bad pointers, the kernel says.
+    // The kernel reports a missing peer (`ENOTCONN`) and bad pointers.
     let Some(room) = room.filter(|_| r == 0) else {
         return r;
     };
@@ -142,7 +142,7 @@ unsafe fn give(saved: &Name, addr: *mut sockaddr, len: *mut socklen_t) -> c_int 
             if sys::is_writable(len.cast(), size_of::<socklen_t>())
                 && sys::is_writable(addr.cast(), saved.len().min(room as usize)) =>
         {
-            // SAFETY: both are writable, as was just found out.
+            // SAFETY: both have just been found to be writable.
             unsafe { saved.give(addr, len) };
             return 0;
         }

@@ -6,8 +6,8 @@ use crate::sys;
 use crate::table::{self, Entry};
 use libc::c_int;
 
-/// Before a message is sent on `socket`, which is no flow: descriptors that go with it may be flows, whose connections
-/// then belong to another process too. Nothing of the message is believed before the kernel has seen it.
+/// Before a message is sent on `socket`, which is no flow: descriptors in the message may be flows, whose connections then
+/// belong to another process, too. The message is read with checks, because the kernel has not accepted it yet.
 pub fn passing(socket: c_int, message: *const libc::msghdr) {
     if can_pass(socket) {
         sys::keep_errno(|| hand_over_all(message));
@@ -21,10 +21,10 @@ fn can_pass(socket: c_int) -> bool {
 
 /// [`passing`], for `sendmmsg`.
 pub fn passing_many(socket: c_int, list: *const libc::mmsghdr, count: libc::c_uint) {
-    // The kernel takes no more in one call (sendmmsg(2)).
+    // The kernel accepts no more in one call (sendmmsg(2)).
     let most = libc::UIO_MAXIOV as libc::c_uint;
     for i in 0..if can_pass(socket) { count.min(most) } else { 0 } {
-        // Only the address is worked out here.
+        // Computes only the address; `hand_over_all` reads with checks.
         let message = list.wrapping_add(i as usize);
         sys::keep_errno(|| hand_over_all(message.cast()));
     }
@@ -34,7 +34,7 @@ fn hand_over_all(message: *const libc::msghdr) {
     // SAFETY: a msghdr is plain data, and has been read whole.
     let header = sys::memory(message.cast(), size_of::<libc::msghdr>())
         .map(|bytes| unsafe { bytes.as_ptr().cast::<libc::msghdr>().read_unaligned() });
-    // The kernel takes no more control data than this (net.core.optmem_max is far below).
+    // The kernel accepts no more control data than this (net.core.optmem_max is far below).
     const MOST: usize = 1 << 20;
     let Some(header) = header.filter(|h| (1..MOST).contains(&h.msg_controllen)) else {
         return;

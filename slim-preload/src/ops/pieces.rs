@@ -1,8 +1,8 @@
-//! Writes that the kernel is not given, or does not take, at once.
+//! Writes that are split into pieces, and writes of which the kernel takes only a part.
 //!
-//! In one call the kernel copies all that it has room for, megabytes perhaps, and does not look meanwhile at what the
-//! peer has acknowledged: so it writes to ever more memory that is in no cache, and when it is our turn to copy, what
-//! was written has left the caches, too. Given in pieces, it frees the memory of one before it needs some for the next.
+//! In one call the kernel copies everything that it has room for, perhaps megabytes, without processing acknowledgements
+//! meanwhile. So it writes to ever more memory that is in no cache. And when SLIM makes its copy, the written bytes have left
+//! the caches, too. With pieces the kernel frees the memory of one before it needs memory for the next.
 //! `docs/design/large-writes.md` has the figures.
 
 use super::buffers::Source;
@@ -17,26 +17,26 @@ use slim_core::Cause;
 use slim_stream::Inside;
 use std::sync::atomic::Ordering;
 
-/// Calls that write at least as much do so in pieces. What the caches and the socket hold is done sooner at once.
+/// A call that writes at least this much is split. Less, which the caches and the socket hold, is faster in one call.
 const MUCH: usize = 3 << 20;
 const PIECE: usize = 128 << 10;
-/// So many calls after one that wrote as much might do so, too.
+/// After a call that wrote at least `MUCH`, this many calls are checked for their size.
 const REMEMBERED: u8 = 8;
-/// Flags that mean for each piece what they mean for all of them; of others, some mean one thing for one call.
+/// Flags that can be given with each piece. Some of the others take effect once in each call.
 const ANY_NUMBER: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE;
 
-/// What is wrong after a call that has sent something: it is no failure of that call.
+/// An error after a call that has sent some bytes: that call must not report it.
 #[derive(Clone, Copy)]
 struct LateError {
     errno: Option<sys::Errno>,
     /// The transport is dead.
     dead: bool,
-    /// It is away.
+    /// The transport is away.
     barred: bool,
 }
 
 impl LateError {
-    /// To be asked inside, in this order, see `Receive::unusual`.
+    /// Call inside the gate. The order of the checks matters, see `Receive::handle_answer`.
     fn of(flow: &Flow, fd: c_int, errno: Option<sys::Errno>) -> Self {
         Self {
             errno,
@@ -49,9 +49,9 @@ impl LateError {
         self.errno == Some(libc::EAGAIN) && !self.barred
     }
 
-    /// Whether it makes sense to send the rest, when there is room, or another transport. To be asked outside: sees to it
-    /// that there is one, or that the next call is told why not.
-    fn is_passing(self, flow: &'static Flow, fd: c_int) -> bool {
+    /// Whether the rest can be sent, once there is room, or another transport. Call outside the gate. Suspends the flow if that is
+    /// necessary; if the rest cannot be sent, the next call gets the error.
+    fn is_transient(self, flow: &'static Flow, fd: c_int) -> bool {
         let Some(errno) = self.errno.filter(|_| !self.is_full()) else {
             return true;
         };
@@ -63,15 +63,15 @@ impl LateError {
             .dead
             .then(|| transport::fault(flow, fd, Cause::Errno(errno)));
         if let Some(Fault::Plain) = fault {
-            transport::owe(fd, errno);
+            transport::set_pending_error(fd, errno);
         }
         matches!(fault, Some(Fault::Suspended))
     }
 }
 
 impl<S: Source> Transmit<S> {
-    /// Asks the kernel, which is given much in pieces: how many bytes it took of those, and its answer to the whole, or to
-    /// the next piece. The caller has the sending half.
+    /// Makes the system call, in pieces if it is large. Gives the number of bytes taken in pieces, and the kernel's answer to the
+    /// whole call or to the last piece. The caller has the sending half.
     pub(super) fn ask(
         &self,
         flow: &'static Flow,
@@ -93,8 +93,8 @@ impl<S: Source> Transmit<S> {
         (sent, errno.map_or(0, |e| -(e as isize)))
     }
 
-    /// After a call that has sent `have` bytes, the kernel's last answer being `answer`: leaves, and sends what is left of
-    /// a blocking call. How much has been sent then.
+    /// After a call has sent `have` bytes, with `answer` as the kernel's last answer: leaves the gate, and sends the rest of a
+    /// blocking call. Gives the number of bytes sent in all.
     pub(super) fn after(
         &self,
         flow: &'static Flow,
@@ -109,13 +109,13 @@ impl<S: Source> Transmit<S> {
         let errno = (answer < 0).then(|| direct::errno_in(answer));
         let trouble = LateError::of(flow, self.fd, errno);
         flow.leave_sending(inside);
-        match have < total && trouble.is_passing(flow, self.fd) {
+        match have < total && trouble.is_transient(flow, self.fd) {
             true => self.rest(have),
             false => have as isize,
         }
     }
 
-    /// What is left of a blocking call when the kernel took only some: it waits for room, or for another
+    /// Sends the rest of a blocking call of which the kernel took only a part. Waits for room, or for another
     /// transport.
     fn rest(&self, mut have: usize) -> isize {
         let short = |have: usize| have as isize;
@@ -125,7 +125,7 @@ impl<S: Source> Transmit<S> {
         }
         while have < self.source.total() {
             match enter(self.fd) {
-                // What the transport has to report is for the next call: this one has sent something.
+                // The transport's error is for the next call, because this one has sent some bytes.
                 Way::In(flow) if sys::has_error(self.fd) => {
                     let barred = flow.stream.is_suspended();
                     flow.leave(Inside::Counted);
@@ -143,10 +143,10 @@ impl<S: Source> Transmit<S> {
                     }
                     let trouble = LateError::of(flow, self.fd, errno);
                     flow.leave_sending(Inside::Counted);
-                    if !trouble.is_passing(flow, self.fd) {
+                    if !trouble.is_transient(flow, self.fd) {
                         return short(have);
                     }
-                    // A signal or a time limit ends a call that has sent something, with what it has sent.
+                    // A signal or a time limit ends a call that has sent some bytes, with their number as result.
                     let limit = || super::timeout(self.fd, libc::SO_SNDTIMEO);
                     if trouble.is_full() && sleep::until_writable(self.fd, limit()).is_err() {
                         return short(have);
@@ -164,7 +164,7 @@ impl<S: Source> Transmit<S> {
                                 return short(have);
                             }
                         }
-                        // Never wait here for the stash to be read: that may be this thread's own next step.
+                        // Never wait here until the stash is read: this thread itself may have to read it next.
                         _ => return short(have),
                     }
                 }
@@ -182,8 +182,8 @@ impl<S: Source> Transmit<S> {
         short(have)
     }
 
-    /// Sends on from byte `from`, as much as the kernel takes at once, much in pieces: how many bytes, and the error that
-    /// ended it.
+    /// Sends from byte `from` on as much as the kernel takes at once, in pieces if it is large. Gives the number of bytes, and the
+    /// error that ended it.
     fn push_on(&self, from: usize, flags: c_int) -> (usize, Option<sys::Errno>) {
         let total = self.source.total();
         let piece = if total < MUCH { total } else { PIECE };

@@ -1,9 +1,9 @@
 //! poll, select and epoll_wait: readiness of flows.
 //!
-//! A transport that dies makes its descriptor ready before any of our code knows. What the kernel reports is
-//! therefore looked through for errors and hang-ups of flows (nothing else costs anything), these flows are
-//! suspended, and the call goes on waiting: without them, for their dead transports are still under their numbers, and
-//! until a swap, which sounds the thread's alarm. (From epoll they are taken when they are suspended.)
+//! A transport that dies makes its descriptor ready before SLIM knows of it. So the kernel's answer is searched for errors and
+//! hang-ups of flows (other answers cost nothing). These flows are suspended, and the call goes on waiting without them, because
+//! their dead transports are still under their numbers. It waits until a swap, which signals the thread's alarm. (From epoll
+//! instances a flow is removed when it is suspended.)
 
 use super::limit::{Given, Limit, Wait};
 use super::sockets;
@@ -23,25 +23,25 @@ use std::time::Duration;
 const SUSPICIOUS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLRDHUP;
 const SUSPICIOUS_EPOLL: u32 = (libc::EPOLLERR | libc::EPOLLHUP | libc::EPOLLRDHUP) as u32;
 
-/// Why a call that sleeps may come back with nothing ready before its time is over.
+/// Why a call that sleeps may return with nothing ready before its time is over.
 #[derive(Default)]
 pub(super) struct Early {
-    /// The alarm has rung. That may be for a swap which the call has taken into account already, or for one that the
-    /// thread slept through in a call which a signal's handler left.
+    /// The alarm was signalled. The swap may be one that the call has taken into account already, or one that occurred during
+    /// an earlier call, which a signal handler left by a jump.
     pub(super) rang: Cell<bool>,
-    /// It has no alarm, and looks now and then.
+    /// The call has no alarm, and checks now and then.
     pub(super) cut_short: Cell<bool>,
 }
 
 impl Early {
-    /// Whether the last call did.
+    /// Whether the last call returned early.
     pub(super) fn has_come(&self) -> bool {
         self.rang.get() || self.cut_short.get()
     }
 }
 
-/// Runs a waiting call until its answer stands. `real` asks the kernel; `sift` looks through an answer and
-/// gives what is left of it.
+/// Runs a call that may wait, until its answer is valid. `real` asks the kernel. `clean` says whether an answer needs no further
+/// look. `sift` removes entries from an answer, and gives the number that is left.
 #[inline(always)]
 pub(super) fn until_true(
     limit: Limit,
@@ -78,27 +78,27 @@ fn again(
             return left;
         }
         let wait = limit.left();
-        // What is kept from the application does not keep the call beyond its limit.
+        // Events that are kept from the application do not extend the call beyond its limit.
         is_over = wait == Some(Duration::ZERO);
         swaps = SWAPS.load(Ordering::Acquire);
         n = real(Wait::For(wait));
-        let settled = SWAPS.load(Ordering::Acquire) == swaps;
-        if n < 0 || (n > 0 && clean(n) && settled) || (n == 0 && is_over) {
+        let unswapped = SWAPS.load(Ordering::Acquire) == swaps;
+        if n < 0 || (n > 0 && clean(n) && unswapped) || (n == 0 && is_over) {
             return n;
         }
     }
 }
 
-/// Whether what the kernel says of a flow's number is to be kept from the application, because the
-/// transport, not the flow, is broken or away. Suspends the flow if need be. `swaps` is from before the kernel was
-/// asked.
+/// Whether the kernel's report on a flow's number is to be kept from the application, because the transport, not
+/// the flow, is broken or away. Suspends the flow if necessary. `swaps` is the value of `SWAPS` from before the kernel
+/// was asked.
 pub(super) fn hidden(flow: &'static Flow, fd: c_int, swaps: u64) -> bool {
-    // What is now under the number may be fine, and not be what the kernel spoke of.
+    // After a swap the file under the number may be sound, and not the one that the kernel reported on.
     is_broken(flow, fd)
         || (flow.live.load(Ordering::Acquire) && SWAPS.load(Ordering::Acquire) != swaps)
 }
 
-/// Whether the number is one whose transport is away, of which the kernel is not to be asked.
+/// Whether the number's transport is away, so that the kernel must not be asked about the number.
 pub(super) fn is_away(fd: c_int) -> bool {
     table::flow(fd).is_some_and(|flow| {
         flow.stream.is_barred()
@@ -108,8 +108,9 @@ pub(super) fn is_away(fd: c_int) -> bool {
     })
 }
 
-/// Whether the flow's transport is dead or has ended unannounced, or is away; then it is suspended. An error that the
-/// kernel reports of a connection that stands is the application's: a passing one, or a message in the error queue.
+/// Whether the flow's transport is away, or is dead or has ended unannounced; in the latter cases the flow is suspended. An error
+/// that the kernel reports on an established connection is for the application: it is transient, or a message in the error
+/// queue.
 pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let Some(ctl) = flow.own_at(fd) else {
         return false;
@@ -125,7 +126,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     let peer_ended = flow.stream.peer_final().is_some();
     let closed = state == sys::TCP_CLOSE;
     let we_ended = flow.stream.local_final().is_some();
-    // The kernel closes what both have ended when all of it has come, and may have broken it before.
+    // The kernel closes a connection that both sides have ended when all bytes have arrived. It may also have failed before.
     let shut_by_us = flow.read_shut.load(Ordering::Relaxed);
     let has_all = || {
         let received = flow.stream.received();
@@ -135,10 +136,10 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         return false;
     }
     let fault = if closed && transport::has_failed(flow, fd) {
-        // Which one is asked for when the flow is suspended, for asking takes it away.
+        // The errno is read when the flow is suspended, because reading clears it.
         transport::found_dead(flow, ctl, fd, Cause::Errno(transport::TO_BE_ASKED))
     } else {
-        // An end of both directions, or of the peer's, that it has not announced (yet).
+        // Both directions have ended, or the peer's, and the peer has not announced the end (yet).
         let unread = sys::readable(fd) > 0;
         if peer_ended || shut_by_us || unread {
             return false;
@@ -154,7 +155,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
     matches!(fault, Fault::Suspended)
 }
 
-/// A call that does not wait, past libc if that is allowed.
+/// Makes a non-blocking call, past libc if that is allowed.
 #[inline(always)]
 fn at_once(direct: impl FnOnce() -> isize, real: impl FnOnce() -> c_int) -> c_int {
     if !direct::is_allowed() {
@@ -163,7 +164,7 @@ fn at_once(direct: impl FnOnce() -> isize, real: impl FnOnce() -> c_int) -> c_in
     direct::as_libc(direct()) as c_int
 }
 
-/// `poll` that does not wait; `direct` asks the kernel past libc.
+/// `poll` without waiting; `direct` asks the kernel past libc.
 ///
 /// # Safety
 /// As [`poll`].
@@ -178,8 +179,8 @@ pub unsafe fn poll_now(
     let n = at_once(direct, || real(fds, count, Wait::AsGiven));
     // SAFETY: the kernel has just looked at these entries, and filled them.
     let clean = || (0..count).all(|i| unsafe { (*fds.add(i)).revents } & SUSPICIOUS == 0);
-    let settled = || SWAPS.load(Ordering::Acquire) == swaps;
-    if n < 0 || ((n == 0 || clean()) && settled() && !table::any_inherited_listener()) {
+    let unswapped = || SWAPS.load(Ordering::Acquire) == swaps;
+    if n < 0 || ((n == 0 || clean()) && unswapped() && !table::any_inherited_listener()) {
         if n == 0 {
             super::came_back_empty();
         }
@@ -208,7 +209,7 @@ pub unsafe fn poll(
     let Some(limit) = limit else {
         return real(fds, count, Wait::AsGiven);
     };
-    // First without waiting: then the kernel has found the entries good, and written to them, before we look.
+    // First ask without waiting, so that the kernel has accepted the entries, and written to them, before we access them.
     let swaps = SWAPS.load(Ordering::Acquire);
     let n = real(fds, count, Wait::For(Some(Duration::ZERO)));
     if n < 0 || (n == 0 && !limit.sleeps() && !table::any_inherited_listener()) {
@@ -218,7 +219,7 @@ pub unsafe fn poll(
     unsafe { poll_asked(fds, count, limit, (n, swaps), real) }
 }
 
-/// [`poll`], after the kernel has answered without waiting; `swaps` had there been before.
+/// [`poll`], after the kernel has answered without waiting. `swaps` is the value of `SWAPS` from before that.
 ///
 /// # Safety
 /// The kernel has accepted the entries.
@@ -263,7 +264,7 @@ unsafe fn poll_asked(
     let sleeps = limit.sleeps() && entries().iter().any(|p| table::is_flow(p.fd));
     match n {
         0 if sleeps => until_true(limit, || asleep(Wait::AsGiven), asleep, clean, sift),
-        // Without a flow nothing is kept back, but one may come under a number meanwhile.
+        // Without a flow no event is kept back, but a number may become a flow's meanwhile.
         0 if limit.sleeps() => {
             let plainly = || real(fds, count, Wait::AsGiven);
             until_true(limit, plainly, at_once, clean, sift)
@@ -274,7 +275,7 @@ unsafe fn poll_asked(
     }
 }
 
-/// Polls the entries, but not those whose transport is away, and the alarm, which is not counted.
+/// Polls the entries, except those whose transport is away, and the alarm, which is not counted in the result.
 fn poll_with(
     entries: &mut [pollfd],
     alarm: Option<c_int>,
@@ -287,7 +288,7 @@ fn poll_with(
     all.extend(entries.iter().map(|p| {
         let hide = is_away(p.fd);
         away |= hide;
-        // The kernel passes over a negative number.
+        // The kernel ignores entries with a negative number.
         let fd = if hide { -1 } else { p.fd };
         pollfd { fd, ..*p }
     }));
@@ -307,10 +308,10 @@ fn poll_with(
     n - c_int::from(rang)
 }
 
-/// `epoll_wait` that does not wait; `direct` asks the kernel past libc.
+/// `epoll_wait` without waiting; `direct` asks the kernel past libc.
 ///
 /// # Safety
-/// `events` has room for what is said to be filled.
+/// `events` has room for the events that `direct` and `real` say they filled.
 #[inline(always)]
 pub unsafe fn epoll_wait_now(
     epfd: c_int,
@@ -340,7 +341,7 @@ pub unsafe fn epoll_wait_now(
 /// The `epoll_wait` family.
 ///
 /// # Safety
-/// `events` has room for what `real` says it filled.
+/// `events` has room for the events that `real` says it filled.
 pub unsafe fn epoll_wait(
     epfd: c_int,
     events: *mut epoll_event,
@@ -374,7 +375,7 @@ unsafe fn epoll_sifted(
         // SAFETY: the kernel has just filled `n` events.
         unsafe { std::slice::from_raw_parts_mut(events, n as usize) }
     };
-    // A swap takes the registration with it, so the numbers of clean events need no second look.
+    // A swap removes the registration, so the numbers of clean events need no second look.
     let clean = |n: c_int| filled(n).iter().all(|e| e.events & SUSPICIOUS_EPOLL == 0);
     if n <= 0 || clean(n) {
         return n;
@@ -394,7 +395,7 @@ unsafe fn epoll_sifted(
         if numbers.is_empty() {
             numbers = instance.by_data_unseen(data);
         } else if epoll::any_unseen() {
-            // What was kept back could not be armed again: the application looks for itself, and arms it.
+            // An EPOLLONESHOT event that was kept back could not be armed again: pass it on, and let the application arm it.
             numbers.retain(|fd| !instance.fires_once(*fd));
         }
         numbers.into_iter().any(|fd| {
@@ -403,7 +404,7 @@ unsafe fn epoll_sifted(
             };
             let hidden = hidden(flow, fd, swaps);
             if hidden {
-                // Under the lock that swaps are made under: nothing is armed for a number in between.
+                // Under the control lock, which every swap holds: no swap comes in between.
                 instance.rearm(flow, &flow.ctl(), fd);
             }
             hidden

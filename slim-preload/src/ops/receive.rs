@@ -1,8 +1,8 @@
 //! Reading from a flow.
 //!
-//! Budget of a small receive: one table load, a mark to enter the gate and one to leave it (by another thread than the
-//! one that sends on the flow an atomic read-modify-write each, and one to count). No allocation, no system call of ours, no log. [`Receive::run`] is that and nothing else; whatever is
-//! out of the ordinary goes on in [`Receive::go_on`].
+//! Budget of a small receive: one table load, a mark to enter the gate and one to leave it. (A thread other than the one that
+//! sends on the flow needs an atomic read-modify-write for each mark, and one to count.) No allocation, no system call of
+//! SLIM's own, no log. [`Receive::run`] does only that; all other cases go on in [`Receive::go_on`].
 
 use super::buffers::Buffers;
 use super::limit::Limit;
@@ -19,11 +19,11 @@ use slim_stream::Inside;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Looks whether there is anything, without waiting and without taking it.
+/// Flags of a read that checks for data, without waiting and without consuming any.
 const PROBE: c_int = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-/// Reads that take nothing from the stream.
+/// Flags of reads that consume no bytes of the stream.
 const ASIDE: c_int = libc::MSG_PEEK | libc::MSG_OOB | libc::MSG_ERRQUEUE;
-/// How long a transport that waits behind stashed bytes is waited for at a time.
+/// How long a call waits at a time for a transport that waits behind stashed bytes.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// How a call reads.
@@ -42,8 +42,8 @@ impl Receive {
         self.flags & flag != 0
     }
 
-    /// Runs a call on `fd` with these MSG_ flags: two closures ask the kernel for the whole of it, `real` through libc,
-    /// `direct` past it ([`direct`]). `buffers` says where the bytes go, if that is not the kernel's business alone.
+    /// Runs a call on `fd` with these MSG_ flags. Two closures make the application's whole system call: `real` through libc,
+    /// `direct` past it ([`direct`]). `buffers` says where the bytes go, for cases that the kernel does not handle alone.
     #[inline(always)]
     #[expect(
         clippy::redundant_closure,
@@ -75,7 +75,7 @@ impl Receive {
         }
     }
 
-    /// The whole of the call. A function of its own, so that its arguments are in memory only where it is called.
+    /// The whole call. A function of its own, so that its arguments are in memory only where it is called.
     #[cold]
     #[inline(never)]
     fn anew(
@@ -88,7 +88,7 @@ impl Receive {
         Self { fd, buffers, flags }.go_on(None, real)
     }
 
-    /// The usual way of a thread without a pass.
+    /// The usual path of a thread without a pass.
     #[inline(never)]
     fn counted(
         (fd, flags): (c_int, c_int),
@@ -105,7 +105,7 @@ impl Receive {
         Self { fd, buffers, flags }.go_on(None, real)
     }
 
-    /// Asks the kernel, inside.
+    /// Makes the system call, inside the gate.
     #[inline(always)]
     #[expect(
         clippy::redundant_closure,
@@ -128,8 +128,8 @@ impl Receive {
         Self { fd, buffers, flags }.go_on(Some((flow, inside, n)), move || real())
     }
 
-    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow that has been
-    /// entered, how, and what the kernel then said.
+    /// The whole call, in the cases that the usual path does not finish. `tried` is a flow that the usual path has entered,
+    /// how it was entered, and the kernel's answer.
     #[cold]
     #[inline(never)]
     fn go_on(
@@ -144,9 +144,9 @@ impl Receive {
                 enter(self.fd)
             };
             let next = match tried.take().map_or_else(|| Err(way()), Ok) {
-                Ok((flow, inside, n)) => self.asked(flow, inside, n),
+                Ok((flow, inside, n)) => self.handle_answer(flow, inside, n),
                 Err(Way::Plain) => {
-                    // It may have been waited for that before.
+                    // An earlier round may have waited, and changed errno.
                     sys::set_errno(errno);
                     return real();
                 }
@@ -156,7 +156,7 @@ impl Receive {
                     } else {
                         direct::answer(flow.wait_inside(false, &real))
                     };
-                    self.asked(flow, Inside::Counted, n)
+                    self.handle_answer(flow, Inside::Counted, n)
                 }
                 Err(Way::Barred(flow)) => self.barred(flow),
             };
@@ -169,15 +169,15 @@ impl Receive {
         }
     }
 
-    /// After the kernel's answer, which is minus an errno when the call failed. Leaves the gate.
-    fn asked(self, flow: &'static Flow, inside: Inside, n: isize) -> Next {
+    /// Handles the kernel's answer, which is a negated errno when the call failed. Leaves the gate.
+    fn handle_answer(self, flow: &'static Flow, inside: Inside, n: isize) -> Next {
         let errno = direct::errno_in(n);
         if n > 0 {
             if !self.has(ASIDE) {
                 flow.stream.count(&inside, n as usize);
             }
             if self.has(libc::MSG_OOB) {
-                // From a peer that has not made the flow plain TCP: without us, or before word of it came.
+                // The peer sent an urgent byte, and this flow is not plain TCP: the peer has no SLIM, or its message has not come yet.
                 flow.leave(inside);
                 demoting::demote_if_open(flow, self.fd);
                 return Next::Return(n);
@@ -189,7 +189,7 @@ impl Receive {
             if !stopped {
                 flow.leave(inside);
             } else if self.transport_stopped(flow, inside, None) {
-                // Who only looks, looks again.
+                // A call that only peeks is repeated.
                 return match self.has(libc::MSG_PEEK) {
                     true => Next::Again,
                     false => Next::Return(self.complete(n as usize)),
@@ -205,18 +205,18 @@ impl Receive {
                 return Next::Return(0);
             }
             if flow.stream.is_suspended() {
-                // The transport was shut under the call: that is no end of the stream. Asked before the gate is left, for
-                // soon after it the flow may be plain TCP on another transport.
+                // The transport was shut down during the call, which is no end of the stream. Checked before the gate is left:
+                // afterwards the flow may become plain TCP on another transport.
                 flow.leave(inside);
                 return Next::Again;
             }
             Cause::Eof { received: at }
         } else {
-            // Asked before the gate, and that before leaving it: only so is it the transport of this call that
-            // was looked at.
+            // Order matters: first the transport, then the bar, then leaving the gate. Otherwise the transport that is checked
+            // may not be the one of this call.
             let dead = broken(self.fd, errno);
             if flow.stream.is_suspended() {
-                // The transport was shut under the call, or it met a placeholder.
+                // The transport was shut down during the call, or the call met a placeholder.
                 flow.leave(inside);
                 transport::remember(flow, self.fd, errno);
                 return Next::Again;
@@ -240,12 +240,12 @@ impl Receive {
         }
     }
 
-    /// After MSG_WAITALL gave less than was asked for, and `error` if the kernel said that: whether the transport
-    /// was the reason, and not a signal or a time limit. Asked inside the gate, for there nobody exchanges the
-    /// transport of this call; leaves it.
+    /// After a call with MSG_WAITALL gave less than was asked for (and `error`, if the kernel reported one): whether the
+    /// transport was the reason, and not a signal or a time limit. Called inside the gate, where the transport of this call
+    /// cannot be replaced. Leaves the gate.
     fn transport_stopped(self, flow: &'static Flow, inside: Inside, error: Option<c_int>) -> bool {
         let at = flow.stream.received();
-        // An error is not taken from the kernel, for it may be the next call's.
+        // The error is not taken from the kernel, because it may be for the next call.
         let asked = || match sys::has_error(self.fd) {
             true => Err(transport::TO_BE_ASKED),
             false => sys::recv(self.fd, &mut [0], PROBE),
@@ -266,14 +266,14 @@ impl Receive {
             Fault::Plain if is_given_up(self.fd, asked) => true,
             Fault::Plain => {
                 if let Some(errno) = error {
-                    transport::owe(self.fd, errno);
+                    transport::set_pending_error(self.fd, errno);
                 }
                 false
             }
         }
     }
 
-    /// MSG_WAITALL goes on behind the first `have` bytes, where the transport stopped it.
+    /// Continues a call with MSG_WAITALL after the first `have` bytes, where the transport stopped it.
     fn complete(self, mut have: usize) -> isize {
         let want = self.buffers.len();
         while have < want {
@@ -332,8 +332,8 @@ impl Receive {
         have as isize
     }
 
-    /// How many bytes a call waits for, all of them at once: with MSG_PEEK and MSG_WAITALL for all, else for SO_RCVLOWAT.
-    /// One that takes them waits for the rest when it has begun.
+    /// How many bytes must be there before a call returns any: with MSG_PEEK and MSG_WAITALL all that it wants, otherwise
+    /// SO_RCVLOWAT. A call with MSG_WAITALL that consumes bytes takes some, and then waits for the rest. 0 if enough are there.
     fn least(self, ctl: &Ctl) -> usize {
         let least = match self.has(libc::MSG_WAITALL) {
             _ if self.has(libc::MSG_DONTWAIT) => 0,
@@ -349,8 +349,8 @@ impl Receive {
         if is_there { 0 } else { least }
     }
 
-    /// Waits until so many bytes are stashed, or what comes next is not theirs, or the call's time is up. `None` if the
-    /// flow is to be looked at again.
+    /// Waits until `least` bytes are stashed, or no more can be added to the stash, or the call's time is up. `None` if the
+    /// flow must be looked at again.
     #[cold]
     fn wait_for_more(
         self,
@@ -381,13 +381,13 @@ impl Receive {
                     transport::lost_while_barred(flow, ctl, errno);
                     false
                 }
-                // The end of the stream, which is the next call's to look into.
+                // The end of the stream: the next call handles it.
                 (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_come_to_an_end(new) => {
                     return Some(ctl);
                 }
                 (Mode::Stashed { then: Then::Open }, Some(new)) => {
                     drop(ctl);
-                    // Looked at again after a moment, because the transport may leave this number meanwhile.
+                    // Check again after a moment, because the transport may leave this number meanwhile.
                     let slice = left.map_or(SLICE, |left| left.min(SLICE));
                     sys::try_poll(new, libc::POLLIN, Some(slice)) == Err(libc::EINTR)
                 }
@@ -400,7 +400,7 @@ impl Receive {
         }
     }
 
-    /// The transport is away: from the stash, or later.
+    /// Handles a call while the gate is barred: reads from the stash, or waits.
     fn barred(self, flow: &'static Flow) -> Next {
         let Some(mut ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
@@ -415,11 +415,11 @@ impl Receive {
             return Next::Return(fail(libc::EAGAIN));
         }
         if self.has(libc::MSG_OOB) {
-            // None was sent: a flow with an urgent byte is plain TCP.
+            // There is no urgent byte: a flow with one is plain TCP.
             return Next::Return(fail(libc::EINVAL));
         }
         if self.has(libc::MSG_PEEK) && ctl.mode() == Mode::Suspended {
-            // The peer may know of more that has come than can be seen before the next transport is here.
+            // More bytes may have arrived than can be seen before the next transport is installed, and the peer may know that.
             return self.wait(flow, ctl);
         }
         transport::stash_more(flow, &mut ctl, self.buffers.len());
@@ -436,7 +436,7 @@ impl Receive {
                 return Next::Return(fail(libc::EFAULT));
             }
             let n = if self.has(libc::MSG_TRUNC) && !self.has(libc::MSG_PEEK) {
-                // TCP throws the bytes away and touches no buffer (tcp(7)).
+                // TCP discards the bytes and touches no buffer (tcp(7)).
                 ctl.receiving.stash.consume(most);
                 most
             } else if self.has(libc::MSG_PEEK) {
@@ -457,9 +457,8 @@ impl Receive {
             return Next::Return(n as isize);
         }
         match ctl.mode() {
-            Mode::Dead(_) => {
-                transport::pay(flow, ctl).map_or(Next::Again, |e| Next::Return(fail(e)))
-            }
+            Mode::Dead(_) => transport::take_pending_error(flow, ctl)
+                .map_or(Next::Again, |e| Next::Return(fail(e))),
             Mode::Stashed { .. } => {
                 transport::after_stash(flow, ctl);
                 Next::Again
@@ -475,13 +474,13 @@ impl Receive {
     }
 }
 
-/// Whether the flow was given up since a call asked the file `asked` under its number `fd`. What came by other transports may
-/// still be to be read, and is in the file that is there now.
+/// Whether the flow was given up since a call used the file `asked` under its number `fd`. The file that is there now may hold
+/// bytes that have not been read yet.
 fn is_given_up(fd: c_int, asked: u64) -> bool {
     sys::keep_errno(|| kept_names::any() && kept_names::stands_in(fd, asked))
 }
 
-/// Whether the connection under `fd` has failed and is not resumed: the kernel has its error.
+/// Whether the connection under `fd` has failed and is not resumed, so that the kernel still has its error.
 pub fn has_failed(fd: c_int) -> bool {
     sys::keep_errno(|| match enter(fd) {
         Way::In(flow) => {
@@ -494,10 +493,10 @@ pub fn has_failed(fd: c_int) -> bool {
     })
 }
 
-/// A call that has received something has met an error: if the connection is over, the next call is to be told.
-pub fn owe(fd: c_int, errno: c_int) {
+/// A call that has received some messages has met an error. If the connection is over, the next call must report it.
+pub fn set_pending_error(fd: c_int, errno: c_int) {
     let passing = [libc::EAGAIN, libc::EINTR, libc::EFAULT];
     if !passing.contains(&errno) && table::flow(fd).is_none() && sys::is_tcp(fd) {
-        transport::owe(fd, errno);
+        transport::set_pending_error(fd, errno);
     }
 }

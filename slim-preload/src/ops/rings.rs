@@ -5,13 +5,13 @@ use crate::sys;
 use crate::table::{self, Entry};
 use libc::{c_int, c_uint};
 
-/// Of linux/io_uring.h.
+/// From `linux/io_uring.h`.
 const REGISTER_FILES: c_uint = 2;
 const REGISTER_FILES_UPDATE: c_uint = 6;
 const REGISTER_FILES2: c_uint = 13;
 const REGISTER_FILES_UPDATE2: c_uint = 14;
 
-/// `io_uring_register`: the calls on these descriptors that are still to come, no hook will see.
+/// `io_uring_register`: makes flows plain TCP whose descriptors are registered, because no hook sees requests on them.
 pub fn register(what: c_uint, args: usize, count: usize) {
     if !table::any() {
         return;
@@ -29,7 +29,7 @@ pub fn register(what: c_uint, args: usize, count: usize) {
         ),
         _ => return,
     };
-    // The kernel takes no more (IORING_MAX_FIXED_FILES).
+    // The kernel accepts no more (IORING_MAX_FIXED_FILES).
     const MOST: usize = 1 << 20;
     for i in 0..count.min(MOST) {
         let Some(fd) = read::<c_int>(list.wrapping_add(i * size_of::<c_int>())) else {
@@ -45,7 +45,7 @@ fn word<T: Copy + Default>(at: usize, offset: usize) -> T {
     read(at.wrapping_add(offset)).unwrap_or_default()
 }
 
-/// A plain number where the application says that one is.
+/// An integer at an address given by the application; `None` if it cannot be read.
 fn read<T: Copy>(at: usize) -> Option<T> {
     let bytes = sys::memory(at as *const u8, size_of::<T>())?;
     // SAFETY: as many bytes as the type has; all of those used here are integers.

@@ -14,25 +14,25 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// A copy of one set of a `select`. As many numbers as an `fd_set` has need no memory of the heap.
+/// A copy of one set of a `select`. Up to the size of an `fd_set` it needs no heap memory.
 type Set = SmallVec<[u8; libc::FD_SETSIZE / 8]>;
 
 /// The three sets of a `select`.
 #[derive(Clone, Copy)]
 pub struct Sets {
-    /// How many numbers they cover.
+    /// The number of descriptor numbers that they cover.
     pub count: c_int,
-    /// To read, to write, exceptional; each may be null.
+    /// The read, write and exception sets; each may be null.
     pub sets: [*mut fd_set; 3],
 }
 
 impl Sets {
     fn bytes(&self) -> usize {
-        // The kernel's own granularity: whole longs, and no more than the application allocated.
+        // The kernel accesses whole longs, so the application has allocated as much.
         (self.count.max(0) as usize).div_ceil(64) * 8
     }
 
-    /// Copies; `None` when a pointer is bad.
+    /// Copies of the sets; `None` when a pointer is bad.
     fn save(&self) -> Option<[Set; 3]> {
         let copy = |s: *mut fd_set| match s.is_null() {
             true => Some(Set::new()),
@@ -57,8 +57,8 @@ impl Sets {
         })
     }
 
-    /// Runs `f` on copies that have `alarm` to be read as well, and takes the answer over without it. Says whether
-    /// it `has_rung`.
+    /// Runs `f` on copies with `alarm` in the read set, and copies the answer back without the alarm. Sets `has_rung` if the
+    /// alarm was signalled.
     fn with(&self, alarm: c_int, has_rung: &Cell<bool>, f: impl FnOnce(Sets) -> c_int) -> c_int {
         let count = self.count.max(alarm + 1);
         let bytes = (count as usize).div_ceil(64) * 8;
@@ -95,14 +95,14 @@ impl Sets {
         n - c_int::from(rang)
     }
 
-    /// Takes the numbers whose transport is away out of the sets, which are as they were saved; whether there are any.
+    /// Removes the numbers whose transport is away from the sets, which equal `saved`; true if there are any.
     fn leave_out(&self, saved: &[Set; 3]) -> bool {
         let mut away = false;
         self.any(saved, |fd| {
             if is_away(fd) {
                 away = true;
                 for set in self.sets.iter().filter(|set| !set.is_null()) {
-                    // SAFETY: the saved copies are of sets as long, which the kernel is about to write to.
+                    // SAFETY: the sets are as long as their saved copies, and the kernel is about to write to them.
                     unsafe { *set.cast::<u8>().add(fd as usize / 8) &= !(1 << (fd % 8)) };
                 }
             }
@@ -111,7 +111,7 @@ impl Sets {
         away
     }
 
-    /// The numbers that the kernel has left in the sets.
+    /// The numbers in the sets, after the kernel's answer.
     fn ready(&self) -> impl Iterator<Item = c_int> + use<> {
         let [read, write, except] = self.sets;
         let has = |set: *mut fd_set, fd: c_int| {
@@ -121,7 +121,7 @@ impl Sets {
         (0..self.count).filter(move |fd| [read, write, except].iter().any(|set| has(*set, *fd)))
     }
 
-    /// Nothing is ready.
+    /// Empties the sets: nothing is ready.
     fn clear(&self) {
         self.restore(&[(); 3].map(|()| smallvec![0; self.bytes()]));
     }
@@ -138,7 +138,7 @@ impl Sets {
     }
 }
 
-/// Calls that name no more numbers than these are taken at their word.
+/// Only calls with a larger count are limited to the size of the descriptor table beforehand.
 const FEW: c_int = 4096;
 
 /// `select` and `pselect`; `real` asks the kernel about the sets it is given.
@@ -147,7 +147,7 @@ pub fn select(sets: Sets, given: Given, real: impl Fn(Sets, Wait) -> c_int) -> c
         return real(sets, Wait::AsGiven);
     }
     let before = sys::errno();
-    // Numbers beyond its table of descriptors the kernel does not look at; ours have made that larger.
+    // The kernel ignores numbers beyond its descriptor table, which SLIM's descriptors have made larger.
     let within = || {
         let count = sets.count.min(sys::keep_errno(descriptors::table_size));
         Sets { count, ..sets }
@@ -169,7 +169,7 @@ pub fn select(sets: Sets, given: Given, real: impl Fn(Sets, Wait) -> c_int) -> c
     n
 }
 
-/// A set has no bit for errors, so those of the flows in an answer are asked for by `poll`.
+/// `select` for these sets. A set has no bit for errors, so the flows in an answer are checked for errors one by one.
 fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> c_int {
     let limit = given.read();
     let saved = limit.and_then(|_| sys::keep_errno(|| sets.save()));
@@ -189,7 +189,7 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
         limit.begin();
     }
     if sleeps || sets.any(&saved, is_away) {
-        // First without waiting: then the kernel has written to the sets before we do.
+        // First ask without waiting, so that the kernel has written to the sets before we do.
         let n = real(sets, if sleeps { now } else { Wait::AsGiven });
         if n < 0 {
             return n;
@@ -244,7 +244,7 @@ fn select_all(sets: Sets, given: Given, real: &impl Fn(Sets, Wait) -> c_int) -> 
             if !any(&|flow, fd| hidden(flow, fd, swaps)) && !swapped {
                 return n;
             }
-            // The numbers may have been ready for what is no longer under them: ask once more, without waiting.
+            // The numbers may have been ready because of files that have been replaced: ask once more, without waiting.
             sets.restore(&saved);
             sets.leave_out(&saved);
             let n = real(sets, now).max(0);

@@ -26,7 +26,7 @@ pub unsafe fn option(
         return real(fd);
     };
     if (level, name) == (libc::IPPROTO_TCP, libc::TCP_ZEROCOPY_RECEIVE) {
-        // It reads.
+        // This option reads from the stream.
         sys::keep_errno(|| demoting::hand_over(flow, fd));
         return real(fd);
     }
@@ -37,14 +37,14 @@ pub unsafe fn option(
     let on = match ctl.mode() {
         Mode::Dead(errno)
         | Mode::Stashed {
-            then: Then::Owed(errno),
+            then: Then::Error(errno),
         } if error => {
             let r = real(fd);
             if r == 0 {
                 // SAFETY: the kernel has just answered.
                 unsafe { answer(value, len, errno) };
             }
-            transport::pay(flow, ctl);
+            transport::take_pending_error(flow, ctl);
             return r;
         }
         Mode::Stashed { then: Then::Over } if error => return real(fd),
@@ -52,7 +52,7 @@ pub unsafe fn option(
     };
     let (open, receives) = (ctl.mode() == Mode::Open, ctl.receives);
     let swaps = transport::SWAPS.load(Ordering::Acquire);
-    // With the lock held, for another thread may close a descriptor of ours.
+    // With the lock held, because otherwise another thread may close a private descriptor.
     let r = real(on);
     drop(ctl);
     if r == 0 && receives != 0 && (level, name) == (libc::SOL_SOCKET, libc::SO_RCVBUF) {
@@ -71,7 +71,7 @@ pub unsafe fn option(
     if errno == 0 || !flow.was_established(fd) {
         return r;
     }
-    // Of a transport that is away, or has been replaced meanwhile, or is dead.
+    // The error is hidden if its transport is away, has been replaced meanwhile, or is dead.
     let hidden = !open
         || (super::broken(fd, errno)
             && matches!(
@@ -86,14 +86,15 @@ pub unsafe fn option(
     r
 }
 
-/// A connection whose transport is away, or has just died, is not closed: it is in the state that it will have again.
+/// TCP_INFO must not show a connection as closed when its transport is away, or has just died: writes the state that it will have
+/// after the resume.
 ///
 /// # Safety
 /// The kernel has just written `*len` bytes, of TCP_INFO, to `value`, and `*len`.
 unsafe fn show_state(flow: &'static Flow, fd: c_int, value: *mut c_void, len: *const socklen_t) {
     const { assert!(std::mem::offset_of!(libc::tcp_info, tcpi_state) == 0) };
     let state = value.cast::<u8>();
-    // SAFETY: the caller's contract; it is the first byte.
+    // SAFETY: the caller's contract; the state is the first byte.
     if unsafe { len.read_unaligned() == 0 || *state != sys::TCP_CLOSE } {
         return;
     }
@@ -102,9 +103,9 @@ unsafe fn show_state(flow: &'static Flow, fd: c_int, value: *mut c_void, len: *c
     }
     sys::keep_errno(|| transport::notice(flow, fd));
     let away = |ctl: &Ctl| match ctl.mode() {
-        // Also where the transport behind stashed bytes has died: that is found when they have been read.
+        // Includes a dead transport behind stashed bytes: its death is found when the bytes have been read.
         Mode::Suspended | Mode::Stashed { then: Then::Open } => true,
-        // It has come back since the kernel was asked, and may have died again.
+        // The transport is back since the kernel was asked, and may have died again.
         Mode::Open => {
             let live = flow.live.load(Ordering::Acquire);
             sys::tcp_state(fd) != Some(sys::TCP_CLOSE) || live && transport::has_failed(flow, fd)
@@ -125,7 +126,7 @@ unsafe fn show_state(flow: &'static Flow, fd: c_int, value: *mut c_void, len: *c
     }
 }
 
-/// The number in the answer to a `getsockopt`, which is as short as the application wanted it.
+/// The integer in the answer to a `getsockopt`, which may be shorter if the application asked for fewer bytes.
 ///
 /// # Safety
 /// The kernel has just written `*len` bytes, of a number, to `value`, and `*len`.
@@ -139,21 +140,21 @@ unsafe fn answered(value: *const c_void, len: *const socklen_t) -> c_int {
     c_int::from_ne_bytes(bytes)
 }
 
-/// Gives another number instead.
+/// Writes another integer to the answer.
 ///
 /// # Safety
 /// As [`answered`].
 unsafe fn answer(value: *mut c_void, len: *const socklen_t, number: c_int) {
     let bytes = number.to_ne_bytes();
-    // SAFETY: as there.
+    // SAFETY: the caller's contract; not more bytes than both have.
     unsafe {
         let n = bytes.len().min(len.read_unaligned() as usize);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), value.cast(), n);
     }
 }
 
-/// `setsockopt`; `real(fd)` asks the kernel. What is set while the transport is away is set on the old one,
-/// from which the new one takes its options. An option that cannot go with a connection makes it plain TCP.
+/// `setsockopt`; `real(fd)` asks the kernel. An option that is set while the transport is away is set on the old transport, from which
+/// the new one takes its options. An option that cannot be moved to another connection makes the flow plain TCP.
 pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> c_int) -> c_int {
     let binds = !runtime::is_our_call() && options::set(level, name);
     let flow = match table::entry(fd) {
@@ -191,7 +192,7 @@ pub fn set_option(fd: c_int, level: c_int, name: c_int, real: impl Fn(c_int) -> 
         drop(ctl);
         match mode {
             Mode::Open => demoting::demote(flow, fd),
-            // As soon as what is stashed has been read.
+            // The flow becomes plain TCP as soon as the stash has been read.
             _ => drop(runtime::with_agent(|a| a.demote(flow.token()))),
         }
     });

@@ -1,4 +1,4 @@
-//! Sockets: connect, listen, accept, shutdown, names and options.
+//! Sockets: connect, listen, accept, shutdown, ioctl, and giving way to a `bind`.
 
 use super::closing::given_out;
 use super::{demoting, duplicating};
@@ -18,17 +18,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What a new connection has become.
+/// Whether a new connection has become a flow.
 enum Managed {
-    /// Nothing of ours.
+    /// It is not managed.
     No,
-    /// A flow.
+    /// It is a flow.
     Flow,
-    /// A flow of which the peer has been told.
+    /// It is a flow, and the peer has been told by OPEN.
     Told,
 }
 
-/// Makes a new connection a flow, where SLIM works.
+/// Makes a new connection a flow, if SLIM works in this process and can manage the connection.
 fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Managed {
     if descriptors::has_stream(fd) || !runtime::ready() || options::is_bound(fd) {
         return Managed::No;
@@ -40,13 +40,13 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
     let (Some(local), Some(remote)) = (own.internet(), peer.and_then(|a| a.internet())) else {
         return Managed::No;
     };
-    // Several locks are taken: once is cheaper.
+    // Several locks are taken below. Blocking signals once is cheaper.
     let _signals = undisturbed();
     let Some(flow) = Flow::create(fd, role, established, &own, peer) else {
         return Managed::No;
     };
     if !table::set_flow(fd, flow) {
-        // Neither the table nor the agent has it.
+        // Neither the table nor the agent refers to the flow.
         flow.drop_ref();
         flow.drop_ref();
         return Managed::No;
@@ -63,7 +63,7 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
             a.open(flow.token(), handle, role, local, remote);
             return Managed::Flow;
         };
-        // Nobody has to wait for an answer: it is protected from here on.
+        // No answer has to be waited for: the flow is live from here on.
         flow.live.store(true, Ordering::Release);
         flow.ctl().opened = Some(opened.clone());
         a.open_known(flow.token(), handle, local, opened);
@@ -72,9 +72,9 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
     opened.unwrap_or(Managed::No)
 }
 
-/// How long `connect` waits until the peer has been asked whether it has SLIM. The question goes to the UDP port of the
-/// number that was connected to. As long as the application has said nothing, the peer has had no cause to open that
-/// port for something else, which would then get the question.
+/// How long `connect` waits until HELLO has been sent to the peer. It goes to the UDP port with the number of the TCP port. The peer
+/// application might open that UDP port for another purpose, and would then get the question. It has no reason to do so before
+/// this application has sent anything.
 const ASKING: Duration = Duration::from_millis(100);
 
 /// `connect`.
@@ -90,7 +90,7 @@ pub unsafe fn connect(
     if runtime::is_our_call() || !runtime::possible() {
         return real();
     }
-    // What else is wrong with the address the kernel says.
+    // The kernel reports all other errors of the address.
     let dissolves = || {
         let long = len as usize >= size_of::<libc::sa_family_t>();
         // SAFETY: an integer of the application's.
@@ -107,7 +107,8 @@ pub unsafe fn connect(
             .ctl_of(fd)
             .is_some_and(|c| c.mode() != Mode::Open || c.receiving.has_moved())
         {
-            // Of a transport that we made, the kernel would not know that it has been said to be connected.
+            // On a transport that SLIM made, the kernel would report a new connection: it does not know that the application has
+            // been told already.
             let errno = match len as usize {
                 len if len > size_of::<libc::sockaddr_storage>() => libc::EINVAL,
                 len if !sys::is_readable(addr.cast(), len) => libc::EFAULT,
@@ -117,8 +118,8 @@ pub unsafe fn connect(
         }
     }
     let known = matches!(table::entry(fd), Entry::Flow(_));
-    // The agent is to be there before the connection is: if the peer accepts it, and it breaks at once, the peer waits
-    // but a moment for the question that follows.
+    // Start the agent before the connection is made. If the peer accepts the connection and it breaks at once, the peer waits
+    // only a moment for our HELLO.
     let managed = !known && sys::keep_errno(|| sys::is_tcp(fd) && runtime::ready());
     if managed {
         sys::keep_errno(|| about_to_connect(fd, addr, len));
@@ -144,7 +145,7 @@ pub unsafe fn connect(
     r
 }
 
-/// Before the `connect` of a socket that has a port already, which an earlier connection may have had.
+/// Before the `connect` of a socket that is already bound to a port: an earlier connection may have had the same addresses.
 fn about_to_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     let local = RawAddr::local(fd).and_then(|a| a.internet());
     let Some(local) = local.filter(|a| a.port() != 0) else {
@@ -155,18 +156,18 @@ fn about_to_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) {
     {
         return;
     }
-    // SAFETY: readable one line above.
+    // SAFETY: just found to be readable.
     let peer = unsafe { RawAddr::copy(addr, len) };
     if let Some(remote) = peer.internet() {
         runtime::with_agent(|a| a.about_to_connect(local, remote));
     }
 }
 
-/// Before `listen`: the control socket of a listener whose address is settled is there before the first connection,
-/// lest the question that a peer asks with it be refused. Gives that address.
+/// Before `listen`: if the socket is bound to a port, makes its control socket, and gives the address. The control socket must exist
+/// before the first connection: otherwise the HELLO of that peer would be refused.
 pub fn about_to_listen(fd: c_int) -> Option<SocketAddr> {
     if let Entry::Flow(flow) = table::entry(fd) {
-        // The number may have something else under it than the flow.
+        // The file under the number may be another one than the flow's.
         drop(flow.own());
     }
     if !runtime::possible()
@@ -176,19 +177,19 @@ pub fn about_to_listen(fd: c_int) -> Option<SocketAddr> {
     {
         return None;
     }
-    // Who is not bound yet gets a port that nobody knows of before `listen` returns.
+    // A socket that is not bound yet gets a port by `listen`, and no peer knows it before `listen` returns.
     let addr = RawAddr::local(fd).and_then(|a| a.internet())?;
     (addr.port() != 0).then(|| serve(fd, addr))
 }
 
 fn serve(fd: c_int, addr: SocketAddr) -> SocketAddr {
-    // SAFETY: the application's descriptor, open for the length of this call as far as it is concerned.
+    // SAFETY: the application's descriptor, which the application keeps open during this call.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     runtime::with_agent(|a| a.listen(fd, addr));
     addr
 }
 
-/// After `listen`; `announced` is what came of [`about_to_listen`].
+/// After `listen`; `announced` is the result of [`about_to_listen`].
 pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
     if !done {
         if let Some(addr) = announced {
@@ -206,7 +207,7 @@ pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
     let Some(addr) = RawAddr::local(fd).and_then(|a| a.internet()) else {
         return;
     };
-    // A socket that was connected before still tells the port that it had, and gets another one.
+    // A socket that was connected before still reports its earlier port before `listen`, and gets another one by `listen`.
     let kept = announced.filter(|announced| *announced == addr);
     if let Some(wrong) = announced.filter(|_| kept.is_none()) {
         runtime::with_agent(|a| a.unlisten(wrong));
@@ -214,8 +215,8 @@ pub fn listening(fd: c_int, announced: Option<SocketAddr>, done: bool) {
     listeners::add(fd, kept.unwrap_or_else(|| serve(fd, addr)));
 }
 
-/// A forked child waits for connections on `fd`: if that is a listener of its parent's, which may have gone or go, it
-/// sees to it that questions are answered.
+/// A forked child waits for connections on `fd`. If that is a listener of its parent, which may end at any time, the child's agent
+/// answers peers' questions from now on.
 #[inline]
 pub fn waits_on(fd: c_int) {
     if table::any_inherited_listener() && table::is_inherited_listener(fd) {
@@ -235,8 +236,8 @@ fn take_over(fd: c_int) {
     }
 }
 
-/// `accept` and `accept4`. The peer's address is always asked for: a connection that is broken already when it
-/// is accepted does not tell it any more.
+/// `accept` and `accept4`. The peer's address is always requested here, because `getpeername` fails on a connection
+/// that is already broken when it is accepted.
 ///
 /// # Safety
 /// `addr` and `len` as `accept(2)` asks.
@@ -256,8 +257,8 @@ pub unsafe fn accept(
         (addr, len)
     };
     waits_on(listener);
-    // The kernel says how long the address is, which may be more than there was room for.
-    // SAFETY: an integer, of the application's or of `own`, which nobody else has.
+    // Keep the length of the room: the kernel writes the address's full length over it.
+    // SAFETY: an integer, of the application's or of `own`, to which nothing else refers.
     let before = unsafe { sys::copy_of(room) };
     let fd = real(at, room);
     given_out(fd);
@@ -285,7 +286,7 @@ pub unsafe fn accept(
 
 /// `shutdown`.
 pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
-    // A forked child that ends its parent's connection uses it.
+    // `table::flow` marks a parent's connection as used: a forked child that shuts the connection down uses it.
     let Some(flow) = table::flow(fd) else {
         return real();
     };
@@ -306,7 +307,7 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
         return shut_transport(&ctl, how, real);
     }
     let errno = sys::errno();
-    // A thread may be blocked in a send with the lock held; only the shutdown itself makes it let go.
+    // Another thread may be blocked in a send, and hold the sending half. Only the shutdown itself makes it leave.
     let (r, sent) = if let Some(sent) = flow.stream.try_sent() {
         announce(flow, sent);
         (shut_transport(&ctl, how, real), sent)
@@ -323,14 +324,14 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     if r == 0 || !first || ctl.mode() != Mode::Open {
         return r;
     }
-    // The transport was dead already. That is not the flow's end: the next one is shut when all is sent. Asked before
-    // the lock is let go, for then there may be another one.
+    // The shutdown failed because the transport is dead. The flow goes on: the next transport is shut down when everything is sent.
+    // Checked before the lock is released, because afterwards there may be another transport.
     let failed = sys::errno();
     let dead = super::broken(fd, failed);
     drop(ctl);
     let cause = Cause::Errno(transport::TO_BE_ASKED);
     if dead && matches!(transport::fault(flow, fd, cause), Fault::Suspended) {
-        // Whether there will be another one, who still negotiates has to learn first.
+        // A flow that still negotiates does not know yet whether there will be another transport.
         let live = || flow.live.load(Ordering::Acquire);
         demoting::wait_while_away(flow, fd, Instant::now() + demoting::PATIENCE, live);
         if live() {
@@ -342,8 +343,8 @@ pub fn shutdown(fd: c_int, how: c_int, real: impl Fn() -> c_int) -> c_int {
     r
 }
 
-/// A signal's handler shuts the connection on which it has interrupted a send of its own thread. Nobody can tell yet where
-/// our stream ends, so the kernel says it alone.
+/// A signal handler shuts the connection down on which it has interrupted a send of its own thread. The end of our stream is
+/// unknown then, so only the kernel can tell the peer, and the flow becomes plain TCP.
 fn shut_by_handler(
     flow: &'static Flow,
     ctl: CtlGuard,
@@ -362,7 +363,7 @@ fn announce(flow: &'static Flow, sent: u64) {
     }
 }
 
-/// Tells the peer that our stream has ended after `sent` bytes, and whether we still take what it sends.
+/// Tells the peer that our stream has ended after `sent` bytes, and whether we still accept its bytes.
 fn tell_shut(flow: &'static Flow, sent: u64) {
     let how = match flow.read_shut.load(Ordering::Relaxed) {
         true => FinHow::Close,
@@ -375,7 +376,7 @@ fn tell_shut(flow: &'static Flow, sent: u64) {
 fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
     match ctl.mode() {
         Mode::Open => real(),
-        // The agent shuts the new transport when all is replayed.
+        // The agent shuts the new transport down when the replay is done.
         Mode::Suspended => {
             if let Some(old) = ctl.half_open() {
                 sys::shutdown(old, libc::SHUT_WR);
@@ -388,7 +389,7 @@ fn shut_transport(ctl: &Ctl, how: c_int, real: impl Fn() -> c_int) -> c_int {
             }
             0
         }
-        // The end of a connection is under the number.
+        // The file under the number is a connection that is over.
         Mode::Stashed { .. } | Mode::Dead(_) | Mode::Lingering => real(),
     }
 }
@@ -399,16 +400,16 @@ const SIOCSPGRP: libc::c_ulong = 0x8902;
 const FIOGETOWN: libc::c_ulong = 0x8903;
 const SIOCGPGRP: libc::c_ulong = 0x8904;
 
-/// What an `ioctl` comes to.
+/// The result of an `ioctl`.
 pub enum Ioctl {
-    /// The kernel has been asked, and the call returns this.
+    /// The kernel was called, and this is the return value.
     Returned(c_int),
-    /// This number is what the application asks for.
+    /// This is the value that the application asks for.
     Answer(c_int),
 }
 
-/// `ioctl`: requests that ask about a flow's bytes while its transport is away are answered here; those that set
-/// its mode while it has a stash go to the transport, for the stand-in is shared by all flows. `real(fd)` asks the kernel.
+/// `ioctl`; `real(fd)` asks the kernel. Requests about a flow's bytes while its transport is away are answered here. Requests that
+/// set flags while the flow has a stash go to the transport, because the stand-in is shared by all flows.
 pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Ioctl {
     match request {
         FIOSETOWN | SIOCSPGRP | FIOGETOWN | SIOCGPGRP => {
@@ -419,14 +420,14 @@ pub fn ioctl(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -
             Entry::Flow(flow) => flow.set_mode(fd, real),
             _ => real(fd),
         }),
-        _ => asked(fd, request, &real).unwrap_or_else(|| Ioctl::Returned(real(fd))),
+        _ => answered(fd, request, &real).unwrap_or_else(|| Ioctl::Returned(real(fd))),
     }
 }
 
-/// As in `asm-generic/sockios.h`.
+/// From `asm-generic/sockios.h`.
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Option<Ioctl> {
+fn answered(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Option<Ioctl> {
     let known = [libc::FIONREAD, libc::TIOCOUTQ, libc::FIOASYNC, SIOCATMARK];
     if !known.contains(&request) {
         return None;
@@ -435,7 +436,7 @@ fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Op
         return None;
     };
     let mut ctl = flow.ctl_of(fd)?;
-    // A descriptor of ours, with the lock held: another thread may close it.
+    // With the lock held, because otherwise another thread may close the private descriptor.
     let returned = |on| Some(Ioctl::Returned(real(on)));
     let number = |n: usize| Some(Ioctl::Answer(n.min(c_int::MAX as usize) as c_int));
     match (ctl.mode(), request) {
@@ -443,8 +444,8 @@ fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Op
         (Mode::Suspended, libc::FIOASYNC) => returned(ctl.flags_of(fd)),
         // A flow with an urgent byte is plain TCP.
         (_, SIOCATMARK) => number(0),
-        // All that is unread, and that the next read gives: also what has come behind the stash, as much as a transport would
-        // hold, or what still is in the old transport.
+        // The number of unread bytes is what the next read gives: the bytes in an old transport that is not drained yet; or the
+        // stash with the bytes that have arrived behind it, up to the transport's receive buffer.
         (Mode::Suspended, libc::FIONREAD)
             if ctl.receiving.stash.is_empty() && !ctl.receiving.is_drained() =>
         {
@@ -459,7 +460,7 @@ fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Op
             });
             number(ctl.receiving.stash.len())
         }
-        // A call that is inside still may have the half for long; the kernel knows as well then.
+        // A call that is still inside may hold the sending half for long. Then the kernel's count is as good.
         (Mode::Suspended, _) => match flow.stream.try_with_half(|s| s.replay.len()) {
             Some(kept) => number(kept),
             None => ctl.old().and_then(returned),
@@ -468,8 +469,8 @@ fn asked(fd: c_int, request: libc::c_ulong, real: impl Fn(c_int) -> c_int) -> Op
     }
 }
 
-/// After a failed `bind`: a UDP port may be taken by the control socket of a TCP listener, of this process or of
-/// another one, which gives way. `before` is errno from before the first try.
+/// After a failed `bind`: the UDP port may be taken by the control socket of a TCP listener, in this process or another
+/// one. The control socket gives way, and the `bind` is repeated. `before` is errno from before the first try.
 ///
 /// # Safety
 /// `addr` and `len` as `bind(2)` asks.

@@ -1,8 +1,8 @@
 //! Writing to a flow.
 //!
-//! Budget of a small send: one table load, a mark to enter the gate and one to leave it (by another thread than the
-//! flow's usual one two atomic read-modify-writes each, with the lock), a copy. No allocation, no system call of ours, no log. [`Transmit::run`] is that and nothing else;
-//! whatever is out of the ordinary goes on in [`Transmit::go_on`].
+//! Budget of a small send: one table load, a mark to enter the gate and one to leave it, a copy. (A thread other than the flow's
+//! usual sender needs two atomic read-modify-writes for each mark, which includes the lock.) No allocation, no system call of
+//! SLIM's own, no log. [`Transmit::run`] does only that; all other cases go on in [`Transmit::go_on`].
 
 use super::buffers::Source;
 use super::{Next, Way, broken, demoting, enter, fail};
@@ -18,9 +18,9 @@ use slim_stream::Inside;
 use slim_stream::send_half::LARGE;
 use std::time::Duration;
 
-/// A call that does not wait, nor raise a signal.
+/// Flags of a call that neither blocks nor raises a signal.
 pub(super) const AT_ONCE: c_int = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-/// How long a call waits before it looks again under which number the transport is.
+/// How long a call waits before it checks again under which number the transport is.
 const MOMENT: Duration = Duration::from_millis(10);
 
 /// How a call writes.
@@ -28,15 +28,15 @@ const MOMENT: Duration = Duration::from_millis(10);
 pub struct Transmit<S> {
     /// The descriptor.
     pub fd: c_int,
-    /// What it writes.
+    /// The bytes.
     pub source: S,
     /// The call's MSG_ flags.
     pub flags: c_int,
 }
 
 impl<S: Source> Transmit<S> {
-    /// Runs the call: `plain` is the application's own call, for a descriptor that is no flow's; the others ask the
-    /// kernel, on the descriptor and with the flags given, `real` through libc and `direct` past it.
+    /// Runs the call. `plain` is the application's own call, for a descriptor that is no flow's. The other two make the system
+    /// call with the given descriptor and flags: `real` through libc, `direct` past it.
     #[inline(always)]
     #[expect(
         clippy::redundant_closure,
@@ -73,14 +73,14 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// A copy for what is not inlined, so that the original need not be in memory.
+    /// A copy for functions that are not inlined, so that the original need not be in memory.
     #[inline(always)]
     fn anew(&self) -> Self {
         let Self { fd, source, flags } = *self;
         Self { fd, source, flags }
     }
 
-    /// The usual way of a thread without a pass.
+    /// The usual path of a thread without a pass.
     #[inline(never)]
     fn counted(
         self,
@@ -97,7 +97,7 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// Asks the kernel, inside and with the sending half.
+    /// Makes the system call, inside the gate and with the sending half.
     #[inline(always)]
     #[expect(
         clippy::redundant_closure,
@@ -136,8 +136,8 @@ impl<S: Source> Transmit<S> {
         n
     }
 
-    /// The whole of a call of which the usual way is no more than the beginning. `tried` is a flow that has been entered
-    /// to send, how, and what the kernel then said if it was asked.
+    /// The whole call, in the cases that the usual path does not finish. `tried` is a flow that the usual path has entered to send,
+    /// how it was entered, and the kernel's answer if the system call was made.
     #[cold]
     #[inline(never)]
     fn go_on(
@@ -159,7 +159,7 @@ impl<S: Source> Transmit<S> {
                         None => self.ask(flow, &real),
                     };
                     if done == 0 && self.would_wait(n) {
-                        // To wait there is the lock: a thread that is cancelled meanwhile is found out.
+                        // A call that blocks takes the lock instead of the pass, so that control detects a cancelled holder.
                         let Inside::Counted = inside else {
                             flow.leave_sending(inside);
                             continue;
@@ -175,7 +175,7 @@ impl<S: Source> Transmit<S> {
                     }
                 }
                 Err(Way::Plain) => {
-                    // It may have been waited for that before.
+                    // An earlier round may have waited, and changed errno.
                     sys::set_errno(errno);
                     return plain();
                 }
@@ -197,8 +197,8 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// Sends an urgent byte. It is part of the stream, or not, as the reader likes, and where it was is known to the
-    /// kernel only: a flow with one becomes plain TCP first.
+    /// Sends an urgent byte. The flow becomes plain TCP first: the reader decides whether the byte is part of the stream
+    /// (SO_OOBINLINE), and only the kernel knows its position.
     #[cold]
     #[inline(never)]
     fn urgent(
@@ -222,18 +222,18 @@ impl<S: Source> Transmit<S> {
         }
     }
 
-    /// Enters the flow and takes the send lock. Else how far that went: inside the gate means that the lock would have
-    /// to be waited for.
+    /// Enters the flow and takes the sending half. An error says how far it got: `Way::In` means that the call would have to
+    /// wait for the sending half.
     fn attempt(&self) -> Result<(&'static Flow, Inside, Option<isize>), Way> {
         match enter(self.fd) {
-            Way::In(flow) if self.take_turn(flow) => Ok((flow, Inside::Counted, None)),
+            Way::In(flow) if self.take_half(flow) => Ok((flow, Inside::Counted, None)),
             way => Err(way),
         }
     }
 
-    /// Takes the sending half; false when that would mean to wait for another thread's blocking send in a
-    /// call that must not wait.
-    fn take_turn(&self, flow: &'static Flow) -> bool {
+    /// Takes the sending half. False if the call must not block, and would have to wait for another thread's blocking
+    /// send.
+    fn take_half(&self, flow: &'static Flow) -> bool {
         if flow.stream.try_take_half() {
             return true;
         }
@@ -242,7 +242,7 @@ impl<S: Source> Transmit<S> {
             return flow.stream.try_take_half();
         }
         if flow.stream.waits_with_half() || flow.stream.is_sending_here() {
-            // A handler in the middle of the thread's own call, of which nobody knows how much the kernel has taken.
+            // This is a handler that has interrupted its own thread's send: how much the kernel has taken is unknown.
             sys::keep_errno(|| demoting::demote_if_open(flow, self.fd));
             return false;
         }
@@ -250,7 +250,7 @@ impl<S: Source> Transmit<S> {
         true
     }
 
-    /// Whether this is a blocking call of which the kernel took nothing without waiting.
+    /// Whether this is a blocking call of which the kernel took nothing when it was made without blocking.
     fn would_wait(&self, answer: isize) -> bool {
         answer < 0
             && direct::errno_in(answer) == libc::EAGAIN
@@ -258,7 +258,7 @@ impl<S: Source> Transmit<S> {
             && !sys::is_nonblocking(self.fd)
     }
 
-    /// A blocking call waits, with the lock held, so that threads write in turn.
+    /// A blocking call waits in the kernel, with the lock held, so that threads write one after the other.
     fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
         flow.stream.holder_may_die(true);
         let n = flow.wait_inside(true, || real(self.fd, self.flags | libc::MSG_NOSIGNAL));
@@ -266,9 +266,9 @@ impl<S: Source> Transmit<S> {
         direct::answer(n)
     }
 
-    /// Copies what the kernel took and has not seen acknowledged. The caller has the sending half.
+    /// Copies the bytes that the kernel took and that are not acknowledged. The caller has the sending half.
     pub(super) fn account(&self, flow: &'static Flow, fd: c_int, from: usize, n: usize) {
-        // SAFETY: all callers have it.
+        // SAFETY: all callers have the sending half.
         let half = unsafe { flow.stream.half() };
         let copy = |at, replay: &mut Replay| {
             let push = |bytes: &[u8]| replay.push(bytes);
@@ -277,10 +277,10 @@ impl<S: Source> Transmit<S> {
         half.account(n, copy, || flow.stream.unacked(fd));
     }
 
-    /// After the kernel took nothing, and said why. Leaves the gate.
+    /// Handles an answer by which the kernel took nothing. Leaves the gate.
     fn unusual(&self, flow: &'static Flow, inside: Inside, n: isize) -> Next {
         let errno = direct::errno_in(n);
-        // In this order, see `Receive::unusual`.
+        // Order matters, see `Receive::handle_answer`.
         let dead = n < 0 && broken(self.fd, errno);
         let barred = flow.stream.is_suspended();
         flow.leave_sending(inside);
@@ -299,7 +299,7 @@ impl<S: Source> Transmit<S> {
         Next::Return(self.refuse(errno))
     }
 
-    /// Gives an errno, with the signal that belongs to it.
+    /// Fails with an errno; with `EPIPE` raises SIGPIPE, too.
     fn refuse(&self, errno: c_int) -> isize {
         if errno == libc::EPIPE && self.flags & libc::MSG_NOSIGNAL == 0 {
             sys::raise_sigpipe();
@@ -307,7 +307,7 @@ impl<S: Source> Transmit<S> {
         fail(errno)
     }
 
-    /// The transport is away, or waits behind stashed bytes.
+    /// Handles a call while the gate is barred: the transport is away, or waits behind stashed bytes.
     fn barred(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> Next {
         let Some(ctl) = flow.ctl_of(self.fd) else {
             return Next::Again;
@@ -338,22 +338,23 @@ impl<S: Source> Transmit<S> {
             }
             (Mode::Suspended, Some(fd)) if half_open.is_some() => fd,
             (Mode::Stashed { then: Then::Over }, _) => {
-                // The kernel says what becomes of it, and nothing of it is worth a copy.
+                // The flow is given up: the kernel answers, and the bytes need no copy.
                 let n = real(self.fd, self.flags | libc::MSG_NOSIGNAL);
                 return Next::Return(if n < 0 { self.refuse(sys::errno()) } else { n });
             }
             (Mode::Dead(_) | Mode::Stashed { .. }, _) => {
-                return transport::pay(flow, ctl)
+                return transport::take_pending_error(flow, ctl)
                     .map_or(Next::Again, |e| Next::Return(self.refuse(e)));
             }
             _ => return super::wait(flow, ctl, self.fd, dontwait, libc::SO_SNDTIMEO),
         };
-        // A transport is there, but its number still shows the stash, or nothing while the end of the peer's stream is
-        // looked into. Never wait with the control lock held: the reader of the stash needs it, and the agent.
+        // There is a transport, but it is not under the number: the stand-in for the stash is, or a placeholder while the end of
+        // the peer's stream is inquired into. Never wait with the control lock held: the reader of the stash and the agent
+        // need it.
         if half_open.is_none() {
             flow.stream.lock_half();
         } else if !flow.stream.try_lock_half() {
-            // A call that was inside before waits for room.
+            // A call from before the suspension is still inside, and waits for room.
             if dontwait || ctl.is_nonblocking(self.fd) {
                 return Next::Return(fail(libc::EAGAIN));
             }
@@ -382,7 +383,7 @@ impl<S: Source> Transmit<S> {
             if n == 0 {
                 return Next::Return(0);
             }
-            // Looked at again after a moment, because the transport may leave this number meanwhile.
+            // Check again after a moment, because the transport may leave this number meanwhile.
             sys::poll(fd, libc::POLLOUT, Some(MOMENT));
             return Next::Again;
         }

@@ -1,35 +1,35 @@
-//! What becomes of each socket option when a flow gets another connection. Every option that Linux has for a TCP socket
-//! is here; one that is not counts as [`Fate::Bound`].
+//! How each socket option is treated when a flow gets another connection. Every option that Linux has for a TCP socket
+//! is listed here. An option that is not listed counts as [`Fate::Bound`].
 
 use libc::c_int;
 
-/// What becomes of an option.
+/// How an option is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Copied when the new connection is made.
     After(ValueKind),
-    /// Copied before the new connection is made, where it is this process that makes it: the kernel looks at it then.
+    /// Copied before the new connection is made, if this process makes it: the kernel uses the option for connecting.
     Before(ValueKind),
-    /// Likewise, and without it there is to be no new connection: bytes would go another way than they may.
+    /// Likewise; and if the option cannot be copied, no new connection may be made: its bytes would take a forbidden path.
     Must(ValueKind),
     /// Another name of the option with this number.
     Like(c_int),
-    /// Cannot be read, or is about more than one connection's future: whoever sets it gets plain TCP.
+    /// Cannot be read, or does not concern only the connection's future: a connection that has it becomes plain TCP.
     Bound,
-    /// Nothing that a connection keeps: it can be read only, or is a listener's, of other kinds of sockets, or a command.
+    /// No state of a connection: read-only, or of listeners, or of other kinds of sockets, or a command.
     Nothing,
 }
 
 /// The type of an option's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueKind {
-    /// `int`, or as many bytes.
+    /// `int`, or another type of four bytes.
     Int,
     /// `struct linger`
     Linger,
     /// Sixteen characters.
     Name,
-    /// The sizes of both buffers, and which of them the application has set.
+    /// The sizes of both buffers. Copied if the application has set them.
     Sizes,
     /// `struct timeval`
     Time,
@@ -44,10 +44,10 @@ pub struct Row {
     pub level: c_int,
     /// Its number.
     pub name: c_int,
-    /// As C calls it.
+    /// Its name in C.
     #[allow(dead_code, reason = "for tests")]
     pub label: &'static str,
-    /// What becomes of it.
+    /// How it is treated.
     pub fate: Fate,
 }
 
@@ -78,7 +78,7 @@ use Fate::{After, Before, Bound, Like, Must, Nothing};
 use ValueKind::{Int, Linger, Name, Sizes, Time, Wide};
 
 options! {
-    // IP_TOS sets SO_PRIORITY, too: it comes first.
+    // Order matters: IP_TOS also sets SO_PRIORITY, so it is copied first.
     IPPROTO_IP {
         Before(Int) => IP_FREEBIND, IP_MTU_DISCOVER, IP_TOS, IP_TRANSPARENT, IP_LOCAL_PORT_RANGE = 51;
         After(Int) => IP_BIND_ADDRESS_NO_PORT, IP_CHECKSUM = 23, IP_MINTTL, IP_PASSSEC, IP_PKTINFO, IP_RECVERR,
@@ -102,7 +102,7 @@ options! {
             IPV6_RECVTCLASS, IPV6_UNICAST_IF;
         Bound => IPV6_2292PKTOPTIONS = 6, IPV6_DSTOPTS, IPV6_FLOWLABEL_MGR = 32, IPV6_HOPOPTS, IPV6_IPSEC_POLICY,
             IPV6_MTU, IPV6_PKTINFO, IPV6_RTHDR, IPV6_RTHDRDSTOPTS, IPV6_XFRM_POLICY;
-        // V6ONLY: of the address that the socket is bound to, which a connection has done with.
+        // IPV6_V6ONLY concerns the address that a socket is bound to, which no longer matters for a connection.
         Nothing => IPV6_ADDRFORM, IPV6_ADD_MEMBERSHIP, IPV6_AUTHHDR, IPV6_CHECKSUM, IPV6_DROP_MEMBERSHIP, IPV6_HDRINCL,
             IPV6_HOPLIMIT, IPV6_JOIN_ANYCAST, IPV6_LEAVE_ANYCAST, IPV6_MULTICAST_ALL = 29, IPV6_MULTICAST_HOPS,
             IPV6_MULTICAST_IF, IPV6_MULTICAST_LOOP, IPV6_NEXTHOP, IPV6_PATHMTU, IPV6_ROUTER_ALERT,
@@ -126,7 +126,7 @@ options! {
         Like(libc::SO_BINDTODEVICE) => SO_BINDTOIFINDEX;
         Like(libc::SO_RCVTIMEO) => SO_RCVTIMEO_NEW = 66;
         Like(libc::SO_SNDTIMEO) => SO_SNDTIMEO_NEW = 67;
-        // Notices in the error queue count from the connection's beginning, and so does PEEK_OFF.
+        // Notices in the error queue count bytes from the connection's beginning, and so does SO_PEEK_OFF.
         Bound => SO_ATTACH_BPF, SO_ATTACH_FILTER, SO_DEVMEM_DMABUF = 79, SO_DEVMEM_DONTNEED = 80, SO_DEVMEM_LINEAR = 78,
             SO_PEEK_OFF, SO_TIMESTAMPING, SO_TIMESTAMPING_NEW = 65, SO_ZEROCOPY;
         Nothing => SO_ACCEPTCONN, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF, SO_BPF_EXTENSIONS,
@@ -140,11 +140,11 @@ options! {
             TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_LINGER2, TCP_NOTSENT_LOWAT, TCP_QUICKACK, TCP_RTO_MAX_MS = 44,
             TCP_RTO_MIN_US = 45, TCP_SYNCNT, TCP_THIN_LINEAR_TIMEOUTS, TCP_TX_DELAY = 37, TCP_USER_TIMEOUT;
         After(Name) => TCP_CONGESTION;
-        // A window smaller than the one that a connection was made with lets it stall: its peer sends larger pieces.
+        // A window smaller than the one that a connection was made with makes it stall: its peer sends larger segments.
         Bound => TCP_WINDOW_CLAMP, TCP_AO_ADD_KEY = 38, TCP_AO_DEL_KEY = 39, TCP_AO_INFO = 40, TCP_AO_REPAIR = 42, TCP_MAXSEG, TCP_MD5SIG,
             TCP_MD5SIG_EXT, TCP_QUEUE_SEQ, TCP_REPAIR, TCP_REPAIR_OPTIONS, TCP_REPAIR_QUEUE, TCP_REPAIR_WINDOW, TCP_ULP,
             TCP_ZEROCOPY_RECEIVE;
-        // Of a listener, or of the moment of connecting, but for the read-only ones.
+        // Options of listeners, options for connecting, and read-only options.
         Nothing => TCP_AO_GET_KEYS = 41, TCP_CC_INFO, TCP_FASTOPEN, TCP_FASTOPEN_CONNECT, TCP_FASTOPEN_KEY,
             TCP_FASTOPEN_NO_COOKIE, TCP_INFO, TCP_IS_MPTCP = 43, TCP_SAVED_SYN, TCP_SAVE_SYN, TCP_THIN_DUPACK, TCP_TIMESTAMP;
     }

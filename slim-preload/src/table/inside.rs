@@ -1,7 +1,7 @@
-//! How calls get inside of a flow by a descriptor number: what [`slim_stream`] leaves to its front end.
+//! Entering the gate of a flow by a descriptor number: the part that [`slim_stream`] leaves to its front end.
 //!
-//! Whether a number still is the flow's, the table says. Whoever is last out of a flow that nobody has any more gives it back,
-//! and the agent hears of the first bytes that are sent after it has stopped looking.
+//! The table decides whether a number still is the flow's. The last call that leaves an unreferenced flow makes it reusable. The agent
+//! is told of the first bytes that are sent after its sweep has stopped.
 
 use super::is_still;
 use crate::flow::Flow;
@@ -11,26 +11,26 @@ use slim_core::gate::Left;
 use slim_stream::Inside;
 
 impl Flow {
-    /// Enters the flow, which was found behind `fd`, by the calling thread's pass, and not counted. [`Flow::leave`]
-    /// afterwards; if it cannot be, [`Flow::left`] afterwards.
+    /// Enters the flow that was found behind `fd`, by the calling thread's pass, uncounted. Call [`Flow::leave`] afterwards; on
+    /// failure call [`Flow::left`].
     #[inline(always)]
     pub fn pass_to_receive(&'static self, fd: c_int) -> Result<Inside, Left> {
         self.stream.pass_to_receive(|| is_still(fd, self))
     }
 
-    /// Likewise, with the sending half. [`Flow::leave_sending`] afterwards.
+    /// Likewise, with the sending half. Call [`Flow::leave_sending`] afterwards.
     #[inline(always)]
     pub fn pass_to_send(&'static self, fd: c_int) -> Result<Inside, Left> {
         self.stream.pass_to_send(|| is_still(fd, self))
     }
 
-    /// Enters the flow, which was found behind `fd`, as one of many, if that is so at once. [`Flow::leave`] afterwards.
+    /// Enters the flow that was found behind `fd`, counted; `None` if the gate is barred. Call [`Flow::leave`] afterwards.
     #[inline]
     pub fn enter_to_receive(&'static self, fd: c_int) -> Option<Inside> {
         if !self.stream.enter() {
             return None;
         }
-        // The number may have changed hands between the load and the entry.
+        // The number may have become another file's between the load and the entry.
         if is_still(fd, self) {
             return Some(Inside::Counted);
         }
@@ -38,7 +38,7 @@ impl Flow {
         None
     }
 
-    /// Likewise, with the sending half. [`Flow::leave_sending`] afterwards.
+    /// Likewise, with the sending half; `None` if that is taken, too. Call [`Flow::leave_sending`] afterwards.
     #[inline]
     pub fn enter_to_send(&'static self, fd: c_int) -> Option<Inside> {
         let inside = self.enter_to_receive(fd)?;
@@ -55,7 +55,7 @@ impl Flow {
         self.left(self.stream.leave(inside));
     }
 
-    /// What there is to do for whoever has just left.
+    /// The work that remains for a call that has just left.
     #[inline(always)]
     pub fn left(&'static self, left: Left) {
         if left.last_and_barred {

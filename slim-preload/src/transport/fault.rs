@@ -1,6 +1,6 @@
-//! A transport is found dead, or at an end that nobody has announced.
+//! A transport is found dead, or at an end of stream that the peer has not announced.
 
-use super::{CtlGuard, conclude, suspend, unmanage, veil};
+use super::{CtlGuard, conclude, install_placeholder, suspend, unmanage};
 use crate::flow::{Ctl, Flow, Mode};
 use crate::kept_names;
 use crate::runtime;
@@ -16,53 +16,53 @@ use std::time::{Duration, Instant};
 /// Stands for the error that the kernel still has to report.
 pub const TO_BE_ASKED: c_int = 0;
 
-/// How long an end of stream waits for its announcement before it is looked into.
+/// How long an end of stream waits for its announcement before the flow is suspended.
 const ANNOUNCEMENT: Duration = Duration::from_millis(3);
-/// How often a thread looks into the mailbox meanwhile.
+/// How often a thread reads the mailbox meanwhile.
 const MAILBOX_LOOK: Duration = Duration::from_micros(300);
 
-/// After so long a thread has counted what it has moved.
+/// Within this time a thread has counted the bytes that it has moved.
 const COUNTED: Duration = Duration::from_millis(1);
 
-/// What a data call does after the kernel has said that the transport is dead, or ended unannounced.
+/// What a data call does after the kernel has reported that the transport is dead, or has ended unannounced.
 pub enum Fault {
-    /// The flow is suspended: look again.
+    /// The flow is suspended: look at it again.
     Suspended,
-    /// This is not (or no longer) a flow's failure: the caller passes on what the kernel said.
+    /// The failure is not (or no longer) a flow's: the caller passes on the kernel's answer.
     Plain,
 }
 
 /// A data call, or a poll, found the transport under `fd` dead.
 pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
-    // What is not the flow's any more has its own errors and ends.
+    // A file that is not the flow's any more has its own errors and ends.
     let Some(mut ctl) = flow.own_at(fd) else {
         return Fault::Plain;
     };
     if let Cause::Eof { received } = cause {
-        let heard = hear(flow, &mut ctl, received);
+        let heard = read_mailbox(flow, &mut ctl, received);
         drop(ctl);
-        // What the application was shown is not taken back.
+        // An end that the application has seen is not taken back.
         if flow.end_shown.load(Ordering::Acquire) || announced(flow, received, heard) {
             return Fault::Plain;
         }
     } else {
         drop(ctl);
     }
-    // Plain TCP meanwhile: what the kernel said to this call, it says to nobody else.
+    // The flow may have become plain TCP meanwhile. The kernel reports an error once, so the call must return it.
     let Some(ctl) = flow.own_at(fd) else {
         return Fault::Plain;
     };
     if ctl.mode() != Mode::Open {
         return Fault::Suspended;
     }
-    // Another thread may have had the transport replaced since the caller's system call failed.
+    // The transport may have been replaced since the caller's system call failed.
     let at_its_end = || sys::recv(fd, &mut [0], libc::MSG_PEEK | libc::MSG_DONTWAIT) == Ok(0);
     let ended = matches!(cause, Cause::Eof { .. });
     if !(sys::is_over(fd) || ended && at_its_end()) {
         return Fault::Suspended;
     }
     if ended && is_used_past_us(flow, &ctl, fd) {
-        // No announcement can fit what we have counted, and no resume would be right. The kernel knows the end.
+        // Our counts are wrong: no announcement can match them, and no resume would be correct. The kernel's end is true.
         let token = flow.token();
         unmanage(flow, ctl);
         runtime::with_agent(|a| a.demote(token));
@@ -71,8 +71,8 @@ pub fn fault(flow: &'static Flow, fd: c_int, cause: Cause) -> Fault {
     found_dead(flow, ctl, fd, cause)
 }
 
-/// Whether bytes of the transport, which has come to an end, were moved where no hook sees it. A thread that has just moved
-/// some counts them in the next moment, so it is looked twice.
+/// Whether bytes of the transport, which has come to an end, were moved where no hook sees it. The check is repeated after a
+/// moment, because a thread counts the bytes that it has moved only after its system call.
 fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
     let differs = || {
         let start = |half: &mut SendHalf| Start::of(&flow.stream, half.sent(), fd);
@@ -85,20 +85,21 @@ fn is_used_past_us(flow: &Flow, ctl: &Ctl, fd: c_int) -> bool {
     }
 }
 
-/// Suspends a live flow whose transport died when nobody was looking, or another thread that has its error is about to.
+/// Suspends a live flow whose transport has died without a call that noticed it (or another thread has its error, and is about to
+/// suspend the flow).
 pub fn notice(flow: &'static Flow, fd: c_int) {
     if flow.live.load(Ordering::Acquire) && sys::is_over(fd) && has_failed(flow, fd) {
         fault(flow, fd, Cause::Errno(TO_BE_ASKED));
     }
 }
 
-/// Whether the transport under `fd`, which the kernel has given up, has failed. What both ends have ended is given up in good
-/// order; what we have not is not, also where another thread has taken the error.
+/// Whether the transport under `fd`, which the kernel has closed, has failed. A connection that both sides have ended is closed in
+/// good order. If our side has not ended, the connection has failed, even if another thread has taken the error.
 pub fn has_failed(flow: &Flow, fd: c_int) -> bool {
     flow.stream.local_final().is_none() || sys::has_error(fd)
 }
 
-/// The transport that is under `fd`, and in use, is dead, or has ended unannounced.
+/// Suspends the flow: its transport under `fd`, which was in use, is dead or has ended unannounced.
 pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Cause) -> Fault {
     if flow.used_by_child() || !flow.was_established(fd) {
         let token = flow.token();
@@ -106,7 +107,7 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
         runtime::with_agent(|a| a.demote(token));
         return Fault::Plain;
     }
-    // There is nobody yet who could be asked about it.
+    // The flow is still negotiating: no peer agent is known that could be asked about the end.
     if matches!(cause, Cause::Eof { .. }) && !flow.live.load(Ordering::Acquire) {
         flow.end_shown.store(true, Ordering::Release);
         return Fault::Plain;
@@ -120,8 +121,8 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
     suspend(flow, &mut ctl);
     ctl.receiving.set_ended(matches!(cause, Cause::Eof { .. }));
     match cause {
-        // It looks as if there were something to read, and nothing is wrong with it.
-        Cause::Eof { .. } => veil(flow, &mut ctl),
+        // The old transport would be reported as readable for ever, and without an error.
+        Cause::Eof { .. } => install_placeholder(flow, &mut ctl),
         _ => ctl.receiving.set_over(),
     }
     let cause = match (cause, ctl.old()) {
@@ -138,21 +139,21 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
     // thread does with the flow, and before it can resume it for the peer.
     match runtime::with_agent(|a| a.fault(flow.token(), cause)) {
         Some(true) => turn::want(),
-        // As bare, since nobody is left to resume it.
+        // No agent is left to resume the flow: the application sees the error.
         _ => conclude(flow, ctl, verdict(cause)),
     }
     Fault::Suspended
 }
 
-/// Where our stream ended, if the application had shut both directions and the peer has all of it. Then the kernel has refused
-/// what the peer went on sending, and has ended the connection with that: there is nothing to resume.
+/// The end of our stream, if the application has shut both directions and the peer has received everything. Then our kernel has reset
+/// the connection because the peer went on sending: there is nothing to resume.
 fn refused_by_us(flow: &Flow, fd: c_int, cause: Cause) -> Option<u64> {
     let end = flow.stream.local_final()?;
     let shut = flow.read_shut.load(Ordering::Relaxed);
     (shut && matches!(cause, Cause::Errno(_)) && sys::unacked(fd) == Ok(0)).then_some(end)
 }
 
-/// What the application sees of a transport that is lost for good.
+/// What the application sees when a transport is lost for good.
 fn verdict(cause: Cause) -> Verdict {
     match cause {
         Cause::Errno(errno) => Verdict::Errno(errno),
@@ -161,7 +162,7 @@ fn verdict(cause: Cause) -> Verdict {
     }
 }
 
-/// The transport that bytes are sent on, though nobody may read from it yet, is dead.
+/// A transport on which bytes are sent while the gate is barred (it waits behind the stash, or is half open) is dead.
 pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
     if ctl.is_plain() {
         return conclude(flow, ctl, Verdict::Errno(errno));
@@ -174,9 +175,9 @@ pub fn lost_while_barred(flow: &'static Flow, mut ctl: CtlGuard, errno: c_int) {
     }
 }
 
-/// A call has taken the error of a connection that is plain TCP, and cannot give it to its caller: the next call
-/// is to get it.
-pub fn owe(fd: c_int, errno: c_int) {
+/// Makes the next call on a plain TCP connection report `errno`: an earlier call has taken the error from the kernel, and cannot
+/// return it to its caller.
+pub fn set_pending_error(fd: c_int, errno: c_int) {
     let how = match errno {
         libc::EPIPE => Departure::Refused,
         _ => Departure::Reset,
@@ -191,8 +192,8 @@ pub fn owe(fd: c_int, errno: c_int) {
     }
 }
 
-/// A call has taken an error from a transport that was suspended meanwhile: if the transport is ever put back, the
-/// error is owed.
+/// Notes an error that a call has taken from a transport that was suspended meanwhile. If the transport is ever put back, the
+/// error is pending.
 pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
     let of_transport = [
         libc::ECONNRESET,
@@ -210,8 +211,8 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
     }
 }
 
-/// Whether the peer has announced the end that was met, or does so within a moment: the announcement and the end
-/// travel at the same time, and to wait for the one costs less than to suspend and to ask.
+/// Whether the peer has announced the end that was met, or does so within `ANNOUNCEMENT`. The announcement and the end travel at
+/// the same time, and waiting for the announcement costs less than a suspension and an inquiry.
 fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
     let begun = Instant::now();
     while flow.live.load(Ordering::Acquire) && !flow.stream.is_barred() {
@@ -222,30 +223,30 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
         let Some(left) = ANNOUNCEMENT.checked_sub(begun.elapsed()) else {
             break;
         };
-        // What comes to a mailbox wakes nobody.
+        // The arrival of a message in a mailbox wakes no thread.
         let left = match heard {
             Heard::Open => left.min(MAILBOX_LOOK),
             _ => left,
         };
         let _ = sys::keep_errno(|| flow.stream.wait(seen, Some(left)));
         if heard == Heard::Open {
-            heard = hear(flow, &mut flow.ctl(), received);
+            heard = read_mailbox(flow, &mut flow.ctl(), received);
         }
     }
     false
 }
 
-/// Looks into the mailbox for what the peer of an accepted flow has said: that it has SLIM, and perhaps that it has closed
-/// the flow, after as many bytes as were `received`.
-pub fn hear(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
+/// Reads the mailbox for messages of an accepted flow's peer: that it has SLIM, and perhaps that it has closed the flow, after as
+/// many bytes as were `received`.
+pub fn read_mailbox(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
     let accepted = !ctl.receiving.dialled() && !ctl.receiving.has_moved();
     let ends = ctl.ends().filter(|_| accepted);
     let ask = |(local, remote)| runtime::with_agent(|a| a.heard(local, remote));
-    // A mailbox that is empty is no error of the application's call.
+    // The errno of an empty mailbox must not reach the application's call.
     let heard = ends.and_then(|ends| sys::keep_errno(|| ask(ends)));
     let heard = heard.unwrap_or(Heard::Nothing);
     if heard != Heard::Nothing {
-        // The agent may not have read it yet.
+        // The agent may not have handled the message yet.
         flow.live.store(true, Ordering::Release);
     }
     if heard == Heard::Closed(received) {

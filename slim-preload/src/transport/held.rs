@@ -1,10 +1,10 @@
 //! Whether the flow's numbers are still the flow's.
 //!
-//! A program can close a number where no hook sees it: by a system call of its own making, through io_uring, in a
-//! vforked child. The number then goes to whatever the program opens next. Data calls trust the table, and what goes
-//! wrong by that concerns a flow whose end nobody has noticed yet. All else (what answers in the kernel's place, what
-//! puts something under a number, what is told to the peer) asks first whether the file under the number is the one
-//! that was put there. If it is not, the application has closed it.
+//! A program can close a number where no hook sees it: by a raw system call, through io_uring, in a vforked child. The
+//! kernel then gives the number to the next file that the program opens. Data calls trust the table; an error there affects
+//! only a flow whose close has not been noticed yet. All other code (which answers in the kernel's place, puts a file under
+//! a number, or tells the peer something) first checks that the file under the number is the one that was put there. If it
+//! is not, the application has closed the number.
 
 use super::unmanage;
 use crate::flow::{Ctl, Flow, Mode};
@@ -14,8 +14,8 @@ use slim_sys::lock::Guard;
 use std::sync::atomic::Ordering;
 
 impl Flow {
-    /// The control part, if the flow is still the one behind `fd`. A number that may have other things under it than
-    /// the transport is looked at first.
+    /// The control part, if the flow is still the one behind `fd`. Unless the flow is open, the file under the number is
+    /// checked first.
     pub fn ctl_of(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
         let ctl = self.ctl();
         if !ctl.fds.contains(&fd) {
@@ -23,41 +23,41 @@ impl Flow {
         }
         match ctl.mode() {
             Mode::Open => Some(ctl),
-            _ => self.looked_at(ctl).filter(|ctl| ctl.fds.contains(&fd)),
+            _ => self.checked(ctl).filter(|ctl| ctl.fds.contains(&fd)),
         }
     }
 
-    /// The control part, if the file behind `fd` is the flow's.
+    /// The control part, if the file under `fd` is the flow's.
     pub fn own_at(&'static self, fd: c_int) -> Option<Guard<'static, Ctl>> {
         self.own().filter(|ctl| ctl.fds.contains(&fd))
     }
 
-    /// The control part, without the numbers that the application has closed; `None` if those were the last ones, and
-    /// the flow is at its end.
+    /// The control part, without the numbers that the application has closed. `None` if no number is left: then the flow
+    /// has been ended.
     pub fn own(&'static self) -> Option<Guard<'static, Ctl>> {
-        self.looked_at(self.ctl())
+        self.checked(self.ctl())
     }
 
-    fn looked_at(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
+    fn checked(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
         self.drop_lost(&mut ctl);
         if ctl.is_held() || ctl.mode() == Mode::Lingering {
             return Some(ctl);
         }
         epoll::drop_closed(self, &mut ctl);
-        // The peer is to believe the kernel: how much was written to the connection before it was closed, is not known.
+        // The peer must believe its kernel: the number of bytes written before the close is not known.
         let token = self.token();
-        ctl.uncover(self);
+        ctl.clear_suspension(self);
         ctl.linger();
-        ctl.lose();
+        ctl.mark_lost();
         unmanage(self, ctl);
         sys::keep_errno(|| runtime::with_agent(|a| a.demote(token)));
         None
     }
 
-    /// Forgets the numbers that have something else under them now.
+    /// Forgets the numbers under which there is another file now.
     pub fn drop_lost(&self, ctl: &mut Ctl) {
         let whole = ctl.fds.iter().all(|fd| self.is_under(*fd));
-        // A vforked child has what it likes under its numbers.
+        // A vforked child may have any file under its numbers.
         if whole || !runtime::in_own_process() {
             return;
         }
@@ -73,7 +73,7 @@ impl Flow {
         }
     }
 
-    /// Runs `set`, which may change whether calls on the flow's number `fd` wait, on the descriptor that has its status flags.
+    /// Runs `set`, which may change whether calls on the flow's number `fd` block, on the descriptor that has the status flags.
     pub fn set_mode(&'static self, fd: c_int, set: impl FnOnce(c_int) -> c_int) -> c_int {
         let Some(ctl) = self.ctl_of(fd) else {
             return set(fd);

@@ -1,4 +1,4 @@
-//! A flow is given up: what its numbers show from then on.
+//! Escalation: what the numbers of a flow show after it is given up.
 
 use super::{CtlGuard, abort, drain, swap_in, unmanage};
 use crate::addr::Name;
@@ -11,16 +11,16 @@ use libc::c_int;
 use slim_core::stash::Stash;
 use slim_core::{Verdict, memory};
 
-/// Gives the flow up with an errno, or with an orderly end; what has come before that is still to be read.
+/// Gives the flow up with an errno, or with an orderly end. Bytes received before that can still be read.
 pub fn escalate(flow: &'static Flow, verdict: Verdict) {
-    // What the kernel has received is the application's, whatever becomes of the connection.
+    // Bytes that the kernel has received belong to the application, even if the connection is lost.
     drain_if_suspended(flow);
     let Some(mut ctl) = flow.own() else { return };
     if ctl.mode() == Mode::Lingering {
         ctl.set_transport(None);
     }
     let verdict = match (verdict, ctl.taken()) {
-        // The end had come before the transport failed: it is what we sent that was refused.
+        // The peer's stream had ended before the transport failed, so the failure concerns the bytes that we sent.
         (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
         (verdict, _) => verdict,
     };
@@ -37,11 +37,11 @@ fn drain_if_suspended(flow: &'static Flow) {
     }
 }
 
-/// A connection that is over takes the numbers, with the stash in it. The kernel reports the end by itself, but for
-/// an errno that only a true network can bring about: that one is owed once by us. A stash that is too large for
-/// it stays here.
+/// Puts a connection that is over under the numbers, with the stash in its receive queue. The kernel then reports the end by itself.
+/// Exception: an errno that only a real network can cause is a pending error, which SLIM reports once. A stash that is too large for
+/// the queue stays here.
 pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict) {
-    let (how, owed) = match verdict {
+    let (how, pending) = match verdict {
         Verdict::Errno(libc::ECONNRESET) => (Departure::Reset, None),
         Verdict::Errno(libc::EPIPE) => (Departure::Refused, None),
         Verdict::Errno(errno) => (Departure::Reset, Some(errno)),
@@ -56,7 +56,7 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     flow.stream.bar();
     let mut unread = Vec::new();
     let family = ctl.local.as_ref().map_or(libc::AF_INET, Name::family);
-    let copied = owed.is_none()
+    let copied = pending.is_none()
         && ctl.receiving.stash.len() <= stand_in::MOST
         && memory::reserve(&mut unread, ctl.receiving.stash.len()).is_ok();
     let whole = match copied {
@@ -74,21 +74,21 @@ pub(super) fn conclude(flow: &'static Flow, mut ctl: CtlGuard, verdict: Verdict)
     if let Some(fd) = file.filter(|_| flow.stream.local_final().is_some()) {
         sys::shutdown(fd, libc::SHUT_WR);
     }
-    bury(flow, &mut ctl, file);
+    install_stand_in(flow, &mut ctl, file);
     if let Some(fd) = ctl.fds.first() {
         kept_names::remember(*fd, (ctl.local.clone(), ctl.peer.clone()));
     }
-    ctl.uncover(flow);
-    if owed.is_none() && ctl.receiving.stash.is_empty() {
+    ctl.clear_suspension(flow);
+    if pending.is_none() && ctl.receiving.stash.is_empty() {
         return unmanage(flow, ctl);
     }
-    ctl.escalate(owed);
+    ctl.escalate(pending);
     drop(ctl);
     flow.stream.wake();
 }
 
-/// Puts `file`, or for want of one the old transport, under the numbers, with the flags and options they had.
-fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
+/// Puts `file` under the numbers (without one: the old transport), with the flags and options that they had.
+fn install_stand_in(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
     let Some(fd) = ctl.fds.first().copied() else {
         file.into_iter().for_each(sys::close);
         return ctl.set_transport(None);
@@ -105,7 +105,7 @@ fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
     let before = old.unwrap_or(fd);
     sys::set_status(file, flags);
     if before != file {
-        // What is over sends nothing.
+        // Errors do not matter: a connection that is over sends nothing.
         let _ = options::copy(before, file, &mut ctl.receives);
     }
     if old.is_none() {
@@ -121,12 +121,12 @@ fn bury(flow: &Flow, ctl: &mut Ctl, file: Option<c_int>) {
     }
 }
 
-/// Takes the errno that a dead flow owes, in place of the one that the kernel would report. Nothing more is owed
-/// then, and what is left of the stash comes before the end.
-pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
+/// Takes the pending error of a dead flow, in place of the error that the kernel would report. Afterwards no error is pending. If
+/// stashed bytes are left, they are read before the end.
+pub fn take_pending_error(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
     let (Mode::Dead(errno)
     | Mode::Stashed {
-        then: Then::Owed(errno),
+        then: Then::Error(errno),
     }) = ctl.mode()
     else {
         return None;
@@ -137,7 +137,7 @@ pub fn pay(flow: &'static Flow, mut ctl: CtlGuard) -> Option<c_int> {
     if ctl.receiving.stash.is_empty() {
         unmanage(flow, ctl);
     } else {
-        ctl.pay();
+        ctl.clear_pending_error();
     }
     Some(errno)
 }
