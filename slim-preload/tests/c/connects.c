@@ -1,4 +1,4 @@
-// The ways in which connections begin, and do not.
+// Ways to make a connection, and ways in which that fails.
 #include "t.h"
 
 static char buf[64];

@@ -1,4 +1,4 @@
-// Copies of descriptors, their flags, and the numbers that the program sees.
+// Copies of descriptors, their flags, and their numbers.
 #include "t.h"
 
 static char buf[256];
@@ -157,7 +157,7 @@ int main(void) {
     d = R(socket(AF_INET, SOCK_STREAM, 0));
     R(connect(d, (void *)&a, sizeof a));
     R(close(d));
-    // The port can be had again as it can without us.
+    // The port can be bound again as it can without SLIM.
     d = R(socket(AF_INET, SOCK_STREAM, 0));
     R(setsockopt(d, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
     R(bind(d, (void *)&a, sizeof a));
