@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
                 // The kernel's list of connections may be incomplete, so several passes are made.
                 for (int n = 0; n < 50 && break_connections() > 0; n++) {}
             } else {
-                // The closest bare equivalent: the connection ends, by the peer.
+                // The closest equivalent in a bare run: the peer causes the same error.
                 MUST(kill(other, SIGCONT));
                 tell(1);
                 hear();

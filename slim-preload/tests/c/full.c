@@ -1,5 +1,6 @@
 // A program has opened as many descriptors as its limit allows. Broken connections are resumed one after the other, and the
-// program can still open as many descriptors as in a bare run. T_ARGS: the soft and the hard limit on open files.
+// program can still open as many descriptors as in a bare run. T_ARGS: the soft and the hard limit on open files, and the ends
+// that have these limits.
 #include "t.h"
 
 enum { N = 40 };

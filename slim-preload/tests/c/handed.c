@@ -63,7 +63,7 @@ static const char *finds(int f, uint64_t off, size_t most, uint64_t seed) {
     return "all";
 }
 
-// Accepts an error or the whole stream: in a bare run nothing breaks, so all bytes come.
+// For readers that get an error under the preload: in a bare run nothing breaks, so they get all bytes, which counts the same.
 static const char *or_error(const char *found) {
     return !strcmp(found, "all") ? "an error" : found;
 }

@@ -9,8 +9,8 @@ extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_real
 extern void __libc_free(void *);
 
 static __thread const char *inside;
-// Set in the program's threads. The only other thread is the agent's. It must not use the program's heap either: a handler
-// that has interrupted malloc holds the heap's lock and may wait for the agent, which would then wait for the lock.
+// Set in the program's threads. The only other thread is the agent's. It must not use the program's heap either: it would wait
+// for the heap's lock, whose holder may be in a handler that waits for the agent.
 static __thread int own;
 static volatile int all_own_known;
 static volatile int uses;
@@ -220,7 +220,7 @@ static void counted(void) {
     ping(x.c, x.s, "the first");
     own = all_own_known = 1;
     pthread_t t;
-    // All calls in a new thread, twice.
+    // In two new threads, and below in this thread, which has made calls before.
     for (int i = 0; i < 2; i++) {
         MUST(-pthread_create(&t, NULL, all_calls, NULL));
         pthread_join(t, NULL);
