@@ -149,7 +149,7 @@ fn nothing_is_left_after_the_end_or_a_panic() {
     assert!(end.is_err());
     assert!(
         !sleeper.wait().unwrap().success(),
-        "what was started there is killed"
+        "processes started in the lab are killed"
     );
     assert!(holders.iter().all(|pid| !alive(*pid)), "no holder lives");
     if env::var_os(KEEP_VAR).is_some() {
@@ -190,7 +190,7 @@ fn nothing_is_left_when_the_owner_is_killed() {
     let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines();
     let line = lines
         .find_map(|l| l.ok().filter(|l| l.starts_with("owned ")))
-        .expect("the owner says what it has");
+        .expect("the owner prints its lab");
     let (dir, pids) = line["owned ".len()..].split_once(' ').unwrap();
     let pids: Vec<u32> = pids
         .trim_matches(['[', ']'])

@@ -38,7 +38,7 @@ fn installed(name: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// Paths of all `programs`, or a skip with its reason.
+/// Paths of all `programs`, or `None` with the skip and its reason printed.
 fn all_installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[PathBuf; N]> {
     for program in programs {
         if installed(program).is_none() {

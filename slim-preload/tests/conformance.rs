@@ -1,8 +1,8 @@
 //! Every hooked call gives the same result, errno, flags, readiness and signals with and without the preload.
 //!
-//! Each C program in `c/` writes down all that it sees. It runs bare, under the preload before and after the negotiation
-//! has ended, with `SLIM=off`, and (programs in two parts) with the preload at one end only; every transcript must be the
-//! bare one.
+//! Each C program in `c/` prints a transcript of all results that it sees. It runs bare, under the preload before and after
+//! the negotiation has ended, with `SLIM=off`, and (server and client programs) with the preload at one end only. Every
+//! transcript must be the bare one.
 
 mod common;
 

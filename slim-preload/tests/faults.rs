@@ -219,7 +219,7 @@ fn options_are_set_on_the_new_transport() {
     unnoticed("broken", &["options", "options-exec"], 1);
 }
 
-/// A connection with an urgent byte is plain TCP, and breaks like a bare one.
+/// A connection with an urgent byte becomes plain TCP, and breaks like a bare one.
 #[test]
 fn broken_with_urgent_bytes() {
     if !own_network("broken_with_urgent_bytes") {
@@ -234,7 +234,7 @@ fn broken_with_urgent_bytes() {
     }
 }
 
-/// A connection with asynchronous I/O is plain TCP, and breaks like a bare one.
+/// A connection with asynchronous I/O becomes plain TCP, and breaks like a bare one.
 #[test]
 fn broken_with_asynchronous_io() {
     if !own_network("broken_with_asynchronous_io") {
@@ -348,7 +348,7 @@ fn broken_while_negotiating() {
 /// All that the acceptor has from its peer is HELLO.
 #[test]
 fn ended_and_broken_while_negotiating() {
-    let cases = ["closes", "owes", "hurries", "connector", "half"];
+    let cases = ["closes", "in-flight", "in-flight-now", "connector", "half"];
     unnoticed_with(&["-rdynamic"], "early", &cases, 1);
 }
 

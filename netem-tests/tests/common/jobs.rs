@@ -20,9 +20,9 @@ pub const PROGRAM: &str = "slim_pp";
 /// Where SLIM is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slim {
-    /// Nowhere.
+    /// In no process.
     Bare,
-    /// Under mpirun, daemons and ranks of all nodes.
+    /// In mpirun, and in the daemons and ranks of all nodes.
     Everywhere,
     /// Only on the node where mpirun runs.
     FirstNode,

@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
             R(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
             line("told: %d", epoll_wait(e, &ev, 1, 2000));
             R(i % 2 ? dup2(null, fd) == fd : close(fd) == 0);
-            line("told of what is closed: %d", epoll_wait(e, &ev, 1, 50));
+            line("events of closed connections: %d", epoll_wait(e, &ev, 1, 50));
         }
         meet();
         if (is_server() || i % 2) close(fd);

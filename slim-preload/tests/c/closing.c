@@ -265,7 +265,7 @@ int main(int argc, char **argv) {
             meet();
         }
 
-        line("-- somebody is in recv when the peer closes, and when it resets");
+        line("-- a thread is in recv when the peer closes, and when it resets");
         for (int k = 0; k < 2; k++) {
             fd = pair_up(&l);
             if (me) {
@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
             }
         }
 
-        line("-- somebody is in send when the peer closes");
+        line("-- a thread is in send when the peer closes");
         fd = pair_up(&l);
         if (me) {
             ms(60);
@@ -323,7 +323,7 @@ int main(int argc, char **argv) {
             }
         }
 
-        line("-- SIGPIPE kills who does not handle it");
+        line("-- SIGPIPE kills a process that does not handle it");
         fd = pair_up(&l);
         if (me) {
             R(close(fd));

@@ -194,7 +194,7 @@ int main(void) {
     line("%d %d %d", z.l, z.c, z.s);
     ping(z.c, z.s, "low numbers");
 
-    line("-- what close_range and closefrom do");
+    line("-- close_range and closefrom");
     R(close_range(y.c, y.c, 0));
     ends(y.s);
     R(close_range(200, 100, 0));

@@ -29,7 +29,7 @@ static void connected(void) {
         struct sockaddr_in a = v4(hear());
         int small = 8192;
         fd = MUST(socket(AF_INET, SOCK_STREAM, 0));
-        if (is("owes") || is("hurries")) MUST(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small));
+        if (is("in-flight") || is("in-flight-now")) MUST(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small));
         MUST(connect(fd, (void *)&a, sizeof a));
     }
 }
@@ -56,11 +56,11 @@ static void acceptor_closes(size_t n) {
         fill(buf, 0, n, 7);
         R(full_send(fd, buf, n));
         if (n == 5) acked(fd);
-        if (!is("hurries")) said(HELLO_ACK);
+        if (!is("in-flight-now")) said(HELLO_ACK);
         R(close(fd));
         broken();
     } else {
-        if (!is("hurries")) said(HELLO_DONE);
+        if (!is("in-flight-now")) said(HELLO_DONE);
         broken();
         received(n);
         R(close(fd));
@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
     if (is("half")) t_lost_kinds |= 1 << FIN;
     connected();
     if (is("closes")) acceptor_closes(5);
-    if (is("owes") || is("hurries")) acceptor_closes(300000);
+    if (is("in-flight") || is("in-flight-now")) acceptor_closes(300000);
     if (is("connector")) connector_closes(5);
     if (is("half")) half_closed();
     line("SIGPIPE %d", pipes());

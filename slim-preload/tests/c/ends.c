@@ -3,7 +3,7 @@
 //   count     connections of each client thread
 //   clients, threads    client processes, threads in each
 //   workers   server processes; 0: a single one, which makes the listener itself
-//   reuse     each worker has a listener of its own (SO_REUSEPORT)
+//   reuse     1: each worker has its own listener (SO_REUSEPORT)
 //   ports     first of the fixed ports that clients bind; 0: clients do not bind
 //   kill      how many of 1000 connections are killed
 //   us        latest moment of a kill, in microseconds after connect

@@ -241,7 +241,7 @@ int main(void) {
     MUST(recv(x.s, buf, 1, 0));
     events(e, "read");
 
-    line("-- added while somebody waits");
+    line("-- added while a thread waits");
     pthread_t t;
     int g = epoll_create1(0);
     pthread_create(&t, NULL, waiter, &g);

@@ -72,7 +72,7 @@ static void break_now(void) {
 
 static unsigned char big[1 << 20], back[1 << 20], peeked[1];
 
-// ---- every call that POSIX lists as safe, and that we hook ----
+// ---- every call that POSIX lists as safe, and that SLIM hooks ----
 
 // Moves bytes there and back by every call, with lengths from one byte to more than the socket takes at once.
 static void move_bytes(int a, int b) {

@@ -145,7 +145,7 @@ static void connect_all(void) {
     each(recv_one);
 }
 
-static void settled(void) {
+static void connect_and_negotiate(void) {
     connect_all();
     meet();
     settle();
@@ -159,7 +159,7 @@ static void broken(void) {
 }
 
 static void leaves(void (*f)(int fd)) {
-    settled();
+    connect_and_negotiate();
     if (me) each(f);
     meet();
     if (!me) each(drain_one), close_all();
@@ -173,14 +173,14 @@ static void closed_at_once(void) {
 }
 
 static void closed_by_both(void) {
-    settled();
+    connect_and_negotiate();
     close_all();
 }
 
 static void half_close(int fd) { shutdown(fd, SHUT_WR); }
 
 static void half_closed(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         each(half_close);
         each(drain_one);
@@ -193,7 +193,7 @@ static void half_closed(void) {
 }
 
 static void half_closed_by_both(void) {
-    settled();
+    connect_and_negotiate();
     each(half_close);
     each(drain_one);
     close_all();
@@ -225,7 +225,7 @@ static void linger_1(int fd) {
 static void lingered(void) { leaves(linger_1); }
 
 static void unread(void) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one);
     meet();
     if (me) close_all();
@@ -266,7 +266,7 @@ static void epoll_one(int fd) {
 static void in_an_epoll(void) { leaves(epoll_one); }
 
 static void used_by_child(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         pid_t p = fork();
         if (!p) {
@@ -282,7 +282,7 @@ static void used_by_child(void) {
 }
 
 static void kept_by_child(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         int end[2];
         MUST(pipe(end));
@@ -302,7 +302,7 @@ static void kept_by_child(void) {
 }
 
 static void kept_over_exec(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         char *args[] = {"true", NULL};
         pid_t p;
@@ -357,7 +357,7 @@ static void stdio_one(int fd) {
 static void with_stdio(void) { leaves(stdio_one); }
 
 static void resumed(void) {
-    settled();
+    connect_and_negotiate();
     broken();
     each(send_one);
     each(recv_one);
@@ -365,13 +365,13 @@ static void resumed(void) {
 }
 
 static void closed_while_away(void) {
-    settled();
+    connect_and_negotiate();
     broken();
     close_all();
 }
 
 static void stash(int read_it) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one), each(send_one);
     meet();
     broken();
@@ -410,7 +410,7 @@ static void attempts_fail(void) {
 }
 
 static void given_up(void) {
-    settled();
+    connect_and_negotiate();
     stand_still(attempts_fail);
     each(drain_one);
     close_all();
@@ -422,7 +422,7 @@ static void wait_for_end(void) {
 }
 
 static void given_up_unread(void) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one);
     stand_still(wait_for_end);
     close_all();
@@ -440,7 +440,7 @@ static void undelivered(void (*then)(void)) {
     int all = count;
     // Few connections, because the bytes take kernel memory.
     if (count > 10) count = 10;
-    settled();
+    connect_and_negotiate();
     if (me) each(close_with_unsent);
     meet();
     then();
@@ -636,8 +636,9 @@ static const struct way {
     {"used by a child", used_by_child}, {"kept by a child", kept_by_child}, {"kept over exec", kept_over_exec},
     {"passed", passed}, {"spliced", spliced}, {"stdio", with_stdio}, {"resumed", resumed},
     {"closed while away", closed_while_away}, {"stash read", stash_read}, {"stash unread", stash_unread},
-    {"given up", given_up}, {"given up unread", given_up_unread}, {"undelivered", undelivered_and_read}, {"undelivered and broken", undelivered_and_broken},
-    {"undelivered and unread", undelivered_and_unread}, {"undelivered and reset", undelivered_and_reset},
+    {"given up", given_up}, {"given up unread", given_up_unread}, {"undelivered", undelivered_and_read},
+    {"undelivered and broken", undelivered_and_broken}, {"undelivered and unread", undelivered_and_unread},
+    {"undelivered and reset", undelivered_and_reset},
     {"undelivered and given up", undelivered_and_given_up},
     {"peer killed", peer_killed}, {"peer killed and broken", peer_killed_and_broken}, {"peer exits", peer_exits},
     {"without SLIM", without_slim}, {"silent", silent}, {"another key", with_another_key}, {"silent for long", silent_for_long},
@@ -701,7 +702,7 @@ static void not_read(void) {
     long sum = 0, seen = 0;
     if (is_server()) l = listener(), at_first = numbers(), tell(port_of(l));
     else port = hear();
-    settled();
+    connect_and_negotiate();
     if (is_server()) {
         memset(buf, 'o', sizeof buf);
         for (int i = 0; i < count; i++) {

@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
             meet();
             if (breaks && atoi(breaks)) MUST(break_connections());
             ssize_t n = recv(fd, buf, sizeof buf, 0);
-            if (n > 0) line("%zd bytes that nobody sent", n);
+            if (n > 0) line("%zd bytes that were never sent", n);
             good += n <= 0;
         } else {
             meet();

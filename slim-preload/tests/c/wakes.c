@@ -55,7 +55,7 @@ static void client(int fd) {
         }
         int n = is("unseen") ? (int)raw(SYS_epoll_pwait, e, &got, 1, 5000, NULL, 8) : epoll_wait(e, &got, 1, 5000);
         if (n != 1 || got.data.u64 != ev.data.u64) {
-            line("nobody woke us in round %d, with %d bytes: %d", i, have, n);
+            line("not woken in round %d, with %d bytes: %d", i, have, n);
             return;
         }
         if (is("change") && got.events & EPOLLOUT && lost++ == 0) {
@@ -63,7 +63,7 @@ static void client(int fd) {
             continue;
         }
         if (got.events & EPOLLOUT) {
-            line("woken in round %d for what nobody waits for: %x", i, got.events);
+            line("woken in round %d for events that it does not wait for: %x", i, got.events);
             return;
         }
         ssize_t r;

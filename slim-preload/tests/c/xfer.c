@@ -235,7 +235,7 @@ static void *writer(void *p UNUSED) {
         if (r < 0) break;
         if (r == 0 && e >= 0) {
             struct epoll_event ev;
-            if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no word that one can write");
+            if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no event for writing");
         } else if (r == 0 && !is("time-limits")) {
             line("send: EAGAIN");
             break;
@@ -285,7 +285,7 @@ static void with_threads(void) {
             if (r < 0) break;
             if (e >= 0) {
                 struct epoll_event ev;
-                if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no word that one can read");
+                if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no event for reading");
                 continue;
             }
             if (is("time-limits")) continue;
