@@ -1,4 +1,4 @@
-// In a process that makes no connection the library does nothing.
+// In a process that makes no connection the library sets nothing up: no registration for membarrier, for example.
 #include "t.h"
 #include <linux/membarrier.h>
 #include <sys/syscall.h>

@@ -1,6 +1,6 @@
 // A thread stays inside a call for long, because a signal handler has interrupted it, or because there is no room to send. Its
 // connection breaks, and so does another one of the process, whose resume must not wait for the first. T_ARGS: the call, how
-// many milliseconds the handler takes, and after how many more the other connection breaks again.
+// many milliseconds the handler takes, and how many milliseconds after its first break the other connection breaks again.
 #include "t.h"
 #include "raw.h"
 

@@ -92,7 +92,7 @@ static void sends(void) {
     for (i = 0; i < 3; i++) {
         fill_up();
         LEAVE(write(x.c, much, 1 << 20));
-        // Another write waits for room, but not for the call that was left.
+        // Another write waits until there is room, and not for ever.
         pthread_t t;
         sigset_t alarm;
         sigemptyset(&alarm);

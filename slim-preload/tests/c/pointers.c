@@ -110,7 +110,7 @@ static void waiting(char *p) {
     C(ppoll((void *)p, 1, &bad, NULL));
     C(ppoll(&one, 1, &bad, NULL));
     C(ppoll(&one, 1, &past, NULL));
-    // libc itself reads the time limits of these calls, and would crash on a bad pointer.
+    // libc itself reads the time limits of these calls, so they are valid here.
     if (p) C(select(fd + 1, (void *)p, NULL, NULL, (tv.tv_usec = 1000, &tv)));
     if (p) C(select(fd + 1, NULL, (void *)p, NULL, (tv.tv_usec = 0, &tv)));
     FD_ZERO(&r);
@@ -203,7 +203,7 @@ static void all(void) {
     for (int i = 0; i < 5; i++) {
         which = names[i];
         int end = i == 2, ro = i == 3;
-        // The byte before the end of a mapping could be read into, and read-only bytes could be sent.
+        // The last byte of a mapping could be read into, and read-only bytes could be sent.
         if (!end || !unread) reading(p[i]);
         asking(p[i]);
         waiting(p[i]);

@@ -1,6 +1,6 @@
 /*
-  * Connections one after the other between two processes, with a byte back and forth on each. The client closes first, except
-  * on every fifth connection, where the server does. Both check that each stream ends at the right byte.
+ * Connections one after the other between two processes, with a byte back and forth on each. The client closes first, except
+ * on every fifth connection, where the server does. Both check that each stream ends at the right byte.
  *
  *   short COUNT
  */
@@ -30,8 +30,8 @@ static void ends(int fd)
 }
 
 /*
-  * Reports UDP sockets of this process on ports that the kernel may give to a listener: the listener would need the UDP port of
-  * the same number. SLIM has UDP sockets once the two processes know each other.
+ * Reports UDP sockets of this process on ports that the kernel may give to a listener: the listener would need the UDP port of
+ * the same number. SLIM has UDP sockets once the two processes know each other.
  */
 static void look_at_udp_ports(void)
 {

@@ -1,4 +1,4 @@
-// Bytes move where no hook sees it (by a raw system call, and through io_uring) on connections that end in order. Both programs
+// Bytes move where no hook sees it (by a raw system call, and through io_uring) on connections that end in order. The programs
 // must see these ends as in a bare run. Two programs.
 #include "t.h"
 #include "raw.h"
