@@ -1,5 +1,5 @@
-//! Connections from and to addresses that a host would not choose by itself: aliases, addresses with routes of their own,
-//! and those that mean something on one link only. They have sessions, and are resumed.
+//! Connections from and to addresses that a host would not choose by itself: aliases, addresses with their own routes, and
+//! link-local addresses. They have sessions, and are resumed.
 
 mod common;
 
@@ -16,8 +16,8 @@ use slim_lab::{
     skip::skip,
 };
 
-/// Both ends of a connection: `server HOST PORT` and `client HOST PORT OWN-ADDRESS`. Each counts upwards, a number in each
-/// direction in turn, and checks what comes; at 300 they are done.
+/// Both ends of a connection: `server HOST PORT` and `client HOST PORT OWN-ADDRESS`. The ends send increasing numbers to each
+/// other in turn, and check what they receive. They stop at 300.
 const PROGRAM: &str = r#"
 import errno, socket, sys, time
 role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -65,7 +65,7 @@ fn ip(lab: &Lab, node: usize, args: &str) {
     lab.node(node).net().exec("ip", &args).expect("ip");
 }
 
-/// A server at `there` and a client at `here` live through a killed connection.
+/// Asserts that a server at `there` and a client at `here` survive a killed connection.
 fn is_protected(lab: &Lab, there: &str, here: &str) {
     let server = start(lab, 1, &["server", there, "7000"]);
     let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
@@ -114,8 +114,8 @@ fn an_alias_is_an_address_like_any_other() {
     is_protected(&lab, "10.77.0.102", "10.77.0.101");
 }
 
-/// The host has two ways to the peer. Its usual one swallows everything; rules send what comes from the other address
-/// by the other way.
+/// The host has two routes to the peer. The default one is a black hole. Policy rules send packets from the second address
+/// over the second route.
 #[test]
 fn an_address_with_routes_of_its_own() {
     let Some(lab) = lab_with_python("policy", 2) else {
@@ -133,7 +133,7 @@ fn addresses_of_one_link() {
     let Some(lab) = lab_with_python("link-local", 2) else {
         return;
     };
-    // On the second link, so that one that is chosen without its scope is the wrong one.
+    // On the second link, so that an address used without its scope ends up on the wrong link.
     for node in 0..2 {
         ip(
             &lab,
@@ -144,7 +144,7 @@ fn addresses_of_one_link() {
     is_protected(&lab, "fe80::71%path1", "fe80::70%path1");
 }
 
-/// A server and a client that have begun, with a session.
+/// Starts a server and a client, and waits until their connection has a session.
 fn begun(lab: &Lab, there: &str, here: &str) -> [Running; 2] {
     let server = start(lab, 1, &["server", there, "7000"]);
     let ready = server.wait_line(Duration::from_secs(20), |l| l == "READY");
@@ -155,7 +155,7 @@ fn begun(lab: &Lab, there: &str, here: &str) -> [Running; 2] {
     [server, client]
 }
 
-/// Hosts get other addresses on the first path, at the same moment and for good.
+/// Gives these hosts other addresses on the first path, all at the same moment and for good.
 fn renumber(lab: &Lab, nodes: &[usize]) {
     for node in nodes {
         let (own, last) = (lab.node(*node).address(0), node + 1);
@@ -175,7 +175,7 @@ fn finish(lab: &Lab, programs: &[Running], how: &str) {
     }
 }
 
-/// The peer had told of its address on the second path, which stays.
+/// Each peer has announced its address on the second path, and that address stays.
 #[test]
 fn both_hosts_renumbered_with_a_second_path() {
     let Some(lab) = lab_with_python("rails", 2) else {
@@ -187,7 +187,7 @@ fn both_hosts_renumbered_with_a_second_path() {
     assert!(Events::read(&lab).of_kind("resume").count() >= 2);
 }
 
-/// The other end's address is known, and stays.
+/// The other host keeps its address, which is known.
 #[test]
 fn one_host_renumbered() {
     let Some(lab) = lab_with_python("renumbered", 1) else {
@@ -200,7 +200,7 @@ fn one_host_renumbered() {
     finish(&lab, &programs, "DONE");
 }
 
-/// Neither end can know where the other is: the program gets the kernel's error, in the time that it has set.
+/// Neither end can know the other's new address. The program gets the kernel's error, within the timeout that it has set.
 #[test]
 fn both_hosts_renumbered_at_once() {
     let Some(lab) = lab_with_python("both", 1) else {
@@ -208,7 +208,7 @@ fn both_hosts_renumbered_at_once() {
     };
     let programs = begun(&lab, "10.77.0.2", "10.77.0.1");
     renumber(&lab, &[0, 1]);
-    // The end that waits for the other's number has nothing on its way, and does not learn of it: TCP is like that.
+    // The end that waits for the other's number has no unacknowledged data. Like plain TCP, it does not notice the loss.
     let error = |p: &Running| p.lines().iter().any(|l| l.text.starts_with('E'));
     let told = eventually(Duration::from_secs(20), || programs.iter().any(error));
     let said = programs.each_ref().map(Running::lines);

@@ -1,5 +1,5 @@
-//! Plain programs that know nothing of MPI or SLIM: many connections at once, a peer without SLIM,
-//! a peer that dies, a host that is gone.
+//! Programs without MPI that know nothing of SLIM: many connections at once, a peer without SLIM, a peer that dies, a host
+//! that is gone.
 
 mod common;
 
@@ -83,7 +83,7 @@ fn errors(end: &End) -> Vec<String> {
         )
     };
     let mut found: Vec<_> = end.lines.iter().filter_map(text).collect();
-    // Where in the stream it happened differs from run to run.
+    // The position in the stream differs from run to run.
     found
         .iter_mut()
         .for_each(|e| e.truncate(e.find(" at ").unwrap_or(e.len())));
@@ -92,7 +92,7 @@ fn errors(end: &End) -> Vec<String> {
     found
 }
 
-/// Waits until a program reports an error, and says how long that took since `start`.
+/// Waits until a program reports an error. Returns the time from `start` to the error.
 fn error_after(
     program: &slim_lab::output::Running,
     start: Instant,
@@ -142,7 +142,7 @@ fn a_peer_without_slim_notices_nothing() {
         println!("{name}: connect takes {median} us (median)");
         medians.push((name, median));
     }
-    // A connect that waited for an answer of a peer that has none would take milliseconds.
+    // A connect that waited for an answer from a peer without SLIM would take milliseconds.
     let bare = medians[0].1;
     for (name, median) in &medians[1..] {
         assert!(
@@ -247,7 +247,7 @@ fn a_host_gone_for_good_is_given_up_within_the_deadline() {
             errors.iter().all(|e| e.contains("os error 104")),
             "{name}: the reset's errno: {errors:?}"
         );
-        // Three windows of 3 s together, and a second to notice.
+        // The three attempts may take 3 s together, and a second more to notice the loss.
         let took = took.expect("it is given up");
         assert!(
             took > Duration::from_secs(2),
@@ -257,8 +257,7 @@ fn a_host_gone_for_good_is_given_up_within_the_deadline() {
     }
 }
 
-/// A silent line is no error: nothing is given up while bare TCP would still wait, and when the line
-/// is back all data arrives.
+/// Silence is no error. No flow is escalated while bare TCP would still wait, and when packets pass again all data arrives.
 #[test]
 fn a_stall_is_never_given_up() {
     let Some(lab) = lab("stall", 2, 1) else {
@@ -280,8 +279,8 @@ fn a_stall_is_never_given_up() {
     client.assert_whole("client", &streams);
 }
 
-/// A forged FIN takes the sequence number of a byte that is on its way: the victim acknowledges the one, and
-/// its peer takes that for the other.
+/// A forged FIN takes the sequence number of a byte that is in flight. The victim acknowledges the FIN, and its peer takes
+/// that for an acknowledgement of the byte.
 #[test]
 fn a_forged_fin_in_place_of_a_byte_on_its_way_loses_nothing() {
     let Some(lab) = lab("fin-for-byte", 2, 1) else {
@@ -291,8 +290,7 @@ fn a_forged_fin_in_place_of_a_byte_on_its_way_loses_nothing() {
     let pair = streams.start(&lab);
     thread::sleep(Duration::from_secs(1));
     let (client, server) = (lab.node(0), lab.node(1));
-    // What the client sends is stuck, and the answers to a connection's opening, so that a resume waits. Its
-    // acknowledgements are not, nor is a FIN.
+    // The rule drops the client's data, and SYN-ACKs, so that a resume must wait. Pure acknowledgements and a FIN pass.
     let stuck = nft::Rule::drop().longer_than(56).apply([server.net()]);
     let stuck = stuck.expect("lay the rule");
     thread::sleep(Duration::from_millis(200));
@@ -302,7 +300,7 @@ fn a_forged_fin_in_place_of_a_byte_on_its_way_loses_nothing() {
     let report = report.expect("inject a FIN");
     println!("{report}");
     assert!(report.accepted, "{report}");
-    // The client forgets what is acknowledged: its agent sweeps once a second.
+    // Until the client trims its replay buffer: its agent sweeps once a second.
     thread::sleep(Duration::from_millis(1500));
     stuck.lift().expect("lift the rule");
     let (server, client) = pair.wait(Duration::from_secs(60));

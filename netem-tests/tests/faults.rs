@@ -1,4 +1,4 @@
-//! Each fault does what it says to a plain TCP connection between two nodes.
+//! Each fault has the promised effect on a plain TCP connection between two nodes.
 
 mod common;
 
@@ -24,11 +24,11 @@ use slim_lab::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// What the kernel may take to act on a carrier that comes or goes: linkwatch does so in the background,
-/// once a second for the whole machine, which may be busy.
+/// How long the kernel may take to act on a change of carrier. Its linkwatch work runs in the background, once a second for
+/// the whole machine, which may be busy.
 const LINKWATCH: Duration = Duration::from_secs(5);
 
-/// Sends a byte from `from` and gives what reading it at `to` gives, with the time it took.
+/// Sends a byte from `from`. Returns the result of reading it at `to`, and the time that took.
 fn pass(
     from: &mut TcpStream,
     to: &mut TcpStream,
@@ -41,7 +41,7 @@ fn pass(
     (got.map_err(|e| e.kind()), start.elapsed())
 }
 
-/// Reads until an error or the end comes; the end is `None`.
+/// Reads until an error or the end of the stream, for which it returns `None`.
 fn read_out(stream: &mut TcpStream) -> Option<ErrorKind> {
     stream
         .set_read_timeout(Some(Duration::from_secs(10)))
@@ -63,7 +63,7 @@ fn destroy_takes_the_chosen_connections_and_no_other() {
     };
     let (a, b) = (lab.node(0), lab.node(1));
     let mut out: Vec<_> = (0..5).map(|_| connection(a, b, 0)).collect();
-    // The listening socket of `connection` is closed, so keep one open to tell the direction by.
+    // `connection` has closed its listener. This one stays open, so that the direction of a connection can be told.
     let listener = a
         .net()
         .run(|| std::net::TcpListener::bind((a.address(0), 0)))
@@ -206,7 +206,7 @@ fn reset_ends_connections_at_both_ends() {
     };
     let (mut a, mut b) = connection(lab.node(0), lab.node(1), 0);
     let guard = nft::Rule::reset().apply(both(&lab)).unwrap();
-    // The firewall speaks only when a packet comes by.
+    // The firewall sends a reset only in answer to a packet.
     a.write_all(&[1]).unwrap();
     assert_eq!(read_out(&mut a), Some(ErrorKind::ConnectionReset));
     let _ = b.write_all(&[1]);
@@ -216,12 +216,12 @@ fn reset_ends_connections_at_both_ends() {
     assert_eq!(
         pass(&mut a, &mut b, SECOND).0,
         Ok(()),
-        "afterwards all is as before"
+        "after the rule is lifted connections work again"
     );
 }
 
 #[test]
-fn two_rules_do_not_meet() {
+fn two_rules_are_independent() {
     let Some(lab) = lab("rules", 2, 2) else {
         return;
     };
@@ -251,9 +251,9 @@ fn a_link_goes_down_and_comes_back_with_its_routes() {
     );
     down.lift().unwrap();
     b.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    b.read_exact(&mut [0]).expect("TCP rides it out");
-    // TCP may be back before the routing table says so: packets pass as soon as there is a carrier,
-    // and the mark `linkdown` goes when linkwatch gets round to it.
+    b.read_exact(&mut [0]).expect("TCP survives the fault");
+    // TCP may be back before the routing table shows it. Packets pass as soon as there is a carrier, but only the next run of
+    // linkwatch removes the mark `linkdown`.
     let listing = || sorted(&net.exec("ip", &["-4", "route"]).unwrap());
     assert!(
         eventually(LINKWATCH, || listing() == sorted(&routes)),
@@ -278,7 +278,7 @@ fn an_address_goes_away_and_comes_back_with_its_routes() {
     assert!(pass(&mut a, &mut b, SECOND).0.is_err());
     drop(removed);
     b.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    b.read_exact(&mut [0]).expect("TCP rides it out");
+    b.read_exact(&mut [0]).expect("TCP survives the fault");
     let listing = net.exec("ip", &["-4", "route"]).unwrap();
     assert_eq!(sorted(&listing), sorted(&routes));
 }
@@ -344,7 +344,7 @@ fn injection_hits_a_busy_connection() {
         let victim = victim_of(&lab, &a);
         let stop = AtomicBool::new(false);
         let report = thread::scope(|scope| {
-            // Ping-pong with something to compute in between, until the connection ends.
+            // Ping-pong with some computation in between, until the connection ends.
             scope.spawn(|| {
                 let mut buffer = [0; 1024];
                 while !stop.load(Ordering::Relaxed) {
@@ -405,10 +405,10 @@ fn shaping_slows_the_line_with_what_the_kernel_has() {
         let refused = Shape::new().delay_ms(20).apply(lab.node(0), 0);
         assert!(
             refused.is_err(),
-            "a delay that cannot be had is not silently left out"
+            "a delay that the kernel lacks must be an error"
         );
     }
-    // 1 MB in a second: 2 MB take about two, and without the shape next to nothing.
+    // At 1 MB a second 2 MB take about two seconds; without shaping they take almost no time.
     let timed = |a: &mut TcpStream, b: &mut TcpStream| {
         let start = Instant::now();
         thread::scope(|scope| {

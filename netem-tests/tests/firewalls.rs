@@ -1,5 +1,5 @@
-//! Hosts whose firewalls let in only what they have asked for: when a program ends, its peer sees the end of the
-//! stream, as without SLIM.
+//! Hosts whose firewalls let in only replies to their own packets. When a program ends, its peer sees the end of the stream,
+//! as without SLIM.
 
 mod common;
 
@@ -20,8 +20,8 @@ use slim_lab::{
     skip::skip,
 };
 
-/// One process of a connection, server or client: says hello, hears it, and then ends as it is told, or waits for the
-/// end of the stream. What happened when is its last line.
+/// One end of a connection, server or client. It exchanges hellos with the other end, and then either ends in the given way
+/// or waits for the end of the stream. Its last line says what happened, and when.
 const PROGRAM: &str = r#"
 import os, signal, socket, sys, time
 role, host, port, how = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -53,7 +53,7 @@ else:
 "#;
 
 const WAYS: [&str; 4] = ["close", "exit", "_exit", "kill"];
-/// One for each way of each side to end.
+/// One port for each way in which each side ends.
 const PORTS: std::ops::Range<u16> = 7100..7108;
 
 fn start(lab: &Lab, node: usize, args: [&str; 4], slim: bool) -> Running {
@@ -70,7 +70,7 @@ fn start(lab: &Lab, node: usize, args: [&str; 4], slim: bool) -> Running {
     Running::start(command).expect("start a program")
 }
 
-/// The time in the line that begins with `word`, and what follows.
+/// The time in the line that begins with `word`, and the rest of that line.
 fn said(program: &Running, word: &str) -> Option<(f64, String)> {
     let lines = program.lines();
     let line = lines.iter().find_map(|l| l.text.strip_prefix(word))?;
@@ -78,7 +78,8 @@ fn said(program: &Running, word: &str) -> Option<(f64, String)> {
     Some((time.parse().ok()?, rest.to_owned()))
 }
 
-/// All ways in which the server's and the client's program can end: how long after that the other one sees what.
+/// Ends the server's and the client's program in every way. For each case: its name, how long it took the other program to see
+/// the end, and what that program saw.
 fn ends(lab: &Lab, slim: bool) -> Vec<(String, f64, String)> {
     let host = lab.node(1).address(0).to_string();
     let cases = ["server", "client"]
@@ -124,8 +125,8 @@ fn under(name: &str, rule: fn() -> Rule) {
         return skip(name, "python3 is not installed");
     }
     fs::write(lab.dir().join("ends.py"), PROGRAM).expect("write the program");
-    // A firewall lets answers pass for half a minute and more after a question. Here that is over in a second, as it
-    // would be with connections that last.
+    // A firewall lets UDP replies pass for half a minute or more after a packet. One second here has the same effect as
+    // connections that last longer than that.
     for node in lab.nodes() {
         for setting in ["udp_timeout", "udp_timeout_stream"] {
             let setting = format!("net.netfilter.nf_conntrack_{setting}=1");
@@ -150,16 +151,16 @@ fn under(name: &str, rule: fn() -> Rule) {
                 "firewall at {guarded:?}, {name}: {what} after {took:.3} s; bare {seen} after {bare:.3} s"
             );
             assert_eq!(what, seen, "firewall at {guarded:?}, {name}");
-            // Nobody answers, and that is known since the connection was young: eight questions in 0.2 s will do. What the
-            // host refuses, it refuses once more after 0.15 s. Hosts send few ICMP messages, though: those of a host that
-            // lets others in, and had several programs end, may come late.
+            // A peer behind a firewall does not answer, which SLIM knows from the beginning of the connection: it gives up after
+            // eight queries in 0.2 s. A host that refuses a query refuses it again after 0.15 s. But hosts limit their ICMP
+            // messages: on a host that lets queries in, and on which several programs have ended, they may come late.
             let shut_off = guarded.contains(&usize::from(name.starts_with("server")));
             let most = if shut_off { 0.5 } else { 6.0 };
             assert!(
                 *took < bare + most,
                 "firewall at {guarded:?}, {name}: {took} s"
             );
-            // Who can say that its program ends, says so.
+            // SLIM announces the end of a program that ends in order.
             let announced = name.ends_with(": close") || name.ends_with(": exit");
             let heard = guarded == [usize::from(name.starts_with("server"))];
             assert!(
@@ -182,7 +183,7 @@ fn ends_are_seen_behind_firewalls_that_refuse() {
     under("guard-tell", Rule::guard_and_tell);
 }
 
-/// Sends lines, each of which the other end sends back, and says at the end how many there were.
+/// The client sends numbered lines, which the server sends back. The client prints ALL when every line has come back.
 const ECHO: &str = r#"
 import socket, sys, time
 role, host, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -198,7 +199,7 @@ else:
     assert s.recv(6, socket.MSG_WAITALL) == b"first\n"
     time.sleep(4)
     print("QUIET", s.getsockname()[1], flush=True)
-    # The end that somebody forges comes here.
+    # The forged end of the stream arrives here.
     s.settimeout(3)
     try:
         assert False, s.recv(1)
@@ -214,7 +215,7 @@ else:
     print("ALL", flush=True)
 "#;
 
-/// Who can be reached has been asked once; its end is asked about all the same.
+/// SLIM has asked once whether the peer can be reached. It still asks about the end of the stream.
 #[test]
 fn a_forged_end_of_a_peer_that_can_be_reached_loses_nothing() {
     let name = "a_forged_end_of_a_peer_that_can_be_reached_loses_nothing";

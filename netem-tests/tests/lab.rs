@@ -1,4 +1,4 @@
-//! The lab itself: nodes are hosts of their own, labs do not meet, nothing is left behind.
+//! The lab itself: each node is a separate host, labs are independent, and nothing is left behind.
 
 mod common;
 
@@ -25,7 +25,7 @@ fn alive(pid: u32) -> bool {
         && fs::metadata(format!("/proc/{pid}/ns/net")).is_ok()
 }
 
-/// Everything that must hold for a lab of any size.
+/// Asserts everything that must hold for a lab of any size.
 fn check_lab(lab: &Lab) {
     for node in lab.nodes() {
         assert_eq!(
@@ -75,7 +75,7 @@ fn two_nodes_are_two_hosts_twice_in_a_row() {
             return;
         };
         check_lab(&lab);
-        // What belongs to one node is not seen by the other.
+        // Each node has its own /dev/shm.
         lab.node(0).exec("touch", &["/dev/shm/mark"]).unwrap();
         assert!(lab.node(0).exec("ls", &["/dev/shm/mark"]).is_ok());
         assert!(lab.node(1).exec("ls", &["/dev/shm/mark"]).is_err());
@@ -149,18 +149,18 @@ fn nothing_is_left_after_the_end_or_a_panic() {
     assert!(end.is_err());
     assert!(
         !sleeper.wait().unwrap().success(),
-        "what was started there is killed"
+        "processes started in the lab are killed"
     );
     assert!(holders.iter().all(|pid| !alive(*pid)), "no holder lives");
     if env::var_os(KEEP_VAR).is_some() {
-        // Asked for, so that one can look at what a failed test left.
+        // The variable asks to keep the directory, for looking into a failed test.
         fs::remove_dir_all(&dir).expect("the directory was kept");
     } else {
         assert!(!dir.exists(), "no file is left");
     }
 }
 
-/// Not a test by itself: the owner of a lab, for the test below to kill.
+/// Not a test: the process that owns a lab and that the test below kills.
 #[test]
 #[ignore = "started by nothing_is_left_when_the_owner_is_killed"]
 fn owner_of_a_lab() {
@@ -173,7 +173,7 @@ fn owner_of_a_lab() {
         .chain([sleeper.id()])
         .collect();
     println!("\nowned {} {pids:?}", lab.dir().display());
-    // Waits until it is killed.
+    // Returns only when this process is killed.
     sleeper.wait().unwrap();
 }
 
@@ -190,7 +190,7 @@ fn nothing_is_left_when_the_owner_is_killed() {
     let mut lines = BufReader::new(owner.stdout.take().unwrap()).lines();
     let line = lines
         .find_map(|l| l.ok().filter(|l| l.starts_with("owned ")))
-        .expect("the owner says what it has");
+        .expect("the owner prints its lab");
     let (dir, pids) = line["owned ".len()..].split_once(' ').unwrap();
     let pids: Vec<u32> = pids
         .trim_matches(['[', ']'])
@@ -216,7 +216,7 @@ fn a_lab_of_nothing_is_refused() {
 
 #[test]
 fn without_privilege_the_error_says_what_is_needed() {
-    // The effective privileges are those of the thread; the rest of the program keeps its own.
+    // Effective capabilities belong to a thread; the other threads keep theirs.
     let error = thread::spawn(|| {
         drop_effective_capabilities();
         match fs::read_to_string("/proc/thread-self/status")
@@ -294,20 +294,20 @@ fn a_socket_made_on_a_node_stays_there() {
         return;
     };
     let (a, _b) = connection(lab.node(0), lab.node(1), 0);
-    // This thread is in the first network namespace: the same address means nothing there.
+    // This thread is in the host's network namespace, where the address does not lead to the lab.
     let target = a.peer_addr().unwrap();
     let outside = TcpStream::connect_timeout(&target, Duration::from_millis(300));
     assert!(outside.is_err(), "the lab cannot be reached from outside");
 }
 
 #[test]
-fn what_stands_still_is_written_down() {
+fn a_standstill_report_has_sockets_and_processes() {
     let Some(lab) = lab("still", 2, 1) else {
         return;
     };
     let mut sleeper = lab.node(1).command("sleep").arg("60").spawn().unwrap();
     let _connection = connection(lab.node(0), lab.node(1), 0);
-    // Until it has become the program.
+    // Until the child has executed the program.
     assert!(eventually(Duration::from_secs(10), || {
         lab.node(1).processes().iter().any(|p| p.name == "sleep")
     }));

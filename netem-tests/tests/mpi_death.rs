@@ -1,4 +1,4 @@
-//! MPI jobs in which something is really dead: SLIM must not stand in the way of the news.
+//! MPI jobs in which a process or a host has really died: SLIM must not hold back the error.
 
 mod common;
 
@@ -22,10 +22,10 @@ use slim_lab::{
     mpi::{Flavor, JobVerdict, Started},
 };
 
-/// Long enough not to end by itself.
+/// Seconds of work: long enough that a job does not finish by itself.
 const WORK: u64 = 60;
 
-/// SIGKILLs a rank on the second node; gives the moment.
+/// Kills a rank on the second node with SIGKILL. Returns the moment.
 fn kill_a_rank(lab: &Lab) -> Instant {
     let ranks = lab
         .node(1)
@@ -39,7 +39,7 @@ fn kill_a_rank(lab: &Lab) -> Instant {
     Instant::now()
 }
 
-/// How mpirun ended, and how long after the kill.
+/// Returns how mpirun ended, and how long after the kill.
 fn after_a_killed_rank(bench: &Bench, slim: Slim) -> (String, Duration) {
     let lab = bench.lab(1);
     let job = bench.job(&lab, slim, 2, WORK);
@@ -69,14 +69,14 @@ fn killed_rank(flavor: Flavor) {
             .collect::<Vec<_>>()
     };
     let (bare, slim) = (three(Slim::Bare), three(Slim::Everywhere));
-    // mpirun gives the status of whichever it hears of first: the killed rank, or the peer that
-    // stops (with status 14 in Open MPI 5) because of it.
+    // mpirun returns the status of the process that it hears of first: the killed rank, or the peer that stops because of it
+    // (with status 14 in Open MPI 5).
     for (how, _) in &slim {
         let known =
             bare.iter().any(|b| b.0 == *how) || how.ends_with(" 137") || how.ends_with(" 14");
         assert!(known, "{how}, bare {bare:?}");
     }
-    // The best of three: the machine may be busy with something else.
+    // The best of three, because the machine may be busy.
     let best = |ends: &[(String, Duration)]| ends.iter().map(|(_, took)| *took).min().unwrap();
     assert!(
         best(&slim) <= best(&bare) + Duration::from_millis(500),
@@ -94,17 +94,17 @@ fn open_mpi_5_killed_rank() {
     killed_rank(Flavor::OpenMpi5);
 }
 
-/// The attempts of the test below, and their sum.
+/// Timeouts of the attempts in the test below, and their sum, in seconds.
 const ATTEMPTS: [f64; 3] = [0.5, 1.0, 1.5];
 const DEADLINE: f64 = 3.0;
-/// What a busy machine may add.
+/// Seconds that a busy machine may add.
 const SLACK: f64 = 1.0;
-/// What Open MPI's launcher sleeps at most while it ends its ranks: a second after SIGCONT and one after SIGTERM. The
-/// second sleep is over when a SIGCHLD happens to be delivered to the thread that sleeps.
+/// How long Open MPI's launcher sleeps at most while it ends its ranks: a second after SIGCONT and a second after SIGTERM.
+/// A SIGCHLD that happens to be delivered to the sleeping thread ends the second sleep early.
 const LAUNCHER: Duration = Duration::from_secs(2);
 
-/// A host is gone for good: every connection between the nodes breaks, those of the ranks and those of
-/// the launcher, and nothing gets through any more. Says how long after that mpirun ended, if it did.
+/// Makes a host disappear for good: every connection between the nodes breaks, those of the ranks and of the launcher, and no
+/// packet gets through any more. Returns how long after that mpirun ended, if it did.
 fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
     let windows = ATTEMPTS.map(|seconds| seconds.to_string()).join(",");
     let job = bench
@@ -113,8 +113,8 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
     let mut took = None;
     let mut guards = Vec::new();
     let outcome = bench.run(lab, &job, Duration::ZERO, |job| {
-        // A firewall resets what is sent, and what is silent is aborted at one end and thereby reset at
-        // the other. No new connection can be made meanwhile.
+        // A firewall resets connections that send. Silent ones are aborted at one end, which resets the other. Meanwhile the
+        // firewall prevents new connections.
         let reset = nft::Rule::reset().apply_to(lab.nodes());
         for node in lab.nodes() {
             let all = Pick::between_hosts();
@@ -129,7 +129,7 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
                 .expect("lay the rule"),
         );
         reset.and_then(|rule| rule.lift()).expect("lift the rule");
-        // Who is left of the job on the lost host may keep its output open: that is not waited for.
+        // Processes that remain on the lost host may keep the job's output open. The test does not wait for them.
         let ended = job.running().wait_end(Duration::from_secs(20));
         took = ended.map(|_| start.elapsed());
         format!("{slim:?}: host gone, mpirun ended after {took:?}")
@@ -143,15 +143,15 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
     took
 }
 
-/// Every connection with the other node that broke was given up with the kernel's error after all three
-/// attempts, in their time, and none is left undecided: if something waits now, it is not for SLIM.
+/// Asserts that every broken connection with the other node was escalated with the kernel's error, after all three attempts
+/// and in their time, and that no flow is left undecided. Whatever still waits then does not wait for SLIM.
 fn assert_given_up_in_time(lab: &Lab) {
     let events = Events::read(lab);
-    // The launcher that is told first ends the ranks that it can reach, in the middle of their attempts.
+    // The launcher that gets the first error ends the ranks that it can reach, in the middle of their attempts.
     let told = events.of_kind("escalate").map(at).next();
-    let told = told.expect("somebody was told");
+    let told = told.expect("at least one flow was escalated");
     let (mut broken, mut given_up) = (0, 0);
-    // Within a node all is well, and who leaves may reset what it has there.
+    // Connections within a node are not broken, but a process that exits may reset them.
     let between_nodes = |h: &Vec<_>| !word(h[0], "peer").starts_with("127.");
     for history in events.by_flow().into_iter().filter(between_nodes) {
         let suspends = history.iter().filter(|e| kind(e) == "suspend");
@@ -205,7 +205,7 @@ fn host_gone(flavor: Flavor) {
     let lab = bench.lab(1);
     let slim = lose_the_host(&bench, &lab, Slim::Everywhere);
     assert_given_up_in_time(&lab);
-    // What the MPI makes of the news is its own affair, as long as it is the same as without SLIM.
+    // The MPI's reaction to the error is its own matter, as long as it is the same as without SLIM.
     match (bare, slim) {
         (Some(bare), Some(slim)) => {
             let most = bare.max(LAUNCHER) + Duration::from_secs_f64(DEADLINE + SLACK);
@@ -226,7 +226,7 @@ fn open_mpi_5_host_gone() {
     host_gone(Flavor::OpenMpi5);
 }
 
-/// SLIM on one node only: every connection is plain TCP, and the job as good as bare.
+/// SLIM on one node only: every connection is plain TCP, and the job finishes as a bare one does.
 fn one_side(flavor: Flavor) {
     let Some(bench) = Bench::new("one-side", flavor) else {
         return;

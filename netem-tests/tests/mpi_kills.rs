@@ -1,5 +1,4 @@
-//! MPI jobs whose connections are killed: under SLIM they finish with every byte right, without
-//! it they do not.
+//! MPI jobs whose connections are killed: under SLIM they finish with every byte right, without it they do not finish.
 
 mod common;
 
@@ -17,13 +16,13 @@ use slim_lab::{
     mpi::{Flavor, JobVerdict, Outcome},
 };
 
-/// Least seconds of work in a run, and how long the whole may take after the kills.
+/// The least seconds of work in a run, and the time limit for the run after the kills.
 const WORK: u64 = 3;
 const LIMIT: Duration = Duration::from_secs(90);
-/// The work goes on while connections are being killed, however long that takes, and a little after that.
+/// How long the work goes on after the last kill. It also lasts as long as connections are being killed.
 const AFTER: Duration = Duration::from_millis(500);
 
-/// Runs that must all finish: a few, or fifty in the long version.
+/// The number of runs, all of which must finish: `few`, or fifty in the long version.
 fn runs(few: usize) -> usize {
     if soak() { 50 } else { few }
 }
@@ -52,8 +51,8 @@ fn survives(test: &str, flavor: Flavor, ranks: usize, few: usize, kills: &Kills)
     tally.assert_all_right();
 }
 
-/// Whether a run was as it must be: everything arrived, there were faults, and no connection was given
-/// up but those whose peer had left when all was done.
+/// Checks a run: all data arrived, connections were killed, and no flow was escalated except those whose peer had left after
+/// all work was done.
 fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
     let verdict = outcome.verdict();
     if !matches!(verdict, JobVerdict::Finished(_)) {
@@ -93,7 +92,7 @@ fn open_mpi_5_four_ranks_one_by_one() {
     one_by_one(Flavor::OpenMpi5, 4, 1);
 }
 
-/// All connections of the ranks at once, many times.
+/// Kills all connections of the ranks at once, many times.
 fn all_at_once(flavor: Flavor, ranks: usize, few: usize) {
     let ms = Duration::from_millis;
     let kills = Kills {
@@ -124,7 +123,7 @@ fn open_mpi_5_four_ranks_all_at_once() {
     all_at_once(Flavor::OpenMpi5, 4, 2);
 }
 
-/// Killed again while the resume of the last kill is under way, from either end.
+/// Kills connections again while they resume from the last kill, from either end.
 fn while_resuming(flavor: Flavor, ranks: usize, few: usize) {
     let ms = Duration::from_millis;
     let kills = Kills {
@@ -157,7 +156,7 @@ fn open_mpi_5_four_ranks_while_resuming() {
     while_resuming(Flavor::OpenMpi5, 4, 2);
 }
 
-/// The launcher's own connections too: losing one ends a bare job of any MPI.
+/// Kills the launcher's own connections too: the loss of one ends a bare job of any MPI.
 fn everything(flavor: Flavor) {
     let ms = Duration::from_millis;
     let kills = Kills {
@@ -179,10 +178,10 @@ fn open_mpi_5_with_its_daemons() {
     everything(Flavor::OpenMpi5);
 }
 
-/// Seconds of work of a bare run: enough for all the kills.
+/// Seconds of work of a bare run, enough for all kills.
 const BARE_WORK: u64 = 6;
 
-/// The counterpart, so that the tests above can fail: without SLIM such a run does not finish.
+/// The counterpart, which shows that the tests above can fail: without SLIM such a run does not finish.
 fn bare_does_not(flavor: Flavor) {
     let Some(bench) = Bench::new("bare", flavor) else {
         return;
@@ -193,7 +192,7 @@ fn bare_does_not(flavor: Flavor) {
         let seed = SeededRng::seed_from_env() + run as u64;
         let lab = bench.lab(1);
         let job = bench.job(&lab, Slim::Bare, 2, BARE_WORK);
-        // A hang is seen soon enough: the work is long done by then.
+        // A short limit is enough to detect a hang: by then the work would be long done.
         let outcome = bench.run(&lab, &job, Duration::from_secs(6), |job| {
             let kills = Kills {
                 window: Duration::from_secs(BARE_WORK),
@@ -220,7 +219,7 @@ fn open_mpi_5_without_slim_does_not_finish() {
     bare_does_not(Flavor::OpenMpi5);
 }
 
-/// And without faults it does: it is the faults that end it.
+/// Without faults a bare run finishes, so the faults are what ends it.
 #[test]
 fn a_bare_job_without_faults_finishes() {
     for flavor in Flavor::ALL {

@@ -1,5 +1,5 @@
-//! MPI jobs through trouble on the network: firewalls, links, addresses, forged segments. Under
-//! SLIM every one of them finishes with all data right.
+//! MPI jobs under network faults: firewalls, links, addresses, forged segments. Under SLIM each job finishes with all data
+//! right.
 
 mod common;
 
@@ -23,10 +23,10 @@ use slim_lab::{
 const WORK: u64 = 9;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// One kind of trouble: does it, waits until it is over, and says what it did.
+/// A network fault: causes it, waits until it is over, and returns a description.
 type Trouble = fn(&Lab, &mut Started<'_>) -> String;
 
-/// In `longest` are the trouble itself, and what it takes to find a way out of it.
+/// `longest` is the time limit for a standstill: the duration of the fault plus the time to resume.
 fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
     let Some(bench) = Bench::new(test, flavor) else {
         return;
@@ -45,8 +45,8 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
     tally.assert_all_right();
 }
 
-/// Whether a run was as it must be: everything arrived, after standing still for `longest` at most, and
-/// no connection was given up but those whose peer had left when all was done.
+/// Checks a run: all data arrived, the job stood still for `longest` at most, and no flow was escalated except those whose peer
+/// had left after all work was done.
 fn judge(lab: &Lab, outcome: &Outcome, longest: Duration) -> Result<(), String> {
     let progress = match outcome.verdict() {
         JobVerdict::Finished(progress) => progress,
@@ -134,7 +134,7 @@ fn open_mpi_5_address_removed_and_given_back() {
     survives("address", Flavor::OpenMpi5, seconds(12), address_gone);
 }
 
-/// Forges segments into connections of the ranks on both nodes in turn, one every half second.
+/// Injects forged segments into the ranks' connections, on both nodes in turn, one every half second.
 fn forged(lab: &Lab, segment: Segment, times: usize) -> String {
     let mut rng = SeededRng::new(SeededRng::seed_from_env());
     let mut accepted = 0;
@@ -183,7 +183,7 @@ fn open_mpi_5_forged_fin() {
     survives("fin", Flavor::OpenMpi5, seconds(6), forged_fin);
 }
 
-/// The counterpart: a bare job does not live through a firewall's reset.
+/// The counterpart: a bare job does not survive a firewall's reset.
 #[test]
 fn a_bare_job_does_not_survive_a_reset() {
     for flavor in Flavor::ALL {

@@ -1,4 +1,4 @@
-//! MPI jobs without any fault: nothing is taken for one, and they say what they say bare.
+//! MPI jobs without any fault: SLIM takes nothing for a fault, and the jobs print what they print without SLIM.
 
 mod common;
 
@@ -12,16 +12,16 @@ use slim_lab::mpi::Flavor;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// `JOBS` of each kind, else a few.
+/// The number of jobs of each kind: the variable `JOBS`, or a few.
 fn jobs() -> usize {
     let jobs = std::env::var("JOBS").ok();
     jobs.and_then(|jobs| jobs.parse().ok()).unwrap_or(4)
 }
 
-/// Lines of the job that are no line of progress: warnings.
+/// Lines of a job's output that report no progress (warnings), and how often each was printed.
 type Said = BTreeMap<String, usize>;
 
-/// Without numbers, in which the same warnings differ.
+/// The text without digits, in which otherwise equal warnings differ.
 fn plain(text: &str) -> String {
     let letters = text.chars().filter(|c| !c.is_ascii_digit());
     letters.collect::<String>().trim().to_owned()

@@ -1,4 +1,4 @@
-//! Where a process can be reached: at the addresses that it uses.
+//! A process's control and resume sockets are bound only at the addresses that it uses.
 
 mod common;
 
@@ -7,7 +7,7 @@ use std::{fs, path::Path, process::Command, time::Duration};
 use common::lab;
 use slim_lab::{Lab, artifacts, output::Running, skip::skip};
 
-/// Listens at an address, or connects to some, and stays.
+/// Listens at one address, or connects to several, and keeps running.
 const PROGRAM: &str = r#"
 import socket, sys, time
 role, *hosts = sys.argv[1:]
@@ -38,7 +38,7 @@ fn start(lab: &Lab, node: usize, args: &[&str]) -> Running {
     Running::start(command).expect("start a program")
 }
 
-/// The local addresses of sockets that are not the server's own, on a node.
+/// The local addresses of the sockets on a node, except the server's own.
 fn bound(lab: &Lab, node: usize) -> Vec<String> {
     let tell = |kind: &str| {
         let told = lab.node(node).net().exec("ss", &["-Hnl", kind]);
@@ -53,8 +53,8 @@ fn bound(lab: &Lab, node: usize) -> Vec<String> {
 }
 
 #[test]
-fn what_is_bound_is_what_is_in_use() {
-    let name = "what_is_bound_is_what_is_in_use";
+fn sockets_bound_only_at_addresses_in_use() {
+    let name = "sockets_bound_only_at_addresses_in_use";
     let Some(lab) = lab("places", 2, 1) else {
         return;
     };
@@ -63,7 +63,7 @@ fn what_is_bound_is_what_is_in_use() {
     }
     fs::write(lab.dir().join("places.py"), PROGRAM).expect("write the program");
     let limit = Duration::from_secs(20);
-    // On its own host only.
+    // Connections within a host.
     let near = start(&lab, 0, &["server", "127.0.0.1"]);
     assert!(near.wait_line(limit, |l| l == "READY"));
     let client = start(&lab, 0, &["client", "127.0.0.1"]);
@@ -74,7 +74,7 @@ fn what_is_bound_is_what_is_in_use() {
         found.len() >= 4 && found.iter().all(on_loopback),
         "{found:?}"
     );
-    // With another host.
+    // Connections with another host.
     let far = start(&lab, 1, &["server", "0.0.0.0"]);
     assert!(far.wait_line(limit, |l| l == "READY"));
     let host = lab.node(1).address(0).to_string();

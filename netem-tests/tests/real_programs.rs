@@ -1,5 +1,5 @@
-//! Programs that people use, a client on one node and a server on the other, under SLIM: they do what
-//! they do without it, and their transfers live through killed connections.
+//! Widely used programs under SLIM, a client on one node and a server on the other: they do what they do without SLIM, and
+//! their transfers survive killed connections.
 
 mod common;
 
@@ -27,10 +27,10 @@ use slim_lab::{
     skip::skip,
 };
 
-/// Longest time for a client.
+/// Time limit for a client.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where a program is, if it is installed.
+/// The path of a program, if it is installed.
 fn installed(name: &str) -> Option<PathBuf> {
     ["/usr/bin", "/usr/sbin", "/usr/local/bin"]
         .map(|d| Path::new(d).join(name))
@@ -38,7 +38,7 @@ fn installed(name: &str) -> Option<PathBuf> {
         .find(|p| p.is_file())
 }
 
-/// Paths of all `programs`, or a skip with its reason.
+/// Paths of all `programs`, or `None` with the skip and its reason printed.
 fn all_installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[PathBuf; N]> {
     for program in programs {
         if installed(program).is_none() {
@@ -49,7 +49,7 @@ fn all_installed<const N: usize>(test: &str, programs: [&str; N]) -> Option<[Pat
     Some(programs.map(|p| installed(p).expect("looked for above")))
 }
 
-/// A command on a node, under SLIM if asked for.
+/// A command on a node, under SLIM if `slim`.
 fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
     let mut command = lab.node(node).command(program);
     command
@@ -60,9 +60,9 @@ fn command(lab: &Lab, node: usize, program: &Path, slim: bool) -> Command {
         let library = artifacts::preload().expect("the preload library");
         command.env("LD_PRELOAD", library);
         command.env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"));
-        // The settings have to reach every worker of a server, this one above all.
+        // All settings, and the job key above all, must reach every worker of a server.
         let key = lab.dir().join("key");
-        // Workers that have given up the right to read it have it from the process that started them.
+        // Workers that have dropped the privilege to read the file have the key from their parent process.
         fs::write(&key, "the key of this job").expect("write the job key");
         fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("hide the job key");
         command.env("SLIM_JOB_KEY_FILE", key);
@@ -84,8 +84,8 @@ fn serve(lab: &Lab, command: Command, port: u16) -> Running {
     server
 }
 
-/// Runs a client to its end, and kills its connections from random ends meanwhile, at most `kills`
-/// times. It must end well. Gives its output, and how many connections were killed.
+/// Runs a client to its end, and meanwhile kills its connections from random ends, at most `kills` times. The client must
+/// succeed. Returns its output and the number of killed connections.
 fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     let mut client = Running::start(command).expect("start the client");
     let (mut rng, mut killed, start) = (SeededRng::new(7), 0, Instant::now());
@@ -104,7 +104,7 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
     println!("{killed} connections killed; {events}");
     let tail = &lines[lines.len().saturating_sub(20)..];
     if killed > 0 {
-        // Also of a server whose workers are forked from a process that has cleared its environment.
+        // Both hosts, even if the server's workers are forked from a process that has cleared its environment.
         let hosts: BTreeSet<_> = events.of_kind("resume").map(|e| word(e, "host")).collect();
         assert_eq!(
             hosts.len(),
@@ -122,14 +122,14 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
 struct Mode {
     name: &'static str,
     slim: bool,
-    /// How often connections are killed, at most.
+    /// The largest number of times that connections are killed.
     kills: usize,
-    /// Size of what is transferred.
+    /// Size of the transfer.
     mib: usize,
 }
 
 impl Mode {
-    /// A transfer has to last a few seconds if it is to be broken a few times.
+    /// Asserts that enough connections were killed: a transfer must last a few seconds to be broken a few times.
     fn enough(&self, killed: usize) {
         let wanted = self.kills / 2;
         assert!(
@@ -162,10 +162,10 @@ const MODES: [Mode; 3] = [
     },
 ];
 
-/// MiB a second of a client that is to be broken: what it fetches takes four seconds.
+/// MiB per second of a client whose connections are killed: its download takes four seconds.
 const RATE: usize = 50;
 
-/// A file of `mib` MiB in which no two pieces are the same, and its checksum.
+/// Writes a file of `mib` MiB of pseudo-random bytes. Returns its checksum.
 fn big_file(lab: &Lab, mib: usize) -> String {
     let mut rng = SeededRng::new(99);
     let bytes: Vec<u8> = (0..mib << 17)
@@ -186,7 +186,7 @@ fn checksum(path: &Path) -> String {
     text.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Fetches `urls` with curl in one run; each must have the checksum of the original.
+/// Fetches `urls` with one run of curl. Each file must have the checksum `original`.
 fn fetch(lab: &Lab, curl: &Path, urls: &[String], original: &str, mode: &Mode) -> usize {
     let out = lab.dir().join("fetched");
     let mut get = command(lab, 0, curl, mode.slim);
@@ -208,7 +208,7 @@ fn fetch(lab: &Lab, curl: &Path, urls: &[String], original: &str, mode: &Mode) -
     killed
 }
 
-/// Python's http.server on the second node, for the files of the lab.
+/// Starts Python's http.server on the second node, for the files of the lab.
 fn python_server(lab: &Lab, python: &Path, slim: bool) -> Running {
     let mut server = command(lab, 1, python, slim);
     server
@@ -237,7 +237,7 @@ fn curl_and_python_http_server() {
     }
 }
 
-/// Reads a URL in pieces of 1 MiB with a pause after each, and prints length and checksum.
+/// Reads a URL in pieces of 1 MiB, with a pause after each, and prints the length and the checksum.
 const PYTHON_CLIENT: &str = "
 import hashlib, sys, time, urllib.request
 length, sha = 0, hashlib.sha256()
@@ -334,7 +334,7 @@ fn iperf3() {
             server.args(["--server", "--one-off"]);
             let _server = serve(&lab, server, 5201);
             let mut run = command(&lab, 0, &iperf3, mode.slim);
-            // A limited rate: the kills, not the processor, are what is tested.
+            // The rate is limited because the kills are tested, not the processor.
             run.args([
                 "--client",
                 "nodeB",
@@ -390,7 +390,7 @@ fn redis() {
         server.arg(lab.dir());
         let _server = serve(&lab, server, 6379);
 
-        // A count that would show a request lost or done twice.
+        // A counter shows whether a request was lost or executed twice.
         let mut count = command(&lab, 0, &redis_cli, mode.slim);
         count.args(["-h", "10.77.0.2", "-r", "30000", "incr", "counter"]);
         let (text, killed) = client(&lab, count, mode.kills);

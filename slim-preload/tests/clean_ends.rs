@@ -5,10 +5,10 @@ mod common;
 use common::events::Events;
 use common::{Program, SETTLED, apart, compile, pair, scratch};
 
-/// Connections that end in each way.
+/// Number of connections for each way of ending.
 const CONNECTIONS: usize = 200;
 
-/// What is in the logs, once the connections have ended in this way.
+/// The event logs after the connections have ended in the way `how`, ended by the program `ends_it`.
 fn events(how: &str, ends_it: &str) -> Events {
     let program = compile("clean_ends", &[]);
     let log = scratch("clean-ends");

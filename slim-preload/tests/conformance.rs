@@ -1,8 +1,8 @@
 //! Every hooked call gives the same result, errno, flags, readiness and signals with and without the preload.
 //!
-//! Each C program in `c/` writes down all that it sees. It runs bare, under the preload before and after the negotiation
-//! has ended, with `SLIM=off`, and (programs in two parts) with the preload at one end only; every transcript must be the
-//! bare one.
+//! Each C program in `c/` prints a transcript of all results that it sees. It runs bare, under the preload before and after
+//! the negotiation has ended, with `SLIM=off`, and (server and client programs) with the preload at one end only. Every
+//! transcript must be the bare one.
 
 mod common;
 
@@ -66,7 +66,7 @@ fn readiness() {
     same_alone("ready", &[], &[]);
 }
 
-/// An error queue is the application's, and time limits hold.
+/// The application gets its error queue, and waits end when their time limits do.
 #[test]
 fn events_of_whole_connections() {
     same_alone("events", &[], &[]);
@@ -82,20 +82,20 @@ fn copies_and_numbers() {
     same_alone("dups", &[], &[]);
 }
 
-/// A program that closes a number by a system call of its own means what `close` means.
+/// Closing a descriptor number by a raw system call has the same effect as `close`.
 #[test]
 fn numbers_closed_unseen() {
     same_alone("unseen", &[], &[]);
 }
 
-/// What poll has told stays true, whoever the peer turns out to be meanwhile.
+/// An end of the stream that poll has reported stays reported, whatever the negotiation finds out about the peer afterwards.
 #[test]
 fn ends_that_were_shown() {
     same_alone("shown", &["-rdynamic"], &[]);
 }
 
-/// Random sequences of calls on both ends, some of them by system calls that no hook sees: as bare sockets.
-/// `SLIM_SEQUENCES`: how many; a failure names the blocks of 20 that differ, and how to see all of one.
+/// Random sequences of calls on both ends, some of them raw system calls that no hook sees, behave as on bare sockets.
+/// `SLIM_SEQUENCES` is the number of sequences. A failure names the blocks of 20 that differ, and how to see every call of one.
 #[test]
 fn sequences_of_calls() {
     const PROCESSES: u32 = 4;
@@ -136,7 +136,7 @@ fn sequences_of_calls() {
     }
 }
 
-/// What we make for a resume takes no number that the program could have had, not even for a moment.
+/// Descriptors that SLIM makes for a resume never take a number that the program could have got, not even for a moment.
 #[test]
 fn numbers_during_resumes() {
     let program = compile("numbers", &[]);
@@ -206,7 +206,7 @@ fn rare_calls() {
     same_alone("rare", &[], &[]);
 }
 
-/// Thread-local storage is taken from the stack that a thread asks for.
+/// Thread-local storage takes space from the stack of a new thread, SLIM's own thread included.
 #[test]
 fn much_thread_local_storage() {
     same_alone("big_tls", &[], &[]);
@@ -236,7 +236,7 @@ fn a_library_opened_later() {
     same_alone("odd_times", &[], &[library.to_str().expect("a UTF-8 path")]);
 }
 
-/// A library whose constructor and destructor use connections, loaded before and after ours.
+/// A library whose constructor and destructor use connections, loaded before and after the preload.
 #[test]
 fn early_and_late_callers() {
     let library = compile("dl_lib", &["-shared", "-fPIC"]);
@@ -264,7 +264,7 @@ fn early_and_late_callers() {
     }
 }
 
-/// What the program says must be as bare; standard error may have one line of ours that says why.
+/// The program's output must be the bare one. Standard error must have `lines` lines of SLIM's, each of which names SLIM.
 fn scarce(args: &[&str], lines: usize) {
     let program = compile("scarce", &[]);
     let run = |preloaded, settle| {
@@ -323,7 +323,7 @@ fn the_udp_port_is_taken() {
     assert!(said.stderr.contains("no control socket on"), "{said:?}");
 }
 
-/// A program may bind UDP on the port of its TCP listener; ours must give way.
+/// A program may bind UDP on the port of its TCP listener: SLIM's control socket must give way.
 #[test]
 fn the_udp_port_is_wanted_later() {
     scarce(&["udp-after"], 0);
@@ -335,7 +335,7 @@ fn a_program_without_tcp_gets_nothing_from_us() {
     scarce(&["threads"], 0);
 }
 
-/// Bad settings are named, each once, and the program runs with the defaults.
+/// Each bad setting is reported once, and the program runs with the defaults.
 #[test]
 fn bad_settings_are_named_once() {
     let program = compile(
@@ -362,7 +362,7 @@ fn bad_settings_are_named_once() {
     }
 }
 
-/// A control socket gives way to another process that wants its port; there is nothing to be said about it.
+/// A control socket gives way to another process that wants its port, without a message.
 #[test]
 fn a_udp_port_that_another_process_wants() {
     apart();
@@ -386,27 +386,27 @@ fn a_udp_port_that_another_process_wants() {
     }
 }
 
-/// A peer's unannounced end is looked into; our direction is not held up by that.
+/// SLIM investigates an end of the stream that the peer did not announce. The sending direction goes on meanwhile.
 #[test]
 fn an_end_that_nobody_has_announced() {
     same_pair("half_ends", &[], &["send"]);
     same_pair("half_ends", &[], &["shut"]);
 }
 
-/// Bytes that the library has not counted are no reason to end a connection in an error that ends in order.
+/// A connection that ends in order gets no error, even if it carried bytes that the library has not counted.
 #[test]
 fn ends_behind_bytes_that_no_hook_has_seen() {
     same_pair("uncounted", &[], &[]);
 }
 
-/// What SLIM asks by UDP does not come to the program that has the port by then.
+/// SLIM's UDP queries never reach a program that has bound the port in the meantime.
 #[test]
 fn a_udp_port_of_the_same_number() {
     same_pair("own_udp", &[], &[]);
 }
 
-/// A peer asks for SLIM with its first connection already: the answer must not depend on how long somebody has been
-/// listening, nor on whether it is the process that began to.
+/// A peer sends HELLO with its first connection. The answer must not depend on how long the listener has existed, nor on
+/// whether the process that accepts is the one that called `listen`.
 #[test]
 fn listeners_answer_from_the_first_connection_on() {
     let program = compile("listeners", &[]);
@@ -440,7 +440,7 @@ fn listeners_answer_from_the_first_connection_on() {
     }
 }
 
-/// Who stops to listen and listens on the same port again at once is asked there, too.
+/// A program that closes its listener and listens on the same port again at once can be reached by HELLO there.
 #[test]
 fn listeners_that_come_again_at_once_are_asked() {
     common::apart();
@@ -449,7 +449,7 @@ fn listeners_that_come_again_at_once_are_asked() {
     assert_eq!(got.transcript(), "0 times nobody was asked\nexit 0\n");
 }
 
-/// That the runs above test what they say: after the negotiation flows are live, and with SLIM=off there are none.
+/// Checks the premise of the tests above: after the negotiation flows are live, and with SLIM=off there are none.
 #[test]
 fn settled_flows_are_live() {
     let program = compile("calls", &[]);
@@ -467,7 +467,7 @@ fn settled_flows_are_live() {
     }
 }
 
-/// The thread sanitizer does not see our locks: a program that is built for it is left alone, which is said.
+/// The thread sanitizer does not see SLIM's locks, so SLIM steps back in a program built with it, and says so once.
 #[test]
 fn programs_with_the_thread_sanitizer() {
     let program = common::compile("sanitized", &["-fsanitize=thread"]);

@@ -1,5 +1,5 @@
-//! Thousands of short connections that end in every order. Whatever is killed, whoever accepts: both ends check each byte, and
-//! the end of the stream.
+//! Thousands of short connections that end in every order, with connections killed and with one or several accepting
+//! processes. Both ends check each byte and the end of the stream.
 
 mod common;
 
@@ -40,7 +40,7 @@ fn all_of(name: &str, cases: &[(&str, &[(&str, &str)])]) {
 }
 
 #[test]
-fn connections_end_as_they_are_ended() {
+fn every_order_of_ending_delivers_all_bytes() {
     all(&[
         ("count=300", &[]),
         ("count=300 workers=4", &[]),
@@ -48,18 +48,18 @@ fn connections_end_as_they_are_ended() {
     ]);
 }
 
-/// A client whose server closes with its bytes unread has its error as soon as without SLIM.
+/// A client whose server closes with unread bytes gets its error as soon as without SLIM.
 #[test]
-fn connections_that_are_thrown_away_end_at_once() {
+fn a_close_with_unread_bytes_resets_the_client_at_once() {
     all_of(
         "thrown",
         &[("workers=0 count=500", &[]), ("workers=4 count=500", &[])],
     );
 }
 
-/// More than there are ports: the kernel gives out ports that the other client's process has just left.
+/// There are more connections than ports, so the kernel reuses ports that the other client process has just released.
 #[test]
-fn ports_that_the_kernel_gives_out_again_are_kept_apart() {
+fn connections_on_reused_ports_are_kept_apart() {
     all(&[
         ("count=2000 workers=4", &[]),
         ("count=2000 workers=4 reuse=1", &[]),
@@ -67,7 +67,7 @@ fn ports_that_the_kernel_gives_out_again_are_kept_apart() {
     ]);
 }
 
-/// The next connection has the same addresses and ports as the last one, some microseconds later.
+/// Each connection has the same addresses and ports as one that ended microseconds before.
 #[test]
 fn connections_with_the_same_ports_are_kept_apart() {
     all(&[

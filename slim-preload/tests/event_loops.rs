@@ -1,7 +1,7 @@
-//! Event loops that register descriptors with epoll where no hook sees it: libuv through io_uring (Node.js, uvloop), a C
-//! program by system calls of its own. Their connections are destroyed again and again, and nobody is left waiting.
+//! Event loops that register descriptors with epoll where no hook sees it: libuv does so through io_uring (Node.js, uvloop).
+//! Their connections are destroyed again and again, and no program is left waiting.
 //!
-//! scripts/setup installs both; `SLIM_KILLS` says how many connections are destroyed for each pair of programs.
+//! scripts/setup installs both. `SLIM_KILLS` is the number of connections to destroy for each pair of programs.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::{Outcome, Program, Running, compile, own_network, ports};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where scripts/setup puts what the tests have from the Python package index.
+/// The path of a program that scripts/setup has installed from the Python package index.
 fn installed(test: &str, name: &str) -> Option<PathBuf> {
     let cache = std::env::var_os("SLIM_CACHE").map(PathBuf::from);
     let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache/slim"));
@@ -25,7 +25,7 @@ fn installed(test: &str, name: &str) -> Option<PathBuf> {
     Some(bin)
 }
 
-/// How a program is run: what runs it, if anything, and the program.
+/// How to run a program: the interpreter, and the script.
 type Run = (PathBuf, PathBuf);
 
 fn script(what: &str, name: &str) -> PathBuf {
@@ -35,7 +35,8 @@ fn script(what: &str, name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Runs both until `meanwhile` is over, which is given the client; the client ends first. What the server and the client said.
+/// Runs both programs until `meanwhile` returns, then ends the client and after it the server. `meanwhile` gets the client.
+/// Returns the outcomes of the server and the client.
 fn meet(
     (server, client): (&Run, &Run),
     events: Option<&Path>,
@@ -52,7 +53,8 @@ fn meet(
         }
     };
     let mut server = start(server, "server");
-    // Both interpreters take their time. A connection to find out would be none of SLIM's, and broken like the others.
+    // Interpreters start slowly. The port is looked up in /proc: a test connection would not be managed by SLIM, and would be
+    // broken like the others.
     while !ports("tcp", "0A").contains(&7007) {
         assert!(server.alive(), "the server ended");
         std::thread::sleep(Duration::from_millis(50));
@@ -100,7 +102,7 @@ fn survive(test: &str, server: &Run, client: &Run) {
             .args([kills.to_string(), "200".into()])
             .env("T_OWN_NETWORK", "1")
             .start();
-        // Without connections there is nothing to break.
+        // The breaker needs connections, so it runs no longer than the client.
         while client.alive() && breaker.alive() {
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -112,7 +114,7 @@ fn survive(test: &str, server: &Run, client: &Run) {
     });
 }
 
-/// Their connections end in good order, the half-closed ones of Node.js too: nothing is taken for a fault.
+/// All connections end in order, the half-closed ones of Node.js too, and SLIM takes none of the ends for a fault.
 fn end_cleanly(test: &str, server: &Run, client: &Run) {
     if !own_network(test) {
         return;

@@ -1,4 +1,4 @@
-//! The preload exports the hooked names and nothing else: every name it adds is one that it takes from a program.
+//! The preload exports the hooked names and nothing else: any other exported name would interpose on a program's own symbol.
 
 mod common;
 

@@ -1,7 +1,7 @@
 //! Connections that break under a program with the preload at both ends: the program must not notice.
 //!
-//! Each program runs bare on whole connections, and then under the preload while every connection of its network
-//! namespace is destroyed (`SOCK_DESTROY`) again and again; what it writes down must be the same. Needs root.
+//! Each program runs bare on unbroken connections, and then under the preload while every connection of its network
+//! namespace is destroyed (`SOCK_DESTROY`) again and again. Both transcripts must be the same. Needs root.
 
 mod common;
 #[path = "../src/options/table.rs"]
@@ -37,12 +37,12 @@ fn differences(name: &str, bare: &(Outcome, Outcome), got: &(Outcome, Outcome)) 
         .collect()
 }
 
-/// What the program says with the preload and broken connections is what it says bare with whole ones.
+/// Asserts that the program's transcript with the preload and broken connections is the one of a bare run without breaks.
 fn unnoticed(program: &str, args: &[&str], breaks: u32) {
     unnoticed_with(&[], program, args, breaks);
 }
 
-/// The same, of a program that is compiled with these flags.
+/// Like `unnoticed`, for a program compiled with these flags.
 fn unnoticed_with(flags: &[&str], program: &str, args: &[&str], breaks: u32) {
     if !own_network(&format!("{program} {args:?}")) {
         return;
@@ -63,12 +63,12 @@ fn transfers_with_blocking_calls() {
 }
 
 #[test]
-fn threads_that_are_cancelled_in_a_call_hold_nothing() {
+fn threads_cancelled_in_a_call_block_no_other_call() {
     unnoticed("cancelled", &[""], 1);
 }
 
 #[test]
-fn transfers_that_look_first() {
+fn transfers_with_peek_fionread_time_limits_and_sendfile() {
     unnoticed("xfer", &["peek", "fionread", "time-limits", "sendfile"], 12);
 }
 
@@ -86,7 +86,7 @@ fn transfers_with_epoll() {
     );
 }
 
-/// The same breaks end a bare transfer: the tests above can fail.
+/// The same breaks end a bare transfer, so the tests above can fail.
 #[test]
 fn bare_transfers_do_not_survive() {
     if !own_network("bare_transfers_do_not_survive") {
@@ -101,7 +101,7 @@ fn bare_transfers_do_not_survive() {
     );
 }
 
-/// The preload resumed, and said so; otherwise nothing above was tested.
+/// The event log has the resumes; without resumes the tests above would have tested nothing.
 #[test]
 fn resumes_are_written_to_the_event_log() {
     if !own_network("resumes_are_written_to_the_event_log") {
@@ -131,7 +131,8 @@ fn resumes_are_written_to_the_event_log() {
     assert_eq!(events.count("escalate"), 0, "{events}");
 }
 
-/// Full connections with buffers of the application's size lose nothing, and do not stall on the next transport.
+/// Connections with buffer sizes that the application has set, full when they break, lose nothing and do not stall on the
+/// new transport.
 #[test]
 fn small_buffers() {
     if !own_network("small_buffers") {
@@ -170,7 +171,7 @@ fn idle_connections() {
 }
 
 #[test]
-fn names_of_what_is_broken_and_of_what_is_used_anew() {
+fn addresses_of_broken_and_of_reused_sockets() {
     unnoticed(
         "anew",
         &["", "plain", "listen", "plain listen", "unused"],
@@ -178,7 +179,7 @@ fn names_of_what_is_broken_and_of_what_is_used_anew() {
     );
 }
 
-/// A socket with an option that cannot go with a connection is plain TCP for good, also when it is used anew.
+/// A socket with an option that a new transport cannot have stays plain TCP, even after it is disconnected and used again.
 #[test]
 fn options_outlive_the_connection() {
     if !own_network("options_outlive_the_connection") {
@@ -193,31 +194,32 @@ fn options_outlive_the_connection() {
     }
 }
 
-/// A reading side that is shut stays so, and what comes for it is refused where the kernel does that.
+/// A receiving half that is shut down stays shut over a break. Data that arrives for it is refused where the kernel does so.
 #[test]
-fn what_nobody_is_to_read_any_more() {
+fn data_for_a_receiving_half_that_is_shut() {
     let cases = ["rd before", "rd away", "rd after", "both after"];
     unnoticed("refuse", &cases, 1);
 }
 
-/// What stands in for a stash is registered in a closed number's name no longer than the number is open.
+/// A stand-in for a stash is registered with epoll in the name of a descriptor number, and only while that number is open.
 #[test]
-fn epoll_forgets_what_is_closed_unread() {
+fn epoll_forgets_connections_closed_with_unread_bytes() {
     unnoticed("closed_unread", &[""], 1);
 }
 
-/// A call that was left by a jump still has its alarm set, which a later break sounds.
+/// A wait that a signal handler has left by a jump leaves its alarm set, and a later break signals that alarm. Later waits
+/// must not end because of it.
 #[test]
 fn waits_after_a_jump() {
     unnoticed("alarms", &[""], 1);
 }
 
 #[test]
-fn options_go_with_the_connection() {
+fn options_are_set_on_the_new_transport() {
     unnoticed("broken", &["options", "options-exec"], 1);
 }
 
-/// A connection with an urgent byte is plain TCP, and breaks like a bare one.
+/// A connection with an urgent byte becomes plain TCP, and breaks like a bare one.
 #[test]
 fn broken_with_urgent_bytes() {
     if !own_network("broken_with_urgent_bytes") {
@@ -232,7 +234,7 @@ fn broken_with_urgent_bytes() {
     }
 }
 
-/// A connection with asynchronous I/O is plain TCP, and breaks like a bare one.
+/// A connection with asynchronous I/O becomes plain TCP, and breaks like a bare one.
 #[test]
 fn broken_with_asynchronous_io() {
     if !own_network("broken_with_asynchronous_io") {
@@ -247,21 +249,21 @@ fn broken_with_asynchronous_io() {
     }
 }
 
-/// The connection becomes plain TCP, and what it has stashed is read all the same.
+/// The connection becomes plain TCP, and the application still reads the bytes in the stash.
 #[test]
 fn an_urgent_byte_behind_a_stash() {
     unnoticed("behind", &[""], 1);
 }
 
-/// Unread bytes that can be looked at are as many as without a break.
+/// MSG_PEEK and FIONREAD show as many unread bytes as without a break.
 #[test]
-fn looks_at_unread_bytes() {
+fn peeks_at_unread_bytes() {
     unnoticed("looks", &[""], 1);
 }
 
-/// In all the ways of looking, at once after a break.
+/// Every way to peek at unread bytes, immediately after a break.
 #[test]
-fn looks_at_once_after_a_break() {
+fn peeks_immediately_after_a_break() {
     let ways = ["plain", "wait", "dontwait", "message", "least", "edge"];
     unnoticed("peeks", &ways, 1);
 }
@@ -271,7 +273,7 @@ fn options_set_while_the_connection_is_away() {
     unnoticed("peeks", &["options"], 1);
 }
 
-/// What is wrong with an application's pointers the kernel says, or nobody; also when no transport is there to ask.
+/// A bad pointer gets the kernel's error and no other, also while the flow has no transport.
 #[test]
 fn bad_pointers() {
     unnoticed(
@@ -282,19 +284,19 @@ fn bad_pointers() {
 }
 
 #[test]
-fn ended_in_both_directions_with_bytes_to_come() {
+fn no_hangup_event_before_the_last_byte() {
     unnoticed("hung_up", &["poll", "epoll", "edges"], 1);
 }
 
-/// Who closes has been heard to the end, also by a thread that has met a break just before the flow was over.
+/// All bytes sent before a close arrive, even at a thread that met a break just before the flow ended.
 #[test]
 fn last_bytes_before_a_close() {
     unnoticed("last_bytes", &["20"], 1);
 }
 
-/// Breaks that other threads meet: calls that only ask do not.
+/// Other threads use the connection and meet the breaks. Calls that only query it must neither fail nor report one.
 #[test]
-fn asked_all_the_time() {
+fn queries_do_not_report_breaks() {
     unnoticed("asked", &[""], 1);
 }
 
@@ -309,7 +311,7 @@ fn closed_with_bytes_on_the_way() {
 }
 
 #[test]
-fn closed_and_gone_with_bytes_on_the_way() {
+fn closed_and_exited_with_bytes_on_the_way() {
     unnoticed("broken", &["linger-exit"], 1);
 }
 
@@ -319,12 +321,12 @@ fn shut_in_both_directions_with_bytes_on_the_way() {
 }
 
 #[test]
-fn gone_without_having_noticed() {
+fn exited_before_noticing_the_break() {
     unnoticed("broken", &["leave"], 1);
 }
 
 #[test]
-fn ended_while_it_is_replaced() {
+fn shut_while_the_transport_is_replaced() {
     unnoticed("broken", &["shut"], 1);
 }
 
@@ -343,14 +345,14 @@ fn broken_while_negotiating() {
     unnoticed("broken", &["hello", "hello-shut"], 1);
 }
 
-/// The acceptor knows of its peer by HELLO only.
+/// All that the acceptor has from its peer is HELLO.
 #[test]
 fn ended_and_broken_while_negotiating() {
-    let cases = ["closes", "owes", "hurries", "connector", "half"];
+    let cases = ["closes", "in-flight", "in-flight-now", "connector", "half"];
     unnoticed_with(&["-rdynamic"], "early", &cases, 1);
 }
 
-/// What is said by UDP is lost, late, or comes twice.
+/// Control messages (UDP) are lost, late, or duplicated.
 #[test]
 fn broken_early_with_a_bad_network() {
     unnoticed_with(&["-rdynamic"], "udp", &["no-done", "late", "twice"], 1);
@@ -363,21 +365,21 @@ fn broken_while_connecting() {
     unnoticed("broken", &["connecting"], 1);
 }
 
-/// The server is busy, and accepts what has broken meanwhile when it comes to that.
+/// A busy server accepts connections that broke while they were in the listener's queue.
 #[test]
-fn broken_while_it_waits_to_be_accepted() {
+fn broken_in_the_accept_queue() {
     unnoticed("queued", &["100 4500"], 1);
 }
 
-/// Processes that share the descriptors, or close what they have inherited where no hook sees it.
+/// Child processes that share the descriptor table, or close inherited descriptors where no hook sees it.
 #[test]
 fn other_processes_with_the_same_descriptors() {
     unnoticed("kindred", &["shares", "server"], 1);
 }
 
-/// SLIM's own are among them: nobody resumes the connection, and nobody waits for that.
+/// The closed descriptors include SLIM's own: the connection cannot be resumed, and no program waits for that.
 #[test]
-fn all_numbers_are_closed_unseen() {
+fn all_descriptors_closed_where_no_hook_sees_it() {
     for args in ["closes-all", "closes-each", "closes-in-child", "away"] {
         if !own_network(args) {
             return;
@@ -413,9 +415,9 @@ fn no_descriptor_is_left() {
     unnoticed("broken", &["none-left", "none-left-close"], 1);
 }
 
-/// The program has opened all that it may: its connections come back one after the other.
+/// The program has reached its limit on open files: its connections are resumed one after the other.
 #[test]
-fn programs_at_their_limit() {
+fn programs_at_their_limit_on_open_files() {
     let ways = [
         "200 900 client",
         "200 900 server",
@@ -432,7 +434,7 @@ fn copies_of_descriptors() {
     unnoticed("broken", &["copies"], 1);
 }
 
-/// A copy that the kernel refuses ends nothing.
+/// A `dup2` that the kernel refuses does not close the descriptor that it would have replaced.
 #[test]
 fn copies_that_are_refused() {
     unnoticed("refused", &[""], 1);
@@ -453,7 +455,7 @@ fn registrations_that_no_hook_sees() {
     unnoticed("wakes", &ways, 1);
 }
 
-/// What the program puts under a number, unseen, stays there.
+/// A file that the program puts under a connection's descriptor number, where no hook sees it, stays there.
 #[test]
 fn numbers_taken_while_the_connection_is_away() {
     if !own_network("numbers_taken_while_the_connection_is_away") {
@@ -463,7 +465,7 @@ fn numbers_taken_while_the_connection_is_away() {
     for what in ["file", "pair", "sink"] {
         let bare = run(&binary, what, 0, false, 0);
         let mut got = run(&binary, what, 1, true, SETTLED);
-        // That connections were lost is said.
+        // SLIM reports the lost connections.
         for end in [&mut got.0, &mut got.1] {
             assert!(
                 end.stderr.lines().all(|l| l.contains("escalate")),
@@ -503,11 +505,11 @@ fn other_numbers_while_the_connection_is_away() {
 }
 
 #[test]
-fn handed_on_at_any_moment_of_a_break() {
+fn descriptors_passed_on_at_any_moment_of_a_break() {
     unnoticed("handed", &["any-moment"], 1);
 }
 
-/// A peer that is really gone is reported as bare, and as fast.
+/// The death of a peer process is reported as in a bare run, and as fast.
 #[test]
 fn a_peer_that_dies() {
     unnoticed(
@@ -528,14 +530,14 @@ fn epoll_instances_whose_numbers_change_hands() {
     unnoticed("mirrors", &["fork", "first", "second", "over"], 1);
 }
 
-/// The kernel reports a connection that is registered by a number that was closed.
+/// epoll goes on reporting a connection that was registered by a descriptor number that is closed by now.
 #[test]
 fn registered_by_a_number_that_is_closed() {
     let cases = ["copy", "copy-late", "copy-over", "copy-edge", "copy-once"];
     unnoticed("mirrors", &cases, 1);
 }
 
-/// One byte that the library has not seen is enough: the connection is given up, and nothing is delivered twice.
+/// A single byte that the library has not seen escalates the flow at the next break; no byte is delivered twice.
 #[test]
 fn bytes_moved_past_the_library() {
     if !own_network("bytes_moved_past_the_library") {
@@ -550,12 +552,12 @@ fn bytes_moved_past_the_library() {
     ] {
         let (server, client) = run(&binary, args, 1, true, SETTLED);
         let said = format!("{args}:\n{}\n{}", server.transcript(), client.transcript());
-        // Which error it is, is the broken connection's to say.
+        // The error depends on how the connection broke.
         for (end, read) in [(&server, 0), (&client, read)] {
             let error = format!("{read} bytes, then ECONN");
             assert!(end.stdout.starts_with(&error) && end.ok(), "{said}");
         }
-        // One byte more that was written may be our FIN: that it was none, the peer knows.
+        // For the writer, one extra byte may be its own FIN. The peer can tell that it was not, so the reason is the peer's.
         let why = match args {
             "write" => "reason=out_of_step",
             _ => "something uses the descriptor past SLIM",
@@ -564,7 +566,7 @@ fn bytes_moved_past_the_library() {
     }
 }
 
-/// The table, as the test program reads it.
+/// The options table, in the format that the test program reads.
 fn table() -> String {
     let mut text = String::new();
     for row in table::ROWS {
@@ -598,7 +600,7 @@ fn options(case: &str) -> Option<(Outcome, Outcome)> {
     Some(pair(one(), one()))
 }
 
-/// Each option keeps its value over a break, or ends the connection's being a flow.
+/// Each option keeps its value over a break, or makes the connection plain TCP.
 #[test]
 fn every_option_of_a_connection() {
     let Some((server, client)) = options("every") else {
@@ -614,13 +616,13 @@ fn every_option_of_a_connection() {
         let bad = bad.into_iter().chain([": 0", "stderr"]);
         let bad: Vec<_> = bad.filter(|word| text.contains(word)).collect();
         assert!(got.ok() && bad.is_empty(), "{end}: {bad:?} in\n{text}");
-        // The kernel may be older than the table.
+        // An older kernel lacks some of the options in the table.
         assert!(number("changed ") >= 60, "{end}:\n{text}");
         assert!(end == "server" || number("bound ") >= 6, "{end}:\n{text}");
     }
 }
 
-/// Connections of ours that need the mark have it from their first packet on.
+/// If the application's socket has a mark (SO_MARK), so has SLIM's new connection, from its first packet on.
 #[test]
 fn marks_are_there_before_the_connection() {
     if let Some((server, client)) = options("marked") {
@@ -633,7 +635,7 @@ fn marks_are_there_before_the_connection() {
     }
 }
 
-/// What the kernel's headers have, the table has.
+/// The table has every option that the kernel's headers define.
 #[test]
 fn every_option_of_the_headers() {
     let files = [
@@ -642,7 +644,7 @@ fn every_option_of_the_headers() {
         ("linux/in6.h", "IPV6_", libc::IPPROTO_IPV6),
         ("linux/tcp.h", "TCP_", libc::IPPROTO_TCP),
     ];
-    // Values of options, flags and constants.
+    // Prefixes of names that are values of options, flags or constants, not options.
     let others = [
         "IP_PMTUDISC_",
         "IP_DEFAULT_MULTICAST_",
@@ -691,9 +693,9 @@ fn every_option_of_the_headers() {
     assert!(seen > 150, "only {seen} options found");
 }
 
-/// A real-time thread that asks without a pause, on the one processor that its process may use.
+/// A real-time thread polls without a pause on the only processor that its process may use. SLIM must still get to resume.
 #[test]
-fn a_thread_that_leaves_its_processor_to_nobody() {
+fn a_real_time_thread_that_polls_without_a_pause() {
     unnoticed("realtime", &["recv", "poll", "select", "epoll"], 1);
     unnoticed(
         "realtime",
@@ -708,13 +710,13 @@ fn a_thread_that_leaves_its_processor_to_nobody() {
     );
 }
 
-/// A thread that stays inside a call delays the resume of that connection, and of no other.
+/// A thread that stays inside a call delays the resume of that connection only.
 #[test]
 fn calls_that_take_their_time() {
     unnoticed("held", &["recv 800", "send 800", "room 0"], 1);
 }
 
-/// Nor does one that never comes back: its connection is given up.
+/// A thread that never returns from a call delays no other connection. Its own flow is escalated.
 #[test]
 fn calls_that_do_not_come_back() {
     if !own_network("calls_that_do_not_come_back") {
@@ -730,8 +732,8 @@ fn calls_that_do_not_come_back() {
     }
 }
 
-/// A filter of the program's own, and processes that end with their last thread: both as without the library, which says
-/// once that it steps back.
+/// Programs that install a system call filter, and processes that end with their last thread, behave as without the library.
+/// For a filter the library says once that it steps back.
 #[test]
 fn filters_and_last_threads() {
     let binary = compile("filters", &[]);
@@ -760,11 +762,11 @@ fn filters_and_last_threads() {
 }
 
 #[test]
-fn the_limit_on_open_files_is_the_programs() {
+fn the_limit_on_open_files_stays_as_the_program_set_it() {
     unnoticed("limits", &["alone", "fork"], 0);
 }
 
-/// However the program waits, thousands of connections that break at once are back soon.
+/// Thousands of connections that break at once are resumed soon, however the program waits.
 #[test]
 fn a_crowd_of_connections() {
     if !own_network("a_crowd_of_connections") {
@@ -784,7 +786,7 @@ fn a_crowd_of_connections() {
     }
 }
 
-/// An IPv6 socket with an IPv4 connection stays one, at either end, whoever makes the new connection.
+/// An IPv6 socket with an IPv4 connection stays such a socket, at either end, whichever end makes the new connection.
 #[test]
 fn the_family_of_a_socket() {
     let ways = [
@@ -800,9 +802,9 @@ fn the_family_of_a_socket() {
     unnoticed("families", &ways, 1);
 }
 
-/// The addresses of a connection that is given up are those that it had.
+/// An escalated connection keeps its addresses.
 #[test]
-fn the_names_of_what_is_over() {
+fn addresses_of_an_escalated_connection() {
     let ways = [
         "six six client over",
         "six four server over",
@@ -810,7 +812,7 @@ fn the_names_of_what_is_over() {
         "four four client over",
         "four four server over",
     ];
-    if !own_network("the_names_of_what_is_over") {
+    if !own_network("addresses_of_an_escalated_connection") {
         return;
     }
     let binary = compile("families", &[]);
@@ -834,10 +836,10 @@ fn the_names_of_what_is_over() {
     }
 }
 
-/// What ends with the process still uses connections: handlers of the program's, and destructors of a library that it has
-/// opened.
+/// Code that runs at the end of the process still uses connections: exit handlers of the program, and destructors of a
+/// library that it has opened.
 #[test]
-fn used_by_destructors() {
+fn connections_used_by_exit_handlers_and_destructors() {
     let library = compile("last_words", &["-DLIBRARY", "-shared", "-fPIC"]);
     let ways = [
         "atexit 0", "atexit 1", "atexit 2", "dlopen 0", "dlopen 1", "dlopen 2", "quiet 0",

@@ -1,11 +1,11 @@
-//! What a handler may call does not use the program's heap; and where no memory is to be had the program goes on as
-//! bare.
+//! Calls that a signal handler may make do not use the program's heap. Where the system gives no more memory, the program
+//! goes on as without SLIM.
 
 mod common;
 
 use common::{Program, SETTLED, compare, compile, own_network};
 
-/// The program says with the preload what it says bare: on whole connections, and when they are broken.
+/// Asserts that the transcript with the preload is the bare one, on unbroken connections and on broken ones.
 fn as_bare(case: &str) {
     if !own_network(case) {
         return;

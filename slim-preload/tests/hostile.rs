@@ -1,5 +1,5 @@
-//! Strangers who send what they like to the ports of a preloaded pair: the connection is not disturbed, memory does not
-//! grow, and a true break afterwards is still healed. (What a stranger who knows the protocol can try is tested in slim-agent.)
+//! A stranger sends noise to the ports of a preloaded pair of programs. The connection is not disturbed, memory does not grow,
+//! and the flow still resumes after a true break. (Attacks by a stranger that knows the protocol are tested in slim-agent.)
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Kilobytes in memory.
+/// Resident memory of a process, in kilobytes.
 fn resident(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     text.lines()
@@ -30,7 +30,7 @@ impl Noise {
         self.0
     }
 
-    /// Sometimes pure noise, sometimes a good header with noise behind it.
+    /// Pure noise, or a valid header followed by noise.
     fn message(&mut self) -> Vec<u8> {
         let len = 8 + (self.next() % 400) as usize;
         let mut m: Vec<u8> = (0..len).map(|_| self.next() as u8).collect();
@@ -81,7 +81,7 @@ fn noise_does_no_harm() {
     let mut noise = Noise(0x5eed);
     for n in 0..100_000 {
         let port = *udp.iter().nth(n % udp.len()).expect("one of them");
-        // A full queue is the receiver's own limit.
+        // A failed send means that the receiver's queue is full, which is allowed.
         let _ = stranger.send_to(&noise.message(), (Ipv4Addr::LOCALHOST, port));
     }
     for port in &tcp {

@@ -1,4 +1,4 @@
-//! The job key: read once, when the program begins, and only from a file that is its owner's alone.
+//! The job key is read once, when the program begins, and only from a file that nobody but its owner can read.
 
 mod common;
 
@@ -32,7 +32,7 @@ fn live(outcome: &Outcome) -> usize {
 }
 
 #[test]
-fn who_gives_up_the_right_to_read_it_has_it_all_the_same() {
+fn a_program_that_drops_its_privileges_keeps_the_key() {
     let key = key_file("key", "0123456789abcdef\n", 0o600);
     let outcome = run(&key);
     fs::remove_file(&key).expect("it was there");
@@ -41,7 +41,7 @@ fn who_gives_up_the_right_to_read_it_has_it_all_the_same() {
 }
 
 #[test]
-fn a_key_that_never_comes_is_not_waited_for() {
+fn a_key_file_that_is_a_fifo_does_not_block() {
     let fifo = scratch("fifo-key");
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.expect("mkfifo runs").success());

@@ -1,5 +1,5 @@
-//! What is left of connections that are over: nothing that lasts. However a connection has ended, its descriptors, its
-//! copy and its places in tables go with it; what outlives it is bounded.
+//! Connections that are over leave nothing behind for good. However a connection has ended, its descriptors, its replay
+//! buffer and its table entries are freed; the state that outlives it is bounded.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn good(outcome: &Outcome) {
     assert!(outcome.ok(), "{}", outcome.transcript());
 }
 
-/// A figure of the line that begins with `when`.
+/// The number that follows `what` in the line that begins with `when`.
 fn figure(outcome: &Outcome, when: &str, what: &str) -> i64 {
     let line = outcome.stdout.lines().find(|l| l.starts_with(when));
     let number = line.and_then(|l| {
@@ -32,7 +32,7 @@ fn figure(outcome: &Outcome, when: &str, what: &str) -> i64 {
     number.unwrap_or_else(|| panic!("no {what:?} of {when:?} in\n{}", outcome.transcript()))
 }
 
-/// Bytes by which a process has grown between the two reports, for each of `connections`.
+/// Growth of a process between its two reports, in bytes for each of `connections`.
 fn growth(outcome: &Outcome, connections: i64) -> i64 {
     let kilobytes = |when| figure(outcome, when, "resident ");
     (kilobytes("over:") - kilobytes("begun:")) * 1024 / connections
@@ -55,13 +55,13 @@ fn clients_without_slim() {
     assert_eq!(figure(&server, "over:", "descriptors "), 0);
 }
 
-/// The tables of a process as it left, from its log.
+/// The log line with the sizes of a process's tables at its exit.
 fn tables(outcome: &Outcome) -> &str {
     let line = outcome.stderr.lines().rfind(|l| l.contains("at exit: "));
     line.unwrap_or_else(|| panic!("no tables in\n{}", outcome.transcript()))
 }
 
-/// In how many rounds of all ways, and how many connections end in each way. SLIM_SOAK is for `scripts/soak`.
+/// The number of rounds through all ways to end, and the number of connections for each way. `scripts/soak` sets SLIM_SOAK.
 fn ways() -> (i64, i64) {
     match std::env::var_os("SLIM_SOAK") {
         Some(_) => (25, 100),
@@ -69,9 +69,9 @@ fn ways() -> (i64, i64) {
     }
 }
 
-/// Legacy by a refusal, by silence, by another key; demoted by fork, exec, passing, splicing and stdio; resumed; given up
-/// after attempts and because the peer is gone; closed, reset, half-closed, at once, while away, with bytes owed: again and
-/// again, at both ends.
+/// Connections end in every way, again and again, at both ends. Some are legacy: by a refusal, by silence, by another key.
+/// Some become plain TCP: by fork, exec, passing, splicing and stdio. Some are resumed, or escalated after all attempts or
+/// because the peer is gone. They are closed, reset or half-closed: at once, while suspended, or with bytes undelivered.
 #[test]
 fn every_way_to_end() {
     if !own_network("every_way_to_end") {
@@ -105,14 +105,14 @@ fn every_way_to_end() {
         let connections =
             figure(end, "over after", "after ") - figure(end, "begun after", "after ");
         let grown = growth(end, connections);
-        // What is remembered of flows that are over for a while takes some hundred bytes each, for some thousands of them.
+        // The tables remember some thousands of flows for a while after their end, in a few hundred bytes each.
         let most = if rounds > 4 { 50 } else { 400 };
         assert!(grown <= most, "{grown} bytes a connection");
     }
 }
 
-/// A server closes connections to clients that do not read: what it keeps for them, in descriptors; how often the event log
-/// names the limit. The clients get everything all the same.
+/// A server closes connections to clients that do not read. Returns how many descriptors it keeps for them, and how many
+/// `orphaned` events name `limit`. The clients still get every byte.
 fn not_read(
     test: &str,
     bytes: u64,
@@ -144,7 +144,7 @@ fn not_read(
     Some((figure(&server, "kept:", "descriptors "), orphaned.count()))
 }
 
-/// The mailbox, which the server's process has after the first connections.
+/// One descriptor is the mailbox, which the server's process has after its first connections.
 const MAILBOX: i64 = 1;
 
 #[test]

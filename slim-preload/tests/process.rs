@@ -1,10 +1,10 @@
-//! What happens to the process as a whole: its end, its children, what it shares, and what it is allowed.
+//! Process-wide matters: the end of the process, its children, what it shares, and the restrictions that it runs under.
 
 mod common;
 
 use common::{Program, SETTLED, compare, compile, own_network, same_alone};
 
-/// What the program says must be as bare; standard error may have one line of ours, with `why`.
+/// The program's output must be the bare one. Standard error has one line of SLIM's that contains `why`, or none.
 fn steps_back(name: &str, args: &[&str], why: Option<&str>) {
     let program = compile(name, &[]);
     let run = |preloaded, settle| {
@@ -45,7 +45,7 @@ fn ends_of_processes() {
     }
 }
 
-/// A process whose thread of ours went on until the last moment would leave the thread's memory behind.
+/// If SLIM's thread ran until the very end of the process, valgrind would report the thread's memory as lost.
 #[test]
 fn valgrind_finds_nothing_lost() {
     let program = compile("exits", &[]);
@@ -76,7 +76,7 @@ fn valgrind_finds_nothing_lost() {
     }
 }
 
-/// Calls that are for a process of one thread, or that give a thread descriptors or a network of its own.
+/// Calls that the kernel allows only to a process of one thread, or that give one thread its own descriptors or network.
 #[test]
 fn what_threads_no_longer_share() {
     if !own_network("what_threads_no_longer_share") {
@@ -106,7 +106,7 @@ fn what_threads_no_longer_share() {
     }
 }
 
-/// A filter of the program's parent, which kills for calls that only we make.
+/// The program's parent has installed a system call filter, which kills for calls that only SLIM makes.
 #[test]
 fn a_filter_from_before() {
     steps_back(
@@ -121,7 +121,7 @@ fn numbers_of_vforked_children() {
     unnoticed("vforks", "");
 }
 
-/// As bare, on whole connections and on broken ones.
+/// Asserts that the transcript is the bare one, on unbroken connections and on broken ones.
 fn unnoticed(name: &str, case: &str) {
     if !own_network(&format!("{name} {case}")) {
         return;
@@ -153,7 +153,8 @@ fn roots_without_proc() {
     }
 }
 
-/// A handler ends the connection on which its thread is sending: nobody waits for what goes on only after it.
+/// A handler ends the connection on which its own thread is sending. It must not wait for that send, which continues only
+/// after the handler.
 #[test]
 fn handlers_end_what_they_have_interrupted() {
     same_alone("ending_handlers", &[], &[]);
@@ -167,7 +168,7 @@ fn handlers_do_what_they_have_interrupted() {
     }
 }
 
-/// The loader is asked for libc's functions when the library is loaded, not in a call that a handler may make.
+/// The preload looks libc's functions up when it is loaded, never in a call that a signal handler may make.
 #[test]
 fn first_uses_look_nothing_up() {
     let program = compile("first_uses", &["-Wl,-z,now", "-Wno-unused-value"]);

@@ -1,17 +1,17 @@
 //! Two programs make random calls on connections that break at random points: `tests/c/random_breaks.c`. Needs root.
 //!
-//! `SLIM_BREAKS`: how many rounds; `SLIM_BREAKS_SEED`: the first seed. What goes wrong is printed with its seed; where a call
-//! meets a break is up to the kernel, so a seed may have to be played some times.
+//! `SLIM_BREAKS` is the number of rounds, `SLIM_BREAKS_SEED` the first seed. A failure is printed with its seed. Where a call
+//! meets a break is up to the kernel, so it may take several runs of a seed to see the failure again.
 
 mod common;
 
 use common::{Program, SETTLED, compile, own_network, pair_started};
 use std::time::Duration;
 
-/// How many pairs of programs play at a time, each in a network of its own.
+/// How many pairs of programs run at a time, each in its own network namespace.
 const PAIRS: u32 = 3;
 
-/// Plays these seeds: the first, how many, and how often each.
+/// Runs these seeds. Each entry is the first seed, the number of seeds, and how often to run each of them.
 fn play(test: &str, breaks: bool, all: &[[u32; 3]]) {
     let binary = compile("random_breaks", &[]);
     let mut running = Vec::new();
@@ -59,18 +59,18 @@ fn random_calls_on_connections_that_break() {
     play("random_calls_on_connections_that_break", true, &all);
 }
 
-/// Seeds that once went wrong, the first ones in one of three to eight rounds.
+/// Seeds that once failed: the earlier ones in one of three to eight runs, the others in each run.
 #[test]
 fn random_calls_that_went_wrong() {
-    // An end of the stream was explained while a call met an error behind it; a closed number stayed registered.
+    // The meaning of an end of the stream was decided while a call met an error behind it; a closed number stayed registered.
     let earlier = [[1147, 1, 50], [41328, 1, 30]];
-    // A number was registered by a plain descriptor, and then given to a connection that was away. Each time.
+    // A number was registered with epoll for a plain descriptor, and then given to a suspended connection. Failed each time.
     let once = [[1131141, 1, 1], [5951229, 1, 1]];
     let all = [&earlier[..], &once].concat();
     play("random_calls_that_went_wrong", true, &all);
 }
 
-/// Bare, on whole connections, the programs find nothing wrong.
+/// The programs find nothing wrong in a bare run without breaks.
 #[test]
 fn random_calls_without_slim() {
     play("random_calls_without_slim", false, &[[1, 300, 1]]);

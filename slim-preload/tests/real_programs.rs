@@ -1,5 +1,5 @@
-//! Programs that know nothing of us do with the preload what they do without it: the same output, the same exit status.
-//! (Their transfers over connections that break are tested in the lab, by netem-tests.)
+//! Unmodified programs do with the preload what they do without it: the same output, the same exit status.
+//! (netem-tests tests their transfers over breaking connections, in the lab.)
 
 mod common;
 
@@ -14,7 +14,7 @@ fn installed(test: &str, names: &[&str]) -> Option<Vec<PathBuf>> {
     names
         .iter()
         .map(|name| {
-            // Where packages install; a shim in somebody's home may start through a shell.
+            // Only where packages install: a shim in a home directory may start the program through a shell.
             let found = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/bin"]
                 .map(|d| Path::new(d).join(name))
                 .into_iter()
@@ -48,7 +48,7 @@ fn directory(name: &str) -> PathBuf {
     dir
 }
 
-/// Bytes of which no two pieces are the same.
+/// Pseudo-random bytes, so that misplaced data never matches.
 fn bytes(n: usize) -> Vec<u8> {
     let mut x = 88_172_645_463_325_252_u64;
     (0..n / 8)
@@ -83,7 +83,7 @@ fn python() {
     }
 }
 
-/// What curl says and leaves behind, for a list of its arguments; `{}` stands for the address.
+/// The output and the downloaded body of curl with these arguments. `{}` in them stands for the address.
 fn curl(curl: &Path, dir: &Path, port: u16, args: &[&str], preloaded: bool) -> String {
     let out = dir.join("out");
     let _ = fs::remove_file(&out);
@@ -97,7 +97,7 @@ fn curl(curl: &Path, dir: &Path, port: u16, args: &[&str], preloaded: bool) -> S
         .dir(dir)
         .preloaded(preloaded)
         .run();
-    // "after 1 ms" is not what is compared.
+    // Leaves out "after 1 ms", which differs from run to run.
     let said = outcome.transcript();
     let said = said.split(" after ").next().unwrap_or(&said);
     let mut body = Vec::new();
@@ -105,7 +105,7 @@ fn curl(curl: &Path, dir: &Path, port: u16, args: &[&str], preloaded: bool) -> S
         f.read_to_end(&mut body).expect("a file of ours");
     }
     if args.contains(&"--head") {
-        // The date is a new one each time.
+        // The date differs from run to run.
         let text = String::from_utf8_lossy(&body);
         let kept: Vec<_> = text.lines().filter(|l| !l.starts_with("Date:")).collect();
         body = kept.join("\n").into_bytes();
@@ -195,7 +195,7 @@ fn curl_and_nginx() {
             .iter()
             .map(|args| curl(&paths[0], &dir, port, args, slim_client))
             .collect();
-        // The polite end: workers finish what they have and leave.
+        // SIGQUIT is nginx's graceful shutdown: workers finish their requests.
         server.signal(libc::SIGQUIT);
         let end = server.finish_within(Duration::from_secs(20));
         (all, end.transcript().replace(&port.to_string(), "PORT"))
@@ -354,7 +354,7 @@ fn iperf3() {
                 .preloaded(slim_server)
                 .settle(SETTLED)
                 .start();
-            // Its only client must be ours, so nobody may knock before.
+            // The server takes one client only, so a test connection must not probe whether it listens.
             let begun = Instant::now();
             let outcome = loop {
                 let outcome = Program::new(&paths[0])

@@ -1,4 +1,4 @@
-//! Short connections between processes that know each other.
+//! Short connections between processes whose agents already know each other.
 
 mod common;
 
@@ -27,13 +27,14 @@ fn each_of_many_short_connections_is_protected() {
     fs::create_dir_all(&events).expect("a directory for the events");
     let (bare, got) = (run(&program, None), run(&program, Some(&events)));
     assert!(bare.ok(), "{bare:?}");
-    // It also says which UDP ports of its process a listener may get.
+    // The transcript also lists UDP ports of the process that the kernel may give to a listener: there must be none.
     assert_eq!(bare.transcript(), got.transcript());
     let logs = fs::read_dir(&events).expect("the events");
     let live: Vec<usize> = logs
         .map(|log| Events::read(&log.expect("a log").path()).count("live"))
         .collect();
-    // Both ends; but those before the two knew each other may be over before it is settled.
+    // Both ends log every flow, except the first few: before the processes know each other a connection may end before its
+    // negotiation does.
     assert_eq!(live.len(), 2, "{live:?}");
     assert!(live.iter().all(|n| *n >= COUNT - 6), "{live:?}");
 }

@@ -1,15 +1,15 @@
-//! A program with many connections, none of it about MPI: every connection carries checked bytes in
-//! both directions for a given time, then ends in order.
+//! A program with many connections and without MPI. Every connection carries checked bytes in both directions for a given
+//! time, then ends in order.
 //!
 //! ```text
 //! slim-lab-stream server ADDRESS CONNECTIONS SECONDS KIB
 //! slim-lab-stream client ADDRESS CONNECTIONS SECONDS KIB
 //! ```
 //!
-//! Each end sends KIB KiB on each connection, spread over SECONDS, and checks what it gets: the bytes
-//! are a function of connection, direction and position. At the end it shuts its side down and
-//! wants exactly the other's bytes and then the end of the stream. The last line is
-//! `DONE conns=.. bytes=.. errs=.. failed=.. maxstall=..`; the exit status is 0 if nothing was wrong.
+//! Each end sends KIB KiB on each connection, spread over SECONDS, and checks what it receives: the bytes are a function of
+//! connection, direction and position. At the end it shuts down its sending half, and expects exactly the other end's bytes
+//! and then the end of the stream. The last line is `DONE conns=.. bytes=.. errs=.. failed=.. maxstall=..`. The exit status is
+//! 0 if nothing was wrong.
 
 use std::{
     env,
@@ -20,9 +20,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes moved by one call.
+/// Size of the buffer for one call, in bytes.
 const PIECE: usize = 16 * 1024;
-/// After the sending time everything must have arrived within this.
+/// All bytes must have arrived within this time after the end of the sending time.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What each end does.
+/// What each end does, from the command line.
 #[derive(Clone, Copy)]
 struct StreamPlan {
     count: usize,
@@ -79,7 +79,7 @@ fn parse(address: &str, count: &str, seconds: &str, kib: &str) -> Option<(Socket
     ))
 }
 
-/// Accepts all connections; the first four bytes of each say which one it is.
+/// Accepts all connections. The first four bytes of each are its number.
 fn accept(address: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     let listener = TcpListener::bind(address)?;
     println!("READY");
@@ -100,7 +100,7 @@ fn accept(address: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     }
 }
 
-/// Makes all connections, and says how long one took.
+/// Makes all connections, and prints the median and the longest time of a connect.
 fn connect(address: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     let mut times = Vec::new();
     let mut streams = Vec::new();
@@ -123,8 +123,7 @@ fn connect(address: SocketAddr, count: usize) -> io::Result<Vec<TcpStream>> {
     Ok(streams)
 }
 
-/// Allows as many descriptors as this process may have: a thousand connections are more than the
-/// usual limit.
+/// Raises the limit on descriptors as far as this process may: a thousand connections exceed the usual limit.
 fn raise_descriptor_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -138,7 +137,7 @@ fn raise_descriptor_limit() {
     }
 }
 
-/// One connection and how far it is.
+/// A connection and its progress.
 struct StreamConn {
     stream: TcpStream,
     out_key: u64,
@@ -196,7 +195,7 @@ impl StreamRun {
         })
     }
 
-    /// Moves everything; true if all of it was right.
+    /// Sends and receives everything. Returns whether all of it was right.
     fn work(mut self) -> io::Result<bool> {
         let mut buffer = vec![0; PIECE];
         while self.conns.iter().any(|c| !c.over(self.plan.total)) {
@@ -233,13 +232,13 @@ impl StreamRun {
         )
     }
 
-    /// How many bytes of each connection may have been sent by now.
+    /// How many bytes may have been sent on each connection by now.
     fn due(&self) -> u64 {
         let part = self.start.elapsed().as_secs_f64() / self.plan.time.as_secs_f64().max(0.001);
         (self.plan.total as f64 * part.min(1.0)) as u64
     }
 
-    /// Connections with something to do.
+    /// Connections on which a receive or a send may move bytes now.
     fn ready(&self, due: u64) -> io::Result<Vec<usize>> {
         let open: Vec<_> = (0..self.conns.len())
             .filter(|n| !self.conns[*n].over(self.plan.total))
@@ -322,7 +321,7 @@ impl StreamRun {
     }
 }
 
-/// The byte at a position of a stream: neighbours in either argument have nothing in common.
+/// The byte at a position of a stream. Neighbouring keys or positions give unrelated bytes.
 fn byte_at(key: u64, position: u64) -> u8 {
     let mut z = (key + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)
         ^ (position >> 3).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,21 +1,21 @@
-//! What the processes of a lab wrote into their event logs.
+//! The event logs of the processes in a lab.
 
 use std::{fmt, fs, path::PathBuf};
 
 use serde_json::Value;
 use slim_lab::Lab;
 
-/// Why a flow is given up when the peer has left, and not because it could not be resumed.
+/// Reasons of an escalation that mean that the peer has left, not that a resume failed.
 const PEER_LEFT: [&str; 3] = ["peer_gone", "peer_closed", "peer_reset"];
 
-/// Where the processes of a lab write their event logs.
+/// The directory of a lab's event logs.
 pub fn events_dir(lab: &Lab) -> PathBuf {
     let dir = lab.dir().join("events");
     fs::create_dir_all(&dir).expect("a directory for the event logs");
     dir
 }
 
-/// What they wrote, file by file: its name, its text.
+/// Name and text of each event log.
 pub fn event_logs(lab: &Lab) -> Vec<(String, String)> {
     let files = fs::read_dir(events_dir(lab))
         .into_iter()
@@ -28,7 +28,7 @@ pub fn event_logs(lab: &Lab) -> Vec<(String, String)> {
     files.map(log).collect()
 }
 
-/// All event logs of a lab, in the order of time.
+/// The events of all processes of a lab, in the order of time.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     pub lines: Vec<Value>,
@@ -39,7 +39,7 @@ impl Events {
     pub fn read(lab: &Lab) -> Self {
         let mut lines: Vec<Value> = Vec::new();
         for (_, text) in event_logs(lab) {
-            // A killed process may leave half a line.
+            // A killed process may leave an incomplete line.
             lines.extend(
                 text.lines()
                     .filter_map(|line| serde_json::from_str(line).ok()),
@@ -58,17 +58,16 @@ impl Events {
         self.of_kind(wanted).count()
     }
 
-    /// Flows that were given up although they should not have been: for any other reason than that the
-    /// peer had left; and for that one, too, while there was still work to do (until `done`, seconds since
-    /// 1970), unless the peer's own log says that its application had closed the connection. Open MPI does
-    /// that with one of two connections that were made at the same time.
+    /// Escalations that should not have happened. An escalation is right only if its reason is that the peer had left, and if
+    /// either all work was done (`done`, seconds since 1970) or the peer's own log says that its application had closed the
+    /// connection. Open MPI closes one of two connections that were made at the same time.
     pub fn wrongly_given_up(&self, done: f64) -> Vec<&Value> {
         let left = |e: &Value| PEER_LEFT.contains(&word(e, "reason"));
         let rightly = |e: &&Value| left(e) && (at(e) >= done || self.closed_by_peer(e));
         self.of_kind("escalate").filter(|e| !rightly(e)).collect()
     }
 
-    /// Whether the other end of the flow of this event had been closed by its application.
+    /// Whether the application at the other end of this event's flow had closed it.
     fn closed_by_peer(&self, event: &Value) -> bool {
         let same = |e: &Value| word(e, "flow") == word(event, "flow");
         let other_end = |e: &Value| word(e, "sock") == word(event, "peer");
@@ -76,7 +75,7 @@ impl Events {
             .any(|e| same(e) && other_end(e) && at(e) <= at(event))
     }
 
-    /// The history of every flow at each of its ends, keyed by process and name.
+    /// The events of every flow, separately for each of its ends: grouped by process and flow name.
     pub fn by_flow(&self) -> Vec<Vec<&Value>> {
         let mut flows: Vec<(_, Vec<&Value>)> = Vec::new();
         for event in &self.lines {
@@ -94,17 +93,17 @@ impl Events {
     }
 }
 
-/// When it happened: seconds since 1970.
+/// The time of an event, in seconds since 1970.
 pub fn at(event: &Value) -> f64 {
     event["ts"].as_f64().unwrap_or(0.0)
 }
 
-/// What happened.
+/// The kind of an event.
 pub fn kind(event: &Value) -> &str {
     word(event, "kind")
 }
 
-/// A field that is a word.
+/// A text field of an event.
 pub fn word<'a>(event: &'a Value, field: &str) -> &'a str {
     event[field].as_str().unwrap_or_default()
 }

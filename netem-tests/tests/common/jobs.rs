@@ -1,4 +1,4 @@
-//! MPI jobs under faults: how they are run and judged.
+//! Runs MPI jobs under faults and judges their outcomes.
 
 use std::{
     path::PathBuf,
@@ -17,19 +17,19 @@ use super::events::{Events, events_dir};
 /// The ranks' program.
 pub const PROGRAM: &str = "slim_pp";
 
-/// Whether SLIM is there.
+/// Where SLIM is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slim {
-    /// Nowhere.
+    /// In no process.
     Bare,
-    /// Under mpirun, daemons and ranks of all nodes.
+    /// In mpirun, and in the daemons and ranks of all nodes.
     Everywhere,
     /// Only on the node where mpirun runs.
     FirstNode,
 }
 
-/// What a test needs to run jobs. One test of a program at a time has it: two jobs at once on a
-/// small machine would disturb each other's timing.
+/// What a test needs to run jobs. Only one test of a test program has it at a time: two jobs at once on a small machine would
+/// disturb each other's timing.
 pub struct Bench {
     pub test: String,
     pub mpi: Mpi,
@@ -38,7 +38,7 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Everything for jobs of `flavor`, or a skip with its reason.
+    /// Everything for jobs of `flavor`, or `None` with the skip and its reason printed.
     pub fn new(test: &str, flavor: Flavor) -> Option<Bench> {
         static TURN: Mutex<()> = Mutex::new(());
         let test = format!("{test}-{}", flavor.word());
@@ -75,7 +75,7 @@ impl Bench {
             .expect("make a lab")
     }
 
-    /// The job on `lab`: `seconds` of work on `ranks` ranks.
+    /// A job on `lab`: `seconds` of work on `ranks` ranks.
     pub fn job<'a>(&'a self, lab: &'a Lab, slim: Slim, ranks: usize, seconds: u64) -> Job<'a> {
         let mut job = Job::new(lab, &self.mpi, &self.program)
             .ranks(ranks)
@@ -90,8 +90,8 @@ impl Bench {
         job
     }
 
-    /// Runs the job with `fault` happening from its second second on, and waits for its end. `grace`
-    /// is how long it may take beyond its work. Says on standard output how it went.
+    /// Runs the job, calls `fault` once the job has begun to work, and then waits for the end of the job for at most `limit`.
+    /// Prints a summary on standard output.
     pub fn run(
         &self,
         lab: &Lab,
@@ -104,7 +104,7 @@ impl Bench {
         let what = if working {
             fault(&mut started)
         } else {
-            "it never began to work".into()
+            "the job never began to work".into()
         };
         let outcome = started.wait(limit);
         let events = Events::read(lab);
@@ -113,7 +113,7 @@ impl Bench {
     }
 }
 
-/// Asserts that the job finished with all data right; shows what there is to see otherwise.
+/// Asserts that the job finished with all data right. The failure message has its output and events.
 pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
     if !matches!(outcome.verdict(), JobVerdict::Finished(_)) {
         let events = Events::read(lab);
@@ -126,7 +126,7 @@ pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
     }
 }
 
-/// Whether a finished job had connections given up other than those whose peer had left when all was done.
+/// Checks that a finished job had no flows escalated, except those whose peer had left after all work was done.
 pub fn given_up(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
     let done = outcome.done_at().ok_or("it did not finish")?;
     match &*Events::read(lab).wrongly_given_up(done) {

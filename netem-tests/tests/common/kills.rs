@@ -1,4 +1,4 @@
-//! Connections killed while a job runs, and the tally of many such runs.
+//! Kills connections while a job runs, and keeps a tally of many such runs.
 
 use std::{
     fmt, fs, thread,
@@ -19,29 +19,29 @@ use super::{jobs::PROGRAM, soak};
 pub struct Kills {
     /// Which connections.
     pub pick: Pick,
-    /// One or all of them at each time.
+    /// Whether a kill takes one of them or all.
     pub amount: Amount,
-    /// How often. A time at which there was no connection to be killed does not count.
+    /// The number of kills. A try that finds no connection does not count.
     pub times: usize,
-    /// Time between two kills.
+    /// Shortest and longest time between two kills.
     pub gap: (Duration, Duration),
-    /// For how long at most.
+    /// Time limit for all kills.
     pub window: Duration,
-    /// Further kills in quick succession after each: resumes under way are hit.
+    /// Number of further kills in quick succession after each kill, which hit resumes under way.
     pub again: usize,
 }
 
 /// What was killed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Killed {
-    /// How often at least one connection was killed.
+    /// The number of kills that took at least one connection.
     pub times: usize,
-    /// How many connections that were.
+    /// The number of killed connections.
     pub connections: usize,
 }
 
 impl Kills {
-    /// Of the ranks' connections with the other node, one at a time.
+    /// Kills of the ranks' connections with the other node, one at a time.
     pub fn one_by_one() -> Self {
         let ms = Duration::from_millis;
         Kills {
@@ -54,7 +54,7 @@ impl Kills {
         }
     }
 
-    /// Carries it out on `lab` while `job` runs, from a random end each time.
+    /// Kills connections on `lab` while `job` runs, from a random end each time.
     pub fn carry_out(&self, lab: &Lab, job: &mut Started<'_>, rng: &mut SeededRng) -> Killed {
         let (mut killed, start) = (Killed::default(), Instant::now());
         while killed.times < self.times
@@ -64,7 +64,7 @@ impl Kills {
             thread::sleep(rng.between(self.gap.0, self.gap.1));
             for round in 0..=self.again {
                 if round > 0 {
-                    // From the first moments of a resume to well after it.
+                    // The pause ends anywhere from the first moments of a resume to well after it.
                     thread::sleep(
                         rng.between(Duration::from_micros(200), Duration::from_millis(30)),
                     );
@@ -90,8 +90,7 @@ impl fmt::Display for Killed {
     }
 }
 
-/// Runs of one kind, counted. One that went wrong does not end the others, so that a long version says
-/// how many of fifty are right.
+/// Counts runs of one kind. A failed run does not end the others, so that the long version says how many of fifty are right.
 #[derive(Debug)]
 pub struct Tally {
     name: String,
@@ -110,7 +109,7 @@ impl Tally {
         }
     }
 
-    /// One more run. If it went wrong, what it left is kept in the long version, and if asked for.
+    /// Adds a run. The files of a failed run are kept in the long version, and if asked for.
     pub fn add(
         &mut self,
         mut lab: Lab,
@@ -136,7 +135,7 @@ impl Tally {
         self.wrong.push(format!("run {}: {what}", self.runs));
     }
 
-    /// Says how many were right, and asserts that all were.
+    /// Prints how many runs were right, and asserts that all were.
     pub fn assert_all_right(self) {
         let right = self.runs - self.wrong.len();
         let kills = match self.killed {

@@ -1,5 +1,5 @@
-//! What the tests on a lab share.
-#![allow(dead_code, reason = "each test program uses its own part")]
+//! Helpers for all tests in the lab.
+#![allow(dead_code, reason = "each test program uses only some of these items")]
 
 pub mod events;
 pub mod jobs;
@@ -13,12 +13,12 @@ use std::{
 
 use slim_lab::{Lab, Netns, Node, skip::skip};
 
-/// Whether the long versions are wanted (`SLIM_SOAK=1`).
+/// Whether to run the long versions of tests (`SLIM_SOAK=1`).
 pub fn soak() -> bool {
     std::env::var("SLIM_SOAK").is_ok_and(|v| v == "1")
 }
 
-/// A lab for `test`, or a skip with its reason.
+/// A lab for `test`, or `None` with the skip and its reason printed.
 pub fn lab(test: &str, nodes: usize, paths: usize) -> Option<Lab> {
     if let Err(error) = Lab::check() {
         skip(test, error);
@@ -58,7 +58,7 @@ pub fn connection(from: &Node, to: &Node, path: usize) -> (TcpStream, TcpStream)
     (connector, acceptor)
 }
 
-/// Waits until `condition` holds, at most `limit`; says whether it does.
+/// Waits until `condition` holds, for at most `limit`. Returns whether it does.
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -70,7 +70,7 @@ pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
     condition()
 }
 
-/// The network namespaces of two nodes, for faults on both.
+/// The network namespaces of the first two nodes, for faults on both.
 pub fn both(lab: &Lab) -> [&Netns; 2] {
     [lab.node(0).net(), lab.node(1).net()]
 }

@@ -1,11 +1,11 @@
-//! Two plain programs with many connections, on two nodes.
+//! A server and a client with many connections, on two nodes.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use super::events::events_dir;
 use slim_lab::{Lab, Node, artifacts, output::Running};
 
-/// What a pair of programs is to do.
+/// Parameters of a pair of programs.
 #[derive(Clone, Debug)]
 pub struct Streams {
     pub connections: usize,
@@ -13,7 +13,7 @@ pub struct Streams {
     pub kib: usize,
     /// Preload library at the server and at the client.
     pub preload: [Option<PathBuf>; 2],
-    /// More variables for both.
+    /// Further environment variables for both programs.
     pub env: Vec<(String, String)>,
 }
 
@@ -54,8 +54,7 @@ impl Streams {
         self
     }
 
-    /// Starts the server on the second node and the client on the first, and waits until all
-    /// connections are there.
+    /// Starts the server on the second node and the client on the first, and waits until all connections exist.
     pub fn start(&self, lab: &Lab) -> Pair {
         let address = format!("{}:7000", lab.node(1).address(0));
         let server = Running::start(self.command(lab, lab.node(1), "server", &address))
@@ -99,7 +98,7 @@ impl Streams {
 }
 
 impl Pair {
-    /// Waits for both programs: (server, client).
+    /// Waits for both programs. Returns the ends of (server, client).
     pub fn wait(mut self, limit: Duration) -> (End, End) {
         let client = end(&mut self.client, limit);
         let server = end(&mut self.server, Duration::from_secs(5));

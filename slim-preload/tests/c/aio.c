@@ -1,5 +1,5 @@
-// Asynchronous I/O of libc's and of the kernel's on a connection: it is plain TCP, and breaks like a bare one, with right bytes
-// before that. Two programs; the case is in T_ARGS.
+// Asynchronous I/O on a connection, through libc and through the kernel's own calls. The connection becomes plain TCP: it
+// breaks like a bare one, and all bytes before the break are right. Two programs; the case is in T_ARGS.
 #include "t.h"
 #include <aio.h>
 #include <linux/aio_abi.h>
@@ -31,7 +31,7 @@ static long by_kernel(void *buf, unsigned n, int operation) {
     return -1;
 }
 
-// Reads or writes once.
+// One read or write in the way of the case.
 static long once(void *buf, unsigned n, int writes) {
     struct aiocb a = {.aio_fildes = fd, .aio_buf = buf, .aio_nbytes = n, .aio_lio_opcode = writes ? LIO_WRITE : LIO_READ}, *list[] = {NULL, &a};
     if (is("kernel")) return by_kernel(buf, n, writes ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD);
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
         }
     }
     if (is_server()) acked(fd);
-    // The peer has heard that the connection is plain TCP.
+    // Time for the peer to hear that the connection is plain TCP.
     ms(50);
     meet();
     const char *breaks = getenv("T_BREAKS");

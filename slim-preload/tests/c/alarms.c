@@ -1,5 +1,5 @@
-// A call that waits for readiness comes back when something is ready, or when its time is over: not because a connection was
-// replaced after a handler had left such a call by a jump, or just before the call. Two programs.
+// A call that waits for readiness returns when a descriptor is ready, or when its time is over. It must not return because a
+// transport was replaced just before the call, or after a handler had left an earlier wait by a jump. Two programs.
 #include "t.h"
 #include <setjmp.h>
 

@@ -1,4 +1,4 @@
-// A process that makes no connection has nothing of a library that is for connections.
+// In a process that makes no connection the library sets nothing up: no registration for membarrier, for example.
 #include "t.h"
 #include <linux/membarrier.h>
 #include <sys/syscall.h>

@@ -1,5 +1,5 @@
-// Names of a connection that has broken and nobody has noticed; and of a socket whose connection was replaced, and which is
-// dissolved and used anew. Two programs; what happens is in T_ARGS.
+// Addresses (getsockname, getpeername) of a connection whose break has not been noticed yet, and of a socket that is
+// disconnected (AF_UNSPEC) and reused after its transport was replaced. Two programs; the case is in T_ARGS.
 #include "t.h"
 
 static int fd, l = -1, mine, theirs;
@@ -25,7 +25,7 @@ static void talk(void) {
     char b[8] = "";
     int ok = is_server() ? full_recv(fd, b, 4) == 4 && !full_send(fd, "pong", 4)
                          : !full_send(fd, "ping", 4) && full_recv(fd, b, 4) == 4;
-    // Which of the two depends on whose socket is destroyed first.
+    // The errno depends on which end is destroyed first.
     int broken = !ok && (errno == ECONNRESET || errno == ECONNABORTED);
     line("%s", ok ? b : broken ? "broken" : ename(errno));
 }
@@ -33,7 +33,7 @@ static void talk(void) {
 static void both_break(void) {
     static int before;
     meet();
-    // What bare would end with the first connection is to be seen of the second one.
+    // With "bound" the first connection is spared, because in a bare run it would end there. The second one breaks.
     int now = !is("bound") || before++ > 0;
     if (now && is_server() && atoi(getenv("T_BREAKS"))) break_connections();
     meet();
@@ -46,7 +46,7 @@ static void begins(void) {
     theirs = peer_port_of(fd);
     talk();
     both_break();
-    // Before anybody has noticed.
+    // Before either end notices the break.
     names();
     if (!is("unused")) talk();
     names();
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
     if (is_server()) tell(port_of(l = listener())), fd = MUST(accept(l, NULL, NULL));
     else fd = dial(hear());
     begins();
-    // The other end hears of it, and then both are plain TCP. Where the client does it the socket keeps the option.
+    // The option makes the connection plain TCP at both ends. If the client sets it, its socket keeps it after a disconnect.
     if (is("plain") && is_server() != is("bound")) {
         int clamp = 1 << 16;
         MUST(setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof clamp));
@@ -72,7 +72,7 @@ int main(int argc, char **argv) {
     } else {
         struct sockaddr_in at = v4(theirs);
         R(connect(fd, &(struct sockaddr){.sa_family = AF_UNSPEC}, sizeof at));
-        // What it is bound to depends on who has made the last transport.
+        // The local address now depends on which end has made the last transport.
         name(1);
         if (is("listen")) {
             R(listen(fd, 3));

@@ -1,5 +1,6 @@
-// A program that stops sharing with its threads, or with other processes, after its first connection: `unshare`, `setns`,
-// and `close_range` that unshares. What works bare works, and the connections go on. The case is the argument.
+// After its first connection a program stops sharing descriptors, a network and so on with its threads or with other
+// processes: by `unshare`, `setns`, and `close_range` with CLOSE_RANGE_UNSHARE. Everything that works in a bare run works
+// under the preload, and the connections go on. The case is the argument.
 #include "t.h"
 #include <linux/close_range.h>
 #include <sys/syscall.h>
@@ -13,7 +14,7 @@ static void *waits(void *a) {
     return a;
 }
 
-// Other numbers are this thread's own from now on.
+// From here on this thread has its own descriptor table.
 static void *apart(void *a) {
     R(unshare(CLONE_FILES));
     ping(x.c, x.s, "in the thread");
@@ -53,7 +54,7 @@ int main(int argc, char **argv) {
     if (is("user-by-number")) R(syscall(SYS_unshare, CLONE_NEWUSER));
     if (is("thread-flags")) R(unshare(CLONE_THREAD | CLONE_SIGHAND | CLONE_VM));
     if (is("user-thread")) {
-        // With threads of its own the kernel refuses that to every program.
+        // The kernel refuses this to any program with several threads.
         pthread_t t;
         pthread_create(&t, NULL, waits, NULL);
         R(unshare(CLONE_NEWUSER));

@@ -1,5 +1,5 @@
-// While a connection breaks again and again under threads that use it, another thread only asks about it and sets what it has
-// already: none of these calls fails, and none tells of an error.
+// A connection breaks again and again while threads use it. Another thread only queries it, and sets options to the values
+// that they have already. None of its calls may fail or report an error.
 #include "t.h"
 #include <pthread.h>
 
@@ -8,7 +8,7 @@ enum { ROUNDS = 150 };
 static volatile int over;
 static int conn;
 
-// Bytes go to and fro, and this thread is in the middle of a call when the connection breaks.
+// Sends bytes to and fro, so that this thread is in the middle of a call when the connection breaks.
 static void *talks(void *p UNUSED) {
     char b[512];
     for (uint64_t at = 0;; at += sizeof b) {
@@ -18,7 +18,7 @@ static void *talks(void *p UNUSED) {
         if (r == 0) break;
         if (r != sizeof b) line("recv: %zd %s", r, ename(errno));
         if (!verify(b, at, sizeof b, !is_server())) break;
-        // The server ends, behind the answer to what the client has sent.
+        // The server ends the exchange after it has answered the client.
         if (is_server() && over) {
             shutdown(conn, SHUT_WR);
             break;
@@ -47,7 +47,7 @@ static void *asks(void *p UNUSED) {
         struct tcp_info info;
         n = sizeof info;
         check("TCP_INFO", getsockopt(conn, IPPROTO_TCP, TCP_INFO, &info, &n));
-        // Programs look at the state before they use a connection that has waited in a pool.
+        // Programs check the state of a pooled connection before they use it again.
         if (info.tcpi_state == TCP_CLOSE) errno = ENOTCONN, check("the state", -1);
         check("SO_RCVBUF", getsockopt(conn, SOL_SOCKET, SO_RCVBUF, &v, &n));
         check("TCP_NODELAY", setsockopt(conn, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on));

@@ -1,4 +1,4 @@
-// A byte of urgent data on a connection that has a new transport, and of which bytes from before the break are not read yet.
+// A byte of urgent data arrives on a new transport, while bytes from before the break are still unread.
 #include "t.h"
 
 static unsigned char b[100000];

@@ -1,4 +1,4 @@
-// A program with so much thread-local storage that a small stack has no room beside it.
+// A program with so much thread-local storage that it would fill a small thread stack.
 #include "t.h"
 
 static __thread char large[900 << 10];

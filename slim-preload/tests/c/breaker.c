@@ -1,4 +1,5 @@
-// Destroys all connections of its network namespace again and again. Arguments: how many, and milliseconds in between.
+// Destroys all connections of its network namespace again and again. Arguments: how many to destroy in all, and the
+// milliseconds between two rounds.
 #include "t.h"
 
 int main(int argc, char **argv) {

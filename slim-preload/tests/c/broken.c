@@ -1,5 +1,5 @@
-// What a program sees of a connection that breaks at a bad moment: nothing. Two programs; the case is in T_ARGS,
-// whether the connection breaks at all in T_BREAKS.
+// A program must not notice that its connection breaks, even at a bad moment. Two programs; the case is in T_ARGS, and
+// whether the connection breaks at all is in T_BREAKS.
 #include "t.h"
 
 static char buf[1 << 20];
@@ -13,7 +13,7 @@ static void break_now(void) {
     if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
 }
 
-// At one place of both programs, by one of them.
+// Both programs call this; the server breaks the connection while both wait.
 static void both_break(void) {
     meet();
     if (is_server()) break_now();
@@ -95,7 +95,7 @@ static void half_close(void) {
     }
 }
 
-// As much as goes without waiting, until nothing has gone for a while: how much.
+// Sends without blocking until nothing has fitted for a while. Returns the number of bytes sent.
 static uint64_t send_till_full(uint64_t seed) {
     uint64_t off = 0;
     fcntl(fd, F_SETFL, O_NONBLOCK);
@@ -118,7 +118,7 @@ static void recv_to_end(uint64_t n, uint64_t seed) {
     line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
 }
 
-// Many connections; the first `n` bytes of its number go over each.
+// Opens many connections, and sends the first `n` bytes of its number over each.
 static void open_many(int *fds, int count, size_t n) {
     if (is_server()) l = listener(), tell(port_of(l));
     int port = is_server() ? 0 : hear();
@@ -134,8 +134,7 @@ static void on_usr2(int s UNUSED) {
     errno = e;
 }
 
-// A direction is ended just when the connection is replaced, because the peer has noticed: a signal's handler makes the
-// call last.
+// A shutdown while the transport is being replaced, because the peer has noticed the break. A signal handler prolongs the call.
 static void shut(void) {
     enum { N = 200 };
     static int fds[N];
@@ -161,7 +160,7 @@ static void shut(void) {
     meet();
 }
 
-// Closed with bytes on the way, and then broken: they come, and then the end.
+// Closed with bytes in flight, and then broken: the bytes arrive, and after them the end of the stream.
 static void linger(int then_exit) {
     if (is_server()) {
         uint64_t n = hear();
@@ -179,7 +178,7 @@ static void linger(int then_exit) {
     }
 }
 
-// Both directions are shut with bytes on the way, which come all the same.
+// Both directions are shut down with bytes in flight. The bytes still arrive.
 static void shut_both(void) {
     if (is_server()) {
         uint64_t n = hear();
@@ -195,7 +194,7 @@ static void shut_both(void) {
     meet();
 }
 
-// Broken with bytes on the way, and then the end of a process that has had no reason to notice; nor has its peer.
+// The connection breaks with bytes in flight, then the process exits. Neither it nor its peer has noticed the break.
 static void leave(void) {
     if (is_server()) {
         uint64_t n = hear();
@@ -241,7 +240,7 @@ static void big_send(void) {
     }
 }
 
-// Waits of every kind that the break must not end.
+// A break must not end a wait of any kind.
 static void waits(void) {
     int e = epoll_create1(0), o = epoll_create1(0);
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = 5};
@@ -279,9 +278,9 @@ static void waits(void) {
             if (kind == 6 || kind == 7) line("%s %d", bits(ev.events), (int)ev.data.u64);
             R(full_recv(fd, buf, kind == 0 || kind == 8 ? 2 : 3));
             quote(buf, 2);
-            // A shot that was fired before the break stays fired.
+            // A one-shot registration that fired before the break stays disarmed.
             R(epoll_wait(o, &ev, 1, 0));
-            // And a wait that nobody ends lasts as long as it should.
+            // A wait without an event lasts for its full time limit.
         }
         meet();
         if (is_server()) {
@@ -297,7 +296,7 @@ static void waits(void) {
     }
 }
 
-// A direction is ended right after a break.
+// A direction is shut down right after a break.
 static void end_direction(void) {
     if (is_server()) {
         tell(1);
@@ -310,7 +309,7 @@ static void end_direction(void) {
     }
 }
 
-// Right after connect and accept, with no time to negotiate, or hardly any.
+// A break right after connect and accept, with little or no time to negotiate.
 static void hello(int then_shut) {
     for (int i = 0; i < 40; i++) {
         if (is_server()) {
@@ -332,7 +331,7 @@ static void hello(int then_shut) {
     }
 }
 
-// As fast as it can be broken, also in the middle of connect: an error is allowed then, a wrong byte is not.
+// Breaks as early as possible, even in the middle of connect. An error is allowed then, a wrong byte is not.
 static void connecting(void) {
     pthread_t t;
     if (is_server()) {
@@ -416,8 +415,8 @@ static void *free_later(void *p) {
     return p;
 }
 
-// Not one descriptor is left when the connection breaks: who waits for it waits until there is one, and closes it then,
-// or while it is broken.
+// No descriptor is free when the connection breaks. Calls on it wait until one becomes free. With `close_it` the program
+// closes the connection while it is broken.
 static void none_left(int close_it) {
     struct rlimit r = {128, 128};
     if (!is_server()) {
@@ -430,7 +429,7 @@ static void none_left(int close_it) {
         if (!close_it) MUST(full_send(fd, "after it", 8));
         line("all: %zd", full_recv(fd, buf, 20));
     } else if (close_it) {
-        // It is noticed.
+        // Gives the break time to be noticed.
         wait_for(fd, POLLRDHUP, 40);
         MUST(close(fd));
         free_later(NULL);
@@ -446,7 +445,7 @@ static void none_left(int close_it) {
     meet();
 }
 
-// The peer dies, with the connection whole or broken at the same moment: the end, quickly.
+// The peer dies, with the connection intact or broken at the same moment. The end of the stream must come quickly.
 static void death(int how) {
     if (is_server()) {
         if (how == 2) MUST(send(fd, "unread", 6, 0));
@@ -506,7 +505,7 @@ static void copies(void) {
     line("%d %d %x", fcntl(d, F_GETFD), fcntl(f, F_GETFD), fcntl(f, F_GETFL));
     MUST(fcntl(d, F_SETFL, O_NONBLOCK));
     both_break();
-    // Not blocking now: the moment of the break may say EAGAIN.
+    // The socket is non-blocking by now, so a call at the moment of the break may return EAGAIN.
     while (send(d, "1", 1, MSG_NOSIGNAL) != 1 && errno == EAGAIN) wait_for(d, POLLOUT, 3000);
     line("%s", bits(wait_for(f, POLLIN, 3000)));
     struct epoll_event evs[4];
@@ -523,7 +522,7 @@ static void copies(void) {
     both_break();
 }
 
-// Calls in the moment after a break, before anybody else has noticed.
+// Calls immediately after a break, before SLIM has noticed it.
 static void at_once(void) {
     int v = -1, one = 1;
     socklen_t n = sizeof v;
@@ -544,7 +543,7 @@ static void at_once(void) {
     R(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &v, &n));
     line("TCP_NODELAY %d", v);
     meet();
-    // Unread bytes stay, are counted, and can be looked at.
+    // Unread bytes stay, are counted, and can be peeked at.
     MUST(full_send(fd, "0123456789", 10));
     arrived(fd, 10);
     both_break();
@@ -572,7 +571,7 @@ static void at_once(void) {
     meet();
 }
 
-// Talks for as long as somebody else does what he can to disturb, which the file T_WHILE says; then one true break.
+// Exchanges messages for as long as the file T_WHILE exists, while the harness sends noise. Then one true break.
 static void steady(void) {
     const char *file = getenv("T_WHILE");
     for (int i = 0, over = !file; !over; i++) {
@@ -619,7 +618,7 @@ static void show_options(void) {
         int v = -1;
         socklen_t n = sizeof v;
         MUST(getsockopt(fd, all[i].level, all[i].option, &v, &n));
-        // How large a buffer is that nobody has set, the kernel decides anew for each connection.
+        // The kernel chooses the size of an unset buffer again for each connection.
         if (all[i].option != SO_SNDBUF || v == 140000) line("  %s %d", all[i].name, v);
     }
     struct linger g;
@@ -645,12 +644,12 @@ static void options(void) {
     show_options();
 }
 
-// A listener with options, from which accepted connections have theirs. Made by the program that this one was before
-// it replaced itself (`exec`), if `T_ARGS` says so.
+// A listener with options, which its accepted connections inherit. With `replace` the program makes the listener, and
+// then replaces itself by `exec`.
 static void with_options(char **argv, int replace) {
     const char *have = getenv("T_LISTENER");
-    // A question about the first connection may come before there is anybody to answer it: the process learns of such
-    // a listener when it accepts.
+    // HELLO for the first connection may come before the process can answer it: the process learns of such a listener
+    // only when it accepts.
     if (!is_server()) {
         int port = (int)hear();
         dial(port);
@@ -700,7 +699,7 @@ int main(int argc, char **argv) {
     if (is("hello-shut")) hello(1);
     if (is("connecting")) connecting();
     if (is("many")) many(1000, 0);
-    // Descriptors for all connections and what SLIM always has, but not for as many again.
+    // The limit has room for the connections and for SLIM's permanent descriptors, but not for a second one per connection.
     if (is("scarce")) many(200, 240);
     if (is("none-left")) none_left(0);
     if (is("none-left-close")) none_left(1);

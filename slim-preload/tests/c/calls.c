@@ -1,4 +1,4 @@
-// Every call that moves bytes, with every flag that programs use, and with arguments that are wrong.
+// Every call that moves bytes, with every flag that programs use, and with wrong arguments.
 #include "t.h"
 
 static int a, b;

@@ -1,4 +1,5 @@
-// Threads that are cancelled, or end, in the middle of a call on a connection that breaks afterwards: nobody waits for them.
+// Threads are cancelled, or exit, in the middle of a call on a connection that breaks afterwards. No other call may wait for
+// them.
 #include "t.h"
 
 static int fd;

@@ -1,5 +1,5 @@
-// Connections that end as their programs want it, with no fault anywhere: T_ARGS says how, and how many. One program ends
-// them (`client` or `server`, the third word), the other one has what is left to be seen of it.
+// Connections that their programs end in order, without any fault. T_ARGS: how they end, how many there are, and which
+// program ends them (`client` or `server`). The other program observes the ends.
 #include "t.h"
 
 enum { MOST = 1000, PIECE = 4096 };
@@ -16,7 +16,7 @@ static void read_up(int fd) {
     while (recv(fd, buf, sizeof buf, 0) > 0) {}
 }
 
-// The same as an event loop does it.
+// The same with an epoll loop.
 static void loop_up(int fd, int writes) {
     nonblocking(fd);
     int ep = MUST(epoll_create1(EPOLL_CLOEXEC)), ended = 0, refused = !writes;

@@ -1,5 +1,5 @@
-// Connections that are closed with bytes unread from before a break: epoll tells nothing of them any more, and their numbers
-// can be registered anew.
+// Connections are closed while bytes from before a break are unread. epoll reports nothing of them afterwards, and their
+// descriptor numbers can be registered again.
 #include "t.h"
 
 static void both_break(void) {
@@ -20,7 +20,7 @@ int main(int argc, char **argv) {
         if (i < 2) both_break();
         if (!is_server()) wait_for(fd, POLLIN, 5000);
         if (i >= 2) both_break();
-        // The break is noticed, and the connection resumed.
+        // Time to notice the break and to resume the connection.
         ms(is_server() ? 0 : 100);
         if (!is_server()) {
             char b;
@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
             R(epoll_ctl(e, EPOLL_CTL_ADD, fd, &ev));
             line("told: %d", epoll_wait(e, &ev, 1, 2000));
             R(i % 2 ? dup2(null, fd) == fd : close(fd) == 0);
-            line("told of what is closed: %d", epoll_wait(e, &ev, 1, 50));
+            line("events of closed connections: %d", epoll_wait(e, &ev, 1, 50));
         }
         meet();
         if (is_server() || i % 2) close(fd);

@@ -1,4 +1,4 @@
-// How connections end, and what the peer sees of it; two programs.
+// Ways to end a connection, and what the peer sees of each. Two programs.
 #include "t.h"
 
 static char buf[1 << 20];
@@ -22,7 +22,7 @@ static void linger(int fd, int on, int seconds) {
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 60);
     int l = -1, fd;
-    // Each way of ending happens once at the client and once at the server.
+    // The client ends the connections in the first turn, the server in the second.
     for (int turn = 0; turn < 2; turn++) {
         int me = is_server() == turn;
         line("==== %s", me ? "I act" : "I watch");
@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
         }
         meet();
 
-        // Whoever has shut both directions takes nothing more: what comes all the same is refused.
+        // A socket that has shut both directions refuses further data.
         const int shuts[][2] = {{SHUT_RDWR, -1}, {SHUT_WR, SHUT_RD}, {SHUT_RD, SHUT_WR}, {SHUT_WR, SHUT_RDWR}};
         for (unsigned k = 0; k < sizeof shuts / sizeof *shuts; k++) {
             line("-- both directions are shut, way %u, and the peer goes on sending", k);
@@ -265,7 +265,7 @@ int main(int argc, char **argv) {
             meet();
         }
 
-        line("-- somebody is in recv when the peer closes, and when it resets");
+        line("-- a thread is in recv when the peer closes, and when it resets");
         for (int k = 0; k < 2; k++) {
             fd = pair_up(&l);
             if (me) {
@@ -280,7 +280,7 @@ int main(int argc, char **argv) {
             }
         }
 
-        line("-- somebody is in send when the peer closes");
+        line("-- a thread is in send when the peer closes");
         fd = pair_up(&l);
         if (me) {
             ms(60);
@@ -323,7 +323,7 @@ int main(int argc, char **argv) {
             }
         }
 
-        line("-- SIGPIPE kills who does not handle it");
+        line("-- SIGPIPE kills a process that does not handle it");
         fd = pair_up(&l);
         if (me) {
             R(close(fd));

@@ -1,4 +1,4 @@
-// The ways in which connections begin, and do not.
+// Ways to make a connection, and ways in which that fails.
 #include "t.h"
 
 static char buf[64];
@@ -114,7 +114,7 @@ int main(void) {
     close(s);
     close(e);
 
-    line("-- nobody accepts");
+    line("-- never accepted");
     int full = R(socket(AF_INET, SOCK_STREAM, 0));
     struct sockaddr_in any = v4(0);
     R(bind(full, (void *)&any, sizeof any));

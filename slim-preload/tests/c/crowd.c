@@ -1,5 +1,5 @@
-// Thousands of connections of two processes break at once; then a byte goes there and back on each. T_ARGS: how the program
-// waits, and how many connections.
+// Thousands of connections between two processes break at once. Then a byte goes back and forth on each. T_ARGS: how the
+// program waits, and the number of connections.
 #include "t.h"
 
 enum { MOST = 8192 };
@@ -12,7 +12,7 @@ static void *echo(void *arg) {
     return NULL;
 }
 
-// One byte each way on all connections, as it comes.
+// One byte each way on all connections, in the order in which they become ready.
 static int by_poll(void) {
     static struct pollfd p[MOST];
     int left = count;
@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
     else port = hear();
     for (int i = 0; i < count; i++) {
         fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
-        // In order.
+        // One byte on each, so that both programs number the connections alike.
         char b = 0;
         if (!is_server()) MUST(full_send(fds[i], &b, 1));
         else MUST(full_recv(fds[i], &b, 1));
@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
     int bad = !strcmp(how, "poll") ? by_poll() : !strcmp(how, "threads") ? by_threads() : one_after_the_other();
     double all = now_s() - since;
     line("good: %d", !bad);
-    // A thousandth of a second each is plenty; a timer of the kernel's in each would be 40 times as long.
+    // A millisecond for each connection is plenty. If each waited for a kernel timer, that would take 40 times as long.
     line("in time: %d", all < 10);
     fprintf(stderr, "%s: broken in %.2f s, all in %.2f s\n", how, since - begun, all);
     meet();

@@ -1,5 +1,5 @@
-// A library that makes connections: opened with dlopen, or preloaded before or after us so that its constructor runs
-// before ours.
+// A library that makes connections. It is opened with dlopen, or preloaded before or after SLIM, so that its constructor runs
+// before SLIM's.
 #include "t.h"
 
 struct conn dl_connection(void) { return connection(); }

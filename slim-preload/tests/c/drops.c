@@ -1,4 +1,4 @@
-// A server that gives up its rights before it opens its first socket.
+// A server that drops its privileges before it opens its first socket.
 #include "t.h"
 
 int main(void) {

@@ -1,4 +1,4 @@
-// Copies of descriptors, their flags, and the numbers that the program sees.
+// Copies of descriptors, their flags, and their numbers.
 #include "t.h"
 
 static char buf[256];
@@ -157,7 +157,7 @@ int main(void) {
     d = R(socket(AF_INET, SOCK_STREAM, 0));
     R(connect(d, (void *)&a, sizeof a));
     R(close(d));
-    // The port can be had again as it can without us.
+    // The port can be bound again as it can without SLIM.
     d = R(socket(AF_INET, SOCK_STREAM, 0));
     R(setsockopt(d, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
     R(bind(d, (void *)&a, sizeof a));
@@ -194,7 +194,7 @@ int main(void) {
     line("%d %d %d", z.l, z.c, z.s);
     ping(z.c, z.s, "low numbers");
 
-    line("-- what close_range and closefrom do");
+    line("-- close_range and closefrom");
     R(close_range(y.c, y.c, 0));
     ends(y.s);
     R(close_range(200, 100, 0));

@@ -1,5 +1,5 @@
-// Connections that end, and break, while the acceptor knows of its peer by HELLO only: what shows that the peer has had the
-// answer is lost. Two programs; the case is in T_ARGS, whether the connection breaks at all in T_BREAKS.
+// Connections end and break while all that the acceptor has from its peer is HELLO: the message that would show that the peer
+// got the answer is lost. Two programs; the case is in T_ARGS, and whether the connection breaks at all is in T_BREAKS.
 #include "says.h"
 
 static char buf[1 << 20];
@@ -13,7 +13,7 @@ static void break_now(void) {
     if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
 }
 
-// Until a message of that kind has been said, or lost, if there is a library that says it.
+// Waits until the library, if it is loaded, has sent a message of this kind, even one that was lost.
 static void said(int kind) {
     if (!getenv("LD_PRELOAD")) return;
     for (int i = 0; i < 1000 && !t_lost[kind] && !t_said[kind]; i++) ms(1);
@@ -29,12 +29,12 @@ static void connected(void) {
         struct sockaddr_in a = v4(hear());
         int small = 8192;
         fd = MUST(socket(AF_INET, SOCK_STREAM, 0));
-        if (is("owes") || is("hurries")) MUST(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small));
+        if (is("in-flight") || is("in-flight-now")) MUST(setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &small, sizeof small));
         MUST(connect(fd, (void *)&a, sizeof a));
     }
 }
 
-// Both have come this far; then the connection breaks, and nothing is lost any more.
+// Breaks the connection once both programs are here. From then on no message is lost.
 static void broken(void) {
     meet();
     if (is_server()) break_now();
@@ -48,7 +48,7 @@ static void received(size_t n) {
     R(recv(fd, buf, 1, 0));
 }
 
-// The acceptor closes: all bytes have arrived, or many have not.
+// The acceptor closes, with all bytes arrived or with many still in flight.
 static void acceptor_closes(size_t n) {
     if (is_server()) {
         int large = 1 << 20;
@@ -56,11 +56,11 @@ static void acceptor_closes(size_t n) {
         fill(buf, 0, n, 7);
         R(full_send(fd, buf, n));
         if (n == 5) acked(fd);
-        if (!is("hurries")) said(HELLO_ACK);
+        if (!is("in-flight-now")) said(HELLO_ACK);
         R(close(fd));
         broken();
     } else {
-        if (!is("hurries")) said(HELLO_DONE);
+        if (!is("in-flight-now")) said(HELLO_DONE);
         broken();
         received(n);
         R(close(fd));
@@ -68,7 +68,7 @@ static void acceptor_closes(size_t n) {
     meet();
 }
 
-// The connector closes before it has had an answer.
+// The connector closes before it has got an answer.
 static void connector_closes(size_t n) {
     if (is_server()) {
         said(HELLO_ACK);
@@ -111,7 +111,7 @@ int main(int argc, char **argv) {
     if (is("half")) t_lost_kinds |= 1 << FIN;
     connected();
     if (is("closes")) acceptor_closes(5);
-    if (is("owes") || is("hurries")) acceptor_closes(300000);
+    if (is("in-flight") || is("in-flight-now")) acceptor_closes(300000);
     if (is("connector")) connector_closes(5);
     if (is("half")) half_closed();
     line("SIGPIPE %d", pipes());

@@ -1,4 +1,4 @@
-// Handlers that end the connection on which they have interrupted a send of their own thread, at any moment.
+// A signal handler ends a connection while its own thread is sending on it, at any moment of the send.
 #include "t.h"
 
 static struct conn x;
@@ -15,7 +15,8 @@ static void end(int sig UNUSED) {
     errno = saved;
 }
 
-// A write that waits for room has sent nothing when its connection is ended: it says so, as it does bare, and no SIGPIPE comes.
+// A write that waits for room has sent nothing when its connection is ended. It returns what it returns in a bare run, and
+// raises no SIGPIPE.
 static void waits(int flags) {
     static char b[1 << 16];
     handle(SIGUSR1, end, flags);

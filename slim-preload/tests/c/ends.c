@@ -1,23 +1,23 @@
-// Many connections that end in every order, and are killed in their first milliseconds: both ends check every byte and the end.
-// One program with processes for both ends; T_ARGS has settings as name=number.
+// Many connections end in every order, and are killed in their first milliseconds. Both ends check every byte and the end of
+// the stream. One program with processes for both ends; T_ARGS has settings as name=number.
 //   count     connections of each client thread
 //   clients, threads    client processes, threads in each
-//   workers   server processes; 0: one, which has made the listener itself
-//   reuse     each worker has a listener of its own (SO_REUSEPORT)
-//   ports     clients bind fixed ports from this one on; 0: none
-//   kill      connections killed, of 1000
-//   us        latest moment of a kill after connect
-//   ways      bits of the ways to end that are tried; 0: all
-//   large     answers of up to so many bytes
-//   seed
+//   workers   server processes; 0: a single one, which makes the listener itself
+//   reuse     1: each worker has its own listener (SO_REUSEPORT)
+//   ports     first of the fixed ports that clients bind; 0: clients do not bind
+//   kill      how many of 1000 connections are killed
+//   us        latest moment of a kill, in microseconds after connect
+//   ways      bit mask of the ways to end; 0: all
+//   large     largest size of an answer, in bytes
+//   seed      seed of the random numbers
 #include "t.h"
 #include <sys/prctl.h>
 
-// How a connection ends. Those from GREETS on begin with the server, which knows them by the client's port.
+// Ways in which a connection ends. From GREETS on the server sends first; it knows the way by the client's port.
 enum { SERVER_CLOSES, CLIENT_HALF, SERVER_HALF, CLIENT_CLOSES, HARD, UNREAD, GREETS, SILENT, GREETS_HALF, WAYS };
 static const char *const names[] = {"server-closes", "client-half", "server-half", "client-closes", "hard",
                                     "unread",        "greets",      "silent",      "greets-half"};
-// Those whose server may see a reset.
+// Ways in which the server may see a reset.
 enum { MAY_RESET = 1 << HARD | 1 << UNREAD };
 
 enum { ACCEPTORS = 12, MOST = 300000 };
@@ -46,11 +46,11 @@ static void settings(void) {
         if (!found) exit(90);
     }
     if (!ways) ways = (1 << WAYS) - 1;
-    // Whoever closes first keeps the port for a while.
+    // The end that closes first keeps the port for a while, so fixed ports allow only some of the ways.
     if (ports) ways &= 1 << SERVER_CLOSES | 1 << CLIENT_HALF | 1 << HARD | 1 << GREETS | 1 << SILENT;
 }
 
-// What both ends know of a connection by the client's port and the first bytes.
+// Both ends derive the plan of a connection from the client's port and the first bytes.
 struct plan {
     uint32_t way, ask, answer, key;
 };
@@ -62,7 +62,7 @@ static struct plan planned(int port, uint64_t n) {
     return p;
 }
 
-// By the port alone: whether the server begins, and how.
+// The plan by the port alone: whether the server sends first, and in which way.
 static struct plan by_port(int port) { return planned(port, 0); }
 
 struct end {
@@ -109,7 +109,7 @@ static int half(struct end *e) {
     return shutdown(e->fd, SHUT_WR) ? bad(e, "shutdown", -1, 0) : 0;
 }
 
-// The question begins with the plan.
+// The request begins with the plan.
 static int asks(struct end *e) {
     fill(e->buf, 0, e->p.ask, e->p.key);
     memcpy(e->buf, &e->p, sizeof e->p);
@@ -227,7 +227,7 @@ static void server(void) {
             }
             acceptors(l);
         }
-        // The first one chooses the port.
+        // The first worker chooses the port.
         while (reuse && !shared->port) ms(1);
     }
     pause();
@@ -241,7 +241,7 @@ struct kill {
     _Atomic int go, hit;
 };
 
-// The kernel finds the listener where there is no connection any more: it is asked what it finds.
+// Looks the connection up before it destroys it: once it is gone, the kernel's lookup finds the listener instead.
 static void destroy(int nl, int from, int to) {
     struct {
         struct nlmsghdr h;
@@ -311,7 +311,7 @@ static void *client(void *arg) {
     for (long n = 0; n < count; n++) {
         z = t_word(z, n);
         k.hit = 0;
-        // Two ports in turn: the other one is just left.
+        // With fixed ports each thread uses the same port for all of its connections.
         e.fd = connects(ports ? ports + id : 0);
         if (e.fd < 0) {
             if (errno == EADDRNOTAVAIL) {

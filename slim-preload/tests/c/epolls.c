@@ -1,4 +1,5 @@
-// epoll: level and edge, one shot, several sets, changes, and descriptors that are closed or doubled while registered.
+// epoll: level and edge triggers, one shot, several instances, changes, and descriptors that are closed or duplicated while
+// registered.
 #include "t.h"
 
 static char buf[256];
@@ -8,7 +9,7 @@ static void events(int e, const char *what) {
     memset(ev, 0, sizeof ev);
     int n = epoll_wait(e, ev, 16, 0);
     char s[512] = "";
-    // Sorted by data: the order among several is nobody's promise.
+    // Sorted by data, because epoll promises no order of events.
     for (int done = 0; done < n; done++) {
         int best = -1;
         for (int i = 0; i < n; i++)
@@ -39,8 +40,8 @@ static void *waiter(void *x) {
     return NULL;
 }
 
-// A number that is closed while the peer has not taken all is nobody's any more: not then, and not when the peer ends. The
-// same if it was registered by another number, which was closed before.
+// A connection is closed while the peer has not read everything. epoll reports nothing of it, neither then nor when the peer
+// ends; with `by_another` it was registered by another number, which was closed before.
 static void closed_with_bytes_on_the_way(int by_another) {
     enum { MUCH = 8 << 20 };
     static char much[MUCH];
@@ -66,7 +67,8 @@ static void closed_with_bytes_on_the_way(int by_another) {
     close(e);
 }
 
-// What fires once has fired, also when its number is closed while the connection has another: nothing of the end is told.
+// A one-shot registration that has fired stays disarmed when its number is closed while the connection has another number:
+// epoll does not report the end of the stream.
 static void fired_and_closed(void) {
     struct conn x = connection();
     int e = MUST(epoll_create1(0)), other = MUST(dup(x.s));
@@ -194,7 +196,7 @@ int main(void) {
     events(e, "the number is back");
     R(close(d));
     R(close(x.c));
-    // The peer had sent what nobody has read.
+    // Bytes from the peer were unread, so the close resets the connection.
     wait_for(x.s, POLLHUP, 1000);
     events(e, "all closed, the peer sees the end");
     R(close(x.s));
@@ -239,7 +241,7 @@ int main(void) {
     MUST(recv(x.s, buf, 1, 0));
     events(e, "read");
 
-    line("-- added while somebody waits");
+    line("-- added while a thread waits");
     pthread_t t;
     int g = epoll_create1(0);
     pthread_create(&t, NULL, waiter, &g);

@@ -1,5 +1,5 @@
-// Events of a connection that stands, which poll, select and epoll report like errors: the application gets them. And waits
-// end when their time is over.
+// Events of an unbroken connection that poll, select and epoll report like errors: the application must get them. And waits
+// must end when their time is over.
 #include "t.h"
 #include <linux/errqueue.h>
 #include <linux/net_tstamp.h>
@@ -8,7 +8,7 @@ enum { MUCH = 6 << 20 };
 
 static char buf[1 << 16];
 
-// What is in the error queue.
+// Prints the error queue.
 static void queue(int fd) {
     char control[256];
     struct msghdr m = {.msg_control = control, .msg_controllen = sizeof control};
@@ -66,7 +66,7 @@ static void zero_copy(void) {
     acked(x.c);
     ms(20);
     waits(x.c, 60);
-    // A blocking write that does not fit is not held up by what is in the error queue.
+    // Entries in the error queue must not delay a blocking write that does not fit.
     static char much[MUCH];
     pthread_t t;
     pthread_create(&t, NULL, reader, &x.s);

@@ -1,5 +1,5 @@
-// Every socket option, one on each of many connections: what it says before the connections break, it says afterwards.
-// Those that cannot go with a connection make it plain TCP. The table of options is in the file T_TABLE.
+// Every socket option, one on each of many connections, must have the same value before and after the connections break.
+// Options that a new transport cannot have make the connection plain TCP. The table of options is in the file T_TABLE.
 #include "t.h"
 #include <linux/filter.h>
 #include <linux/net_tstamp.h>
@@ -53,7 +53,7 @@ static const char *shown(struct value v) {
 
 static int set(int fd, const struct row *r, const void *value, int n) { return setsockopt(fd, r->level, r->name, value, n); }
 
-// Sets the option to something else than it is; false where that is refused.
+// Changes the value of the option. Returns false if the kernel refuses.
 static int change(int fd, const struct row *r) {
     struct value before = get(fd, r);
     if (before.r) return 0;
@@ -90,7 +90,7 @@ static int change(int fd, const struct row *r) {
     return differ(before, get(fd, r));
 }
 
-// Sets one of those that bind a socket to its connection; false where that is not possible.
+// Sets an option that binds the flow to its transport. Returns false if that is not possible.
 static int bind_with(int fd, const struct row *r) {
     int on = 1, zero = 0, mss = 1000, stamps = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
     struct sock_filter all = BPF_STMT(BPF_RET | BPF_K, 0xffff);
@@ -120,7 +120,7 @@ static void on_told(int s UNUSED, siginfo_t *i, void *c UNUSED) {
 
 static int four, six;
 
-// One more connection: `how` prepares the client's socket before it connects.
+// Makes another connection. `how` says how to prepare the client's socket before it connects.
 static int another(int v, int how) {
     if (is_server()) {
         int fd = MUST(accept(v == 6 ? six : four, NULL, NULL));
@@ -174,7 +174,7 @@ static void every(void) {
     listeners();
     int owned = another(4, 0), early = another(4, 1), inherits, zero = 1;
     meet();
-    // What is accepted from now on has it from its listener.
+    // Connections accepted from now on inherit the option from their listener.
     int save = four;
     if (is_server()) {
         four = listener();
@@ -205,10 +205,10 @@ static void every(void) {
     MUST(fcntl(owned, F_SETOWN, getpid()));
     MUST(fcntl(owned, F_SETSIG, SIGUSR2));
     MUST(fcntl(owned, F_SETFL, fcntl(owned, F_GETFL) | O_ASYNC));
-    // The peer hears of those that are plain now.
+    // Time for the peer to hear which connections have become plain TCP.
     ms(100);
     meet();
-    // Some say what they were set to only while the connection stands.
+    // Some options report the value that was set only while the connection stands, so their values are read before the break.
     for (int i = 0; i < count; i++)
         if (fds[i]) want[i] = get(fds[i], &rows[i]);
     both_break();
@@ -221,7 +221,7 @@ static void every(void) {
         }
         if (!pinged(fds[i])) line("BROKEN: %s %s", rows[i].label, ename(errno));
         struct value v = get(fds[i], &rows[i]);
-        // Those the kernel changes by itself.
+        // The kernel changes these two options by itself.
         if (differ(want[i], v) && !is(rows[i].label, "TCP_QUICKACK") && !is(rows[i].label, "SO_INCOMING_CPU"))
             line("LOST: %s %s %s", rows[i].label, shown(want[i]), shown(v));
     }
@@ -239,7 +239,7 @@ static void every(void) {
     meet();
 }
 
-// Nobody connects without the mark, which only the client's socket has, from before it connects.
+// A firewall rejects SYNs without the mark. Only the client's socket has the mark, set before it connects.
 static void marked(void) {
     int on = 7;
     if (is_server()) {

@@ -1,4 +1,5 @@
-// A process ends, in every way and at any moment: at once, with all that it has sent. The case is the argument.
+// A process ends in every way and at any moment. It must end at once, and all that it has sent must arrive. The case is the
+// argument.
 #include "t.h"
 
 static struct conn x;
@@ -53,7 +54,7 @@ int main(int argc, char **argv) {
         if (!p) exit(5);
         waitpid(p, &status, 0);
         line("child: %d", WEXITSTATUS(status));
-        // One that has an agent of its own.
+        // A child that starts its own agent.
         p = fork();
         if (!p) {
             struct conn y = connection();

@@ -1,5 +1,6 @@
-// The family of sockets and the form of addresses, of connections that break and of those that are given up. T_ARGS: the family
-// of the client's socket, of the server's, and who finds out first; then what becomes of the connection.
+// The family of sockets and the form of their addresses, for connections that break and for those that are escalated. T_ARGS:
+// the family of the client's socket, that of the server's, the program that notices the break first, and whether the
+// connection is resumed (`resume`) or escalated (`over`).
 #include "t.h"
 #include <netinet/ip.h>
 
@@ -40,7 +41,7 @@ static void look(int fd) {
     option("error", fd, SOL_SOCKET, SO_ERROR);
 }
 
-// Also threads on other processors have stopped when it returns.
+// Returns only when all threads, those on other processors too, have stopped.
 static void stop(pid_t p) {
     char path[64], b[512];
     snprintf(path, sizeof path, "/proc/%d/task", p);
@@ -90,7 +91,7 @@ int main(int argc, char **argv) {
     long other = hear();
     if (is_server()) {
         int plain = listener(), l = server(!strcmp(ss, "six"), 0);
-        // One that was there before, of the other kind.
+        // Another connection first, to a listener of the other kind.
         tell(port_of(plain));
         MUST(accept(plain, NULL, NULL));
         tell(port_of(l));
@@ -105,21 +106,21 @@ int main(int argc, char **argv) {
     meet();
     look(fd);
     if (!strcmp(then, "over")) {
-        // Nobody answers at the peer.
+        // The peer is stopped, so attempts get no answer.
         meet();
         if (i_am_first) {
             stop(other);
             if (atoi(getenv("T_BREAKS") ?: "0")) {
-                // The kernel's list of connections may lack some.
+                // The kernel's list of connections may be incomplete, so several passes are made.
                 for (int n = 0; n < 50 && break_connections() > 0; n++) {}
             } else {
-                // As bare as can be: the same error, from the peer.
+                // The closest equivalent in a bare run: the peer causes the same error.
                 MUST(kill(other, SIGCONT));
                 tell(1);
                 hear();
             }
             char b;
-            // Which error it is depends on what broke the connection.
+            // The errno depends on what broke the connection.
             line("ends: %d", recv(fd, &b, 1, 0) < 0);
             look(fd);
             R(send(fd, "x", 1, MSG_NOSIGNAL));
@@ -142,7 +143,7 @@ int main(int argc, char **argv) {
         char b[4] = "";
         if (i_am_first) {
             MUST(full_send(fd, "abc", 4));
-            // The other one does not look before the connection is back.
+            // The other program makes no call before the connection is resumed.
             ms(300);
             tell(1);
         } else {
@@ -156,7 +157,7 @@ int main(int argc, char **argv) {
         line("set: %d", setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &class, sizeof class) ? errno : 0);
         look(fd);
     }
-    // It is plain TCP from here on.
+    // This option makes the connection plain TCP.
     int clamp = 1 << 16;
     MUST(setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof clamp));
     look(fd);

@@ -1,5 +1,5 @@
-// A program that begins under a system call filter of its parent's, which knows what the program calls: it reads and
-// writes, and nothing else moves bytes. Everything else that moves any is its end.
+// A program that begins under a system call filter of its parent. The filter allows what the program itself calls: it moves
+// bytes by read and write only. Any other call that moves bytes kills the process.
 #include "t.h"
 #include <linux/audit.h>
 #include <linux/filter.h>

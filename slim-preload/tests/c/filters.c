@@ -1,5 +1,5 @@
-// A program that installs a system call filter for itself, which knows nothing of a library's calls; and one whose first
-// thread ends before the others. The case is in T_ARGS; what a program does after that is in every case what it does bare.
+// A program that installs a system call filter for itself, which does not allow the library's calls; and a program whose first
+// thread ends before the others. In each case the program then behaves as in a bare run. The case is in T_ARGS.
 #include "t.h"
 #include <linux/audit.h>
 #include <linux/filter.h>
@@ -12,7 +12,8 @@ static const char *kase;
 static int is(const char *k) { return !strcmp(kase, k); }
 static int l = -1, fd;
 
-// Everything else than these is the end of the thread, or of the process. Installed by number, if the case says so.
+// Any other call than the allowed ones ends the thread or the process. In the case "by-number" the filter is installed by
+// `syscall`.
 static void filter(unsigned otherwise) {
     static const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm};
     enum { N = sizeof allowed / sizeof *allowed };
@@ -34,7 +35,7 @@ static void say(const char *what) {
     if (write(1, what, strlen(what)) < 0) _exit(90);
 }
 
-// Writes and reads with the plain calls.
+// Uses only read and write, which the filter allows.
 static void echo(void) {
     char b[8];
     for (int i = 0; i < 3; i++) {
@@ -58,18 +59,18 @@ static void *other(void *x) {
     return NULL;
 }
 
-// Two connections more are closed by the filtered process's end.
+// The end of the filtered process closes two further connections.
 int main(int argc, char **argv) {
     begin_pair(argc, argv, 40);
     kase = getenv("T_ARGS");
     fd = pair_up(&l);
     if (is_server()) {
-        // An echo until the end.
+        // Echoes until the end of the stream.
         char b[64];
         ssize_t n;
         while ((n = recv(fd, b, sizeof b, 0)) > 0) full_send(fd, b, n);
         line("end: %zd", n);
-        // The peer program is gone, with all its threads.
+        // Checks that the peer program has ended, with all its threads.
         struct pollfd p = {.fd = t_sync, .events = POLLIN};
         line("gone: %d", poll(&p, 1, 5000));
         return 0;
@@ -88,7 +89,7 @@ int main(int argc, char **argv) {
     if (is("killed")) {
         filter(SECCOMP_RET_KILL_THREAD);
         echo();
-        // The only thread that the program has is killed, alone.
+        // The filter kills this thread, which is the program's only one.
         syscall(SYS_getppid);
     }
     if (is("main-exits")) {

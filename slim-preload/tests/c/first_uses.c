@@ -1,4 +1,4 @@
-// Uses many calls for the first time, after the first connection, and says where it begins.
+// Makes many calls for the first time, after the first connection. Marks on standard error show where they begin and end.
 #include "t.h"
 
 int main(void) {

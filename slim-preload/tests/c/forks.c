@@ -1,4 +1,4 @@
-// Connections and processes: fork, vfork, spawn, exec, descriptors sent to another process.
+// Connections and processes: fork, vfork, spawn, exec, and descriptors sent to another process.
 #include "t.h"
 
 extern char **environ;
@@ -19,7 +19,7 @@ static void ends(int fd) {
     R(recv(fd, buf, 9, MSG_DONTWAIT));
 }
 
-// What an answering child does: upper case, until the end.
+// A child that answers in upper case, until the end of the stream.
 static void answer(int fd) {
     char b[64];
     ssize_t n;
@@ -35,7 +35,7 @@ static void ask(int fd, const char *q) {
     quote(buf, strlen(q));
 }
 
-// The image after exec: goes on with a descriptor that it has inherited.
+// The program after exec goes on with a descriptor that it has inherited.
 static int heir(int fd) {
     begin(20);
     struct sockaddr_in a;
@@ -48,7 +48,7 @@ static int heir(int fd) {
     MUST(send(fd, "heir here", 9, 0));
     R(full_recv(fd, buf, 4));
     quote(buf, 4);
-    // And connections of its own.
+    // The program after exec also makes a connection.
     struct conn x = connection();
     ping(x.c, x.s, "the heir's own");
     hang_up(x);
@@ -62,8 +62,8 @@ static void exec_self(int fd, const char *how) {
     _exit(90);
 }
 
-// A child ends our direction of the connection, after it has used it or not, by its own number of it or a copy; the other one
-// goes on.
+// A child shuts down the sending direction of the connection, by the inherited number or by a copy, with or without using the
+// connection first. The other direction goes on.
 static void ended_by_child(int uses, int copies) {
     struct conn x = connection();
     if (uses) MUST(send(x.s, "q", 1, 0));
@@ -195,7 +195,7 @@ int main(int argc, char **argv) {
     ping(x.c, x.s, "after vfork");
     p = vfork();
     if (!p) {
-        // The child of vfork has descriptors of its own, but our memory.
+        // The child of vfork has its own descriptors but the parent's memory.
         close(x.c);
         close(x.s);
         close(x.l);
@@ -241,7 +241,7 @@ int main(int argc, char **argv) {
         }
         MUST(close(mine));
         MUST(send(other, "legacy", 6, 0));
-        // Nothing is written down while the heir does.
+        // The parent writes no transcript while the program after exec does.
         MUST(full_recv(other, buf, 9));
         MUST(send(other, "tail", 4, 0));
         child_ends(p, "heir");
@@ -254,7 +254,7 @@ int main(int argc, char **argv) {
     x = connection();
     p = fork();
     if (!p) {
-        // This process made a connection of its own, uses it, and turns into the heir with bytes unread.
+        // The child makes and uses a connection, and calls exec with bytes unread.
         int c = dial(port_of(x.l));
         MUST(send(c, "hi", 2, 0));
         MUST(full_recv(c, buf, 2));

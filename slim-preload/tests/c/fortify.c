@@ -1,5 +1,5 @@
 // The calls through the checking entry points of glibc: __read_chk, __recv_chk, __recvfrom_chk, __poll_chk, __ppoll_chk.
-// Compiled with _FORTIFY_SOURCE; sizes come from outside, so that the compiler cannot leave the check out.
+// Compiled with _FORTIFY_SOURCE. Sizes depend on the arguments, so that the compiler cannot omit the check.
 #include "t.h"
 
 int main(int argc, char **argv UNUSED) {
@@ -31,7 +31,7 @@ int main(int argc, char **argv UNUSED) {
     R(select(x.c + 1, &s, NULL, NULL, NULL));
     R(recv(x.c, b, n, MSG_WAITALL | MSG_DONTWAIT));
     ping(x.c, x.s, "checked");
-    // A size that does not fit is the end of the program, as it is without us.
+    // A size that exceeds the buffer aborts the program, as without SLIM.
     pid_t k = fork();
     if (!k) {
         close(2);

@@ -1,5 +1,6 @@
-// A program that has opened all that its limit allows: connections that break come back, one after the other, and the program
-// gets no descriptor fewer than it could have. T_ARGS: how much it may open, and how far it could raise that.
+// A program has opened as many descriptors as its limit allows. Broken connections are resumed one after the other, and the
+// program can still open as many descriptors as in a bare run. T_ARGS: the soft and the hard limit on open files, and the ends
+// that have these limits.
 #include "t.h"
 
 enum { N = 40 };
@@ -23,15 +24,15 @@ int main(int argc, char **argv) {
     settle();
     settle();
     meet();
-    // Not the one that has a limit as it is usual.
+    // Only the program with a low limit fills it; the other one has a usual limit.
     int full = limit.rlim_cur < 1000;
     while (full && dup(0) >= 0) room++;
-    // SLIM's own take some, but what is kept for connections that break takes none of what could be raised.
+    // SLIM's own descriptors take some numbers. Its reserve for broken connections takes none if the limit can be raised.
     if (full) line("room: %d", room > soft - N - 30);
     meet();
     if (is_server()) {
         int last = dup(0);
-        // It needs a descriptor.
+        // Frees a descriptor, which breaking connections needs.
         close(last < 0 ? 50 : last);
         line("broken: %d", atoi(getenv("T_BREAKS") ?: "0") ? break_connections() >= N : 1);
         while (full && dup(0) >= 0) {}
@@ -41,7 +42,7 @@ int main(int argc, char **argv) {
     for (int round = 0; round < 2; round++)
         for (int i = 0; i < N; i++) {
             int v = i + 1000 * round, w = v;
-            // In turn one end and the other is the first to find out.
+            // The two ends take turns to be the first that notices the break.
             int first = i % 2 == is_server();
             if (!first && full_recv(fds[i], &w, sizeof w) != sizeof w) line("recv %d: %s", i, ename(errno));
             if (full_send(fds[i], &v, sizeof v)) line("send %d: %s", i, ename(errno));

@@ -1,5 +1,5 @@
-// The peer's process is gone without a word: until that is known, its end of the stream is not believed. Our direction
-// works meanwhile as it does bare.
+// The peer process exits without an announcement. Until SLIM knows that it is gone, it does not report the end of the stream.
+// The sending direction works meanwhile as in a bare run.
 #include "t.h"
 
 static int s;
@@ -12,11 +12,11 @@ static void serve(void) {
     settle();
     full_recv(s, b, 1);
     MUST(full_send(s, "g", 1));
-    // It is gone, and its kernel has ended the stream.
+    // Waits until the client has exited and its kernel has sent the FIN.
     while (read(atoi(getenv("T_SYNC")), b, 1) > 0) {}
     ms(30);
     MUST(fcntl(s, F_SETFL, O_NONBLOCK));
-    // How soon the end is seen may differ.
+    // The result is not recorded: the end may be seen earlier or later.
     recv(s, b, 1, 0);
     if (strcmp(getenv("T_ARGS"), "shut")) {
         R(send(s, "hello", 5, MSG_NOSIGNAL));

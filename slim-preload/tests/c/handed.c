@@ -1,6 +1,6 @@
-// Descriptors that go to other numbers and other processes while their connection is broken: who has them gets the true
-// bytes, or an error, soon; never other bytes, never an end that is none, and nobody waits for ever. Two programs; the case
-// is in T_ARGS, whether connections break at all in T_BREAKS.
+// Descriptors move to other numbers and other processes while their connection is broken. The new holder soon gets the right
+// bytes or an error, never wrong bytes and never a false end of the stream. No call waits for ever. Two programs; the case is
+// in T_ARGS, and whether connections break at all is in T_BREAKS.
 #include "t.h"
 #include <net/if.h>
 
@@ -12,7 +12,8 @@ static const char *kase, *self;
 static int is(const char *k) { return !strcmp(kase, k); }
 static int breaks(void) { return atoi(getenv("T_BREAKS")); }
 
-// Without its address no connection can be made: what is broken stays broken. In the dark, without any.
+// Takes the network down or brings it up. Without its address no connection can be made, so a broken flow stays suspended. In
+// the case "dark" the whole network goes.
 static void network(int up) {
     if (!getenv("T_OWN_NETWORK")) exit(91);
     int s = MUST(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
@@ -47,7 +48,8 @@ static void *come_back_later(void *after) {
     return NULL;
 }
 
-// What somebody finds who reads on at `off`: whether it is the stream `seed`, and how it goes on after at most `most` bytes.
+// Reads at most `most` bytes, which should be the stream `seed` from offset `off`. Returns what was found: "all" bytes right,
+// or how reading ended before that.
 static const char *finds(int f, uint64_t off, size_t most, uint64_t seed) {
     uint64_t end = off + most;
     while (off < end) {
@@ -61,7 +63,7 @@ static const char *finds(int f, uint64_t off, size_t most, uint64_t seed) {
     return "all";
 }
 
-// Bare nothing breaks, and the others are not asked.
+// For readers that get an error under the preload: in a bare run nothing breaks, so they get all bytes, which counts the same.
 static const char *or_error(const char *found) {
     return !strcmp(found, "all") ? "an error" : found;
 }
@@ -84,12 +86,12 @@ static void ended(pid_t p, const char *what) {
     line("%s: %s %d", what, WIFSIGNALED(st) ? "killed by" : "exit", WIFSIGNALED(st) ? WTERMSIG(st) : WEXITSTATUS(st));
 }
 
-// Waits until the break has been noticed, so that what follows meets a connection that is away.
+// Waits until the break has been noticed, so that the flow is suspended afterwards.
 static void notice(int f) {
     wait_for(f, POLLRDHUP, 40);
 }
 
-// A forked child reads what is away; the parent then goes on as if nothing had been.
+// A forked child reads from a suspended flow. The parent then goes on without noticing anything.
 static void forked(void) {
     for (int unread = 0; unread < 2; unread++) {
         if (!is_server() && unread) put(fd, 0, 5000, 1);
@@ -123,7 +125,7 @@ static void forked(void) {
     }
 }
 
-// A child that was forked before the break reads after it: the connection that it knew was not ended by the peer.
+// A child that was forked before the break reads after it. It must not see an end of the stream, since the peer did not end it.
 static void late(void) {
     if (!is_server()) put(fd, 0, 5000, 1);
     meet();
@@ -148,7 +150,7 @@ static void late(void) {
     meet();
 }
 
-// A child reads while the connection breaks: it has what it has, and an error.
+// A child reads while the connection breaks. It gets right bytes, and then an error.
 static void reading(void) {
     enum { MUCH = 8 << 20 };
     if (is_server()) {
@@ -191,7 +193,7 @@ __attribute__((noinline)) static pid_t vforked(const char *path, char **args, in
     return p;
 }
 
-// Another program gets it, in every way in which programs are started.
+// Another program inherits the descriptor, in every way to start a program.
 static void started(void) {
     static const char *ways[] = {"fork", "vfork", "vfork and dup2", "posix_spawn", "posix_spawn and dup2", "system"};
     for (unsigned k = 0; k < 12; k++) {
@@ -236,7 +238,7 @@ static void started(void) {
     }
 }
 
-// This very process becomes another program; it waits for the connection, and goes on with it.
+// This process replaces itself by another program (exec), which waits for the connection and goes on with it.
 static int changed(int f, int sync) {
     begin(30);
     t_sync = sync;
@@ -253,7 +255,7 @@ static void exec_away(void) {
         go_away();
         notice(fd);
         pid_t p = fork();
-        // The network comes back by somebody else: threads end with exec.
+        // A child brings the network back, because threads end with exec.
         if (!p) {
             ms(400);
             come_back();
@@ -299,8 +301,8 @@ static int receive_number(int u) {
     return f;
 }
 
-// Sent to another process while it is away: the message waits for the connection. With bytes unread: they come, then an
-// error, for they are not where the new connection is.
+// The descriptor of a suspended flow is sent to another process. The message waits until the flow is resumed. With unread
+// bytes the receiver gets these bytes and then an error, because they are not on the new connection.
 static void passed(int unread) {
     if (!is_server() && unread) put(fd, 0, 5000, 1);
     if (is_server() && unread) arrived(fd, 5000);
@@ -343,7 +345,7 @@ static void passed(int unread) {
     meet();
 }
 
-// New numbers for what is away, and other things under its number.
+// A suspended flow gets new descriptor numbers, and other files get its number.
 static void numbers(void) {
     int second = -1;
     if (!is_server()) put(fd, 0, 5000, 1);
@@ -358,7 +360,7 @@ static void numbers(void) {
         R(dup3(fd, 71, O_CLOEXEC));
         R(fcntl(fd, F_DUPFD, 72));
         int null = MUST(open("/dev/null", O_RDWR));
-        // The first number becomes a file, another connection is closed by what comes over it.
+        // The first number becomes a file. Another connection is closed because the flow is duplicated over its number.
         R(dup2(null, fd));
         R(dup2(70, other));
         struct pollfd p = {.fd = 71, .events = POLLIN};
@@ -382,7 +384,7 @@ static void numbers(void) {
     meet();
 }
 
-// libc writes and reads by itself, and the connection breaks: an error, as without us.
+// libc's streams write and read by themselves while the connection breaks. They get an error, as without SLIM.
 static void streams(void) {
     int n = 0;
     if (is_server()) {
@@ -443,7 +445,7 @@ static void *drink(void *p UNUSED) {
     return NULL;
 }
 
-// All of it at any moment of a break, while much is on the way in both directions.
+// All of these operations at any moment of a break, with many bytes in flight in both directions.
 static void any_moment(void) {
     pthread_t a, b;
     pthread_create(&a, NULL, flood, NULL);

@@ -1,5 +1,5 @@
-// What a signal's handler may call, it may call when it has interrupted malloc, or when no memory is left: none of it
-// uses the program's heap, and none of it ends the program. The case is the argument; connections break if T_BREAKS is set.
+// A signal handler may interrupt malloc, or run when no memory is left. The calls that it may make must not use the program's
+// heap, and must not end the program. The case is the argument; connections break if T_BREAKS is set.
 #include "t.h"
 #include <sys/syscall.h>
 
@@ -9,8 +9,8 @@ extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_real
 extern void __libc_free(void *);
 
 static __thread const char *inside;
-// This thread is the program's own. The only other one, the agent's, shall not use the program's heap either: it would
-// wait for a handler that waits for it.
+// Set in the program's threads. The only other thread is the agent's. It must not use the program's heap either: it would wait
+// for the heap's lock, whose holder may be in a handler that waits for the agent.
 static __thread int own;
 static volatile int all_own_known;
 static volatile int uses;
@@ -29,7 +29,7 @@ void *memalign(size_t a, size_t n) { return note(), __libc_memalign(a, n); }
 void *aligned_alloc(size_t a, size_t n) { return note(), __libc_memalign(a, n); }
 int posix_memalign(void **p, size_t a, size_t n) { return note(), (*p = __libc_memalign(a, n)) ? 0 : ENOMEM; }
 
-// A call that may come from a handler.
+// Runs a call that a handler may make, and records in `inside` that it is under way.
 #define SAFE(e)                                                                                                        \
     ({                                                                                                                 \
         inside = #e;                                                                                                   \
@@ -38,7 +38,7 @@ int posix_memalign(void **p, size_t a, size_t n) { return note(), (*p = __libc_m
         r_;                                                                                                            \
     })
 
-// Says it if the heap was used inside such calls.
+// Reports any use of the heap inside such calls.
 static void used(const char *when) {
     if (uses) line("%s: malloc or free %d times, first in %s", when, uses, first_use);
     uses = 0;
@@ -48,7 +48,7 @@ static int breaks(void) { return getenv("T_BREAKS") && atoi(getenv("T_BREAKS"));
 
 static int helper = -1;
 
-// To break connections takes memory: another process does it.
+// A helper process breaks the connections, because that takes memory.
 static void start_helper(void) {
     int sv[2];
     MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, sv));
@@ -72,9 +72,9 @@ static void break_now(void) {
 
 static unsigned char big[1 << 20], back[1 << 20], peeked[1];
 
-// ---- every call that POSIX lists as safe, and that we hook ----
+// ---- every call that POSIX lists as safe, and that SLIM hooks ----
 
-// There and back by all the calls that move bytes, with lengths from one byte to more than the socket takes at once.
+// Moves bytes there and back by every call, with lengths from one byte to more than the socket takes at once.
 static void move_bytes(int a, int b) {
     static const size_t sizes[] = {1, 100, 3000, 20000, 100000, 400000};
     int fl = fcntl(a, F_GETFL);
@@ -145,7 +145,7 @@ static void duplicate(int fd) {
     SAFE(close(one));
 }
 
-// The first connection of the process is behind us: it starts the agent.
+// The process has made its first connection before: that one starts the agent, which allocates.
 static void connect_and_close(void) {
     int l = SAFE(socket(AF_INET, SOCK_STREAM, 0));
     struct sockaddr_in a = v4(0);
@@ -220,7 +220,7 @@ static void counted(void) {
     ping(x.c, x.s, "the first");
     own = all_own_known = 1;
     pthread_t t;
-    // Both in a thread that has never called anything, and in one that has.
+    // In two new threads, and below in this thread, which has made calls before.
     for (int i = 0; i < 2; i++) {
         MUST(-pthread_create(&t, NULL, all_calls, NULL));
         pthread_join(t, NULL);
@@ -342,7 +342,7 @@ static void on_first(int s UNUSED) {
     line("connect %d %s, write %zd, read %zd %c, listen %d", r, ename(e), w, n, b, u);
 }
 
-// A process that has no connections yet.
+// Runs in a process that has no connections yet.
 static void first_in_handler(int flags) {
     static unsigned char stack[64 << 10];
     stack_t other = {.ss_sp = stack, .ss_size = sizeof stack};
@@ -352,7 +352,7 @@ static void first_in_handler(int flags) {
     used("the first connection, in a handler");
     struct conn x = connection();
     ping(x.c, x.s, "a later one");
-    // It is protected: with T_BREAKS it breaks here.
+    // This connection is protected: with T_BREAKS it breaks here and is resumed.
     break_now();
     ping(x.c, x.s, "a later one, broken");
     hang_up(x);
@@ -405,12 +405,12 @@ static long status(const char *what) {
     return at ? atol(at + strlen(what)) << 10 : 0;
 }
 
-// The program gets no more memory: what it has, and a little for what is being done.
+// Limits the memory of the program to what it has plus `more` bytes.
 static void no_more(int which, long more) {
     struct rlimit l;
     getrlimit(which, &l);
     void *p = NULL;
-    // What another thread gives back meanwhile is not to be had either.
+    // Repeated, because another thread may free memory meanwhile, which must not be available either.
     for (int i = 0; i < 50 && p != MAP_FAILED; i++) {
         l.rlim_cur = status(which == RLIMIT_AS ? "VmSize:" : "VmData:") + more;
         MUST(setrlimit(which, &l));
@@ -428,7 +428,7 @@ static void enough(int which) {
     MUST(setrlimit(which, &l));
 }
 
-// As much as goes on all connections, in both directions of time: much is under way on each.
+// Sends on all connections until they are full, so that each has many bytes in flight.
 static void push(void) {
     for (int i = 0; i < MANY; i++) {
         while (!over[i]) {
@@ -441,7 +441,7 @@ static void push(void) {
     }
 }
 
-// Reads all that was sent; a connection that has failed has given what came before, right and in order.
+// Reads all that was sent. A failed connection must have delivered the earlier bytes, right and in order.
 static void pull(void) {
     for (int i = 0; i < MANY; i++) {
         while (in[i] < out[i]) {
@@ -480,10 +480,10 @@ static void open_all(void) {
     settle();
 }
 
-// `more`: what the program gets besides.
+// `more` is the number of bytes that the program may still allocate.
 static void scarce(int which, long more) {
     open_all();
-    // Everything is touched once before.
+    // Uses everything once before memory becomes scarce.
     push();
     pull();
     judge("with memory");
@@ -510,7 +510,7 @@ static void scarce(int which, long more) {
     ping(u, v, "another one");
 }
 
-// ---- memory that is not needed any more goes back to the system ----
+// ---- unused memory goes back to the system ----
 
 enum { CROWD = 400 };
 
@@ -535,7 +535,7 @@ static void given_back(void) {
         }
         settle();
         uint64_t sent[CROWD] = {0};
-        // Each in turn, and of any size, so that what they take lies side by side.
+        // The connections take turns, with varying sizes, so that their allocations lie side by side.
         for (int full = 0; full < CROWD;) {
             full = 0;
             for (int i = 0; i < CROWD; i++) {

@@ -1,6 +1,6 @@
-// A thread stays inside a call for long, because a handler that has interrupted it takes its time, or because there is no
-// room. Its connection breaks, and so does another one of the process, which must not wait for that. T_ARGS: the call,
-// how many milliseconds the handler takes, and when, after that, the other connection breaks once more.
+// A thread stays inside a call for long, because a signal handler has interrupted it, or because there is no room to send. Its
+// connection breaks, and so does another one of the process, whose resume must not wait for the first. T_ARGS: the call, how
+// many milliseconds the handler takes, and how many milliseconds after its first break the other connection breaks again.
 #include "t.h"
 #include "raw.h"
 
@@ -8,7 +8,7 @@ enum { MUCH = 32 << 20 };
 
 static char call[16];
 static int length, later, a;
-// The first thread is about to make the call that waits.
+// Set just before the first thread makes the call that waits.
 static _Atomic int waits;
 static pthread_mutex_t order = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t said = PTHREAD_COND_INITIALIZER;
@@ -26,7 +26,8 @@ static void takes_its_time(int sig UNUSED) {
 }
 
 static void *sends(void *p UNUSED) {
-    // What waits with nothing sent waits in the kernel. The kernel's first probe of a full peer makes room once more, after 0.2 s.
+    // A blocking send that has sent nothing yet waits in the kernel, so the buffers are filled first. The kernel's first probe of
+    // a full peer, after 0.2 s, makes some room again.
     size_t sent = 0;
     for (double last = now_s(); now_s() - last < 0.6 && sent < MUCH / 2;) {
         ssize_t n = send(a, data, 100000, MSG_DONTWAIT);
@@ -53,7 +54,7 @@ static void *receives(void *p UNUSED) {
     waits = 1;
     ssize_t n = full_recv(a, b, 8);
     if (is("room")) return NULL;
-    // The answer may be here before the other thread has come back.
+    // The answer may arrive before the sending thread has returned from its call.
     pthread_mutex_lock(&order);
     while (is("send") && !is_sent) pthread_cond_wait(&said, &order);
     pthread_mutex_unlock(&order);
@@ -73,7 +74,7 @@ static void serve(void) {
     tell(getpid());
     if (is("room")) {
         hear();
-        // No hook sees it, and nobody announces it.
+        // A raw system call: no hook sees this end, so SLIM does not announce it.
         if (breaks()) MUST(raw(SYS_shutdown, a, SHUT_WR));
         tell(1);
         raise(SIGSTOP);
@@ -103,7 +104,7 @@ int main(int argc, char **argv) {
     while (!waits) ms(1);
     ms(300);
     if (is("room")) {
-        // One waits for room, one notices the end of the stream, of which nobody tells, and one more wants to send then.
+        // One thread waits for room, one notices the unannounced end of the stream, and a third then wants to send.
         tell(1);
         hear();
         ms(50);

@@ -1,5 +1,5 @@
-// Both ends have shut down their sending halves when the connection breaks, and most of one direction is still to come: no
-// call that looks for events tells of an end before all of it is there. Event loops (libuv) take that for the end of the stream.
+// Both ends have shut down their sending halves when the connection breaks, and most bytes of one direction are still to come.
+// No wait for events may report a hangup before the last byte: event loops (libuv) take that for the end of the stream.
 #include "t.h"
 
 enum { MOST = 1 << 24 };
@@ -13,7 +13,7 @@ static long serve(int fd) {
     return sent;
 }
 
-// What one look says, in the bits of poll.
+// The events of one wait, as poll bits.
 static unsigned look(int fd, int ep, const char *how) {
     if (!strcmp(how, "poll")) return wait_for(fd, POLLIN | POLLRDHUP, 5000);
     struct epoll_event e = {0};
@@ -57,7 +57,7 @@ int main(int argc, char **argv) {
     } else {
         MUST(shutdown(fd, SHUT_WR));
         long all = hear();
-        // The end is announced by now.
+        // Time for the announcement of the end to arrive.
         ms(100);
         tell(1);
         hear();

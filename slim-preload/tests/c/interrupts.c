@@ -1,4 +1,4 @@
-// Handlers that do what the calls do which they have interrupted, at any moment. The case is the argument.
+// Signal handlers make the same calls as those that they interrupt, at any moment. The case is the argument.
 #include "t.h"
 
 static const char *kase;
@@ -26,7 +26,7 @@ static void again(int sig UNUSED) {
     errno = saved;
 }
 
-// Every connection is used before a fork, and after it, by handlers that were registered before there was one.
+// These fork handlers use the connection before and after a fork. They are registered before the first connection.
 static void before(void) {
     ping(x.c, x.s, "before the fork");
     end_to_end();
@@ -77,7 +77,7 @@ int main(int argc, char **argv) {
         line("handled %d, bad %d", handled > 20, bad);
     }
     if (is("leave")) {
-        // A thread that has left a call for good does not hold up what comes next.
+        // A thread that has left a call by `pthread_exit` must not delay later calls.
         static char b[8];
         pthread_t t;
         x = connection();

@@ -1,5 +1,6 @@
 // A program that changes its root directory to one without /proc, before or after its first connection. Connections break
-// if T_BREAKS is set. The case is the argument: when; "unseen" has its registrations made where no hook sees it.
+// if T_BREAKS is set. The case is the argument: it says when, and with "unseen" the epoll registrations are made where no hook
+// sees it.
 #include "t.h"
 #include "raw.h"
 
@@ -12,13 +13,13 @@ static void jail(void) {
     int tmp = MUST(open("/tmp", O_PATH));
     MUST(chroot(at));
     MUST(chdir("/"));
-    // Not left behind.
+    // The directory is removed at once, so that it does not stay behind.
     MUST(unlinkat(tmp, at + strlen("/tmp/"), AT_REMOVEDIR));
     close(tmp);
     line("proc: %d", access("/proc/self", F_OK));
 }
 
-// SLIM's thread has a low number for the microseconds in which it makes a descriptor of its own: those that stay count.
+// Counts the numbers that stay open: SLIM's thread occupies a low number for the microseconds in which it makes a descriptor.
 static int numbers_open(void) {
     int n = 0, open[64];
     for (int i = 3; i < 64; i++) open[i] = fcntl(i, F_GETFD) >= 0;
@@ -51,10 +52,10 @@ int main(int argc, char **argv) {
         R(epoll_wait(e, &w, 1, 5000));
         line("%" PRIu64 " %s", w.data.u64, bits(w.events));
         R(recv(x.s, b, 8, 0));
-        // Nothing more is reported.
+        // No further event is reported.
         R(epoll_wait(e, &w, 1, 20));
     }
-    // Others than ours are closed, and only those.
+    // The child's close_range closes the program's descriptors, and only those.
     pid_t p = fork();
     if (!p) {
         R(close_range(3, ~0u, 0));

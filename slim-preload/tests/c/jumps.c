@@ -1,4 +1,4 @@
-// Calls that wait and are left by a jump out of a signal's handler: nothing of them stays behind.
+// Waiting calls are left by a jump out of a signal handler, and must leave nothing behind.
 #include "t.h"
 #include <setjmp.h>
 
@@ -13,7 +13,7 @@ static void after(int n) {
     setitimer(ITIMER_REAL, &t, NULL);
 }
 
-// Runs a call that waits until it is left.
+// Runs a call that waits until a handler jumps out of it.
 #define LEAVE(e)                                                                                                   \
     do {                                                                                                           \
         if (!sigsetjmp(back, 1)) {                                                                                 \
@@ -59,7 +59,7 @@ static void receives(void) {
     close(e);
 }
 
-// As much as goes without waiting.
+// Sends as much as fits without waiting.
 static size_t fill_up(void) {
     size_t n = 0;
     ssize_t r;
@@ -75,7 +75,7 @@ static size_t fill_up(void) {
 enum { LAST = 1000 };
 static char last[LAST];
 
-// Reads to the end of what is written last.
+// Reads up to and including the bytes that are written last.
 static void *reader(void *wait) {
     static char b[1 << 16];
     ms(*(int *)wait);
@@ -92,7 +92,7 @@ static void sends(void) {
     for (i = 0; i < 3; i++) {
         fill_up();
         LEAVE(write(x.c, much, 1 << 20));
-        // Another write waits for room, and not for ever.
+        // Another write waits until there is room, and not for ever.
         pthread_t t;
         sigset_t alarm;
         sigemptyset(&alarm);
@@ -138,7 +138,7 @@ int main(void) {
     begin(30);
     memset(last, 'Z', LAST);
     x = connection();
-    // No more than that is on its way, or waits.
+    // Limits the bytes in flight and in the buffers.
     int size = 100000;
     MUST(setsockopt(x.c, SOL_SOCKET, SO_SNDBUF, &size, sizeof size));
     MUST(setsockopt(x.s, SOL_SOCKET, SO_RCVBUF, &size, sizeof size));

@@ -1,4 +1,4 @@
-// Processes made, and ended, without the usual calls; and recvmmsg's time limit.
+// Processes that are created and ended by unusual calls; and the time limit of recvmmsg.
 #include "t.h"
 #include "raw.h"
 
@@ -101,7 +101,7 @@ static void quick(void) {
     struct conn x = connection();
     pid_t p = fork();
     if (!p) {
-        // A connection of the child's own.
+        // The child makes its own connection.
         int c = dial(port_of(x.l));
         settle();
         MUST(send(c, "last words", 10, 0));
@@ -181,7 +181,7 @@ int main(int argc, char **argv) {
     self = argv[0];
     begin(60);
     if (argc > 2 && !strcmp(argv[1], "heir")) {
-        // Not written down: the parent is writing, too.
+        // No transcript here, because the parent writes one at the same time.
         return send(atoi(argv[2]), "heir here", 9, 0) == 9 ? 7 : 8;
     }
     for (unsigned i = 0; i < sizeof ways / sizeof *ways; i++) forked(i);

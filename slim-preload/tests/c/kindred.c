@@ -1,5 +1,5 @@
-// What else a program does with its descriptors and processes must not cost a connection, nor leave it waiting for ever.
-// The case is in T_ARGS.
+// Unusual uses of descriptors and processes must not cost a program a connection, nor make it wait for ever. The case is in
+// T_ARGS.
 #include "t.h"
 #include "raw.h"
 
@@ -25,14 +25,14 @@ static void child_is_over(pid_t p) {
     line("child: %d", st);
 }
 
-// A child that shares the descriptors, and nothing else.
+// A child that shares the descriptor table, and nothing else.
 static void shares_descriptors(void) {
     pid_t p = MUST(syscall(SYS_clone, CLONE_FILES | SIGCHLD, 0, 0, 0, 0));
     if (!p) raw(SYS_exit_group, 0);
     child_is_over(p);
 }
 
-// A child that closes all that it has where nobody sees it, and becomes a server.
+// A child that closes all of its descriptors where no hook sees it, and becomes a server.
 static void becomes_a_server(void) {
     pid_t p = MUST(fork());
     if (!p) {
@@ -44,7 +44,7 @@ static void becomes_a_server(void) {
     child_is_over(p);
 }
 
-// All that is not the program's own, those of others among them, where nobody sees it.
+// Closes all descriptors that the program has not opened, SLIM's included, where no hook sees it.
 static void closes_all(void) {
     const int first = 100, last = 70000;
     if (is("closes-each")) {
@@ -61,7 +61,7 @@ static void closes_all(void) {
     if (p) child_is_over(p);
 }
 
-// Much more than is kept of it for a resume.
+// Moves many more bytes than the replay buffer holds.
 static void much(int fd) {
     enum { TIMES = 8192 };
     for (int i = 0; i < TIMES; i++) {
@@ -74,7 +74,7 @@ static void much(int fd) {
     line("much: all there");
 }
 
-// Whether a thread, by its directory, is stopped.
+// Whether a thread, named by its directory in /proc, is stopped.
 static int is_stopped(const char *tasks, const char *thread) {
     char path[400], text[256] = "", *name_ends;
     snprintf(path, sizeof path, "%s/%s/stat", tasks, thread);
@@ -85,7 +85,7 @@ static int is_stopped(const char *tasks, const char *thread) {
     return n <= 0 || ((name_ends = strrchr(text, ')')) && name_ends[2] == 'T');
 }
 
-// Stops all threads of a process; a signal alone is not there yet when `kill` returns.
+// Stops all threads of a process, and waits until they have stopped: when `kill` returns the signal may not have arrived yet.
 static void stop(pid_t p) {
     char tasks[64];
     snprintf(tasks, sizeof tasks, "/proc/%d/task", p);
@@ -100,7 +100,7 @@ static void stop(pid_t p) {
     }
 }
 
-// The connection is away when all is closed: its other end stands still, and answers nobody.
+// The flow is suspended when the descriptors are closed: the other end is stopped and answers nothing.
 static void away(int fd) {
     struct pollfd p = {.fd = fd, .events = POLLIN};
     if (is_server()) {
@@ -111,13 +111,13 @@ static void away(int fd) {
     pid_t server = hear();
     stop(server);
     if (atoi(getenv("T_BREAKS"))) MUST(break_connections());
-    // Without SLIM this is where the error is seen, with it nothing is.
+    // Without SLIM this call sees the error, with SLIM it sees nothing.
     poll(&p, 1, 300);
     closes_all();
     MUST(kill(server, SIGCONT));
     double since = now_s();
     line("poll: %d", poll(&p, 1, 5000));
-    // Bare it is the one error or the other, depending on which end is destroyed first.
+    // The error of a bare run depends on which end is destroyed first.
     line("recv: %zd", recv(fd, b, 1, MSG_DONTWAIT));
     line("%s", now_s() - since < 4 ? "soon" : "late");
     meet();
@@ -147,7 +147,7 @@ int main(int argc, char **argv) {
     if (is_server() && atoi(getenv("T_BREAKS")) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
     if (closes()) {
         meet();
-        // Nobody is left to resume it: it ends as it would without anybody.
+        // SLIM can no longer resume the connection: it ends as without SLIM.
         struct pollfd p = {.fd = fd, .events = POLLIN};
         double since = now_s();
         line("poll: %d", poll(&p, 1, 5000));

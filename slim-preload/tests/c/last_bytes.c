@@ -1,5 +1,5 @@
-// Connections break again and again while one end sends its last bytes and closes. At the other end two threads read each of them,
-// and a third takes its errors: whoever is told of the end of the stream is told so behind the last byte. T_ARGS: rounds.
+// Connections break again and again while one end sends its last bytes and closes. At the other end two threads read from each
+// connection, and a third fetches its errors. The end of the stream must not be reported before the last byte. T_ARGS: rounds.
 #include "t.h"
 
 enum { CONNECTIONS = 12, READERS = 2, PIECE = 700 };

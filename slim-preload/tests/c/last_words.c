@@ -1,6 +1,6 @@
-// A connection is used by what runs when the process ends, after main and `exit`: handlers of the program's, and destructors of a
-// library that was opened by dlopen. This file is both, the program and the library. T_ARGS: which of them, and when the connection
-// breaks.
+// Code that runs after main and `exit` uses a connection: exit handlers of the program, and destructors of a library that was
+// opened by dlopen. This file is compiled both as the program and as the library. T_ARGS: which of the two uses the connection,
+// and when it breaks.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 
@@ -13,7 +13,7 @@ struct last {
     int fd, breaks;
 };
 
-// Much is sent, an answer comes, and the end.
+// Sends many bytes, receives an answer, and reads to the end of the stream.
 static void speak(struct last *last) {
     if (last->fd <= 0) return;
     int fd = last->fd;
@@ -36,7 +36,7 @@ static struct last mine;
 static void words(void) { speak(&mine); }
 
 static void quietly(void) {
-    // Nothing but the last bytes, and the kernel closes the connection.
+    // Only sends the last bytes. The kernel closes the connection.
     fill(buf, 0, CHUNK, 7);
     if (full_send(mine.fd, buf, CHUNK)) line("send: %s", ename(errno));
 }

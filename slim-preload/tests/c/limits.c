@@ -1,5 +1,5 @@
-// The limit on open files is what the program has set, at any moment, also while connections are closed with bytes on the
-// way, and in children.
+// The limit on open files always has the value that the program has set: also in children, and while connections are closed
+// with bytes in flight.
 #include "t.h"
 #include <stdatomic.h>
 
@@ -50,7 +50,7 @@ int main(int argc, char **argv) {
         }
     }
     meet();
-    // There are many to be negotiated.
+    // Many connections have to be negotiated.
     for (int i = 0; i < 4; i++) settle();
     meet();
     if (is_server()) {

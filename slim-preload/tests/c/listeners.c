@@ -1,5 +1,5 @@
-// Connections to listeners that have only just begun to listen, or whose process has forked and gone. Two programs; the
-// way is in T_ARGS. That SLIM had all of them is in the event log.
+// Connections to listeners that have just begun to listen, or whose process has forked and exited. Two programs; the way is
+// in T_ARGS. The harness checks in the event log that SLIM managed all connections.
 #include "t.h"
 
 static const char *way;
@@ -14,7 +14,7 @@ static int unconnected(int *port) {
     return s;
 }
 
-// The client knows the port before anybody listens there, and connects as soon as it can be.
+// The client knows the port before the server listens, and connects as soon as possible.
 static void at_once(void) {
     for (int i = 0; i < 20; i++) {
         char b[4] = "";
@@ -47,7 +47,7 @@ static void at_once(void) {
     }
 }
 
-// The process that listens forks and ends; the child waits for connections.
+// The listening process forks and exits. The child waits for connections.
 static void daemonised(void) {
     if (!is_server()) {
         int port = hear();
@@ -71,7 +71,7 @@ static void daemonised(void) {
     int port = port_of(l), gone[2];
     MUST(pipe(gone));
     if (fork()) _exit(0);
-    // The pipe's end comes with the parent's.
+    // The pipe ends when the parent exits.
     close(gone[1]);
     read(gone[0], &gone, 1);
     close(gone[0]);
@@ -79,7 +79,7 @@ static void daemonised(void) {
         e = epoll_create1(0);
         MUST(epoll_ctl(e, EPOLL_CTL_ADD, l, &ev));
     }
-    // The client begins when this process is where it waits, as well as can be told.
+    // A second child tells the client to begin once this process is, as far as can be told, inside its wait.
     pid_t p = fork();
     if (!p) {
         close(l);

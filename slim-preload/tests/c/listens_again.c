@@ -1,10 +1,11 @@
-// A program stops to listen, and listens on the same port again at once: each time somebody can be asked for SLIM there by UDP.
+// A program closes its listener, and listens on the same port again at once. Each time SLIM must have a UDP socket on that
+// port, which answers HELLO.
 #include "t.h"
 #include "raw.h"
 
 enum { TIMES = 2500 };
 
-// Whether a UDP socket has this port. No hook sees the question.
+// Whether a UDP socket has this port. Uses raw system calls, which no hook sees.
 static int is_taken(int port) {
     int s = raw(SYS_socket, AF_INET, SOCK_DGRAM, 0);
     struct sockaddr_in a = v4(port);
@@ -23,11 +24,11 @@ int main(void) {
         MUST(bind(l, (void *)&a, sizeof a));
         MUST(listen(l, 5));
         port = port_of(l);
-        // What is still being closed is closed by then.
+        // Time for the previous listener's UDP socket to be closed.
         ms(1);
         missed += !is_taken(port);
         close(l);
-        // At every moment of closing it.
+        // A random pause, so that the next listener comes at any moment of the close.
         double until = now_s() + t_word(1, i) % 300 / 1e6;
         while (now_s() < until) {}
     }

@@ -1,5 +1,5 @@
-// What can be seen of unread bytes (MSG_PEEK, FIONREAD) on a connection that breaks: all that has come, on the old transport and
-// behind it on the new one. Two programs.
+// MSG_PEEK and FIONREAD on a connection that breaks show all unread bytes: those of the old transport, and after them those of
+// the new one. Two programs.
 #include "t.h"
 
 enum { BEFORE = 700, BEHIND = 13000 };
@@ -19,7 +19,7 @@ static void server(int fd) {
     R(full_recv(fd, m, 4));
 }
 
-// Until that many bytes can be seen; how many can.
+// Waits until `want` unread bytes can be seen. Returns how many there are.
 static long seen(int fd, int by_peek, int want) {
     int n = 0, before = errno;
     for (int i = 0; i < 3000 && n < want; i++, ms(1)) {
@@ -27,7 +27,7 @@ static long seen(int fd, int by_peek, int want) {
             n = recv(fd, b, sizeof b, MSG_PEEK | MSG_DONTWAIT);
         else
             MUST(ioctl(fd, FIONREAD, &n));
-        // What was seen before does not go away. While no transport is there, a look is told to come again.
+        // Bytes that were seen before must not disappear. Without a transport a peek may return EAGAIN.
         if (n < BEFORE && !(by_peek && errno == EAGAIN)) line("only %d can be seen", n);
     }
     errno = before;
@@ -42,7 +42,7 @@ static void client(int fd, int by_peek) {
     meet();
     R(seen(fd, by_peek, BEFORE + BEHIND));
     if (by_peek) verify(b, 0, BEFORE + BEHIND, 1);
-    // Looking takes nothing away.
+    // A peek consumes nothing.
     R(recv(fd, b, 20, MSG_PEEK));
     verify(b, 0, 20, 1);
     R(full_recv(fd, b, BEFORE + BEHIND));

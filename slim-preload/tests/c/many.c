@@ -1,6 +1,5 @@
-// recvmmsg on a connection that its peer resets: the error is kept for the next call where some messages were received, and
-// comes before the bytes that are unread. sendmmsg sends nothing behind a message that was sent in part. The headers of messages
-// need not be aligned.
+// recvmmsg on a connection that its peer resets: if some messages were received, the next call returns the error, before any
+// unread bytes. sendmmsg sends nothing after a message that was sent in part. Message headers need not be aligned.
 #include "t.h"
 
 static int fd, flags;
@@ -47,7 +46,7 @@ static void case_of(int unread, int waiting, int f) {
         pthread_join(t, NULL);
     else
         wait_for(fd, POLLERR, 3000);
-    // It may be settled a moment later that the connection is over.
+    // Time for SLIM to decide that the connection is over.
     if (!waiting) ms(100);
     for (int i = 0; i < 3; i++) many("then");
     close(x.c);

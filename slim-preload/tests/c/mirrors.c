@@ -1,5 +1,5 @@
-// Epoll registrations over a break, where the numbers of the epoll instances change hands: in a forked child, and after
-// one of several numbers of an instance is closed, or of a connection. And forks while other threads register.
+// Epoll registrations survive a break, even if the descriptor numbers change their meaning: in a forked child, and after one
+// of several numbers of an epoll instance or of a connection is closed. And forks while other threads register.
 #include "t.h"
 #include <stdatomic.h>
 
@@ -17,7 +17,7 @@ static void both_break(void) {
     meet();
 }
 
-// The server sends; what the client's epoll says of it.
+// The server sends, and the client prints the events of its epoll instance.
 static void report(int e, int fd, const char *what) {
     if (is_server()) {
         MUST(full_send(fd, "hello", 5));
@@ -28,13 +28,13 @@ static void report(int e, int fd, const char *what) {
     memset(ev, 0, sizeof ev);
     int n = epoll_wait(e, ev, 4, 3000);
     line("%s: %d %" PRIx64 " %s", what, n, ev[0].data.u64, n > 0 ? bits(ev[0].events) : "");
-    // Not by the descriptor that the event names: it may be the wrong one.
+    // Does not read from the descriptor that the event names, which may be the wrong one.
     line("  %zd bytes", full_recv(fd, buf, 5));
     line("  then %d", epoll_wait(e, ev, 4, 50));
     meet();
 }
 
-// A child closes what it has inherited, and makes the same again under the same numbers.
+// A child closes the inherited descriptors, and opens the same kinds again under the same numbers.
 static void forked(void) {
     int l = -1, fd = pair_up(&l);
     int e = MUST(epoll_create1(0));
@@ -63,7 +63,7 @@ static void forked(void) {
     _exit(0);
 }
 
-// One of two numbers of an instance is closed; it goes on by the other.
+// One of two numbers of an instance is closed. The instance remains usable by the other.
 static void doubled(int first, int over) {
     int l = -1, fd = pair_up(&l);
     int a = MUST(epoll_create1(0)), b = MUST(dup(a));
@@ -74,12 +74,12 @@ static void doubled(int first, int over) {
         MUST(dup2(0, gone));
     else
         close(gone);
-    // Something else comes under the number.
+    // Another instance takes the closed number.
     int other = MUST(epoll_create1(0));
     if (!over) line("the same number: %d", other == gone);
     both_break();
     report(left, fd, "after a break");
-    // What is registered by the number that is left is registered in the same instance.
+    // A registration by the remaining number is in the same instance.
     struct epoll_event ev = {.events = EPOLLIN, .data.u64 = 0x44};
     R(epoll_ctl(left, EPOLL_CTL_ADD, fd, &ev));
     R(epoll_ctl(left, EPOLL_CTL_MOD, fd, &ev));
@@ -90,7 +90,7 @@ static void doubled(int first, int over) {
     R(epoll_ctl(left, EPOLL_CTL_DEL, fd, &ev));
 }
 
-// A connection has two numbers, and the one that is registered is closed, before the connection breaks, or after.
+// A connection has two numbers. The registered one is closed, before or after the connection breaks.
 static void copied(uint32_t events, int late, int over) {
     int l = -1, fd = pair_up(&l);
     int a = MUST(epoll_create1(0)), b = MUST(epoll_create1(0)), copy = MUST(fcntl(fd, F_DUPFD, 30));
@@ -110,12 +110,12 @@ static void copied(uint32_t events, int late, int over) {
     if (once) report(a, copy, "fired");
     both_break();
     report(b, copy, "by the copy, in the other set");
-    // Nobody can name it any more, and the copy is not registered.
+    // The registration can no longer be named by its number, and the copy is not registered.
     ev.data.u64 = 0x77;
     R(epoll_ctl(a, EPOLL_CTL_MOD, fd, &ev));
     R(epoll_ctl(a, EPOLL_CTL_DEL, copy, &ev));
     both_break();
-    // Until it has that number again.
+    // The connection gets the closed number again, which names the registration again.
     MUST(dup2(copy, fd));
     if (late) both_break();
     R(epoll_ctl(a, EPOLL_CTL_ADD, fd, &ev));
@@ -125,7 +125,7 @@ static void copied(uint32_t events, int late, int over) {
     R(epoll_ctl(a, EPOLL_CTL_DEL, fd, &ev));
     R(epoll_ctl(a, EPOLL_CTL_DEL, fd, &ev));
     close(b);
-    // It is plain TCP, and registered by a number that is closed.
+    // The connection becomes plain TCP while it is registered by a closed number.
     R(epoll_ctl(a, EPOLL_CTL_ADD, fd, &ev));
     R(close(fd));
     if (is_server()) R(send(copy, "!", 1, MSG_OOB));
@@ -158,7 +158,7 @@ static void *registers(void *x) {
     return NULL;
 }
 
-// Children that register on their part, forked while other threads of the parent do.
+// Children that register descriptors, forked while other threads of the parent register some.
 static int forking(void) {
     begin(60);
     struct conn x = connection();

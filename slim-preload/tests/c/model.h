@@ -1,23 +1,23 @@
-// What random sequences of calls know of the numbers that they use: as much as it takes to wait for what the kernel will
-// show, for the network is as fast as it likes. It lies in shared memory, so that what a child does is known, too.
+// A model of the descriptors that random sequences of calls use. It knows which state the kernel will show, so that a sequence
+// can wait for that state, since the network has no fixed speed. It is in shared memory, so that it includes a child's calls.
 #pragma once
 #include "t.h"
 #include "raw.h"
 
 enum { SLOTS = 7, OBJECTS = 64, REGISTRATIONS = 24 };
 
-// What a number refers to.
+// The object that a descriptor number refers to.
 struct object {
     enum { NONE, TCP, UNIX, PIPE_R, PIPE_W, FILE_ } kind;
     int refs, peer, unread, ended, shut, reset;
-    // A close resets the connection; its ports.
+    // Whether a close resets the connection; the ports of the connection.
     int hard, ports[2];
 };
 
-// A number that is registered with epoll, until its file is closed.
+// A registration with epoll: alive until its file is closed. `pending` has the events that it still has to report.
 struct registration {
     int object, fd, live, armed;
-    unsigned events, owed;
+    unsigned events, pending;
 };
 
 static struct model {
@@ -83,16 +83,17 @@ static int pick(void) {
     return n ? used[dice(n)] : -1;
 }
 
-// A slot of the object, or -1.
+// A slot that refers to the object, or -1.
 static int slot_of(int o) {
     for (int i = 0; i < SLOTS; i++)
         if (slot_fd[i] >= 0 && slot_object[i] == o) return i;
     return -1;
 }
 
-// Ways to make a call. The last is not for what gives out a number, for that may be one that the library is just
-// using; nor for bytes of connections, and for copies of their numbers: what those move has to be counted; nor for their
-// registrations with epoll (README, system calls that bypass libc).
+// Ways to make a call. The last one, which no hook sees, is not used for three kinds of calls. Calls that create a descriptor
+// might get a number that the library is just using. The library must count the bytes of connections, so calls that move them
+// and calls that copy their numbers must be seen. So must registrations of connections with epoll (README, system calls that
+// bypass libc).
 #define BY(nr, libc_call, ...) BY_ONE_OF(3, nr, libc_call, __VA_ARGS__)
 #define MAKE(nr, libc_call, ...) BY_ONE_OF(2, nr, libc_call, __VA_ARGS__)
 #define BY_SEEN(o, nr, libc_call, ...) BY_ONE_OF((o)->kind == TCP ? 2 : 3, nr, libc_call, __VA_ARGS__)
@@ -107,15 +108,15 @@ static int slot_of(int o) {
         r_;                                                                                                        \
     })
 
-// Something has happened to an object that its registrations have to tell.
+// Notes an event on an object, which its registrations have to report.
 static void edge(int o, unsigned events) {
     for (int i = 0; i < m->n_registrations; i++) {
         struct registration *r = &m->registrations[i];
-        if (r->live && r->armed && r->object == o) r->owed |= events;
+        if (r->live && r->armed && r->object == o) r->pending |= events;
     }
 }
 
-// The other end learns of it.
+// The object is closed for good: notes what the other end will see.
 static void end_of(int o) {
     struct object *me = &m->objects[o], *other = peer_of(me);
     for (int i = 0; i < m->n_registrations; i++)
@@ -138,10 +139,10 @@ static void drop(int slot) {
     unrefer(slot_object[slot]);
 }
 
-// Until the kernel shows it.
+// Waits until the kernel shows these events.
 static void until(int fd, short events) { wait_for(fd, events, 3000); }
 
-// Waits for what can be expected, and for nothing else.
+// Waits for the state that the model expects, and for nothing else.
 static void shows(const struct object *o, int fd) {
     if (o->kind != TCP && o->kind != UNIX && o->kind != PIPE_R) return;
     if (o->reset) until(fd, o->kind == TCP ? POLLHUP : POLLIN);
@@ -155,7 +156,7 @@ static void all_show(void) {
         if (slot_fd[i] >= 0) shows(of(i), slot_fd[i]);
 }
 
-// A call that does not wait is told to come again as long as the library does not know what an end means.
+// Whether to repeat a non-blocking call: it returns EAGAIN while the library does not know yet what an end of the stream means.
 static int again(const struct object *o, int fd, long r, short events, double since) {
     if (r >= 0 || errno != EAGAIN || o->kind != TCP || now_s() > since + 3) return 0;
     wait_for(fd, events, 100);

@@ -1,4 +1,4 @@
-// Who asks for a descriptor gets the lowest free number, at every moment of a resume too.
+// A program that opens a descriptor gets the lowest free number, also at every moment of a resume.
 #include "t.h"
 #include "raw.h"
 #include <dirent.h>
@@ -8,7 +8,7 @@
 #include <sys/signalfd.h>
 #include <sys/timerfd.h>
 
-// The two lowest numbers that are free.
+// The two lowest free numbers.
 static int lowest, next, wrong;
 
 static void is(const char *what, int got, int want) {
@@ -22,7 +22,7 @@ static void is(const char *what, int got, int want) {
         close(fd_);                                                                                                \
     } while (0)
 
-// Calls that open a file inside of libc.
+// Opens descriptors by functions that call open inside of libc.
 static void ask_inside(void) {
     char names[4][32];
     for (int i = 0; i < 4; i++) strcpy(names[i], i % 2 ? "/tmp/slim-numbers-XXXXXX.tmp" : "/tmp/slim-numbers-XXXXXX");
@@ -44,7 +44,7 @@ static void ask_inside(void) {
     closedir(d);
 }
 
-// Every way to get a number, once.
+// Opens a descriptor in every way, once each.
 static void ask(void) {
     sigset_t none;
     sigemptyset(&none);
@@ -78,7 +78,7 @@ static void ask(void) {
     fclose(f);
 }
 
-// A number that is free can be closed without harm, and taken without being lost again.
+// Closing a free number must do no harm, and a file that is put under it must stay there.
 static void overwrite(void) {
     for (int i = 0; i < 10; i++) {
         struct stat here, there;
@@ -108,7 +108,7 @@ int main(void) {
     close(next);
     int good = 0;
     for (int i = 0; i < 300; i++) {
-        // Behind the library's back: for it, the stream has ended unannounced.
+        // A raw system call, which no hook sees: the library takes it for an unannounced end of the stream.
         if (breaks) raw(SYS_shutdown, x.s, SHUT_RDWR);
         MUST(full_send(x.c, "ping", 4));
         char m[4] = "";

@@ -1,4 +1,4 @@
-// Calls before the constructor of the preload, after its destructor, from a library opened later, and from exit handlers.
+// Calls before the preload's constructor, after its destructor, from a library opened later, and from exit handlers.
 #include "t.h"
 #include <dlfcn.h>
 
@@ -43,7 +43,7 @@ int main(int argc, char **argv) {
         dlclose(h);
         ping(y.c, y.s, "after the library");
         hang_up(y);
-        // The function as the dynamic linker finds it: what languages with interfaces of their own call.
+        // The function as dlsym finds it, which is what foreign function interfaces of other languages call.
         ssize_t (*a_send)(int, const void *, size_t, int) = (ssize_t(*)(int, const void *, size_t, int))dlsym(RTLD_DEFAULT, "send");
         line("%zd", a_send(x.c, "by name", 7, 0));
         char b[8] = "";

@@ -1,4 +1,4 @@
-// Socket options and ioctls: what is set reads back, what is not set has the kernel's value.
+// Socket options and ioctls: options that were set read back, all others have the kernel's value.
 #include "t.h"
 
 struct opt {
@@ -137,7 +137,7 @@ static void ioctls(struct conn x) {
     line("%d", n);
     R(ioctl(x.c, TIOCOUTQ, &n));
     line("%d", n);
-    // The peer takes nothing: what is not yet acknowledged is counted.
+    // The peer reads nothing, so unacknowledged bytes remain and are counted.
     static char big[1 << 20];
     R(ioctl(x.s, FIONBIO, &on));
     line("flags %x", fcntl(x.s, F_GETFL));

@@ -1,4 +1,4 @@
-// Calls on descriptors that are no connections, in a program that has one, and no threads.
+// Calls on descriptors that are not connections, in a program with one connection and without threads.
 #include "t.h"
 
 static char buf[64];

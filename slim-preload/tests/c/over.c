@@ -1,11 +1,11 @@
-// What is left of connections that are over: descriptors, memory, wake-ups. Two programs; T_ARGS says which case, and how
-// many connections. The figures are written down for the harness to judge.
+// Resources that remain of connections that are over: descriptors, memory, wake-ups. Two programs; T_ARGS has the case and
+// the number of connections. The harness checks the printed figures.
 #include "t.h"
 #include <sys/prctl.h>
 
 static long total;
 
-// ---- what a process has ----
+// ---- resources of a process ----
 
 static long kilobytes(const char *name) {
     char b[4096];
@@ -22,10 +22,10 @@ static int numbers(void) {
     int n = 0;
     while (readdir(d)) n++;
     closedir(d);
-    return n - 3; // ".", "..", and its own.
+    return n - 3; // ".", "..", and the directory's own descriptor.
 }
 
-// How often the threads that are not this one have gone to sleep.
+// How often the other threads have gone to sleep.
 static long wakeups(void) {
     DIR *d = opendir("/proc/self/task");
     long all = 0;
@@ -45,7 +45,7 @@ static long wakeups(void) {
     return all;
 }
 
-// For who has to find out what was left.
+// Lists the open descriptors, for debugging.
 static void name_numbers(void) {
     DIR *d = opendir("/proc/self/fd");
     for (struct dirent *e; (e = readdir(d));) {
@@ -71,14 +71,14 @@ static void report(const char *when, int fds) {
     line("%s: resident %ld mapped %ld descriptors %d", when, kilobytes("VmRSS:"), kilobytes("VmSize:"), numbers() - fds);
 }
 
-// Until as many descriptors are open as at first, or for `limit_s`.
+// Waits until only `fds` descriptors are open, for at most `limit_s`.
 static void until_closed(int fds, double limit_s) {
     for (double t0 = now_s(); numbers() > fds && now_s() - t0 < limit_s;) ms(20);
 }
 
 // ---- cases ----
 
-// The client is run without SLIM: each connection becomes plain TCP.
+// The client runs without SLIM, so each connection becomes plain TCP.
 static void plain_clients(void) {
     if (is_server()) {
         int l = listener(), fds = 0;
@@ -118,7 +118,7 @@ enum { MOST = 256 };
 static int l = -1, port, count, fds[MOST], me;
 static long peer;
 static char buf[1 << 16];
-// Programs of their own: one without SLIM, one whose UDP port says nothing, one with another key.
+// Ports of helper programs: one without SLIM, one whose UDP port never answers, one with another key.
 static int helper_ports[3];
 
 static void each(void (*f)(int fd)) {
@@ -133,19 +133,19 @@ static void send_one(int fd) { send(fd, "x", 1, MSG_NOSIGNAL); }
 
 static void recv_one(int fd) { recv(fd, buf, 1, 0); }
 
-// Until the end, or an error.
+// Reads until the end of the stream or an error.
 static void drain_one(int fd) {
     while (recv(fd, buf, sizeof buf, 0) > 0) {}
 }
 
-// The connections of one way, between the two programs. Most of them have a session when this is over.
+// Makes the connections for one way to end, between the two programs. Most of them have a session when this returns.
 static void connect_all(void) {
     for (int i = 0; i < count; i++) fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
     each(send_one);
     each(recv_one);
 }
 
-static void settled(void) {
+static void connect_and_negotiate(void) {
     connect_all();
     meet();
     settle();
@@ -159,7 +159,7 @@ static void broken(void) {
 }
 
 static void leaves(void (*f)(int fd)) {
-    settled();
+    connect_and_negotiate();
     if (me) each(f);
     meet();
     if (!me) each(drain_one), close_all();
@@ -173,14 +173,14 @@ static void closed_at_once(void) {
 }
 
 static void closed_by_both(void) {
-    settled();
+    connect_and_negotiate();
     close_all();
 }
 
 static void half_close(int fd) { shutdown(fd, SHUT_WR); }
 
 static void half_closed(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         each(half_close);
         each(drain_one);
@@ -193,7 +193,7 @@ static void half_closed(void) {
 }
 
 static void half_closed_by_both(void) {
-    settled();
+    connect_and_negotiate();
     each(half_close);
     each(drain_one);
     close_all();
@@ -225,7 +225,7 @@ static void linger_1(int fd) {
 static void lingered(void) { leaves(linger_1); }
 
 static void unread(void) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one);
     meet();
     if (me) close_all();
@@ -266,7 +266,7 @@ static void epoll_one(int fd) {
 static void in_an_epoll(void) { leaves(epoll_one); }
 
 static void used_by_child(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         pid_t p = fork();
         if (!p) {
@@ -282,7 +282,7 @@ static void used_by_child(void) {
 }
 
 static void kept_by_child(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         int end[2];
         MUST(pipe(end));
@@ -302,7 +302,7 @@ static void kept_by_child(void) {
 }
 
 static void kept_over_exec(void) {
-    settled();
+    connect_and_negotiate();
     if (me) {
         char *args[] = {"true", NULL};
         pid_t p;
@@ -357,7 +357,7 @@ static void stdio_one(int fd) {
 static void with_stdio(void) { leaves(stdio_one); }
 
 static void resumed(void) {
-    settled();
+    connect_and_negotiate();
     broken();
     each(send_one);
     each(recv_one);
@@ -365,13 +365,13 @@ static void resumed(void) {
 }
 
 static void closed_while_away(void) {
-    settled();
+    connect_and_negotiate();
     broken();
     close_all();
 }
 
 static void stash(int read_it) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one), each(send_one);
     meet();
     broken();
@@ -386,12 +386,12 @@ static void stash_read(void) { stash(1); }
 
 static void stash_unread(void) { stash(0); }
 
-// Nobody answers at the peer for as long as attempts last: the other program stands still meanwhile.
+// Stops the other program for as long as attempts last, so that they get no answer.
 static void stand_still(void (*meanwhile)(void)) {
     meet();
     if (me) {
         MUST(kill(peer, SIGSTOP));
-        // The kernel's list of connections may lack some while others come and go.
+        // The kernel's list of connections may be incomplete while connections come and go, so several passes are made.
         for (int n = 0; n < 50 && break_connections() > 0; n++) {}
         meanwhile();
         MUST(kill(peer, SIGCONT));
@@ -404,13 +404,13 @@ static void stand_still(void (*meanwhile)(void)) {
 static void look_at_one(int fd) { recv(fd, buf, 1, MSG_DONTWAIT); }
 
 static void attempts_fail(void) {
-    // All at a time.
+    // Starts the attempts on all connections at once.
     each(look_at_one);
     each(drain_one);
 }
 
 static void given_up(void) {
-    settled();
+    connect_and_negotiate();
     stand_still(attempts_fail);
     each(drain_one);
     close_all();
@@ -422,26 +422,26 @@ static void wait_for_end(void) {
 }
 
 static void given_up_unread(void) {
-    settled();
+    connect_and_negotiate();
     if (!me) each(send_one);
     stand_still(wait_for_end);
     close_all();
 }
 
-// More than the peer's kernel takes.
-static void owe(int fd) {
+// Sends more than the peer's kernel takes, and closes.
+static void close_with_unsent(int fd) {
     memset(buf, 'o', sizeof buf);
     fcntl(fd, F_SETFL, O_NONBLOCK);
     for (int n = 0; n < 64 && send(fd, buf, sizeof buf, MSG_NOSIGNAL) > 0; n++) {}
     close(fd);
 }
 
-static void owed(void (*then)(void)) {
+static void undelivered(void (*then)(void)) {
     int all = count;
-    // They take memory of the kernel's.
+    // Few connections, because the bytes take kernel memory.
     if (count > 10) count = 10;
-    settled();
-    if (me) each(owe);
+    connect_and_negotiate();
+    if (me) each(close_with_unsent);
     meet();
     then();
     if (!me) each(drain_one), close_all();
@@ -450,27 +450,27 @@ static void owed(void (*then)(void)) {
 
 static void nothing(void) {}
 
-static void owed_and_read(void) { owed(nothing); }
+static void undelivered_and_read(void) { undelivered(nothing); }
 
-static void owed_and_broken(void) { owed(broken); }
+static void undelivered_and_broken(void) { undelivered(broken); }
 
 static void peer_closes(void) {
     if (!me) close_all();
 }
 
-static void owed_and_unread(void) { owed(peer_closes); }
+static void undelivered_and_unread(void) { undelivered(peer_closes); }
 
 static void peer_resets(void) {
     if (!me) each(linger_0);
 }
 
-static void owed_and_reset(void) { owed(peer_resets); }
+static void undelivered_and_reset(void) { undelivered(peer_resets); }
 
 static void peer_stands_still(void) { stand_still(wait_for_end); }
 
-static void owed_and_given_up(void) { owed(peer_stands_still); }
+static void undelivered_and_given_up(void) { undelivered(peer_stands_still); }
 
-// A program of its own, with connections to this one.
+// Starts a helper program, with connections to this one.
 static pid_t start(const char *kind, int at, int *said) {
     int end[2];
     char number[16], many[16];
@@ -506,7 +506,7 @@ static void *serve(void *arg) {
     return NULL;
 }
 
-// What such a program does.
+// The main function of a helper program.
 static int helper(const char *kind, int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     alarm(600);
@@ -545,7 +545,7 @@ static void *accept_all(void *at) {
     return NULL;
 }
 
-// The server's own business: connections to programs that end.
+// Only the server does this: it accepts connections from helper programs that end.
 static void guests(const char *kind, int then_break) {
     if (!is_server()) return;
     int at = listener();
@@ -573,7 +573,7 @@ static void others(int at) {
         fds[i] = dial(at);
         send_one(fds[i]);
         recv_one(fds[i]);
-        // Some before the matter is settled.
+        // Half of them are closed before their negotiation ends.
         if (i % 2) close(fds[i]);
     }
     settle();
@@ -586,7 +586,7 @@ static void silent(void) { others(helper_ports[1]); }
 
 static void with_another_key(void) { others(helper_ports[2]); }
 
-// As long as nobody answers, and longer.
+// Keeps the connections for longer than HELLO is repeated without an answer.
 static void silent_for_long(void) {
     if (!is_server()) return;
     for (int i = 0; i < count; i++) fds[i] = dial(helper_ports[2]), send_one(fds[i]);
@@ -636,8 +636,10 @@ static const struct way {
     {"used by a child", used_by_child}, {"kept by a child", kept_by_child}, {"kept over exec", kept_over_exec},
     {"passed", passed}, {"spliced", spliced}, {"stdio", with_stdio}, {"resumed", resumed},
     {"closed while away", closed_while_away}, {"stash read", stash_read}, {"stash unread", stash_unread},
-    {"given up", given_up}, {"given up unread", given_up_unread}, {"owed", owed_and_read}, {"owed and broken", owed_and_broken},
-    {"owed and unread", owed_and_unread}, {"owed and reset", owed_and_reset}, {"owed and given up", owed_and_given_up},
+    {"given up", given_up}, {"given up unread", given_up_unread}, {"undelivered", undelivered_and_read},
+    {"undelivered and broken", undelivered_and_broken}, {"undelivered and unread", undelivered_and_unread},
+    {"undelivered and reset", undelivered_and_reset},
+    {"undelivered and given up", undelivered_and_given_up},
     {"peer killed", peer_killed}, {"peer killed and broken", peer_killed_and_broken}, {"peer exits", peer_exits},
     {"without SLIM", without_slim}, {"silent", silent}, {"another key", with_another_key}, {"silent for long", silent_for_long},
     {"refused", refused}, {"without its listener", without_listener}, {"never accepted", never_accepted},
@@ -670,7 +672,7 @@ static void all_ways(void) {
             meet();
             if (getenv("T_TIMES")) line("%s: %.0f ms, descriptors %d", ways[i].name, (now_s() - t0) * 1000, numbers());
         }
-        // Both ends have done everything once by then.
+        // By now both ends have done everything at least once.
         if (round == (rounds < 8 ? 1 : rounds / 4)) {
             meet();
             ms(1500);
@@ -693,13 +695,14 @@ static void all_ways(void) {
     for (int i = 0; is_server() && i < 3; i++) kill(helpers[i], SIGKILL), waitpid(helpers[i], NULL, 0);
 }
 
-// Clients that do not read for long, of a server that has closed: what it keeps for them, and that they get it all.
+// A server closes connections to clients that do not read for long. Prints what it keeps for them, and whether they get all
+// bytes.
 static void not_read(void) {
     int at_first = numbers();
     long sum = 0, seen = 0;
     if (is_server()) l = listener(), at_first = numbers(), tell(port_of(l));
     else port = hear();
-    settled();
+    connect_and_negotiate();
     if (is_server()) {
         memset(buf, 'o', sizeof buf);
         for (int i = 0; i < count; i++) {

@@ -1,5 +1,5 @@
-// A server that serves UDP, too, on the number of its TCP port, from the first bytes of each client on, as iperf3 does.
-// What it gets there is its client's, and nobody else's.
+// A server that also serves UDP, on the port number of its TCP listener, once a client has sent its first bytes, as iperf3
+// does. It must receive only its client's datagrams there.
 #include "t.h"
 
 enum { CLIENTS = 12 };
@@ -16,7 +16,7 @@ static void serve(void) {
         MUST(setsockopt(u, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
         MUST(bind(u, (void *)&a, sizeof a));
         struct pollfd p = {u, POLLIN, 0};
-        // Longer than a question of SLIM's waits before it is asked again.
+        // Longer than SLIM waits before it repeats a query.
         line("client %d: %s", i, poll(&p, 1, 120) ? "a datagram that it has not sent" : "nothing yet");
         MUST(full_send(s, "u", 1));
         MUST(poll(&p, 1, 5000));
@@ -27,7 +27,7 @@ static void serve(void) {
     }
 }
 
-// Each client is a process of its own: SLIM has never been asked for anything there.
+// Each client is a new process, which SLIM does not know yet.
 static void ask(int port) {
     char b = 0;
     int c = dial(port), u = MUST(socket(AF_INET, SOCK_DGRAM, 0));

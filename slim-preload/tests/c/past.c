@@ -1,5 +1,5 @@
-// Bytes that the library does not see, and a connection that breaks afterwards. Two programs; the case is in T_ARGS.
-// Where bytes cannot be right any more, both ends get an error, and never wrong ones.
+// Bytes move where the library does not see it, and the connection breaks afterwards. Two programs; the case is in T_ARGS.
+// If the streams can no longer be right, both ends must get an error, and never a wrong byte.
 #include "t.h"
 #include "raw.h"
 
@@ -14,7 +14,7 @@ static void both_break(void) {
     meet();
 }
 
-// What still comes must go on where the application stopped.
+// Reads the rest of the stream, which must continue where the application stopped.
 static void rest(uint64_t off, uint64_t seed) {
     ssize_t n;
     while ((n = recv(fd, b, sizeof b, 0)) > 0) {
@@ -24,7 +24,7 @@ static void rest(uint64_t off, uint64_t seed) {
     line("%" PRIu64 " bytes, then %s", off, n ? ename(errno) : "the end");
 }
 
-// `past` bytes are read past the library, after `seen` that it saw, of those that were sent.
+// Reads `seen` bytes through the library and then `past` bytes past it.
 static void reads(int seen, int past) {
     if (is_server()) {
         fill(b, 0, 1000, 1);

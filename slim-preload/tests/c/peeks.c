@@ -1,5 +1,6 @@
-// What is seen of unread bytes (MSG_PEEK with all its companions, FIONREAD) at once after a break, over and over: as much as the
-// peer's kernel has been told, and the same bytes. And an edge-triggered loop whose reader only looks. Two programs.
+// Peeks at unread bytes (MSG_PEEK with all related flags, FIONREAD) immediately after a break, over and over. They must show all
+// bytes that the peer's kernel knows to be acknowledged, and the right ones. And an edge-triggered loop whose reader only
+// peeks. Two programs.
 #include "t.h"
 #include <sys/epoll.h>
 
@@ -14,7 +15,7 @@ static int breaks(void) {
 
 static int is(const char *what) { return !strcmp(getenv("T_ARGS"), what); }
 
-// As many bytes as round `i` has before its break, and behind it.
+// The number of bytes that round `i` sends before and after its break.
 static int before(int i) { return 1 + i * 7 % 13; }
 static int behind(int i) { return i % 3 ? 1 + i * 5 % 11 : 0; }
 
@@ -40,7 +41,7 @@ static long look(unsigned char *b, int n, int i) {
     if (is("wait")) return recv(fd, b, n, MSG_PEEK | MSG_WAITALL);
     if (is("dontwait")) {
         long r = recv(fd, b, n, MSG_PEEK | MSG_DONTWAIT);
-        // Before it is settled what a broken connection becomes.
+        // EAGAIN until SLIM knows what becomes of the broken connection.
         for (int k = 0; r < 0 && errno == EAGAIN && k < 3000; k++, ms(1)) r = recv(fd, b, n, MSG_PEEK | MSG_DONTWAIT);
         return r;
     }
@@ -59,7 +60,7 @@ static void client(void) {
         meet();
         if (breaks() && break_connections() < 0) line("cannot break connections: %s", ename(errno));
         meet();
-        // Some look before what comes behind has come; what waits for all of it waits for that.
+        // In odd rounds the peek starts before the later bytes are sent. A peek that waits for all bytes must wait for them.
         if (is("wait") && i % 2) {
             long r = look(b, n, i);
             if (r != n) line("round %d, %d + %d bytes: %ld early", i, before(i), behind(i), r);
@@ -79,7 +80,7 @@ static void client(void) {
     }
 }
 
-// Each event of an edge-triggered registration is answered by looks only; what all of them have seen is taken in the end.
+// The reader answers each edge-triggered event by peeks only, and reads all bytes at the end.
 static void edges(void) {
     unsigned char b[MOST];
     int e = MUST(epoll_create1(0));
@@ -118,7 +119,7 @@ static void edges(void) {
     close(e);
 }
 
-// An option that is set while the connection is away is set afterwards.
+// An option that is set while the flow is suspended must be set on the new transport.
 static void options(void) {
     unsigned char b[MOST];
     for (int i = 0; i < ROUNDS; i++) {

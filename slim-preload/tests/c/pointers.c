@@ -1,6 +1,6 @@
-// Every hooked call with every pointer that is bad: nowhere, null, at the end of what there is, read only; and with counts
-// that are too large. On a connection that is idle, has bytes to be read, has just lost its transport, or has come over from
-// another one with bytes unread; and on sockets that are no TCP. The state is in T_ARGS.
+// Every hooked call with every kind of bad pointer (unmapped, null, at the end of a mapping, read-only), and with counts that
+// are too large. The connection is idle, has unread bytes, has just lost its transport, or has been resumed with unread bytes
+// in the stash. Also on sockets other than TCP. The state is in T_ARGS.
 #include "t.h"
 #include <setjmp.h>
 
@@ -11,7 +11,7 @@ static const char *which;
 
 static void on_segv(int s UNUSED) { siglongjmp(back, 1); }
 
-// What becomes of a call: its result, or the signal that it gets.
+// Runs a call and prints its result, or the signal that it raises.
 #define C(e)                                                                                                       \
     do {                                                                                                           \
         if (sigsetjmp(back, 1)) {                                                                                  \
@@ -23,7 +23,7 @@ static void on_segv(int s UNUSED) { siglongjmp(back, 1); }
         }                                                                                                          \
     } while (0)
 
-// What does not depend on whether there is a transport, or room to write.
+// Calls whose results depend neither on a transport nor on room to send.
 static void reading(char *p) {
     struct iovec v = {p, 8}, two[2] = {{small, 0}, {p, 8}}, *list = (void *)p;
     struct msghdr m = {.msg_iov = &v, .msg_iovlen = 1}, *head = (void *)p;
@@ -85,7 +85,7 @@ static void asking(char *p) {
     C(ioctl(fd, FIONBIO, p));
     if (l >= 0) C(ioctl(fd, SIOCATMARK, p));
     if (!away) C(ioctl(fd, SIOCOUTQ, p));
-    // AF_UNIX takes a name that is short; TCP does not.
+    // AF_UNIX accepts a short name, TCP does not.
     if (l >= 0 || p == NULL) C(connect(fd, (void *)p, 16));
     C(connect(fd, (void *)p, 1000));
     if (!over) C(bind(fd, (void *)p, 16));
@@ -110,7 +110,7 @@ static void waiting(char *p) {
     C(ppoll((void *)p, 1, &bad, NULL));
     C(ppoll(&one, 1, &bad, NULL));
     C(ppoll(&one, 1, &past, NULL));
-    // libc itself reads the time limits of these.
+    // libc itself reads the time limits of these calls, so they are valid here.
     if (p) C(select(fd + 1, (void *)p, NULL, NULL, (tv.tv_usec = 1000, &tv)));
     if (p) C(select(fd + 1, NULL, (void *)p, NULL, (tv.tv_usec = 0, &tv)));
     FD_ZERO(&r);
@@ -131,7 +131,7 @@ static void waiting(char *p) {
     close(e);
 }
 
-// With time limits that cannot be read.
+// Calls with unreadable time limits.
 static void limits(char *p) {
     struct pollfd one = {fd, POLLIN, 0};
     struct epoll_event ev;
@@ -171,7 +171,7 @@ static void writing(char *p) {
         m = (struct msghdr){.msg_iov = &v, .msg_iovlen = 1, .msg_control = p, .msg_controllen = 64};
         C(sendmsg(fd, &m, MSG_DONTWAIT));
         if (p) C(sendfile(fd, file, (void *)p, 10));
-        // Bytes that are with the library cannot be spliced.
+        // Bytes in the stash cannot be spliced.
         if (!over) C(splice(fd, (void *)p, file, NULL, 1, SPLICE_F_NONBLOCK));
     }
     close(file);
@@ -203,7 +203,7 @@ static void all(void) {
     for (int i = 0; i < 5; i++) {
         which = names[i];
         int end = i == 2, ro = i == 3;
-        // A byte there could be read or written, and bytes that are read only sent.
+        // The last byte of a mapping could be read into, and read-only bytes could be sent.
         if (!end || !unread) reading(p[i]);
         asking(p[i]);
         waiting(p[i]);
@@ -253,7 +253,7 @@ int main(int argc, char **argv) {
     if ((away || over) && broken && break_connections() < 0) line("cannot break connections: %s", ename(errno));
     fcntl(fd, F_SETFL, O_NONBLOCK);
     if (over) {
-        // Both ends take part; what is unread is then with the library.
+        // Both ends take part in the resume, after which the unread bytes are in the stash.
         meet();
         wait_for(fd, POLLIN, 1000);
         ms(200);

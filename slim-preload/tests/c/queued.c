@@ -1,11 +1,11 @@
-// Connections that break while they wait to be accepted by a server that is busy. Two programs; T_ARGS says after how many
-// milliseconds they break, and after how many more they are accepted; T_BREAKS whether they break at all.
+// Connections break while they wait to be accepted by a busy server. Two programs; T_ARGS says after how many milliseconds
+// they break, and after how many more they are accepted; T_BREAKS says whether they break at all.
 #include "t.h"
 
 enum { SIZE = 100000 };
 static char buf[SIZE];
 
-// A server of one thread that computes meanwhile.
+// A single-threaded server computes meanwhile.
 static void compute(int for_ms) {
     double until = now_s() + for_ms / 1000.0;
     volatile unsigned n = 0;

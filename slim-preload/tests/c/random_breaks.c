@@ -1,6 +1,6 @@
-// Random calls by two programs on the connections between them, which break at random points. All bytes come, each once; an
-// end comes behind all of them; where no program has caused one, there is no error; no call waits for ever, or returns
-// before its time. T_ARGS: the first seed, how many seeds, whether anything breaks, and how many rounds each seed is played.
+// Two programs make random calls on the connections between them, which break at random points. Every byte must arrive once,
+// and the end of the stream after all bytes. There must be no error that no program has caused. No call may wait for ever, or
+// return before its time. T_ARGS: the first seed, the number of seeds, whether connections break, and the rounds per seed.
 #include "t.h"
 #include <sys/prctl.h>
 
@@ -9,12 +9,12 @@ enum { CONNECTIONS = 3, STEPS = 40, BUF = 1 << 16, HUNG_S = 20 };
 struct side {
     int fd, l;
     uint64_t sent, got;
-    // What this end has done, in a form that the other program gets.
+    // The calls of this end, in a form that can be sent to the other program.
     int write_ended, read_shut, closed;
-    // How reading ended: -1 not yet, 0 the end of the stream, an errno. The errno of a failed send, or the one that was asked for:
-    // the kernel tells it once.
+    // `read_end`: how reading ended: -1 not yet, 0 the end of the stream, or an errno. `error`: the errno of a failed send, or
+    // the one from SO_ERROR, since the kernel reports an error only once.
     int read_end, error;
-    // Registered with the epoll instance, with these events; whether an edge, or the only shot, is still to come.
+    // The events for which it is registered with the epoll instance, edge-triggered and one-shot included.
     unsigned events;
     int reader;
     pthread_t thread;
@@ -39,7 +39,7 @@ __attribute__((format(printf, 1, 2))) static void wrong(const char *fmt, ...) {
 
 static uint64_t stream(int i, int ours) { return round_seed * 16ull + i * 2 + (ours == is_server()); }
 
-// Shown if the limit of time is reached.
+// Notes the current step, which is printed if the time limit is reached.
 static void now_at(const char *what, int n) { snprintf(t_last, sizeof t_last, "round %u, %s %d", round_seed, what, n); }
 
 static void maybe_break(void) {
@@ -67,12 +67,12 @@ static void step_send(int i) {
     switch (dice(3)) {
     case 0: return sent(i, send(s->fd, buf, n, MSG_DONTWAIT | MSG_NOSIGNAL));
     case 1: return sent(i, sendmsg(s->fd, &h, MSG_DONTWAIT | MSG_NOSIGNAL));
-    // Of the programs only one waits for room: they do not wait for each other.
+    // Only one of the programs waits for room, so that they never wait for each other.
     default: return sent(i, is_server() && wait_for(s->fd, POLLOUT, 5) ? write(s->fd, buf, n < 2000 ? n : 2000) : send(s->fd, buf, n, MSG_DONTWAIT));
     }
 }
 
-// What a call has read.
+// Checks and counts the bytes that a call has read.
 static int has_read(struct side *s, char *b, ssize_t r, int i, int peek) {
     if (r < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
     if (r <= 0) {
@@ -140,7 +140,7 @@ static void step_wait(void) {
     case 2: ready = select(most + 1, &r, NULL, NULL, &tv), in_time("select", begun, limit, ready); break;
     case 3: ready = pselect(most + 1, &r, NULL, NULL, &ts, NULL), in_time("pselect", begun, limit, ready); break;
     default:
-        // What it tells is not told again where it is an edge, or the only shot: that is read now.
+        // Edge-triggered and one-shot events are not repeated, so their bytes are read now.
         ready = epoll_wait(epfd, e, CONNECTIONS, limit), in_time("epoll_wait", begun, limit, ready);
         for (int k = 0; k < ready; k++) {
             struct side *s = &sides[e[k].data.u32];
@@ -170,7 +170,7 @@ static void step_register(int i) {
 
 static void step_number(int i) {
     struct side *s = &sides[i];
-    // Another thread, or the instance, has it by its number.
+    // A reader thread or the epoll instance uses the number, so it must not change.
     if (s->reader || s->events) return;
     int d = MUST(dup(s->fd));
     maybe_break();
@@ -269,7 +269,7 @@ static void step(void) {
 
 // ---- a round ----
 
-// Reads all connections to their ends, by what they are registered for, by poll, or in calls that wait.
+// Reads all connections to their ends: by epoll if registered, by poll, or in blocking calls.
 static void read_to_the_ends(void) {
     double begun = now_s();
     for (;;) {
@@ -301,7 +301,7 @@ static void read_to_the_ends(void) {
 
 static void compare_with(int i, const struct side *peer) {
     const struct side *s = &sides[i];
-    // Whether anybody has done what resets a connection.
+    // Whether one of the programs may have caused a reset.
     int may_reset = s->closed || peer->closed || (s->read_shut && s->write_ended) || (peer->read_shut && peer->write_ended);
     if (s->read_end > 0 && !may_reset && (strict || !(s->read_shut || peer->read_shut))) wrong("connection %d: %s while reading", i, ename(s->read_end));
     if (s->error && !may_reset && strict) wrong("connection %d: %s", i, ename(s->error));
@@ -311,7 +311,7 @@ static void compare_with(int i, const struct side *peer) {
 
 static void play(void) {
     seed = round_seed * 2 + is_server();
-    // Both programs decide this alike.
+    // The same decision in both programs.
     strict = round_seed % 3 != 0;
     epfd = MUST(epoll_create1(EPOLL_CLOEXEC));
     for (int i = 0; i < CONNECTIONS; i++) {

@@ -1,4 +1,4 @@
-// Calls that move bytes or descriptors and that few programs use.
+// Calls that move bytes or descriptors, but that few programs use.
 #include "t.h"
 
 static char buf[1 << 16];
@@ -61,7 +61,7 @@ int main(void) {
     line("%u %u %u", mm[0].msg_len, mm[1].msg_len, mm[2].msg_len);
     quote(a, 11);
     R(recvmmsg(x.s, mm, 3, MSG_DONTWAIT, NULL));
-    // The kernel takes 1024 messages at once, and gives as many as there are.
+    // sendmmsg sends at most 1024 messages at once; recvmmsg receives as many as there are.
     struct conn y = connection();
     static struct mmsghdr many[1100];
     static struct iovec one[1100];
@@ -127,7 +127,7 @@ int main(void) {
 
     line("-- a time of arrival");
     R(setsockopt(x.s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
-    // The kernel begins to stamp a little later, when nobody else has asked it to already.
+    // Unless timestamps are already in use on this host, the kernel begins to stamp with a delay.
     for (int tries = 0; tries < 200; tries++) {
         MUST(send(x.c, "when", 4, 0));
         arrived(x.s, 4);

@@ -1,4 +1,4 @@
-// System calls that no hook sees.
+// Raw system calls, which no hook sees.
 #pragma once
 #include <sys/syscall.h>
 

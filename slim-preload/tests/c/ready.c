@@ -1,4 +1,4 @@
-// What poll, select and epoll, in all their spellings, say of a descriptor in each state that it can be in.
+// What all variants of poll, select and epoll report of a descriptor in each state.
 #include "t.h"
 
 static char buf[1 << 16];
@@ -41,7 +41,7 @@ static void *later(void *x) {
     return NULL;
 }
 
-// Waits in each way until the other end, `from`, speaks after 60 ms.
+// Waits in each way until the other end, `from`, sends after 60 ms.
 static void waits(int fd, int from) {
     pthread_t t;
     double t0;
@@ -68,7 +68,7 @@ static void waits(int fd, int from) {
         pthread_join(t, NULL);
         MUST(recv(fd, buf, 1, 0));
     }
-    // Nobody speaks: the time limit of each.
+    // Nothing is sent, so each wait lasts for its time limit.
     struct pollfd p = {.fd = fd, .events = POLLIN};
     struct timespec ts = {0, 50000000};
     struct timeval tv = {0, 50000};
@@ -100,7 +100,7 @@ static void waits(int fd, int from) {
     close(e);
 }
 
-// A signal that is blocked outside of the call and let through inside.
+// A signal that is blocked outside of the call and unblocked inside.
 static void masked(int fd) {
     sigset_t none, usr1;
     sigemptyset(&none);

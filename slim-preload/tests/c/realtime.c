@@ -1,6 +1,6 @@
-// A thread with a real-time policy that asks again and again, on the only processor of its process, while its connection
-// is away. The case is in T_ARGS: how it asks; "-user": without the privilege to go beyond its own priority; "-late": it
-// gets the policy when the connection stands.
+// A thread with a real-time policy polls without a pause, on the only processor of its process, while its flow is suspended.
+// The case is in T_ARGS: the call that it polls with; "-user": without the privilege to exceed its own priority; "-late": the
+// thread gets the policy only after the connection is established.
 #include "t.h"
 #include <sys/syscall.h>
 
@@ -19,7 +19,7 @@ static void real_time(int user) {
     if (user) MUST(syscall(SYS_setresuid, 65534, 65534, 65534));
 }
 
-// One look that does not wait; whether there is something to read.
+// One non-blocking check. Returns whether there is something to read.
 static int look(int e) {
     struct pollfd p = {.fd = fd, .events = POLLIN};
     struct epoll_event ev;

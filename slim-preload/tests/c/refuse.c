@@ -1,5 +1,5 @@
-// Directions that one end has shut, before a break, while the connection is away, and after it: what it reads, and what becomes
-// of what the other end sends. Two programs; T_ARGS: what is shut, and when.
+// One end shuts directions before a break, while the flow is suspended, or after the resume. Shows what this end reads, and
+// what becomes of the bytes that the other end sends. Two programs; T_ARGS: what is shut, and when.
 #include "t.h"
 
 static int fd;
@@ -17,7 +17,7 @@ static void both_break(void) {
     meet();
 }
 
-// Each end finds out, and the connection is back.
+// Each end notices the break, and the flow is resumed.
 static void both_notice(void) {
     wait_for(fd, 0, 0);
     ms(60);

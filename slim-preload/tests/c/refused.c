@@ -1,5 +1,5 @@
-// Copies that the kernel refuses leave alone what they would have replaced: connections that break afterwards, with bytes on
-// their way, a listener, and an epoll instance. Two programs.
+// A dup2 or dup3 that the kernel refuses must not affect the descriptor that it would have replaced: a connection that breaks
+// afterwards with bytes in flight, a listener, an epoll instance. Two programs.
 #include "t.h"
 
 enum { MUCH = 8 << 20 };
@@ -7,7 +7,7 @@ enum { MUCH = 8 << 20 };
 static int l = -1;
 static char b[MUCH];
 
-// A copy is refused for bad flags, and because the number lies beyond a limit that was lowered.
+// The kernel refuses a copy for bad flags, or because the number exceeds a limit that was lowered.
 static void refused(int fd) {
     R(dup3(0, fd, 0xff00));
     struct rlimit own, low;
@@ -25,7 +25,7 @@ static void both_break(void) {
     meet();
 }
 
-// Each end has bytes on their way when copies are refused.
+// Each end has bytes in flight when copies are refused.
 static void full(void) {
     int fd = pair_up(&l);
     long sent = 0, n;

@@ -1,4 +1,4 @@
-// Two threads over one connection, in a program that is built for the thread sanitizer.
+// Two threads use one connection, in a program that is built with the thread sanitizer.
 #include "t.h"
 
 static struct conn x;

@@ -1,5 +1,5 @@
-// What the library says by UDP, and the program is in the way of. The dynamic linker finds the program's `sendmsg` before
-// libc's (flag -rdynamic), so the agent's datagrams come through here.
+// Lets a program lose, delay or repeat the library's control messages (UDP). The dynamic linker finds the program's `sendmsg`
+// before libc's (flag -rdynamic), so the agent's datagrams come through here.
 #pragma once
 #include "t.h"
 #include "raw.h"
@@ -7,9 +7,9 @@
 
 enum { HELLO = 1, HELLO_ACK = 3, FIN = 5, QUERY = 6, STATUS = 7, DEMOTE = 9, HELLO_DONE = 10 };
 
-// Kinds that are lost; how many of each were, and how many were not.
+// Bit mask of the kinds of messages to lose; how many of each kind were lost, and how many were sent.
 static _Atomic unsigned t_lost_kinds, t_lost[16], t_said[16];
-// The last datagram of each kind that was lost.
+// The last lost datagram of each kind.
 static struct {
     char data[512];
     size_t len;
@@ -17,7 +17,7 @@ static struct {
     socklen_t to_len;
 } t_kept[16];
 
-// How many milliseconds later than it is said anything comes, and how often.
+// By how many milliseconds each message is delayed, and how often it is delivered.
 static int t_late_ms, t_times = 1;
 
 static int t_kind(const struct msghdr *m) {
@@ -26,7 +26,7 @@ static int t_kind(const struct msghdr *m) {
     return data[5] & 15;
 }
 
-// A datagram that is on its way.
+// A delayed datagram.
 struct t_later {
     double at;
     int fd;
@@ -39,7 +39,7 @@ struct t_later {
 static struct t_later *t_first, **t_end = &t_first;
 static pthread_mutex_t t_lock = PTHREAD_MUTEX_INITIALIZER;
 
-// Past all hooks: these are not the program's.
+// By raw system calls, because these datagrams are not the program's.
 static void *t_deliver(void *none UNUSED) {
     for (;;) {
         pthread_mutex_lock(&t_lock);
@@ -60,7 +60,7 @@ static void *t_deliver(void *none UNUSED) {
 static void t_postpone(int fd, const struct msghdr *m) {
     static pthread_t thread;
     struct t_later *d = calloc(1, sizeof *d);
-    // The socket may be closed before.
+    // A copy, because the socket may be closed before the datagram is sent.
     if (m->msg_controllen > sizeof d->control || (d->fd = raw(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 600)) < 0) return free(d);
     d->at = now_s() + t_late_ms / 1e3;
     d->m = *m;
@@ -95,7 +95,7 @@ ssize_t sendmsg(int fd, const struct msghdr *m, int flags) {
     return n;
 }
 
-// Says the last one of a kind that was lost, if one was.
+// Sends the last lost message of a kind, if there is one.
 UNUSED static void say_kept(int kind) {
     if (!t_lost[kind]) return;
     int s = MUST(socket(t_kept[kind].to.ss_family, SOCK_DGRAM, 0));

@@ -1,4 +1,4 @@
-// Little of everything: descriptors, threads, a taken port. The program runs as if nobody else were there.
+// Scarce resources: few descriptors, no threads, a taken port. The program must run as without SLIM.
 #include "t.h"
 
 static void *nothing(void *p) { return p; }
@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     } else if (!strcmp(what, "nproc")) {
         struct rlimit r = {1, 1};
         MUST(setrlimit(RLIMIT_NPROC, &r));
-        // Root is above that limit.
+        // The limit does not apply to root.
         if (geteuid() == 0) MUST(setuid(65534));
         pthread_t t;
         line("thread: %s", ename(pthread_create(&t, NULL, nothing, NULL)));
@@ -41,17 +41,17 @@ int main(int argc, char **argv) {
         hang_up(x);
         hang_up(y);
     } else if (!strcmp(what, "memory")) {
-        // Room for what runs, not for a large buffer.
+        // Room for the running program, but not for a large buffer.
         struct rlimit r = {192 << 20, 192 << 20};
         MUST(setrlimit(RLIMIT_AS, &r));
         struct conn x = connection();
         ping(x.c, x.s, "little memory");
         hang_up(x);
     } else if (!strcmp(what, "udp-before")) {
-        // Another socket of the program has the UDP port already.
+        // Another socket of the program already has the UDP port.
         int u, l;
         struct sockaddr_in a;
-        // The TCP port of the same number may be somebody else's.
+        // Another program may have the TCP port of the same number.
         for (;;) {
             u = socket(AF_INET, SOCK_DGRAM, 0);
             a = v4(0);
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
         int c = dial(port_of(l)), s = R(accept(l, NULL, NULL));
         settle();
         ping(c, s, "UDP taken");
-        // A peer may ask that port whether SLIM is there; the program still gets its own datagrams.
+        // A peer may send HELLO to that port. The program must still get its own datagrams.
         int w = dial(port_of(l));
         s = R(accept(l, NULL, NULL));
         ping(w, s, "again");
@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
         R(sendto(me, "mine", 4, 0, (void *)&a, sizeof a));
         line("%s", bits(wait_for(u, POLLIN, 1000)));
     } else if (!strcmp(what, "udp-after")) {
-        // TCP first, then UDP on the same port: what name servers and iperf3 do.
+        // TCP first, then UDP on the same port, as name servers and iperf3 do.
         int l = listener();
         struct sockaddr_in a = v4(port_of(l));
         int c = dial(port_of(l)), s = R(accept(l, NULL, NULL));
@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
         int u = R(socket(AF_INET, SOCK_DGRAM, 0));
         R(bind(u, (void *)&a, sizeof a));
     } else if (!strcmp(what, "threads")) {
-        // A program that never touches TCP gets no thread and no descriptor from us.
+        // A program that never uses TCP gets no thread and no descriptor from SLIM.
         int u[2], n = 0;
         MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, u));
         MUST(send(u[0], "x", 1, 0));

@@ -1,6 +1,6 @@
-// Several threads and a signal's handler send on one connection, first one of them alone, then all at once, while the
-// connection is broken again and again. Each record goes out by one call, so it must arrive in one piece, and those of
-// one sender in their order. Two programs; how often the server breaks the connection is in T_BREAKS.
+// Several threads and a signal handler send on one connection, first one thread alone, then all at once, while the connection
+// breaks again and again. Each record is sent by one call, so it must arrive in one piece, and the records of one sender must
+// arrive in order. Two programs; T_BREAKS says how often the server breaks the connection.
 #include "t.h"
 
 enum { THREADS = 4, HANDLER = THREADS, SENDERS, ALONE = 500, RECORDS = 2500 };
@@ -41,7 +41,7 @@ static void *sender(void *p) {
     return NULL;
 }
 
-// Interrupts the first sender, wherever that is. A record that does not go at once is tried again by the next signal.
+// Interrupts the first sender at any point. A record that cannot be sent at once is sent by a later signal.
 static void on_usr1(int s UNUSED) {
     int e = errno;
     struct record r = record(is_server(), HANDLER, by_handler);
@@ -63,7 +63,7 @@ static void *interrupter(void *p UNUSED) {
 
 static int breaks(void) { return getenv("T_BREAKS") ? atoi(getenv("T_BREAKS")) : 0; }
 
-// When the next break is due.
+// The number of received records at which break `i` is due.
 static uint64_t due(int i) { return (uint64_t)THREADS * RECORDS / (breaks() + 1) * (i + 1); }
 
 static void *breaker(void *p UNUSED) {
@@ -88,7 +88,7 @@ static void receive(void) {
         if (!verify(r.bytes, (uint64_t)r.number * sizeof r.bytes, sizeof r.bytes, 10 * !is_server() + r.sender)) break;
         next[r.sender]++;
         got++;
-        // The breaker is not left behind, however busy the machine is.
+        // The reader waits for the breaker, which could fall behind on a busy machine.
         while (is_server() && broken < breaks() && got >= due(broken)) usleep(200);
     }
     ended = 1;
@@ -101,7 +101,7 @@ static void *all_senders(void *p UNUSED) {
     for (uintptr_t t = 0; t < THREADS; t++) pthread_create(&threads[t], NULL, sender, (void *)t);
     pthread_create(&i, NULL, interrupter, NULL);
     for (int t = 1; t < THREADS; t++) pthread_join(threads[t], NULL);
-    // The first one ends last: it is interrupted until then.
+    // The first sender ends last, so that it is interrupted until then.
     over = 1;
     pthread_join(i, NULL);
     pthread_join(threads[0], NULL);
@@ -114,7 +114,7 @@ int main(int argc, char **argv) {
     int l = -1, room = 4 << 20, one = 1;
     fd = pair_up(&l);
     MUST(setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one));
-    // Room for all of it: a call that finds none sends a part, with whole connections as well.
+    // Room for all records: without room a call sends only a part, on unbroken connections too.
     MUST(setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room));
     handle(SIGUSR1, on_usr1, SA_RESTART);
     sigset_t usr1;

@@ -1,7 +1,7 @@
-// Random sequences of calls on both ends of connections, by several threads and processes, some of them by system calls
-// that no hook sees: what each call gives must be what bare sockets give. One line for each block of sequences, a sum
-// over all results; with a block's number as third argument, every call of that block too, with -1 of all.
-// Arguments: the first block, and how many.
+// Random sequences of calls on both ends of connections, by several threads and processes, some of them by raw system calls
+// that no hook sees. Each call must have the result that it has on bare sockets. Prints one line for each block of sequences,
+// with a checksum of all results. Arguments: the first block, the number of blocks, and optionally the number of a block whose
+// calls are all printed (-1: those of all blocks).
 #include "model.h"
 #include <semaphore.h>
 #include <sys/prctl.h>
@@ -11,13 +11,13 @@ enum { SEQUENCES = 20, STEPS = 16 };
 static char buf[4096];
 static int epoll[2] = {-1, -1}, in_child;
 
-// A child that does nothing, and what it has.
+// A child that only keeps descriptors open, and their objects.
 static pid_t kept;
 static int kept_objects[SLOTS], n_kept;
 
 // ---- numbers ----
 
-// The number that the kernel gives next is the one that was closed last, or lower: it is used again at once.
+// The kernel gives the lowest free number, often the one that was closed last, so the number is reused at once.
 static void step_file(void) {
     if (!free_slots()) return;
     int f = MAKE(SYS_memfd_create, memfd_create("sequences", 0), "sequences", 0);
@@ -54,8 +54,9 @@ static void step_dup(void) {
     note("dup", put(d, slot_object[s]), d);
 }
 
-// A registration whose number is closed while the connection has another is kept, but not if no hook sees the close: it is
-// lost when the library puts something else under the other number, after a break or a reset.
+// If a registered number is closed while the connection has another, the registration is kept, unless no hook sees the close.
+// Then it is lost when the library puts another file under the other number, after a break or a reset. So the registration is
+// removed before such a close.
 static void unregister(int slot) {
     for (int i = 0; !in_child && i < m->n_registrations; i++) {
         struct registration *r = &m->registrations[i];
@@ -65,8 +66,8 @@ static void unregister(int slot) {
     }
 }
 
-// README, system calls that bypass libc: whether no hook may miss that this process closes its last number of a connection, for
-// that was registered by another number, which is closed.
+// Whether a hook must see that this process closes its last number of a connection. That is so if the connection was registered
+// by another number, which is closed by now (README, system calls that bypass libc).
 static int must_be_seen(int slot) {
     int numbers = 0, by_closed = 0;
     for (int i = 0; i < SLOTS; i++) numbers += slot_fd[i] >= 0 && slot_object[i] == slot_object[slot];
@@ -130,7 +131,7 @@ static void write_to(int s, unsigned way, size_t n) {
         peer->unread += r;
         edge(o->peer, EPOLLIN);
     }
-    // What was written after the peer's end is answered by a reset, which is waited for.
+    // Bytes written after the peer has closed are answered by a reset. Waits for that reset.
     if (o->kind == TCP && peer->refs == 0) {
         o->reset = 1;
         edge(slot_object[s], EPOLLHUP | EPOLLERR | EPOLLIN);
@@ -142,7 +143,7 @@ static void step_write(void) {
     int s = pick();
     size_t n = 1 + dice(50);
     unsigned way = dice(5);
-    // That the own side has ended comes before that the connection was reset, or after it.
+    // If this side is shut and the connection is reset, either of the two errors may come first.
     if (s < 0 || (of(s)->shut && of(s)->reset)) return;
     write_to(s, of(s)->kind == TCP || of(s)->kind == UNIX ? way : way % 3, n);
 }
@@ -183,7 +184,7 @@ static void step_read(void) {
 
 static void step_shutdown(void) {
     int s = pick();
-    // Of a connection that was reset it is not known at once whether it is lost, or at its end.
+    // For a reset connection SLIM does not know at once whether it is broken or at its end.
     if (s < 0 || of(s)->reset) return;
     struct object *o = of(s), *peer = peer_of(o);
     note("shutdown", s, shutdown(slot_fd[s], SHUT_WR));
@@ -288,7 +289,7 @@ static void step_register(void) {
     *r = (struct registration){slot_object[s], slot_fd[s], op != EPOLL_CTL_DEL, 1, events, ~0u};
 }
 
-// What a registration has to tell now, of what has happened since it last did.
+// The events that a registration has to report now, of those since its last report.
 static unsigned due(const struct registration *r) {
     const struct object *o = &m->objects[r->object];
     unsigned is = 0;
@@ -297,16 +298,16 @@ static unsigned due(const struct registration *r) {
     if (o->ended || o->reset) is |= EPOLLRDHUP;
     if (o->reset || (o->ended && o->shut)) is |= EPOLLHUP;
     if (!(o->shut && o->reset)) is |= EPOLLOUT;
-    return is & r->owed & (r->events | EPOLLHUP);
+    return is & r->pending & (r->events | EPOLLHUP);
 }
 
-// Edges may be told again. So of them, what has to be told is noted.
+// epoll may report an edge again, so for edges only the events that are due are recorded.
 static void step_wait(void) {
     struct epoll_event e[REGISTRATIONS];
-    unsigned told[REGISTRATIONS] = {0}, owed[REGISTRATIONS], way = dice(3);
+    unsigned told[REGISTRATIONS] = {0}, expected[REGISTRATIONS], way = dice(3);
     if (in_child) return;
     all_show();
-    for (int i = 0; i < m->n_registrations; i++) owed[i] = due(&m->registrations[i]);
+    for (int i = 0; i < m->n_registrations; i++) expected[i] = due(&m->registrations[i]);
     int waits = 0;
     for (double until = now_s() + 3; now_s() < until; waits = 1) {
         int n = way == 0 ? epoll_wait(epoll[0], e, REGISTRATIONS, waits) : way == 1 ? epoll_pwait(epoll[1], e, REGISTRATIONS, waits, NULL)
@@ -318,18 +319,18 @@ static void step_wait(void) {
             else told[e[i].data.u64] = e[i].events;
         }
         int missing = 0;
-        for (int i = 0; i < m->n_registrations; i++) missing |= owed[i] & ~told[i];
+        for (int i = 0; i < m->n_registrations; i++) missing |= expected[i] & ~told[i];
         if (!missing) break;
     }
     for (int i = 0; i < m->n_registrations; i++) {
         struct registration *r = &m->registrations[i];
         int edges = r->events & EPOLLET && m->objects[r->object].kind == TCP;
-        unsigned is = edges ? told[i] & owed[i] : told[i];
+        unsigned is = edges ? told[i] & expected[i] : told[i];
         note("registration", -1, i);
-        if (verbose) line("  %d (%d)%s tells %s, owes %s", i, r->fd, r->live ? "" : " gone", bits(is), bits(owed[i]));
+        if (verbose) line("  %d (%d)%s reports %s, expected %s", i, r->fd, r->live ? "" : " gone", bits(is), bits(expected[i]));
         add(is);
         if (r->events & EPOLLONESHOT && told[i]) r->armed = 0;
-        r->owed &= ~told[i];
+        r->pending &= ~told[i];
     }
 }
 
@@ -390,7 +391,7 @@ static void *reads(void *p) {
     return NULL;
 }
 
-// A thread that waits for bytes, while the peer writes or ends.
+// A thread waits for bytes while the peer writes or ends the stream.
 static void step_reader(void) {
     int s = pick(), event = dice(3), nap = dice(3);
     if (s < 0 || in_child || of(s)->kind != TCP) return;
@@ -440,7 +441,7 @@ static void any_step(int child) {
 
 static void step_child(void) { any_step(1); }
 
-// Another thread makes some of the calls.
+// A second thread makes some of the calls.
 static sem_t go, done;
 static void *worker(void *none) {
     for (;;) {
@@ -495,7 +496,7 @@ int main(int argc, char **argv) {
             MUST(fcntl(c[i], F_SETFL, O_NONBLOCK));
             MUST(fcntl(a[i], F_SETFL, O_NONBLOCK));
         }
-        // Some are used while they still negotiate.
+        // In every fourth block the connections are used while they still negotiate.
         if (block % 4) settle();
         epoll[0] = MUST(epoll_create1(0));
         epoll[1] = MUST(fcntl(epoll[0], F_DUPFD, 800));
@@ -506,7 +507,7 @@ int main(int argc, char **argv) {
         close(epoll[0]);
         close(epoll[1]);
         line("block %d: %016" PRIx64 ", next number %d", block, m->sum, (int)MUST(dup(1)));
-        // The number of the line, and that it is free again.
+        // Closes the number of the `dup` in the line above, so that it is free again.
         close(l + 1);
     }
     return 0;

@@ -1,6 +1,6 @@
 /*
- * Connections one after the other between two processes, a byte there and back on each. The client closes first; on every
- * fifth connection the server does. Both check that each stream ends where it is to end.
+ * Connections one after the other between two processes, with a byte back and forth on each. The client closes first, except
+ * on every fifth connection, where the server does. Both check that each stream ends at the right byte.
  *
  *   short COUNT
  */
@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* The port that the server listens on. */
+/* The server's port. */
 static int listening;
 
 static void die(const char *what)
@@ -30,8 +30,8 @@ static void ends(int fd)
 }
 
 /*
- * No UDP socket of this process is on a port that the kernel may give to a listener, which would want the same number for
- * itself. There are such sockets once the two processes know each other.
+ * Reports UDP sockets of this process on ports that the kernel may give to a listener: the listener would need the UDP port of
+ * the same number. SLIM has UDP sockets once the two processes know each other.
  */
 static void look_at_udp_ports(void)
 {
@@ -45,7 +45,7 @@ static void look_at_udp_ports(void)
         socklen_t len = sizeof at;
         int kind = 0;
         socklen_t kind_len = sizeof kind;
-        /* Past any hook: the socket may not be the program's own. */
+        /* Raw system calls, because the socket may be SLIM's. */
         if (syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_TYPE, &kind, &kind_len) != 0 || kind != SOCK_DGRAM)
             continue;
         if (syscall(SYS_getsockname, fd, &at, &len) != 0 || at.sin_family != AF_INET)
@@ -84,7 +84,7 @@ static void connect_to(const struct sockaddr_in *to, int count)
             die("connect");
         if (server_closes_first(n))
             ends(fd);
-        /* The two do not know each other yet. */
+        /* The two processes do not know each other yet, so the first connections last longer. */
         if (n < 5)
             usleep(100000);
         close(fd);

@@ -1,4 +1,4 @@
-// Connections that do not last: what their ends cost.
+// Short connections: how long their ends take.
 #include "t.h"
 
 static double seen_at;
@@ -10,7 +10,7 @@ static void *read_end(void *fd) {
     return (void *)n;
 }
 
-// Another process may have the connection from now on: it is plain TCP.
+// Passes the descriptor, so that another process may have it: the connection becomes plain TCP.
 static void pass(int fd) {
     int s[2], copy;
     MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, s));
@@ -29,7 +29,7 @@ static void pass(int fd) {
     close(s[1]);
 }
 
-// The end of a connection that has become plain TCP is seen at once by who waits for it already.
+// A thread that already waits for the end of a connection sees it at once, even after the connection has become plain TCP.
 static void plain_end(void) {
     double least = 1;
     for (int i = 0; i < 20; i++) {

@@ -1,5 +1,5 @@
-// An end of the stream that was shown to the program stays, whatever is found out about the peer meanwhile. The program
-// is in the way of what the library says by UDP: both ends are here, and neither hears FIN.
+// An end of the stream that was reported to the program stays reported, whatever SLIM finds out about the peer afterwards.
+// The program has both ends, and intercepts the library's control messages, so that neither end receives FIN.
 #include "says.h"
 
 static char buf[16];
@@ -22,13 +22,13 @@ static const struct way {
     int (*sees)(int);
 } ways[] = {{"poll", seen_by_poll}, {"epoll", seen_by_epoll}, {"peek", seen_by_peek}};
 
-// The acceptor learns who its peer is between the two looks.
+// The acceptor's negotiation completes between the two checks.
 static void shown(const struct way *way) {
     line("-- %s", way->name);
     t_lost_kinds = 1 << HELLO_DONE | 1 << FIN;
     t_lost[HELLO_DONE] = 0;
     struct conn x = connection();
-    // Until the connector is live, if there is a library.
+    // Waits until the connector's flow is live, if the library is loaded.
     for (int i = 0; i < 100 && getenv("LD_PRELOAD") && !t_lost[HELLO_DONE]; i++) ms(1);
     R(shutdown(x.c, SHUT_WR));
     line("the acceptor sees %s", bits(way->sees(x.s)));

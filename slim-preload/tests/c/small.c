@@ -1,5 +1,5 @@
-// Connections with small buffers that are full when they break: all that was sent comes, and without a stall.
-// The arguments: the sizes for SO_RCVBUF and SO_SNDBUF, 0 for the system's.
+// Connections with small buffers are full when they break. All bytes must arrive, without a stall.
+// The arguments: the sizes for SO_RCVBUF and SO_SNDBUF, 0 for the system's default.
 #include "t.h"
 
 static int rcvbuf, sndbuf;
@@ -23,7 +23,7 @@ struct way {
     uint64_t seed, sent, received;
 };
 
-// As much as goes.
+// Sends as much as fits.
 static void fill_up(struct way *w) {
     for (int idle = 0; idle < 30;) {
         size_t n = 1 + t_word(8, w->sent) % 6000;

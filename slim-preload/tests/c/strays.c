@@ -1,4 +1,4 @@
-// A forked child has the descriptors that its parent has opened, and no others, whatever a library does at that moment.
+// A forked child has the descriptors that its parent has opened and no others, whatever the library does at that moment.
 #include "t.h"
 #include "raw.h"
 
@@ -6,7 +6,7 @@ enum { ROUNDS = 60, PAIRS = 16, FORKS = 12, NUMBERS = 1 << 16 };
 
 static char expected[NUMBERS], open_now[NUMBERS];
 
-// Which numbers are open, by calls that no hook sees; the number that it takes to find out.
+// Finds the open numbers, by calls that no hook sees. Returns the number of the directory that it opens for that.
 static int look(void) {
     static char b[1 << 15] __attribute__((aligned(8)));
     int dir = MUST(raw(SYS_open, "/proc/self/fd", O_RDONLY | O_DIRECTORY));
@@ -41,7 +41,7 @@ int main(void) {
             expected[c[i]] = 1;
         }
         settle();
-        // A connection that is found to be reset gives the library much to do.
+        // Resets make the library busy: it opens and closes descriptors of its own.
         struct linger none = {1, 0};
         for (int i = 0; i < PAIRS; i++) {
             MUST(setsockopt(s[i], SOL_SOCKET, SO_LINGER, &none, sizeof none));

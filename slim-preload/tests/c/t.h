@@ -1,7 +1,6 @@
-// What every test program shares: a transcript, connections on loopback, a verified byte stream, a way to break
-// connections. A program writes down all it sees (results, errno, poll bits, signals) and nothing that may differ
-// between two good runs (ports, addresses of memory, exact times). The same program must write the same transcript
-// with and without the preload.
+// Helpers for all test programs: a transcript, connections on loopback, a verified byte stream, a way to break connections. A
+// program's transcript has all results that it sees (return values, errno, poll bits, signals), and nothing that may differ
+// between two correct runs (ports, addresses of memory, exact times). It must be the same with and without the preload.
 #pragma once
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -50,7 +49,7 @@
 
 static char t_last[256];
 
-// One write per line, so that lines of a forked child and its parent never mix.
+// One write per line, so that the lines of a forked child and its parent never mix.
 UNUSED __attribute__((format(printf, 1, 2))) static void line(const char *fmt, ...) {
     int saved = errno;
     char b[1024];
@@ -84,7 +83,7 @@ UNUSED static long t_result(const char *what, long r, int e) {
     return r;
 }
 
-// Runs a call, writes down its text, result and errno; a call that succeeds must leave errno alone.
+// Runs a call, and prints its text, result and errno. A call that succeeds must not change errno.
 #define R(e)                                                                                                       \
     ({                                                                                                             \
         errno = UNTOUCHED;                                                                                         \
@@ -92,7 +91,7 @@ UNUSED static long t_result(const char *what, long r, int e) {
         t_result(#e, r_, errno);                                                                                   \
     })
 
-// A step of the scaffolding, which must work.
+// Runs a step of the test's own scaffolding, which must succeed.
 #define MUST(e)                                                                                                    \
     ({                                                                                                             \
         long r_ = (long)(e);                                                                                       \
@@ -112,7 +111,7 @@ UNUSED static const char *bits(unsigned v) {
         const char *name;
     } names[] = {{0x1, "IN"}, {0x2, "PRI"}, {0x4, "OUT"}, {0x8, "ERR"}, {0x10, "HUP"}, {0x20, "NVAL"}, {0x2000, "RDHUP"}};
     o[0] = 0;
-    // RDNORM and WRNORM follow IN and OUT and would only repeat them.
+    // RDNORM and WRNORM always come with IN and OUT, so they are left out.
     v &= ~0x3c0u;
     for (unsigned k = 0; k < sizeof names / sizeof *names; k++)
         if (v & names[k].bit) {
@@ -129,7 +128,7 @@ static volatile sig_atomic_t t_pipes, t_usr1;
 UNUSED static void t_on_pipe(int s UNUSED) { t_pipes++; }
 UNUSED static void t_on_usr1(int s UNUSED) { t_usr1++; }
 
-// How many SIGPIPE came since the last call.
+// The number of SIGPIPEs since the last call.
 UNUSED static int pipes(void) {
     int n = t_pipes;
     t_pipes = 0;
@@ -147,7 +146,7 @@ UNUSED static void handle(int sig, void (*f)(int), int flags) {
     sigaction(sig, &sa, NULL);
 }
 
-// First call of every program: a limit of time for the whole, SIGPIPE counted instead of deadly.
+// The first call of every program: sets a time limit for the whole run, and counts SIGPIPEs instead of dying by them.
 UNUSED static void begin(unsigned limit_s) {
     const char *scale = getenv("T_LIMIT_SCALE");
     handle(SIGALRM, t_on_alarm, SA_RESTART);
@@ -163,8 +162,8 @@ UNUSED static double now_s(void) {
     return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-// When something begins whose time is `took`. The kernel counts the limits of sockets in ticks; on a machine that stood
-// still for a moment the last one may be long ago, and the limit ends as much earlier. This is the time of that tick.
+// The begin of a wait that `took` measures, for the time limits of sockets. The kernel counts these in ticks. On a machine that
+// has stalled the last tick may be long ago, and the limit ends earlier by that much. So this returns the time of the last tick.
 UNUSED static double tick_s(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC_COARSE, &t);
@@ -176,7 +175,7 @@ UNUSED static void ms(int n) {
     while (nanosleep(&t, &t) < 0 && errno == EINTR) {}
 }
 
-// "in time" when a wait that should take `want` milliseconds did; generous upwards, because machines are loaded.
+// "in time" if a wait took about the `want` milliseconds that it should. Much longer is accepted, because machines are loaded.
 UNUSED static const char *took(double since, int want) {
     double d = (now_s() - since) * 1000;
     static __thread char b[64];
@@ -187,7 +186,7 @@ UNUSED static const char *took(double since, int want) {
 
 // ---- connections on loopback ----
 
-// The address of both ends.
+// The host address of both ends.
 static uint32_t t_host = INADDR_LOOPBACK;
 
 UNUSED static struct sockaddr_in v4(int port) {
@@ -229,7 +228,7 @@ UNUSED static int dial(int port) {
     return c;
 }
 
-// Time for a negotiation to end before the program goes on: the harness runs each program without and with it.
+// Waits until the negotiation has ended, if T_SETTLE says so: the harness runs each program without and with this wait.
 UNUSED static void settle(void) {
     const char *s = getenv("T_SETTLE");
     if (s && atoi(s)) ms(atoi(s));
@@ -239,7 +238,7 @@ struct conn {
     int l, c, s;
 };
 
-// A listener, a client and a server end; always three descriptors in this order.
+// Makes a listener, a client end and a server end. It always opens three descriptors in this order.
 UNUSED static struct conn connection(void) {
     struct conn x;
     x.l = listener();
@@ -255,7 +254,7 @@ UNUSED static void hang_up(struct conn x) {
     close(x.l);
 }
 
-// A port of TCP on which nobody listens.
+// A TCP port without a listener.
 UNUSED static int dead_port(void) {
     int l = listener(), p = port_of(l);
     close(l);
@@ -270,7 +269,7 @@ UNUSED static int wait_for(int fd, short events, int limit_ms) {
     return r > 0 ? p.revents : 0;
 }
 
-// Until the peer has acknowledged everything, so that what follows does not depend on timing.
+// Waits until the peer has acknowledged everything, so that later results do not depend on timing.
 UNUSED static void acked(int fd) {
     for (int i = 0, n = 1; i < 2000 && n; i++) {
         MUST(ioctl(fd, SIOCOUTQ, &n));
@@ -278,7 +277,7 @@ UNUSED static void acked(int fd) {
     }
 }
 
-// Until `want` bytes can be read.
+// Waits until `want` bytes can be read.
 UNUSED static void arrived(int fd, int want) {
     for (int i = 0, n = 0; i < 5000 && n < want; i++) {
         MUST(ioctl(fd, FIONREAD, &n));
@@ -294,7 +293,7 @@ UNUSED static uint64_t t_word(uint64_t seed, uint64_t i) {
     return z ^ (z >> 29);
 }
 
-// Bytes [off, off+n) of the endless stream `seed`.
+// Fills `buf` with the bytes [off, off+n) of the endless stream `seed`.
 UNUSED static void fill(void *buf, uint64_t off, size_t n, uint64_t seed) {
     unsigned char *b = buf;
     size_t i = 0;
@@ -310,7 +309,7 @@ UNUSED static void fill(void *buf, uint64_t off, size_t n, uint64_t seed) {
     }
 }
 
-// Whether `buf` is [off, off+n) of the stream `seed`; says where it is not, once.
+// Whether `buf` has the bytes [off, off+n) of the stream `seed`. Prints the first wrong byte.
 UNUSED static int verify(const void *buf, uint64_t off, size_t n, uint64_t seed) {
     unsigned char w[4096];
     const unsigned char *b = buf;
@@ -350,7 +349,7 @@ UNUSED static int full_send(int fd, const void *buf, size_t n) {
     return 0;
 }
 
-// Reads n bytes or to the end; how many came, or -1.
+// Reads n bytes, or to the end of the stream. Returns the number of bytes read, or -1.
 UNUSED static ssize_t full_recv(int fd, void *buf, size_t n) {
     size_t got = 0;
     while (got < n) {
@@ -363,7 +362,7 @@ UNUSED static ssize_t full_recv(int fd, void *buf, size_t n) {
     return got;
 }
 
-// One question and answer over a connection in this process: says that it works in both directions.
+// Sends a request and an answer over a connection within this process, and prints whether both directions work.
 UNUSED static void ping(int a, int b, const char *what) {
     char m[4] = "", n[4] = "";
     int ok = full_send(a, "ping", 4) == 0 && full_recv(b, m, 4) == 4 && !memcmp(m, "ping", 4) && full_send(b, "pong", 4) == 0 &&
@@ -372,8 +371,8 @@ UNUSED static void ping(int a, int b, const char *what) {
 }
 
 // ---- two programs ----
-// With T_SYNC the harness runs the program twice, as "server" and as "client", and T_SYNC is a stream socket between the
-// two that has nothing to do with TCP.
+// With T_SYNC the harness runs the program twice, as "server" and as "client". T_SYNC is the number of a Unix stream socket
+// between the two.
 
 static int t_sync = -1;
 static char t_role = 's';
@@ -408,13 +407,13 @@ UNUSED static long hear(void) {
     return v;
 }
 
-// Both programs have come this far.
+// Waits until both programs have reached this call.
 UNUSED static void meet(void) {
     tell(1);
     hear();
 }
 
-// A connection between the two programs; the listener stays open in *l of the server.
+// Makes a connection between the two programs. The listener stays open in *l of the server.
 UNUSED static int pair_up(int *l) {
     int fd;
     if (is_server()) {
@@ -432,8 +431,8 @@ UNUSED static int pair_up(int *l) {
 
 // ---- breaking connections ----
 
-// Destroys every TCP connection of this network namespace that is not only listening, or those of one port; how many. Needs
-// CAP_NET_ADMIN. The harness puts each such program into a namespace of its own, and says so; elsewhere nothing is touched.
+// Destroys all TCP connections of this network namespace, or those of one port. Returns their number. Needs CAP_NET_ADMIN. The
+// harness runs each such program in a new namespace, and says so by T_OWN_NETWORK; without it nothing is destroyed.
 UNUSED static int break_those(int port) {
     if (!getenv("T_OWN_NETWORK")) return errno = EPERM, -1;
     int fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_SOCK_DIAG), killed = 0;
@@ -445,7 +444,7 @@ UNUSED static int break_those(int port) {
         } q = {.h = {sizeof q, SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0},
                .r = {.sdiag_family = fam ? AF_INET6 : AF_INET,
                      .sdiag_protocol = IPPROTO_TCP,
-                     // Not LISTEN, TIME_WAIT, NEW_SYN_RECV, CLOSE.
+                     // All states but LISTEN, TIME_WAIT, NEW_SYN_RECV and CLOSE.
                      .idiag_states = 0xfff & ~(1u << 10 | 1u << 6 | 1u << 7 | 1u << 0)}};
         if (send(fd, &q, sizeof q, 0) < 0) break;
         struct inet_diag_sockid *ids = malloc(8192 * sizeof *ids);

@@ -1,5 +1,5 @@
-// While a connection breaks and is resumed, the program puts something else under its number, and no hook sees it. Two
-// programs; what is put there is in T_ARGS (file, pair, sink), whether connections break in T_BREAKS.
+// While a connection breaks and is resumed, the program puts another file under its descriptor number, where no hook sees it.
+// Two programs; T_ARGS says what is put there (file, pair, sink), T_BREAKS whether connections break.
 #include "t.h"
 #include "raw.h"
 
@@ -7,7 +7,7 @@ enum { ROUNDS = 60, LINES = 12 };
 
 static char buf[4096];
 
-// What has been written to the number is in the file, and the number is the file still.
+// Bytes written to the number must be in the file, and the number must still be the file.
 static int file(int fd, int round) {
     int f = MUST(memfd_create("file", MFD_CLOEXEC)), good = 1;
     usleep(round * 100);
@@ -23,7 +23,7 @@ static int file(int fd, int round) {
     return good;
 }
 
-// What is sent to the number comes out at the other end of the pair.
+// Bytes sent to the number must arrive at the other end of the socket pair.
 static int pair(int fd, int round, int sink) {
     int p[2], good = 1;
     MUST(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, p));
@@ -60,7 +60,7 @@ int main(int argc, char **argv) {
             meet();
             if (breaks && atoi(breaks)) MUST(break_connections());
             ssize_t n = recv(fd, buf, sizeof buf, 0);
-            if (n > 0) line("%zd bytes that nobody sent", n);
+            if (n > 0) line("%zd bytes that were never sent", n);
             good += n <= 0;
         } else {
             meet();

@@ -1,4 +1,4 @@
-// Several threads on one connection: both directions at once, two readers, close and cancel under a waiting thread.
+// Several threads use one connection: both directions at once, two readers, close and cancellation while a thread waits.
 #include "t.h"
 
 enum { TOTAL = 100 << 20, PIECE = 60000 };
@@ -64,11 +64,11 @@ static void duplex(void) {
 static unsigned char seen[1 << 20];
 static long counts[2];
 
-// Bytes of which each stands for its place modulo 251, read by two threads: none twice, none missing.
+// Two threads read consecutive numbers: none may come twice, none may be missing.
 static void *half_reader(void *p) {
     long who = (long)p;
     uint32_t n;
-    // Whole numbers: the kernel's lock keeps each together, for it comes in one piece (MSG_EOR).
+    // Each number comes in one segment (MSG_EOR), so the kernel's socket lock gives all of it to one reader.
     while (recv(x.s, &n, sizeof n, MSG_WAITALL) == sizeof n) {
         __atomic_add_fetch(&seen[n], 1, __ATOMIC_RELAXED);
         counts[who]++;
@@ -214,7 +214,7 @@ static void *in_calls_that_do_not_wait(void *p UNUSED) {
     return NULL;
 }
 
-// Before any other thread has been cancelled.
+// Must run before any other thread has been cancelled.
 static void cancelled_without_waiting(void) {
     line("-- cancelled without waiting");
     x = connection();
@@ -262,7 +262,8 @@ static void *in_polls_that_do_not_wait(void *p UNUSED) {
     return NULL;
 }
 
-// Wherever in a call it is when it is cancelled, a thread leaves nothing behind that another one waits for (the time limit would tell).
+// A thread that is cancelled at any point of a call must leave nothing behind that another thread waits for. The time limit
+// detects such a wait.
 static void cancelled_at_any_moment(void) {
     void *(*const ways[])(void *) = {in_send, in_polls_that_do_not_wait};
     static char b[1 << 20];
@@ -273,7 +274,7 @@ static void cancelled_at_any_moment(void) {
         pthread_create(&t, NULL, ways[i % 2], NULL);
         for (double until = now_s() + i * 5e-6; now_s() < until;) {}
         pthread_cancel(t);
-        // The room that a waiting send waits for: whether it is there is a matter of moments, too.
+        // Makes room for a send that waits, so that the moment at which there is room varies, too.
         fcntl(x.s, F_SETFL, O_NONBLOCK);
         while (recv(x.s, b, sizeof b, 0) > 0) {}
         pthread_join(t, NULL);

@@ -1,5 +1,5 @@
-// Connections that the server closes with bytes unread: each client's call ends in ECONNRESET, and soon. T_ARGS: worker
-// processes that share the listener (0: one process accepts), connections of each of the two clients.
+// The server closes connections with unread bytes. Each client's call must end in ECONNRESET, and soon. T_ARGS: the number of
+// worker processes that share the listener (0: one process accepts), and the connections of each of the two clients.
 #include "t.h"
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -32,7 +32,7 @@ static int client(int port, int count) {
         MUST(connect(c, (void *)&a, sizeof a));
         char b[100] = "";
         double begun = now();
-        // The reset may come in between.
+        // The reset may come between the two calls.
         int r = send(c, b, sizeof b, MSG_NOSIGNAL);
         if (r > 0) r = recv(c, b, sizeof b, 0);
         double took = now() - begun;

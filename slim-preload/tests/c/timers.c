@@ -7,7 +7,7 @@ static pthread_t main_thread;
 
 static atomic_int interrupted;
 
-// A signal in 60 ms. On a busy machine that may be before the call that it is to interrupt; then there are more.
+// Sends a signal after 60 ms. On a busy machine that may be before the call that it is to interrupt, so further signals follow.
 static void *interrupter(void *x) {
     for (int n = 1; !interrupted; n++) {
         ms(10);
@@ -20,7 +20,7 @@ static void *interrupter(void *x) {
     return NULL;
 }
 
-// Signals until they are `over`; `process`: to the process instead of this thread.
+// Starts a thread that sends signals until `over`. With `process` they go to the process instead of this thread.
 static pthread_t soon(int process) {
     pthread_t t;
     interrupted = t_usr1 = 0;
@@ -104,7 +104,7 @@ int main(void) {
     t0 = tick_s();
     R(recv(x.c, buf, 9, MSG_WAITALL));
     line("%s", took(t0, 60));
-    // Within a limit that a busy machine does not reach.
+    // A limit that even a busy machine does not reach.
     struct timeval ample = {10, 0};
     MUST(setsockopt(x.c, SOL_SOCKET, SO_RCVTIMEO, &ample, sizeof ample));
     struct later lt = {x.s, 30};
@@ -124,7 +124,7 @@ int main(void) {
     line("-- SO_SNDTIMEO");
     in_full(x);
     R(setsockopt(x.c, SOL_SOCKET, SO_SNDTIMEO, &tv, sizeof tv));
-    // How much room the kernel finds after all is its own affair; then none.
+    // Fills the buffers: the kernel may still find some room.
     while (send(x.c, buf, sizeof buf, 0) > 0) {}
     t0 = tick_s();
     R(send(x.c, buf, sizeof buf, 0));
@@ -192,7 +192,7 @@ int main(void) {
     handle(SIGUSR1, t_on_usr1, 0);
     for (int i = 0; i < 5; i++) {
         sigset_t s, old;
-        // The sender blocks it, so that only the main thread can take it.
+        // The sending thread blocks the signal, so that only the main thread can take it.
         sigemptyset(&s);
         sigaddset(&s, SIGUSR1);
         pthread_sigmask(SIG_BLOCK, &s, &old);

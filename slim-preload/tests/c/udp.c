@@ -1,6 +1,6 @@
-// Connections that break in their first milliseconds, while what the library says by UDP is lost, late, or comes twice. Two
-// programs; the case is in T_ARGS, whether connections break at all in T_BREAKS. In a case "may-fail" a connection may end
-// in an error, as without the library; no byte is ever wrong, and nobody waits for ever.
+// Connections break in their first milliseconds, while the library's control messages (UDP) are lost, late or duplicated. Two
+// programs; T_ARGS has the case, T_BREAKS says whether connections break at all. In a case "may-fail" a connection may end in an
+// error, as without the library. No byte may be wrong, and no call may wait for ever.
 #include "says.h"
 
 enum { CONNECTIONS = 40, BYTES = 5000 };
@@ -14,7 +14,7 @@ static void *breaks(void *after_us) {
     return NULL;
 }
 
-// Both directions, in pieces, and then their ends. How many bytes came, or -1 with an error.
+// Sends and receives in pieces, then ends both directions. Returns the number of bytes received, or -1 after an error.
 static long exchange(int fd, uint64_t mine, uint64_t theirs) {
     long got = 0;
     for (int part = 0; part < 10; part++) {

@@ -1,5 +1,5 @@
-// Another process wants the UDP port of a TCP listener's number, or has it already. It gets it, and connections to the
-// listener go on as they were; nobody says a word about it.
+// Another process wants the UDP port with the number of a TCP listener, or has it already. It must get the port. Connections to
+// the listener go on as before, and SLIM prints no message.
 #include "t.h"
 
 static int udp(int port, uint32_t host) {
@@ -33,7 +33,7 @@ static void one(uint32_t host) {
         close(u);
     }
     meet();
-    // The old connection and a new one.
+    // Both the old connection and a new one must work.
     talk(c);
     int d = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
     talk(d);
@@ -43,7 +43,7 @@ static void one(uint32_t host) {
     meet();
 }
 
-// The port is somebody else's before the listener comes.
+// The other process has the port before the listener exists.
 static void taken(void) {
     int u = -1, port;
     if (!is_server()) {

@@ -1,5 +1,5 @@
-// Bytes that no hook sees, by a system call of the program's own and through io_uring, on connections that end in order: the
-// ends are seen as they are. Two programs.
+// Bytes move where no hook sees it (by a raw system call, and through io_uring) on connections that end in order. The programs
+// must see these ends as in a bare run. Two programs.
 #include "t.h"
 #include "raw.h"
 #include <linux/io_uring.h>
@@ -7,7 +7,7 @@
 static int l = -1, ring = -1;
 static char b[4096];
 
-// A ring of one request at a time.
+// An io_uring for one request at a time.
 static struct {
     unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
     struct io_uring_sqe *requests;
@@ -51,7 +51,7 @@ static void reads(int fd, enum way way, int n) {
     if (got != n) line("read %ld", got);
 }
 
-// Both ends have moved bytes; then the streams end, the server's first. How the client finds that out differs.
+// Both ends move bytes, then the streams end, the server's first. `ending` says how the client notices that.
 static void once(enum way server, enum way client, int ending) {
     line("-- %d %d %d", server, client, ending);
     int fd = pair_up(&l);
@@ -65,7 +65,7 @@ static void once(enum way server, enum way client, int ending) {
     if (is_server()) {
         if (ending == 0) return (void)close(fd), meet();
         R(shutdown(fd, SHUT_WR));
-        // Word of the end may be late.
+        // The announcement of the end may be late.
         if (ending == 2) ms(20);
     } else {
         if (ending != 1) line("%s", bits(wait_for(fd, POLLIN | POLLRDHUP, 2000)));

@@ -1,5 +1,5 @@
-// Numbers that are closed, and given to something else, by system calls of the program's own making: by number
-// (`syscall`), and where no hook sees them.
+// The program closes descriptor numbers, and reuses them for other files, by system calls of its own: through `syscall`, which
+// is hooked, and by raw system calls that no hook sees.
 #include "t.h"
 #include "raw.h"
 #include <linux/io_uring.h>
@@ -23,7 +23,7 @@ static long dup_over_unseen(int fd) {
     return r + raw(SYS_close, fd);
 }
 
-// By a ring of the kernel's. Where there are none, by a system call.
+// Closes through io_uring, or by a raw system call where io_uring is not available.
 static long close_by_ring(int fd) {
     struct io_uring_params p = {0};
     int ring = raw(SYS_io_uring_setup, 1, &p);
@@ -51,7 +51,7 @@ static const struct way {
     long (*close)(int);
 } ways[] = {{"syscall(SYS_close)", close_seen}, {"syscall(SYS_close_range)", close_range_seen}, {"unseen", close_unseen}, {"overwritten", dup_over_unseen}, {"io_uring", close_by_ring}};
 
-// What is written to a file gets there, and nowhere else.
+// Bytes written to a file must be in that file, and nowhere else.
 static void is_a_file(int fd) {
     for (int i = 0; i < 3; i++) R(write(fd, "a line\n", 7));
     struct iovec v[2] = {{"two ", 4}, {"parts\n", 6}};
@@ -95,8 +95,8 @@ static void is_a_pair(int a, int b) {
     R(close(a));
 }
 
-// The lowest free number has been asked for, by libc's call or by one that no hook sees. SLIM's thread may have it for the
-// microseconds in which it makes a descriptor of its own; when it has left, what was made is moved there in the same way.
+// Moves a new descriptor to the number that it should have got, by the same kind of call that opened it. SLIM's thread may
+// occupy that number for the microseconds in which it makes a descriptor.
 static int moved(int fd, int number, int seen) {
     if (fd < 0 || fd == number) return fd;
     while (raw(SYS_fcntl, number, F_GETFD) >= 0) ms(1);
@@ -105,7 +105,7 @@ static int moved(int fd, int number, int seen) {
     return number;
 }
 
-// The same of two numbers, of which the second may have got what the first asked for.
+// The same for two numbers. The second descriptor may have got the number that the first should have got.
 static void both_moved(int p[2], int number, int seen) {
     if (p[1] == number) {
         p[1] = MUST(seen ? fcntl(number, F_DUPFD, number + 1) : raw(SYS_fcntl, number, F_DUPFD, number + 1));
@@ -114,7 +114,7 @@ static void both_moved(int p[2], int number, int seen) {
     p[0] = moved(p[0], number, seen);
 }
 
-// The number is one of a connection; what takes it is made by the program's own call, or by libc's.
+// A connection's number is closed and reused. The new file is opened by libc's call (`seen`) or by a raw system call.
 static void reused(const struct way *way, int seen) {
     line("-- %s, then reused %s", way->name, seen ? "by libc's call" : "unseen");
     struct conn x = connection();
@@ -163,7 +163,7 @@ static void reused(const struct way *way, int seen) {
     R(close(x.s));
     R(close(x.l));
 
-    // Another connection, which is a flow of its own.
+    // Another connection takes the number, and becomes a flow itself.
     x = connection();
     R(way->close(x.c));
     int again = moved(seen ? socket(AF_INET, SOCK_STREAM, 0) : (int)raw(SYS_socket, AF_INET, SOCK_STREAM, 0), x.c, seen);
@@ -184,12 +184,13 @@ static void reused(const struct way *way, int seen) {
     R(close(x.l));
 }
 
-// Nobody takes the number.
+// The closed number stays unused.
 static void left(const struct way *way) {
     line("-- %s, and left", way->name);
     struct conn x = connection();
     R(way->close(x.c));
-    // Until SLIM's thread, which hears of the connection, makes no descriptors for some time: the number is the lowest free one.
+    // Waits until SLIM's thread, which works on the new connection, has stopped making descriptors: otherwise it might occupy the
+    // closed number, which is the lowest free one.
     ms(60);
     R(send(x.c, "x", 1, 0));
     R(recv(x.c, buf, 1, 0));
@@ -200,7 +201,7 @@ static void left(const struct way *way) {
     ends(x.s);
     R(close(x.s));
 
-    // With a copy that goes on.
+    // The connection has a copy, which remains usable.
     x.c = dial(port_of(x.l));
     x.s = MUST(accept(x.l, NULL, NULL));
     settle();
@@ -272,7 +273,7 @@ static void listeners(const struct way *way) {
     close(l);
     close(c);
     close(s);
-    // The port is free for UDP as well, before long: nobody answers questions there any more.
+    // Soon the port is also free for UDP, because SLIM has closed its control socket there.
     int u = R(socket(AF_INET, SOCK_DGRAM, 0)), bound = -1;
     for (int i = 0; i < 500 && (bound = bind(u, (void *)&a, sizeof a)) < 0; i++) ms(10);
     line("bound %d", bound);
@@ -300,7 +301,7 @@ static void calls_by_number(void) {
     struct pollfd p = {.fd = c, .events = POLLIN | POLLOUT};
     R(syscall(SYS_ppoll, &p, 1, NULL, NULL, 8));
     line("%s", bits(p.revents));
-    // Its time limit is counted down, which libc's functions do not do.
+    // The system call counts its time limit down, which libc's functions do not.
     struct timespec limit = {2, 0};
     R(syscall(SYS_ppoll, &p, 1, &limit, NULL, 8));
     line("counted down %d", limit.tv_sec < 2 && limit.tv_nsec > 0);

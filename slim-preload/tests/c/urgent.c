@@ -1,5 +1,5 @@
-// Urgent data: between two programs, read aside and in line, at the end of a connection and when it breaks. The case is in
-// T_ARGS, whether the connection breaks in T_BREAKS.
+// Urgent data between two programs, read out of band and in line, at the end of a connection and when it breaks. The case is
+// in T_ARGS, and whether the connection breaks is in T_BREAKS.
 #include "t.h"
 
 static int l = -1, fd;
@@ -23,7 +23,7 @@ static void take(int flags) {
     char b[64];
     errno = UNTOUCHED;
     ssize_t n = recv(fd, b, sizeof b, flags | MSG_DONTWAIT);
-    // Of a connection that is broken: the two ends do not learn of it in the same way each time.
+    // All errnos of a broken connection count as one, because each end may notice the break in several ways.
     const char *e = n >= 0 ? "" : errno == ECONNRESET || errno == ECONNABORTED || errno == EPIPE ? "broken" : ename(errno);
     line("recv(%s) = %zd %s", flags & MSG_OOB ? "MSG_OOB" : "", n, e);
     if (n > 0) quote(b, n);
@@ -67,7 +67,7 @@ static void reader(void) {
     meet();
     meet();
     both_break();
-    // A call that does not wait may come before it is settled what a broken connection becomes.
+    // Waits, because a non-blocking call may come before SLIM has decided what becomes of the broken connection.
     wait_for(fd, POLLIN, 5000);
     ms(30);
     if (is("aside")) take(MSG_OOB);

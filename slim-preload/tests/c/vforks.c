@@ -1,6 +1,5 @@
-// A vforked child has its parent's memory, and numbers of its own: what it does under a number that its parent has as a
-// connection, is nothing to that connection, which
-// is broken each time if T_BREAKS is set.
+// A vforked child has its parent's memory but its own descriptor numbers. Whatever it does with a number that is a connection
+// in its parent must not affect that connection, which is broken each time if T_BREAKS is set.
 #include "t.h"
 #include "raw.h"
 
@@ -22,7 +21,7 @@ static int p[2], file, status, breaks;
         ping(x.s, x.c, "the other way");                                                                               \
     } while (0)
 
-// What has come through the pipe.
+// Prints the bytes that have come through the pipe.
 static void piped(void) {
     char b[64];
     int n = 0;
@@ -41,7 +40,7 @@ int main(void) {
     MUST(pipe(p));
     file = MUST(memfd_create("file", MFD_CLOEXEC));
     ping(x.c, x.s, "works");
-    // First: nothing has been changed where a hook saw it.
+    // This case comes first, while no hook has seen any change.
     CHILD("dup2 by a system call, then write", raw(SYS_dup3, p[1], x.c, 0); R(write(x.c, "to the pipe", 11)); R(send(x.c, "x", 1, 0)));
     piped();
     CHILD("dup2, then write", R(dup2(p[1], x.c)); R(write(x.c, "to the pipe", 11)); R(send(x.c, "x", 1, 0)));
@@ -51,7 +50,7 @@ int main(void) {
     CHILD("dup2, then read", R(dup2(p[0], x.c)); R(read(x.c, b, sizeof b)); R(recv(x.c, b, 1, 0)));
     CHILD("another number for the next file", R(close(x.c)); int n = MUST(dup(file)); line("%d", n == x.c);
           R(write(n, "to the file", 11)); R(lseek(n, 0, SEEK_SET)); R(read(n, b, sizeof b)));
-    // What a child moves on another connection of its parent's is not counted there: nothing is broken from here on.
+    // The parent does not count bytes that a child moves on another of its connections, so nothing is broken from here on.
     ping(y.c, y.s, "the other one");
     breaks = 0;
     CHILD("another connection", R(dup2(y.c, x.c)); R(write(x.c, "to the other", 12)); f = (struct pollfd){x.c, POLLIN | POLLOUT, 0};

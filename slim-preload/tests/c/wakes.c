@@ -1,8 +1,7 @@
-// A program that registers its connection with epoll by system calls that no hook sees is woken however often the
-// connection breaks. Two programs; how the client waits is in T_ARGS: "level", "edge" or "once" for the registration,
-// and "-unseen" behind it when it waits by a system call of its own too. With "-change" it is registered for other events,
-// now and then, when the connection breaks; it is to be woken for those that it was registered for last. The server breaks
-// the connection if T_BREAKS.
+// A program registers its connection with epoll by raw system calls, which no hook sees. It must still be woken, however often
+// the connection breaks. Two programs. T_ARGS says how the client waits: "level", "edge" or "once" is the kind of registration.
+// With "-unseen" the client also waits by a raw system call. With "-change" it sometimes changes the registered events while the
+// connection breaks, and must be woken for the latest ones. The server breaks the connection if T_BREAKS is set.
 #include "t.h"
 #include "raw.h"
 
@@ -26,8 +25,8 @@ static void server(int fd) {
     }
 }
 
-// While the connection is moved, for some microseconds, the kernel has no registration to change, or changes one that SLIM
-// has read already: the README says so.
+// For some microseconds, while the transport is replaced, the kernel has no registration to change, or changes one that SLIM
+// has already read (see the README).
 static void change(int e, int fd, struct epoll_event *ev) {
     for (int i = 0; i < 100; i++) {
         if (raw(SYS_epoll_ctl, e, EPOLL_CTL_MOD, fd, ev) == 0) return;
@@ -47,7 +46,7 @@ static void client(int fd) {
     int i = 0, have = 0, lost = 0;
     while (i < ROUNDS) {
         if (is("change") && have == 0 && i % 6 == 5) {
-            // The server breaks the connection about now.
+            // The server breaks the connection at about this time.
             struct epoll_event other = ev;
             other.events = (events & ~EPOLLIN) | EPOLLOUT;
             change(e, fd, &other);
@@ -56,7 +55,7 @@ static void client(int fd) {
         }
         int n = is("unseen") ? (int)raw(SYS_epoll_pwait, e, &got, 1, 5000, NULL, 8) : epoll_wait(e, &got, 1, 5000);
         if (n != 1 || got.data.u64 != ev.data.u64) {
-            line("nobody woke us in round %d, with %d bytes: %d", i, have, n);
+            line("not woken in round %d, with %d bytes: %d", i, have, n);
             return;
         }
         if (is("change") && got.events & EPOLLOUT && lost++ == 0) {
@@ -64,7 +63,7 @@ static void client(int fd) {
             continue;
         }
         if (got.events & EPOLLOUT) {
-            line("woken in round %d for what nobody waits for: %x", i, got.events);
+            line("woken in round %d for events that it does not wait for: %x", i, got.events);
             return;
         }
         ssize_t r;

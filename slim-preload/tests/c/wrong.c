@@ -1,4 +1,4 @@
-// Calls on descriptors that are not open, not sockets, not connected, or not ready for them.
+// Calls on descriptors that are not open, not sockets, not connected, or in a wrong state for the call.
 #include "t.h"
 
 static char buf[256];
@@ -61,7 +61,8 @@ int main(void) {
 
     line("-- closed");
     struct conn x = connection();
-    // While the connection is negotiated SLIM's thread creates descriptors. Each has the closed number for some microseconds.
+    // During the negotiation SLIM's thread creates descriptors, each of which would occupy the closed number for some
+    // microseconds.
     ms(200);
     R(close(x.c));
     every_call(x.c);
@@ -198,7 +199,7 @@ int main(void) {
     FD_ZERO(&rd);
     FD_SET(40, &rd);
     R(select(41, &rd, NULL, NULL, &zero));
-    // Numbers beyond the kernel's table of descriptors are not looked at, until the table has grown that far.
+    // The kernel ignores numbers beyond its descriptor table until the table has grown that far.
     FD_ZERO(&rd);
     FD_SET(777, &rd);
     R(select(778, &rd, NULL, NULL, &zero));

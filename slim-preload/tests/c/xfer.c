@@ -1,5 +1,5 @@
-// Both directions of a connection at once, in one of many ways of reading and writing, while the connection is broken
-// again and again. Two programs; the way is in T_ARGS, how often the server breaks the connection in T_BREAKS.
+// Transfers in both directions of a connection at once, in one of many ways to read and write, while the connection breaks
+// again and again. Two programs; T_ARGS has the way, T_BREAKS how often the server breaks the connection.
 #include "t.h"
 
 enum { TOTAL = 12 << 20, PIECE = 50000, MUCH = (3 << 20) + 12345 };
@@ -14,7 +14,7 @@ static int breaks(void) { return getenv("T_BREAKS") ? atoi(getenv("T_BREAKS")) :
 
 static int is(const char *w) { return !strcmp(way, w); }
 
-// Breaks at every 1/n of what is received, and a little later again while the first wound heals.
+// Breaks the connection after every 1/n of the received bytes, and again a little later, while it resumes.
 static void *breaker(void *p UNUSED) {
     int n = breaks();
     for (int i = 1; i <= n; i++) {
@@ -30,7 +30,7 @@ static void *breaker(void *p UNUSED) {
     return NULL;
 }
 
-// The breaker is not left behind, however busy the machine is: the reader waits for it.
+// The reader waits for the breaker, which could fall behind on a busy machine.
 static void count(size_t n) {
     static int due;
     int all = is_server() ? breaks() : 0;
@@ -74,7 +74,7 @@ static int wait_way(int want) {
     return p.revents;
 }
 
-// One read that does not wait; 1: something came, 0: nothing now, -1: the end or an error.
+// One non-blocking read. Returns 1 if bytes came, 0 if there were none, -1 at the end of the stream or after an error.
 static int take(void) {
     static char b[PIECE];
     ssize_t n;
@@ -162,8 +162,8 @@ static int one_set(int fd_, unsigned what) {
     return e;
 }
 
-// Writes so long that they are given to the kernel in pieces, and some that do not wait. After such a one a list that
-// is not there must still be an error and nothing else.
+// Writes that are so long that SLIM passes them to the kernel in pieces, and some non-blocking ones. After such a write a call
+// with an invalid iovec list must still fail, and do nothing else.
 static int give_much(void) {
     static char b[MUCH];
     static int turn;
@@ -235,7 +235,7 @@ static void *writer(void *p UNUSED) {
         if (r < 0) break;
         if (r == 0 && e >= 0) {
             struct epoll_event ev;
-            if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no word that one can write");
+            if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no event for writing");
         } else if (r == 0 && !is("time-limits")) {
             line("send: EAGAIN");
             break;
@@ -265,7 +265,7 @@ static void with_threads(void) {
             if (n > 0 && (size_t)n != want) line("MSG_WAITALL gave %zd of %zu", n, want);
         } else if (is("peek")) {
             ssize_t k = recv(in_fd, c, want, MSG_PEEK);
-            // Nobody else reads: what was seen is there.
+            // This is the only reader, so the peeked bytes are still there.
             n = k > 0 ? recv(in_fd, b, k, 0) : k;
             if (n != k || (n > 0 && memcmp(b, c, n))) line("peeked %zd, read %zd", k, n);
         } else if (is("msg")) {
@@ -285,7 +285,7 @@ static void with_threads(void) {
             if (r < 0) break;
             if (e >= 0) {
                 struct epoll_event ev;
-                if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no word that one can read");
+                if (epoll_wait(e, &ev, 1, 30000) <= 0) line("no event for reading");
                 continue;
             }
             if (is("time-limits")) continue;

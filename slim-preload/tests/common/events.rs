@@ -1,30 +1,30 @@
-//! Event logs, as a test asks them.
+//! Queries on event logs.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// What the processes of a test have written to one log.
+/// The event log that the processes of a test have written.
 pub struct Events(String);
 
 impl Events {
-    /// Reads the log. A log in which nothing was written does not exist.
+    /// Reads the log. A missing file is an empty log: processes create it with their first event.
     pub fn read(log: &Path) -> Self {
         Self(fs::read_to_string(log).unwrap_or_default())
     }
 
-    /// The lines that tell of an event of this kind.
+    /// The lines of events of this kind.
     pub fn of_kind(&self, kind: &str) -> impl Iterator<Item = &str> {
         self.0.lines().filter(move |line| kind_of(line) == kind)
     }
 
-    /// How often an event of this kind is told of.
+    /// The number of events of this kind.
     pub fn count(&self, kind: &str) -> usize {
         self.of_kind(kind).count()
     }
 
-    /// How often each kind is told of.
+    /// The number of events of each kind.
     pub fn counts(&self) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for line in self.0.lines() {

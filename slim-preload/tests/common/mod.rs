@@ -1,6 +1,6 @@
-//! Runs the C programs beside these tests, bare and under the preload, and compares what they wrote down.
+//! Runs the C programs beside these tests, bare and under the preload, and compares their transcripts.
 
-#![allow(dead_code)] // every test binary uses its own part of this
+#![allow(dead_code)] // each test binary uses only some of these items
 
 pub mod events;
 
@@ -18,11 +18,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a program runs at most before it is killed; each has a shorter limit of its own.
+/// After this time a program is killed. Each program also has its own, shorter limit.
 const LIMIT: Duration = Duration::from_secs(150);
 
-/// The library under test: `SLIM_PRELOAD`, or one built now. The one that cargo builds for tests unwinds, whatever the
-/// profile says; a library that threads are cancelled in must not.
+/// The library under test: `SLIM_PRELOAD`, or one built here. The one that cargo builds for tests has unwinding panics,
+/// whatever the profile says; a library in which threads are cancelled must abort instead.
 pub fn preload() -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     match std::env::var_os("SLIM_PRELOAD") {
@@ -47,7 +47,7 @@ fn build() -> PathBuf {
     target.join("fast/libslim_preload.so")
 }
 
-/// A fresh path below cargo's directory for test files.
+/// A new path below cargo's directory for test files.
 pub fn scratch(name: &str) -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ pub struct Program {
     command: Command,
 }
 
-/// What a program left behind.
+/// The exit status and output of a program.
 #[derive(Debug)]
 pub struct Outcome {
     pub status: ExitStatus,
@@ -104,7 +104,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The whole of what two runs must agree on.
+    /// Everything that must be equal in two runs.
     pub fn transcript(&self) -> String {
         let mut t = self.stdout.clone();
         if !self.stderr.is_empty() {
@@ -157,7 +157,7 @@ impl Program {
         self
     }
 
-    /// Under the preload, or not.
+    /// Whether the program runs under the preload.
     pub fn preloaded(self, yes: bool) -> Self {
         if yes {
             self.env("LD_PRELOAD", preload())
@@ -166,15 +166,15 @@ impl Program {
         }
     }
 
-    /// Milliseconds that the program waits after it made a connection, so that the negotiation can end.
+    /// How long the program waits after it made a connection, in milliseconds, so that the negotiation can end.
     pub fn settle(self, ms: u32) -> Self {
         self.env("T_SETTLE", ms.to_string())
     }
 
-    /// Hands `fd` to the program under its own number, said in T_SYNC.
+    /// Passes `fd` to the program, under the descriptor number that T_SYNC names.
     fn sync(mut self, fd: OwnedFd) -> Self {
         let raw = fd.as_raw_fd();
-        // Far above what the programs open themselves, and the same in every run: numbers are part of the transcript.
+        // Far above the numbers that the programs use, and the same in every run: numbers are part of the transcript.
         const AT: i32 = 900;
         self.command.env("T_SYNC", AT.to_string());
         // SAFETY: dup2 is async-signal-safe; `fd` moves into the closure and lives as long as the command.
@@ -279,13 +279,13 @@ impl Drop for Running {
     }
 }
 
-/// Runs a program twice, as "server" and as "client", joined by a socket pair besides their TCP.
+/// Runs two programs, as "server" and as "client". A socket pair joins them, apart from their TCP connections.
 pub fn pair(server: Program, client: Program) -> (Outcome, Outcome) {
     let (server, client) = pair_started(server, client);
     (server.finish(), client.finish())
 }
 
-/// Starts such a pair.
+/// Starts such a pair without waiting for it.
 pub fn pair_started(server: Program, client: Program) -> (Running, Running) {
     let (a, b) = UnixStream::pair().expect("a socket pair");
     let server = server.arg("server").sync(a.into());
@@ -293,7 +293,7 @@ pub fn pair_started(server: Program, client: Program) -> (Running, Running) {
     (server.start(), client.start())
 }
 
-/// Shows where two transcripts part.
+/// Shows the first difference of two transcripts.
 fn difference(want: &str, got: &str) -> String {
     let (want, got): (Vec<_>, Vec<_>) = (want.lines().collect(), got.lines().collect());
     let same = want.iter().zip(&got).take_while(|(a, b)| a == b).count();
@@ -324,8 +324,8 @@ pub fn compare(name: &str, want: &Outcome, got: &Outcome) -> Option<String> {
 /// Milliseconds after which a negotiation on loopback has ended.
 pub const SETTLED: u32 = 120;
 
-/// The ports that the programs of one test get are not to be those of another's: a network of its own where we may have
-/// one, else the host's.
+/// Keeps the ports of this test's programs apart from those of other tests, by a network namespace of its own. Without the
+/// privilege for one the host's network is used.
 pub fn apart() {
     static SAID: std::sync::Once = std::sync::Once::new();
     if !enter_own_network() {
@@ -333,7 +333,8 @@ pub fn apart() {
     }
 }
 
-/// One program with both ends in it: bare, under the preload while it still negotiates, and when it has.
+/// Compares runs of a program that has both ends of its connections: bare, under the preload during and after the
+/// negotiation, and with `SLIM=off`.
 pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
     apart();
     let program = compile(name, flags);
@@ -364,7 +365,7 @@ pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
     assert!(bad.is_empty(), "\n{}", bad.join("\n"));
 }
 
-/// One program as server and client: bare, preloaded at both ends, and at either end only.
+/// Compares runs of a program as server and client: bare, with the preload at both ends, and at either end only.
 pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
     apart();
     let program = compile(name, flags);
@@ -399,8 +400,8 @@ pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
     assert!(bad.is_empty(), "\n{}", bad.join("\n"));
 }
 
-/// Moves the calling thread, and what it starts from now on, into a network namespace of its own with `lo` up.
-/// `false` with a line that says why when that needs more privilege than we have.
+/// Moves the calling thread, and the programs it starts from now on, into a new network namespace with `lo` up.
+/// Without the privilege for that, prints why and returns `false`.
 pub fn own_network(test: &str) -> bool {
     let entered = enter_own_network();
     if !entered {

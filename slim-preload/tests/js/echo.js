@@ -1,5 +1,5 @@
-// An echo server, or its client: several connections, every byte checked. Arguments: role, port. SIGTERM ends it, the
-// client after its last answer.
+// An echo server, or its client: several connections, every byte checked. Arguments: role, port. SIGTERM ends it; the client
+// first waits for its outstanding answers.
 'use strict';
 const net = require('net');
 const [role, port] = process.argv.slice(2);

@@ -1,6 +1,6 @@
 """An echo server, or its client: several connections, every byte checked. Arguments: role, port.
 
-SIGTERM ends it, the client after its last answer.
+SIGTERM ends it; the client first waits for its outstanding answers.
 """
 import asyncio
 import signal

@@ -1,6 +1,6 @@
 """What Python's standard library does with connections: clients and servers of several kinds, each over loopback.
 
-Writes down what it sees, and nothing that may differ between two good runs.
+Its transcript has nothing that may differ between two correct runs.
 """
 
 import asyncio
