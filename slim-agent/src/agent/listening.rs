@@ -38,7 +38,7 @@ impl Agent {
                 return;
             }
             let bind = || bind_for_listener(fd, addr);
-            match claims::settle(addr, bind) {
+            match claims::own_or_find(addr, bind) {
                 Found::Ours(socket, claims) => {
                     self.inner.together.elsewhere.lock().remove(&addr);
                     self.own(addr, socket, claims, &mut listeners);
@@ -152,7 +152,7 @@ impl Agent {
         {
             return;
         }
-        as_agent(|| match claims::reach_or_settle(local) {
+        as_agent(|| match claims::find_or_own(local) {
             Found::Ours(socket, claims) => {
                 elsewhere.remove(&local);
                 self.own(local, socket, claims, &mut listeners);

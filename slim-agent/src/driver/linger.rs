@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    fn unacked(kept: usize, acked: u64) -> Owed {
+    fn owed(kept: usize, acked: u64) -> Owed {
         Owed { kept, acked }
     }
 
@@ -224,10 +224,10 @@ mod tests {
         let mut linger = table(2, 100);
         for n in 1..=2 {
             linger.add(at(n), FlowToken(n));
-            assert!(!linger.note(at(n), FlowToken(n), unacked(50, 0), true));
+            assert!(!linger.note(at(n), FlowToken(n), owed(50, 0), true));
         }
         assert_eq!(linger.exceeded(), None);
-        linger.note(at(9), FlowToken(1), unacked(51, 0), true);
+        linger.note(at(9), FlowToken(1), owed(51, 0), true);
         assert_eq!(linger.exceeded(), Some(LingerLimit::Memory));
         linger.forget(FlowToken(1));
         assert_eq!((linger.bytes, linger.exceeded()), (50, None));
@@ -244,12 +244,12 @@ mod tests {
     fn time_without_progress_counts_while_there_is_a_transport() {
         let (mut linger, flow) = (table(9, 999), FlowToken(1));
         linger.add(at(0), flow);
-        assert!(!linger.note(at(1000), flow, unacked(9, 1), true), "progress");
-        assert!(!linger.note(at(120_999), flow, unacked(9, 1), true));
-        assert!(linger.note(at(121_000), flow, unacked(9, 1), true));
-        assert!(!linger.note(at(122_000), flow, unacked(9, 1), false));
-        assert!(!linger.note(at(241_999), flow, unacked(9, 1), true));
-        assert!(linger.note(at(242_000), flow, unacked(9, 1), true));
+        assert!(!linger.note(at(1000), flow, owed(9, 1), true), "progress");
+        assert!(!linger.note(at(120_999), flow, owed(9, 1), true));
+        assert!(linger.note(at(121_000), flow, owed(9, 1), true));
+        assert!(!linger.note(at(122_000), flow, owed(9, 1), false));
+        assert!(!linger.note(at(241_999), flow, owed(9, 1), true));
+        assert!(linger.note(at(242_000), flow, owed(9, 1), true));
     }
 
     #[test]

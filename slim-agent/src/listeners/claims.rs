@@ -62,7 +62,7 @@ pub(crate) enum Found {
 }
 
 /// Becomes the owner of `addr`, with the socket that `bind` makes, or finds out who is.
-pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>) -> Found {
+pub(crate) fn own_or_find(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>) -> Found {
     // The name comes first: of several processes that try at once, one gets it, and the others
     // find that one.
     let claims = match listen(addr) {
@@ -83,10 +83,10 @@ pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>)
 }
 
 /// Finds the owner for connections to `local`, or becomes it.
-pub(crate) fn reach_or_settle(local: SocketAddr) -> Found {
+pub(crate) fn find_or_own(local: SocketAddr) -> Found {
     match reach(local) {
         Some(owner) => Found::Elsewhere(owner),
-        None => settle(local, || bind_alone(local)),
+        None => own_or_find(local, || bind_alone(local)),
     }
 }
 
