@@ -5,9 +5,6 @@
 //! acknowledged nothing for a few minutes. The agent does the same, and earlier: it leaves the connection to the
 //! kernel, and the connection ends as it would without SLIM. Only a flow that has no transport at that moment loses its
 //! unacknowledged bytes; without SLIM it would have lost them when the transport died.
-//! *orphan*) go when there are too many of them, when they take too much memory, or when the peer has taken nothing for a
-//! few minutes. So do we, and earlier: what we let go of then is the kernel's alone, and ends as it would without SLIM. Only
-//! a flow that has no transport just then loses what it owes, as without SLIM it would have when the transport died.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
