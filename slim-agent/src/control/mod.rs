@@ -169,7 +169,7 @@ impl Control {
     }
 
     /// The own socket from which messages from `from` to `to` are sent. If `from` does not say, the kernel's routes
-    /// decide; failing that, it is any socket of the same family that is likewise on loopback or not.
+    /// decide. If these do not say, any socket will do that has the family of `to`, and is on loopback exactly if `to` is.
     fn own(&self, to: SocketAddr, from: Option<SocketAddr>) -> Option<&Rc<ControlSocket>> {
         let at = |addr: SocketAddr| {
             let is_there = |own: &&Own| is_same_host(own.socket.bound, addr);
