@@ -32,9 +32,9 @@ use slim_sys::reserve;
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
-/// Methods without a result queue a command and return at once. They may be called from any
-/// thread; those that name a flow by its token also from signal handlers, if the process's Rust
-/// allocator may be. After [`after_fork_child`](Self::after_fork_child) they do nothing.
+/// Methods without a result queue a command and return at once. They may be called from any thread. Methods that name a
+/// flow by its token may also be called from signal handlers, if the process's Rust allocator may be used there. After
+/// [`after_fork_child`](Self::after_fork_child) all methods do nothing.
 #[derive(Clone)]
 pub struct Agent {
     inner: Arc<AgentInner>,
@@ -43,33 +43,34 @@ pub struct Agent {
 struct AgentInner {
     commands: command::CommandSender,
     together: Together,
-    /// Of the process the thread was started in; see [`Agent::after_fork_child`].
+    /// Fork generation in which the thread was started; see [`Agent::after_fork_child`].
     generation: u64,
 }
 
-/// Counts forks along a line of processes: a handle from before a fork differs, and is dead.
+/// Fork generation; handles from before a fork are inert.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
 impl Agent {
     /// Creates the process-wide sockets and starts the thread, with all signals blocked in it.
     ///
     /// # Errors
-    /// The operating system's, with what was being done: no UDP or TCP socket to be had, no
-    /// descriptor, no thread.
+    /// The operating system's error, with the step that failed: no UDP or TCP socket, no descriptor or no thread is
+    /// available.
     pub fn start(config: Config) -> io::Result<Agent> {
         Self::start_with(config, Vec::new())
     }
 
-    /// The same with other kinds of transport, the preferred one first. TCP comes last, unless a provider takes its place.
+    /// As [`start`](Self::start), with further kinds of transport, the preferred one first. TCP comes last, unless a
+    /// provider replaces it.
     ///
     /// # Errors
-    /// Likewise, and those of the providers.
+    /// As [`start`](Self::start), and errors of the providers.
     pub fn start_with(
         config: Config,
         providers: Vec<Box<dyn Provider + Send>>,
     ) -> io::Result<Agent> {
         numbers::begin();
-        // The runtime creates descriptors of its own.
+        // Everything is created inside `make`, because the runtime creates descriptors, too.
         numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
             let config = with_job_key(config).map_err(io::Error::other)?;
@@ -91,11 +92,11 @@ impl Agent {
         })
     }
 
-    /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as
-    /// this side sees them; IPv4-mapped ones may be given as they are.
+    /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as this side sees
+    /// them; IPv4-mapped addresses are accepted.
     ///
-    /// The flow begins as one that is [`dirty`](Self::dirty), since most applications send at once. To be called with
-    /// signals blocked.
+    /// The flow begins as [`dirty`](Self::dirty), since most applications send at once. Must be called with signals
+    /// blocked.
     pub fn open(
         &self,
         token: FlowToken,
@@ -115,13 +116,14 @@ impl Agent {
             local,
             remote,
         };
-        // Whoever may say OPEN does not wait for an answer; a HELLO wakes the agent by itself.
+        // If mailboxes are in use, the connector may have sent OPEN, and then waits for no answer. If it sent HELLO
+        // instead, that datagram wakes the agent.
         let urgent = role == Role::Connector || !self.inner.together.short.in_use();
         self.send_when(urgent, open);
     }
 
-    /// A connection to a process that is [known](slim_core::endpoint::Pairs) has been made: it is told by OPEN, and
-    /// what that was is the answer, for [`open_known`](Self::open_known). To be called with signals blocked.
+    /// Sends OPEN for a new connection, if the process at `remote` is [known](slim_core::endpoint::Pairs). Returns what
+    /// was sent, for [`open_known`](Self::open_known); `None` if nothing was. Must be called with signals blocked.
     pub fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Arc<Opened>> {
         if self.is_dead() {
             return None;
@@ -130,7 +132,7 @@ impl Agent {
         as_agent(|| self.inner.together.short.dial(local, remote))
     }
 
-    /// As [`open`](Self::open), for a connection that was [dialled](Self::dial).
+    /// As [`open`](Self::open), for a connection whose OPEN was sent by [`dial`](Self::dial).
     pub fn open_known(
         &self,
         token: FlowToken,
@@ -148,8 +150,9 @@ impl Agent {
         self.send_when(false, open);
     }
 
-    /// Tells the process that was [told](Self::dial) of a flow that the application closes it after `final_seq` bytes. If
-    /// that is not possible, the answer is false, and [`finish`](Self::finish) does it. To be called with signals blocked.
+    /// Sends FIN for a flow whose OPEN was sent by [`dial`](Self::dial): the application closes the flow after
+    /// `final_seq` bytes. Returns false if that is not possible; then [`finish`](Self::finish) announces the end. Must
+    /// be called with signals blocked.
     pub fn say_closed(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
         let fin = opened.fin(final_seq, FinHow::Close);
         !self.is_dead()
@@ -161,8 +164,8 @@ impl Agent {
             })
     }
 
-    /// As [`finish`](Self::finish) with [`FinHow::Close`], of a flow whose peer knows it already, or has closed it before
-    /// and all of whose bytes have been read.
+    /// As [`finish`](Self::finish) with [`FinHow::Close`], for a flow whose end need not be announced: the peer already
+    /// knows it, or the peer has closed the flow before and all of the peer's bytes have been read.
     pub fn finish_told(&self, token: FlowToken, final_seq: u64) {
         let (how, told) = (FinHow::Close, true);
         let finish = Command::Finish {
@@ -174,8 +177,7 @@ impl Agent {
         self.send_when(false, finish);
     }
 
-    /// Looks into the mailboxes for what a peer may have said of an accepted connection. To be called with signals
-    /// blocked.
+    /// Reads the mailboxes for messages of the peer about an accepted connection. Must be called with signals blocked.
     pub fn heard(&self, local: SocketAddr, remote: SocketAddr) -> Heard {
         let short = &self.inner.together.short;
         let pairs = short.pairs().filter(|_| short.in_use() && !self.is_dead());
@@ -190,7 +192,7 @@ impl Agent {
         };
         if !enough(pairs) {
             as_agent(|| short.drain(&mut enough));
-            // The agent's thread may have emptied the mailbox meanwhile.
+            // The agent thread may have emptied the mailbox meanwhile.
             enough(pairs);
         }
         heard
@@ -198,17 +200,17 @@ impl Agent {
 
     /// A data call found the transport dead; the front end has suspended the flow.
     ///
-    /// To be called while still holding the lock under which it was suspended, the one that
-    /// [`FlowIo::suspend`] needs. Otherwise the peer may resume the flow in between, and this fault
-    /// would be taken for one of the new transport.
+    /// Must be called while still holding the lock under which the flow was suspended, the lock that
+    /// [`FlowIo::suspend`] takes. Otherwise the peer may resume the flow in between, and this fault would be taken for
+    /// a fault of the new transport.
     ///
-    /// False if the agent thread is gone: nobody resumes the flow.
+    /// Returns false if the agent thread is gone: the flow will not be resumed.
     pub fn fault(&self, token: FlowToken, cause: Cause) -> bool {
         self.send(Command::Fault { token, cause })
     }
 
-    /// The application has shut its direction after `final_seq` bytes, and keeps the flow. [`FinHow::Close`]: it has shut
-    /// the other one as well, so that the kernel refuses what the peer still sends.
+    /// The application has shut its direction after `final_seq` bytes, and keeps the flow. With [`FinHow::Close`] it
+    /// has shut the other direction as well, so that the kernel refuses what the peer still sends.
     pub fn shut(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Shut {
             token,
@@ -217,8 +219,8 @@ impl Agent {
         });
     }
 
-    /// The application has let go of the flow after sending `final_seq` bytes. With [`FinHow::Close`] the agent
-    /// keeps it until [`FlowIo::owed`] says that it may go, or too many such flows have to be kept.
+    /// The application has closed or reset the flow after sending `final_seq` bytes. With [`FinHow::Close`] the agent
+    /// keeps the flow until [`FlowIo::owed`] returns `None`, or until a limit for such flows is exceeded.
     pub fn finish(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Finish {
             token,
@@ -228,8 +230,8 @@ impl Agent {
         });
     }
 
-    /// The process is about to end, and the kernel to close the flow's transport: the peer is told. Nothing changes
-    /// for the flow, which may still be used until then.
+    /// Announces the flow's end to the peer: the process is about to end, and the kernel will close the flow's
+    /// transport. Nothing changes for the flow, which may still be used until then.
     pub fn announce(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Announce {
             token,
@@ -238,8 +240,8 @@ impl Agent {
         });
     }
 
-    /// The flow has unacknowledged bytes: look at it about once a second, until it has none. Call
-    /// once, and again only after [`FlowIo::probe`] reported none.
+    /// The flow has unacknowledged bytes: the agent probes it about once a second until it has none. To be called once,
+    /// and again only after [`FlowIo::probe`] has reported none.
     pub fn dirty(&self, token: FlowToken) {
         self.send(Command::Dirty { token });
     }
@@ -249,8 +251,8 @@ impl Agent {
         self.send(Command::Demote { token });
     }
 
-    /// The flow is to be plain TCP, as soon as the peer has heard that, which takes as long as an answer takes to come;
-    /// without an answer in the end all the same. [`FlowIo::legacy`] says when. Until then nothing changes.
+    /// Makes the flow plain TCP as soon as the peer has confirmed that, or after it has failed to answer.
+    /// [`FlowIo::legacy`] is called at that moment; until then nothing changes.
     pub fn demote_heard(&self, token: FlowToken) {
         self.send(Command::DemoteHeard { token });
     }
@@ -260,38 +262,38 @@ impl Agent {
         self.send(Command::Gone { token });
     }
 
-    /// A connection is about to be made that has these addresses: an earlier one that had them is over.
+    /// A connection between these addresses is about to be made: an earlier connection between them is over.
     pub fn about_to_connect(&self, local: SocketAddr, remote: SocketAddr) {
         let (local, remote) = (canonical(local), canonical(remote));
         self.send_when(false, Command::AboutToConnect { local, remote });
     }
 
-    /// Waits until everything asked for so far by this thread is done, at most `limit`. True if it
-    /// is. Before `exec`, which ends the agent, and after [`open`](Self::open) of a connector, whose HELLO
-    /// is sent then, or waits for its turn.
+    /// Waits at most `limit` until all commands queued by this thread are carried out. Returns whether they are. To be
+    /// called before `exec`, which ends the agent, and after [`open`](Self::open) of a connector: its HELLO is then
+    /// sent or queued.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
         self.send(Command::Flush { done }) && uncancelled(|| is_done.wait(limit))
     }
 
-    /// At process exit: sends what is announced, and waits at most `limit` for flows that the
-    /// application closed while they were suspended. What is live and closed the kernel delivers
-    /// by itself. False if the agent thread did not answer: it is busy, or gone.
+    /// At process exit: sends pending announcements, and waits at most `limit` for flows that the application closed
+    /// while they were suspended. For flows that are live and closed the kernel delivers the rest. Returns false if the
+    /// agent thread did not answer because it is busy or gone.
     pub fn drain_exit(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
-        // A little longer than the agent's own limit, which is the one that should fire.
+        // Slightly longer than the agent's own limit, which should expire first.
         let wait = limit + Duration::from_millis(50);
         self.send(Command::DrainExit { limit, done }) && uncancelled(|| is_done.wait(wait))
     }
 
-    /// The first thread of the process is about to end, and the process goes on with others. The agent's thread will
-    /// end with the last of those.
+    /// The first thread of the process is about to end, while others go on. The agent thread will end with the last of
+    /// them.
     pub fn first_leaves(&self) {
         self.send(Command::FirstLeaves);
     }
 
-    /// Ends the agent's thread, and waits for that, at most `limit`; whether it has ended. Nothing that is asked for
-    /// afterwards is done.
+    /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued
+    /// afterwards are not carried out.
     pub fn retire(&self, limit: Duration) -> bool {
         self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit))
     }
@@ -300,8 +302,8 @@ impl Agent {
     /// thread, which does not exist here. Every handle from before the fork becomes inert; a new
     /// agent can be started. Async-signal-safe.
     ///
-    /// The last handle must be forgotten ([`std::mem::forget`]), not dropped: dropping it could
-    /// need a lock that the lost thread held, and would close numbers that are the child's own.
+    /// The last handle must be forgotten ([`std::mem::forget`]), not dropped: dropping it could need a lock that the
+    /// lost thread held, and would close descriptor numbers that belong to the child.
     pub fn after_fork_child() {
         GENERATION.fetch_add(1, Ordering::AcqRel);
         numbers::forget_in_child();
@@ -333,7 +335,7 @@ impl fmt::Debug for Agent {
     }
 }
 
-/// Takes the job key where the configuration says it is in a file that has not been read yet.
+/// Reads the job key, if the configuration names a key file that has not been read yet.
 fn with_job_key(mut config: Config) -> Result<Config, String> {
     if let Some(path) = config.job_key_file.clone() {
         let file = read_job_key(&path);
@@ -344,13 +346,13 @@ fn with_job_key(mut config: Config) -> Result<Config, String> {
     Ok(config)
 }
 
-/// What [`Config::set_job_key`] wants to know of the file with the job key.
+/// Reads the job key file: its content and its permission bits, as [`Config::set_job_key`] needs them.
 ///
 /// # Errors
-/// Why it cannot be read.
+/// The reason why it cannot be read.
 pub fn read_job_key(path: &Path) -> Result<(Vec<u8>, u32), String> {
     let read = || {
-        // To open a FIFO that nobody writes to must not wait.
+        // Opening a FIFO without a writer must not wait.
         let how = libc::O_NONBLOCK | libc::O_CLOEXEC;
         let mut file = File::options().read(true).custom_flags(how).open(path)?;
         let about = file.metadata()?;
@@ -358,7 +360,7 @@ pub fn read_job_key(path: &Path) -> Result<(Vec<u8>, u32), String> {
             return Err(io::Error::other("not a regular file"));
         }
         let mut bytes = Vec::new();
-        // More than any key has.
+        // Longer than any key.
         file.by_ref().take(1 << 16).read_to_end(&mut bytes)?;
         Ok((bytes, about.mode() & 0o777))
     };

@@ -1,4 +1,4 @@
-//! What people and programs get to read: the event log, and messages on standard error.
+//! The event log for programs, and messages for people on standard error.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -18,13 +18,12 @@ use slim_core::event::{EscalateReason, Event};
 use crate::kernel::sys;
 use slim_sys::OwnFd;
 
-/// A pipe that can be written to takes as much (`PIPE_BUF`) without blocking, the end of the line
-/// included.
+/// Longest line without its newline: a writable pipe takes `PIPE_BUF` (4096) bytes without blocking.
 const LONGEST_LINE: usize = 4095;
-/// As much of the event log is written at once: a pipe takes it whole, or not at all.
+/// Most bytes of the event log in one write: a pipe takes them whole, or not at all.
 const ONE_WRITE: usize = LONGEST_LINE + 1;
 
-/// Messages for people: one line each on standard error, `slim[pid]: ` in front.
+/// Messages for people: one line each on standard error, prefixed with `slim[pid]: `.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Log {
     level: LogLevel,
@@ -51,8 +50,8 @@ impl Log {
         self.say(LogLevel::Debug, text);
     }
 
-    /// One write per line, so that lines of several processes do not mix. What cannot be written is
-    /// lost: the application's standard error is not ours to wait for.
+    /// One write per line, so that lines of several processes do not mix. A line that cannot be written is lost: the
+    /// agent must not wait for the application's standard error.
     fn say(self, level: LogLevel, text: impl FnOnce() -> String) {
         if level <= self.level {
             let mut line = format!("slim[{}]: {}", process::id(), text()).into_bytes();
@@ -67,9 +66,9 @@ impl Log {
 
 /// The event log: one JSON object per line, whole lines in each write, so that processes can share a file.
 ///
-/// Thousands of flows may have something to tell in one moment. So lines are kept until the agent thread has nothing
-/// else to do ([`write_out`]), somebody waits for what was done, or they are as many as fit one write: who ends the
-/// process sees to it that the thread has done its work, or ends it in the middle of that.
+/// Thousands of flows may produce events at the same moment. So lines are buffered until the agent thread has nothing
+/// else to do ([`write_out`]), a thread waits for its commands to be carried out, or they fill one write. A process
+/// that ends waits for the agent's work, or else interrupts it and loses the buffered lines.
 pub(crate) struct EventLog {
     file: Option<OwnFd>,
     host: String,
@@ -78,8 +77,8 @@ pub(crate) struct EventLog {
 }
 
 impl EventLog {
-    /// Opens the file the configuration names, if any. If it cannot be opened, a message says so and
-    /// nothing is logged.
+    /// Opens the file that the configuration names, if any. If it cannot be opened, a message says so and nothing is
+    /// logged.
     pub(crate) fn open(config: &Config, log: Log) -> Self {
         let (host, pid) = (sys::host_name(), process::id());
         let file = config.events_path(pid, &host).and_then(|path| {
@@ -97,7 +96,7 @@ impl EventLog {
         }
     }
 
-    /// Writes down what happened to a flow.
+    /// Records an event of a flow.
     pub(crate) fn write(&mut self, event: Event, flow: FlowId, addrs: (SocketAddr, SocketAddr)) {
         self.tell(&event, flow, addrs.1);
         if self.file.is_none() {
@@ -115,11 +114,11 @@ impl EventLog {
         }
     }
 
-    /// The same for people, by importance.
+    /// Logs the event for people, at a level that depends on its importance.
     fn tell(&self, event: &Event, flow: FlowId, peer: SocketAddr) {
         let text = || format!("flow {flow} to {peer}: {}", phrase(event));
         match event {
-            // That a peer process ended is no news to whoever runs the job.
+            // Not a warning when a peer process has ended: the user who runs the job knows that.
             Event::Escalate {
                 reason:
                     EscalateReason::Attempts | EscalateReason::Deadline | EscalateReason::OutOfStep,
@@ -143,7 +142,7 @@ impl EventLog {
 }
 
 thread_local! {
-    /// Of the agent thread.
+    /// Buffer of the agent thread.
     static LINES: RefCell<Lines> = const { RefCell::new(Lines { file: None, text: Vec::new() }) };
 }
 
@@ -153,15 +152,15 @@ struct Lines {
     text: Vec<u8>,
 }
 
-/// Writes down what has been told so far. To be called by the agent thread before it sleeps, and before it answers who
-/// waits for it.
+/// Writes the buffered lines. To be called by the agent thread before it sleeps, and before it answers a waiting
+/// thread.
 pub(crate) fn write_out() {
-    // Not there any more while the thread ends; borrowed if the thread has panicked in the middle of it.
+    // The buffer is gone while the thread ends, and borrowed if the thread has panicked in this call.
     let _ = LINES.try_with(|lines| lines.try_borrow_mut().map(|mut lines| lines.write_out()));
 }
 
 impl Lines {
-    /// One more, which `put` appends; false if the file cannot be written.
+    /// Adds the line that `put` appends; false if the file cannot be written.
     fn add(&mut self, put: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let before = self.text.len();
         let whole = put(&mut self.text);
@@ -169,7 +168,7 @@ impl Lines {
         if !whole {
             self.text.truncate(before);
         } else if self.text.len() > ONE_WRITE {
-            // Without this one, which may be the first.
+            // Write the lines before this one, if there are any.
             let line = self.text.split_off(before);
             self.write_out();
             self.text = line;
@@ -191,18 +190,18 @@ impl Lines {
     }
 }
 
-/// Opens an event log for appending. It is its owner's alone if it does not exist yet. A symbolic link of another
-/// user's, in a directory that all can write to, must not lead us to a file of ours.
+/// Opens an event log for appending. A new file is accessible to its owner only. A symbolic link that another user has
+/// made, in a directory that all can write to, must not lead to a file of this user.
 fn open_log(path: &Path) -> io::Result<File> {
     let open = |more| {
-        // A pipe that nobody reads must not stop the agent.
+        // A pipe without a reader must not stop the agent.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600);
         options.custom_flags(flags | more).open(path)
     };
     match open(libc::O_NOFOLLOW) {
-        // `/dev/stderr` is one.
+        // `/dev/stderr` is a symbolic link.
         Err(e) if e.raw_os_error() == Some(libc::ELOOP) => {
             let owner = std::fs::symlink_metadata(path)?.uid();
             if owner == 0 || owner == slim_sys::user() {
@@ -215,7 +214,7 @@ fn open_log(path: &Path) -> io::Result<File> {
     }
 }
 
-/// An event in words: its kind, then its particulars.
+/// An event as text: its kind, then its fields.
 fn phrase(event: &Event) -> String {
     let Ok(Value::Object(fields)) = serde_json::to_value(event) else {
         return format!("{event:?}");
@@ -242,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    /// How much is written in one piece.
+    /// Reads what has been written since the last call.
     fn written(file: &mut File) -> Vec<u8> {
         let mut all = Vec::new();
         file.read_to_end(&mut all).unwrap();
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn people_get_the_words_of_the_event_log() {
+    fn messages_for_people_use_the_names_of_the_event_log() {
         let escalate = Event::Escalate {
             cause: Trouble::Errno(libc::ECONNRESET),
             reason: EscalateReason::Attempts,

@@ -10,10 +10,10 @@ use crate::handover::{Transport, TransportRef};
 
 /// One flow, as its front end sees it.
 ///
-/// Every method is called on the agent thread and must not block for longer than a lock is held
-/// for a few instructions: all flows of the process wait meanwhile. In particular none waits for a data call: the
-/// agent asks whether one is [inside](Self::idle) until none is. None may call back into the
-/// agent and wait for the outcome; queueing a command with [`Agent`](crate::Agent) is fine.
+/// Every method is called on the agent thread. It may block only as long as a lock is held for a few instructions,
+/// because all flows of the process wait meanwhile. In particular it must not wait for a data call: the agent polls
+/// [`idle`](Self::idle) until no call is inside. It must not call the agent and wait for the outcome; queueing a
+/// command with [`Agent`](crate::Agent) is fine.
 ///
 /// ```text
 ///            live()                suspend()            drain()
@@ -24,54 +24,56 @@ use crate::handover::{Transport, TransportRef};
 ///                                  given up   ◄──────────────────────┘ escalate
 /// ```
 pub trait FlowIo: Send + Sync + 'static {
-    /// The flow's bytes.
+    /// The flow's byte stream: counters, buffers and gate.
     fn stream(&self) -> &Stream;
 
     /// The peer has SLIM, and the flow will survive its transport.
     fn live(&self);
 
-    /// The flow is plain TCP from now on: stop counting and buffering, free the memory. `refused`
-    /// says that policy does not allow this, so that the application must get an error.
+    /// The flow is plain TCP from now on: stop counting and buffering, free the memory. With `refused` the policy does
+    /// not allow plain TCP, so the application must get an error.
     fn legacy(&self, refused: bool);
 
-    /// Keeps new data calls out, and cuts the transport, so that those which wait in it come out. True when no
-    /// call is inside any more; if not, [`idle`](Self::idle) is asked until it is. Also called for a flow that the front end
-    /// has suspended by itself, before [`drain`](Self::drain) and [`escalate`](Self::escalate).
+    /// Bars new data calls, and cuts the transport so that calls which wait in it return. Returns true when no call is
+    /// inside any more; otherwise the agent polls [`idle`](Self::idle) until that is so. Before [`drain`](Self::drain)
+    /// and [`escalate`](Self::escalate) this is also called for a flow that the front end has suspended by itself.
     fn suspend(&self) -> bool;
 
     /// After [`suspend`](Self::suspend): whether no call is inside any more.
     fn idle(&self) -> bool;
 
-    /// Whether the application still has the connection to itself. It may have closed it where the front end does not see it,
-    /// or another process may have used it; the peer, which asks about the flow now, is then to believe its kernel.
+    /// Whether the application still holds the connection, and no other process uses it. The application may have
+    /// closed it where the front end does not see that. Asked when the peer asks about the flow: if false, the agent
+    /// demotes the flow, and the peer believes its own kernel.
     fn is_held(&self) -> bool {
         true
     }
 
-    /// Whether the kernel has the flow's connection still. Once it has given it up, another one can have the same addresses
-    /// and ports.
+    /// Whether the kernel still has the flow's connection. Once the kernel has given it up, another connection can have
+    /// the same addresses and ports.
     fn stands(&self) -> bool {
         true
     }
 
-    /// The kernel's number of an accepted flow's first connection (`SO_COOKIE`), if that is known.
+    /// The kernel's number (`SO_COOKIE`) of an accepted flow's first connection, if known.
     fn connection(&self) -> Option<u64> {
         None
     }
 
-    /// For how long that connection has stood, if that is known.
+    /// How long that connection has existed, if known.
     fn age(&self) -> Option<Duration> {
         None
     }
 
-    /// Reads the old transport dry into the stash and closes it. After that nothing received can
-    /// change any more, except by [`stash`](Self::stash). No call is inside.
+    /// Drains the old transport into the stash and closes it. Afterwards the received bytes are final, except for
+    /// [`stash`](Self::stash). Called while no data call is inside.
     ///
-    /// Called again for a flow whose new transport failed during the replay; there is no old
-    /// transport then, and only the counters are wanted.
+    /// Called again for a flow whose new transport failed during the replay. There is no old transport then, and only
+    /// the counters are needed.
     fn drain(&self) -> Drained;
 
-    /// Bytes sent since the flow began. Asked while the flow is barred and no call is inside; does not move then.
+    /// Bytes sent since the flow began. Called while the flow is barred and no call is inside, so the value does not
+    /// change.
     fn sent(&self) -> u64 {
         self.stream().sent()
     }
@@ -79,76 +81,78 @@ pub trait FlowIo: Send + Sync + 'static {
     /// Appends bytes that the agent read for the flow, and counts them as received.
     fn stash(&self, data: &[u8]);
 
-    /// The peer holds everything before `peer_received`: forget it.
+    /// The peer holds everything before `peer_received`: trims the replay buffer.
     fn trim(&self, peer_received: u64) {
         self.stream().trim(peer_received);
     }
 
-    /// Hands out the bytes kept from `from` on, in contiguous pieces, until `f` takes less than it
-    /// was offered or there are no more. Returns the position reached.
+    /// Passes the kept bytes from position `from` on to `f`, in contiguous pieces, until `f` takes less than it was
+    /// offered or no bytes are left. Returns the position reached.
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64;
 
-    /// Whether the application's socket is an IPv6 one for an IPv4 connection: its transports are to be such, too.
+    /// Whether the application's socket is an IPv6 socket with an IPv4 connection. The flow's later transports must be
+    /// such sockets, too.
     fn maps_v4(&self) -> bool {
         false
     }
 
-    /// A connection is about to be made for this flow: copies those socket options that the kernel
-    /// looks at when it is bound and connected. After an error, which may be that this kind of transport is not taken, it is
-    /// not made: the attempt has failed.
+    /// Called before a connection is made for this flow. Copies the socket options that the kernel evaluates at bind
+    /// and connect. On an error the connection is not made and the attempt fails; a front end refuses a kind of
+    /// transport this way.
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
-    /// Makes a fresh connection like the one the application had: copies its socket options. The
-    /// connection must stay non-blocking until [`install`](Self::install). After an error, as in
-    /// [`before_connect`](Self::before_connect), nothing of the flow is sent on it.
+    /// Copies the socket options of the application's connection to a new connection, which must stay non-blocking
+    /// until [`install`](Self::install). On an error, as in [`before_connect`](Self::before_connect), no bytes of the
+    /// flow are sent on it.
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
-    /// The replay is written: `transport`, which was [prepared](Self::prepare), is the flow's. Swaps it in and wakes sleepers. If the
-    /// application has ended its direction, the write side is shut here, as [`Stream::carried_by`] does, under the lock under
-    /// which the application ends it: it may do so at any moment.
+    /// The replay is written: makes `transport`, which was [prepared](Self::prepare), the flow's transport, and wakes
+    /// sleepers. If the application has ended its direction, the write side is shut here, as [`Stream::carried_by`]
+    /// does. This happens under the lock under which the application ends its direction, because it may do so at any
+    /// moment.
     fn install(&self, transport: Transport);
 
-    /// Puts the old transport back, which was suspended but never drained; `legacy` as in
-    /// [`legacy`](Self::legacy), with nothing refused.
+    /// Puts back the old transport, which was suspended but never drained. With `legacy` the flow is plain TCP from now
+    /// on, as after [`legacy(false)`](Self::legacy).
     fn reinstate(&self, legacy: bool);
 
-    /// The peer has ended its direction after `seq` bytes: an end of stream there is orderly.
+    /// The peer has ended its direction after `seq` bytes: an end of stream at that position is orderly.
     fn peer_final(&self, seq: u64);
 
-    /// The flow is given up. The application gets what is stashed, and then `verdict`. If the flow was suspended no call is
-    /// inside, but for one that has not come out in 10 s.
+    /// Gives the flow up. The application gets the stashed bytes, and then `verdict`. If the flow was suspended, no
+    /// call is inside, except one that has not returned within 10 s.
     fn escalate(&self, verdict: Verdict);
 
-    /// Asks the kernel how far the peer has acknowledged, and trims.
+    /// Asks the kernel how many bytes the peer has acknowledged, and trims the replay buffer.
     ///
-    /// The front end may have suspended the flow by itself a moment ago, with the fault still on
-    /// its way to the agent. Then nothing may be trimmed, and the answer must be that something is
-    /// unacknowledged.
+    /// The front end may have suspended the flow by itself a moment ago, while the fault is still on its way to the
+    /// agent. Then it must not trim, and must report unacknowledged bytes.
     ///
-    /// A front end that remembers having called [`Agent::dirty`](crate::Agent::dirty) must forget
-    /// it *before* it reads what it then reports as `unacked == 0`: the agent stops looking, and
-    /// the next bytes sent must call again.
+    /// A front end that records its call of [`Agent::dirty`](crate::Agent::dirty) must clear that record *before* it
+    /// reads the state that it then reports as `unacked == 0`. The agent stops probing then, and the next bytes sent
+    /// must call `dirty` again.
     fn probe(&self) -> Probe;
 
-    /// The transport has ended. Begins, or stops, to have the kernel ask the peer's kernel on it every second.
+    /// The transport's stream has ended. Starts or stops (`on`) questions of the kernel to the peer's kernel on that
+    /// connection, one every second.
     fn ask_kernel(&self, on: bool) {
         let _ = on;
     }
 
-    /// Whether the peer's kernel has answered such a question within the time `since`, with a segment from behind the end of
-    /// the stream.
+    /// Whether the peer's kernel has answered such a question within the last `since`, with a segment whose sequence
+    /// number lies behind the end of the stream.
     fn kernel_answered(&self, since: Duration) -> bool {
         let _ = since;
         false
     }
 
-    /// After how many bytes the application ended its direction, if it has.
+    /// The number of bytes after which the application ended its direction, if it has.
     fn local_final(&self) -> Option<u64> {
         self.stream().local_final()
     }
 
-    /// For a flow that the application has closed: what is owed to the peer. `None` once that is nothing, that is,
-    /// all bytes sent are acknowledged (or data came in after the close, or the flow was given
-    /// up) and the transport is closed. Something is owed while it is suspended.
+    /// For a flow that the application has closed: its bytes that the peer has not acknowledged. `None` once the
+    /// transport is closed and all bytes sent are acknowledged, or data came in after the close, or the flow was given
+    /// up. Never `None` while the flow is suspended.
     fn owed(&self) -> Option<Owed>;
 }

@@ -1,4 +1,4 @@
-//! What a front end gets of a transport.
+//! How a front end receives a transport.
 
 use std::any::Any;
 use std::fmt;
@@ -9,27 +9,27 @@ use slim_sys::OwnFd;
 
 /// A flow's transport, handed over to its front end.
 ///
-/// Most kinds have a descriptor, and a front end that knows what to do with a connected stream socket needs to know no more of
-/// them. What another kind hands over is between that kind and the front ends that take it: they look for its type in the
-/// box, which is one allocation in a resume.
+/// Most kinds have a descriptor, and a front end that can use a connected stream socket needs to know no more of them.
+/// Any other kind agrees with the front ends that take it on a type: they downcast the box to that type. The box costs
+/// one allocation per resume.
 pub enum Transport {
     /// A connected stream socket that does not block.
     Descriptor(OwnFd),
-    /// Something else.
+    /// The transport of a kind without descriptors.
     Other(Box<dyn Any + Send>),
 }
 
-/// The same while the agent still has it.
+/// A transport that the agent still owns.
 #[derive(Clone, Copy)]
 pub enum TransportRef<'a> {
     /// A stream socket that does not block, connected or about to be.
     Descriptor(BorrowedFd<'a>),
-    /// Something else.
+    /// The transport of a kind without descriptors.
     Other(&'a dyn Any),
 }
 
 impl Transport {
-    /// For front ends that take nothing but descriptors, and have said so by [`TransportRef::descriptor`].
+    /// For front ends that take only descriptors, and have refused everything else by [`TransportRef::descriptor`].
     pub fn into_descriptor(self) -> Option<OwnFd> {
         match self {
             Self::Descriptor(fd) => Some(fd),
@@ -39,10 +39,10 @@ impl Transport {
 }
 
 impl<'a> TransportRef<'a> {
-    /// For front ends that take nothing but descriptors.
+    /// For front ends that take only descriptors.
     ///
     /// # Errors
-    /// The transport has none. It is refused by that, and what was to be done with it fails.
+    /// The transport has no descriptor. This error refuses the transport, and the operation on it fails.
     pub fn descriptor(self) -> io::Result<BorrowedFd<'a>> {
         match self {
             Self::Descriptor(fd) => Ok(fd),

@@ -1,9 +1,9 @@
 //! The I/O half of SLIM: one background thread per process that carries out what
 //! [`slim_core::endpoint::Endpoint`] decides.
 //!
-//! The endpoint knows what a session has to do and does none of it; a front end (the preload
-//! library) holds the application's descriptors and knows nothing of sessions. This crate stands
-//! between them. It owns every socket that is not the application's own.
+//! The endpoint decides what a session has to do, and performs no I/O. A front end (the preload library) holds the
+//! application's descriptors and knows nothing of sessions. This crate stands between them. It owns every socket that
+//! is not the application's own.
 //!
 //! ```text
 //!   application threads             slim-agent thread                        network
@@ -20,33 +20,33 @@
 //!
 //! # Map
 //!
-//! From the top to the bottom; arrows of imports go down only, but for those between a module and its own parts. Of a folder the
-//! tasks (`control::receive`, `listeners::links`, `host::address_watch`, `tasks::spawn`, `resume`) lie above the driver.
+//! Listed from top to bottom: a module imports only modules below it, except that a module and its own submodules may
+//! import each other. The tasks inside the folders (`control::receive`, `listeners::links`, `host::address_watch`,
+//! `tasks::spawn`, `resume`) lie above the driver.
 //!
 //! | module | what it holds |
 //! | --- | --- |
 //! | `agent` | the handle that application threads use |
-//! | `thread` | starting the thread: signals, runtime, sockets |
-//! | `tasks` | what runs on it: tasks that the driver wants, and what they are to do |
-//! | `resume` | resume connections: accepting, the messages on them, the replay |
-//! | `shared` | how tasks get at the driver, one after the other, and what follows from each |
-//! | `driver` | what the endpoint decides is done, and what happens is told to it: flows, resume connections, listeners, what is to be looked at again |
-//! | `control` | UDP control sockets, what comes to them, ICMP refusals, the addresses where peers come to us |
-//! | [`transport`] | what resumes need of a transport, whatever kind it is of; TCP, with its listeners |
+//! | `thread` | starts the agent thread: signals, runtime, sockets |
+//! | `tasks` | tasks of the agent thread that the driver starts, and their orders |
+//! | `resume` | resume connections: accepting and making them, the messages on them, the replay |
+//! | `shared` | how tasks access the driver, one at a time, and what follows from each access |
+//! | `driver` | carries out the endpoint's actions, and reports events to it: flows, resume connections, listeners, timed checks |
+//! | `control` | UDP control sockets, their datagrams, ICMP refusals, the addresses where peers reach this process |
+//! | [`transport`] | what a resume requires of a transport of any kind; TCP, with its listeners |
 //! | `listeners` | listeners that several processes accept from |
-//! | `commands` | what application threads share with the agent's |
-//! | `failure` | what is left to do should the thread ever panic, or memory run out |
-//! | `flow_io`, `handover` | what a front end does for the agent, and gets of a transport |
-//! | `host` | who we are, own addresses, which ports we take |
+//! | `commands` | what application threads share with the agent thread |
+//! | `failure` | what the agent does after a panic of its thread, or when memory runs out |
+//! | `flow_io`, `handover` | what a front end does for the agent, and how it receives a transport |
+//! | `host` | identity of this process, own addresses, ports that the agent uses |
 //! | `events` | event log and messages for people |
-//! | [`turn`] | seeing to it that the thread runs |
-//! | `kernel` | what is asked of the kernel, and of the runtime |
+//! | [`turn`] | ensures that the agent thread gets processor time |
+//! | `kernel` | requests to the kernel and to the runtime |
 //!
 //! # What it is not
 //!
-//! It is not in the data path. While a flow is live, its bytes go from the application to the
-//! kernel without a word to this thread; a process whose flows are all live, with nothing
-//! unacknowledged, is never woken.
+//! It is not in the data path. While a flow is live, its bytes go from the application to the kernel without involving
+//! this thread. In a process whose flows are all live, with nothing unacknowledged, the thread is never woken.
 //!
 //! # Threads and locks
 //!
@@ -55,7 +55,7 @@
 //! While the agent's own code runs, [`slim_sys::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
-// For the second kind of transport, which lies beside the tests.
+// Lets the test transport in `tests/common/memory.rs` name this crate when it is compiled into the unit tests.
 #[cfg(test)]
 extern crate self as slim_agent;
 

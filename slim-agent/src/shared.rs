@@ -1,8 +1,8 @@
-//! How tasks get at the driver.
+//! How tasks access the driver.
 //!
-//! Every task of the agent thread enters through [`Shared::with`] (or a sibling of it), which lets
-//! one closure at the driver, carries out all actions, writes down all events and sets the alarm.
-//! Nothing inside awaits, so the driver is never seen half-way through.
+//! Every task of the agent thread goes through [`Shared::with`] or a similar method. It runs one closure on the driver,
+//! carries out all actions, writes all events and sets the alarm. Nothing inside awaits, so no task sees the driver in
+//! an intermediate state.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -26,14 +26,14 @@ use crate::turn;
 use slim_sys::OwnFd;
 use slim_sys::reserve;
 
-/// A deadline that has passed already is looked at again after this long, should the endpoint not
-/// have moved it: a mistake there must not make the process spin.
+/// Shortest delay of the alarm. If the endpoint by mistake does not move a deadline that has passed, the process must
+/// not spin.
 const LEAST_DELAY: Duration = Duration::from_micros(50);
-/// How often this thread looks at its descriptors while a flow is without a transport.
+/// How often this thread checks its descriptors while a flow is without a transport.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often the reserve of descriptors is tried to be filled.
+/// Shortest time between two attempts to fill the reserve of descriptors.
 const FILL: Duration = Duration::from_millis(100);
-/// Commands taken in a row before everybody else gets a turn.
+/// Commands taken in a row before other tasks get a turn.
 const MOST_COMMANDS: usize = 4096;
 
 /// Starts a task.
@@ -46,19 +46,19 @@ pub(crate) struct Shared {
     alarm: AsyncFd<OwnFd>,
     /// What the alarm is set to.
     armed: Cell<Option<Time>>,
-    /// Listeners that have no descriptor for a connection that waits.
+    /// Number of listeners that lack a descriptor for a waiting connection.
     starved: Cell<u32>,
-    /// Tells them that one may be free.
+    /// Notifies them that a descriptor may be free.
     maybe_free: Notify,
-    /// Starts a task that the driver wants.
+    /// Starts a task of the driver.
     spawn: Spawn,
-    /// A task looks at this thread's own descriptors.
+    /// A task that checks this thread's own descriptors is running.
     looks: Cell<bool>,
-    /// When the reserve was last looked after.
+    /// When the reserve was last filled.
     filled: Cell<Instant>,
     /// Makes resume connections.
     pub(crate) providers: Providers,
-    /// For reading during a replay; one for all connections.
+    /// Read buffer for replays; one for all connections.
     pub(crate) scratch: RefCell<Vec<u8>>,
 }
 
@@ -85,10 +85,10 @@ impl Shared {
         }
     }
 
-    /// Lets `f` tell the endpoint something, and does what follows from it.
+    /// Runs `f` on the driver, and carries out what follows from it.
     pub(crate) fn with<R>(self: &Rc<Self>, f: impl FnOnce(&mut Driver, Time) -> R) -> R {
-        // Never borrowed twice: there is one thread, no borrow lasts over an await, and nobody
-        // called from inside (`Endpoint`, `FlowIo`) has this object.
+        // Never borrowed twice: there is one thread, no borrow lasts over an await, and nothing called from inside
+        // (`Endpoint`, `FlowIo`) has a reference to this object.
         let mut driver = self.driver.borrow_mut();
         turn::begin();
         driver.begin_turn();
@@ -96,22 +96,22 @@ impl Shared {
         let now = driver.now();
         driver.take_mail(now);
         driver.endpoint.tell_seen(now);
-        driver.settle();
+        driver.carry_out();
         let result = f(&mut driver, now);
-        driver.settle();
+        driver.carry_out();
         driver.tasks.drain(|task| (self.spawn)(self, task));
         if driver.survivor.any_away() {
             turn::want();
             self.look_at_own();
         }
         self.arm(&driver);
-        // The application's old transports are closed in there.
+        // This turn may have closed old transports of the application.
         self.descriptor_freed();
         result
     }
 
-    /// While a flow is without a transport its application waits for this thread, which is woken by nothing when somebody
-    /// has closed its descriptors. So it looks by itself.
+    /// While a flow is without a transport, the application waits for this thread. Nothing wakes this thread if the
+    /// program has closed its descriptors. So a task checks them periodically.
     fn look_at_own(self: &Rc<Self>) {
         if self.looks.replace(true) {
             return;
@@ -128,14 +128,12 @@ impl Shared {
         });
     }
 
-    /// Whether connections wait to be accepted for want of descriptors. Then none may be spent on
-    /// connecting.
+    /// Whether connections wait to be accepted because descriptors are short. Then none may be spent on connecting.
     pub(crate) fn is_starved(&self) -> bool {
         self.starved.get() > 0
     }
 
-    /// Waits until a descriptor may be free, because something has happened, or until `new` is
-    /// ready.
+    /// Waits until a descriptor may be free, or until `new` is ready.
     pub(crate) async fn starve(&self, new: impl Future) {
         self.starved.set(self.starved.get() + 1);
         select! {
@@ -145,18 +143,18 @@ impl Shared {
         self.starved.set(self.starved.get() - 1);
     }
 
-    /// The thread is to end.
+    /// Ends the thread.
     pub(crate) fn retire(&self) {
         self.driver.borrow_mut().retired = true;
         self.commands.get_ref().wake();
     }
 
-    /// Whether it is.
+    /// Whether the thread is to end.
     pub(crate) fn is_retired(&self) -> bool {
         self.driver.borrow().retired
     }
 
-    /// A descriptor was closed.
+    /// A descriptor may have been closed: fills the reserve, and notifies the listeners that lack a descriptor.
     pub(crate) fn descriptor_freed(&self) {
         if reserve::is_wanting() && self.filled.get().elapsed() > FILL {
             reserve::fill();
@@ -167,9 +165,8 @@ impl Shared {
         }
     }
 
-    /// Carries out what application threads have asked for, before anything else happens. A front
-    /// end that reports a fault under the same lock that its `FlowIo` takes can thus be sure that
-    /// the fault is not taken for one of a later transport.
+    /// Carries out the commands of application threads before anything else happens. So a fault that a front end
+    /// reports under the lock that its `FlowIo` takes cannot be taken for a fault of a later transport.
     fn take_commands(self: &Rc<Self>, driver: &mut Driver) {
         let mut taken = 0;
         loop {
@@ -181,21 +178,21 @@ impl Shared {
                 break;
             };
             driver.command(driver.now(), command);
-            driver.settle();
+            driver.carry_out();
             taken += 1;
             if taken == MOST_COMMANDS {
-                // The rest has its turn right after everybody else's.
+                // The rest is taken right after the other tasks' turn.
                 self.commands.get_ref().wake();
                 break;
             }
         }
         if driver.retired {
-            // Whoever looks for it may not be the one who has taken the command.
+            // Wakes the task that ends the thread, in case another task has taken the command.
             self.commands.get_ref().wake();
         }
     }
 
-    /// The control sockets, when there is nothing to follow.
+    /// Access to the control sockets for a call after which no action is to be carried out.
     pub(crate) fn with_control<R>(&self, f: impl FnOnce(&Control) -> R) -> R {
         f(&self.driver.borrow().control)
     }
@@ -217,8 +214,8 @@ impl Shared {
             .into_iter()
             .flatten()
             .min();
-        // One that fires too early sets the next one: that is cheaper than to put it off each time
-        // that something has happened before it, and nobody is woken again and again.
+        // An alarm that fires too early sets the next one. That is cheaper than postponing the alarm on every event,
+        // and does not wake the thread again and again.
         let soon = |armed: Time| next.is_some_and(|next| armed <= next);
         if !self.armed.get().is_some_and(soon) && self.armed.replace(next) != next {
             let delay = next.map(|at| at.since(driver.now()).max(LEAST_DELAY));

@@ -1,4 +1,4 @@
-//! Starting the agent thread.
+//! Starts the agent thread.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
@@ -37,15 +37,15 @@ use slim_sys::OwnFd;
 use slim_sys::reserve;
 use slim_sys::{as_agent, be_agent_thread};
 
-/// Besides what the C library needs. Address space, not memory: pages are touched as needed.
+/// Stack size in addition to what the C library needs. This is address space, not memory: pages are touched as needed.
 const STACK: usize = 512 * 1024;
-/// Tasks run between two looks at the sockets. Low, so that a flood on one does not delay the rest.
+/// Tasks that run between two polls of the sockets. Small, so that a flood on one socket does not delay the others.
 const TASKS_PER_LOOK: u32 = 8;
 
-/// The thread's number, from when it runs.
+/// Thread id of the agent thread, once it runs.
 static THREAD: AtomicI32 = AtomicI32::new(0);
 
-/// Waits until the thread is gone, after it was told to retire. Whether it is.
+/// Waits until the thread has ended, after the command `Retire`. Returns whether it has.
 pub(crate) fn wait_for_end(limit: Duration) -> bool {
     let begun = Instant::now();
     let thread = THREAD.load(Ordering::Acquire);
@@ -60,7 +60,8 @@ pub(crate) fn wait_for_end(limit: Duration) -> bool {
     }
 }
 
-/// Everything that can fail for want of resources is created in the caller, or reported to it.
+/// What the thread needs. Everything whose creation can fail is created in the caller, or its failure is reported to
+/// the caller.
 struct Parts {
     config: Config,
     shared: Together,
@@ -71,7 +72,7 @@ struct Parts {
     providers: Providers,
 }
 
-/// Creates the process-wide sockets and starts the thread; returns once it is at work.
+/// Creates the process-wide sockets and starts the thread. Returns once the thread has reported that it runs.
 pub(crate) fn start(
     config: Config,
     commands: CommandReceiver,
@@ -132,7 +133,7 @@ fn run(parts: Parts, commands: CommandReceiver, report: StartReport) {
         match assemble(parts, commands, survivor) {
             Ok(shared) => {
                 report.answer(Ok(()));
-                obey(shared).await;
+                handle_commands(shared).await;
             }
             Err(e) => report.answer(Err(e)),
         }
@@ -174,13 +175,13 @@ fn assemble(
         spawn(&shared, Task::Accept(listener));
     }
     address_watch::watch(&shared);
-    task::spawn_local(keep_time(shared.clone()));
-    task::spawn_local(obey_soon(soon, shared.clone()));
+    task::spawn_local(handle_alarm(shared.clone()));
+    task::spawn_local(handle_deferred_commands(soon, shared.clone()));
     Ok(shared)
 }
 
-/// Wakes the driver for what application threads ask, until the process ends.
-async fn obey(shared: Rc<Shared>) {
+/// Lets the driver take the commands of application threads, until the process ends or the agent retires.
+async fn handle_commands(shared: Rc<Shared>) {
     while let Ok(mut guard) = shared.commands().readable().await {
         shared.commands().get_ref().rearm();
         guard.clear_ready();
@@ -188,7 +189,7 @@ async fn obey(shared: Rc<Shared>) {
         shared.with(|_, _| ());
         if shared.is_retired() {
             reserve::end();
-            // What is not closed with the tasks is of no use to anybody.
+            // Ending the tasks does not close every socket; the others must not serve peers any more.
             return readiness::shut_watched();
         }
     }
@@ -209,8 +210,8 @@ impl AsRawFd for Soon {
     }
 }
 
-/// Likewise, for what is not urgent.
-async fn obey_soon(soon: AsyncFd<Soon>, shared: Rc<Shared>) {
+/// As [`handle_commands`], for commands that are not urgent.
+async fn handle_deferred_commands(soon: AsyncFd<Soon>, shared: Rc<Shared>) {
     while let Ok(mut guard) = soon.readable().await {
         soon.get_ref().0.rearm_soon();
         guard.clear_ready();
@@ -219,14 +220,15 @@ async fn obey_soon(soon: AsyncFd<Soon>, shared: Rc<Shared>) {
     }
 }
 
-/// Lets the driver know when the time that it waits for has come.
-async fn keep_time(shared: Rc<Shared>) {
+/// Calls the driver when the alarm fires.
+async fn handle_alarm(shared: Rc<Shared>) {
     while let Ok(mut guard) = shared.alarm().readable().await {
         slim_sys::reset_eventfd(shared.alarm().get_ref().raw());
         guard.clear_ready();
         drop(guard);
         shared.alarm_fired();
-        // This thread may have had no turn since long before the deadline. What came until then was in time.
+        // This thread may not have run since long before the deadline. Datagrams that have arrived by now count as in
+        // time.
         for socket in shared.with_control(Control::all) {
             receive_waiting(&socket, &shared);
         }

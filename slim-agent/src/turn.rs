@@ -1,22 +1,23 @@
-//! The agent's turn on the processor.
+//! Processor time for the agent thread.
 //!
-//! A thread that the application runs with a real-time policy, and that asks again and again for what is not there,
-//! leaves its processor to nobody. If the agent is bound to the same one it never runs, and what the thread asks for
-//! never comes. So the agent's thread has a policy of its own ([`take_own`]); and where that may not be, the thread naps a
-//! little in such a call while a flow is without a transport ([`give_way`]).
+//! An application thread with a real-time policy that polls in a loop never gives up its processor. If the agent thread
+//! is bound to the same processor, it never runs, and what the application polls for never comes. So the agent thread
+//! has its own scheduling policy ([`take_own`]). Where that is not permitted, the application thread sleeps briefly in
+//! such a call while a flow is without a transport ([`give_way`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long the agent may have done nothing before a thread gives way, in nanoseconds, and for how long.
+/// A thread gives way if the agent has not run for `STARVED` nanoseconds, and then sleeps for `NAP`.
 const STARVED: u64 = 1_000_000;
 const NAP: Duration = Duration::from_micros(100);
 
 /// A flow may be without a transport.
 static WANTED: AtomicBool = AtomicBool::new(false);
-/// Grows whenever the agent does something.
+/// Incremented in every turn of the agent.
 static BEATS: AtomicU64 = AtomicU64::new(0);
-/// The last beat that a thread saw, and since when there has been no other one, or since when nobody has given way.
+/// `SEEN` is the last value of [`BEATS`] that a thread saw. `SINCE` is when that value was first seen, or when a thread
+/// last gave way.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
@@ -31,8 +32,8 @@ pub fn is_wanted() -> bool {
     WANTED.load(Ordering::Relaxed)
 }
 
-/// For a call of the application that comes back with nothing, and at once: naps if the calling thread may be what keeps
-/// the agent from running.
+/// For an application call that returns at once without data: sleeps briefly if the calling thread may be keeping the
+/// agent from running.
 #[cold]
 pub fn give_way() {
     let (beat, now) = (BEATS.load(Ordering::Relaxed), slim_sys::now());
@@ -46,14 +47,15 @@ pub fn give_way() {
     }
 }
 
-/// The agent is about to look at what the application has asked for.
+/// The agent is about to take the application's commands.
 pub(crate) fn begin() {
     BEATS.fetch_add(1, Ordering::Relaxed);
     WANTED.store(false, Ordering::SeqCst);
 }
 
-/// By the agent's thread, which begins with what the thread has that started it: all processors of the process, and with a
-/// real-time policy a higher priority, or for want of the right to it the usual policy.
+/// Called by the agent thread, which inherits processors and policy from the thread that started it. Allows it all
+/// processors of the process. Under a real-time policy, raises its priority or, without the privilege for that, sets
+/// the normal policy.
 pub(crate) fn take_own() {
     slim_sys::use_all_processors();
     slim_sys::leave_real_time();

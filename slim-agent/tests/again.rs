@@ -1,4 +1,4 @@
-//! Connections one after the other with the same addresses and ports, whose agent is late.
+//! Connections with the same addresses and ports, one after the other, while the agent is late.
 
 mod common;
 
@@ -12,7 +12,7 @@ use slim_core::config::Config;
 use slim_core::{Cause, Role};
 use socket2::{Domain, Socket, Type};
 
-/// Long enough for a datagram, and for what follows from it.
+/// Long enough for a datagram to arrive and be handled.
 const SOON: Duration = Duration::from_millis(50);
 
 /// Connects from this address, or from one that the kernel chooses.
@@ -24,10 +24,11 @@ fn connect(from: SocketAddr, to: SocketAddr) -> TcpStream {
     socket.into()
 }
 
-/// A connection is reset before its HELLO is answered, and the acceptor takes that HELLO for one of the next connection. The
-/// connector's agent finds the answer together with word of the next connection, and of a fault elsewhere.
+/// A connection is reset before its HELLO is answered, and the acceptor takes that HELLO for a HELLO of the next
+/// connection. The connector's agent finds the answer together with the commands about the next connection, and about a
+/// fault of another flow.
 #[test]
-fn the_answer_for_an_earlier_connection_does_not_overtake_word_of_the_next() {
+fn the_answer_for_an_earlier_connection_does_not_overtake_the_command_about_the_next() {
     let server = Server::start(Config::default());
     let client = Agent::start(Config::default()).unwrap();
     let (held, _held_far) = server.pair(&client);
@@ -38,9 +39,9 @@ fn the_answer_for_an_earlier_connection_does_not_overtake_word_of_the_next() {
     let first = connect("127.0.0.1:0".parse().unwrap(), server.addr());
     let from = first.local_addr().unwrap();
     let first = FlowSocket::new(&client, Role::Connector, first);
-    // Its HELLO is there, and waits to be accepted.
+    // Its HELLO has arrived, and waits until the connection is accepted.
     thread::sleep(SOON);
-    // The agent stays in a call for this flow.
+    // The agent thread stays in a call for this flow.
     let holds = held.state();
     client.demote(held.token);
     thread::sleep(SOON);

@@ -1,4 +1,4 @@
-//! What somebody without the flow's key can do: nothing.
+//! An attacker without the flow's key can do no harm.
 
 mod common;
 
@@ -17,7 +17,7 @@ use slim_core::event::Record;
 use slim_core::wire::{self, Demote, Fin, MAC_LEN, MAX_LEN, Message, RefuseReason, Resume};
 use slim_core::{FinHow, FlowId, Nonce, Role};
 
-/// Sends numbers there and back until told to stop; how often it went.
+/// Sends numbers there and back until `stop` is set. Returns the number of round trips.
 fn ping_pong(near: &FlowSocket, far: &FlowSocket, stop: &AtomicBool) -> u64 {
     let mut count: u64 = 0;
     let mut buf = [0; 8];
@@ -33,7 +33,7 @@ fn ping_pong(near: &FlowSocket, far: &FlowSocket, stop: &AtomicBool) -> u64 {
     count
 }
 
-/// A message that parses, with fields of its own choice and a code that is none.
+/// A message with a plausible header, random fields, and an invalid code.
 fn plausible(pattern: &mut Pattern) -> Vec<u8> {
     let mut data = vec![0; MAX_LEN];
     pattern.fill(&mut data);
@@ -41,7 +41,7 @@ fn plausible(pattern: &mut Pattern) -> Vec<u8> {
     data[..4].copy_from_slice(&wire::MAGIC);
     data[4] = wire::VERSION;
     data[5] = kind;
-    // The length is right for some kinds now and then; most are thrown away by it.
+    // The length is right for some kinds now and then; most messages are dropped because it is wrong.
     let len = 24 + (pattern.next() % 300) as usize;
     data[6..8].copy_from_slice(&(len as u16).to_be_bytes());
     data.truncate(len);
@@ -77,7 +77,7 @@ fn a_flood_of_datagrams_does_no_harm() {
                 pattern.fill(&mut noise[..len]);
                 socket.send_to(&noise[..len], target).unwrap();
             }
-            // In the middle of it, a connection breaks and another is made.
+            // In the middle of the flood a connection breaks, and another one is made.
             if n == DATAGRAMS / 2 {
                 near.kill(Kill::Fin);
             }
@@ -109,7 +109,7 @@ fn connections_that_say_nothing_or_nonsense_do_no_harm() {
         for port in &ports {
             let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, *port)).unwrap();
             if n % 2 == 0 {
-                // It may have been closed already.
+                // The connection may have been closed already.
                 let _ = stream.write_all(&plausible(&mut pattern));
             } else if n % 20 == 1 {
                 silent.push(stream);
@@ -126,7 +126,7 @@ fn connections_that_say_nothing_or_nonsense_do_no_harm() {
     assert!(took < Duration::from_secs(2), "took {took:?}");
     let grown = resident_kib().saturating_sub(before);
     assert!(grown < 32 << 10, "{grown} KiB more than before");
-    // They are not kept for ever either.
+    // Silent connections are not kept for ever.
     let mut last = silent.pop().unwrap();
     last.set_read_timeout(Some(Duration::from_secs(15)))
         .unwrap();
@@ -139,7 +139,7 @@ fn connections_that_say_nothing_or_nonsense_do_no_harm() {
     assert!(ended, "left open");
 }
 
-/// Two agents, a live flow between them, and its name, which is in the event log.
+/// Two agents, a live flow between them, and its id, which is in the event log.
 struct Known {
     client: Agent,
     server: Server,
@@ -173,7 +173,7 @@ impl Known {
         }
     }
 
-    /// The flow works, and nobody has resumed it.
+    /// Checks that the flow works, and has not been resumed.
     fn assert_unharmed(&self) {
         self.near.write(b"ping").unwrap();
         let mut buf = [0; 4];
@@ -211,7 +211,7 @@ fn a_forged_resume_is_refused_and_changes_nothing() {
     }
     // Both ends of the flow were tried.
     assert_eq!(refused, 8);
-    // Names of flows cannot be found out by trying.
+    // Flow ids cannot be found by guessing.
     let mut pattern = Pattern::new(17);
     for port in resume_listeners() {
         for _ in 0..200 {
@@ -224,14 +224,14 @@ fn a_forged_resume_is_refused_and_changes_nothing() {
         }
     }
     known.assert_unharmed();
-    // And it can still be resumed by those who may.
+    // Its own ends can still resume it.
     known.near.kill(Kill::Fin);
     known.near.write(b"x").unwrap();
     known.far.read_exact(&mut [0]).unwrap();
     drop(known.client);
 }
 
-/// RESUME with a code that is none; why it was refused.
+/// Sends RESUME with an invalid code, and returns the reason why it was refused.
 fn forged_resume(port: u16, flow: FlowId, epoch: u64) -> RefuseReason {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     stream
@@ -257,7 +257,7 @@ fn forged_resume(port: u16, flow: FlowId, epoch: u64) -> RefuseReason {
     }
 }
 
-/// Anybody on the host can connect to the socket by which processes share a listener.
+/// Any process on the host can connect to the socket by which processes share a listener.
 #[test]
 fn silent_local_processes_keep_nobody_from_a_shared_listener() {
     let client = Agent::start(Config::default()).unwrap();
@@ -272,7 +272,7 @@ fn silent_local_processes_keep_nobody_from_a_shared_listener() {
             socket
         })
         .collect();
-    // Another process that accepts from the listener, as far as the owner can see.
+    // A second agent: for the owner it is another process that accepts from the listener.
     let other = Agent::start(Config::default()).unwrap();
     for _ in 0..3 {
         let near = TcpStream::connect(server.addr()).unwrap();

@@ -14,12 +14,12 @@ use slim_agent::Agent;
 use slim_core::config::Config;
 
 #[test]
-fn a_resume_that_breaks_is_begun_again() {
+fn a_resume_that_breaks_is_tried_again() {
     const PIECE: usize = 16 << 20;
     const RESUMES: u32 = 5;
     if !can_destroy() {
         println!(
-            "skip: a_resume_that_breaks_is_begun_again: ss -K needs root, and a kernel that can destroy connections"
+            "skip: a_resume_that_breaks_is_tried_again: ss -K needs root, and a kernel that can destroy connections"
         );
         return;
     }
@@ -37,7 +37,7 @@ fn a_resume_that_breaks_is_begun_again() {
             // A loaded machine breaks, and resumes, less often.
             while begun.elapsed() < Duration::from_secs(3) || near.state().resumed < RESUMES {
                 assert!(begun.elapsed() < 2 * LIMIT, "the flow is not resumed");
-                // Whatever stage it is in: handshake, replay, or live.
+                // Whatever stage the resume is in: handshake, replay, or live.
                 destroy_all_to(&ports);
                 thread::sleep(Duration::from_millis(random.next() % 8));
             }

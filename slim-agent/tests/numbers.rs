@@ -17,13 +17,13 @@ use slim_sys::numbers;
 
 const RESUMES: u32 = 200;
 
-/// The number that a front end's program gets, which is free again.
+/// The descriptor number that the application would get now; it is free again afterwards.
 fn lowest() -> RawFd {
     numbers::take(|| File::open("/dev/null").unwrap().as_raw_fd())
 }
 
 #[test]
-fn the_lowest_number_is_the_applications() {
+fn the_application_always_gets_the_lowest_number() {
     let client = Agent::start(Config::default()).unwrap();
     let server = Server::start(Config::default());
     let (near, far) = server.pair(&client);
@@ -36,7 +36,7 @@ fn the_lowest_number_is_the_applications() {
         far.write(b"pong").unwrap();
         near.read_exact(&mut buf).unwrap();
     };
-    // The connections made by the test itself are low; those that replace them are not.
+    // The connections that the test itself makes have low numbers; those that replace them do not.
     near.kill(Kill::Fin);
     round_trip();
 
@@ -60,11 +60,11 @@ fn the_lowest_number_is_the_applications() {
     println!("{asked} numbers during {RESUMES} resumes");
     assert_eq!(wrong, 0, "of {asked} numbers");
 
-    calls_that_sleep_hold_nobody_up();
+    sleeping_calls_do_not_delay_the_agent();
 }
 
 /// A call may sleep for ever once it has its number, as `accept` does.
-fn calls_that_sleep_hold_nobody_up() {
+fn sleeping_calls_do_not_delay_the_agent() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let sleep = || {

@@ -1,4 +1,4 @@
-//! What somebody can send who reads nothing of what we send: HELLOs and ICMP messages, from any address.
+//! An attacker who cannot read our messages sends HELLOs and ICMP messages, from any address.
 
 mod common;
 
@@ -15,7 +15,7 @@ use slim_core::config::Config;
 use slim_core::wire::{AddrList, HEADER_LEN, Hello, Message};
 use slim_core::{EndpointId, FlowId, Role};
 
-/// A HELLO that nobody has said.
+/// A forged HELLO.
 fn forged(n: u8, connector: SocketAddr, acceptor: SocketAddr) -> Vec<u8> {
     let hello = Hello {
         flow: FlowId([n; 16]),
@@ -36,7 +36,7 @@ fn forged(n: u8, connector: SocketAddr, acceptor: SocketAddr) -> Vec<u8> {
 }
 
 #[test]
-fn a_connection_is_not_taken_by_who_says_hello_first() {
+fn a_connection_is_not_taken_by_a_forged_hello_that_comes_first() {
     let client = Agent::start(Config::default()).unwrap();
     let server = Server::start(Config::default());
     // On loopback the source need not be forged.
@@ -72,7 +72,7 @@ fn a_connection_is_not_taken_by_who_says_hello_first() {
     }
 }
 
-/// A socket for ICMP messages of one's own making; `None`, and a line that says why, without the right to have one.
+/// A raw socket for ICMP messages. Without the privilege: `None`, and a line that says why.
 fn icmp(test: &str) -> Option<OwnedFd> {
     // SAFETY: no memory is passed.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP) };
@@ -80,12 +80,12 @@ fn icmp(test: &str) -> Option<OwnedFd> {
         println!("skip: {test}: a raw socket needs CAP_NET_RAW");
         return None;
     }
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: just made, and nothing else owns it.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Says to the sender of a datagram `from` one address `to` another one that nobody listens there. `quoted` is what it
-/// is said to have sent.
+/// Sends an ICMP message to `from`, which says that nothing listens at `to`. `quoted` is the datagram that `from` is
+/// said to have sent there.
 fn refuse(icmp: &OwnedFd, from: SocketAddr, to: SocketAddr, quoted: &[u8]) {
     let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else {
         panic!("IPv4 only");
@@ -139,7 +139,7 @@ fn forged_refusals_do_not_make_later_connections_plain() {
     };
     let client = Agent::start(Config::default()).unwrap();
     let server = Server::start(Config::default());
-    // A server with a UDP socket shows what the client asks, and from where.
+    // A server with a UDP socket of its own shows the client's HELLO, and its source.
     let shows = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let at = shows.local_addr().unwrap();
     let asked = UdpSocket::bind(at).unwrap();
@@ -148,7 +148,7 @@ fn forged_refusals_do_not_make_later_connections_plain() {
     let mut hello = [0; 512];
     let (len, control) = asked.recv_from(&mut hello).unwrap();
     let hello = &hello[..len];
-    // The ICMP messages say that the client's control socket has asked the server.
+    // The ICMP messages claim that the client's control socket has sent a datagram to the server.
     let mut guess = hello.to_vec();
     guess[HEADER_LEN] ^= 1;
     for _ in 0..3 {
@@ -165,7 +165,7 @@ fn forged_refusals_do_not_make_later_connections_plain() {
     first.wait_live();
     second.wait_live();
     assert_eq!(near.state().legacy, None);
-    // Whoever has read the question is believed: that shows that the messages arrive.
+    // A refusal that quotes the HELLO is believed, which shows that the ICMP messages arrive.
     let SocketAddr::V4(wrong) = at else {
         panic!("IPv4")
     };

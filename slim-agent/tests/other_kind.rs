@@ -33,7 +33,7 @@ impl Agents {
             Agent::start_with(config.clone(), vec![provider]).unwrap()
         };
         let (client, server) = (agent(0), agent(1));
-        // Nobody ever connects to it. Its UDP port is where the peer is asked for SLIM.
+        // No connection to it is ever made. HELLO is sent to its UDP port.
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         server.listen(listener.as_fd(), listener.local_addr().unwrap());
         Agents {
@@ -46,7 +46,7 @@ impl Agents {
 
     fn pair(&self) -> (Arc<AnyFlow>, Arc<AnyFlow>) {
         let there = self.listener.local_addr().unwrap();
-        // A name for the flow, as good as any other.
+        // An arbitrary address, which only names the flow.
         let here = (Ipv4Addr::LOCALHOST, 1).into();
         let (near, far) = pipe(None);
         let near = AnyFlow::new(
@@ -96,7 +96,7 @@ fn pipes_that_break_in_the_handshake_or_in_the_replay_lose_nothing() {
     let (near, far) = agents.pair();
     // The handshake has a few hundred bytes, and what follows is the replay of both.
     for fuse in [1, 60, 200, 400, 2_000, 30_000, 50_000, 90_000] {
-        // Nobody reads, so all of it is in flight when it breaks.
+        // Nothing is read yet, so all bytes are in flight when the pipe breaks.
         write_pieces(&near, 1, PIECES);
         write_pieces(&far, 2, PIECES);
         let (resumed, made) = (near.resumed(), agents.net.made.load(Ordering::Relaxed));
@@ -134,7 +134,7 @@ fn flows_of_pipes_stay_byte_exact_while_all_of_them_break() {
         let mut random = Pattern::new(5);
         while !jobs.iter().all(|job| job.is_finished()) {
             thread::sleep(Duration::from_millis(random.next() % 10));
-            // Few at the end, so that it comes to one.
+            // Limited, so that the transfer ends.
             if cuts < 40 {
                 let fuses = (0..4).map(|_| random.next() as usize % 100_000);
                 *agents.net.fuses.lock().unwrap() = fuses.collect();
@@ -149,7 +149,7 @@ fn flows_of_pipes_stay_byte_exact_while_all_of_them_break() {
 }
 
 #[test]
-fn a_connection_that_the_front_end_refuses_is_an_attempt_that_has_failed() {
+fn a_connection_that_the_front_end_refuses_is_a_failed_attempt() {
     let agents = Agents::start(&Config::default());
     let (near, far) = agents.pair();
     far.state.lock().unwrap().refused = 2;
@@ -173,7 +173,7 @@ fn a_front_end_that_does_not_take_this_kind_gets_the_error() {
         agent: agents.server,
         listener: agents.listener,
     };
-    // Flows of sockets.
+    // These flows are of sockets, and cannot use pipes.
     let (near, far) = server.pair(&agents.client);
     near.wait_live();
     far.wait_live();

@@ -1,4 +1,4 @@
-//! A mistake of ours that makes the agent thread panic: the program goes on, and nobody waits for ever.
+//! A mistake in SLIM makes the agent thread panic: the program goes on, and no thread waits for ever.
 
 mod common;
 
@@ -18,7 +18,7 @@ use slim_stream::{Drained, Owed, Probe, Stream};
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 
-/// A flow whose front end has a mistake, once.
+/// A flow whose front end panics, once.
 #[derive(Default)]
 struct Mistake(AtomicBool, Stream);
 
@@ -65,16 +65,16 @@ impl FlowIo for Mistake {
     }
 }
 
-/// A connection to a peer without SLIM, which the agent has to say something about.
+/// A connection to a peer without SLIM, so that the agent calls [`FlowIo::legacy`].
 fn plain(listener: &TcpListener) -> TcpStream {
     TcpStream::connect(listener.local_addr().unwrap()).unwrap()
 }
 
-/// In a process of its own: the test harness would wait for the panic to end.
+/// The agent panics in a process of its own: the test harness would wait for the panic to end.
 #[test]
-fn a_panic_of_the_agent_is_not_the_programs_end() {
+fn the_program_goes_on_after_the_agent_panics() {
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "the_program", "--nocapture", "--ignored"])
+        .args(["--exact", "panicking_program", "--nocapture", "--ignored"])
         .env(ROLE, "1")
         .output()
         .unwrap();
@@ -87,7 +87,7 @@ fn a_panic_of_the_agent_is_not_the_programs_end() {
 
 #[test]
 #[ignore = "runs in a process of its own, started by another test"]
-fn the_program() {
+fn panicking_program() {
     if env::var_os(ROLE).is_none() {
         return;
     }
@@ -106,7 +106,7 @@ fn everything_goes_on() {
     for end in [&near, &far, &broken, &broken_far] {
         end.wait_live();
     }
-    // Suspended for the peer, and not to be resumed so soon: a call on it does not return.
+    // The peer resumes this flow, but this end is never idle: a call on it does not return.
     broken.state().pretence.busy = u32::MAX;
     broken_far.kill(Kill::Fin);
     let peer = thread::spawn(move || broken_far.read(&mut [0]));
@@ -123,7 +123,7 @@ fn everything_goes_on() {
     let (token, role) = (FlowToken(u64::MAX), Role::Connector);
     client.open(token, Arc::new(Mistake::default()), role, local, remote);
 
-    // What is well goes on as plain TCP.
+    // Flows that have a transport go on as plain TCP.
     near.wait("plain TCP", Duration::from_secs(5), |s| {
         s.legacy == Some(false)
     });
@@ -134,7 +134,7 @@ fn everything_goes_on() {
     near.read_exact(&mut buf).unwrap();
     assert_eq!(&buf, b"ping");
 
-    // What is broken ends, here and at the peer's end.
+    // Broken flows end, here and at the peer's end.
     let begun = Instant::now();
     let error = reader.join().unwrap().unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
@@ -142,7 +142,7 @@ fn everything_goes_on() {
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(2), "took {took:?}");
 
-    // What begins later is as without SLIM, and nobody waits for anything.
+    // Flows that begin later are plain TCP, and no call waits.
     let begun = Instant::now();
     let later = FlowSocket::new(&client, Role::Connector, plain(&listener));
     later.wait("plain TCP", Duration::from_secs(5), |s| {
@@ -157,7 +157,7 @@ fn everything_goes_on() {
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(1), "took {took:?}");
 
-    // The other agent of this process is not concerned.
+    // The other agent of this process is not affected.
     let other = Agent::start(Config::default()).unwrap();
     let (near, far) = server.pair(&other);
     near.wait_live();

@@ -1,4 +1,4 @@
-//! Peers without SLIM, and peers that die: told apart fast.
+//! Peers without SLIM, and peers that die, are recognised fast.
 
 mod common;
 
@@ -34,7 +34,7 @@ fn a_peer_without_slim_is_recognised_at_once() {
 }
 
 #[test]
-fn a_policy_that_needs_slim_refuses_a_peer_without() {
+fn the_required_policy_refuses_a_peer_without_slim() {
     let agent = Agent::start(config(&[("SLIM", "required")])).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -62,7 +62,7 @@ fn one_refusal_does_not_hit_other_peers() {
 }
 
 #[test]
-fn silence_means_a_peer_without_slim_in_the_end() {
+fn a_silent_peer_is_taken_for_one_without_slim_after_the_timeout() {
     let agent = Agent::start(config(&[("SLIM_HELLO_TIMEOUT", "0.5")])).unwrap();
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     // Something else has the UDP port.
@@ -75,21 +75,21 @@ fn silence_means_a_peer_without_slim_in_the_end() {
 }
 
 #[test]
-fn a_listeners_udp_port_can_be_had_back() {
+fn a_listeners_udp_port_can_be_released() {
     let server = Server::start(Config::default());
     assert!(UdpSocket::bind(server.addr()).is_err(), "the agent has it");
     server.agent.release(server.addr());
     assert_bound_soon(server.addr());
 }
 
-/// The control socket is closed by its own task, and another test that is starting a process right now
-/// may hold a copy for a moment.
+/// Binds within a second: the control socket is closed by its own task, and a process that another test is just
+/// starting may hold a copy for a moment.
 fn assert_bound_soon(addr: SocketAddr) {
     let begun = Instant::now();
     while let Err(e) = UdpSocket::bind(addr) {
         assert!(
             begun.elapsed() < Duration::from_secs(1),
-            "not given back: {e}"
+            "not released: {e}"
         );
         thread::sleep(Duration::from_millis(5));
     }
@@ -158,10 +158,10 @@ fn different_job_keys_mean_plain_tcp() {
 }
 
 #[test]
-fn who_is_not_accepted_before_the_listener_closes_has_the_error_at_once() {
+fn a_connection_not_accepted_before_the_listener_closes_gets_its_error_at_once() {
     let client = Agent::start(Config::default()).unwrap();
     let server = Server::start(Config::default());
-    // One that is accepted, so that the control socket has work to do.
+    // An accepted connection, so that the control socket has work to do.
     let (near, far) = server.pair(&client);
     near.wait_live();
     far.wait_live();
@@ -178,7 +178,7 @@ fn who_is_not_accepted_before_the_listener_closes_has_the_error_at_once() {
     let took = begun.elapsed();
     assert_eq!(error.raw_os_error(), Some(libc::ECONNRESET));
     assert!(took < Duration::from_millis(100), "took {took:?}");
-    // And the port is free.
+    // The port is free, too.
     assert_bound_soon(addr);
     near.kill(Kill::Fin);
     near.write(b"x").unwrap();
@@ -193,7 +193,7 @@ fn hello_may_come_after_the_listener_is_closed() {
     let near = TcpStream::connect(addr).unwrap();
     let far = server.listener.accept().unwrap().0;
     let far = FlowSocket::new(&server.agent, Role::Acceptor, far);
-    // Accepted from a copy of the listener, as by a child.
+    // This one is accepted from a copy of the listener, as by a child process.
     let later_near = TcpStream::connect(addr).unwrap();
     let copy = server.listener.try_clone().unwrap();
     let Server { agent, listener } = server;
@@ -236,7 +236,7 @@ impl Peer {
         Peer { process, stream }
     }
 
-    /// Returns when every thread of it stands still.
+    /// Stops the process, and returns when all its threads have stopped.
     fn stop(&self) {
         let pid = self.process.id();
         // SAFETY: a signal to our own child.
@@ -264,7 +264,7 @@ impl Drop for Peer {
     }
 }
 
-/// No test of its own: what runs in the other process.
+/// Not a test: this runs in the peer process.
 #[test]
 #[ignore = "runs in a process of its own, started by other tests"]
 fn the_peer_process() {
@@ -313,7 +313,7 @@ fn a_peer_killed_while_a_flow_is_suspended_costs_no_attempts() {
     let agent = Agent::start(Config::default()).unwrap();
     let mut peer = Peer::start(&agent);
     peer.kill();
-    // Only now is the connection found dead, by a write that the peer's host answers with a reset.
+    // The connection is found dead only now, by a write that the peer's host answers with a reset.
     thread::sleep(Duration::from_millis(20));
     let begun = Instant::now();
     let error = loop {
@@ -330,8 +330,8 @@ fn a_peer_killed_while_a_flow_is_suspended_costs_no_attempts() {
 }
 
 #[test]
-fn a_stopped_peer_gets_its_attempts_and_then_the_error_is_the_kernels() {
-    // A peer that does not answer at all: as a host that is gone for good.
+fn a_stopped_peer_costs_all_attempts_and_then_the_error_is_the_kernels() {
+    // The peer does not answer at all, like a host that is gone for good.
     let agent = Agent::start(config(&[("SLIM_ATTEMPT_TIMEOUTS", "0.2,0.3,0.4")])).unwrap();
     let peer = Peer::start(&agent);
     peer.stop();

@@ -1,4 +1,4 @@
-//! The agent as a guest in somebody else's process.
+//! How the agent affects the process that it runs in.
 //!
 //! One test: it looks at all descriptors and threads of the process.
 
@@ -52,7 +52,7 @@ fn sleeps() -> u64 {
 }
 
 #[test]
-fn the_agent_is_a_quiet_guest() {
+fn the_agent_blocks_signals_uses_high_descriptors_and_sleeps_when_idle() {
     assert!(!slim_sys::in_agent());
     assert!(as_agent(in_agent) && !in_agent());
 
@@ -100,7 +100,7 @@ fn the_agent_is_a_quiet_guest() {
     }
     assert!(before.iter().all(|fd| !fds::is_internal(*fd)));
 
-    // What was sent is acknowledged and looked at once; then nothing wakes the threads.
+    // The byte is acknowledged, and probed once; then nothing wakes the threads.
     near.write(b"x").unwrap();
     far.read_exact(&mut [0]).unwrap();
     thread::sleep(Duration::from_millis(1500));
@@ -110,7 +110,7 @@ fn the_agent_is_a_quiet_guest() {
 
     a_forked_child_can_start_anew(&client, &server, &ours);
 
-    // The child has done nothing to the parent's agent.
+    // The child has not affected the parent's agent.
     near.kill(common::Kill::Fin);
     near.write(b"y").unwrap();
     far.read_exact(&mut [0]).unwrap();

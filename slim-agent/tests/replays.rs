@@ -1,7 +1,7 @@
-//! What was said on the wire between two agents, said again by somebody who has recorded it.
+//! An attacker has recorded the messages between two agents, and sends them again.
 //!
-//! Needs root, to record on the loopback interface. One test, because it takes whatever is said to
-//! agents of this process.
+//! Needs root, to record on the loopback interface. One test, because it records all messages to agents of this
+//! process.
 
 mod common;
 
@@ -22,7 +22,7 @@ use slim_core::wire::{self, HEADER_LEN, MAGIC, Message, RefuseReason};
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// A message on its way.
+/// A recorded message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Heard {
     protocol: u8,
@@ -30,11 +30,11 @@ struct Heard {
     data: Vec<u8>,
 }
 
-/// Hears everything on the loopback interface.
+/// Records everything on the loopback interface.
 struct Tap(OwnedFd);
 
 impl Tap {
-    /// `None` without the right to.
+    /// `None` without the privilege.
     fn open() -> Option<Tap> {
         let everything = (libc::ETH_P_ALL as u16).to_be();
         // SAFETY: no memory is passed.
@@ -63,7 +63,7 @@ impl Tap {
         Some(tap)
     }
 
-    /// The SLIM messages heard so far, each once.
+    /// The SLIM messages recorded so far, each once.
     fn heard(&self) -> BTreeSet<Heard> {
         let mut all = BTreeSet::new();
         let mut frame = vec![0; 1 << 16];
@@ -108,7 +108,7 @@ fn round_trip(near: &FlowSocket, far: &FlowSocket) {
     assert_eq!(&buf, b"pong");
 }
 
-/// Sends `data` instead of RESUME; why it was refused, if it was worth an answer.
+/// Sends `data` in place of RESUME. Returns the reason why it was refused, if there was an answer.
 fn say_to(port: u16, data: &[u8]) -> Option<RefuseReason> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let limit = Some(Duration::from_secs(10));
@@ -143,7 +143,7 @@ fn recorded_messages_are_worth_nothing() {
     let (near, far) = server.pair(&client);
     near.wait_live();
     far.wait_live();
-    // Another flow, which ends: what announces that is recorded, too.
+    // Another flow, which ends, so that the FIN that announces its end is recorded, too.
     let (other, other_far) = server.pair(&client);
     other.wait_live();
     other_far.wait_live();
@@ -155,7 +155,8 @@ fn recorded_messages_are_worth_nothing() {
     let (mut all, mut recorded) = (BTreeSet::new(), BTreeSet::new());
     let mut refused = 0;
     for epoch in 1..=3 {
-        // Broken once in every epoch, so that each has RESUMEs of its own and those of earlier ones.
+        // The flow breaks once in every epoch, so that each epoch is tested with its own RESUMEs and those of earlier
+        // epochs.
         if epoch % 2 == 1 {
             near.kill(Kill::Fin);
         } else {
@@ -175,7 +176,7 @@ fn recorded_messages_are_worth_nothing() {
                 let reason = say_to(*port, &heard.data);
                 if let Some(Message::Resume(_)) = parsed(&heard.data) {
                     let reason = reason.expect("an answer to RESUME");
-                    // One of the two agents has the flow, and the other calls it by the same name.
+                    // Both agents know the flow by the same id, so each of them checks the proof.
                     assert_eq!(reason, RefuseReason::BadProof);
                     refused += 1;
                 }
@@ -186,8 +187,8 @@ fn recorded_messages_are_worth_nothing() {
     }
     assert!(refused >= 2 * (1 + 2 + 3), "{refused} refused");
 
-    // All datagrams about our flows, each to where it went and to everywhere else, from another port
-    // and address.
+    // All datagrams about our flows, each sent to its own destination and to every other one, from another port and
+    // address.
     let (near2, far2) = server.pair(&client);
     near2.wait_live();
     far2.wait_live();
@@ -221,7 +222,7 @@ fn recorded_messages_are_worth_nothing() {
         assert_eq!((state.legacy, end.stream.peer_final()), (None, None));
     }
     assert_eq!(before, (near.state().resumed, far.state().resumed));
-    // And those who may can still resume it.
+    // Its own ends can still resume it.
     near.kill(Kill::Fin);
     round_trip(&near, &far);
 }

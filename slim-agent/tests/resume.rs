@@ -1,4 +1,4 @@
-//! Flows between two agents whose connections are broken: every byte arrives, once.
+//! Connections of flows between two agents are broken: every byte arrives, once.
 
 mod common;
 
@@ -20,7 +20,7 @@ fn agents(config: Config) -> (Agent, Server) {
 }
 
 #[test]
-fn two_agents_find_each_other() {
+fn a_flow_between_two_agents_becomes_live() {
     let (client, server) = agents(Config::default());
     let (near, far) = server.pair(&client);
     let (a, b) = (near.wait_live(), far.wait_live());
@@ -44,7 +44,7 @@ fn a_broken_connection_is_replaced() {
         let mut buf = [0; 6];
         far.read_exact(&mut buf).unwrap();
         assert_eq!(&buf, b"before");
-        // One side after the other, so that neither's data hides that the other is stuck.
+        // One direction after the other, so that data of one does not hide that the other is stuck.
         far.write(b"answer").unwrap();
         near.read_exact(&mut buf).unwrap();
         assert_eq!(&buf, b"answer");
@@ -64,7 +64,7 @@ fn every_kind_of_address_can_be_resumed() {
     for (listen, connect) in [
         ("127.0.0.1:0", "127.0.0.1"),
         ("0.0.0.0:0", "127.0.0.1"),
-        // The answer must come from where the question went.
+        // The answer must come from the address that the question was sent to.
         ("0.0.0.0:0", "127.0.0.2"),
         ("[::1]:0", "::1"),
         ("[::]:0", "::1"),
@@ -73,7 +73,7 @@ fn every_kind_of_address_can_be_resumed() {
         ("[::]:0", "127.0.0.3"),
     ] {
         if listen.starts_with('[') && !has_v6 {
-            println!("without IPv6 nobody listens on {listen}");
+            println!("without IPv6 nothing listens on {listen}");
             continue;
         }
         let client = Agent::start(Config::default()).unwrap();
@@ -132,7 +132,7 @@ fn both_directions_stay_byte_exact_while_connections_are_killed() {
 }
 
 #[test]
-fn a_stall_is_left_behind_without_a_gap() {
+fn a_stalled_flow_moves_to_a_new_transport_and_loses_nothing() {
     let (client, server) = agents(config(&[("SLIM_STALL", "0.2")]));
     let (near, far) = server.pair(&client);
     near.wait_live();
@@ -181,12 +181,12 @@ fn many_flows_broken_at_once_all_resume() {
 }
 
 #[test]
-fn a_data_call_that_takes_its_time_delays_the_resume_only() {
+fn a_resume_waits_for_a_slow_data_call() {
     let (client, server) = agents(Config::default());
     let (near, far) = server.pair(&client);
     near.wait_live();
     far.wait_live();
-    // The far end learns of it by the peer's request, and is asked 50 times whether it is idle.
+    // The peer's request suspends the far end, and 50 checks find a call inside.
     far.state().pretence.busy = 50;
     near.kill(Kill::Fin);
     near.write(b"x").unwrap();
@@ -195,7 +195,7 @@ fn a_data_call_that_takes_its_time_delays_the_resume_only() {
     far.read_exact(&mut buf).unwrap();
 }
 
-/// The front end has suspended the flow by itself, and one of its calls is inside still. All other flows go on.
+/// The front end has suspended the flow by itself, and a call is still inside. All other flows go on.
 #[test]
 fn a_call_that_never_returns_costs_its_own_flow_only() {
     let (client, server) = agents(Config::default());
@@ -225,7 +225,7 @@ fn a_call_that_never_returns_costs_its_own_flow_only() {
 }
 
 #[test]
-fn what_is_given_up_waits_for_its_calls() {
+fn an_escalation_waits_for_data_calls() {
     let (client, server) = agents(Config::default());
     let (near, far) = server.pair(&client);
     near.wait_live();
@@ -238,7 +238,7 @@ fn what_is_given_up_waits_for_its_calls() {
 }
 
 #[test]
-fn a_half_close_survives() {
+fn a_half_close_survives_a_broken_connection() {
     for kill in kills() {
         let (client, server) = agents(Config::default());
         let (near, far) = server.pair(&client);
@@ -267,7 +267,7 @@ fn a_closed_flow_stays_until_it_is_delivered() {
         near.wait_live();
         far.wait_live();
         thread::scope(|scope| {
-            // Nobody reads yet, so most of it is in the buffers of both kernels when it breaks.
+            // Nothing is read yet, so most bytes are in the buffers of both kernels when the connection breaks.
             let writer = scope.spawn(|| write_pattern(&near, 7, TOTAL, 4096));
             thread::sleep(Duration::from_millis(100));
             far.kill(kill);
@@ -286,7 +286,7 @@ fn a_closed_flow_stays_until_it_is_delivered() {
 }
 
 #[test]
-fn what_happened_is_in_the_event_log() {
+fn the_event_log_has_what_happened_to_a_flow() {
     let path = std::env::temp_dir().join(format!("slim-events-{}.json", std::process::id()));
     let (client, server) = agents(config(&[("SLIM_EVENTS", path.to_str().unwrap())]));
     let (near, far) = server.pair(&client);

@@ -1,4 +1,4 @@
-//! A listener that several processes accept from: their flows are as good as those of one.
+//! Several processes accept from one listener: their flows are as good as those of a single process.
 //!
 //! One test, because the process forks.
 
@@ -14,10 +14,10 @@ use slim_agent::Agent;
 use slim_core::Role;
 use slim_core::config::Config;
 
-/// Connections that a worker serves at a time.
+/// Most connections that a worker serves.
 const CONNECTIONS: usize = 64;
 
-/// What a worker does: sends back what it gets.
+/// Sends back what it reads, as a worker does.
 fn echo(stream: &FlowSocket) {
     let mut buf = [0; 64];
     while let Ok(n @ 1..) = stream.read(&mut buf) {
@@ -28,7 +28,7 @@ fn echo(stream: &FlowSocket) {
     stream.close();
 }
 
-/// A worker process, which serves for as long as it is let.
+/// Starts a worker process, which serves until it is killed.
 fn worker(server: &Server, give_up_rights: bool) -> libc::pid_t {
     // SAFETY: the child calls what works with a heap that the C library keeps usable after a fork;
     // it is killed in the end.
@@ -86,12 +86,12 @@ fn end(pid: libc::pid_t) {
 }
 
 /// A worker accepts a connection and resets it before the owner has the HELLO for it.
-fn who_comes_late_is_answered(client: &Agent) {
+fn a_late_hello_is_answered(client: &Agent) {
     let server = Server::start(Config::default());
     let worker = Agent::start(Config::default()).unwrap();
     let near = TcpStream::connect(server.addr()).unwrap();
     let far = server.listener.accept().unwrap().0;
-    // The connection stands until the client has an agent, too.
+    // Keeps the connection open until the client has an agent, too.
     let _stands = far.try_clone().unwrap();
     FlowSocket::new(&worker, Role::Acceptor, far).reset();
     thread::sleep(Duration::from_millis(100));
@@ -102,7 +102,7 @@ fn who_comes_late_is_answered(client: &Agent) {
 #[test]
 fn workers_share_a_listener() {
     let client = Agent::start(Config::default()).unwrap();
-    who_comes_late_is_answered(&client);
+    a_late_hello_is_answered(&client);
     workers_share(&client, false);
     // SAFETY: always succeeds.
     if unsafe { libc::geteuid() } == 0 {
@@ -112,7 +112,7 @@ fn workers_share_a_listener() {
 
 fn workers_share(client: &Agent, give_up_rights: bool) {
     let server = Server::start(Config::default());
-    // HELLO is there before anybody accepts, and must not wait for its next repetition.
+    // HELLO arrives before a worker accepts, and the flow must not wait for the next repetition of HELLO.
     let early: Vec<_> = (0..4).map(|_| connect(client, &server)).collect();
     thread::sleep(Duration::from_millis(300));
     let workers = [(); 2].map(|()| worker(&server, give_up_rights));
@@ -122,7 +122,7 @@ fn workers_share(client: &Agent, give_up_rights: bool) {
     }
     early.iter().for_each(|stream| survives_kills(stream));
 
-    // Accepted right away.
+    // These are accepted right away.
     for _ in 0..10 {
         let stream = connect(client, &server);
         stream.wait_live();
@@ -141,8 +141,8 @@ fn workers_share(client: &Agent, give_up_rights: bool) {
             survives_kills(&stream);
             break;
         }
-        assert!(begun.elapsed() < Duration::from_secs(10), "nobody owns it");
-        // What has refused is not asked for a while.
+        assert!(begun.elapsed() < Duration::from_secs(10), "no new owner");
+        // An address that has refused is not asked again for a while.
         thread::sleep(Duration::from_millis(200));
     }
     for _ in 0..10 {
@@ -150,7 +150,7 @@ fn workers_share(client: &Agent, give_up_rights: bool) {
         stream.wait_live();
         survives_kills(&stream);
     }
-    // Flows that the old owner had passed on are not affected.
+    // Flows for which the old owner forwarded HELLO are not affected.
     early.iter().for_each(|stream| survives_kills(stream));
     workers.into_iter().for_each(end);
 }

@@ -1,4 +1,4 @@
-//! Thousands of connections to the resume listeners on which nothing is said.
+//! Thousands of connections to the resume listeners on which nothing is sent.
 //!
 //! One test: it looks at the memory and the descriptors of the process.
 
@@ -15,7 +15,7 @@ use slim_core::config::Config;
 
 const CONNECTIONS: usize = 5000;
 
-/// As many descriptors as we may have; how many that are.
+/// Raises the limit on open files as far as possible, and returns it.
 fn raise_limit() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -35,7 +35,7 @@ fn open_descriptors() -> usize {
 }
 
 #[test]
-fn silence_costs_little_and_stops_nobody() {
+fn silent_connections_cost_little_and_delay_no_resume() {
     let limit = raise_limit();
     assert!(limit >= 16 << 10, "the limit on open files is {limit}");
     let client = Agent::start(Config::default()).unwrap();
@@ -67,7 +67,7 @@ fn silence_costs_little_and_stops_nobody() {
         longest < Duration::from_secs(2),
         "a resume took {longest:?}"
     );
-    // 1024 connections that prove nothing, for each of the two agents.
+    // Each of the two agents keeps at most 1024 connections that have proved nothing.
     assert!(theirs <= 2 * 1024 + 64, "{theirs} descriptors");
     assert!(grown < 32 << 10, "{grown} KiB more than before");
 

@@ -39,7 +39,7 @@ impl Agents {
         }
     }
 
-    /// A flow that begins by TCP.
+    /// A flow that begins on TCP.
     fn pair(&self) -> (Arc<AnyFlow>, Arc<AnyFlow>) {
         let near = TcpStream::connect(self.server.addr()).unwrap();
         let far = self.server.listener.accept().unwrap().0;
@@ -65,7 +65,7 @@ fn wait_for([near, far]: [&AnyFlow; 2], kind: TransportKind) {
     let begun = Instant::now();
     while [near, far].iter().any(|flow| flow.kind() != Some(kind)) {
         assert!(begun.elapsed() < LIMIT, "never carried by {kind}");
-        // A connection of TCP that is shut has delivered everything: nobody notices who does not go on.
+        // A TCP connection that is shut has delivered everything: an end notices only when it goes on.
         near.write(b"?").unwrap();
         far.read_exact(&mut [0]);
         thread::sleep(Duration::from_millis(1));
@@ -88,7 +88,7 @@ fn a_flow_goes_from_tcp_to_pipes_and_back() {
         let got = (&there[..], &back[..]);
         assert_eq!(got, (&b"in flight, and lost"[..], &b"so is this"[..]));
     };
-    // The peers tell each other of the pipes when the flow is live; until then a resume knows TCP only.
+    // The peers offer each other the pipes once the flow is live; until then a resume uses TCP only.
     let begun = Instant::now();
     while agents.net.made.load(Ordering::Relaxed) == 0 {
         assert!(begun.elapsed() < LIMIT, "no pipe is ever made");

@@ -1,4 +1,4 @@
-//! What the application's threads do about listeners: control sockets are there before the first connection.
+//! Application threads set up the control sockets of listeners, so that each exists before the first connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -17,16 +17,16 @@ use crate::control::socket::{answering, bind_for_listener};
 use crate::listeners::claims::{self, Found};
 use crate::listeners::listening::{LOOK_AGAIN, NEVER, Served};
 
-/// How long the agent thread is waited for, which closes a socket.
+/// How long to wait for the agent thread to close a socket.
 const CLOSE_LIMIT: Duration = Duration::from_millis(200);
-/// How often it is looked whether it has.
+/// Interval between checks whether the socket is closed.
 const CLOSE_LOOK: Duration = Duration::from_micros(50);
 
 impl Agent {
-    /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address
-    /// and port, in the caller, so that it is there before the first connection.
+    /// The application listens on `addr` with `fd`: binds a UDP control socket to the same address and port. This
+    /// happens in the calling thread, so that the control socket exists before the first connection.
     ///
-    /// If that port is taken, connections accepted there stay plain TCP; the log says so on its level `info`.
+    /// If the UDP port is taken, connections accepted there stay plain TCP, which is logged at level `info`.
     pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
         if self.is_dead() {
             return;
@@ -38,12 +38,12 @@ impl Agent {
                 return;
             }
             let bind = || bind_for_listener(fd, addr);
-            match claims::settle(addr, bind) {
+            match claims::own_or_find(addr, bind) {
                 Found::Ours(socket, claims) => {
                     self.inner.together.elsewhere.lock().remove(&addr);
                     self.own(addr, socket, claims, &mut listeners);
                 }
-                // Several processes listen there, each with a listener of its own.
+                // Several processes listen there, each with its own listener.
                 Found::Elsewhere(owner) => {
                     self.inner.together.elsewhere.lock().insert(addr, None);
                     self.send(Command::Elsewhere { addr, owner });
@@ -62,14 +62,14 @@ impl Agent {
         self.unlisten_with(addr, None);
     }
 
-    /// Gives the UDP port of a listener's address back, because the application wants it for
-    /// itself. Waits until the control socket is closed, at most 0.2 s. Flows that are already
-    /// negotiated are not affected. False if no control socket of this process was in the way.
+    /// Releases the UDP port of a listener's address, because the application wants to bind it. Waits at most 0.2 s
+    /// until the control socket is closed. Flows that are already negotiated are not affected. Returns false if no
+    /// control socket of this process had the port.
     pub fn release(&self, addr: SocketAddr) -> bool {
         if self.is_dead() {
             return false;
         }
-        // A wildcard address is in the way of every address with its port.
+        // A wildcard address conflicts with every address that has its port.
         let wanted = |other: &SocketAddr| {
             *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
         };
@@ -85,7 +85,7 @@ impl Agent {
         let any = !in_the_way.is_empty();
         for addr in in_the_way {
             let (done, closed) = done::done();
-            // Not to be bound again when the next connection is accepted.
+            // Prevents that it is bound again when the next connection is accepted.
             let until = Instant::now().checked_add(NEVER);
             self.inner.together.elsewhere.lock().insert(addr, until);
             if let Some(Served::Listeners(count)) =
@@ -114,7 +114,8 @@ impl Agent {
         last && self.send(Command::Unlisten { addr, done })
     }
 
-    /// The listeners, when no control socket of those that are `meant` is being closed, which takes less than a millisecond.
+    /// Locks the listeners once no control socket at an address for which `meant` holds is being closed. Closing takes
+    /// less than a millisecond; this waits at most [`CLOSE_LIMIT`].
     fn listeners_at(
         &self,
         meant: impl Fn(SocketAddr) -> bool,
@@ -132,8 +133,9 @@ impl Agent {
         }
     }
 
-    /// Sees to it that HELLO for connections to `local` reaches us: by a control socket of ours, by
-    /// another process that has it, or by one that we bind because nobody has it (any more). Signals are blocked.
+    /// Ensures that HELLO for connections to `local` reaches this process: by a control socket of its own, by the
+    /// process that owns the control socket, or by a control socket bound here because no process has one. Signals are
+    /// blocked.
     pub(super) fn find_control_socket(&self, local: SocketAddr) {
         if self.is_dead() {
             return;
@@ -150,7 +152,7 @@ impl Agent {
         {
             return;
         }
-        as_agent(|| match claims::reach_or_settle(local) {
+        as_agent(|| match claims::find_or_own(local) {
             Found::Ours(socket, claims) => {
                 elsewhere.remove(&local);
                 self.own(local, socket, claims, &mut listeners);
@@ -159,7 +161,7 @@ impl Agent {
                 elsewhere.insert(local, None);
                 self.send(Command::Elsewhere { addr: local, owner });
             }
-            // Somebody without SLIM has the port.
+            // A program without SLIM has the port.
             Found::Nobody(_) => {
                 elsewhere.insert(local, Instant::now().checked_add(LOOK_AGAIN));
             }

@@ -18,7 +18,7 @@ use slim_sys::OwnFd;
 use slim_sys::fds::Mark;
 use slim_sys::reserve;
 
-/// What an application thread wants done. Carried out in the order sent.
+/// A command of an application thread. Commands are carried out in the order sent.
 pub(crate) enum Command {
     Open {
         token: FlowToken,
@@ -27,7 +27,7 @@ pub(crate) enum Command {
         local: SocketAddr,
         remote: SocketAddr,
     },
-    /// The same for a connection for which OPEN has been sent.
+    /// As `Open`, for a connection for which OPEN has been sent.
     OpenKnown {
         token: FlowToken,
         io: Arc<dyn FlowIo>,
@@ -47,17 +47,17 @@ pub(crate) enum Command {
         token: FlowToken,
         final_seq: u64,
         how: FinHow,
-        /// The peer knows it already, or need not know it.
+        /// The peer already knows of the end, or need not know it.
         told: bool,
     },
-    /// The application sends no more after `final_seq` bytes, and with [`FinHow::Close`] takes nothing more; it keeps the
-    /// flow.
+    /// The application sends no more after `final_seq` bytes and, with [`FinHow::Close`], receives no more. It keeps
+    /// the flow.
     Shut {
         token: FlowToken,
         final_seq: u64,
         how: FinHow,
     },
-    /// The flow is about to be finished with, and the peer is told.
+    /// Announces to the peer that the flow is about to end.
     Announce {
         token: FlowToken,
         final_seq: u64,
@@ -69,7 +69,7 @@ pub(crate) enum Command {
     Demote {
         token: FlowToken,
     },
-    /// The same, as soon as the peer has heard it.
+    /// As `Demote`, as soon as the peer has confirmed it.
     DemoteHeard {
         token: FlowToken,
     },
@@ -79,7 +79,7 @@ pub(crate) enum Command {
     Listen {
         addr: SocketAddr,
         socket: OwnFd,
-        /// Where other processes can claim connections to it.
+        /// The socket on which other processes claim connections to `addr`.
         claims: Option<OwnFd>,
     },
     /// Another process has the control socket of `addr`.
@@ -87,29 +87,29 @@ pub(crate) enum Command {
         addr: SocketAddr,
         owner: OwnFd,
     },
-    /// Somebody stopped listening on `addr`; the control socket goes if nobody else does.
+    /// The application has closed its last listener on `addr`: closes the control socket once it is not needed.
     Unlisten {
         addr: SocketAddr,
         done: Option<Done>,
     },
-    /// Tell the user.
+    /// Tells the user, at level `info`.
     Inform(String),
-    /// Everything sent before this has been carried out.
+    /// Answered once everything sent before has been carried out.
     Flush {
         done: Done,
     },
-    /// As `Flush`, and no flow that the application closed is suspended any more.
+    /// As `Flush`, once no flow that the application closed is suspended any more, or after `limit`.
     DrainExit {
         limit: Duration,
         done: Done,
     },
-    /// The first thread of the process ends, and others may go on.
+    /// The first thread of the process ends, while others may go on.
     FirstLeaves,
-    /// The thread is to end.
+    /// Ends the agent thread.
     Retire,
 }
 
-/// The application's end: any thread, and any signal's handler in it; never blocks.
+/// The application's end, for any thread and any signal handler; never blocks.
 pub(crate) struct CommandSender {
     shared: Arc<CommandsShared>,
 }
@@ -125,17 +125,17 @@ struct CommandsShared {
     /// The agent thread is gone.
     closed: AtomicBool,
     wake: OwnFd,
-    /// A wake-up is on its way, so that a burst of commands costs one system call.
+    /// A wake-up is on its way: a burst of commands costs one system call.
     awake: AtomicBool,
-    /// Wakes the agent for what is not urgent.
+    /// A timer that wakes the agent for commands that are not urgent.
     soon: OwnFd,
-    /// It is set.
+    /// `soon` is set.
     waking: AtomicBool,
-    /// Everything is urgent.
+    /// Every command is urgent from now on.
     hurry: AtomicBool,
 }
 
-/// When the agent is to look at a command that is not urgent.
+/// Longest time until the agent takes a command that is not urgent.
 const SOON: Duration = Duration::from_millis(20);
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -175,7 +175,8 @@ impl CommandSender {
         true
     }
 
-    /// Queues a command that is carried out within some milliseconds, or before the agent does anything else.
+    /// Queues a command that is not urgent: it is carried out after [`SOON`], or when the agent next runs for another
+    /// reason.
     pub(crate) fn send_later(&self, command: Command) -> bool {
         if self.shared.hurry.load(Ordering::Acquire) {
             return self.send(command);
@@ -199,9 +200,9 @@ impl CommandSender {
 }
 
 impl CommandsShared {
-    /// Whether the agent thread is gone, or sleeps for good. It does when somebody has closed what wakes it, even if that
-    /// was between a command and its waking up: epoll forgets what is closed. So this has to be asked each time, and not
-    /// only when the thread has to be woken.
+    /// Whether the agent thread is gone, or sleeps for ever because the program has closed the descriptor that wakes
+    /// it. Epoll forgets a descriptor that is closed, even after a command has signalled it and before the thread wakes
+    /// up. So this must be checked for every command, and not only when the thread has to be woken.
     fn is_lost(&self) -> bool {
         if !self.closed.load(Ordering::Acquire) && !Mark::WAKE.is_on(self.wake.raw()) {
             self.closed.store(true, Ordering::Release);
@@ -216,18 +217,18 @@ impl CommandReceiver {
         self.shared.is_lost()
     }
 
-    /// What becomes readable when there are commands that are not urgent.
+    /// The descriptor that becomes readable when commands that are not urgent are due.
     pub(crate) fn soon(&self) -> BorrowedFd<'_> {
         self.shared.soon.as_fd()
     }
 
-    /// Nobody waits for that any more.
+    /// The thread no longer waits on [`soon`](Self::soon): makes every command urgent.
     pub(crate) fn all_urgent(&self) {
         self.shared.hurry.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// As [`rearm`](Self::rearm), for those.
+    /// As [`rearm`](Self::rearm), for commands that are not urgent.
     pub(crate) fn rearm_soon(&self) {
         slim_sys::reset_eventfd(self.shared.soon.raw());
         self.shared.waking.store(false, Ordering::Release);
@@ -238,7 +239,7 @@ impl CommandReceiver {
         self.taken.next(&self.shared.queue)
     }
 
-    /// The next command, when one comes.
+    /// Waits for the next command.
     pub(crate) fn wait(&self) -> Command {
         loop {
             let lost = self.shared.is_lost();
@@ -247,7 +248,7 @@ impl CommandReceiver {
             }
             match self.next() {
                 Some(command) => return command,
-                // Nobody sends any more.
+                // No thread sends any more.
                 None if lost => slim_sys::nap(LONG),
                 None => {
                     slim_sys::poll(self.shared.wake.raw(), libc::POLLIN, None);
@@ -256,15 +257,15 @@ impl CommandReceiver {
         }
     }
 
-    /// Makes the agent thread look again.
+    /// Wakes the agent thread.
     pub(crate) fn wake(&self) {
         if !self.shared.is_lost() {
             slim_sys::signal_eventfd(self.shared.wake.raw());
         }
     }
 
-    /// Must come before the commands are taken out: one sent after the last [`next`](Self::next)
-    /// then wakes us again.
+    /// Must be called before the commands are taken: a command sent after the last [`next`](Self::next) then wakes the
+    /// thread again.
     pub(crate) fn rearm(&self) {
         slim_sys::reset_eventfd(self.shared.wake.raw());
         self.shared.awake.store(false, Ordering::Release);

@@ -1,7 +1,7 @@
-//! One thread waits until another has done something.
+//! A one-shot completion: one thread waits until another has done something.
 //!
-//! The standard library's channels give each thread that waits something that is taken down when the thread ends, for
-//! which libc allocates: not to be done in a signal's handler.
+//! The standard library's channels are not used: each waiting thread gets a thread-local value with a destructor, for
+//! which libc allocates. That must not happen in a signal handler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,20 +11,20 @@ const PENDING: u32 = 0;
 const TOLD: u32 = 1;
 const DROPPED: u32 = 2;
 
-/// For the thread that does it.
+/// The end of the thread that does the work.
 pub(crate) struct Done(Arc<AtomicU32>);
 
-/// For the thread that waits.
+/// The end of the thread that waits.
 pub(crate) struct Waiter(Arc<AtomicU32>);
 
-/// Both ends.
+/// Creates both ends.
 pub(crate) fn done() -> (Done, Waiter) {
     let state = Arc::new(AtomicU32::new(PENDING));
     (Done(state.clone()), Waiter(state))
 }
 
 impl Done {
-    /// It is done.
+    /// Reports that the work is done.
     pub(crate) fn tell(&self) {
         self.set(TOLD);
     }
@@ -40,14 +40,14 @@ impl Done {
 }
 
 impl Drop for Done {
-    /// It never will be.
+    /// Reports that the work will never be done.
     fn drop(&mut self) {
         self.set(DROPPED);
     }
 }
 
 impl Waiter {
-    /// Waits at most `limit`: whether it is done.
+    /// Waits at most `limit`; returns whether the work is done.
     pub(crate) fn wait(self, limit: Duration) -> bool {
         let begun = Instant::now();
         loop {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_end_of_a_wait_says_whether_it_is_done() {
+    fn a_wait_returns_whether_the_work_is_done() {
         let long = Duration::from_secs(60);
         let (done, waiter) = done();
         let waiting = thread::spawn(move || waiter.wait(long));

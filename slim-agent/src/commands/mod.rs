@@ -1,11 +1,11 @@
-//! What application threads share with the agent's.
+//! What application threads share with the agent thread.
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `command` | what they ask of it |
-//! | `queue` | how that gets there, without waiting |
-//! | `done` | how a thread waits until it is done |
-//! | `short` | what they do for short connections by themselves |
+//! | `command` | the commands of application threads |
+//! | `queue` | the queue of commands, into which threads put without waiting |
+//! | `done` | how a thread waits until its command is carried out |
+//! | `short` | what application threads do for short connections by themselves |
 
 pub(crate) mod command;
 pub(crate) mod done;

@@ -1,15 +1,15 @@
-//! A queue into which a signal's handler may put something, whatever it has interrupted.
+//! A queue into which a signal handler may put an item, whatever it has interrupted.
 //!
-//! Who puts an item in never waits for anybody, not even for another one who is in the middle of that, as in a queue with
-//! places it would. Items are linked one before the other; who takes them out takes all, and turns the links round.
+//! Putting an item in never waits, not even for another thread that is putting one in; in a queue with numbered slots
+//! it would. The items form a linked list, the newest first. The consumer takes the whole list, and reverses it.
 
 use std::cell::Cell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The end where items are put in, in any thread.
+/// The producers' end, for any thread.
 pub(crate) struct Queue<T> {
-    /// The item that came last.
+    /// The newest item.
     last: AtomicPtr<QueueNode<T>>,
 }
 
@@ -18,7 +18,7 @@ struct QueueNode<T> {
     other: *mut QueueNode<T>,
 }
 
-/// Items that have been taken out, for one thread.
+/// The consumer's end: items that have been taken out of the queue, for one thread.
 pub(crate) struct Taken<T> {
     next: Cell<*mut QueueNode<T>>,
 }
@@ -45,7 +45,7 @@ impl<T> Queue<T> {
         }));
         let mut last = self.last.load(Ordering::Relaxed);
         loop {
-            // SAFETY: nobody else has the node before it is exchanged for `last`.
+            // SAFETY: no other thread has the node before it is exchanged for `last`.
             unsafe { (*node).other = last };
             let put =
                 self.last
@@ -65,7 +65,7 @@ impl<T> Taken<T> {
         }
     }
 
-    /// The next item of the queue, if it has one. One queue and one `Taken` go together.
+    /// The next item of the queue, if it has one. A queue must always be used with the same `Taken`.
     pub(crate) fn next(&self, queue: &Queue<T>) -> Option<T> {
         self.pop().or_else(|| {
             let mut last = queue.last.swap(null_mut(), Ordering::Acquire);
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_thread_s_items_come_out_once_and_in_order() {
+    fn the_items_of_each_thread_come_out_once_and_in_order() {
         const THREADS: usize = 4;
         const ITEMS: usize = 20_000;
         let queue = Queue::new();
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_is_dropped() {
+    fn items_left_in_the_queue_are_dropped() {
         let item = Arc::new(());
         let (queue, taken) = (Queue::new(), Taken::new());
         for _ in 0..3 {

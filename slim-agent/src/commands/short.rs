@@ -1,9 +1,10 @@
-//! What threads of the application do for short connections by themselves: OPEN and FIN are sent in the thread that
-//! connects and closes, and a thread at the end of a stream looks into the mailboxes. `docs/PROTOCOL.md`, section
-//! "Pairs".
+//! What application threads do for short connections without the agent thread: the thread that connects sends OPEN, the
+//! thread that closes sends FIN, and a thread at the end of a stream reads the mailboxes. See `docs/PROTOCOL.md`,
+//! section "Pairs".
 //!
-//! The sockets are the agent's, which does not poll the mailboxes: what comes to them wakes nobody. A program may have
-//! closed their numbers, and have something else under them; so their marks are looked at before they are used.
+//! The sockets belong to the agent, which does not poll the mailboxes: a datagram in a mailbox wakes no thread. The
+//! program may have closed a socket's number and opened something else under it, so the socket's mark is checked before
+//! each use.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +22,7 @@ use crate::kernel::sys;
 use slim_sys::OwnFd;
 use slim_sys::fds::Mark;
 
-/// Datagrams taken from a mailbox in a row.
+/// Most datagrams taken from a mailbox in a row.
 const MOST: usize = 256;
 
 /// A socket, with its mark.
@@ -42,7 +43,7 @@ impl Known {
     }
 }
 
-/// What the agent's thread and those of the application share.
+/// State that the agent thread and application threads share.
 pub(crate) struct Short {
     origin: Instant,
     pairs: OnceLock<Arc<Pairs>>,
@@ -68,13 +69,13 @@ impl Short {
         }
     }
 
-    /// By the agent's thread, once: what OPENs are made with.
+    /// Called once, by the agent thread: sets the pairs that OPENs are made from.
     pub(crate) fn begin(&self, pairs: Arc<Pairs>) {
-        // Nobody else sets it.
+        // It is set only here.
         let _ = self.pairs.set(pairs);
     }
 
-    /// What OPENs are sent by from now on.
+    /// Sets the sockets from which OPENs are sent from now on.
     pub(crate) fn set_outlets(&self, own: Vec<(Arc<OwnFd>, SocketAddr)>) {
         let outlets = own
             .into_iter()
@@ -82,14 +83,14 @@ impl Short {
         *locked(&self.outlets) = outlets.collect();
     }
 
-    /// A point in time for the endpoint.
+    /// The current time, for the endpoint.
     pub(crate) fn now(&self) -> Time {
         let micros = self.origin.elapsed().as_micros();
         Time(u64::try_from(micros).unwrap_or(u64::MAX))
     }
 
-    /// Makes a mailbox at an address of ours; its port. Not one that a listener may get by chance, which would have no
-    /// control socket then.
+    /// Opens a mailbox at an own address, and returns its port. The port is not one that a listener may get by chance:
+    /// that listener would have no control socket then.
     pub(crate) fn open_mailbox(&self, ip: IpAddr) -> io::Result<u16> {
         let kind = Type::DGRAM.nonblocking().cloexec();
         let domain = Domain::for_address(SocketAddr::new(ip, 0));
@@ -105,7 +106,7 @@ impl Short {
         Ok(bound.port())
     }
 
-    /// Whether somebody may say OPEN to us.
+    /// Whether there is a mailbox, so that peers may send OPEN.
     pub(crate) fn in_use(&self) -> bool {
         self.in_use.load(Ordering::Acquire)
     }
@@ -121,21 +122,21 @@ impl Short {
     pub(crate) fn send(&self, opened: &Opened, local: SocketAddr, data: &[u8]) -> bool {
         let to = opened.mailbox;
         let outlets = locked(&self.outlets);
-        // From the connection's own address, or not at all: it is what OPEN is believed by.
+        // Sent from the connection's own address or not at all: the peer believes OPEN by its source address.
         let own = outlets.iter().find(|known| known.bound.ip() == local.ip());
         let Some(outlet) = own.filter(|known| known.is_ours()) else {
             return false;
         };
-        // The source need not be named: it is what the outlet is bound to.
+        // No source is given: the outlet is bound to it.
         let send = || udp::send_datagram(outlet.fd.raw(), data, to, None);
         match send() {
-            // An earlier datagram's refusal, which the agent finds in the error queue.
+            // The refusal of an earlier datagram, which the agent finds in the error queue.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => send().is_ok(),
             sent => sent.is_ok(),
         }
     }
 
-    /// Takes what has come to the mailboxes, until it is `enough`.
+    /// Takes the datagrams in the mailboxes until `enough` returns true.
     pub(crate) fn drain(&self, mut enough: impl FnMut(&Pairs) -> bool) {
         let Some(pairs) = self.pairs.get() else {
             return;
@@ -163,7 +164,7 @@ impl Short {
     }
 }
 
-/// Whoever calls this in a thread of the application's has its signals blocked.
+/// Application threads call this with signals blocked.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -20,41 +20,41 @@ use crate::events::Log;
 use crate::tasks::{RunningTask, Task, Tasks};
 use crate::transport::tcp::{self, TcpListener};
 
-/// Addresses in use, at most: each takes two descriptors.
+/// Most addresses in use: each takes two descriptors.
 const MOST_OWN: usize = 64;
 
 /// All control sockets of the process.
 pub(crate) struct Control {
-    /// One at each address in use, all on one port.
+    /// The process's own control sockets: one at each address in use, all on one port.
     own: Vec<Own>,
-    /// There are others than before.
+    /// `own` has changed since the last [`outlets`](Control::outlets).
     changed: bool,
-    /// Of which not all are on loopback.
+    /// Not all of `own` are on loopback.
     networked: bool,
     /// See [`map_v4`](Control::map_v4).
     maps: bool,
     ports: Ports,
-    /// Each with the task that receives, until it is stopped.
+    /// The control sockets of listeners, each with its receiving task until it is stopped.
     listeners: HashMap<SocketAddr, (Rc<ControlSocket>, Option<RunningTask>)>,
-    /// On ports that no peer has heard of, while answers may come there.
+    /// Sockets on ports that no peer knows, kept while answers may come there.
     asides: Vec<QuietSocket>,
     log: Log,
 }
 
-/// A socket on a port of its own, and the task that receives.
+/// A socket on a port of its own, and its receiving task.
 struct QuietSocket {
     socket: Rc<ControlSocket>,
     _receiving: RunningTask,
 }
 
-/// A control socket of the process's own, and the listener for resumes at the same address.
+/// A control socket of the process's own, and the resume listener at the same address.
 struct Own {
     socket: Rc<ControlSocket>,
     _receiving: RunningTask,
     listening: Option<Listening>,
 }
 
-/// Who resumes comes here.
+/// A resume listener, and its accepting task.
 struct Listening {
     listener: Rc<OwnFd>,
     _accepting: RunningTask,
@@ -85,7 +85,7 @@ impl Control {
         }
     }
 
-    /// Peers may come to an address from now on.
+    /// Serves peers at an address from now on.
     pub(crate) fn serve(&mut self, place: Place, tasks: &mut Tasks) -> io::Result<()> {
         let mut bound = place.at;
         bound.set_port(self.ports.control);
@@ -103,8 +103,8 @@ impl Control {
         Ok(())
     }
 
-    /// There are flows of IPv6 sockets over IPv4. From now on who resumes over IPv4 gets such a socket, too: it can be made
-    /// an IPv4 one afterwards, and not the other way round.
+    /// There is a flow of an IPv6 socket over IPv4. From now on resume connections over IPv4 are accepted as IPv6
+    /// sockets, too: such a socket can be converted to an IPv4 socket later, but not the other way round.
     pub(crate) fn map_v4(&mut self, tasks: &mut Tasks) {
         if mem::replace(&mut self.maps, true) {
             return;
@@ -122,7 +122,7 @@ impl Control {
         }
     }
 
-    /// The same, unless they may already. Whether they can.
+    /// Serves peers at this address, unless it is served already. Returns whether it is served.
     pub(crate) fn serve_at(&mut self, addr: SocketAddr, tasks: &mut Tasks) -> bool {
         let at = without_port(addr);
         if self
@@ -145,12 +145,12 @@ impl Control {
         served.is_ok()
     }
 
-    /// Whether there is a way to us from other hosts.
+    /// Whether other hosts can reach this process.
     pub(crate) fn is_networked(&self) -> bool {
         self.networked
     }
 
-    /// Nobody comes to an address any more, but to those on loopback and those for which `keep` holds.
+    /// Stops serving all addresses except those on loopback and those for which `keep` holds.
     pub(crate) fn leave(&mut self, keep: impl Fn(IpAddr) -> bool) {
         self.changed = true;
         self.own.retain(|own| {
@@ -161,14 +161,15 @@ impl Control {
         self.networked = own.any(|own| !own.socket.bound.ip().is_loopback());
     }
 
-    /// Our own and those of listeners.
+    /// All control sockets: the process's own and those of listeners.
     pub(crate) fn all(&self) -> Vec<Rc<ControlSocket>> {
         let own = self.own.iter().map(|own| &own.socket);
         let listeners = self.listeners.values().map(|(socket, _)| socket);
         own.chain(listeners).cloned().collect()
     }
 
-    /// The one of ours that messages from `from` to `to` leave from: if `from` does not say, where the kernel's routes do.
+    /// The own socket from which messages from `from` to `to` are sent. If `from` does not say, the kernel's routes
+    /// decide. If these do not say, any socket will do that has the family of `to`, and is on loopback exactly if `to` is.
     fn own(&self, to: SocketAddr, from: Option<SocketAddr>) -> Option<&Rc<ControlSocket>> {
         let at = |addr: SocketAddr| {
             let is_there = |own: &&Own| is_same_host(own.socket.bound, addr);
@@ -185,7 +186,7 @@ impl Control {
         found.map(|own| &own.socket)
     }
 
-    /// The process's own sockets, for threads of the application to send by, if they are others than before.
+    /// The process's own sockets, from which application threads send, if they have changed since the last call.
     pub(crate) fn outlets(&mut self) -> Option<Vec<(Arc<OwnFd>, SocketAddr)>> {
         let sockets = self.own.iter().map(|own| &own.socket);
         let all = || sockets.map(|s| (s.fd.get_ref().clone(), s.bound)).collect();
@@ -204,21 +205,21 @@ impl Control {
         }
     }
 
-    /// Stops serving a listener's address, which is still answered from, once what is returned with it has ended. The
-    /// socket is closed when it is [forgotten](Self::forget).
+    /// Stops serving a listener's address, once the returned task has ended. The returned socket may still send; it is
+    /// closed when it is [forgotten](Self::forget).
     pub(crate) fn stop(&mut self, addr: SocketAddr) -> Option<(Rc<ControlSocket>, RunningTask)> {
         let (socket, task) = self.listeners.get_mut(&addr)?;
         Some((socket.clone(), task.take()?))
     }
 
-    /// Nothing is sent by this socket any more.
+    /// Drops a listener's socket: nothing is sent from it any more.
     pub(crate) fn forget(&mut self, socket: &Rc<ControlSocket>) {
         self.listeners
             .retain(|_, (other, _)| !Rc::ptr_eq(other, socket));
     }
 
-    /// Sends a message, from the address and port `from` if given. What cannot be sent now is lost,
-    /// as any datagram may be.
+    /// Sends a message, from the address and port `from` if given. A message that cannot be sent now is lost, as any
+    /// datagram may be.
     pub(crate) fn send(&self, to: SocketAddr, from: Option<SocketAddr>, data: &[u8]) {
         let listener = from.and_then(|from| self.listener(from));
         let Some(socket) = listener.or_else(|| self.own(to, from)) else {
@@ -232,7 +233,7 @@ impl Control {
         }
     }
 
-    /// Sends a message from a port of the address `from` that the peer has not heard of.
+    /// Sends a message from a port of the address `from` that the peer does not know.
     pub(crate) fn send_aside(
         &mut self,
         to: SocketAddr,
@@ -264,12 +265,12 @@ impl Control {
         !self.asides.is_empty()
     }
 
-    /// No answer is waited for any more.
+    /// Closes these sockets: no answer is expected any more.
     pub(crate) fn end_asides(&mut self) {
         self.asides.clear();
     }
 
-    /// Whether datagrams to `local` come to a listener's socket of ours.
+    /// Whether datagrams to `local` arrive at a listener's control socket of this process.
     pub(crate) fn owns(&self, local: SocketAddr) -> bool {
         self.listener(local).is_some()
     }

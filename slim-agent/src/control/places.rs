@@ -1,13 +1,13 @@
-//! Where peers reach this process: at each address in use, a control socket and a listener for resumes, all on the same two
-//! ports.
+//! Where peers reach this process: at each address in use there is a control socket and a resume listener, all on the
+//! same two ports.
 //!
-//! An address is in use when a flow has it. Peers may come back by any other path, too, so as soon as one flow is not over
-//! loopback all addresses that are announced to its peer are in use. What is bound to none of them does not exist for the
-//! network: a process whose connections are all on this host cannot be found from another one.
+//! An address is in use when a flow has it. Peers may also resume by any other path. So as soon as one flow is not over
+//! loopback, all addresses that are announced to its peer are in use. Nothing is bound at other addresses: a process
+//! whose connections are all on this host cannot be found from another host.
 //!
-//! A port must be free at addresses that are not in use yet. So ports are drawn that nobody has at any address, and held at
-//! the loopback addresses, where every process has sockets: no two of them have the same ports. Should a program take one
-//! at another address meanwhile, there is no way to us by that address.
+//! A port must also be free at addresses that are not in use yet. So ports are drawn that are free at every address,
+//! and they are held at the loopback addresses, where every process has sockets: no two processes have the same ports.
+//! If a program later takes one of the ports at another address, peers cannot reach this process at that address.
 
 use std::io;
 use std::iter;
@@ -21,7 +21,7 @@ use crate::kernel::sys;
 use crate::transport::tcp::socket;
 use slim_sys::OwnFd;
 
-/// How often ports are drawn.
+/// Most draws of ports.
 const TRIES: usize = 16;
 
 /// The ports of a process.
@@ -33,18 +33,18 @@ pub(crate) struct Ports {
     pub(crate) resume: u16,
 }
 
-/// The sockets at one address before the runtime has them.
+/// The sockets at one address, before the runtime watches them.
 pub(crate) struct Place {
     /// With port 0.
     pub(crate) at: SocketAddr,
     pub(crate) control: OwnFd,
-    /// Without it peers resume at another address, or by themselves.
+    /// Without it, peers resume at another address, or this process connects to them.
     pub(crate) resume: Option<OwnFd>,
 }
 
 impl Place {
     /// # Errors
-    /// The address is not ours, or somebody has the control port there.
+    /// The host does not have the address, or another program has the control port there.
     pub(crate) fn open(at: SocketAddr, ports: Ports, maps: bool) -> io::Result<Place> {
         let with = |port| {
             let mut addr = at;
@@ -63,7 +63,7 @@ impl Place {
     }
 }
 
-/// Draws ports, and opens the places on loopback, as far as the host has them.
+/// Draws ports, and opens the places at the loopback addresses that the host has.
 pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..TRIES {
@@ -73,7 +73,7 @@ pub(crate) fn take() -> io::Result<(Ports, Vec<Place>)> {
         };
         match on_loopback(ports) {
             Ok(places) => return Ok((ports, places)),
-            // Since it was drawn.
+            // The port was taken after it was drawn.
             Err(e) if e.kind() == io::ErrorKind::AddrInUse => last = e,
             Err(e) => return Err(e),
         }
@@ -105,7 +105,7 @@ fn is_none_of_ours(e: &io::Error) -> bool {
     )
 }
 
-/// Where the kernel would send from. Nothing is sent.
+/// The address from which the kernel would send to `to`. Nothing is sent.
 pub(crate) fn source_towards(to: SocketAddr) -> io::Result<SocketAddr> {
     let kind = Type::DGRAM.cloexec();
     let fd = OwnFd::make(|| Socket::new_raw(Domain::for_address(to), kind, None))?;
@@ -113,8 +113,8 @@ pub(crate) fn source_towards(to: SocketAddr) -> io::Result<SocketAddr> {
     sys::local_addr(fd.raw())
 }
 
-/// Whether two addresses are the same but for their ports. Field by field: a comparison of the whole may look at bytes that the
-/// variant does not have, which tools that watch memory report.
+/// Whether two addresses are equal apart from their ports. They are compared field by field: comparing whole values may
+/// read bytes that the variant does not have, which memory checkers report.
 pub(crate) fn is_same_host(a: SocketAddr, b: SocketAddr) -> bool {
     match (a, b) {
         (SocketAddr::V4(a), SocketAddr::V4(b)) => a.ip() == b.ip(),
@@ -123,7 +123,7 @@ pub(crate) fn is_same_host(a: SocketAddr, b: SocketAddr) -> bool {
     }
 }
 
-/// The address alone.
+/// The address with port 0.
 pub(crate) fn without_port(mut addr: SocketAddr) -> SocketAddr {
     addr.set_port(0);
     addr

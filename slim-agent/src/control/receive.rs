@@ -1,4 +1,4 @@
-//! Taking what comes to the control sockets.
+//! Receives datagrams on the control sockets.
 
 use std::io;
 use std::rc::Rc;
@@ -10,19 +10,19 @@ use tokio::task;
 use crate::control::socket::{BUFFER, ControlSocket, MOST_WAITING};
 use crate::shared::Shared;
 
-/// Datagrams taken in a row before everybody else gets a turn.
+/// Datagrams taken in a row before other tasks get a turn.
 const BATCH: usize = 32;
-/// Datagrams taken from a socket that is about to be closed.
+/// Most datagrams taken from a socket that is about to be closed.
 const MOST_LEFT: usize = 4096;
 
-/// Takes the next datagram, and does what follows from it.
+/// Takes the next datagram, and handles it.
 fn receive(socket: &ControlSocket, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
     let (from, to, data) = socket.take(buf)?;
     shared.with(|d, now| d.datagram(now, from, to, data));
     Ok(())
 }
 
-/// Takes the next refusal; an error when there is none.
+/// Takes the next refusal, and handles it; an error when there is none.
 fn receive_refusal(socket: &ControlSocket, buf: &mut [u8], shared: &Rc<Shared>) -> io::Result<()> {
     if let Some((to, len)) = socket.take_refusal(buf)? {
         let quoted = buf.get(..len).unwrap_or_default();
@@ -31,7 +31,7 @@ fn receive_refusal(socket: &ControlSocket, buf: &mut [u8], shared: &Rc<Shared>) 
     Ok(())
 }
 
-/// Takes what waits, refusals first, but not all of a flood.
+/// Handles the refusals that wait, then the datagrams, but not all of a flood.
 pub(crate) fn receive_waiting(socket: &ControlSocket, shared: &Rc<Shared>) {
     let mut buf = BUFFER;
     for _ in 0..MOST_WAITING {
@@ -42,8 +42,7 @@ pub(crate) fn receive_waiting(socket: &ControlSocket, shared: &Rc<Shared>) {
     receive_up_to(socket, MOST_WAITING, &mut buf, shared);
 }
 
-/// Takes what has come before the socket is closed: who is not answered asks again, and that would come to whoever
-/// has the port then.
+/// Drains queued datagrams before the socket is closed, or retries would reach the port's next owner.
 pub(crate) fn receive_rest(socket: &ControlSocket, shared: &Rc<Shared>) {
     receive_up_to(socket, MOST_LEFT, &mut { BUFFER }, shared);
 }
@@ -51,14 +50,14 @@ pub(crate) fn receive_rest(socket: &ControlSocket, shared: &Rc<Shared>) {
 fn receive_up_to(socket: &ControlSocket, most: usize, buf: &mut [u8], shared: &Rc<Shared>) {
     for _ in 0..most {
         match receive(socket, buf, shared) {
-            // A refusal reported once more is no end.
+            // A refusal that is reported here, too, does not end the loop.
             Err(e) if e.kind() != io::ErrorKind::ConnectionRefused => break,
             _ => {}
         }
     }
 }
 
-/// Receives until it is ended.
+/// Receives until the task is ended.
 pub(crate) async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
     let mut buf = BUFFER;
     loop {
@@ -83,9 +82,9 @@ pub(crate) async fn serve(socket: Rc<ControlSocket>, shared: Rc<Shared>) {
                     guard.clear_ready_matching(Ready::READABLE);
                     break;
                 }
-                // Somebody has closed it.
+                // The program has closed the socket.
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EBADF | libc::ENOTSOCK)) => return,
-                // A refusal reported once more; the error queue has it.
+                // A refusal that is reported here, too; the error queue has it.
                 Err(_) => {}
             }
             more |= n + 1 == BATCH;

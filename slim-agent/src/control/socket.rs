@@ -1,9 +1,9 @@
 //! One UDP control socket.
 //!
-//! Two things make it more than a bound socket. Datagrams leave from the address that the
-//! question was sent to (`IP_PKTINFO`), because the peer takes answers from nowhere else. And a
-//! refusal by ICMP is read from the error queue (`IP_RECVERR`), which names the destination; without
-//! it the error of one peer would hit the next send to another.
+//! It differs from a plain bound socket in two ways. Datagrams leave from the address that the question was sent to
+//! (`IP_PKTINFO`), because the peer takes answers from no other address. ICMP refusals are read from the error queue
+//! (`IP_RECVERR`), which names the destination; otherwise the error of one peer would be reported on the next send to
+//! another.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::host::ports::on_quiet_port;
 use crate::kernel::readiness;
 use crate::kernel::sys;
 
-/// Datagrams taken from each socket before the endpoint is told that time is up.
+/// Most datagrams taken from each socket before the endpoint handles a timeout.
 pub(crate) const MOST_WAITING: usize = 256;
 
 /// One UDP socket.
@@ -38,7 +38,8 @@ pub(crate) fn bind_for_listener(fd: BorrowedFd<'_>, addr: SocketAddr) -> io::Res
     bind(addr, only_v6)
 }
 
-/// A control socket on the address of a connection whose listener is another's, or inherited.
+/// A control socket on exactly this address: one of the process's own, or one for a connection whose listener belongs
+/// to another process, or was inherited.
 pub(crate) fn bind_alone(addr: SocketAddr) -> io::Result<OwnFd> {
     bind(addr, true)
 }
@@ -57,7 +58,7 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
     if addr.is_ipv4() || !only_v6 {
         sys::set_option(fd, libc::IPPROTO_IP, libc::IP_RECVERR, 1)?;
     }
-    // With the privilege for it beyond the limit of the system, else up to that.
+    // With the privilege, beyond the limit of the system; without it, up to that limit.
     if sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
         sys::set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
     }
@@ -65,7 +66,8 @@ fn bind(addr: SocketAddr, only_v6: bool) -> io::Result<OwnFd> {
     Ok(own)
 }
 
-/// A socket for [`Control::send_aside`](crate::control::Control::send_aside). Not on a port that a listener may get.
+/// A socket for [`Control::send_aside`](crate::control::Control::send_aside), on a port that no listener gets by
+/// chance.
 pub(crate) fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
     on_quiet_port(from.ip(), |addr| {
         let fd = bind(addr, true)?;
@@ -73,8 +75,8 @@ pub(crate) fn aside(from: SocketAddr) -> io::Result<Rc<ControlSocket>> {
     })
 }
 
-/// Which of the addresses `bound` can answer from `from`. A program may listen on the same port of
-/// IPv4 and of IPv6 only; so IPv6 speaks for an IPv4 address when there is nothing better.
+/// The address among `bound` that can answer from `from`. A program may listen on the same port for IPv4, and for IPv6
+/// only; so an IPv6 address answers for an IPv4 address only if there is nothing better.
 pub(crate) fn answering(
     bound: impl Iterator<Item = SocketAddr>,
     from: SocketAddr,
@@ -93,7 +95,7 @@ impl ControlSocket {
         Ok(ControlSocket { fd, bound })
     }
 
-    /// Takes the next datagram: where it came from, where it was sent, and what it says.
+    /// Takes the next datagram: its source, its destination, and its data.
     pub(crate) fn take<'a>(
         &self,
         buf: &'a mut [u8],
@@ -106,18 +108,19 @@ impl ControlSocket {
         Ok((from, canonical(to), data))
     }
 
-    /// Takes the next refusal: whose, and how much of what it quotes is in `buf`. An error when there is none.
+    /// Takes the next entry of the error queue. For a refusal: the destination that refused, and the length of the
+    /// quoted data in `buf`. An error when the queue is empty.
     pub(crate) fn take_refusal(&self, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {
         udp::recv_refusal(self.fd.get_ref().raw(), buf)
     }
 
-    /// Hands over the datagrams that have come, but not all of a flood.
+    /// Passes the datagrams that have arrived to `each`, but not all of a flood.
     pub(crate) fn take_waiting(&self, mut each: impl FnMut(SocketAddr, SocketAddr, &[u8])) {
         let mut buf = BUFFER;
         for _ in 0..MOST_WAITING {
             match self.take(&mut buf) {
                 Ok((from, to, data)) => each(from, to, data),
-                // A refusal reported once more is no end.
+                // A refusal that is reported here, too, does not end the loop.
                 Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {}
                 Err(_) => break,
             }
@@ -140,22 +143,22 @@ impl ControlSocket {
         let (to, source) = (of_family(to), source.map(of_family));
         let fd = self.fd.get_ref().raw();
         let send = |source| match udp::send_datagram(fd, data, to, source) {
-            // An earlier datagram's refusal, reported here though it stays in the error queue.
+            // The refusal of an earlier datagram, reported here although it stays in the error queue.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 udp::send_datagram(fd, data, to, source)
             }
             other => other,
         };
         match (send(source), source) {
-            // This host has lost the address: from another one it may be of use all the same.
+            // This host has lost the address; a message from another address may still be of use.
             (Err(e), Some(_)) if e.kind() != io::ErrorKind::WouldBlock => send(None),
             (sent, _) => sent,
         }
     }
 }
 
-/// For one datagram: longer than any message, so that one that is too long does not look right after
-/// truncation.
+/// A buffer for one datagram. It is longer than any message, so that a datagram that is too long does not look right
+/// after truncation.
 pub(crate) const BUFFER: [u8; wire::MAX_LEN + 1] = [0; wire::MAX_LEN + 1];
 
 #[cfg(test)]
@@ -163,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_control_socket_keeps_more_than_the_usual_burst() {
+    fn a_control_socket_has_a_larger_receive_buffer_than_usual() {
         let room = |fd| sys::option(fd, libc::SOL_SOCKET, libc::SO_RCVBUF).unwrap();
         let ours = bind("127.0.0.1:0".parse().unwrap(), true).unwrap();
         let usual = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -175,7 +178,7 @@ mod tests {
         let addr = |text: &str| text.parse::<SocketAddr>().unwrap();
         let (v4, v6, one) = (addr("0.0.0.0:7"), addr("[::]:7"), addr("10.0.0.1:7"));
         let choose = |bound: &[SocketAddr], from| answering(bound.iter().copied(), addr(from));
-        // In whichever order the sockets come.
+        // The order of the sockets does not matter.
         for both in [[v4, v6], [v6, v4]] {
             assert_eq!(choose(&both, "10.0.0.1:7"), Some(v4));
             assert_eq!(choose(&both, "[fd00::1]:7"), Some(v6));

@@ -1,4 +1,4 @@
-//! Datagrams with what the kernel tells about them: where they were sent, and who refused them.
+//! Datagrams, with what the kernel reports about them: their destination, and refusals.
 
 use std::io;
 use std::mem;
@@ -8,14 +8,14 @@ use std::os::fd::RawFd;
 use libc::{c_int, c_void, cmsghdr, msghdr};
 use socket2::SockAddr;
 
-/// Receive buffer of a control socket, if we may have as much: thousands of flows may be opened, or
-/// break, at once, and each asks. Memory is used only while datagrams wait.
+/// Receive buffer of a control socket, if the system allows as much. Thousands of flows may be opened, or break, at
+/// once, and each sends questions. Memory is used only while datagrams wait.
 pub(crate) const RECEIVE_BUFFER: i32 = 4 * 1024 * 1024;
 
-/// Room for the control data we ask for: destination address, or an error with its sender.
+/// Room for the control data that we request: the destination address, or an error with its sender.
 const CONTROL_LEN: usize = 256;
 
-/// Aligned as `cmsghdr` wants it.
+/// Aligned as `cmsghdr` requires.
 #[repr(C, align(8))]
 struct ControlBuffer([u8; CONTROL_LEN]);
 
@@ -23,7 +23,7 @@ struct ControlBuffer([u8; CONTROL_LEN]);
 pub(crate) struct Datagram {
     pub(crate) len: usize,
     pub(crate) from: SocketAddr,
-    /// Address of ours that it was sent to, without the port, if the kernel told.
+    /// Own address that it was sent to, with port 0, if the kernel reported it.
     pub(crate) to: Option<SocketAddr>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
                 if let Some(info) = read::<libc::in6_pktinfo>(data) {
                     let ip = Ipv6Addr::from(info.ipi6_addr.s6_addr);
-                    // What is valid on one link only came by that.
+                    // An address that is valid on one link only belongs to the receiving interface.
                     to = Some(SocketAddrV6::new(ip, 0, 0, info.ipi6_ifindex).into());
                 }
             }
@@ -55,7 +55,7 @@ pub(crate) fn recv_datagram(fd: RawFd, buf: &mut [u8]) -> io::Result<Datagram> {
     Ok(Datagram { len, from, to })
 }
 
-/// Receives a datagram, and from where it came, without blocking.
+/// Receives a datagram, and its source, without blocking.
 pub(crate) fn recv_from(fd: RawFd, buf: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
     let mut len = -1;
     // SAFETY: `storage` is valid for writes of `room` bytes, and `buf` for writes of its length.
@@ -73,8 +73,9 @@ pub(crate) fn recv_from(fd: RawFd, buf: &mut [u8]) -> io::Result<(usize, SocketA
     Ok((usize::try_from(len).unwrap_or(0), from))
 }
 
-/// Takes one error off the socket's error queue: where the datagram that caused it was sent, and how much of it has come
-/// back into `buf`, if an ICMP message said that nobody listens there; `Ok(None)` for any other error.
+/// Takes one error from the socket's error queue. If it is an ICMP message that nothing listens at the destination,
+/// returns the destination of the datagram that caused it, and how much of that datagram is quoted in `buf`. `Ok(None)`
+/// for any other error.
 pub(crate) fn recv_refusal(fd: RawFd, buf: &mut [u8]) -> io::Result<Option<(SocketAddr, usize)>> {
     let mut control = ControlBuffer([0; CONTROL_LEN]);
     let (len, to, header) = recvmsg(fd, buf, &mut control, libc::MSG_ERRQUEUE)?;

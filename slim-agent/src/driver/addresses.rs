@@ -1,4 +1,4 @@
-//! At which addresses peers can come to us.
+//! The addresses where peers can reach this process.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,8 +8,8 @@ use super::Driver;
 use crate::host::addresses::Addresses;
 
 impl Driver {
-    /// A flow has this address; false if peers cannot come there. They would take the process for dead, since its host
-    /// refuses what they ask.
+    /// A flow has this address. False if peers cannot reach this process there: they would take it for dead, because
+    /// its host refuses their questions.
     pub(crate) fn serve_at(&mut self, local: SocketAddr) -> bool {
         let was_networked = self.control.is_networked();
         let served = self.control.serve_at(local, &mut self.tasks);
@@ -19,7 +19,8 @@ impl Driver {
         served
     }
 
-    /// Peers on other hosts may come to any address that they are told, and are told no other.
+    /// Peers on other hosts may use any address that is announced to them. So all announced addresses are served, and
+    /// one that cannot be served is not announced.
     fn serve_announced(&mut self) {
         let (mut announced, networks) = self.addresses.clone();
         announced.truncate(MAX_ADDRS);
@@ -30,7 +31,7 @@ impl Driver {
         self.endpoint.set_addrs(announced, networks);
     }
 
-    /// These are our addresses now.
+    /// The own addresses have been read again.
     pub(crate) fn set_addresses(&mut self, addresses: Addresses) {
         if self.addresses != addresses {
             self.log
@@ -47,7 +48,8 @@ impl Driver {
         }
     }
 
-    /// No flow is left that peers on other hosts could come for, nor anything that they could ask about.
+    /// Called when no record is left that a peer may ask about. Stops serving addresses for other hosts if no flow
+    /// needs them.
     pub(crate) fn leave_unused(&mut self) {
         let elsewhere = |ip: IpAddr| !ip.is_loopback();
         if self.control.is_networked() && !self.endpoint.has_flow_at(elsewhere) {

@@ -1,4 +1,4 @@
-//! Resume connections, as the driver has them: by name, with what their tasks are to do.
+//! Resume connections as the driver sees them: an id, and a queue of orders for the connection's task.
 
 use slim_core::transport::Locator;
 use slim_core::{ConnId, Time};
@@ -8,7 +8,7 @@ use crate::tasks::mailbox::{self, mailbox};
 use crate::tasks::order::Order;
 
 impl Driver {
-    /// Makes the connection known; what its task is to do comes out of the receiver.
+    /// Registers the connection. Its task takes its orders from the receiver.
     pub(super) fn add_conn(&mut self, conn: ConnId) -> mailbox::Receiver<Order> {
         let (sender, receiver) = mailbox();
         self.conns.insert(conn, sender);
@@ -23,27 +23,27 @@ impl Driver {
         self.silent.remove(&conn);
     }
 
-    /// Gives a connection's task something to do; false if there is no such connection.
+    /// Gives an order to a connection's task; false if there is no such connection.
     pub(crate) fn order(&mut self, conn: ConnId, order: Order) -> bool {
         self.conns
             .get(&conn)
             .is_some_and(|orders| orders.send(order))
     }
 
-    /// Whether the endpoint, or a flow, still has this connection.
+    /// Whether the endpoint, or a flow, still uses this connection.
     pub(crate) fn has_conn(&self, conn: ConnId) -> bool {
         self.conns.contains_key(&conn)
     }
 
-    /// A connection was accepted: its name and its orders, or `None` if there are too many that may
-    /// still turn out to be somebody.
+    /// A connection was accepted: returns its id and its orders. `None` if there are too many already, and a message
+    /// has come on each.
     pub(crate) fn accept(
         &mut self,
         now: Time,
         from: Locator,
     ) -> Option<(ConnId, mailbox::Receiver<Order>)> {
         if self.incoming >= self.most_incoming {
-            // Those that say nothing make way, the oldest first.
+            // The oldest connection without a message makes room.
             let silent = self.silent.pop_first()?;
             self.remove_conn(silent);
             self.endpoint
@@ -62,10 +62,11 @@ impl Driver {
         self.silent.remove(&conn);
         if self.has_conn(conn) {
             if !conn.is_incoming() {
-                // The peer's process takes what its application has asked for before it answers us.
+                // The peer's agent carries out its application's commands before it answers, so its FIN may have
+                // arrived before this message.
                 self.take_datagrams(now);
             }
-            self.let_go_of_closed(now, data);
+            self.demote_closed(now, data);
             self.endpoint.handle_message(now, conn, data);
         }
     }

@@ -1,10 +1,9 @@
-//! What the driver does to flows: suspending, draining, new transports, giving up.
+//! What the driver does to flows: suspend, drain, install, escalate.
 //!
-//! Between [`install`](Driver::install) and the end of the replay a flow is *carried*: the
-//! connection is its transport, but belongs to the connection's task ([`pump`](crate::resume::pump)), and
-//! the application is kept out. If that connection breaks, the bytes it has brought must not be
-//! lost: the peer may have been told by its kernel that they arrived. So it is kept, stopped, until
-//! the flow is drained the next time.
+//! Between [`install`](Driver::install) and the end of the replay a flow is *carried*: the connection is its transport,
+//! but belongs to the connection's task ([`pump`](crate::resume::pump)), and the application's data calls are barred.
+//! If that connection breaks, the bytes that it has received must not be lost, because our kernel may have acknowledged
+//! them to the peer. So the connection is kept, stopped, until the flow is drained the next time.
 
 use slim_core::endpoint::Action;
 use slim_core::{Cause, ConnId, FlowToken, Time};
@@ -22,7 +21,7 @@ impl Driver {
             return;
         };
         if let Some(carrier) = self.carriers.get_mut(&token) {
-            // The application is kept out already.
+            // Data calls are barred already.
             carrier.stopped = true;
             let conn = carrier.conn;
             self.order(conn, Order::Stop);
@@ -43,7 +42,7 @@ impl Driver {
             return;
         }
         let Some(io) = self.survivor.io(token) else {
-            // Nothing is known of it, so nothing was received.
+            // The flow is unknown, so nothing was received.
             let drained = Drained {
                 received: 0,
                 sent: 0,
@@ -51,7 +50,7 @@ impl Driver {
             self.notices.push_back(Notice::Drained(token, drained));
             return;
         };
-        // A fault is reported while other calls are inside.
+        // The front end may report a fault while other calls are still inside.
         if !io.suspend() {
             let now = self.now();
             return self.watch.act_later(now, token, action);
@@ -70,7 +69,7 @@ impl Driver {
             return;
         }
         if let Some(io) = self.survivor.io(token) {
-            // What the old transport has brought is still the application's, so it is read dry.
+            // The application still gets the bytes in the old transport, so it is drained: no call may be inside.
             if self.survivor.is_away(token) && !io.suspend() {
                 let now = self.now();
                 return self.watch.act_later(now, token, action);
@@ -79,7 +78,7 @@ impl Driver {
             self.survivor.set_away(token, false);
         }
         self.watch.forget_busy(token);
-        self.let_go(token);
+        self.release(token);
     }
 
     /// Carries out `Install`.
@@ -113,15 +112,14 @@ impl Driver {
         };
         self.carriers.insert(token, carrier);
         if !self.order(conn, Order::Install(install)) {
-            // It broke, and the endpoint had not heard of it when it decided.
+            // The connection broke, and the endpoint did not know that yet when it decided.
             self.carriers.remove(&token);
             let cause = Cause::Errno(libc::ECONNRESET);
             self.notices.push_back(Notice::Fault(token, cause));
         }
     }
 
-    /// The replay on `conn` failed: the flow needs another transport. The connection is kept for
-    /// what it has brought.
+    /// The replay failed: the flow needs another transport. The connection is kept for the bytes that it has received.
     pub(crate) fn carrier_failed(&mut self, token: FlowToken, errno: i32) {
         if let Some(carrier) = self.carriers.get_mut(&token)
             && !carrier.stopped
@@ -132,13 +130,13 @@ impl Driver {
         }
     }
 
-    /// Whether the replay that `conn` has finished still counts.
+    /// Whether the finished replay on `conn` still makes the flow live.
     pub(crate) fn may_go_live(&self, token: FlowToken, conn: ConnId) -> bool {
         let carrier = self.carriers.get(&token);
         carrier.is_some_and(|c| c.conn == conn && !c.stopped)
     }
 
-    /// The replay is written: this is the flow's transport from here on.
+    /// The replay is written: installs `transport` as the flow's transport.
     pub(crate) fn go_live(
         &mut self,
         now: Time,
@@ -152,13 +150,13 @@ impl Driver {
             io.install(transport);
             self.survivor.set_away(token, false);
             self.endpoint.handle_installed(now, token, replayed);
-            // What was replayed is not acknowledged yet.
+            // The replayed bytes are not acknowledged yet.
             self.watch.dirty(now, token);
             self.linger_again(now, token);
         }
     }
 
-    /// The connection that carried the flow was read dry and closed: what was waiting for that.
+    /// The connection that carried the flow is drained and closed: carries out the action that waited for that.
     pub(crate) fn carrier_drained(&mut self, token: FlowToken) {
         let Some(carrier) = self.carriers.remove(&token) else {
             return;
@@ -171,14 +169,15 @@ impl Driver {
         }
     }
 
-    /// Closes the connection that carries a flow which is given up or handed back.
+    /// Forgets the connection that carries a flow, if there is one. Its task closes it, unless it has become the
+    /// transport.
     pub(crate) fn drop_carrier(&mut self, token: FlowToken) {
         if let Some(carrier) = self.carriers.remove(&token) {
             self.remove_conn(carrier.conn);
         }
     }
 
-    /// If a connection carries the flow, has it read dry and closed before `action`.
+    /// If a connection carries the flow, has it drained and closed before `action` is carried out. False if none does.
     fn drain_carrier(&mut self, token: FlowToken, action: &Action) -> bool {
         let Some(carrier) = self.carriers.get_mut(&token) else {
             return false;

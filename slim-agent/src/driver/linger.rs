@@ -1,9 +1,10 @@
-//! Flows that the application has closed, and that owe the peer bytes still.
+//! Flows that the application has closed before the peer has acknowledged all bytes.
 //!
-//! Each holds a descriptor, the transport, and a copy of what is not acknowledged. A kernel lets a closed connection (an
-//! *orphan*) go when there are too many of them, when they take too much memory, or when the peer has taken nothing for a
-//! few minutes. So do we, and earlier: what we let go of then is the kernel's alone, and ends as it would without SLIM. Only
-//! a flow that has no transport just then loses what it owes, as without SLIM it would have when the transport died.
+//! Each holds a descriptor (the transport) and a copy of its unacknowledged bytes. A kernel discards a closed
+//! connection (an *orphan*) when there are too many of them, when they take too much memory, or when the peer has
+//! acknowledged nothing for a few minutes. The agent does the same, and earlier: it leaves the connection to the
+//! kernel, and the connection ends as it would without SLIM. Only a flow that has no transport at that moment loses its
+//! unacknowledged bytes; without SLIM it would have lost them when the transport died.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,11 +17,11 @@ use super::{Driver, Notice};
 use slim_stream::Owed;
 use slim_sys::fds;
 
-/// When a closed flow is looked at again, at first and at last.
+/// First and longest interval between two checks of a closed flow.
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_secs(1);
 
-/// How many closed flows, bytes of theirs, and how much time without progress there may be.
+/// Most closed flows, most bytes kept for them, and longest time without progress.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     flows: usize,
@@ -28,24 +29,24 @@ struct Limits {
     still: Duration,
 }
 
-/// The table of them.
+/// Table of lingering flows.
 pub(crate) struct Linger {
     flows: HashMap<FlowToken, Lingering>,
-    /// In the order in which they were closed.
+    /// The same flows in the order in which they were closed.
     order: BTreeSet<(Time, FlowToken)>,
-    /// Copies of all of them.
+    /// Bytes kept for all of them.
     bytes: usize,
     limits: Limits,
 }
 
 struct Lingering {
     closed: Time,
-    /// When it is looked at next, and how long after that again.
+    /// Time of the next check, and the interval to the one after it.
     at: Time,
     wait: Duration,
     kept: usize,
     acked: u64,
-    /// Since when nothing more has been acknowledged while there was a transport.
+    /// Since when no further byte has been acknowledged although there was a transport.
     since: Time,
 }
 
@@ -56,7 +57,7 @@ impl Linger {
             order: BTreeSet::new(),
             bytes: 0,
             limits: Limits {
-                // The application's next descriptors come out of the same number.
+                // The application's descriptors count against the same limit.
                 flows: (fds::room() / 8).clamp(16, 1024),
                 bytes: config.linger_memory,
                 still: config.linger,
@@ -92,12 +93,12 @@ impl Linger {
         self.flows.keys().copied()
     }
 
-    /// Whether it is this look that the flow waits for.
+    /// Whether the check at this time is the flow's next one, and not a stale entry.
     pub(crate) fn is_due(&self, at: Time, token: FlowToken) -> bool {
         self.flows.get(&token).is_some_and(|l| l.at == at)
     }
 
-    /// Takes note of what a flow owes; true if that is the same for too long.
+    /// Records a flow's unacknowledged bytes; true if there has been no progress for too long.
     fn note(&mut self, now: Time, token: FlowToken, owed: Owed, carried: bool) -> bool {
         let Some(lingering) = self.flows.get_mut(&token) else {
             return false;
@@ -111,7 +112,7 @@ impl Linger {
         now.since(lingering.since) >= self.limits.still
     }
 
-    /// When to look at the flow again. Flows that have waited as long are looked at in one go.
+    /// Sets and returns the time of the flow's next check. Flows with the same interval are checked together.
     fn again(&mut self, now: Time, token: FlowToken) -> Option<Time> {
         let lingering = self.flows.get_mut(&token)?;
         let step = lingering.wait.as_micros() as u64;
@@ -120,7 +121,7 @@ impl Linger {
         Some(lingering.at)
     }
 
-    /// Which limit is exceeded by all together.
+    /// The limit that all flows together exceed, if any.
     fn exceeded(&self) -> Option<LingerLimit> {
         if self.flows.len() > self.limits.flows {
             Some(LingerLimit::Flows)
@@ -131,7 +132,7 @@ impl Linger {
 }
 
 impl Driver {
-    /// The application has closed the flow: it stays until what it sent is delivered.
+    /// The application has closed the flow: it stays until its bytes are delivered.
     pub(crate) fn linger(&mut self, now: Time, token: FlowToken) {
         if self.survivor.has(token) {
             self.watch.linger.add(now, token);
@@ -139,7 +140,7 @@ impl Driver {
         }
     }
 
-    /// Something has happened to the flow: if it lingers, the end may be near.
+    /// The flow has changed: if it lingers, it is checked at once, because it may soon be delivered.
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
         if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
             (lingering.at, lingering.wait) = (now, FIRST);
@@ -147,8 +148,7 @@ impl Driver {
         }
     }
 
-    /// The process is about to end: a flow whose last bytes are held up by a transport that died unnoticed must be
-    /// found now.
+    /// The process is about to end: checks all lingering flows, to find transports that have died unnoticed.
     pub(crate) fn look_at_lingering(&mut self, now: Time) {
         let all: Vec<FlowToken> = self.watch.linger.tokens().collect();
         for token in all {
@@ -177,19 +177,19 @@ impl Driver {
         }
     }
 
-    /// The one that was closed first, of those that lose nothing if there are any.
+    /// The flow that was closed first, of those that lose nothing if there are any.
     fn oldest_lingering(&self) -> Option<FlowToken> {
         let mut order = self.watch.linger.order.iter().map(|(_, token)| *token);
         let carried = |token: &FlowToken| !self.endpoint.lacks_transport(*token);
         order.clone().find(carried).or_else(|| order.next())
     }
 
-    /// Lets go of a closed flow that owes bytes: they are the kernel's alone from here on.
+    /// Leaves a closed flow with unacknowledged bytes to the kernel.
     fn orphan(&mut self, now: Time, token: FlowToken, limit: LingerLimit) {
         let kept = self.watch.linger.flows.get(&token).map_or(0, |l| l.kept);
         self.watch.linger.forget(token);
         self.endpoint.orphan(now, token, kept as u64, limit);
-        self.let_go(token);
+        self.release(token);
     }
 }
 
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    fn owes(kept: usize, acked: u64) -> Owed {
+    fn owed(kept: usize, acked: u64) -> Owed {
         Owed { kept, acked }
     }
 
@@ -221,10 +221,10 @@ mod tests {
         let mut linger = table(2, 100);
         for n in 1..=2 {
             linger.add(at(n), FlowToken(n));
-            assert!(!linger.note(at(n), FlowToken(n), owes(50, 0), true));
+            assert!(!linger.note(at(n), FlowToken(n), owed(50, 0), true));
         }
         assert_eq!(linger.exceeded(), None);
-        linger.note(at(9), FlowToken(1), owes(51, 0), true);
+        linger.note(at(9), FlowToken(1), owed(51, 0), true);
         assert_eq!(linger.exceeded(), Some(LingerLimit::Memory));
         linger.forget(FlowToken(1));
         assert_eq!((linger.bytes, linger.exceeded()), (50, None));
@@ -241,16 +241,16 @@ mod tests {
     fn time_without_progress_counts_while_there_is_a_transport() {
         let (mut linger, flow) = (table(9, 999), FlowToken(1));
         linger.add(at(0), flow);
-        assert!(!linger.note(at(1000), flow, owes(9, 1), true), "progress");
-        assert!(!linger.note(at(120_999), flow, owes(9, 1), true));
-        assert!(linger.note(at(121_000), flow, owes(9, 1), true));
-        assert!(!linger.note(at(122_000), flow, owes(9, 1), false));
-        assert!(!linger.note(at(241_999), flow, owes(9, 1), true));
-        assert!(linger.note(at(242_000), flow, owes(9, 1), true));
+        assert!(!linger.note(at(1000), flow, owed(9, 1), true), "progress");
+        assert!(!linger.note(at(120_999), flow, owed(9, 1), true));
+        assert!(linger.note(at(121_000), flow, owed(9, 1), true));
+        assert!(!linger.note(at(122_000), flow, owed(9, 1), false));
+        assert!(!linger.note(at(241_999), flow, owed(9, 1), true));
+        assert!(linger.note(at(242_000), flow, owed(9, 1), true));
     }
 
     #[test]
-    fn flows_that_wait_as_long_are_looked_at_together() {
+    fn flows_with_the_same_interval_are_checked_together() {
         let mut linger = table(9, 999);
         for n in 0..5 {
             linger.add(at(n * 100 + n), FlowToken(n));

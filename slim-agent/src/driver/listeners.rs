@@ -1,4 +1,4 @@
-//! The application's listeners: who has the control socket, and for how long.
+//! The application's listeners: which process has the control socket, and for how long.
 
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -18,8 +18,8 @@ use crate::listeners::notes::{Note, Which};
 use crate::tasks::Task;
 
 impl Driver {
-    /// The process that had the control socket of `addr` has it no more. The next connection that
-    /// is accepted finds another one, and so do those that still wait for HELLO.
+    /// The owner of the control socket of `addr` is gone. The next connection that is accepted finds another owner, and
+    /// so do flows that still wait for HELLO.
     pub(crate) fn owner_lost(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) {
         if !self.claims.owner_lost(addr, link) {
             return;
@@ -32,8 +32,8 @@ impl Driver {
         }
     }
 
-    /// Sees to it that HELLO for a connection comes to us. The application thread that accepted it
-    /// has done most of it, but the owner that it counted on may have gone since.
+    /// Ensures that HELLO for a connection reaches this process. The application thread that accepted the connection
+    /// has found or become the owner, but that owner may be gone since.
     pub(crate) fn claim(&mut self, token: FlowToken, tuple: (SocketAddr, SocketAddr)) {
         self.find_owner(tuple.0);
         let owned = self.control.owns(tuple.0);
@@ -55,7 +55,7 @@ impl Driver {
         );
         let mut listeners = listeners.lock();
         if answering(listeners.keys().copied(), local).is_some() {
-            // An application thread was faster; its command is on the way.
+            // An application thread has bound the socket already; its command is on the way.
             return;
         }
         let mut elsewhere = elsewhere.lock();
@@ -65,7 +65,7 @@ impl Driver {
         {
             return;
         }
-        match claims::reach_or_settle(local) {
+        match claims::find_or_own(local) {
             Found::Ours(socket, claims) => {
                 listeners.insert(local, Served::Listeners(1));
                 self.control.add(local, socket, &mut self.tasks);
@@ -83,9 +83,9 @@ impl Driver {
         }
     }
 
-    /// The application has closed its last listener on `addr`. The control socket goes with it, unless
-    /// it is still needed: HELLO may be on its way for connections that were accepted there, and others
-    /// may accept from a copy of the listener. Then it is looked at again.
+    /// The application has closed its last listener on `addr`. The control socket is closed, too, unless it is still
+    /// needed: HELLO may be on its way for connections that were accepted there, and other processes may accept from a
+    /// copy of the listener. In that case this is checked again later.
     pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
         let listeners = self.together.listeners.lock();
         let again = listeners.get(&addr) != Some(&Served::Listeners(0));
@@ -98,16 +98,16 @@ impl Driver {
             self.watch.unlistened(now, addr);
             return;
         }
-        // They cannot be accepted any more, and need not wait to be told by a refusal.
+        // Pending connections cannot be accepted any more: answer their HELLOs now, so that the peers need not wait for
+        // a refusal.
         self.endpoint.refuse_pending(here);
         self.notices.push_back(Notice::Unlistened(addr));
     }
 
-    /// Closes a listener's control socket, unless somebody listens there again.
+    /// Closes a listener's control socket, unless the application listens there again.
     pub(crate) fn close_listener(&mut self, addr: SocketAddr, done: Option<Done>) {
         self.watch.unlistened_no_more(addr);
         let mut listeners = self.together.listeners.lock();
-        // Somebody may have begun to listen again since.
         if let Some(served @ Served::Listeners(0)) = listeners.get_mut(&addr) {
             *served = Served::Closing;
             let socket = self.control.stop(addr);
@@ -116,13 +116,13 @@ impl Driver {
         }
     }
 
-    /// The control socket is closed, and so is what other processes claim connections by.
+    /// The control socket is closed, and so is the socket on which other processes claim connections.
     pub(crate) fn listener_closed(&mut self, addr: SocketAddr) {
         self.together.listeners.lock().remove(&addr);
     }
 
-    /// Another process wants the UDP port of our listener's address `addr`, and may have it. Connections to it are
-    /// plain TCP from now on.
+    /// Another process wants the UDP port of our listener's address `addr`, and may have it. Connections to `addr` are
+    /// plain TCP from now on. False if this process does not have the port.
     pub(crate) fn give_way(&mut self, addr: SocketAddr) -> bool {
         let mut listeners = self.together.listeners.lock();
         let Some(Served::Listeners(count)) = listeners.get_mut(&addr) else {
@@ -136,14 +136,14 @@ impl Driver {
         true
     }
 
-    /// The control socket of `addr` was given away: we do not become its owner.
+    /// The UDP port of `addr` was released: this process must not become the owner again.
     pub(crate) fn never_again(&mut self, addr: SocketAddr) {
         let mut elsewhere = self.together.elsewhere.lock();
         elsewhere.insert(addr, Instant::now().checked_add(NEVER));
     }
 
-    /// Whether a process of user `user` may have the UDP port of our listener. Without a job key whoever has it could
-    /// answer HELLO in our place.
+    /// Whether a process of user `user` may have the UDP port of our listener. Without a job key the process that has
+    /// the port could answer HELLO in our place.
     pub(crate) fn may_have(&self, user: Option<libc::uid_t>) -> bool {
         self.keyed || user.is_some_and(|user| user == 0 || user == slim_sys::user())
     }

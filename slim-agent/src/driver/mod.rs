@@ -1,7 +1,6 @@
-//! The driver: whatever happens is told to the endpoint, and what follows from it is done, one
-//! thing after the other.
+//! The driver reports to the endpoint what happens, and carries out the endpoint's actions, one after the other.
 //!
-//! It knows nothing of the tasks that call it. Those that it wants it leaves in [`Tasks`].
+//! It knows nothing of the tasks that call it. Tasks that are to be started it leaves in [`Tasks`].
 
 mod addresses;
 mod conns;
@@ -42,24 +41,24 @@ use crate::tasks::{Task, Tasks};
 use slim_sys::fds;
 use watch::Watch;
 
-/// A connection that has left its listener's queue is known to us after this time at the latest.
+/// Within this time after a connection has left its listener's queue, the agent knows of it.
 const ACCEPTING: Duration = Duration::from_millis(50);
-/// Listeners with an empty queue that are remembered.
+/// Most listeners with an empty queue that are remembered.
 const QUEUES: usize = 64;
-/// Resume connections at most, of those that we accepted, when descriptors are plenty.
+/// Most accepted resume connections, when descriptors are plentiful.
 const MOST_INCOMING: usize = 4096;
 
-/// The connection that has become a flow's transport and whose replay is not written yet.
+/// A connection that has become a flow's transport, while its replay is not written yet.
 pub(crate) struct Carrier {
     pub(crate) conn: ConnId,
-    /// The replay is not to go on: it waits to be drained.
+    /// The replay must not go on; the connection waits to be drained.
     pub(crate) stopped: bool,
-    /// What is to be done once it is drained.
+    /// The action to carry out once the connection is drained.
     pub(crate) then: Option<Action>,
 }
 
-/// Something to tell the endpoint when it has no action left to be taken: an answer to one, or what
-/// was found out on the way.
+/// A report to the endpoint, delivered when no action is left: the answer to an action, or something found while
+/// carrying one out.
 pub(crate) enum Notice {
     Suspended(FlowToken),
     Drained(FlowToken, Drained),
@@ -71,12 +70,12 @@ pub(crate) enum Notice {
     Unlistened(SocketAddr),
 }
 
-/// All that the agent thread knows.
+/// The state of the agent thread.
 pub(crate) struct Driver {
     pub(crate) endpoint: Endpoint,
-    /// Of flows whose replay is being written.
+    /// Flows whose replay is being written.
     pub(crate) carriers: BTreeMap<FlowToken, Carrier>,
-    /// Of flows whose transport is drained and which have no other yet.
+    /// Flows whose transport is drained, and which have no other yet.
     pub(crate) drained: BTreeMap<FlowToken, Drained>,
     pub(crate) watch: Watch,
     pub(crate) log: Log,
@@ -87,33 +86,33 @@ pub(crate) struct Driver {
     /// Accepted connections on which no message has come yet, oldest first.
     silent: BTreeSet<ConnId>,
     accepted: u64,
-    /// Those of `conns` that were accepted.
+    /// Number of accepted connections in `conns`.
     incoming: usize,
     most_incoming: usize,
-    /// Flows to forget when their last events are written, and their addresses.
-    departed: BTreeMap<FlowToken, Option<(SocketAddr, SocketAddr)>>,
+    /// Flows to forget once their last events are written, with their addresses.
+    ended: BTreeMap<FlowToken, Option<(SocketAddr, SocketAddr)>>,
     pub(crate) together: Together,
-    /// To be started when this turn is over.
+    /// Tasks to start when this turn is over.
     pub(crate) tasks: Tasks,
-    /// All flows, among other things.
+    /// Has all flows, among other things.
     pub(crate) survivor: Rc<Survivor>,
-    /// Our own, and the networks that they are in.
+    /// Own addresses, and the networks that they are in.
     pub(crate) addresses: Addresses,
-    /// There is a job key.
+    /// A job key is set.
     pub(crate) keyed: bool,
     /// The thread is to end.
     pub(crate) retired: bool,
-    /// The control sockets have been looked at in this turn.
+    /// [`take_datagrams`](Self::take_datagrams) has been called in this turn.
     datagrams_taken: bool,
-    /// What has come with them and is done after the commands of this turn: from where, to where, and the data.
+    /// Datagrams that it has taken, and that are handled after the commands of this turn: source, destination, data.
     put_off: Vec<(SocketAddr, SocketAddr, Box<[u8]>)>,
     events: EventLog,
-    /// Listeners whose queue was empty at the last look, and since when.
+    /// Listeners whose queue was empty at the last check, and since when.
     empty_queues: BTreeMap<SocketAddr, Time>,
 }
 
 impl Driver {
-    /// Must run inside the runtime. `transports`: those of other kinds than TCP.
+    /// Must run inside the runtime. `transports` has the kinds other than TCP.
     pub(crate) fn new(
         config: Config,
         transports: Transports,
@@ -157,7 +156,7 @@ impl Driver {
             accepted: 0,
             incoming: 0,
             most_incoming: (fds::room() / 2).clamp(16, MOST_INCOMING),
-            departed: BTreeMap::new(),
+            ended: BTreeMap::new(),
             together,
             tasks: Tasks::default(),
             survivor,
@@ -171,11 +170,11 @@ impl Driver {
         }
     }
 
-    /// Carries out what an application thread asked for.
+    /// Carries out a command of an application thread.
     pub(crate) fn command(&mut self, now: Time, command: Command) {
         self.watch.tidy_later(now);
         match &command {
-            // What the peer has said before counts.
+            // Messages of the peer that have arrived before take effect first.
             Command::Fault { .. }
             | Command::Demote { .. }
             | Command::DemoteHeard { .. }
@@ -183,7 +182,7 @@ impl Driver {
             | Command::Finish { told: false, .. } => {
                 self.take_mail(now);
             }
-            // The thread has looked into the mailbox itself.
+            // The application thread has read the mailbox itself.
             Command::Finish { .. } if self.together.short.in_use() => {
                 self.endpoint.take_arrivals(now)
             }
@@ -210,7 +209,7 @@ impl Driver {
                 if !stands {
                     return self.endpoint.open_over(now, token, local, remote);
                 }
-                // First, so that HELLO names only addresses that peers can come to.
+                // First, so that HELLO names only addresses where peers can reach this process.
                 let served = !self.endpoint.may_know(remote.ip()) || self.serve_at(local);
                 self.endpoint.open(now, token, role, local, remote);
                 if let Some(connection) = connection {
@@ -247,7 +246,7 @@ impl Driver {
                 told,
             } => {
                 if how == FinHow::Close && !told && !self.endpoint.may_have_peer(now, token) {
-                    // Nobody would ask for what is lost of it, or how it ended.
+                    // No peer would ask for bytes that are lost, or how the flow ended.
                     return self.endpoint.demote(now, token);
                 }
                 match told {
@@ -291,7 +290,7 @@ impl Driver {
             Command::Inform(text) => self.log.info(|| text),
             Command::Flush { done } => {
                 events::write_out();
-                // The waiting thread may have given up; nobody else wants to know.
+                // The thread may have stopped waiting, which does no harm.
                 done.tell();
             }
             Command::DrainExit { limit, done } => {
@@ -313,14 +312,14 @@ impl Driver {
         self.watch.dirty(now, token);
     }
 
-    /// A point in time for the endpoint.
+    /// The current time, for the endpoint.
     pub(crate) fn now(&self) -> Time {
         self.together.short.now()
     }
 
-    /// What follows from whatever the endpoint was told: first all actions, then the notices
-    /// one by one, each followed by its own actions; last the events.
-    pub(crate) fn settle(&mut self) {
+    /// Carries out what follows from reports to the endpoint: first all actions, then the notices one by one, each
+    /// followed by its own actions, and last the events.
+    pub(crate) fn carry_out(&mut self) {
         loop {
             while let Some(action) = self.endpoint.poll_action() {
                 self.act(action);
@@ -349,17 +348,17 @@ impl Driver {
         }
         while let Some((token, id, event)) = self.endpoint.poll_event() {
             let addrs = self.endpoint.addrs(token);
-            if let Some(addrs) = addrs.or_else(|| *self.departed.get(&token)?) {
+            if let Some(addrs) = addrs.or_else(|| *self.ended.get(&token)?) {
                 self.events.write(event, id, addrs);
             }
         }
-        for token in mem::take(&mut self.departed).into_keys() {
+        for token in mem::take(&mut self.ended).into_keys() {
             self.survivor.remove(token);
         }
         self.release_exiting();
     }
 
-    /// What has come to the mailboxes, which nobody is woken for.
+    /// Takes what has arrived in the mailboxes; no thread is woken for that.
     pub(crate) fn take_mail(&mut self, now: Time) {
         if let Some(outlets) = self.control.outlets() {
             self.together.short.set_outlets(outlets);
@@ -370,7 +369,8 @@ impl Driver {
         }
     }
 
-    /// Whether the kernel has given a connection up, and HELLO for its addresses is of a later one.
+    /// Whether the kernel has given up the earlier connection, so that a HELLO for its addresses belongs to a later
+    /// one.
     fn is_replaced(&self, earlier: &Earlier) -> bool {
         let flow = earlier.flow.map(|token| self.survivor.io(token));
         if flow
@@ -383,21 +383,22 @@ impl Driver {
         match earlier.connection {
             Some(own) => match connection_at(local, remote) {
                 Some(there) => there != own,
-                // Neither is left. Whose the HELLO is does not matter where there is nothing to be told.
+                // Neither connection is left. If the earlier one was thrown away, nothing is to be told of its end, so
+                // it does not matter to which one the HELLO belongs.
                 None => earlier.named_again && !earlier.thrown_away,
             },
             None => earlier.named_again && flow.is_some(),
         }
     }
 
-    /// A datagram for this process, whoever has received it.
+    /// Handles a datagram for this process, whichever process has received it.
     pub(crate) fn take(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
         if let Some(earlier) = self.endpoint.may_be_of_later(now, from, data)
             && self.is_replaced(&earlier)
         {
             self.endpoint.leave_addresses(&earlier);
         }
-        self.let_go_of_closed(now, data);
+        self.demote_closed(now, data);
         if let Some(at) = self.endpoint.is_waiting(now, from, data)
             && self.is_queue_empty(now, at)
         {
@@ -406,8 +407,8 @@ impl Driver {
         self.endpoint.handle_datagram(now, from, local, data);
     }
 
-    /// Whether no connection waits to be accepted at this address, nor did a moment ago: of one that is being accepted just now
-    /// we hear in a moment.
+    /// Whether no connection waits to be accepted at this address, and none has for [`ACCEPTING`]: within that time the
+    /// agent learns of a connection that has just been accepted.
     fn is_queue_empty(&mut self, now: Time, at: SocketAddr) -> bool {
         if !listened::is_queue_empty(at) {
             self.empty_queues.remove(&at);
@@ -451,13 +452,13 @@ impl Driver {
                     self.notices.push_back(Notice::Flushed(conn));
                 }
             }
-            // Its task ends when the orders that came before are carried out.
+            // The task of the connection ends once the orders before this one are carried out.
             Action::Close { conn } => self.remove_conn(conn),
             other => self.act_on_flow(other),
         }
     }
 
-    /// The actions that concern a flow; see `flows.rs`.
+    /// Carries out an action that concerns a flow; see `flows.rs`.
     fn act_on_flow(&mut self, action: Action) {
         match action {
             Action::Live { token } => self.with_io(token, |io| io.live()),
@@ -468,7 +469,7 @@ impl Driver {
                 self.drop_carrier(token);
                 self.with_io(token, |io| io.legacy(required_refused));
                 self.survivor.set_away(token, false);
-                self.let_go(token);
+                self.release(token);
             }
             Action::Suspend { token } => self.suspend(token),
             Action::Verify { token } => self.verify(token),
@@ -490,12 +491,12 @@ impl Driver {
                 self.with_io(token, |io| io.reinstate(legacy));
                 self.survivor.set_away(token, false);
                 if legacy {
-                    self.let_go(token);
+                    self.release(token);
                 }
             }
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
             Action::Escalate { token, .. } => self.escalate(token, action),
-            // Those that concern no flow, which `act` has taken.
+            // `act` has carried out the actions that concern no flow.
             Action::Mailbox { .. }
             | Action::Datagram { .. }
             | Action::Connect { .. }
@@ -505,8 +506,9 @@ impl Driver {
         }
     }
 
-    /// Before a message is answered: flows that it asks about may have been closed where the front end did not see it.
-    fn let_go_of_closed(&mut self, now: Time, data: &[u8]) {
+    /// Called before a message is answered. Demotes the flows that it asks about if the application has closed them
+    /// where the front end did not see that.
+    fn demote_closed(&mut self, now: Time, data: &[u8]) {
         for token in self.endpoint.asked_about(data).into_iter().flatten() {
             if self.survivor.io(token).is_some_and(|io| !io.is_held()) {
                 self.endpoint.demote(now, token);
@@ -523,10 +525,10 @@ impl Driver {
         self.take(now, from, local, data);
     }
 
-    /// Takes the datagrams that have come, once in a turn. Word that the peer has closed a flow is often there as soon as the
-    /// error, and before the answer to a connection that was asked for in between: then no transport is to be looked for. All
-    /// else waits for the commands that are still to be carried out: the answer to a HELLO may have been caused by a later
-    /// connection with the same addresses, of which one of them tells.
+    /// Takes the datagrams that have arrived, once per turn. FIN is handled at once: it often arrives together with the
+    /// error, and before the answer on a resume connection, and then no new transport is needed. All other datagrams
+    /// wait for the commands that are still to be carried out: the answer to a HELLO may have been caused by a later
+    /// connection with the same addresses, which one of these commands reports.
     fn take_datagrams(&mut self, now: Time) {
         if mem::replace(&mut self.datagrams_taken, true) {
             return;
@@ -539,19 +541,19 @@ impl Driver {
         }
     }
 
-    /// All commands are carried out that were there when a datagram came: what has been put off is done.
+    /// Handles the datagrams that were put off: all commands that were queued when they arrived are carried out.
     pub(crate) fn after_commands(&mut self, now: Time) {
         for (from, to, data) in mem::take(&mut self.put_off) {
             self.datagram(now, from, to, &data);
         }
     }
 
-    /// Another turn begins.
+    /// A new turn begins.
     pub(crate) fn begin_turn(&mut self) {
         self.datagrams_taken = false;
     }
 
-    /// Forgets a flow, once what is to be said about its end is said.
+    /// Forgets a flow, once its last events are written.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
         let late = !self.endpoint.was_asked(token);
@@ -560,16 +562,16 @@ impl Driver {
         self.drained.remove(&token);
         self.claims.gone(token, late);
         self.watch.forget(token);
-        self.departed.entry(token).or_insert(addrs);
+        self.ended.entry(token).or_insert(addrs);
     }
 
-    /// The flow has no session any more, and its front end goes on by itself: there is nothing left to be done for it,
-    /// once all actions are carried out.
-    pub(crate) fn let_go(&mut self, token: FlowToken) {
+    /// The flow has no session any more, and its front end goes on by itself. The agent forgets the flow once all
+    /// actions are carried out.
+    pub(crate) fn release(&mut self, token: FlowToken) {
         self.notices.push_back(Notice::Gone(token));
     }
 
-    /// Forgets what is too old.
+    /// Discards what is too old. Returns whether this must be called again.
     pub(crate) fn tidy(&mut self, now: Time) -> bool {
         let claims = self.claims.tidy(now);
         let past = self.endpoint.tidy(now);
@@ -586,7 +588,7 @@ impl Driver {
     }
 }
 
-/// Random bytes for the endpoint, and a number for this life of the process.
+/// Splits the seed into random bytes for the endpoint and the incarnation of this process.
 fn split(seed: &[u8; 40]) -> ([u8; 32], u64) {
     let mut for_core = [0; 32];
     let mut incarnation = [0; 8];

@@ -1,15 +1,15 @@
-//! Flows to look at again, and when.
+//! Timed checks: which flows to check again, and when.
 //!
-//! * *dirty*: bytes are unacknowledged. About once a second all of them are probed, which also
-//!   trims their replay buffers; none is left, and nobody wakes the process any more. Those that a
-//!   look finds dirty still are *slow*: only of these it is remembered how they get on. That is a matter of time alone;
-//!   whether the transport looks stuck is for whoever knows its kind to say ([`Probe`](slim_stream::Probe)).
-//! * *busy*: a data call is still inside of a flow that is suspended. What that holds up is done when it has come out: an
-//!   answer to `Suspend`, `Drain`, `Escalate`. All other flows go on meanwhile.
-//! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has done that.
-//! * *lingering*: closed by the application, not yet delivered ([`linger`](super::linger)).
+//! * *dirty*: bytes are unacknowledged. About once a second all dirty flows are probed, which also trims their replay
+//!   buffers. When none is left, the process is not woken any more. Flows that a probe finds still dirty are *slow*:
+//!   only their progress is recorded. The agent measures time alone; whether a transport looks stuck is decided by the
+//!   front end, which knows its kind ([`Probe`](slim_stream::Probe)).
+//! * *busy*: a data call is still inside a suspended flow. The answer to `Suspend`, or the action `Drain` or
+//!   `Escalate`, waits until the call has returned. All other flows go on meanwhile.
+//! * *verifying*: the stream has ended, and the peer's kernel is asked whether it has sent that end.
+//! * *lingering*: closed by the application, not delivered yet ([`linger`](super::linger)).
 //! * *unlistened*: control sockets whose listener is gone, but which are still needed.
-//! * *exiting*: threads that wait for the above before the process ends.
+//! * *exiting*: threads that wait for lingering flows before the process ends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::mem;
@@ -27,45 +27,45 @@ use crate::commands::done::Done;
 use crate::events;
 
 const SWEEP: Duration = Duration::from_secs(1);
-/// How often what is too old is looked for, while something happens.
+/// Interval between discarding old records, while something happens.
 const TIDY: Duration = Duration::from_secs(60);
-/// When a closed listener's control socket that is still needed is looked at again.
+/// First and longest interval between checks of a control socket that outlives its listener.
 const UNLISTENED_FIRST: Duration = Duration::from_millis(50);
 const UNLISTENED_LAST: Duration = Duration::from_secs(60);
 /// Shortest time between two sweeps, however short a stall is to be noticed.
 const SHORTEST_SWEEP: Duration = Duration::from_millis(50);
-/// How often it is looked whether a data call has come out; less often the longer it takes.
+/// First and longest interval between checks whether a data call has returned.
 const BUSY_POLL: Duration = Duration::from_micros(100);
 const BUSY_POLL_LAST: Duration = Duration::from_millis(5);
 const BUSY_WARN: Duration = Duration::from_secs(2);
 const BUSY_GIVE_UP: Duration = Duration::from_secs(10);
-/// What counts at most of the time between two looks: the process may have been stopped.
+/// Most time that counts between two checks: the process may have been stopped in between.
 const BUSY_STEP: Duration = Duration::from_millis(100);
-/// How often it is looked whether the peer's kernel has answered, which it is asked a second after it was last heard;
-/// and for how long.
+/// Interval between checks whether the peer's kernel has answered, and how long to wait for its answer. It is asked a
+/// second after it was last heard.
 const VERIFY_POLL: Duration = Duration::from_millis(100);
 const VERIFY_LIMIT: Duration = Duration::from_millis(1400);
 
-/// The table of them; see the module.
+/// Table of timed checks; see the module.
 pub(crate) struct Watch {
-    /// Reported since the last sweep; some perhaps twice, and some perhaps over by now.
+    /// Flows reported since the last sweep. Some may be reported twice, and some may be over by now.
     dirty: Vec<FlowToken>,
     slow: BTreeMap<FlowToken, AckProgress>,
     busy: HashMap<FlowToken, Busy>,
-    /// Since when.
+    /// Flows that are verified, and since when.
     verifying: HashMap<FlowToken, Time>,
     pub(crate) linger: Linger,
-    /// Looks at single flows. An entry that its flow's table does not know of means nothing.
+    /// Checks of single flows. Entries may be stale; the flow's table is authoritative.
     agenda: BTreeSet<(Time, FlowToken, Look)>,
     sweep_at: Option<Time>,
     tidy_at: Option<Time>,
     exiting: Vec<(Time, Done)>,
-    /// Control sockets that outlive their listeners, and how long they had been let alone.
+    /// Control sockets that outlive their listeners: time of the next check, and the interval before it.
     unlistened: HashMap<SocketAddr, (Time, Duration)>,
     stall: Duration,
 }
 
-/// How a dirty flow gets on.
+/// Progress of a slow flow.
 #[derive(Default)]
 struct AckProgress {
     acked: u64,
@@ -73,7 +73,7 @@ struct AckProgress {
     since: Option<Time>,
 }
 
-/// What a look at a flow is for.
+/// The purpose of a check of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Look {
     Busy,
@@ -88,12 +88,12 @@ struct Busy {
     warned: bool,
     /// `Suspend` has no answer yet.
     suspending: bool,
-    /// `Drain` or `Escalate`.
+    /// `Drain` or `Escalate`, to be carried out once the call has returned.
     then: Option<Action>,
 }
 
 impl Busy {
-    /// When to look again.
+    /// The time of the next check.
     fn next(&self) -> Time {
         self.looked + (self.waited / 4).clamp(BUSY_POLL, BUSY_POLL_LAST)
     }
@@ -132,7 +132,7 @@ impl Watch {
         self.sweep_at.get_or_insert(now + self.interval());
     }
 
-    /// Something has happened that is remembered for a while.
+    /// Something has been recorded that will be discarded later.
     pub(crate) fn tidy_later(&mut self, now: Time) {
         self.tidy_at.get_or_insert(now + TIDY);
     }
@@ -151,17 +151,17 @@ impl Watch {
         })
     }
 
-    /// A data call is inside of the flow: `Suspend` is answered when it has come out.
+    /// A data call is inside the flow: `Suspend` is answered when the call has returned.
     pub(crate) fn suspend_later(&mut self, now: Time, token: FlowToken) {
         self.busy(now, token).suspending = true;
     }
 
-    /// Likewise, and `action` is carried out then.
+    /// A data call is inside the flow: `action` is carried out when the call has returned.
     pub(crate) fn act_later(&mut self, now: Time, token: FlowToken, action: Action) {
         self.busy(now, token).then = Some(action);
     }
 
-    /// Looks at this time at a flow that lingers.
+    /// Checks a lingering flow at this time.
     pub(crate) fn look_at_lingering(&mut self, at: Time, token: FlowToken) {
         self.look(at, token, Look::Linger);
     }
@@ -174,7 +174,7 @@ impl Watch {
         self.busy.contains_key(&token)
     }
 
-    /// It does not matter any more who is inside.
+    /// It does not matter any more whether a call is inside.
     pub(crate) fn forget_busy(&mut self, token: FlowToken) {
         self.busy.remove(&token);
     }
@@ -183,7 +183,7 @@ impl Watch {
         self.exiting.push((until, done));
     }
 
-    /// A listener is gone, but its control socket is still needed. Each time for longer.
+    /// A listener is gone, but its control socket is still needed. The interval to the next check doubles each time.
     pub(crate) fn unlistened(&mut self, now: Time, addr: SocketAddr) {
         let (at, wait) = self
             .unlistened
@@ -216,7 +216,7 @@ impl Watch {
 }
 
 impl Driver {
-    /// Something's time has come.
+    /// Carries out what is due.
     pub(crate) fn on_time(&mut self, now: Time) {
         if self.endpoint.poll_timeout().is_some_and(|at| at <= now) {
             self.endpoint.handle_timeout(now);
@@ -245,7 +245,8 @@ impl Driver {
         }
     }
 
-    /// Answers the threads that wait to exit, if nothing holds them up any more.
+    /// Answers the threads that wait to exit, unless an undelivered flow lacks its transport and their time is not
+    /// over.
     pub(crate) fn release_exiting(&mut self) {
         if self.watch.exiting.is_empty() {
             return;
@@ -257,7 +258,7 @@ impl Driver {
             let wait = undelivered && now < *until;
             if !wait {
                 events::write_out();
-                // The thread may have given up by itself.
+                // The thread may have stopped waiting, which does no harm.
                 done.tell();
             }
             wait
@@ -274,7 +275,7 @@ impl Driver {
         }
     }
 
-    /// Nobody is inside any more, or need come out: what has waited for that.
+    /// No call is inside any more, or the flow is gone: does what has waited for that.
     fn busy_no_more(&mut self, token: FlowToken) {
         let Some(busy) = self.watch.busy.remove(&token) else {
             return;
@@ -314,8 +315,8 @@ impl Driver {
         let verdict = match then {
             Some(Action::Escalate { verdict, .. }) => verdict,
             _ => {
-                // Its old transport cannot be drained, so nothing can be agreed with the peer. How much was sent before a
-                // reset nobody needs to know, and the call may have the sending half.
+                // The old transport cannot be drained, so nothing can be agreed with the peer. No peer needs to know
+                // how much was sent before a reset, and the call may hold the sending half: the position is 0.
                 let reset = Notice::Finish(token, 0, FinHow::Reset);
                 self.notices.push_back(reset);
                 Verdict::Errno(libc::ETIMEDOUT)
@@ -323,7 +324,7 @@ impl Driver {
         };
         io.escalate(verdict);
         self.survivor.set_away(token, false);
-        self.let_go(token);
+        self.release(token);
     }
 
     /// Carries out `Verify`.
@@ -376,7 +377,7 @@ impl Driver {
         self.watch.sweep_at = again.then(|| now + self.watch.interval());
     }
 
-    /// Probes a flow that was dirty: whether it is so still.
+    /// Probes a dirty flow; returns whether it is still dirty.
     fn is_dirty(&mut self, now: Time, token: FlowToken, progress: &mut AckProgress) -> bool {
         let Some(io) = self.survivor.io(token) else {
             return false;
@@ -384,7 +385,7 @@ impl Driver {
         let state = self.endpoint.state(token);
         match state {
             Some(State::Live | State::Negotiating) => {}
-            // Its buffers are not to be trimmed now; going live marks it again.
+            // Its replay buffer must not be trimmed now; going live marks the flow dirty again.
             Some(State::Suspended | State::Resuming) => return true,
             _ => return false,
         }
@@ -407,7 +408,7 @@ impl Driver {
             && probe.stuck
             && now.since(since) >= stall;
         if stalled {
-            // Told again after as long again, should it not have helped.
+            // If this does not help, it is reported again after the same time.
             progress.since = Some(now);
             self.notices.push_back(Notice::Fault(token, Cause::Stall));
         }

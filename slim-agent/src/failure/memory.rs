@@ -1,4 +1,4 @@
-//! What the front end's allocator tells the agent.
+//! The front end's allocator reports to the agent that memory has run out.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use slim_sys::fds::Mark;
 
 static IS_OUT: AtomicBool = AtomicBool::new(false);
-/// Wakes the agent thread.
+/// The descriptor that wakes the agent thread.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 
-/// The system gives the process no more memory, and what is left is only enough to end the session: the agent does so at
-/// its next step, as it does after a panic. May be called from any place, the agent's own code included; allocates
-/// nothing, takes no lock.
+/// Reports that the system gives the process no more memory. The memory that is left is enough only to end the session:
+/// the agent does so at its next step, as it does after a panic. May be called from any place, the agent's own code
+/// included; allocates nothing, takes no lock.
 pub fn memory_is_out() {
     if !IS_OUT.swap(true, Ordering::SeqCst) {
         let wake = WAKE.load(Ordering::SeqCst);
@@ -21,12 +21,12 @@ pub fn memory_is_out() {
     }
 }
 
-/// Whether that has been said.
+/// Whether that has been reported.
 pub(crate) fn is_out() -> bool {
     IS_OUT.load(Ordering::Relaxed)
 }
 
-/// An agent starts; `wake` makes its thread look up.
+/// An agent starts; `wake` is the descriptor that wakes its thread.
 pub(crate) fn begin(wake: RawFd) {
     WAKE.store(wake, Ordering::SeqCst);
     IS_OUT.store(false, Ordering::SeqCst);

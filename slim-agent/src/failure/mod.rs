@@ -1,4 +1,4 @@
-//! What is left to do should the thread ever panic, or memory run out.
+//! What the agent does after a panic of its thread, or when memory runs out.
 
 pub(crate) mod memory;
 pub(crate) mod panic;

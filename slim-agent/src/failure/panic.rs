@@ -1,13 +1,13 @@
-//! What is left to do when the agent thread has panicked.
+//! What the agent thread does after it has panicked.
 //!
-//! That is a mistake in SLIM, and must not be the program's end, nor may anybody wait for ever for a
-//! thread that is not there any more. So the panic never ends: the thread goes on, below whatever it
-//! was doing, with the little that needs none of its state. Flows that have their transport become
-//! plain TCP; those that have lost it end in an error; so does everything that is asked for later.
-//! Our sockets are shut, which tells the peers that nobody is here to resume with.
+//! A panic is a mistake in SLIM. It must not end the program, and no thread may wait for ever for an agent thread that
+//! is gone. So the panic hook never returns: the thread goes on inside it, and does only what needs none of its state.
+//! Flows that have their transport become plain TCP, and flows that have lost it end in an error. Flows that begin
+//! later are plain TCP, and threads that wait for the agent are answered at once. The agent's sockets are shut, which
+//! tells the peers that nothing is resumed here.
 //!
-//! What cannot be helped: a front end's lock that was held at that moment stays locked; a second
-//! panic, in here, ends the process; and who wants to set another panic hook waits for ever.
+//! Limits: a front end's lock that was held at that moment stays locked; a second panic, inside the hook, ends the
+//! process; a thread that sets another panic hook waits for ever.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,26 +29,27 @@ thread_local! {
     static SURVIVOR: RefCell<Option<Rc<Survivor>>> = const { RefCell::new(None) };
 }
 
-/// Why the thread cannot go on after somebody has closed its descriptors.
-pub(crate) const LOST: &str = "the program has closed descriptors of SLIM's";
+/// The reason why the thread cannot go on when the program has closed its descriptors.
+pub(crate) const LOST: &str = "the program has closed descriptors of SLIM";
 
-/// What outlives a panic of the agent thread.
+/// The state that outlives a panic of the agent thread.
 pub(crate) struct Survivor {
     commands: Rc<CommandReceiver>,
     started: Rc<StartReport>,
     log: Log,
     /// Whether plain TCP is not allowed.
     required: bool,
-    /// All flows. Never borrowed while one of them is called: that is where a panic may come from.
+    /// All flows. Never borrowed while a flow is called, because that call may panic.
     flows: RefCell<BTreeMap<FlowToken, Arc<dyn FlowIo>>>,
-    /// Those that have lost their transport, as far as the agent thread knows.
+    /// Flows that have lost their transport, as far as the agent thread knows.
     away: RefCell<BTreeSet<FlowToken>>,
 }
 
-/// The agent thread cannot go on, though it has not panicked. Does not return, unless that has happened before.
+/// Does the same when the agent thread cannot go on for another reason. Does not return, unless this has happened
+/// before.
 pub(crate) fn give_up(why: &str) {
     if let Some(survivor) = SURVIVOR.take() {
-        survivor.go_on(why);
+        survivor.survive(why);
     }
 }
 
@@ -66,7 +67,7 @@ impl Survivor {
             panic::set_hook(Box::new(move |info| {
                 let survivor = SURVIVOR.try_with(|s| s.try_borrow_mut().ok()?.take());
                 match survivor.ok().flatten() {
-                    Some(survivor) => survivor.go_on(&format!("internal error ({info})")),
+                    Some(survivor) => survivor.survive(&format!("internal error ({info})")),
                     None => others(info),
                 }
             }));
@@ -83,12 +84,12 @@ impl Survivor {
         survivor
     }
 
-    /// There is a new flow.
+    /// Adds a new flow.
     pub(crate) fn add(&self, token: FlowToken, io: Arc<dyn FlowIo>) {
         self.flows.borrow_mut().insert(token, io);
     }
 
-    /// The flow is over.
+    /// Removes a flow that is over.
     pub(crate) fn remove(&self, token: FlowToken) {
         self.set_away(token, false);
         let io = self.flows.borrow_mut().remove(&token);
@@ -105,8 +106,8 @@ impl Survivor {
         self.flows.borrow().contains_key(&token)
     }
 
-    /// Whether the flow is without a transport: from the moment that it is suspended until it has one again, or
-    /// needs none.
+    /// Records whether the flow is without a transport: from the moment that it is suspended until it has a transport
+    /// again, or needs none.
     pub(crate) fn set_away(&self, token: FlowToken, away: bool) {
         if !away {
             self.away.borrow_mut().remove(&token);
@@ -115,18 +116,19 @@ impl Survivor {
         }
     }
 
-    /// Whether a flow is.
+    /// Whether the flow is without a transport.
     pub(crate) fn is_away(&self, token: FlowToken) -> bool {
         self.away.borrow().contains(&token)
     }
 
-    /// Whether any flow is.
+    /// Whether any flow is without a transport.
     pub(crate) fn any_away(&self) -> bool {
         !self.away.borrow().is_empty()
     }
 
-    fn go_on(&self, why: &str) -> ! {
-        // If this thread's descriptors have been closed, the numbers are the program's. The event loop ends in a panic then.
+    fn survive(&self, why: &str) -> ! {
+        // If the program has closed this thread's descriptors, their numbers belong to the program now. The event loop
+        // panics in that case.
         let lost = self.commands.is_lost();
         let why = if lost { LOST } else { why };
         let text = || {
@@ -139,14 +141,14 @@ impl Survivor {
             events::write_out();
             self.log.error(text);
         }
-        // For the case that it happened while starting.
+        // In case the panic happened while starting.
         self.started.answer(Err(io::Error::other("internal error")));
         if !lost {
             readiness::shut_watched();
         }
         let away = self.away.try_borrow_mut();
         let mut away = away.map(|mut a| mem::take(&mut *a)).unwrap_or_default();
-        // Faults that are queued are of flows that still look well here.
+        // A flow whose fault is still queued is not in `away` yet.
         let mut before = Vec::new();
         while let Some(command) = self.commands.next() {
             match command {
@@ -164,14 +166,14 @@ impl Survivor {
                 io.legacy(false);
             }
         }
-        before.into_iter().for_each(|command| self.obey(command));
+        before.into_iter().for_each(|command| self.handle(command));
         loop {
             let command = self.commands.wait();
-            self.obey(command);
+            self.handle(command);
         }
     }
 
-    fn obey(&self, command: Command) {
+    fn handle(&self, command: Command) {
         match command {
             Command::Open { io, .. } | Command::OpenKnown { io, .. } => io.legacy(self.required),
             Command::Unlisten {
@@ -179,8 +181,7 @@ impl Survivor {
             }
             | Command::Flush { done }
             | Command::DrainExit { done, .. } => done.tell(),
-            // Every flow that there was is plain TCP or has its error; a socket that comes along is
-            // closed here.
+            // Every flow is plain TCP by now, or has its error. A socket that is part of the command is closed here.
             _ => {}
         }
     }

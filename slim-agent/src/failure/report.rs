@@ -1,28 +1,29 @@
-//! Whether the agent thread has started.
+//! The report whether the agent thread has started.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::commands::done::Done;
 
-/// Tells the starting thread what became of the start. The first word counts.
+/// Tells the starting thread the outcome of the start. Only the first answer counts.
 ///
-/// A channel of the standard library's would leave memory of libc's `malloc` behind in the starting thread.
+/// The standard library's channels are not used: one would leave memory of libc's `malloc` behind in the starting
+/// thread.
 pub(crate) struct StartReport {
     outcome: StartOutcome,
     done: Done,
 }
 
-/// What became of the start, once it is known.
+/// The outcome of the start, once it is known.
 pub(crate) type StartOutcome = Arc<Mutex<Option<io::Result<()>>>>;
 
 impl StartReport {
-    /// Whoever waits for `done` finds the word in `outcome`.
+    /// The thread that waits for `done` finds the answer in `outcome`.
     pub(crate) fn new(outcome: StartOutcome, done: Done) -> Self {
         StartReport { outcome, done }
     }
 
-    /// The starting thread may have been cancelled; then nobody wants to know.
+    /// Answers. The starting thread may have been cancelled, and then does not read the answer.
     pub(crate) fn answer(&self, outcome: io::Result<()>) {
         let mut said = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         said.get_or_insert(outcome);

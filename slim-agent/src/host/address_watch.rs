@@ -1,4 +1,4 @@
-//! Own addresses, and word of their changes.
+//! Watches for changes of the own addresses.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -14,8 +14,8 @@ use crate::kernel::sys;
 use crate::shared::Shared;
 use slim_sys::OwnFd;
 
-/// Tells the endpoint of changes from now on. Without the netlink socket (a sandbox, say) the
-/// addresses of the start stay.
+/// Tells the endpoint of changes from now on. Without the netlink socket (in a sandbox, for example) the addresses
+/// found at the start stay.
 pub(crate) fn watch(shared: &Rc<Shared>) {
     let opened = sys::rtnetlink_watch().and_then(|fd| readiness::watch(fd, Interest::READABLE));
     match opened {
@@ -37,7 +37,7 @@ async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
         loop {
             match sys::recv(fd.get_ref().raw(), &mut buf) {
                 Ok(n) if n > 0 => changed |= news.hear(buf.get(..n).unwrap_or_default()),
-                // An overrun of the socket: what was missed is not known.
+                // The socket has overrun: messages were lost.
                 Err(e) if e.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
                 _ => return,
@@ -52,16 +52,17 @@ async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     }
 }
 
-/// Which of the kernel's messages may have changed our addresses. The whole list is asked for then; but hosts tell of
-/// links a lot (each container, each change of a wireless signal), to every process that has an agent.
+/// Recognises messages of the kernel that may mean a change of our addresses. Only then is the whole list asked for:
+/// hosts report links often (each container, each change of a wireless signal), and they report them to every process
+/// that has an agent.
 #[derive(Default)]
 struct News {
-    /// Whether a link was up when it was last told of.
+    /// Whether a link was up when it was last reported.
     up: HashMap<u32, bool>,
 }
 
 impl News {
-    /// Takes what came in one piece; true if addresses others can reach us under may be new or gone.
+    /// Takes the messages of one read; true if an address under which others can reach this host may be new or gone.
     fn hear(&mut self, mut bytes: &[u8]) -> bool {
         let mut changed = false;
         while let Some((kind, body, next)) = first(bytes) {
@@ -73,11 +74,11 @@ impl News {
             };
             bytes = next;
         }
-        // What is cut short may have been anything.
+        // A truncated message may have been anything.
         changed || !bytes.is_empty()
     }
 
-    /// `ifinfomsg`: index at 4, flags at 8. Whether the link goes up or down, as far as we know.
+    /// `ifinfomsg`: index at 4, flags at 8. Returns whether the link goes up or down, as far as is known.
     fn link(&mut self, body: &[u8], gone: bool) -> bool {
         let (Some(index), Some(flags)) = (u32_at(body, 4), u32_at(body, 8)) else {
             return true;
@@ -88,12 +89,13 @@ impl News {
         } else {
             self.up.insert(index, up)
         };
-        // One that was there before we listened is not known.
+        // The earlier state of a link that was not reported before is not known.
         before != Some(up)
     }
 }
 
-/// `ifaddrmsg`: family at 0, then attributes from 8. An address that nobody can reach us under is none of ours.
+/// `ifaddrmsg`: family at 0, attributes from 8. Returns whether others can reach this host under the address; other
+/// addresses are ignored.
 fn is_of_use(body: &[u8]) -> bool {
     let mut rest = body.get(8..).unwrap_or_default();
     let mut found = false;
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_changes_addresses_is_news() {
+    fn only_changes_of_usable_addresses_are_news() {
         let (new, gone) = (libc::RTM_NEWLINK, libc::RTM_DELLINK);
         let up = libc::IFF_UP;
         let mut news = News::default();
@@ -157,7 +159,7 @@ mod tests {
             assert_eq!(news.hear(&message(libc::RTM_NEWADDR, &addr(ip))), is_news);
             assert_eq!(news.hear(&message(libc::RTM_DELADDR, &addr(ip))), is_news);
         }
-        // What cannot be read may be anything, and ends.
+        // A message that cannot be parsed may be anything, and ends the loop.
         assert!(news.hear(&message(new, &[])));
         assert!(news.hear(&message(libc::RTM_NEWADDR, &link(1, -1))[..20]));
     }

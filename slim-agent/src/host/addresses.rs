@@ -1,5 +1,5 @@
-//! The host's own addresses, as the kernel tells them (rtnetlink(7)). libc's `getifaddrs` would allocate from the program's
-//! heap, on which the agent must not wait.
+//! The host's own addresses, as the kernel reports them (rtnetlink(7)). libc's `getifaddrs` would allocate from the
+//! program's heap, on which the agent must not wait.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,19 +11,19 @@ use crate::events::Log;
 use crate::kernel::netlink::{HEADER, attribute, first, ip, u32_at};
 use crate::kernel::sys;
 
-// Where what is in a message, as linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h have it.
+// Offsets in messages, from linux/netlink.h, linux/rtnetlink.h and linux/if_addr.h.
 const LINK_INDEX: usize = 4;
 const LINK_FLAGS: usize = 8;
 const ADDRESS_BITS: usize = 1;
 const ADDRESS_INDEX: usize = 4;
 const ADDRESS_ATTRIBUTES: usize = 8;
-/// Larger than what the kernel tells at a time.
+/// Larger than what the kernel sends at a time.
 const REPLY: usize = 32 << 10;
 
-/// The addresses others can reach this host under, and the networks that it has them in.
+/// The addresses under which others can reach this host, and the networks of these addresses.
 pub(crate) type Addresses = (Vec<IpAddr>, Vec<Net>);
 
-/// Those of now; none if the kernel does not tell.
+/// The current addresses; none if the kernel does not answer.
 pub(crate) fn now(log: Log) -> Addresses {
     let all = own().unwrap_or_else(|e| {
         log.warn(|| format!("own addresses unknown: {e}"));
@@ -33,8 +33,8 @@ pub(crate) fn now(log: Log) -> Addresses {
     (all.into_iter().map(|(ip, _)| ip).collect(), nets)
 }
 
-/// Addresses of this host that others can use to reach it: interfaces that are up, no loopback, no
-/// link-local ones (they mean nothing without an interface). With each comes how many of its bits name its network.
+/// Addresses of this host that others can use to reach it: interfaces that are up, no loopback, no link-local ones
+/// (they mean nothing without an interface). Each comes with the prefix length of its network.
 fn own() -> io::Result<Vec<(IpAddr, u8)>> {
     let mut up = BTreeSet::new();
     ask(libc::RTM_GETLINK, |link| {
@@ -55,11 +55,12 @@ fn own() -> io::Result<Vec<(IpAddr, u8)>> {
     Ok(found)
 }
 
-/// Asks for all that there is of one kind, and calls `f` with each, without its header. What is cut short is passed over.
+/// Asks for all objects of one kind, and calls `f` with each message, without its header. Messages that are cut short
+/// are skipped.
 fn ask(kind: u16, mut f: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
     let socket = sys::route_socket()?;
     let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    // The header; any family.
+    // The header, and the family: any.
     let mut request = [0; HEADER + 4];
     request[..4].copy_from_slice(&(HEADER as u32 + 4).to_ne_bytes());
     request[4..6].copy_from_slice(&kind.to_ne_bytes());
@@ -86,7 +87,8 @@ fn ask(kind: u16, mut f: impl FnMut(&[u8]) -> Option<()>) -> io::Result<()> {
     }
 }
 
-/// The address among the attributes: its own one, where it is the other end's that the interface is named by.
+/// The address among the attributes. `IFA_LOCAL` comes first: on a point-to-point interface `IFA_ADDRESS` is the
+/// address of the other end.
 fn ip_of(mut attributes: &[u8]) -> Option<IpAddr> {
     let (mut own, mut address) = (None, None);
     while let Some((kind, value, next)) = attribute(attributes) {
@@ -132,7 +134,7 @@ mod tests {
     fn the_address_that_packets_leave_from_is_known() {
         let found = own().unwrap();
         assert!(found.iter().all(|(ip, _)| is_reachable(ip)));
-        // Where there is a way out, that is from one of them.
+        // Where there is a route, packets leave from one of these addresses.
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
         if socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).is_ok() {
             let from = socket.local_addr().unwrap().ip();

@@ -1,4 +1,4 @@
-//! Who this process is.
+//! The identity of this process.
 
 use std::process;
 
@@ -8,7 +8,7 @@ use slim_sys::proc;
 
 use crate::kernel::sys;
 
-/// The name of this life of this process. `incarnation` is random.
+/// The endpoint id of this process. `incarnation` is random.
 pub(crate) fn endpoint(incarnation: u64) -> EndpointId {
     EndpointId {
         host: host(),
@@ -17,8 +17,8 @@ pub(crate) fn endpoint(incarnation: u64) -> EndpointId {
     }
 }
 
-/// Tells hosts apart: also those that were cloned from one image, and network namespaces of one
-/// kernel, whose addresses are as different as those of two machines.
+/// An id that tells hosts apart: also hosts that were cloned from one image, and network namespaces of one kernel,
+/// whose addresses are as different as those of two machines.
 fn host() -> [u8; 16] {
     let boot = proc::read(format_args!("sys/kernel/random/boot_id")).unwrap_or_default();
     let here = sys::network_namespace().to_be_bytes();
@@ -31,7 +31,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn two_processes_of_a_host_have_one_host_and_do_not_tell_the_boot_id() {
+    fn the_host_id_is_stable_and_does_not_reveal_the_boot_id() {
         assert_eq!(host(), host());
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
         let boot: String = boot.chars().filter(char::is_ascii_hexdigit).collect();

@@ -1,4 +1,4 @@
-//! Who we are, and where: the host's addresses and the ports that we take.
+//! The identity of this process, the host's addresses, and the ports that the agent uses.
 
 pub(crate) mod address_watch;
 pub(crate) mod addresses;

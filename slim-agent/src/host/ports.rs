@@ -1,4 +1,4 @@
-//! Which ports our own sockets take.
+//! The ports of the agent's own sockets.
 
 use std::io;
 use std::iter;
@@ -8,16 +8,16 @@ use std::ops::RangeInclusive;
 use crate::kernel::sys;
 use slim_sys::{OwnFd, proc};
 
-/// How often a port is drawn that must be free for both address families.
+/// Most draws of a port that must be free for both address families.
 const TRIES: usize = 16;
-/// A range with fewer ports is too crowded to be of use.
+/// A range with fewer ports than this is too crowded.
 const ENOUGH: u16 = 1000;
 
 /// Sockets bound to one port, with what each is bound to.
 pub(crate) type BoundSockets = (Vec<(OwnFd, SocketAddr)>, u16);
 
-/// Binds with `bind` to a port that is free in both families, in IPv4 alone if the host has no
-/// IPv6. Tries `ports`, then whatever the kernel gives.
+/// Binds with `bind` to a port that is free in both families, or in IPv4 alone if the host has no IPv6. Tries `ports`,
+/// then ports that the kernel chooses.
 ///
 /// # Errors
 /// That of the last attempt.
@@ -46,7 +46,7 @@ pub(crate) fn on_one_port(
     Err(last)
 }
 
-/// Binds with `bind` to `at`, on a quiet port; on one that the kernel chooses if all that are drawn are taken.
+/// Binds with `bind` to `at` on a [quiet port](quiet_ports), or on one that the kernel chooses if all those are taken.
 ///
 /// # Errors
 /// That of the last attempt.
@@ -72,9 +72,9 @@ fn on_one_of<T>(
     Err(last)
 }
 
-/// UDP ports that no TCP listener gets by chance, in random order. A listener on a port chosen by
-/// the kernel needs the UDP port of the same number; were our own sockets in the range that the
-/// kernel chooses from, the processes of a large job would take it from each other.
+/// UDP ports that no TCP listener gets by chance, in random order. A listener on a port chosen by the kernel needs the
+/// UDP port of the same number. If our own sockets were in the range that the kernel chooses from, the processes of a
+/// large job would take these ports from each other.
 pub(crate) fn quiet_ports() -> impl Iterator<Item = u16> {
     let text = proc::read(format_args!("sys/net/ipv4/ip_local_port_range"));
     let range = text.and_then(|text| parse(str::from_utf8(&text).ok()?));
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(bind(&[1, 2]).unwrap(), 0);
         let none = bind(&[0, 1, 2]).unwrap_err();
         assert_eq!(none.kind(), io::ErrorKind::AddrInUse);
-        // What is wrong with the address is wrong on every port.
+        // An error of the address would be the same on every port.
         let refused = |addr: SocketAddr| -> io::Result<()> {
             assert_eq!(addr.port(), 1);
             Err(io::ErrorKind::AddrNotAvailable.into())
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_taken_is_passed_over() {
+    fn a_port_that_is_taken_is_skipped() {
         let tried = Cell::new(0);
         let bind = |addr: SocketAddr| {
             tried.set(tried.get() + 1);

@@ -1,9 +1,9 @@
-//! What is asked of the kernel and of the runtime.
+//! Requests to the kernel and to the runtime.
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `sys` | system calls, made safe |
-//! | `netlink`, `sock_diag` | netlink(7): what is the case, and which sockets there are |
+//! | `sys` | safe wrappers of system calls |
+//! | `netlink`, `sock_diag` | netlink(7): parsing messages, questions about sockets |
 //! | `readiness` | descriptors that the runtime watches |
 
 pub(crate) mod netlink;

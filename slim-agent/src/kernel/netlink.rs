@@ -1,4 +1,4 @@
-//! Netlink messages (netlink(7)), taken apart. What is cut short is nothing.
+//! Parses netlink messages (netlink(7)). A message or attribute that is cut short is taken for none.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ pub(crate) const HEADER: usize = 16;
 /// Length of the header of an attribute.
 const ATTRIBUTE: usize = 4;
 
-/// The first message of a datagram: its kind, its body, and what follows it.
+/// The first message of a datagram: its kind, its body, and the bytes after it.
 pub(crate) fn first(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = u32_at(data, 0)? as usize;
     let kind = u16_at(data, 4)?;
@@ -16,7 +16,7 @@ pub(crate) fn first(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, body, next))
 }
 
-/// The first attribute: its kind, its value, and what follows it.
+/// The first attribute: its kind, its value, and the bytes after it.
 pub(crate) fn attribute(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let len = usize::from(u16_at(data, 0)?);
     let kind = u16_at(data, 2)?;
@@ -25,7 +25,7 @@ pub(crate) fn attribute(data: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, value, next))
 }
 
-/// The IP address that is all of an attribute.
+/// The IP address that an attribute's value consists of.
 pub(crate) fn ip(value: &[u8]) -> Option<IpAddr> {
     let v4 = || <[u8; 4]>::try_from(value).ok().map(IpAddr::from);
     let v6 = || <[u8; 16]>::try_from(value).ok().map(IpAddr::from);

@@ -1,4 +1,4 @@
-//! Our sockets, watched by the runtime.
+//! Descriptors that the runtime watches.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,24 +9,24 @@ use tokio::io::unix::AsyncFd;
 
 use crate::kernel::sys;
 
-/// Registers something that owns a descriptor with the runtime, inside which this must run.
+/// Registers the owner of a descriptor with the runtime. Must run inside the runtime.
 pub(crate) fn watch<T: AsFd + AsRawFd>(inner: T, interest: Interest) -> io::Result<AsyncFd<T>> {
     let number = inner.as_raw_fd();
-    // SAFETY: `AsFd` ties the descriptor to `inner`, which both our types own for good: it is the
-    // same one, and open, until `inner` is dropped or taken out, and `AsyncFd` deregisters before.
+    // SAFETY: `AsFd` ties the descriptor to `inner`. All our types own their descriptor for good: it is the same one,
+    // and open, until `inner` is dropped or taken out, and `AsyncFd` deregisters it before that.
     let watched = unsafe { AsyncFd::register_with_interest(inner, interest) }?;
     fds::watched(number);
     Ok(watched)
 }
 
-/// To be called right after the kernel said `EAGAIN`, so that waiting waits.
+/// Clears the readiness, so that the next wait sleeps. To be called right after the kernel has returned `EAGAIN`.
 pub(crate) fn forget_ready<T: AsRawFd>(fd: &AsyncFd<T>, interest: Interest) {
-    // The error is what does it; nothing is tried.
+    // The error clears the readiness; no operation is tried.
     let _ = fd.try_io(interest, |_| Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
-/// Ends everything that this thread's sockets are for, as if they were closed: who connects or asks
-/// there is refused. They stay open, for their owners never end.
+/// Makes this thread's sockets look closed: connections and datagrams to them are refused. They stay open, because
+/// their owners are never dropped.
 pub(crate) fn shut_watched() {
     fds::for_each_watched(sys::shut);
 }

@@ -6,21 +6,21 @@ use crate::kernel::netlink::HEADER;
 use crate::kernel::sys;
 use slim_sys::OwnFd;
 
-/// `SOCK_DIAG_BY_FAMILY`, as the kernel numbers it: of a question, and of an answer that is none about an error.
+/// `SOCK_DIAG_BY_FAMILY` (linux/sock_diag.h): the kind of a question, and of an answer that is not an error.
 pub(crate) const BY_FAMILY: u16 = 20;
-/// Length of a question, behind its header.
+/// Length of a question after its header.
 const QUESTION: usize = 56;
-/// In a question: where the two ends are (our port, their port, our address, their address, interface, cookie).
+/// Offset of the two ends in a question (our port, their port, our address, their address, interface, cookie).
 pub(crate) const ENDS_IN_QUESTION: usize = 8;
-/// In an answer.
+/// Offset of the two ends in an answer.
 pub(crate) const ENDS_IN_ANSWER: usize = 4;
 
-/// A question. What is not put into it is zero.
+/// A question. Fields that are not set are zero.
 pub(crate) struct Question([u8; HEADER + QUESTION]);
 
 impl Question {
-    /// About TCP sockets of this family whose state is one of those of which a bit is set. `flags`: of netlink(7), besides
-    /// `NLM_F_REQUEST`.
+    /// A question about TCP sockets of this family in one of these states, which are a bit mask. `flags` are those of
+    /// netlink(7), besides `NLM_F_REQUEST`.
     pub(crate) fn new(flags: i32, family: i32, states: u32) -> Self {
         let mut question = Question([0; HEADER + QUESTION]);
         let header = &mut question.0[..HEADER];
@@ -32,12 +32,12 @@ impl Question {
         question
     }
 
-    /// Writes at a place behind the header.
+    /// Writes at an offset after the header.
     pub(crate) fn put(&mut self, at: usize, bytes: &[u8]) {
         self.0[HEADER + at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Asks on a socket of [`sys::sock_diag`].
+    /// Sends the question on a socket of [`sys::sock_diag`].
     pub(crate) fn ask(&self, socket: &OwnFd) -> io::Result<()> {
         sys::send(socket.raw(), &self.0).map(drop)
     }

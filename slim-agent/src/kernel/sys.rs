@@ -1,4 +1,5 @@
-//! What the agent asks of the kernel, besides [`slim_sys`], made safe. None of it goes through libc, so no hook sees it.
+//! Safe wrappers of the agent's system calls, besides those of [`slim_sys`]. None of them goes through libc, so no hook
+//! sees them.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,7 +13,7 @@ use rustix::net::{
 use slim_sys::reserve::{self, For};
 use slim_sys::{OwnFd, at};
 
-/// As for all sockets of ours.
+/// The flags of all our sockets.
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 fn netlink(kind: SocketType, flags: SocketFlags, protocol: Option<Protocol>) -> io::Result<OwnFd> {
@@ -22,7 +23,8 @@ fn netlink(kind: SocketType, flags: SocketFlags, protocol: Option<Protocol>) -> 
     })
 }
 
-/// A socket on which the kernel can be asked of links and addresses. What it tells comes before the question has been sent.
+/// A socket for questions to the kernel about links and addresses. The answer is there before sending the question
+/// returns.
 pub(crate) fn route_socket() -> io::Result<OwnFd> {
     netlink(SocketType::RAW, FLAGS, None)
 }
@@ -35,7 +37,7 @@ pub(crate) fn rtnetlink_watch() -> io::Result<OwnFd> {
     Ok(fd)
 }
 
-/// A socket on which the kernel tells of others. What it tells comes before the question has been sent.
+/// A socket for questions to the kernel about other sockets. The answer is there before sending the question returns.
 pub(crate) fn sock_diag() -> io::Result<OwnFd> {
     netlink(
         SocketType::DGRAM,
@@ -59,7 +61,7 @@ pub(crate) fn send(fd: RawFd, buf: &[u8]) -> io::Result<usize> {
     )?)
 }
 
-/// A file that is read from its descriptor's position on.
+/// A file, read from the position of its descriptor on.
 pub(crate) struct Reading<'a>(pub(crate) &'a OwnFd);
 
 impl io::Read for Reading<'_> {
@@ -79,7 +81,7 @@ pub(crate) fn accept(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
     accept_by(fd, |accept| OwnFd::make(accept))
 }
 
-/// The same, when the application has left no descriptor.
+/// As [`accept`], with the reserved descriptor, when the application has left none.
 pub(crate) fn accept_in_need(fd: RawFd) -> io::Result<(OwnFd, SocketAddr)> {
     accept_by(fd, |accept| {
         OwnFd::make(|| reserve::in_need(For::Accepting, accept))
@@ -112,8 +114,8 @@ pub(crate) fn local_addr(fd: RawFd) -> io::Result<SocketAddr> {
         .map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Makes a socket useless to whoever speaks to it: connections end, listeners refuse, and a UDP socket
-/// takes nothing but what comes from a port that nobody sends from. Does nothing to other descriptors.
+/// Makes a socket unusable for peers: connections end, listeners refuse, and a UDP socket is connected to a port that
+/// nothing is sent from, so it receives nothing. Does nothing to other descriptors.
 pub(crate) fn shut(fd: RawFd) {
     let nowhere: SocketAddr = match local_addr(fd) {
         Ok(local) if local.is_ipv6() => (Ipv6Addr::LOCALHOST, 9).into(),
@@ -135,12 +137,13 @@ pub(crate) fn is_v6(fd: RawFd) -> bool {
     net::sockopt::socket_domain(at(fd)) == Ok(AddressFamily::INET6)
 }
 
-/// Makes an IPv6 socket with an IPv4 connection an IPv4 socket. One that the kernel does not convert stays as it is.
+/// Converts an IPv6 socket with an IPv4 connection to an IPv4 socket. If the kernel does not convert it, it stays as it
+/// is.
 pub(crate) fn unmap(fd: RawFd) {
     let _ = set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_ADDRFORM, libc::AF_INET);
 }
 
-/// Acknowledges at once what has come on a connection.
+/// Acknowledges at once the bytes that have arrived on a connection.
 pub(crate) fn acknowledge(fd: RawFd) {
     // A connection that has broken meanwhile has nothing to acknowledge.
     let _ = net::sockopt::set_tcp_quickack(at(fd), true);
@@ -156,13 +159,13 @@ pub(crate) fn option(fd: RawFd, level: c_int, name: c_int) -> io::Result<c_int> 
     slim_sys::try_option(fd, level, name).map_err(io::Error::from_raw_os_error)
 }
 
-/// The user of the process at the other end of a local connection, when it was made.
+/// The user of the process at the other end of a local connection, at the time of connecting.
 pub(crate) fn peer_user(fd: RawFd) -> Option<libc::uid_t> {
     let peer: Option<libc::ucred> = slim_sys::option(fd, libc::SOL_SOCKET, libc::SO_PEERCRED);
     peer.map(|peer| peer.uid)
 }
 
-/// Number of the network namespace, which makes hosts differ that share a kernel.
+/// Number of the network namespace, which distinguishes hosts that share a kernel.
 pub(crate) fn network_namespace() -> u64 {
     rustix::fs::stat(c"/proc/self/ns/net").map_or(0, |about| about.st_ino)
 }
@@ -173,7 +176,7 @@ pub(crate) fn host_name() -> String {
     system.nodename().to_string_lossy().into_owned()
 }
 
-/// Adds what was being done to an error.
+/// Adds to an error the step that failed.
 pub(crate) fn during(what: &str) -> impl Fn(io::Error) -> io::Error + '_ {
     move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
 }

@@ -1,12 +1,12 @@
 //! Listeners shared by several processes: `docs/PROTOCOL.md`, section of that name.
 //!
-//! A server forks, and its workers accept from one listener. The control socket on the listener's
-//! address belongs to one process, the *owner*; HELLO reaches nobody else. So the owner also has a
-//! local socket, named after the address, to which the others connect. A process that has accepted
-//! a connection *claims* it there, and is given the HELLOs for it.
+//! A server forks, and its workers accept from one listener. The control socket on the listener's address belongs to
+//! one process, the *owner*, and only the owner receives HELLO. So the owner also has a local socket, named after the
+//! address, to which the other processes connect. A process that has accepted a connection *claims* it there, and the
+//! owner forwards the HELLOs for it.
 //!
-//! Believed are processes of the same user, and those that come from one process by `fork`, which
-//! know a secret by that: workers often give up the rights that the owner keeps.
+//! The owner believes processes of the same user, and processes that descend from one process by `fork`, which share a
+//! secret: workers often give up the rights that the owner keeps.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -29,17 +29,17 @@ use crate::tasks::{RunningTask, Task, Tasks};
 use slim_core::canonical;
 use slim_sys::OwnFd;
 
-/// Claims of all other processes together.
+/// Most claims of all other processes together.
 const CLAIMS: usize = 4096;
-/// How long a claim lasts: whoever is to say HELLO has done so by then.
+/// How long a claim lasts: HELLO for the connection arrives within this time.
 const CLAIM_AGE: Duration = Duration::from_secs(60);
-/// Connections that wait to be taken.
+/// Backlog of the local socket.
 const BACKLOG: i32 = 128;
-/// How long an owner that has no room for one more is waited for. Whoever is in its way, it takes at once.
+/// How long to wait for an owner whose backlog is full. It accepts the connections that are in the way at once.
 const ROOM: Duration = Duration::from_millis(50);
 
-/// Where the owner of a listener's address can be found: a name in the network namespace, as the
-/// address itself is.
+/// Prefix of the local socket's name, which the address follows. The name is in the network namespace, as the address
+/// is.
 pub(crate) const NAME: &str = "slim/";
 
 fn name(addr: SocketAddr) -> io::Result<SockAddr> {
@@ -51,20 +51,19 @@ fn socket() -> io::Result<OwnFd> {
     OwnFd::make(|| Socket::new_raw(Domain::UNIX, kind, None))
 }
 
-/// Who has the control socket of a listener.
+/// The process that has the control socket of a listener.
 pub(crate) enum Found {
-    /// We do: it, and where others can claim connections.
+    /// This process: the control socket, and the socket on which other processes claim connections.
     Ours(OwnFd, Option<OwnFd>),
-    /// Another process does, to which this connects.
+    /// Another process, to which this is a connection.
     Elsewhere(OwnFd),
-    /// Nobody, and it could not be bound.
+    /// No SLIM process, and the control socket could not be bound.
     Nobody(io::Error),
 }
 
-/// Becomes the owner of `addr`, with the socket that `bind` makes, or finds out who is.
-pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>) -> Found {
-    // The name comes first: of several processes that try at once, one gets it, and the others
-    // find that one.
+/// Becomes the owner of `addr`, with the control socket that `bind` makes, or finds the owner.
+pub(crate) fn own_or_find(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>) -> Found {
+    // The name comes first: of several processes that try at once, one gets it, and the others find that process.
     let claims = match listen(addr) {
         Ok(claims) => Some(claims),
         Err(_) => match reach_at(addr) {
@@ -75,7 +74,7 @@ pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>)
     match bind() {
         Ok(socket) => Found::Ours(socket, claims),
         Err(e) => {
-            // Before somebody is looked for, lest we find ourselves.
+            // Closed before the search, or this process would find itself.
             drop(claims);
             reach(addr).map_or(Found::Nobody(e), Found::Elsewhere)
         }
@@ -83,10 +82,10 @@ pub(crate) fn settle(addr: SocketAddr, bind: impl FnOnce() -> io::Result<OwnFd>)
 }
 
 /// Finds the owner for connections to `local`, or becomes it.
-pub(crate) fn reach_or_settle(local: SocketAddr) -> Found {
+pub(crate) fn find_or_own(local: SocketAddr) -> Found {
     match reach(local) {
         Some(owner) => Found::Elsewhere(owner),
-        None => settle(local, || bind_alone(local)),
+        None => own_or_find(local, || bind_alone(local)),
     }
 }
 
@@ -108,14 +107,14 @@ pub(crate) fn reach(local: SocketAddr) -> Option<OwnFd> {
     candidates.into_iter().flatten().find_map(reach_at)
 }
 
-/// Connects to whoever has the name of the owner of `addr`.
+/// Connects to the process that has the owner's name for `addr`, whichever user it belongs to.
 pub(crate) fn reach_anybody(addr: SocketAddr) -> Option<OwnFd> {
     let (fd, name) = (socket().ok()?, name(addr).ok()?);
     let socket = SockRef::from(&fd);
     let until = Instant::now() + ROOM;
     let mut connected = socket.connect(&name);
     if matches!(&connected, Err(e) if e.kind() == io::ErrorKind::WouldBlock) {
-        // There is an owner, and too many who want something of it at once.
+        // There is an owner, but its backlog is full.
         socket.set_nonblocking(false).ok()?;
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -134,10 +133,10 @@ pub(crate) fn reach_anybody(addr: SocketAddr) -> Option<OwnFd> {
     Some(fd)
 }
 
-/// Connects to the owner of `addr` itself.
+/// Connects to the owner of exactly this `addr`, if it belongs to this user or to root.
 fn reach_at(addr: SocketAddr) -> Option<OwnFd> {
     let fd = reach_anybody(addr)?;
-    // It is told the secret. The name may have been taken by anybody.
+    // The owner is told the secret, and any user may have taken the name.
     let owner = sys::peer_user(fd.raw())?;
     (owner == slim_sys::user() || owner == 0).then_some(fd)
 }
@@ -148,24 +147,24 @@ type Tuple = (SocketAddr, SocketAddr);
 struct Claim {
     since: Time,
     link: Rc<Neighbour>,
-    /// The kernel's number of it.
+    /// The kernel's number of the connection (`SO_COOKIE`).
     connection: Option<u64>,
 }
 
-/// All that is shared with other processes.
+/// What this process shares with other processes.
 #[derive(Default)]
 pub(crate) struct Claims {
-    /// Tasks that wait for other processes, per address of ours.
+    /// Tasks that serve other processes, per address of ours.
     open: HashMap<SocketAddr, RunningTask>,
-    /// What others have claimed of us, by (our end, their end).
+    /// Claims of other processes, by (our end, their end).
     claimed: HashMap<Tuple, Claim>,
     /// Oldest first; an entry whose time does not match was replaced.
     order: VecDeque<(Time, Tuple)>,
-    /// Owners of addresses at which we accept.
+    /// Owners of addresses at which this process accepts.
     owners: HashMap<SocketAddr, Rc<Neighbour>>,
-    /// What we have claimed.
+    /// Connections that this process has claimed.
     mine: HashMap<FlowToken, Tuple>,
-    /// Other processes at addresses of ours.
+    /// Other processes that have connected, with the address of ours.
     guests: Vec<(SocketAddr, Weak<Neighbour>)>,
 }
 
@@ -177,7 +176,7 @@ impl Claims {
         }
     }
 
-    /// The owner of `addr` can be asked.
+    /// `fd` is a connection to the owner of `addr`.
     pub(crate) fn found(&mut self, addr: SocketAddr, fd: OwnFd, tasks: &mut Tasks) {
         if let Ok(link) = Neighbour::new(fd) {
             self.owners.insert(addr, link.clone());
@@ -185,8 +184,8 @@ impl Claims {
         }
     }
 
-    /// We do not own `addr` any more. Who had claimed connections there finds the next owner, or
-    /// becomes it, when the task that is returned has ended.
+    /// This process does not own `addr` any more. Processes that have claimed connections there find the next owner, or
+    /// become it, when the returned task has ended.
     pub(crate) fn close(&mut self, addr: SocketAddr) -> Option<RunningTask> {
         let serving = self.open.remove(&addr)?;
         self.claimed
@@ -216,19 +215,20 @@ impl Claims {
         }
     }
 
-    /// Whether another process passes HELLO on for connections to `local`.
+    /// Whether another process forwards HELLO for connections to `local`.
     pub(crate) fn knows_owner(&self, local: SocketAddr) -> bool {
         answering(self.owners.keys().copied(), local).is_some()
     }
 
-    /// Connections of ours that nobody passes HELLO on for.
+    /// Connections of this process for which no process forwards HELLO.
     pub(crate) fn orphans(&self) -> Vec<(FlowToken, Tuple)> {
         let orphan = |tuple: &Tuple| answering(self.owners.keys().copied(), tuple.0).is_none();
         let all = self.mine.iter().filter(|(_, tuple)| orphan(tuple));
         all.map(|(token, tuple)| (*token, *tuple)).collect()
     }
 
-    /// A flow of this process is over. With `late` a HELLO for it is still to come here, and be refused or told how it ended.
+    /// A flow of this process is over. With `late` its claim stays: a HELLO for it is still to come, and is refused or
+    /// told how the flow ended.
     pub(crate) fn gone(&mut self, token: FlowToken, late: bool) {
         if let Some(tuple) = self.mine.remove(&token).filter(|_| !late) {
             let owner = answering(self.owners.keys().copied(), tuple.0);
@@ -238,8 +238,8 @@ impl Claims {
         }
     }
 
-    /// Passes a datagram on if it is HELLO for a connection that another process has accepted. False if it may be for us, too:
-    /// for a later connection with the same addresses.
+    /// Forwards a datagram if it is HELLO for a connection that another process has accepted. False if this process
+    /// must handle it, possibly as well: it may be for a later connection with the same addresses.
     pub(crate) fn forward(
         &mut self,
         now: Time,
@@ -261,7 +261,8 @@ impl Claims {
         let there = connection_at(tuple.0, tuple.1);
         let same = there.zip(claim.connection).map(|(there, own)| there == own);
         if same == Some(false) {
-            // Of that one nobody says HELLO any more, and the later one has not been claimed yet.
+            // The claimed connection is over, so no HELLO for it comes any more, and the later one has not been claimed
+            // yet.
             self.claimed.remove(&tuple);
             return false;
         }
@@ -269,7 +270,7 @@ impl Claims {
         same.is_some() || !hello.flow.is_again()
     }
 
-    /// Tells the other processes at our address `addr`.
+    /// Sends a note to the other processes at our address `addr`.
     pub(crate) fn tell_guests(&self, addr: SocketAddr, note: &Note) {
         let there = self.guests.iter().filter(|(at, _)| *at == addr);
         for link in there.filter_map(|(_, link)| link.upgrade()) {
@@ -277,7 +278,7 @@ impl Claims {
         }
     }
 
-    /// Another process has come to our address `addr`.
+    /// Another process has connected, for our address `addr`.
     pub(crate) fn arrived(&mut self, addr: SocketAddr, link: &Rc<Neighbour>) {
         self.guests.retain(|(_, link)| link.strong_count() > 0);
         self.guests.push((addr, Rc::downgrade(link)));
@@ -306,7 +307,7 @@ impl Claims {
         };
         self.claimed.insert(tuple, claim);
         self.order.push_back((since, tuple));
-        // Behind one that lasts, those that were dropped or replaced would pile up.
+        // Dropped or replaced entries would pile up behind one that lasts.
         if self.order.len() > 2 * CLAIMS {
             let claimed = &self.claimed;
             self.order
@@ -314,7 +315,7 @@ impl Claims {
         }
     }
 
-    /// It has no use for HELLO of that one any more.
+    /// Another process has withdrawn its claim.
     pub(crate) fn unclaim(&mut self, tuple: Tuple, link: &Rc<Neighbour>) {
         if self
             .claimed
@@ -325,13 +326,13 @@ impl Claims {
         }
     }
 
-    /// Another process has gone.
+    /// Another process is gone, and its claims with it.
     pub(crate) fn left(&mut self, link: &Rc<Neighbour>) {
         self.claimed
             .retain(|_, claim| !Rc::ptr_eq(&claim.link, link));
     }
 
-    /// Forgets claims that are too old; whether there are others.
+    /// Discards claims that are too old; returns whether there are others.
     pub(crate) fn tidy(&mut self, now: Time) -> bool {
         self.expire(now);
         if self.claimed.is_empty() {
@@ -366,9 +367,9 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Of an owner that is slow, and of one that does not take anybody.
+    /// Checks an owner that is slow, and one that accepts no connection.
     #[test]
-    fn an_owner_without_room_is_waited_for() {
+    fn connecting_waits_for_an_owner_whose_backlog_is_full() {
         for takes in [true, false] {
             let addr = at(if takes {
                 "127.0.0.1:54322"
@@ -390,7 +391,7 @@ mod tests {
                 });
                 let begun = Instant::now();
                 assert_eq!(reach_anybody(addr).is_some(), takes);
-                // The kernel counts in ticks.
+                // The kernel's timeouts are counted in ticks.
                 assert!(takes || begun.elapsed() > ROOM / 2);
             });
         }

@@ -1,7 +1,8 @@
-//! Which connection has these addresses?
+//! Finds the connection that has two given addresses.
 //!
-//! The kernel gives each socket a number that no other one gets (`SO_COOKIE`), and tells by `sock_diag(7)` that of the
-//! connection with two given ends. So a connection that is over is told apart from a later one with the same ends.
+//! The kernel gives each socket a unique number (`SO_COOKIE`), and reports by `sock_diag(7)` the number of the
+//! connection with two given ends. So a connection that is over is told apart from a later connection with the same
+//! ends.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -10,13 +11,13 @@ use crate::kernel::netlink::{first, u16_at, u32_at};
 use crate::kernel::sock_diag::{BY_FAMILY, ENDS_IN_ANSWER, ENDS_IN_QUESTION, Question};
 use crate::kernel::sys;
 
-/// Lengths and places among the ends, in a question and an answer.
+/// Lengths and offsets within the ends, in a question and an answer.
 const PORTS: usize = 4;
 const ADDRESS: usize = 16;
 const COOKIE: usize = PORTS + 2 * ADDRESS + 4;
 
-/// The number of the connection with these ends, one that is being closed included; `None` if there is none, or if the
-/// kernel does not tell.
+/// The number of the connection with these ends, also while it is being closed. `None` if there is none, or if the
+/// kernel does not answer.
 pub(crate) fn connection_at(local: SocketAddr, remote: SocketAddr) -> Option<u64> {
     ask(local, remote).ok().flatten()
 }
@@ -29,7 +30,7 @@ fn ask(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
     let answer = first(buf.get(..n).unwrap_or_default());
     Ok(answer.and_then(|(kind, body, _)| {
         let ends = body.get(ENDS_IN_ANSWER..).filter(|_| kind == BY_FAMILY)?;
-        // Where there is no connection, the kernel finds the listener.
+        // Where there is no connection, the kernel reports the listener.
         if u16::from_be(u16_at(ends, 2)?) != remote.port() {
             return None;
         }
@@ -53,7 +54,7 @@ fn question(local: SocketAddr, remote: SocketAddr) -> Question {
             IpAddr::V6(ip) => question.put(at, &ip.octets()),
         }
     }
-    // Whichever it is.
+    // Any cookie.
     question.put(ENDS_IN_QUESTION + COOKIE, &[0xff; 8]);
     question
 }
@@ -101,7 +102,7 @@ mod tests {
             assert_eq!(waiting, Some(cookie(&server)));
             assert_eq!(connection_at(local, remote), Some(cookie(&server)));
             assert_eq!(connection_at(remote, local), Some(cookie(&client)));
-            // The end that closes first is remembered by the kernel.
+            // The kernel remembers the end that closes first (TIME_WAIT).
             let known = Some(cookie(&server));
             drop(server);
             assert_eq!(connection_at(local, remote), known);

@@ -1,8 +1,9 @@
-//! UDP ports that somebody else wants: `docs/PROTOCOL.md`, section "Listeners shared by several processes".
+//! UDP ports that another process wants: `docs/PROTOCOL.md`, section "Listeners shared by several processes".
 //!
-//! The control socket of a listener has the UDP port of its number, which another process may want for itself. The kernel
-//! refuses it: a socket that is bound keeps others off, unless both of them allow sharing, and then whoever comes last
-//! would get all HELLOs, also if he is another user. So a process that runs under SLIM asks the owner to give way.
+//! The control socket of a listener has the UDP port with the listener's number, which another process may want to
+//! bind. The kernel refuses that: a bound socket excludes others, unless both allow sharing, and then the socket that
+//! is bound last would get all HELLOs, even if it belongs to another user. So a process that runs under SLIM asks the
+//! owner to give way.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -19,11 +20,11 @@ use slim_core::canonical;
 use slim_sys::OwnFd;
 use slim_sys::as_agent;
 
-/// How long an owner is waited for.
+/// How long to wait for the owners.
 const LIMIT: Duration = Duration::from_millis(200);
 
-/// Asks other processes to give the UDP port of `wanted` back, where it is the control socket of a TCP listener of
-/// theirs, and waits until they have. True if one was asked.
+/// Asks other processes to release the UDP port of `wanted` where the control socket of one of their TCP listeners has
+/// it, and waits until they have. Returns whether one was asked.
 pub fn ask_for_port(wanted: SocketAddr) -> bool {
     as_agent(|| {
         let until = Instant::now() + LIMIT;
@@ -31,7 +32,7 @@ pub fn ask_for_port(wanted: SocketAddr) -> bool {
         for owner in owners(canonical(wanted)) {
             if let Some(link) = claims::reach_anybody(owner) {
                 asked |= sys::send(link.raw(), &Note::Release(owner).encode()).is_ok();
-                // It ends when the port is free, or is not to be had.
+                // The link ends when the port is free, or when the owner does not release it.
                 wait_for_end(&link, until);
             }
         }
@@ -51,7 +52,7 @@ fn wait_for_end(link: &OwnFd, until: Instant) {
     }
 }
 
-/// The addresses of all owners of this network namespace that are in the way of `wanted`.
+/// The addresses of all owners in this network namespace that conflict with `wanted`.
 fn owners(wanted: SocketAddr) -> Vec<SocketAddr> {
     let Ok(table) = OwnFd::make(|| File::open("/proc/thread-self/net/unix")) else {
         return Vec::new();
@@ -62,7 +63,7 @@ fn owners(wanted: SocketAddr) -> Vec<SocketAddr> {
         .filter_map(|line| owner(str::from_utf8(&line).ok()?))
         .filter(|owner| overlap(wanted, *owner))
         .collect();
-    // Those that are connected to it have its name, too.
+    // Sockets of connections to an owner have its name, too.
     owners.sort_unstable();
     owners.dedup();
     owners

@@ -15,17 +15,17 @@ use crate::listeners::neighbour::Neighbour;
 use crate::listeners::notes::{Note, lineage};
 use crate::shared::Shared;
 
-/// Other processes at a time.
+/// Most other processes that are connected at a time.
 const LINKS: usize = 256;
 
 /// Another process's connection to the owner.
 struct Guest {
     task: AbortHandle,
-    /// Anybody on this host can connect; this one is of our user, or knows the secret.
+    /// Any process on this host can connect; this one belongs to our user, or knows the secret.
     believed: Rc<Cell<bool>>,
 }
 
-/// Owner: takes other processes' connections. They all end with this task.
+/// In the owner: accepts connections of other processes. They all end with this task.
 pub(crate) async fn serve(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc<Shared>) {
     let mut links = JoinSet::new();
     let mut guests: Vec<Guest> = Vec::new();
@@ -49,7 +49,7 @@ pub(crate) async fn serve(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc
                 }
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
-            // No descriptor, most likely. They wait, and so do we, for the next one.
+            // No descriptor is left, most likely. The connection waits until the next one arrives.
             Err(_) => guard.clear_ready(),
         }
         drop(guard);
@@ -57,7 +57,7 @@ pub(crate) async fn serve(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc
     }
 }
 
-/// Owner: does what another process asks for.
+/// In the owner: carries out what another process asks for.
 async fn hear_claims(
     addr: SocketAddr,
     link: Rc<Neighbour>,
@@ -69,7 +69,7 @@ async fn hear_claims(
     while let Some((note, secret)) = link.next().await {
         if let Note::Release(_) = note {
             let gave = shared.with(|d, _| d.may_have(link.user()) && d.give_way(addr));
-            // The link ends when the control socket is closed; at once, where there is nothing to be waited for.
+            // The link ends when the control socket is closed. It ends at once if the process cannot have the port.
             match gave {
                 true => continue,
                 false => break,
@@ -96,7 +96,7 @@ async fn hear_claims(
     shared.with(|d, _| d.claims.left(&link));
 }
 
-/// A process that is not the owner: takes what the owner of `addr` has received for us.
+/// In a process that is not the owner: handles what the owner of `addr` sends.
 pub(crate) async fn hear_owner(addr: SocketAddr, link: Rc<Neighbour>, shared: Rc<Shared>) {
     while let Some((note, _)) = link.next().await {
         shared.with(|d, now| match note {

@@ -1,8 +1,8 @@
-//! Does anybody listen for TCP connections to an address?
+//! Finds out whether a socket listens for TCP connections to an address.
 //!
-//! The kernel's table of connections (`/proc/net/tcp`) would tell, but opening it takes more than a millisecond, in
-//! which nothing else of the agent gets on. So the kernel is asked for the listeners of one port (`sock_diag(7)`), and
-//! the table is read only where it does not answer.
+//! The kernel's table of connections (`/proc/net/tcp`) would tell, but opening it takes more than a millisecond, for
+//! which it blocks the agent. So the kernel is asked for the listeners of one port (`sock_diag(7)`), and the table is
+//! read only if that fails.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -13,20 +13,20 @@ use crate::kernel::sock_diag::{ENDS_IN_QUESTION, Question};
 use crate::kernel::sys;
 use slim_sys::OwnFd;
 
-/// The state of a listener, as the kernel numbers it.
+/// The kernel's number of a listener's state (`TCP_LISTEN`).
 const LISTEN: u32 = 10;
-/// In an answer, behind its header: source port and address.
+/// Offsets in an answer, after its header: source port and address.
 const PORT_AT: usize = 4;
 const IP_AT: usize = 8;
-/// And of a listener, how many connections wait to be accepted.
+/// The number of connections that wait to be accepted, in an answer about a listener.
 const QUEUED_AT: usize = 56;
 
-/// Whether anybody in this network namespace listens for TCP connections to `addr`.
+/// Whether a socket in this network namespace listens for TCP connections to `addr`.
 pub(crate) fn is_listened_on(addr: SocketAddr) -> bool {
     by_asking(addr, |_| true).unwrap_or_else(|_| by_table(addr))
 }
 
-/// Whether no connection waits in the queue of any of those listeners. False if that is not known.
+/// Whether no connection waits in the queue of any listener that `addr` concerns. False if that is not known.
 pub(crate) fn is_queue_empty(addr: SocketAddr) -> bool {
     let queued = |body: &[u8]| {
         let n = body.get(QUEUED_AT..).and_then(|n| n.first_chunk());
@@ -35,7 +35,7 @@ pub(crate) fn is_queue_empty(addr: SocketAddr) -> bool {
     by_asking(addr, queued).is_ok_and(|queued| !queued)
 }
 
-/// Whether there is a listener for which `fits` holds.
+/// Whether there is a listener that `addr` concerns and for which `fits` holds.
 fn by_asking(addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     let socket = sys::sock_diag()?;
     for family in [libc::AF_INET, libc::AF_INET6] {
@@ -54,7 +54,7 @@ fn question(family: i32, port: u16) -> Question {
     question
 }
 
-/// Reads answers to their end: whether one is of a listener that `addr` concerns.
+/// Reads all answers. Returns whether one is of a listener that `addr` concerns and for which `fits` holds.
 fn answers(socket: &OwnFd, addr: SocketAddr, fits: fn(&[u8]) -> bool) -> io::Result<bool> {
     let mut buf = [0; 8192];
     let mut found = false;
@@ -102,7 +102,7 @@ fn by_table(addr: SocketAddr) -> bool {
     })
 }
 
-/// The address in a line of the kernel's table, if it is that of a listener; those come first.
+/// The address in a line of the kernel's table, if it is a listener's; the lines of listeners come first.
 fn in_line(line: &str) -> Option<SocketAddr> {
     let mut fields = line.split_whitespace().skip(1);
     let (ip, port) = fields.next()?.split_once(':')?;
@@ -136,14 +136,14 @@ mod tests {
 
     use super::*;
 
-    /// By both ways.
+    /// The answers of both methods.
     fn both(addr: SocketAddr) -> [bool; 2] {
         let asked = by_asking(addr, |_| true).expect("a kernel that answers");
         [asked, by_table(addr)]
     }
 
     #[test]
-    fn what_waits_to_be_accepted_is_seen_even_if_it_has_broken() {
+    fn a_connection_in_the_queue_is_seen_even_if_it_has_broken() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         assert!(is_queue_empty(at));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_address_counts_and_a_wildcard_concerns_all() {
+    fn a_listener_is_found_by_its_own_address_or_a_wildcard() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         for (ip, concerned) in [
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_of_more_than_one_answer_are_all_read() {
+    fn listeners_spread_over_several_answers_are_all_found() {
         let first = TcpListener::bind("127.0.1.1:0").unwrap();
         let port = first.local_addr().unwrap().port();
         let others =
@@ -202,9 +202,9 @@ mod tests {
         }
     }
 
-    /// Closing a listener asks this, and connects of the process wait for the agent meanwhile.
+    /// Closing a listener asks this, and other calls of the process to `connect` wait for the agent meanwhile.
     #[test]
-    fn asking_takes_a_fraction_of_reading_the_table() {
+    fn asking_the_kernel_is_several_times_faster_than_reading_the_table() {
         let addr = SocketAddr::from(([127, 0, 0, 1], 1));
         let took = |ask: &dyn Fn() -> bool| {
             let begun = Instant::now();

@@ -1,5 +1,5 @@
-//! What threads of the application and the agent's share: who has the control socket of which listener, and short
-//! connections.
+//! What application threads and the agent thread share: which process has the control socket of each listener, and
+//! short connections.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -10,32 +10,32 @@ use slim_sys::lock::Undisturbed;
 
 use crate::commands::short::Short;
 
-/// When a control socket that nobody has, and that cannot be bound, is looked for again.
+/// When to look again for a control socket that no SLIM process has, and that cannot be bound.
 pub(crate) const LOOK_AGAIN: Duration = Duration::from_secs(5);
-/// The application wants the port for itself.
+/// The same for a port that was released to the application or to another process.
 pub(crate) const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Addresses of listeners whose control socket is not ours: another process's if there is no time,
-/// nobody's until that time otherwise.
+/// Addresses of listeners whose control socket is not ours. Without a time, another process has it; with a time, no
+/// SLIM process has it, and it is not looked for until then.
 pub(crate) type Elsewhere = Undisturbed<HashMap<SocketAddr, Option<Instant>>>;
 
-/// Who needs the control socket of an address.
+/// The use of an address's control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// So many of the application's listeners. Without any it is to be closed.
+    /// The number of the application's listeners that need it. At 0 it is to be closed.
     Listeners(usize),
-    /// Nobody: it is being closed.
+    /// It is being closed.
     Closing,
 }
 
 /// The addresses whose control sockets are ours.
 pub(crate) type Listeners = Undisturbed<HashMap<SocketAddr, Served>>;
 
-/// All of it.
+/// Everything that is shared.
 #[derive(Clone, Default)]
 pub(crate) struct Together {
-    /// An entry stays until the agent thread has closed the socket: who listens again before it begins to keeps the socket,
-    /// and who does later waits until a second one can be bound.
+    /// An entry stays until the agent thread has closed the socket. A thread that listens again before closing begins
+    /// keeps the socket; one that does so later waits until a new socket can be bound.
     pub(crate) listeners: Arc<Listeners>,
     pub(crate) elsewhere: Arc<Elsewhere>,
     pub(crate) short: Arc<Short>,

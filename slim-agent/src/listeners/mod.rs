@@ -1,14 +1,14 @@
-//! The application's listeners, of which several processes may accept.
+//! The application's listeners, from which several processes may accept.
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `links` | tasks: other processes at our listeners, and we at theirs |
-//! | `claims` | who owns a listener's control socket, and who claims a connection |
+//! | `links` | tasks: connections with processes that share a listener |
+//! | `claims` | which process owns a listener's control socket, and which claims a connection |
 //! | `give_way` | UDP ports that another program wants |
-//! | `listened` | which listeners there are |
-//! | `listening` | what application threads know of them |
-//! | `neighbour`, `notes` | a connection to another process, and what is said on it |
-//! | `connection_at` | which connection has two addresses |
+//! | `listened` | which listeners exist |
+//! | `listening` | what application threads and the agent thread share about them |
+//! | `neighbour`, `notes` | a connection to another process, and the notes on it |
+//! | `connection_at` | which connection has two given addresses |
 
 pub(crate) mod claims;
 pub(crate) mod connection_at;

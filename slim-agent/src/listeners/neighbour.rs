@@ -11,7 +11,7 @@ use crate::kernel::readiness;
 use crate::kernel::sys;
 use crate::listeners::notes::{LONGEST, Note};
 
-/// A connection to it. It ends with the process.
+/// A connection to another process. It ends with that process.
 pub(crate) struct Neighbour {
     fd: AsyncFd<OwnFd>,
 }
@@ -27,12 +27,12 @@ impl Neighbour {
         Ok(Rc::new(Neighbour { fd }))
     }
 
-    /// What cannot be sent now is lost, as HELLO may be anyway.
+    /// Sends a note. A note that cannot be sent now is lost, as any HELLO may be.
     pub(crate) fn tell(&self, note: &Note) {
         let _ = sys::send(self.fd.get_ref().raw(), &note.encode());
     }
 
-    /// The next note and its secret; `None` at the end.
+    /// The next note and the sender's secret; `None` at the end.
     pub(crate) async fn next(&self) -> Option<(Note, [u8; 16])> {
         let mut buf = [0; LONGEST + 1];
         loop {

@@ -1,5 +1,4 @@
-//! What processes that share a listener tell each other: `docs/PROTOCOL.md`, section "Listeners shared by several
-//! processes".
+//! Notes between processes that share a listener: `docs/PROTOCOL.md`, section "Listeners shared by several processes".
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -8,10 +7,10 @@ use std::time::Duration;
 
 use slim_core::wire;
 
-/// Known to all processes that come from one by `fork`, once one of them has drawn it.
+/// The secret that all processes which descend from one process by `fork` share, once that process has drawn it.
 static LINEAGE: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// The secret of this process and its relatives.
+/// The secret of this process and the processes related to it by `fork`.
 pub(crate) fn lineage() -> [u8; 16] {
     let mut secret = [0; 16];
     for (bytes, half) in secret.chunks_mut(8).zip(&LINEAGE) {
@@ -26,18 +25,18 @@ pub(crate) fn draw_lineage() -> io::Result<()> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let random = u64::from_ne_bytes(random) | 1;
-        // Who was first decides.
+        // The first thread to store its value wins.
         let _ = half.compare_exchange(0, random, Ordering::Relaxed, Ordering::Relaxed);
     }
     Ok(())
 }
 
-/// Which of the connections with the same two ends is meant.
+/// Distinguishes connections with the same two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Which {
-    /// For how long it has stood; the longest time if that is not known.
+    /// How long the connection has existed; the longest time if that is not known.
     pub(crate) age: Duration,
-    /// The kernel's number of it.
+    /// The kernel's number of the connection (`SO_COOKIE`), if known.
     pub(crate) connection: Option<u64>,
 }
 
@@ -51,7 +50,7 @@ impl Default for Which {
 }
 
 impl Which {
-    /// Milliseconds, and the number or 0.
+    /// Encoded length: the age in milliseconds, and the number or 0.
     const LEN: usize = 4 + 8;
 
     fn encode(self) -> [u8; Self::LEN] {
@@ -76,25 +75,25 @@ impl Which {
     }
 }
 
-/// What processes of one host tell each other.
+/// A note between processes of one host.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Note {
-    /// To the owner: I have accepted this connection (our end, their end).
+    /// To the owner: the sender has accepted this connection (our end, their end).
     Claim(SocketAddr, SocketAddr, Which),
-    /// To the owner: it is over.
+    /// To the owner: this connection is over.
     Drop(SocketAddr, SocketAddr),
-    /// From the owner: this came, from there, to here.
+    /// From the owner: a HELLO, with its source, its destination and its data.
     Hello(SocketAddr, SocketAddr, Vec<u8>),
-    /// To the owner: I want the UDP port of this listener for myself.
+    /// To the owner: the sender wants the UDP port of this listener for itself.
     Release(SocketAddr),
-    /// From the owner: it was given to somebody else.
+    /// From the owner: the UDP port of this listener was released to another process.
     Given(SocketAddr),
 }
 
-/// Kind, secret, two addresses.
+/// Length of kind, secret and two addresses.
 const NOTE_HEAD: usize = 1 + 16 + 2 * ADDR;
 const ADDR: usize = 18;
-/// The longest note has a message.
+/// The longest note contains a protocol message.
 pub(crate) const LONGEST: usize = NOTE_HEAD + wire::MAX_LEN;
 
 impl Note {
@@ -111,7 +110,7 @@ impl Note {
             Note::Given(a) => (5, a, a, &[]),
         };
         let mut note = vec![kind];
-        // Who has the name of an owner may be anybody, and is not told more than what is wanted.
+        // Any process may have taken an owner's name, so it is not told the secret.
         let secret = match self {
             Note::Release(_) => [0; 16],
             _ => lineage(),
@@ -129,7 +128,7 @@ impl Note {
         note
     }
 
-    /// With the sender's secret.
+    /// The note, and the sender's secret.
     pub(crate) fn decode(note: &[u8]) -> Option<(Self, [u8; 16])> {
         let (head, data) = note.split_at_checked(NOTE_HEAD)?;
         let (kind, rest) = head.split_first()?;
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_come_back_as_they_were() {
+    fn notes_are_decoded_as_they_were_encoded() {
         let (a, b) = (at("10.0.0.1:80"), at("[fd00::1]:7"));
         let which = Which {
             age: Duration::from_millis(7),

@@ -21,7 +21,7 @@ use crate::tasks::mailbox::{Ended, Receiver};
 use crate::tasks::order::{Install, Order};
 use crate::transport::{Wanted, errno_of, readable};
 
-/// Connects, and then converses.
+/// Connects, and then exchanges messages.
 pub(crate) async fn outgoing(
     conn: ConnId,
     flow: Option<Arc<dyn FlowIo>>,
@@ -29,7 +29,7 @@ pub(crate) async fn outgoing(
     orders: Receiver<Order>,
     shared: Rc<Shared>,
 ) {
-    // The peer may have come first since this was asked for.
+    // The peer may have resumed the flow since this was ordered.
     if orders.is_closed() {
         return;
     }
@@ -72,12 +72,12 @@ enum AfterOrder {
 }
 
 impl Link {
-    /// Waits until the connection is made; false if nobody wants it any more.
+    /// Waits until the connection is made; false if it is not wanted any more.
     async fn established(&mut self) -> io::Result<bool> {
         select! {
             biased;
             order = self.orders.recv() => match order {
-                // There can be no other order before it is made.
+                // No order can come before the connection is made.
                 Some(_) => Err(io::ErrorKind::NotConnected.into()),
                 None => Ok(false),
             },
@@ -108,12 +108,12 @@ impl Link {
         }
     }
 
-    /// Everything that can be done now: orders before messages, since an order that follows from a
-    /// message says what the bytes after it are.
+    /// Does everything that is possible now. Orders come before messages, since an order that follows from a message
+    /// decides what the bytes after that message are.
     fn step(&mut self) -> AfterOrder {
         loop {
             match self.orders.try_recv() {
-                Ok(Some(order)) => match self.obey(order) {
+                Ok(Some(order)) => match self.handle_order(order) {
                     AfterOrder::Go => continue,
                     other => return other,
                 },
@@ -125,7 +125,7 @@ impl Link {
             }
             match self.reader.step(&*self.connection) {
                 Read::Message(message) => {
-                    // The next one comes only after our answer to this one.
+                    // The peer's next message comes only after our answer to this one.
                     self.connection.expect_nothing();
                     self.readable = false;
                     let conn = self.conn;
@@ -146,7 +146,7 @@ impl Link {
         let ready = select! {
             biased;
             order = self.orders.recv() => return match order {
-                Some(order) => self.obey(order),
+                Some(order) => self.handle_order(order),
                 None => AfterOrder::End,
             },
             ready = readable(&*self.connection), if !self.reader.is_done() => ready,
@@ -163,12 +163,11 @@ impl Link {
         }
     }
 
-    fn obey(&mut self, order: Order) -> AfterOrder {
+    fn handle_order(&mut self, order: Order) -> AfterOrder {
         match order {
             Order::Send(data) => {
                 let sent = self.connection.send(&data);
-                // Messages are so short, and so few, that one that does not go out whole is the
-                // sign of a connection beyond repair.
+                // Messages are so short, and so few, that a partial write means that the connection is broken.
                 match sent {
                     Ok(n) if n == data.len() => AfterOrder::Go,
                     Ok(_) => self.broken(libc::ENOBUFS),
@@ -180,12 +179,12 @@ impl Link {
                 AfterOrder::Go
             }
             Order::Install(install) => AfterOrder::Install(install),
-            // For connections that carry a flow.
+            // These orders are for connections that carry a flow.
             Order::Stop | Order::Drain => AfterOrder::Go,
         }
     }
 
-    /// Writing failed: what has come is handed in all the same, before the loss.
+    /// Writing failed: the messages that have arrived are delivered before the loss is reported.
     fn broken(&mut self, errno: i32) -> AfterOrder {
         while let Read::Message(message) = self.reader.step(&*self.connection) {
             let conn = self.conn;
@@ -198,8 +197,8 @@ impl Link {
         if self.flushing {
             self.flushed();
         }
-        // What followed from that, or from the last message, may be that this connection carries a
-        // flow now; then its loss is the flow's.
+        // That report, or the last message, may have made this connection carry a flow. Then its loss is a fault of the
+        // flow.
         while let Ok(Some(order)) = self.orders.try_recv() {
             match order {
                 Order::Install(install) => return AfterOrder::Install(install),

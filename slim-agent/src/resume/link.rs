@@ -1,4 +1,4 @@
-//! A resume connection and its task's tools.
+//! A resume connection, with the state of its task.
 
 use std::rc::Rc;
 
@@ -10,22 +10,22 @@ use crate::tasks::mailbox::Receiver;
 use crate::tasks::order::Order;
 use crate::transport::Connection;
 
-/// See the module.
+/// A resume connection, with the state of its task.
 pub(crate) struct Link {
     pub(crate) conn: ConnId,
     pub(crate) connection: Box<dyn Connection>,
-    /// After `connection`: fields are dropped in order.
+    /// Field order matters: this is dropped after `connection`.
     _freed: Freed,
     pub(crate) orders: Receiver<Order>,
     pub(crate) shared: Rc<Shared>,
     pub(crate) reader: Reader,
     /// There may be something to read.
     pub(crate) readable: bool,
-    /// A `Flush` is to be answered.
+    /// A `Flush` has not been answered yet.
     pub(crate) flushing: bool,
 }
 
-/// Lets those know who wait for a descriptor.
+/// When dropped, reports that a descriptor is free.
 struct Freed(Rc<Shared>);
 
 impl Drop for Freed {

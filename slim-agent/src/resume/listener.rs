@@ -1,4 +1,4 @@
-//! Listeners for resumes, and what they accept.
+//! Resume listeners, and the connections that they accept.
 
 use std::future::poll_fn;
 use std::io;
@@ -11,20 +11,20 @@ use crate::resume::link::Link;
 use crate::shared::Shared;
 use crate::transport::{Connection, Listener};
 
-/// Connections accepted in a row before everybody else gets a turn.
+/// Connections accepted in a row before other tasks get a turn.
 const BATCH: usize = 16;
 
 /// Why a listener stops accepting for now.
 enum Pause {
     Empty,
     OthersTurn,
-    /// No descriptor. The listener's queue keeps who waits.
+    /// No descriptor or memory. Waiting connections stay in the listener's queue.
     Shortage,
-    /// For good.
+    /// The listener has failed.
     Broken(io::Error),
 }
 
-/// Accepts on a listener until it is ended.
+/// Accepts on a listener until the task is ended.
 pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
     let acceptable = || poll_fn(|context| listener.poll_acceptable(context));
     loop {
@@ -37,7 +37,7 @@ pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
             Pause::OthersTurn => task::yield_now().await,
             Pause::Shortage => shared.starve(acceptable()).await,
             Pause::Broken(e) => {
-                return shared.with(|d, _| d.log.error(|| format!("nobody can resume here: {e}")));
+                return shared.with(|d, _| d.log.error(|| format!("cannot accept resumes: {e}")));
             }
         }
     }
@@ -63,11 +63,11 @@ fn is_shortage(e: &io::Error) -> bool {
     )
 }
 
-/// A connection that broke while it waited: accept(2), section "Error handling".
+/// Whether one connection broke while it waited, and the listener is intact: accept(2), section "Error handling".
 fn is_of_one_connection(e: &io::Error) -> bool {
     !matches!(
         e.raw_os_error(),
-        // Somebody has closed the listener, or made it something else.
+        // The program has closed the listener, or has opened something else under its number.
         Some(libc::EBADF | libc::EINVAL | libc::ENOTSOCK | libc::EOPNOTSUPP) | None
     )
 }

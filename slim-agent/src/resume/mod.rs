@@ -2,11 +2,11 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | `listener` | task: accepts who resumes |
+//! | `listener` | task: accepts resume connections |
 //! | `io` | task: a connection, from its beginning until it is closed or becomes a transport |
-//! | `pump` | ... and then: the replay |
-//! | `link` | a connection with its task's tools |
-//! | `reader` | messages out of a connection |
+//! | `pump` | the same task, once the connection becomes a transport: the replay |
+//! | `link` | a connection, with the state of its task |
+//! | `reader` | reads messages from a connection |
 
 pub(crate) mod io;
 pub(crate) mod link;

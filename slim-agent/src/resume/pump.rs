@@ -1,13 +1,13 @@
 //! The replay: a connection becomes a flow's transport.
 //!
-//! Both sides write what the other lacks, at the same time. Each must read meanwhile, or two full
-//! pipes would wait for each other for ever; and each may read only what was announced as the
-//! other's replay, because what comes after it is for the application to take at its own pace.
+//! Both sides send the bytes that the other lacks, at the same time. Each must read meanwhile, or both would wait for
+//! ever with full buffers. Each may read only as many bytes as the other has announced for its replay, because the
+//! application takes the bytes after them at its own pace.
 //!
 //! ```text
 //!            ┌──────────────────────── Stop, failure ──────────────┐
 //!  Install ──┤                                                     ▼
-//!            └─► write and read ──► all written ──► live        stopped ──► Drain: read dry, close
+//!            └─► write and read ──► all written ──► live        stopped ──► Drain: read to the end, close
 //! ```
 
 use std::cell::RefCell;
@@ -23,13 +23,13 @@ use crate::tasks::order::{Install, Order};
 use crate::transport::{Connection, errno_of, ready};
 
 const SCRATCH: usize = 64 * 1024;
-/// Bytes written or read before everybody else gets a turn.
+/// Bytes read before other tasks get a turn.
 const TURN: usize = 1024 * 1024;
-/// Most that is read from a connection being drained. More than any kernel buffers; a peer that
-/// keeps sending is not heard out, and has to send the rest again.
+/// Most bytes read from a connection that is drained. This is more than any kernel buffers; a peer that keeps sending
+/// has to send the rest again.
 const MOST_DRAINED: usize = 64 * 1024 * 1024;
 
-/// Where bytes are read to; one for all connections.
+/// Read buffer; one for all connections.
 type ScratchBuffer = RefCell<Vec<u8>>;
 
 /// How far the replay has come.
@@ -41,17 +41,18 @@ struct ReplayProgress {
 }
 
 enum PumpEnd {
-    /// All is written.
+    /// The replay is written.
     Done,
-    /// Not to go on, or not possible.
+    /// The replay was stopped, or has failed.
     Stopped,
-    /// Read it dry.
+    /// The connection is to be drained.
     Drain,
-    /// Nobody wants the connection any more.
+    /// The connection is not wanted any more.
     Dropped,
 }
 
-/// Replays, makes the connection the flow's transport, and ends; or keeps it until it is drained.
+/// Replays and makes the connection the flow's transport. If that fails or is stopped, keeps the connection until it is
+/// drained.
 pub(crate) async fn carry(mut link: Link, install: Install) {
     install.io.trim(install.peer_received);
     let mut progress = ReplayProgress {
@@ -80,7 +81,7 @@ pub(crate) async fn carry(mut link: Link, install: Install) {
         let Link {
             connection, shared, ..
         } = link;
-        read_dry(&*connection, &shared.scratch, &*install.io);
+        drain(&*connection, &shared.scratch, &*install.io);
         drop(connection);
         shared.with(|d, _| d.carrier_drained(install.token));
     }
@@ -121,7 +122,7 @@ async fn run(link: &mut Link, install: &Install, progress: &mut ReplayProgress) 
     }
 }
 
-/// The connection cannot be the flow's transport, or not for long.
+/// Reports that the connection cannot be the flow's transport.
 fn failed(link: &Link, install: &Install, e: &io::Error) -> PumpEnd {
     let errno = errno_of(e, libc::ECONNRESET);
     link.shared
@@ -129,7 +130,8 @@ fn failed(link: &Link, install: &Install, e: &io::Error) -> PumpEnd {
     PumpEnd::Stopped
 }
 
-/// Writes and reads as much as goes now, up to one turn. Whether anything moved.
+/// Reads and writes as much as is possible now, but reads little more than [`TURN`]. Returns whether any byte was
+/// moved.
 fn step(
     connection: &dyn Connection,
     scratch: &ScratchBuffer,
@@ -175,7 +177,7 @@ fn read_some(
     let mut taken = 0;
     while progress.left > 0 && taken < TURN {
         match read_piece(connection, scratch, progress.left, &*install.io) {
-            // The peer has promised more.
+            // The peer has announced more bytes.
             Ok(0) => return Err(io::ErrorKind::ConnectionReset.into()),
             Ok(n) => {
                 taken += n;
@@ -196,7 +198,7 @@ fn read_piece(
     limit: u64,
     io: &dyn FlowIo,
 ) -> io::Result<usize> {
-    // Borrowed for one call; `stash` does not come back here.
+    // Borrowed for this call only; `stash` does not call back here.
     let mut scratch = scratch.borrow_mut();
     scratch.resize(SCRATCH, 0);
     let limit = usize::try_from(limit).unwrap_or(SCRATCH).min(SCRATCH);
@@ -206,7 +208,7 @@ fn read_piece(
     Ok(n)
 }
 
-/// The connection stands.
+/// The connection is intact after this error.
 fn is_passing(e: &io::Error) -> bool {
     matches!(
         e.kind(),
@@ -225,9 +227,8 @@ async fn stopped(link: &mut Link) -> PumpEnd {
     }
 }
 
-/// The connection is about to be closed, and the peer sends no more: every byte that has arrived is
-/// the flow's.
-fn read_dry(connection: &dyn Connection, scratch: &ScratchBuffer, io: &dyn FlowIo) {
+/// Stashes every byte that has arrived: the connection is about to be closed, and the peer sends no more on it.
+fn drain(connection: &dyn Connection, scratch: &ScratchBuffer, io: &dyn FlowIo) {
     let mut taken = 0;
     while taken < MOST_DRAINED {
         match read_piece(connection, scratch, u64::MAX, io) {
@@ -265,11 +266,11 @@ mod tests {
     use crate::handover::{Transport, TransportRef};
     use crate::transport::kinds::{next, over_each_kind, send_all};
 
-    /// A front end with bytes to be replayed, and what it has been given.
+    /// A front end with bytes to replay, and the bytes that were stashed.
     struct Replayer(Stream, Mutex<Vec<u8>>);
 
     impl Replayer {
-        /// Has sent these bytes, none of which are acknowledged.
+        /// A front end that has sent these bytes, none of which are acknowledged.
         fn with(sent: &[u8]) -> Arc<Self> {
             let stream = Stream::new();
             let copy = |from: usize, replay: &mut Replay| replay.push(&sent[from..]);
@@ -321,7 +322,7 @@ mod tests {
         }
     }
 
-    /// What one end of a replay has sent: more than any connection holds.
+    /// The bytes that one end of a replay has sent: more than any connection holds.
     fn bytes(seed: usize) -> Vec<u8> {
         let piece = (0..251).map(|n| (n * seed) as u8);
         piece.cycle().take((16 << 20) + seed).collect()
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn both_replay_at_once_and_read_nothing_beyond() {
+    fn both_ends_replay_at_once_and_read_nothing_after_the_replay() {
         over_each_kind(async |ends| {
             let (near, far) = ends();
             let (ours, theirs) = (bytes(3), bytes(5));
@@ -398,7 +399,7 @@ mod tests {
             }
             assert!(fronts[1].given() == ours[1000..]);
             assert!(fronts[0].given() == theirs[7..]);
-            // The application's next bytes are not the pump's.
+            // The bytes after the replay are left to the application.
             send_all(&*near.connection, b"next");
             assert!(!far.step().unwrap());
             assert_eq!(next(&*far.connection, 9).await, b"next");
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_of_a_replay_that_broke_is_kept() {
+    fn bytes_that_arrived_before_a_replay_broke_are_kept() {
         over_each_kind(async |ends| {
             let (near, far) = ends();
             let ours = bytes(3);
@@ -422,10 +423,10 @@ mod tests {
             let sent = near.progress.next as usize;
             assert!(sent < ours.len());
             drop(near);
-            read_dry(&*far.connection, &far.scratch, &*fronts[1]);
+            drain(&*far.connection, &far.scratch, &*fronts[1]);
             let given = fronts[1].given();
             assert!(given == ours[..sent], "{} of {sent} bytes", given.len());
-            // Of what was promised nothing more comes.
+            // The rest of the announced bytes never comes.
             let error = loop {
                 match far.step() {
                     Ok(_) => task::yield_now().await,

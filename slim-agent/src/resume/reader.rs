@@ -1,4 +1,4 @@
-//! Taking control messages out of a connection, and not a byte more.
+//! Reads control messages from a connection, and not a byte more.
 
 use std::io;
 
@@ -7,20 +7,20 @@ use slim_core::wire::{self, HEADER_LEN, MAX_LEN};
 
 use crate::transport::{Connection, errno_of};
 
-/// Messages that one side sends on a connection at most; what comes then is data.
+/// Most messages that one side sends on a connection; the bytes after them are data.
 const MESSAGES: usize = 2;
 
-/// Bytes that can be taken at once from a connection of ours, for each message: the longest that may come there. Behind
-/// a shorter one nothing follows before our answer.
+/// Bytes that can be read at once for each message, on a connection that we made: the length of the longest message
+/// that may come there. After a shorter message nothing follows before our answer.
 const FROM_RESPONDER: [usize; MESSAGES] = [layout::challenge::LEN, layout::resume_ok::LEN];
-/// From one that the peer has made. Bytes of the stream may follow CONFIRM.
+/// The same on a connection that the peer made. Stream bytes may follow CONFIRM.
 const FROM_INITIATOR: [usize; MESSAGES] = [layout::resume::LEN, layout::confirm::LEN];
 const _: () = assert!(layout::refuse::LEN <= layout::resume_ok::LEN);
 
-/// Puts messages together.
+/// Assembles messages.
 pub(crate) struct Reader {
-    /// What has come of a message; mostly one is there whole.
-    part: Vec<u8>,
+    /// The part of a message that has arrived. Most messages arrive whole.
+    partial: Vec<u8>,
     /// Whole messages read so far.
     messages: usize,
     at_once: &'static [usize; MESSAGES],
@@ -34,10 +34,10 @@ pub(crate) enum Read {
 }
 
 impl Reader {
-    /// For a connection that is `incoming`, or of ours.
+    /// `incoming` says that the peer made the connection.
     pub(crate) fn new(incoming: bool) -> Self {
         Reader {
-            part: Vec::new(),
+            partial: Vec::new(),
             messages: 0,
             at_once: match incoming {
                 true => &FROM_INITIATOR,
@@ -51,19 +51,19 @@ impl Reader {
         self.messages == MESSAGES
     }
 
-    /// One message, if it is there. Never reads stream bytes behind it.
+    /// Reads one message, if it has arrived. Never reads stream bytes after it.
     pub(crate) fn step(&mut self, connection: &dyn Connection) -> Read {
         let mut space = [0; MAX_LEN];
         loop {
             let Some(at_once) = self.at_once.get(self.messages) else {
                 return Read::Nothing;
             };
-            let have = self.part.len();
+            let have = self.partial.len();
             let want = match self.length() {
                 Ok(None) => *at_once,
                 Ok(Some(length)) if length == have => {
                     self.messages += 1;
-                    return Read::Message(std::mem::take(&mut self.part));
+                    return Read::Message(std::mem::take(&mut self.partial));
                 }
                 Ok(Some(length)) if length > have => length,
                 Ok(Some(_)) | Err(NoMessage) => return Read::Lost(libc::EPROTO),
@@ -74,7 +74,7 @@ impl Reader {
             match connection.recv(space) {
                 Ok(0) => return Read::Lost(0),
                 Ok(n) => self
-                    .part
+                    .partial
                     .extend_from_slice(space.get(..n).unwrap_or_default()),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Read::Nothing,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
@@ -83,9 +83,9 @@ impl Reader {
         }
     }
 
-    /// How long the message is, once its header is there.
+    /// The length of the message, once its header has arrived.
     fn length(&self) -> Result<Option<usize>, NoMessage> {
-        let Some(header) = self.part.get(..HEADER_LEN) else {
+        let Some(header) = self.partial.get(..HEADER_LEN) else {
             return Ok(None);
         };
         if !header.starts_with(&wire::MAGIC) {
@@ -102,7 +102,7 @@ impl Reader {
     }
 }
 
-/// What has come is none of ours.
+/// The bytes are not a SLIM message.
 struct NoMessage;
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
         m
     }
 
-    /// Waits until there is something.
+    /// Waits until the reader returns something.
     async fn step(reader: &mut Reader, connection: &dyn Connection) -> Read {
         loop {
             match reader.step(connection) {
@@ -129,7 +129,7 @@ mod tests {
         }
     }
 
-    /// The two that an initiator sends, as far as a reader looks at them.
+    /// The two messages of an initiator, as far as a reader checks them.
     fn of_initiator() -> [Vec<u8>; 2] {
         [layout::resume::LEN, layout::confirm::LEN].map(|len| message(&vec![7; len - HEADER_LEN]))
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_shorter_than_what_may_come_there() {
+    fn a_refusal_shorter_than_the_expected_message_is_read() {
         over_each_kind(async |ends| {
             let (near, far) = ends();
             let mut reader = Reader::new(false);
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_ends_the_connection() {
+    fn bytes_that_are_no_message_end_the_connection() {
         let mut followed = message(b"short");
         followed.extend([7; 20]);
         over_each_kind(async |ends| {

@@ -1,7 +1,7 @@
 //! A queue between two tasks of the agent thread.
 //!
-//! Each resume connection has one, for a handful of orders, and thousands of connections may be made at once: a queue
-//! for several threads would cost more, in time and in memory, than the orders do.
+//! Each resume connection has one, for a few orders, and thousands of connections may be made at once. A queue between
+//! threads would cost more time and memory than the orders do.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,20 +9,20 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Where items are put in. Dropping it ends the queue once it is empty.
+/// The sending end. Dropping it ends the queue once it is empty.
 pub(crate) struct Sender<T>(Rc<MailboxQueue<T>>);
 
-/// Where they come out, in order.
+/// The receiving end: items come out in order.
 pub(crate) struct Receiver<T>(Rc<MailboxQueue<T>>);
 
-/// There is no item, and there will be none.
+/// The queue is empty, and no item will come.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ended;
 
 struct MailboxQueue<T> {
     items: RefCell<VecDeque<T>>,
     waker: Cell<Option<Waker>>,
-    /// Both ends are there.
+    /// Both ends exist.
     open: Cell<bool>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn mailbox<T>() -> (Sender<T>, Receiver<T>) {
 }
 
 impl<T> Sender<T> {
-    /// False if nobody takes items out any more.
+    /// Puts an item in; false if the receiving end is gone.
     pub(crate) fn send(&self, item: T) -> bool {
         if self.0.open.get() {
             self.0.items.borrow_mut().push_back(item);
@@ -48,12 +48,13 @@ impl<T> Sender<T> {
 }
 
 impl<T> Receiver<T> {
-    /// Whether nothing is put in any more. There may be items left.
+    /// Whether the sending end is gone. There may be items left.
     pub(crate) fn is_closed(&self) -> bool {
         !self.0.open.get()
     }
 
-    /// The next item if it is there, or `None`. Who asks is awake, and need not be woken for what comes before it waits.
+    /// The next item, or `None` if there is none yet. Drops the stored waker: the caller is awake, and need not be
+    /// woken for items that come before it waits.
     pub(crate) fn try_recv(&self) -> Result<Option<T>, Ended> {
         drop(self.0.waker.take());
         match self.0.items.borrow_mut().pop_front() {
@@ -62,7 +63,7 @@ impl<T> Receiver<T> {
         }
     }
 
-    /// The next item when it comes; `None` if none can. Nothing is lost if it is not waited for to the end.
+    /// Waits for the next item; `None` if no item can come. Cancelling the wait loses no item.
     pub(crate) async fn recv(&self) -> Option<T> {
         poll_fn(|context| match self.try_recv() {
             Ok(Some(item)) => Poll::Ready(Some(item)),
@@ -94,7 +95,7 @@ impl<T> Drop for Sender<T> {
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
         self.0.open.set(false);
-        // Not dropped while they are borrowed: whatever they hold may do anything then.
+        // Dropped after the borrow has ended, because the destructors of items may do anything.
         let rest = self.0.items.take();
         drop(rest);
     }
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_is_woken_by_an_item_and_by_the_end() {
+    fn a_waiting_receiver_is_woken_by_an_item_and_by_the_end() {
         let woken = Arc::new(Woken::default());
         let waker = woken.clone().into();
         let mut context = Context::from_waker(&waker);
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_sent_to_nobody() {
+    fn sending_fails_after_the_receiver_is_dropped() {
         let (sender, receiver) = mailbox();
         let item = Rc::new(());
         assert!(sender.send(item.clone()));

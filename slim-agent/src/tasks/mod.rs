@@ -1,4 +1,5 @@
-//! Tasks that the driver wants to be started. It does not know how they run: they call it, and not the other way round.
+//! Tasks that the driver wants to be started. The driver does not know how they run: tasks call the driver, and not the
+//! other way round.
 
 pub(crate) mod mailbox;
 pub(crate) mod order;
@@ -25,9 +26,9 @@ use crate::transport::Listener;
 
 /// What a task does.
 pub(crate) enum Task {
-    /// Takes what comes to a control socket.
+    /// Receives datagrams on a control socket.
     Receive(Rc<ControlSocket>),
-    /// Accepts who resumes.
+    /// Accepts resume connections.
     Accept(Box<dyn Listener>),
     /// Makes a resume connection, and exchanges messages on it.
     Connect {
@@ -36,11 +37,11 @@ pub(crate) enum Task {
         path: Path,
         orders: Receiver<Order>,
     },
-    /// Serves other processes that accept at our address.
+    /// Serves other processes that accept at an address of ours.
     Serve(SocketAddr, AsyncFd<OwnFd>),
-    /// Hears the owner of an address at which we accept.
+    /// Receives from the owner of an address at which we accept.
     Hear(SocketAddr, Rc<Neighbour>),
-    /// Closes the control socket of a listener, once nobody receives on it.
+    /// Closes the control socket of a listener, once its receiving task has ended.
     Close {
         addr: SocketAddr,
         socket: Option<(Rc<ControlSocket>, RunningTask)>,
@@ -55,7 +56,7 @@ pub(crate) enum Task {
 pub(crate) struct Tasks(Vec<(Task, Slot)>);
 
 impl Tasks {
-    /// Has a task started, for as long as what is returned lives.
+    /// Has a task started, which runs at most as long as the returned handle lives.
     pub(crate) fn start(&mut self, task: Task) -> RunningTask {
         let slot = Slot::default();
         self.0.push((task, slot.clone()));
@@ -67,7 +68,7 @@ impl Tasks {
         self.0.push((task, Slot::default()));
     }
 
-    /// Calls `spawn` for all of them that are still wanted.
+    /// Calls `spawn` for each task that is still wanted.
     pub(crate) fn drain(&mut self, mut spawn: impl FnMut(Task) -> JoinHandle<()>) {
         for (task, slot) in self.0.drain(..) {
             let mut slot = slot.borrow_mut();
@@ -88,7 +89,7 @@ enum TaskState {
     Ended,
 }
 
-/// A task, which ends with this.
+/// The handle of a task, which ends when the handle is dropped.
 pub(crate) struct RunningTask(Slot);
 
 impl RunningTask {

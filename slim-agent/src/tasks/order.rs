@@ -1,4 +1,4 @@
-//! What the driver wants of the task of a resume connection.
+//! The driver's orders to the task of a resume connection.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use slim_core::FlowToken;
 
 use crate::FlowIo;
 
-/// Orders are carried out in turn.
+/// Orders are carried out one after the other.
 pub(crate) enum Order {
     /// Write this message.
     Send(Vec<u8>),
-    /// Hand in what is there to be read, then say so.
+    /// Deliver the messages that have arrived, then report that.
     Flush,
     /// Become the flow's transport.
     Install(Install),
-    /// Stop the replay; keep what came.
+    /// Stop the replay; keep the bytes that have arrived.
     Stop,
-    /// Read everything that is there for the flow, and close.
+    /// Read all bytes that have arrived for the flow, and close.
     Drain,
 }
 
@@ -24,8 +24,9 @@ pub(crate) enum Order {
 pub(crate) struct Install {
     pub(crate) token: FlowToken,
     pub(crate) io: Arc<dyn FlowIo>,
-    /// Where the replay begins, and where it ends.
+    /// Where the replay begins.
     pub(crate) peer_received: u64,
+    /// Where it ends.
     pub(crate) sent: u64,
     /// Bytes that the peer replays.
     pub(crate) expected: u64,

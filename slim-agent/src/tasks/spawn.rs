@@ -1,4 +1,4 @@
-//! Starting the tasks that the driver wants.
+//! Starts the tasks that the driver wants.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::resume;
 use crate::shared::Shared;
 use crate::tasks::Task;
 
-/// How often it is looked whether this thread is the only one that is left.
+/// Interval between checks whether this thread is the only one left.
 const ALONE: Duration = Duration::from_millis(50);
 
-/// Starts one.
+/// Starts a task.
 pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
     let shared = shared.clone();
     match task {
@@ -36,7 +36,7 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
                 receive_rest(&socket, &shared);
                 shared.with(|d, _| d.control.forget(&socket));
             }
-            // Not before the socket is closed: others find the port free when their links end.
+            // Only after the socket is closed: other processes must find the port free when their links end.
             let serving = shared.with(|d, _| d.claims.close(addr));
             if let Some(serving) = serving {
                 serving.end().await;
@@ -50,8 +50,8 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
     }
 }
 
-/// The process ends with the last thread of the application's, and so must we: once the first one is gone, it is looked now
-/// and then whether there are others.
+/// The process ends with the last thread of the application, so the agent thread must end then, too. Once the first
+/// thread is gone, this checks periodically whether others are left.
 async fn retire_when_alone(shared: Rc<Shared>) {
     let clock = slim_sys::timerfd().and_then(|clock| readiness::watch(clock, Interest::READABLE));
     let Ok(clock) = clock else { return };
@@ -62,7 +62,7 @@ async fn retire_when_alone(shared: Rc<Shared>) {
         };
         slim_sys::reset_eventfd(clock.get_ref().raw());
         ready.clear_ready();
-        // The first thread, which is gone, and this one.
+        // Two: the first thread, which has ended but still counts, and this one.
         if slim_sys::first_has_ended() && slim_sys::threads() <= 2 {
             return shared.retire();
         }

@@ -1,4 +1,4 @@
-//! Connections of each kind, for tests: TCP's and one without descriptors, pipes in memory.
+//! Connections of each kind, for tests: TCP, and pipes in memory, which have no descriptors.
 
 #[path = "../../tests/common/memory.rs"]
 mod memory;
@@ -27,7 +27,7 @@ fn in_memory() -> KindEnds {
     (Box::new(near), Box::new(far))
 }
 
-/// Runs a test over each kind of connection; it makes as many as it likes.
+/// Runs a test for each kind of connection. It passes the test a function that makes a pair of connected ends.
 pub(crate) fn over_each_kind(test: impl AsyncFn(fn() -> KindEnds)) {
     for (name, ends) in [("TCP", tcp as fn() -> KindEnds), ("in memory", in_memory)] {
         println!("{name}");
@@ -36,12 +36,12 @@ pub(crate) fn over_each_kind(test: impl AsyncFn(fn() -> KindEnds)) {
     }
 }
 
-/// Sends all of it.
+/// Sends all of `data`.
 pub(crate) fn send_all(connection: &dyn Connection, data: &[u8]) {
     assert_eq!(connection.send(data).unwrap(), data.len());
 }
 
-/// What comes next, when it comes: at most `most` bytes.
+/// Waits for the next bytes; returns at most `most`.
 pub(crate) async fn next(connection: &dyn Connection, most: usize) -> Vec<u8> {
     let mut buf = vec![0; most];
     loop {

@@ -1,22 +1,23 @@
-//! What resumes need of a transport, whatever kind it is of.
+//! What a resume requires of a transport of any kind.
 //!
-//! A [`Provider`] makes the connections of one kind, and has a [`Listener`] where peers come to. A [`Connection`] carries first the
-//! messages of a resume and then the replay. In the end it becomes a [`Transport`], which the agent gives to the front end
-//! ([`FlowIo::install`]) and does not touch any more.
+//! A [`Provider`] makes the connections of one kind, and has a [`Listener`] for connections from peers. A
+//! [`Connection`] first carries the messages of a resume, and then the replay. In the end it becomes a [`Transport`],
+//! which the agent gives to the front end ([`FlowIo::install`]) and does not use any more.
 //!
 //! ```text
 //!   Provider::connect ──┐                                       prepare      into_transport
-//!                       ├─► Connection ── messages (resume_io) ──► replay (pump) ──► Transport ──► FlowIo::install
+//!                       ├─► Connection ── messages (resume::io) ─► replay (pump) ──► Transport ──► FlowIo::install
 //!   Listener::accept ───┘
 //! ```
 //!
-//! What a kind must be like: bytes come in order and once, or not at all; those that came before the connection broke can be
-//! read after it; and this end can tell how many of its own the other end has for good. The last one the agent does not ask for: the
-//! front end trims by it ([`FlowIo::probe`]).
+//! Requirements of a kind: bytes arrive in order and once, or not at all. Bytes that arrived before the connection
+//! broke can be read afterwards. This end can tell how many of its own bytes the other end has for good; the agent does
+//! not ask for that number, but the front end trims by it ([`FlowIo::probe`]).
 //!
-//! Everything here is called on the agent thread, inside its runtime, and must not wait. Dispatch is dynamic: a connection
-//! is one allocation, its messages none, and a live flow has nothing to do with any of it. Should the agent thread ever panic, only
-//! descriptors are shut: the peers of another kind's listener and connections learn of it when their attempts are over.
+//! Everything here is called on the agent thread, inside its runtime, and must not block. Dispatch is dynamic: a
+//! connection costs one allocation, its messages none, and a live flow uses none of this. After a panic of the agent
+//! thread only descriptors are shut: peers on listeners and connections of another kind learn of it when their attempts
+//! are over.
 
 #[cfg(test)]
 pub(crate) mod kinds;
@@ -33,26 +34,27 @@ use crate::handover::Transport;
 
 /// A connection that is to be made.
 pub struct Wanted<'a> {
-    /// Where to; of the provider's kind.
+    /// The path, of the provider's kind.
     pub path: Path,
-    /// The flow that it is for, if it is still there.
+    /// The flow that needs it, if it still exists.
     pub flow: Option<&'a dyn FlowIo>,
-    /// Connections wait to be accepted for want of descriptors: those that are left are for them.
+    /// Descriptors are short, and connections wait to be accepted: the descriptors that are left are for those.
     pub scarce: bool,
 }
 
 /// One kind of transport.
 pub trait Provider {
-    /// Which one.
+    /// The number of this kind.
     fn kind(&self) -> TransportKind;
 
-    /// Begins to connect. Before that the flow's front end has its say ([`FlowIo::before_connect`]).
+    /// Begins to connect. Before that it must call the front end of the flow ([`FlowIo::before_connect`]).
     ///
     /// # Errors
-    /// There is no connection on this path: the attempt has failed.
+    /// No connection can be made on this path: the attempt has failed.
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>>;
 
-    /// Where peers come to; called once. TCP has none here: its listeners stand beside the control sockets, which come and go.
+    /// The listener for connections from peers; called once. TCP has none here: its listeners are opened and closed
+    /// with the control sockets.
     ///
     /// # Errors
     /// The agent does not start.
@@ -61,23 +63,23 @@ pub trait Provider {
     }
 }
 
-/// Where connections come in.
+/// Accepts connections from peers.
 pub trait Listener {
-    /// What peers are told, so that they come here. `None` if they come to the addresses and ports of TCP, which they are told
+    /// The locator that is announced to peers. `None` if they use the addresses and ports of TCP, which are announced
     /// anyway.
     fn locator(&self) -> Option<OtherLocator>;
 
-    /// A connection that has come, and from where.
+    /// Accepts a connection, and returns where it came from.
     ///
     /// # Errors
-    /// `WouldBlock` if there is none. A shortage (of descriptors, of memory), which leaves it waiting, or the end of one connection
-    /// have their usual errno; everything else is the end of the listener.
+    /// `WouldBlock` if there is none. A shortage of descriptors or memory, which leaves the connection waiting, and the
+    /// failure of one connection have their usual errno. Any other error means that the listener has failed.
     fn accept(&self) -> io::Result<(Box<dyn Connection>, Locator)>;
 
     /// Ready when [`accept`](Self::accept) is worth a call.
     ///
     /// # Errors
-    /// The listener is of no use any more.
+    /// The listener has failed.
     fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
 }
 
@@ -85,53 +87,54 @@ pub trait Listener {
 ///
 /// The `poll_…` methods wake the task that asked last, and may be ready too early, never too late.
 pub trait Connection {
-    /// Whether a connection that was begun is made.
+    /// Ready when the connection is made.
     ///
     /// # Errors
-    /// Why it is not.
+    /// The reason why it cannot be made.
     fn poll_connected(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Takes bytes that have come; 0 is the end of what the peer sends.
+    /// Reads bytes that have arrived; 0 is the end of the peer's stream.
     ///
     /// # Errors
-    /// `WouldBlock` if there are none; otherwise all that came has been taken, and there will be no more.
+    /// `WouldBlock` if there are none. Any other error means that all bytes that arrived have been read, and no more
+    /// will come.
     fn recv(&self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Sends as much as goes at once.
+    /// Sends as much as is possible without blocking.
     ///
     /// # Errors
-    /// `WouldBlock` if nothing does.
+    /// `WouldBlock` if nothing can be sent.
     fn send(&self, data: &[u8]) -> io::Result<usize>;
 
-    /// Ready when there is something to take: bytes, the end, or an error.
+    /// Ready when there is something to read: bytes, the end, or an error.
     ///
     /// # Errors
-    /// It cannot be waited for any more.
+    /// Waiting for it is not possible any more.
     fn poll_readable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
 
     /// Ready when something can be sent, or sending fails.
     ///
     /// # Errors
-    /// It cannot be waited for any more.
+    /// Waiting for it is not possible any more.
     fn poll_writable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// A hint: nothing more can have come, so that [`poll_readable`](Self::poll_readable) need not find that out by another look.
+    /// A hint that nothing more can have arrived, which saves [`poll_readable`](Self::poll_readable) a check.
     fn expect_nothing(&self) {}
 
-    /// Shows the connection to the front end of the flow whose transport it is to be ([`FlowIo::prepare`]).
+    /// Passes the connection to the front end of the flow whose transport it is to become ([`FlowIo::prepare`]).
     ///
     /// # Errors
-    /// It is not to be: the front end does not take this kind, or not this connection.
+    /// The front end does not take this kind, or not this connection.
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()>;
 
     /// Ends our direction.
     fn shut_write(&self);
 
-    /// The connection is about to be handed over. What it has put off until now, since there might have been more to be done (TCP
-    /// acknowledges late), is done at once: the peer waits for it.
+    /// Called before the connection is handed over. Work that was put off until now because more might have followed
+    /// (TCP delays acknowledgements) is done at once: the peer waits for it.
     fn flush(&self);
 
-    /// What the front end gets. Called after [`prepare`](Self::prepare).
+    /// Becomes what the front end gets. Called after [`prepare`](Self::prepare).
     fn into_transport(self: Box<Self>) -> Transport;
 }
 
@@ -139,7 +142,7 @@ pub trait Connection {
 pub(crate) struct Providers(Vec<Box<dyn Provider + Send>>);
 
 impl Providers {
-    /// These, and TCP unless it is among them.
+    /// These providers, and TCP unless it is among them.
     pub(crate) fn new(mut all: Vec<Box<dyn Provider + Send>>) -> Self {
         if all.iter().all(|p| p.kind() != TransportKind::TCP) {
             all.push(Box::new(tcp::Tcp));
@@ -156,7 +159,7 @@ impl Providers {
         listeners.filter_map(io::Result::transpose).collect()
     }
 
-    /// Has a connection made by the provider of its path's kind.
+    /// Makes a connection with the provider of the path's kind.
     pub(crate) fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
         let kind = wanted.path.kind();
         let provider = self.0.iter().find(|provider| provider.kind() == kind);
@@ -165,7 +168,7 @@ impl Providers {
     }
 }
 
-/// Waits until a connection can be written to or, if that is `wanted`, read from.
+/// Waits until a connection can be written to or, with `readable`, read from.
 pub(crate) async fn ready(connection: &dyn Connection, readable: bool) -> io::Result<()> {
     poll_fn(|context| match connection.poll_writable(context) {
         Poll::Pending if readable => connection.poll_readable(context),

@@ -1,4 +1,4 @@
-//! The front end of a flow whose transports may be of either kind: pipes in memory, or TCP.
+//! A front end of flows whose transports may be of either kind: pipes in memory, or TCP.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -70,10 +70,10 @@ impl End {
     }
 }
 
-/// How long a call waits at a time.
+/// How long a call waits before it tries again.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// One end of a flow. Data calls hold the state's lock, so nobody is ever inside when control has it.
+/// One end of a flow. Data calls hold the state's lock, so no call is inside while control holds it.
 pub struct AnyFlow {
     agent: Agent,
     pub token: FlowToken,
@@ -88,7 +88,7 @@ pub struct State {
     stash: Stash,
     live: bool,
     resumed: u32,
-    /// Connections that are not taken.
+    /// How many connections the front end still refuses.
     pub refused: u32,
     verdict: Option<Verdict>,
 }
@@ -111,7 +111,7 @@ impl AnyFlow {
         flow
     }
 
-    /// Calls `f` with the transport, if there is one, until it has an answer.
+    /// Calls `f` until it has an answer, or the flow has its verdict.
     fn call(
         &self,
         mut f: impl FnMut(&mut State) -> Result<usize, Cause>,
@@ -173,7 +173,7 @@ impl AnyFlow {
         }
     }
 
-    /// Breaks the transport: both ends notice, and what is in flight is lost.
+    /// Breaks the transport: both ends notice, and bytes in flight are lost.
     pub fn cut(&self) {
         if let Some(end) = &self.state.lock().unwrap().end {
             end.cut();
@@ -190,7 +190,7 @@ impl AnyFlow {
         self.state.lock().unwrap().resumed
     }
 
-    /// By what it is carried now, if by anything.
+    /// The kind of the current transport, if there is one.
     pub fn kind(&self) -> Option<TransportKind> {
         self.state.lock().unwrap().end.as_ref().map(End::kind)
     }
@@ -329,7 +329,7 @@ pub fn write_pieces(flow: &AnyFlow, seed: u64, pieces: usize) {
     }
 }
 
-/// Reads them at the other end.
+/// Reads the same pieces at the other end.
 pub fn read_pieces(flow: &AnyFlow, seed: u64, pieces: usize) {
     let (mut pattern, mut want, mut got) = (Pattern::new(seed), [0; PIECE], [0; PIECE]);
     for n in 0..pieces {

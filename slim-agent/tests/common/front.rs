@@ -1,6 +1,7 @@
-//! A small front end that owns its sockets: what is left to do for one that has [`slim_stream`].
+//! A small front end that owns its sockets: what a front end has to do on top of [`slim_stream`].
 //!
-//! Data calls are inside until they have counted, so their descriptor is the transport's; none waits there. Control has the lock.
+//! A data call is inside until it has counted its bytes, so its descriptor stays the transport's. No call waits while
+//! it is inside. Control holds the lock.
 
 use std::io;
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ use slim_stream::{Delivery, Drained, Inside, Owed, Probe, ReceiveHalf, SendHalf,
 
 use super::{LIMIT, MOMENT, Pretence, verdict};
 
-/// There is nothing yet.
+/// Nothing can be read or sent yet.
 const WAIT: Cause = Cause::Errno(libc::EAGAIN);
 
 /// One end of a flow.
@@ -22,7 +23,7 @@ pub struct FlowSocket {
     pub(super) agent: Agent,
     pub token: FlowToken,
     pub stream: Stream,
-    /// The transport, for who is inside.
+    /// The transport's descriptor, for calls that are inside.
     fd: AtomicI32,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
@@ -32,9 +33,9 @@ pub struct FlowSocket {
 pub struct State {
     pub(super) sock: Option<OwnedFd>,
     receiving: ReceiveHalf,
-    /// Given up; the verdict counts when everything has been read that the transport had.
+    /// The flow is given up. The verdict takes effect once the transport is drained.
     given_up: Option<Verdict>,
-    /// What was met on the transport, which says it once; and whether the agent has heard it.
+    /// The transport's fault, which the kernel reports only once, and whether the agent knows of it.
     fault: Option<(Cause, bool)>,
     closed: bool,
     pub live: bool,
@@ -79,7 +80,7 @@ impl FlowSocket {
         Ok(())
     }
 
-    /// Zero at the end of the stream.
+    /// Returns 0 at the end of the stream.
     pub fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
         self.call(libc::POLLIN, |fd| {
             let stashed = self.state().receiving.stash.read(buf);
@@ -90,7 +91,8 @@ impl FlowSocket {
         })
     }
 
-    /// Asks inside, with the transport, or outside while that is away. Waits for `events`, another transport, or the end, which is 0.
+    /// Calls `ask` inside with the transport's descriptor, or outside with `None` while the flow has no transport.
+    /// Waits for `events`, for another transport, or for the end, which is 0.
     fn call(
         &self,
         events: i16,
@@ -123,7 +125,8 @@ impl FlowSocket {
         }
     }
 
-    /// The transport of a call that is inside is dead, or has ended, which is the caller's to hear if the flow is plain TCP.
+    /// The transport of a call that is inside is dead, or has ended. If the flow is plain TCP, returns the verdict for
+    /// the caller; otherwise suspends the flow.
     fn fault(&self, cause: Cause) -> Option<Verdict> {
         let mut state = self.state();
         if state.legacy.is_some() {
@@ -157,18 +160,19 @@ impl FlowSocket {
         self.changed.notify_all();
     }
 
-    /// The old transport is read dry and closed.
+    /// Drains the old transport and closes it.
     fn drain_into(&self, state: &mut State) {
         state.fault = None;
         if let Some(sock) = state.sock.take() {
             let (fd, sent) = (sock.as_raw_fd(), self.stream.sent());
             state.receiving.cut(fd);
             let drained = self.stream.drain(&mut state.receiving, fd, sent);
-            drained.expect("nobody uses the descriptor past us");
+            drained.expect("no other code uses the descriptor");
         }
     }
 
-    /// When nobody is inside any more: the agent hears of a fault, and not before; what is given up is read dry, and has its verdict.
+    /// Once no call is inside: reports a fault to the agent, which must not happen earlier; drains a flow that is given
+    /// up, and sets its verdict.
     fn conclude(&self, state: &mut State) {
         if let Some((cause, told @ false)) = &mut state.fault
             && self.stream.idle()

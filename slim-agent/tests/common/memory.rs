@@ -1,7 +1,7 @@
 //! A second kind of transport: pipes in memory, between two agents of one process.
 //!
-//! A byte that is sent is in flight, and lost if the pipe breaks; once the other end has looked for it, it has arrived, which
-//! is what the sender takes for acknowledged. What has arrived stays readable.
+//! A byte that is sent is in flight, and is lost if the pipe breaks. When the other end reads, all bytes in flight
+//! arrive; the sender takes bytes that have arrived for acknowledged. They stay readable after the pipe breaks.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -17,27 +17,27 @@ use slim_agent::transport::{Connection, Listener, Provider, Wanted};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::transport::{Locator, OtherLocator, TransportKind};
 
-/// Most that is in flight in one direction.
+/// Most bytes in flight in one direction.
 const FLIGHT: usize = 64 << 10;
-/// Most that is sent at once, so that a replay takes many turns.
+/// Most bytes in one send, so that a replay takes many turns.
 const AT_ONCE: usize = 4 << 10;
 
 #[derive(Default)]
 struct Direction {
     flight: VecDeque<u8>,
     arrived: VecDeque<u8>,
-    /// Bytes that were in flight when it broke.
+    /// Number of bytes that were in flight when the pipe broke.
     lost: usize,
     /// The sender sends no more.
     ended: bool,
-    /// For both, when something has changed.
+    /// Wakers of the reader and the writer.
     wakers: [Option<Waker>; 2],
 }
 
 struct Pipe {
     directions: [Direction; 2],
     broken: bool,
-    /// Bytes after which it breaks.
+    /// Number of bytes after which the pipe breaks.
     fuse: Option<usize>,
 }
 
@@ -69,7 +69,7 @@ pub struct PipeEnd {
     out: usize,
 }
 
-/// A pipe, which breaks after `fuse` bytes.
+/// A pipe, which breaks after `fuse` bytes, if given.
 pub fn pipe(fuse: Option<usize>) -> (PipeEnd, PipeEnd) {
     let pipe = Arc::new(Mutex::new(Pipe {
         directions: Default::default(),
@@ -128,7 +128,7 @@ impl PipeEnd {
         Ok(n)
     }
 
-    /// Bytes sent that have not arrived, or will not.
+    /// Number of bytes sent that have not arrived, lost ones included.
     pub fn unacked(&self) -> u64 {
         let out = &self.pipe().directions[self.out];
         (out.flight.len() + out.lost) as u64
@@ -140,7 +140,7 @@ impl PipeEnd {
         pipe.wake();
     }
 
-    /// Breaks the pipe: what is in flight is lost.
+    /// Breaks the pipe: bytes in flight are lost.
     pub fn cut(&self) {
         self.pipe().cut();
     }
@@ -208,11 +208,11 @@ impl Connection for PipeEnd {
     }
 }
 
-/// Where two agents reach each other by pipes.
+/// Connects two agents by pipes.
 #[derive(Default)]
 pub struct PipeNet {
     waiting: [Mutex<(VecDeque<PipeEnd>, Option<Waker>)>; 2],
-    /// Of the next pipes.
+    /// The fuses of the next pipes.
     pub fuses: Mutex<VecDeque<usize>>,
     pub made: AtomicU32,
     /// No pipe can be made.
@@ -228,7 +228,7 @@ pub struct Pipes {
 }
 
 impl Pipes {
-    /// Pipes of this kind: in the place of TCP, or beside it.
+    /// Pipes with this kind's number: in the place of TCP, or beside it.
     pub fn new(net: &Arc<PipeNet>, side: usize, kind: TransportKind) -> Self {
         Pipes {
             net: net.clone(),
@@ -237,7 +237,7 @@ impl Pipes {
         }
     }
 
-    /// Where the agent of this side is found, unless by what TCP tells.
+    /// The locator of this side's agent; `None` if the pipes are in the place of TCP.
     fn place(&self, side: usize) -> Option<OtherLocator> {
         OtherLocator::new(self.kind, &[b'p', side as u8])
     }

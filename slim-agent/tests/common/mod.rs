@@ -1,4 +1,4 @@
-//! Flows over real TCP sockets, protected by an [`Agent`], and what breaks them.
+//! Flows over real TCP sockets, protected by an [`Agent`], and ways to break them.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -22,11 +22,11 @@ use slim_stream::Probe;
 
 pub use front::{FlowSocket, State};
 
-/// How long a call waits for its socket at a time: the flow may have another one by then.
+/// How long a call waits for its socket before it tries again: the flow may have another socket by then.
 const MOMENT: Duration = Duration::from_millis(5);
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// What a call is told whose transport has failed, or ended, and is not replaced.
+/// The verdict for a call whose transport has failed, or ended, and is not replaced.
 fn verdict(cause: Cause) -> Verdict {
     match cause {
         Cause::Errno(e) => Verdict::Errno(e),
@@ -34,11 +34,12 @@ fn verdict(cause: Cause) -> Verdict {
     }
 }
 
-/// What a test has a front end say instead of the truth.
+/// The answers that a test makes a front end give instead of the true ones.
 #[derive(Default)]
 pub struct Pretence {
-    /// How often somebody is inside yet after the next suspension, and how often that was asked.
+    /// How many checks after the next suspension still find a call inside.
     pub busy: u32,
+    /// How many such checks there were.
     pub asked: u32,
     pub probe: Option<Probe>,
 }
@@ -77,12 +78,12 @@ impl FlowSocket {
         self.wait("live", Duration::from_secs(5), |s| s.live)
     }
 
-    /// The application is done; what was sent is still to be delivered.
+    /// The application closes the flow; the bytes sent are still to be delivered.
     pub fn close(&self) {
         self.finish(FinHow::Close);
     }
 
-    /// The application closes with linger 0: what is under way is thrown away.
+    /// The application closes with linger 0: bytes in flight are discarded.
     pub fn reset(&self) {
         if let Some(sock) = &self.state().sock {
             let linger = Some(Duration::ZERO);
@@ -149,7 +150,7 @@ impl Server {
         Server::of(Agent::start(config).expect("the agent starts"), addr)
     }
 
-    /// Of this agent.
+    /// With this agent.
     pub fn of(agent: Agent, addr: SocketAddr) -> Server {
         let listener = TcpListener::bind(addr).unwrap();
         agent.listen(listener.as_fd(), listener.local_addr().unwrap());
@@ -160,12 +161,12 @@ impl Server {
         self.listener.local_addr().unwrap()
     }
 
-    /// Two ends of a new flow: of `client`'s and of this agent.
+    /// The two ends of a new flow: at `client`, and at this agent.
     pub fn pair(&self, client: &Agent) -> (Arc<FlowSocket>, Arc<FlowSocket>) {
         self.pair_by(client, self.addr())
     }
 
-    /// The same by another of the listener's addresses.
+    /// As [`pair`](Self::pair), over another of the listener's addresses.
     pub fn pair_by(&self, client: &Agent, addr: SocketAddr) -> (Arc<FlowSocket>, Arc<FlowSocket>) {
         let near = TcpStream::connect(addr).unwrap();
         let near = FlowSocket::new(client, Role::Connector, near);
@@ -174,7 +175,7 @@ impl Server {
     }
 }
 
-/// The settings that these pairs of variable and value give.
+/// Settings from pairs of variable and value.
 pub fn config(vars: &[(&str, &str)]) -> Config {
     let vars = vars.iter().map(|(k, v)| (k.to_string(), v.to_string()));
     let (config, problems) = Config::from_vars(vars);
@@ -182,7 +183,7 @@ pub fn config(vars: &[(&str, &str)]) -> Config {
     config
 }
 
-/// Bytes that look random and can be made again.
+/// Reproducible bytes that look random.
 pub struct Pattern(u64);
 
 impl Pattern {
@@ -234,7 +235,7 @@ pub fn read_pattern(stream: &FlowSocket, seed: u64, total: usize, piece: usize) 
     Ok(())
 }
 
-/// Destroys a loopback connection, if we may; ends it otherwise.
+/// Destroys a loopback connection.
 fn destroy(local: u16, remote: u16) {
     let filter = format!("( sport = :{local} and dport = :{remote} )");
     let done = Command::new("ss").args(["-KHtn", &filter]).output();
@@ -258,7 +259,8 @@ pub fn can_destroy() -> bool {
     done.is_ok() && near.take_error().is_ok_and(|e| e.is_some())
 }
 
-/// TCP listeners of this process on the loopback address of IPv6, where no test listens: our resume listeners.
+/// The ports of our resume listeners: the TCP listeners of this process on the loopback address of IPv6, where no test
+/// listens.
 pub fn resume_listeners() -> Vec<u16> {
     let ours: Vec<u64> = fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -278,7 +280,7 @@ pub fn resume_listeners() -> Vec<u16> {
         .collect()
 }
 
-/// Memory of this process that is not swapped out or never touched.
+/// Resident memory of this process.
 pub fn resident_kib() -> u64 {
     let text = fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|l| l.starts_with("VmRSS")).unwrap();

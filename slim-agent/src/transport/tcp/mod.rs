@@ -1,4 +1,4 @@
-//! TCP.
+//! TCP as a kind of transport.
 
 pub(crate) mod socket;
 
@@ -23,8 +23,8 @@ use crate::kernel::readiness;
 use crate::kernel::sys;
 use socket::{mapped, new_stream, set_nodelay, stream_kind};
 
-/// Descriptors that connecting leaves for accepting. The peer may be as short of them as we are;
-/// were all spent on connecting, both would wait to be accepted for ever.
+/// Descriptors that connecting leaves for accepting. The peer may be as short of descriptors as we are: if all were
+/// spent on connecting, both would wait to be accepted for ever.
 const FOR_ACCEPTING: usize = 8;
 
 /// Makes TCP connections.
@@ -78,7 +78,7 @@ fn connect(wanted: &Wanted<'_>) -> io::Result<OwnFd> {
     Ok(fd)
 }
 
-/// Leaves some descriptors for accepting, or takes the one in reserve.
+/// Makes a socket if that leaves some descriptors for accepting; otherwise uses the reserved descriptor.
 fn stream_for_flow(domain: Domain, scarce: bool) -> io::Result<OwnFd> {
     let made = match scarce {
         true => None,
@@ -99,7 +99,7 @@ fn stream_for_flow(domain: Domain, scarce: bool) -> io::Result<OwnFd> {
     }
 }
 
-/// A listener for resumes, watched by the runtime.
+/// A resume listener, watched by the runtime.
 pub(crate) struct TcpListener(AsyncFd<Rc<OwnFd>>);
 
 impl TcpListener {
@@ -126,7 +126,7 @@ impl Listener for TcpListener {
         }
         let (fd, from) = accepted?;
         let maps = canonical(from) != from;
-        // The end of this one only.
+        // Only this connection has failed.
         let aborted = |_| io::Error::from_raw_os_error(libc::ECONNABORTED);
         let connection = TcpConnection::new(fd, maps).map_err(aborted)?;
         Ok((Box::new(connection), canonical(from).into()))
@@ -140,7 +140,7 @@ impl Listener for TcpListener {
 /// A TCP connection.
 pub(crate) struct TcpConnection {
     fd: AsyncFd<OwnFd>,
-    /// An IPv6 socket with an IPv4 connection. Flows of IPv4 sockets have it converted.
+    /// An IPv6 socket with an IPv4 connection. It is converted for flows of IPv4 sockets.
     maps: bool,
 }
 
@@ -150,7 +150,7 @@ impl TcpConnection {
         Ok(TcpConnection { fd, maps })
     }
 
-    /// What the kernel answered. After `EAGAIN` waiting waits.
+    /// Returns the kernel's answer. After `EAGAIN` it clears the readiness, so that the next wait sleeps.
     fn answered(&self, moved: io::Result<usize>, interest: Interest) -> io::Result<usize> {
         if let Err(e) = &moved
             && e.kind() == io::ErrorKind::WouldBlock
@@ -164,7 +164,7 @@ impl TcpConnection {
 impl Connection for TcpConnection {
     fn poll_connected(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ready = ready!(self.fd.poll_write_ready(context))?;
-        // Only then there is an error to ask for.
+        // An error can be pending only if the write side is closed.
         if !ready.ready().is_write_closed() {
             return Poll::Ready(Ok(()));
         }
@@ -209,13 +209,13 @@ impl Connection for TcpConnection {
     }
 
     fn flush(&self) {
-        // The peer's last message, or the end of its replay, would be acknowledged 40 ms later, and as long its kernel would
-        // keep back what its application sends next (Nagle's algorithm).
+        // Otherwise the kernel would acknowledge the peer's last message, or the end of its replay, 40 ms later. For
+        // that time the peer's kernel would hold back what its application sends next (Nagle's algorithm).
         sys::acknowledge(self.fd.get_ref().raw());
     }
 
     fn into_transport(self: Box<Self>) -> Transport {
-        // Out of the runtime's hands before it is in the application's.
+        // The runtime must stop watching the descriptor before the application gets it.
         Transport::Descriptor(self.fd.into_inner())
     }
 }

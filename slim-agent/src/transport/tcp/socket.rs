@@ -1,4 +1,4 @@
-//! TCP sockets of connections, and of the listeners for them.
+//! TCP sockets of resume connections, and of the listeners for them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,14 +8,14 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::kernel::sys;
 
-/// As many as the kernel allows: all connections of a process may break at once.
+/// Backlog of a resume listener. As many as the kernel allows: all connections of a process may break at once.
 const BACKLOG: i32 = 4096;
 
 fn stream(addr: SocketAddr) -> io::Result<OwnFd> {
     new_stream(Domain::for_address(addr))
 }
 
-/// An IPv6 socket for IPv4.
+/// An IPv6 socket that can carry IPv4.
 fn mapping_stream() -> io::Result<OwnFd> {
     let fd = new_stream(Domain::IPV6)?;
     SockRef::from(&fd).set_only_v6(false)?;
@@ -30,7 +30,7 @@ pub(crate) fn stream_kind() -> Type {
     Type::STREAM.nonblocking().cloexec()
 }
 
-/// The address as IPv6 sockets have it.
+/// The address in the form that IPv6 sockets use.
 pub(crate) fn mapped(addr: SocketAddr) -> SocketAddr {
     match addr.ip() {
         IpAddr::V4(ip) => (ip.to_ipv6_mapped(), addr.port()).into(),
@@ -42,7 +42,7 @@ pub(crate) fn set_nodelay(fd: &OwnFd) -> io::Result<()> {
     sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)
 }
 
-/// Listens for resumes at one address; with `mapped`, at an IPv4 address by an IPv6 socket.
+/// Listens for resume connections at one address. With `mapped`, an IPv6 socket listens at an IPv4 address.
 pub(crate) fn listen(addr: SocketAddr, mapped: bool) -> io::Result<OwnFd> {
     let fd = if mapped {
         bind_mapped(addr)
@@ -52,16 +52,16 @@ pub(crate) fn listen(addr: SocketAddr, mapped: bool) -> io::Result<OwnFd> {
     let socket = SockRef::from(&fd);
     socket.listen(BACKLOG)?;
     if mapped {
-        // It is not for the connections that come.
+        // The connections that it accepts must not have this option.
         socket.set_reuse_address(false)?;
     }
     Ok(fd)
 }
 
-/// What is to become a listener.
+/// A bound socket that is to become a listener.
 pub(crate) fn bind(addr: SocketAddr) -> io::Result<OwnFd> {
     let fd = stream(addr)?;
-    // What it accepts has it from the listener.
+    // Accepted connections inherit this from the listener.
     set_nodelay(&fd)?;
     let socket = SockRef::from(&fd);
     if addr.is_ipv6() {
@@ -75,16 +75,17 @@ fn bind_mapped(addr: SocketAddr) -> io::Result<OwnFd> {
     let fd = mapping_stream()?;
     set_nodelay(&fd)?;
     let socket = SockRef::from(&fd);
-    // Beside the listener whose place it takes.
+    // It is bound beside the listener that it replaces.
     socket.set_reuse_address(true)?;
     socket.bind(&mapped(addr).into())?;
     Ok(fd)
 }
 
-/// A listener at the same place whose connections are IPv6 sockets; `None` if there can be none, and the old one goes on.
+/// Replaces a listener by one at the same address whose connections are IPv6 sockets. `None` if that is not possible,
+/// and the old listener goes on.
 pub(crate) fn listen_mapped_instead(old: &OwnFd, addr: SocketAddr) -> Option<OwnFd> {
     let socket = SockRef::from(old);
-    // It stays bound, and can listen again.
+    // The old socket stays bound, and can listen again.
     sys::shut(old.raw());
     let made = socket
         .set_reuse_address(true)
