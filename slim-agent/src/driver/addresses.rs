@@ -22,13 +22,10 @@ impl Driver {
     /// Peers on other hosts may use any address that is announced to them. So all announced addresses are served, and
     /// one that cannot be served is not announced.
     fn serve_announced(&mut self) {
-        let (mut announced, networks) = self.addresses.clone();
-        announced.truncate(MAX_ADDRS);
+        let (all, networks) = self.addresses.clone();
         let (control, tasks) = (&mut self.control, &mut self.tasks);
-        announced.retain(|ip| control.serve_at(SocketAddr::new(*ip, 0), tasks));
-        let others = self.addresses.0.iter().skip(MAX_ADDRS);
-        announced.extend(others);
-        self.endpoint.set_addrs(announced, networks);
+        let serve = |ip| control.serve_at(SocketAddr::new(ip, 0), tasks);
+        self.endpoint.set_addrs(served_first(all, serve), networks);
     }
 
     /// The own addresses have been read again.
@@ -55,5 +52,41 @@ impl Driver {
         if self.control.is_networked() && !self.endpoint.has_flow_at(elsewhere) {
             self.control.leave(|_| false);
         }
+    }
+}
+
+/// The own addresses, without those that cannot be served. The first [`MAX_ADDRS`], which are announced, are served.
+fn served_first(all: Vec<IpAddr>, mut serve: impl FnMut(IpAddr) -> bool) -> Vec<IpAddr> {
+    let mut rest = all.into_iter();
+    let mut addrs = Vec::new();
+    while addrs.len() < MAX_ADDRS
+        && let Some(ip) = rest.next()
+    {
+        if serve(ip) {
+            addrs.push(ip);
+        }
+    }
+    addrs.extend(rest);
+    addrs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn only_served_addresses_are_announced_however_many_there_are() {
+        let ip = |n| IpAddr::V4(Ipv4Addr::new(10, 0, 0, n));
+        let all: Vec<_> = (1..=MAX_ADDRS as u8 + 3).map(ip).collect();
+        let mut tried = Vec::new();
+        let addrs = served_first(all.clone(), |at| {
+            tried.push(at);
+            at != ip(2)
+        });
+        assert_eq!(tried, all[..=MAX_ADDRS]);
+        let served: Vec<_> = all.into_iter().filter(|at| *at != ip(2)).collect();
+        assert_eq!(addrs, served);
+        assert_eq!(served_first(vec![ip(1), ip(2)], |at| at == ip(2)), [ip(2)]);
     }
 }
