@@ -2,6 +2,7 @@
 //!
 //! It knows nothing of the tasks that call it. Tasks that are to be started it leaves in [`Tasks`].
 
+mod actions;
 mod addresses;
 mod conns;
 mod flows;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::{Action, Earlier, Endpoint, State};
+use slim_core::endpoint::{Action, Earlier, Endpoint};
 use slim_core::transport::Transports;
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
@@ -425,84 +426,6 @@ impl Driver {
         match self.together.short.open_mailbox(ip) {
             Ok(port) => self.endpoint.set_mailbox(ip, port),
             Err(e) => self.log.debug(|| format!("mailbox at {ip}: {e}")),
-        }
-    }
-
-    fn act(&mut self, action: Action) {
-        match action {
-            Action::Mailbox { ip } => self.open_mailbox(ip),
-            Action::Datagram {
-                to,
-                from: Some(from),
-                data,
-            } if from.port() == 0 => self.control.send_aside(to, from, &data, &mut self.tasks),
-            Action::Datagram { to, from, data } => self.control.send(to, from, &data),
-            Action::Connect { conn, token, path } => {
-                let (orders, io) = (self.add_conn(conn), self.survivor.io(token));
-                self.tasks.start_and_forget(Task::Connect {
-                    conn,
-                    io,
-                    path,
-                    orders,
-                });
-            }
-            Action::Send { conn, data } => drop(self.order(conn, Order::Send(data))),
-            Action::Flush { conn } => {
-                if !self.order(conn, Order::Flush) {
-                    self.notices.push_back(Notice::Flushed(conn));
-                }
-            }
-            // The task of the connection ends once the orders before this one are carried out.
-            Action::Close { conn } => self.remove_conn(conn),
-            other => self.act_on_flow(other),
-        }
-    }
-
-    /// Carries out an action that concerns a flow; see `flows.rs`.
-    fn act_on_flow(&mut self, action: Action) {
-        match action {
-            Action::Live { token } => self.with_io(token, |io| io.live()),
-            Action::Legacy {
-                token,
-                required_refused,
-            } => {
-                self.drop_carrier(token);
-                self.with_io(token, |io| io.legacy(required_refused));
-                self.survivor.set_away(token, false);
-                self.release(token);
-            }
-            Action::Suspend { token } => self.suspend(token),
-            Action::Verify { token } => self.verify(token),
-            Action::Drain { token } => self.drain(token, action),
-            Action::Install {
-                token,
-                conn,
-                peer_received,
-                peer_sent,
-                peer_final,
-            } => {
-                if let Some(seq) = peer_final {
-                    self.with_io(token, |io| io.peer_final(seq));
-                }
-                self.install(token, conn, peer_received, peer_sent);
-            }
-            Action::Reinstate { token } => {
-                let legacy = self.endpoint.state(token) == Some(State::Legacy);
-                self.with_io(token, |io| io.reinstate(legacy));
-                self.survivor.set_away(token, false);
-                if legacy {
-                    self.release(token);
-                }
-            }
-            Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
-            Action::Escalate { token, .. } => self.escalate(token, action),
-            // `act` has carried out the actions that concern no flow.
-            Action::Mailbox { .. }
-            | Action::Datagram { .. }
-            | Action::Connect { .. }
-            | Action::Send { .. }
-            | Action::Flush { .. }
-            | Action::Close { .. } => {}
         }
     }
 

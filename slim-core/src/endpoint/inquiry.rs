@@ -7,13 +7,13 @@
 //! has not answered is asked about one flow only, and its other flows wait. If it answers, it is asked
 //! about the others, too. If its host refuses QUERY, the process is gone for all of them.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Endpoint;
 use super::close::EndSource;
 use super::flow::State;
+use super::inquiries::{CONFIRM_DEATH, Inquiry};
 use super::outage::Proof;
 use super::record::{Asked, Leaving, QueryPurpose};
 use super::timer::{Timer, TimerOwner};
@@ -32,78 +32,6 @@ const QUERIES_SURE: u32 = 8;
 const RETRY_SURE: Duration = Duration::from_millis(25);
 /// The peer's kernel is probed ([`Action::Verify`](super::Action::Verify)) after this many QUERYs without an answer.
 const VERIFIED_AFTER: u32 = 2;
-/// A host that refused a QUERY is asked once more after this, because a firewall that is just
-/// being changed may have refused it.
-const CONFIRM_DEATH: Duration = Duration::from_millis(150);
-/// How long a process is remembered as gone, so that its flows that fail a little later need not ask again. A process that is
-/// gone does not come back; the limit is there for a wrong verdict.
-const GONE_AGE: Duration = Duration::from_secs(5);
-/// Maximum number of processes remembered as gone.
-const GONE: usize = 256;
-
-/// The state of all inquiries.
-#[derive(Default)]
-pub(super) struct Inquiries {
-    /// Processes that have not answered yet.
-    open: BTreeMap<EndpointId, Inquiry>,
-    /// Oldest first.
-    gone: VecDeque<(Time, EndpointId)>,
-}
-
-/// The inquiry whose outcome all flows of a process wait for.
-struct Inquiry {
-    /// The flow that QUERY asks about.
-    token: FlowToken,
-    to: SocketAddr,
-    sent: u32,
-    /// When the host first refused QUERY.
-    refused: Option<Time>,
-}
-
-impl Inquiries {
-    fn mark_gone(&mut self, now: Time, peer: EndpointId) {
-        if self.is_gone(now, peer) {
-            return;
-        }
-        while self.gone.len() >= GONE {
-            self.gone.pop_front();
-        }
-        self.gone.push_back((now, peer));
-    }
-
-    /// Forgets processes that have been gone for [`GONE_AGE`].
-    pub(super) fn expire(&mut self, now: Time) {
-        while self
-            .gone
-            .front()
-            .is_some_and(|(at, _)| now.since(*at) >= GONE_AGE)
-        {
-            self.gone.pop_front();
-        }
-    }
-
-    /// Number of open inquiries, and of processes remembered as gone.
-    pub(super) fn len(&self) -> (usize, usize) {
-        (self.open.len(), self.gone.len())
-    }
-
-    /// The process has just sent a message, so it is not gone.
-    fn mark_alive(&mut self, peer: EndpointId) {
-        self.gone.retain(|(_, gone)| *gone != peer);
-    }
-
-    fn is_gone(&mut self, now: Time, peer: EndpointId) -> bool {
-        self.expire(now);
-        self.gone.iter().any(|(_, gone)| *gone == peer)
-    }
-
-    /// Whether the host first refused QUERY at least [`CONFIRM_DEATH`] ago.
-    fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
-        let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
-        first.is_some_and(|first| now.since(first) >= CONFIRM_DEATH)
-    }
-}
-
 impl Endpoint {
     /// Asks the peer for the status of the flow, or waits for the outcome of an open inquiry. With
     /// [`QueryPurpose::Death`], the peer's resume port has just been found closed, or owned by another process.
@@ -554,31 +482,5 @@ impl Endpoint {
             return self.drop_one();
         }
         self.drop_one();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_process_is_remembered_as_gone_for_a_limited_time() {
-        let peer = EndpointId {
-            host: [1; 16],
-            pid: 1,
-            incarnation: 1,
-        };
-        let at = |secs: u64| Time(secs * 1_000_000);
-        let mut inquiries = Inquiries::default();
-        // Marking the process again before it expires does not extend the time: there is no new evidence.
-        for secs in [0, 2, 4] {
-            inquiries.mark_gone(at(secs), peer);
-            assert!(inquiries.is_gone(at(secs), peer));
-        }
-        assert_eq!(inquiries.gone.len(), 1);
-        assert!(!inquiries.is_gone(at(5), peer));
-        inquiries.mark_gone(at(6), peer);
-        inquiries.mark_alive(peer);
-        assert!(!inquiries.is_gone(at(6), peer));
     }
 }

@@ -1,0 +1,105 @@
+//! Which processes are being asked whether they exist, and which are known to be gone.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::ids::{EndpointId, FlowToken, Time};
+
+/// A host that refused a QUERY is asked once more after this, because a firewall that is just
+/// being changed may have refused it.
+pub(super) const CONFIRM_DEATH: Duration = Duration::from_millis(150);
+/// How long a process is remembered as gone, so that its flows that fail a little later need not ask again. A process that is
+/// gone does not come back; the limit is there for a wrong verdict.
+const GONE_AGE: Duration = Duration::from_secs(5);
+/// Maximum number of processes remembered as gone.
+const GONE: usize = 256;
+
+/// The state of all inquiries.
+#[derive(Default)]
+pub(super) struct Inquiries {
+    /// Processes that have not answered yet.
+    pub(super) open: BTreeMap<EndpointId, Inquiry>,
+    /// Oldest first.
+    gone: VecDeque<(Time, EndpointId)>,
+}
+
+/// The inquiry whose outcome all flows of a process wait for.
+pub(super) struct Inquiry {
+    /// The flow that QUERY asks about.
+    pub(super) token: FlowToken,
+    pub(super) to: SocketAddr,
+    pub(super) sent: u32,
+    /// When the host first refused QUERY.
+    pub(super) refused: Option<Time>,
+}
+
+impl Inquiries {
+    pub(super) fn mark_gone(&mut self, now: Time, peer: EndpointId) {
+        if self.is_gone(now, peer) {
+            return;
+        }
+        while self.gone.len() >= GONE {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((now, peer));
+    }
+
+    /// Forgets processes that have been gone for [`GONE_AGE`].
+    pub(super) fn expire(&mut self, now: Time) {
+        while self
+            .gone
+            .front()
+            .is_some_and(|(at, _)| now.since(*at) >= GONE_AGE)
+        {
+            self.gone.pop_front();
+        }
+    }
+
+    /// Number of open inquiries, and of processes remembered as gone.
+    pub(super) fn len(&self) -> (usize, usize) {
+        (self.open.len(), self.gone.len())
+    }
+
+    /// The process has just sent a message, so it is not gone.
+    pub(super) fn mark_alive(&mut self, peer: EndpointId) {
+        self.gone.retain(|(_, gone)| *gone != peer);
+    }
+
+    pub(super) fn is_gone(&mut self, now: Time, peer: EndpointId) -> bool {
+        self.expire(now);
+        self.gone.iter().any(|(_, gone)| *gone == peer)
+    }
+
+    /// Whether the host first refused QUERY at least [`CONFIRM_DEATH`] ago.
+    pub(super) fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
+        let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
+        first.is_some_and(|first| now.since(first) >= CONFIRM_DEATH)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_remembered_as_gone_for_a_limited_time() {
+        let peer = EndpointId {
+            host: [1; 16],
+            pid: 1,
+            incarnation: 1,
+        };
+        let at = |secs: u64| Time(secs * 1_000_000);
+        let mut inquiries = Inquiries::default();
+        // Marking the process again before it expires does not extend the time: there is no new evidence.
+        for secs in [0, 2, 4] {
+            inquiries.mark_gone(at(secs), peer);
+            assert!(inquiries.is_gone(at(secs), peer));
+        }
+        assert_eq!(inquiries.gone.len(), 1);
+        assert!(!inquiries.is_gone(at(5), peer));
+        inquiries.mark_gone(at(6), peer);
+        inquiries.mark_alive(peer);
+        assert!(!inquiries.is_gone(at(6), peer));
+    }
+}
