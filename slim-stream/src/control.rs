@@ -26,7 +26,7 @@ pub enum Unsound {
 impl fmt::Display for Unsound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoMemory => f.write_str("no memory for what has been received"),
+            Self::NoMemory => f.write_str("no memory for received bytes"),
             Self::UsedPastUs(how) => f.write_str(how),
         }
     }
