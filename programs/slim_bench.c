@@ -1,33 +1,33 @@
 /*
- * slim_bench: how fast MPI moves messages.
+ * slim_bench: measures how fast MPI moves messages.
  *
  *   mpicc -O2 -o slim_bench slim_bench.c
  *   mpirun -n 2 ./slim_bench --turns SOCKET
  *   mpirun -n 2 ./slim_bench --count TRIPS BYTES
  *
- * With --turns, jobs take turns: every rank connects to the Unix socket SOCKET, says its number in a line,
+ * With --turns, jobs take turns. Every rank connects to the Unix socket SOCKET, writes its number in a line,
  * and sleeps until it reads a line
  *
  *   TEST BYTES LEAD TIMES
  *
- * Then all ranks of the job run TEST, LEAD times unmeasured and TIMES times measured, and each answers by
- * its own time and figure:
+ * Then all ranks of the job run TEST, LEAD times unmeasured and TIMES times measured. Each answers with
+ * its own time and value:
  *
  *   {"seconds":0.024871,"value":5.21,"unit":"us"}
  *
- * MPI is entered only in between, so a job whose turn it is not uses no processor. The end of the stream ends
- * the program. Tests (all ranks take part in the collectives; ranks 0 and 1 alone in the others):
+ * Ranks call MPI only during their turn, so a job uses no processor while it waits. The end of the stream ends
+ * the program. Tests (collectives run on all ranks, the others on ranks 0 and 1 only):
  *
  *   latency    half of the round trip of a ping-pong, in microseconds
  *   bandwidth  windows of 16 messages, each answered by one short message, in MB/s (10^6 bytes)
- *   rate       the same with windows of 64 messages, in messages a second
+ *   rate       as bandwidth, with windows of 64 messages, in messages a second
  *   allreduce  one MPI_Allreduce of doubles over all ranks, in microseconds
  *   alltoall   one MPI_Alltoall with BYTES for each rank, in microseconds
  *
  * With --count it makes exactly TRIPS round trips and nothing else, for instruction counters.
  *
- * Rank i stays on the i-th core that it may use (counted around), so that a figure does not depend on
- * where the scheduler puts two ranks. Exit status: 0, or 2 for bad usage.
+ * Rank i is pinned to the i-th core that it may use (modulo their number), so that a value does not depend on
+ * where the scheduler places the ranks. Exit status: 0, or 2 for bad usage.
  */
 #define _GNU_SOURCE
 #include <mpi.h>
@@ -45,7 +45,7 @@ static int rank, ranks;
 static char *out, *in;
 static size_t room;
 
-/* Room for messages of so many bytes. It is kept for the next turns: fresh pages would cost each of them. */
+/* Makes room for messages of this size. The buffers are kept for later turns, which would otherwise pay for fresh pages. */
 static void make_room(int bytes)
 {
     size_t needed = (size_t)bytes * (size_t)ranks + sizeof(double);
@@ -116,7 +116,7 @@ static void alltoall(int bytes, long times)
         MPI_Alltoall(out, bytes, MPI_CHAR, in, bytes, MPI_CHAR, MPI_COMM_WORLD);
 }
 
-/* What one second holds is turned into what the test is about. */
+/* How a time is converted into the value of a test. */
 enum figure { HALF_TRIP, MEGABYTES, MESSAGES, EACH };
 
 static const struct test {
@@ -148,8 +148,9 @@ static double figure(const struct test *test, int bytes, long times, double seco
 }
 
 /*
- * This rank's time for so many repetitions. Those before them, right before, bring back what other jobs'
- * turns took: caches, congestion windows. And they use up what a limited line lets pass at once after a rest.
+ * Returns this rank's time for `times` repetitions. The `lead` repetitions right before them restore what other
+ * jobs' turns have displaced: caches, congestion windows. They also use up the burst that a rate-limited line
+ * lets pass after a pause.
  */
 static double timed(const struct test *test, int bytes, long lead, long times)
 {
@@ -158,7 +159,7 @@ static double timed(const struct test *test, int bytes, long lead, long times)
     double start = MPI_Wtime();
     test->run(bytes, times);
     double took = MPI_Wtime() - start;
-    /* Nobody leaves before all have all their messages: who sleeps outside of MPI sends nothing on. */
+    /* No rank leaves before all have their messages: a rank that sleeps outside of MPI forwards nothing. */
     MPI_Barrier(MPI_COMM_WORLD);
     return took;
 }
@@ -171,7 +172,7 @@ static const struct test *find(const char *name)
     return NULL;
 }
 
-/* Does as it is told until nobody tells it any more; a complaint if it cannot. */
+/* Runs turns until the stream ends. Returns an error message if it fails. */
 static const char *take_turns(const char *path)
 {
     struct sockaddr_un at = { .sun_family = AF_UNIX };
@@ -203,7 +204,7 @@ static const char *take_turns(const char *path)
     return NULL;
 }
 
-/* Before MPI_Init, so that every thread of the process stays there too. */
+/* Pins the process to one core. Called before MPI_Init, so that every thread of the process inherits it. */
 static void pin(void)
 {
     static const char *const names[] = { "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK" };

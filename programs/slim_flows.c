@@ -1,26 +1,26 @@
 /*
- * slim_flows: plain TCP connections for measuring, without MPI.
+ * slim_flows: plain TCP connections for measurements, without MPI.
  *
- *   slim_flows serve ADDRESS PORT            sends back what it receives, on any number of connections
+ *   slim_flows serve ADDRESS PORT            echoes what it receives, on any number of connections
  *   slim_flows sink ADDRESS PORT             accepts any number of connections and never reads
  *   slim_flows pairs ADDRESS PORT COUNT      one connection, COUNT times send and recv of 8 bytes
- *   slim_flows short ADDRESS PORT COUNT      COUNT connections one after the other, a byte there and back, after an
- *                                            eighth as many
- *   slim_flows hold ADDRESS PORT COUNT       COUNT connections at once, then does what it reads:
+ *   slim_flows short ADDRESS PORT COUNT      COUNT connections one after the other, each with one byte there and
+ *                                            back; first COUNT / 8 of them unmeasured
+ *   slim_flows hold ADDRESS PORT COUNT       COUNT connections at once; then reads commands from standard input:
  *       go      sends a byte on each connection and waits until all have come back
  *       fill    writes on each connection until the kernel takes no more
  *       watch   waits until a connection reports an error or its end
  *
- * Servers say READY when they listen, the others when their connections stand. All times are of
+ * Servers print READY when they listen, the others when their connections are made. All times are of
  * CLOCK_MONOTONIC, in nanoseconds, so that another process can compare them with its own:
  *
  *   {"first":81234,"median":81300,"p99":81444,"last":81499}     go: when the bytes came back
- *   {"bytes":4194304}                                           fill: what all connections took
- *   {"at":81234,"errno":104}                                    watch; a failure ends go with the same
- *   {"ns":123456789}                                            pairs: how long all took
- *   {"ns":123456789,"connect":15800}                            short: likewise, and the median of connect
+ *   {"bytes":4194304}                                           fill: number of bytes written on all connections
+ *   {"at":81234,"errno":104}                                    watch; also go, when it fails
+ *   {"ns":123456789}                                            pairs: duration of all of them
+ *   {"ns":123456789,"connect":15800}                            short: duration of all, and the median of connect
  *
- * Exit status: 0; 1 when something failed that is not to be measured; 2 for bad usage.
+ * Exit status: 0; 1 when a call fails whose failure is not measured; 2 for bad usage.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -86,7 +86,7 @@ static int connected(void)
     return fd;
 }
 
-/* Sends back what is there; a connection that failed is closed, which is the client's to notice. */
+/* Echoes the bytes that have arrived. A connection that has failed is closed; the client notices that. */
 static void echo(int fd)
 {
     static char buffer[PIECE];
@@ -152,7 +152,7 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* One connection; gives how long connect took. */
+/* Makes one connection; returns the duration of connect. */
 static long long short_one(void)
 {
     char byte = 'x';
@@ -190,7 +190,7 @@ static void report_failure(int error)
     fflush(stdout);
 }
 
-/* A byte on each connection and back. */
+/* Sends a byte on each connection and waits until all have come back. */
 static void go(int epoll, const int *fds, unsigned count, long long *times)
 {
     struct epoll_event ready[EVENTS];
@@ -291,7 +291,7 @@ int main(int argc, char **argv)
         return 2;
     }
     address.sin_port = htons((unsigned short)atoi(argv[3]));
-    /* Ten thousand connections are more than the usual limit; if it stays, opening them fails. */
+    /* Ten thousand connections exceed the usual limit. If it cannot be raised, opening them fails. */
     setrlimit(RLIMIT_NOFILE, &limit);
     if (server)
         serve(strcmp(what, "serve") == 0);

@@ -1,24 +1,24 @@
 /*
- * slim_framed: what SLIM avoids, for `slim bench` to be compared with. Not for any other use.
+ * slim_framed: the framing layer that SLIM avoids, for comparison in `slim bench`. Not for any other use.
  *
  *   cc -O2 -shared -fPIC -o libslim_framed.so slim_framed.c
  *   LD_PRELOAD=./libslim_framed.so program        (both ends of every connection need it)
  *
- * The other way to make a stream survive its connection is to keep the books in user space, as Eternal
- * Terminal does: every write becomes a frame with a sequence number, a copy goes into a buffer until the
- * peer acknowledges it with a frame of its own, and every read takes frames apart. This is the cheapest
- * form of it that we know of: in the process itself, without a relay or a thread, with one system
- * call for a write and two for a read (the header, then what it announces; the next header comes along
- * with a payload that is there whole), and an acknowledgement for every 64 KiB. It has all that such a
- * layer pays while nothing fails and nothing else: it does not resume.
+ * The other way to make a stream survive its connection is to number the bytes in user space, as Eternal
+ * Terminal does. Every write becomes a frame with a sequence number; a copy stays in a buffer until the
+ * peer acknowledges it with a frame of its own; and every read parses frames. This is the cheapest
+ * form of that which we know: in the process itself, without a relay or a thread, with one system
+ * call for a write and two for a read (the header, then its payload; the next header is read together
+ * with a payload that has arrived completely), and with an acknowledgement for every 64 KiB. It has the
+ * cost of such a layer while nothing fails, and nothing else: it does not resume.
  *
  * A frame: kind and length (32 bits each), number of the first byte (64 bits), payload. The
- * receiver compares the number with its own count and aborts the program when they differ.
+ * receiver compares the number with its own count, and aborts the program when they differ.
  *
- * Only one header is ever read ahead of what the program has asked for, and its payload is still in the
- * kernel: so poll and its kin need no help. Not covered: dup of a connection, MSG_PEEK, sendfile,
- * FIONREAD. SLIM_FRAMED_LOG=FILE (with %p for the process): at the end, how many frames were sent and
- * received.
+ * At most one header is read ahead of what the program has asked for, and its payload is still in the
+ * kernel, so poll, select and epoll work unchanged. Not covered: dup of a connection, MSG_PEEK, sendfile,
+ * FIONREAD. SLIM_FRAMED_LOG=FILE (with %p for the process id): file to which the numbers of frames sent
+ * and received are written at the end.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -46,13 +46,13 @@ struct header {
 struct flow {
     atomic_int framed;
     pthread_mutex_t sending, receiving;
-    /* Sending: bytes accepted, how many the peer has, what is left of the frame begun, and of a header. */
+    /* Sending: bytes sent, bytes that the peer has acknowledged, rest of the current frame, rest of its header. */
     uint64_t sent, acknowledged;
     size_t frame_left, header_left;
     struct header out;
     char *backup;
     size_t backup_size;
-    /* Receiving: bytes handed out, what the peer was told, what is left of the frame; a header's bytes. */
+    /* Receiving: bytes given to the program, bytes acknowledged, rest of the current frame, bytes of the next header. */
     uint64_t received, told;
     size_t payload_left, header_got;
     struct header in;
@@ -61,7 +61,7 @@ struct flow {
 static struct flow *_Atomic flows[FLOWS];
 static atomic_ulong frames_sent, frames_received;
 
-/* The function of libc that ours stands before. */
+/* The function of libc that ours replaces. */
 #define REAL(name) \
     ({ \
         static __typeof__(&name) real; \
@@ -110,7 +110,7 @@ static void unframe(int fd)
     flow->backup_size = 0;
 }
 
-/* At most `limit` bytes of `from`, behind what `to` has already; how many pieces there are then. */
+/* Appends `limit` bytes of `from` at most to the `have` pieces of `to`; returns the new number of pieces. */
 static size_t gather(struct iovec *to, size_t have, const struct iovec *from, size_t count,
                      size_t limit)
 {
@@ -131,7 +131,7 @@ static size_t length_of(const struct iovec *pieces, size_t count)
     return length < MOST ? length : MOST;
 }
 
-/* Room for `more` bytes; when even the largest buffer has none, the oldest are given up. */
+/* Makes room for `more` bytes; when the largest buffer is full, the oldest bytes are dropped. */
 static void make_room(struct flow *flow, size_t more)
 {
     size_t held = flow->sent - flow->acknowledged, size = flow->backup_size;
@@ -187,7 +187,7 @@ static ssize_t put(int fd, struct iovec *pieces, size_t count, int flags)
     return REAL(sendmsg)(fd, &message, flags);
 }
 
-/* What is left of a header that the kernel did not take whole. */
+/* Sends the rest of a header that the kernel did not take completely. */
 static ssize_t put_header(struct flow *flow, int fd, int flags)
 {
     while (flow->header_left > 0) {
@@ -247,7 +247,7 @@ end:
     return taken;
 }
 
-/* Tells the peer how much has arrived, unless a frame is just being sent: then the next time. */
+/* Tells the peer how much has arrived. While a frame is being sent that is left to a later call. */
 static void acknowledge(struct flow *flow, int fd)
 {
     int error = errno;
@@ -266,7 +266,7 @@ static void acknowledge(struct flow *flow, int fd)
     errno = error;
 }
 
-/* Acts on a header that is there whole. */
+/* Acts on a complete header. */
 static void take_header(struct flow *flow)
 {
     flow->header_got = 0;
@@ -332,7 +332,7 @@ end:
     return n;
 }
 
-/* One piece; all of it when the program asks for that. */
+/* Receives into one piece; fills it with MSG_WAITALL. */
 static ssize_t receive_piece(struct flow *flow, int fd, void *buffer, size_t size, int flags)
 {
     size_t got = 0;
@@ -347,7 +347,7 @@ static ssize_t receive_piece(struct flow *flow, int fd, void *buffer, size_t siz
     }
 }
 
-/* What stands before libc. */
+/* The functions that replace those of libc. */
 
 int connect(int fd, const struct sockaddr *address, socklen_t size)
 {
@@ -355,7 +355,7 @@ int connect(int fd, const struct sockaddr *address, socklen_t size)
     return REAL(connect)(fd, address, size);
 }
 
-/* A number that is new has none of the books of its last owner, however that was closed. */
+/* A new number must not inherit the state of its last connection, in whatever way that was closed. */
 static int framed(int fd)
 {
     unframe(fd);
@@ -474,7 +474,7 @@ ssize_t recvmsg(int fd, struct msghdr *message, int flags)
     return receive_framed(flow, fd, message->msg_iov, message->msg_iovlen, flags);
 }
 
-/* What `read` and `recv` are called by programs that were built with checks. */
+/* The names of `read` and `recv` in programs that were built with _FORTIFY_SOURCE. */
 ssize_t __read_chk(int fd, void *buffer, size_t size, size_t room)
 {
     return size <= room ? read(fd, buffer, size) : (abort(), -1);

@@ -4,23 +4,23 @@
  *   mpicc -O2 -o slim_pp slim_pp.c
  *   mpirun -n 2 ./slim_pp SECONDS [FILE]
  *
- * It works for SECONDS, and then for as long as there is a FILE.
+ * It runs for SECONDS, and then for as long as FILE exists.
  *
  * Every round uses the next message size (8 B to 4 MiB, some of them odd) for
  * ping-pongs, a non-blocking exchange, a broadcast, an allreduce and an
  * alltoall among any number of ranks >= 2. The content of each message is a
- * function of (round, step, sender), so data that is lost, repeated, moved or
- * left over from an earlier message is found.
+ * function of (round, step, repetition, sender, receiver), so data that is lost,
+ * repeated, moved or left over from an earlier message is found.
  *
  * Rank 0 prints once a second, and at the end with DONE in front:
  *
  *   t=3 it=120 errs=0 MB=512 maxstall=0.012
  *   DONE it=310 errs=0 MB=1300 maxstall=0.012 at=1763694000.123
  *
- * t: seconds, it: rounds, errs: wrong words seen (own ones; in the DONE line
- * those of all ranks), MB: MiB moved by rank 0, maxstall: longest time in
- * seconds that one step took at rank 0, at: the wall clock when all ranks had
- * all their data (what happens later is the ranks leaving).
+ * t: seconds, it: rounds, errs: wrong words seen (by rank 0; in the DONE line
+ * by all ranks), MB: MiB moved by rank 0, maxstall: longest time in seconds
+ * that one step took at rank 0, at: the wall clock when all ranks had all
+ * their data (after that they only leave MPI).
  *
  * Exit status: 0 all data right, 2 bad usage, 3 wrong data, 4 MPI error.
  */
@@ -61,7 +61,7 @@ static void mpi_failed(int code, const char *what)
     fprintf(stderr, "slim_pp: rank %d: t=%.2f: %s: %.*s\n", rank, MPI_Wtime() - started, what,
             length, text);
     fflush(stderr);
-    /* Not MPI_Abort: it talks to peers that may be out of reach, and the launcher notices anyway. */
+    /* Not MPI_Abort: it contacts peers that may be out of reach. The launcher notices the exit anyway. */
     _exit(4);
 }
 
@@ -135,7 +135,7 @@ static void verify(const char *what, const unsigned char *buf, size_t bytes, uin
     }
 }
 
-/* The bytes behind a received message must be as they were before. */
+/* The bytes behind a received message must not change. */
 static void arm_guard(unsigned char *buf, size_t bytes)
 {
     memset(buf + bytes, 0xa5, GUARD);
@@ -159,7 +159,7 @@ static void verify_count(const char *what, const MPI_Status *status, size_t byte
         report(what, bytes);
 }
 
-/* Called after each step: the time since the last one is a stall if it is long. */
+/* Called after each step: records the longest time between two calls. */
 static void step_done(uint64_t bytes)
 {
     double now = MPI_Wtime();
@@ -186,7 +186,7 @@ static void recv_checked(const char *what, unsigned char *buf, size_t bytes, int
     verify_guard(what, buf, bytes);
 }
 
-/* Rank i of the lower half with rank i + half; with an odd number the last rank looks on. */
+/* Rank i of the lower half with rank i + half. If the number of ranks is odd, the last one is idle. */
 static void ping_pong(unsigned char *out, unsigned char *in, size_t bytes, uint64_t round)
 {
     int half = ranks / 2;
@@ -209,7 +209,7 @@ static void ping_pong(unsigned char *out, unsigned char *in, size_t bytes, uint6
     }
 }
 
-/* Everybody sends to rank + shift and receives from rank - shift at the same time. */
+/* Every rank sends to rank + shift and receives from rank - shift at the same time. */
 static void exchange(unsigned char *out, unsigned char *in, size_t bytes, uint64_t round, int shift,
                      enum step step)
 {
@@ -311,7 +311,7 @@ int main(int argc, char **argv)
     unsigned char *out = must_alloc(room + GUARD), *in = must_alloc(room + GUARD);
     int half = ranks / 2;
 
-    /* All start together: the launch of the slowest rank is no stall. */
+    /* All ranks start together, so that the launch of the slowest one does not count as a stall. */
     started = MPI_Wtime();
     CHECK(MPI_Barrier(MPI_COMM_WORLD));
     started = step_ended = MPI_Wtime();

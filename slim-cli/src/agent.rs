@@ -1,8 +1,8 @@
-//! `slim-rsh-agent`: stands between Open MPI and ssh (or the user's stand-in).
+//! `slim-rsh-agent`: a wrapper that Open MPI calls in place of ssh (or of the user's own agent).
 //!
 //! ssh carries no environment, so the remote daemon would run without SLIM. The
-//! wrapper puts `LD_PRELOAD` and the `SLIM_` variables into the remote command and
-//! then becomes the real agent, which itself runs without the library.
+//! wrapper adds `LD_PRELOAD` and the `SLIM_` variables to the remote command, and
+//! then executes the real agent, which itself runs without the library.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,17 +16,17 @@ use crate::run::{hosts, launcher, preload};
 use crate::settings::Settings;
 use crate::shell;
 
-/// Name of the wrapper's program file, which lies next to `slim`.
+/// Name of the wrapper's program file, which is next to `slim`.
 pub const PROGRAM: &str = "slim-rsh-agent";
 
-/// Carries the agent that the user chose, as Open MPI understands it (alternatives
-/// separated by colons, arguments by blanks). Not a `SLIM_` name: it is no setting.
+/// Variable with the agent that the user chose, in Open MPI's syntax (alternatives
+/// separated by colons, arguments by blanks). Not a `SLIM_` name, because it is no setting.
 pub const AGENT_VARIABLE: &str = "_SLIM_RSH_AGENT";
 
-/// ssh options that take an argument and may stand before the host name.
+/// ssh options that take an argument and may precede the host name.
 const OPTIONS_WITH_VALUE: [&str; 9] = ["-l", "-p", "-o", "-i", "-F", "-J", "-b", "-c", "-S"];
 
-/// Replaces this process by the real agent. Returns only on failure.
+/// Replaces this process with the real agent. Returns only on failure.
 pub fn exec(args: &[String]) -> CliError {
     match command(args) {
         Ok(mut command) => {
@@ -43,7 +43,7 @@ pub fn exec(args: &[String]) -> CliError {
 fn command(args: &[String]) -> Result<Command, CliError> {
     let (front, remote) = split_at_command(args).ok_or_else(|| {
         CliError::input(format!(
-            "{PROGRAM}: is called by mpirun as `{PROGRAM} [OPTIONS] HOST COMMAND`"
+            "{PROGRAM}: mpirun must call it as `{PROGRAM} [OPTIONS] HOST COMMAND`"
         ))
     })?;
     let chosen = env::var(AGENT_VARIABLE).unwrap_or_else(|_| DEFAULT_AGENT.into());
@@ -51,7 +51,7 @@ fn command(args: &[String]) -> Result<Command, CliError> {
 
     let loaded = env::var("LD_PRELOAD").unwrap_or_default();
     let mut settings = Settings::from_env()?;
-    // One that `slim run` did not know of.
+    // `slim run` may not have known this host.
     let host = front.last().and_then(|host| host.rsplit('@').next());
     hosts::make_peers(&mut settings, host.map(ToOwned::to_owned));
     let mut carried: Vec<(&str, &str)> = settings.iter().collect();
@@ -86,8 +86,8 @@ fn split_at_command(args: &[String]) -> Option<(&[String], &[String])> {
     (args.len() > i + 1).then(|| args.split_at(i + 1))
 }
 
-/// One shell line, as ssh hands it to the remote login shell. Open MPI may begin
-/// the command with assignments, so `env` alone could not carry ours past them.
+/// One line for the remote login shell. Open MPI may begin the command with
+/// assignments, so the whole command runs in a shell of its own, behind `env`.
 fn remote_command(carried: &[(&str, &str)], words: &[String]) -> String {
     let line = words.join(" ");
     let is_csh = line.contains("setenv ") || line.contains("set path");
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_ends_the_agents_own_arguments() {
+    fn arguments_are_split_behind_the_host() {
         let args = words(&["-x", "-l", "me", "nodeB", "orted", "-mca", "ess"]);
         let (front, remote) = split_at_command(&args).unwrap();
         assert_eq!(front, words(&["-x", "-l", "me", "nodeB"]));
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_survive_assignments_in_the_command() {
+    fn variables_reach_a_command_that_begins_with_assignments() {
         let line = remote_command(
             &[("SLIM_T", "a'b")],
             &words(&["X=1 ; export X ;", "echo", "\"$X\"-$SLIM_T"]),

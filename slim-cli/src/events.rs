@@ -1,12 +1,12 @@
-//! Reading event logs.
+//! Reads event logs.
 
 use std::fs;
 use std::path::Path;
 
 use slim_core::event::Record;
 
-/// The records of every `*.jsonl` in `dir`, file by file. A line that is no event (one that was cut off
-/// when its process was killed) is passed over.
+/// The records of every `*.jsonl` in `dir`, file by file. A line that is no event is skipped (the last line
+/// of a killed process may be incomplete).
 pub fn records(dir: &Path) -> Vec<Record> {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let logs = files

@@ -1,4 +1,4 @@
-//! Why `slim` stops, and with which exit status.
+//! The error type of `slim`, and its exit statuses.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use std::fmt;
 pub const BAD_INPUT: u8 = 2;
 /// Status for work that was started and did not succeed.
 pub const FAILED: u8 = 1;
-/// The command exists but cannot be executed (as the shells do it).
+/// The command exists but cannot be executed (the shells' status for that).
 pub const NOT_EXECUTABLE: u8 = 126;
-/// The command was not found (as the shells do it).
+/// The command was not found (the shells' status for that).
 pub const NOT_FOUND: u8 = 127;
 
-/// An error that ends the program: what to print and the exit status.
+/// An error that ends the program: the lines to print, and the exit status.
 #[derive(Debug)]
 pub struct CliError {
     status: u8,
@@ -19,7 +19,7 @@ pub struct CliError {
 }
 
 impl CliError {
-    /// The user asked for something that cannot be done; nothing was started.
+    /// Bad input; nothing was started.
     pub fn input(line: impl Into<String>) -> Self {
         Self::new(BAD_INPUT, line)
     }
@@ -32,12 +32,12 @@ impl CliError {
         }
     }
 
-    /// Something failed while working.
+    /// Work that was started has failed.
     pub fn failed(line: impl Into<String>) -> Self {
         Self::new(FAILED, line)
     }
 
-    /// An error with a status of its own.
+    /// An error with any status.
     pub fn new(status: u8, line: impl Into<String>) -> Self {
         Self {
             status,
@@ -50,7 +50,7 @@ impl CliError {
         self.status
     }
 
-    /// What is printed, without the `slim: ` in front.
+    /// The lines to print, without the `slim: ` in front.
     pub fn lines(&self) -> &[String] {
         &self.lines
     }

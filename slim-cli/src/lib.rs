@@ -1,14 +1,14 @@
 //! The `slim` program.
 //!
-//! - [`run`]: start a command, MPI or not, under the preload library;
-//! - [`bench`](mod@bench): measure what that costs, against bare sockets;
-//! - [`chaos`]: break connections under a command, by a plan;
-//! - [`demo`]: show what SLIM is for, on two nodes in a lab on this machine;
-//! - [`agent`]: what `mpirun` calls instead of ssh, so that remote daemons get
-//!   the library too (the program `slim-rsh-agent`).
+//! - [`run`]: starts a command, MPI or not, under the preload library;
+//! - [`bench`](mod@bench): measures the cost of SLIM against bare sockets;
+//! - [`chaos`]: breaks connections of a command, by a plan;
+//! - [`demo`]: shows the use of SLIM, on two nodes in a lab on this machine;
+//! - [`agent`]: the program `slim-rsh-agent`, which `mpirun` calls in place of ssh,
+//!   so that remote daemons get the library too.
 //!
-//! Every command ends with a status of [`failure`] or, for `run`, with that of
-//! the command itself, because `slim` is replaced by it.
+//! Every command ends with a status of [`failure`]; `run` ends with the status of
+//! the command, which replaces `slim`.
 
 pub mod agent;
 pub mod bench;

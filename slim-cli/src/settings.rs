@@ -1,4 +1,4 @@
-//! The `SLIM_` variables of the job: gathered, checked, handed on.
+//! Collects and checks the `SLIM_` variables of a job.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +20,7 @@ pub fn is_setting(name: &str) -> bool {
 }
 
 impl Settings {
-    /// Those of this process's environment. Values that are no UTF-8 are bad input.
+    /// The settings in this process's environment. Values that are not UTF-8 are bad input.
     pub fn from_env() -> Result<Self, CliError> {
         let mut found = BTreeMap::new();
         for (name, value) in env::vars_os() {
@@ -35,7 +35,7 @@ impl Settings {
         Ok(Self(found))
     }
 
-    /// Sets `name`, replacing what the environment says.
+    /// Sets `name`, replacing a value from the environment.
     pub fn set(&mut self, name: &str, value: impl Into<String>) {
         self.0.insert(name.to_owned(), value.into());
     }
@@ -58,13 +58,13 @@ impl Settings {
         self.0.get(name).map(String::as_str)
     }
 
-    /// All, in the order of their names.
+    /// All settings, in the order of their names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(n, v)| (n.as_str(), v.as_str()))
     }
 
-    /// Checks every variable as the library would, but makes problems errors:
-    /// in a rank a bad value falls back to the default, here the user is at hand.
+    /// Checks every variable as the library would, but treats problems as errors.
+    /// In a rank a bad value falls back to the default; here the user can correct it.
     pub fn checked(self) -> Result<(Self, Config), CliError> {
         let (mut config, mut problems) = Config::from_vars(self.0.clone());
         if let Some(path) = config.job_key_file.clone() {
@@ -97,14 +97,14 @@ impl Settings {
 
 fn events_problem(path: &Path) -> Option<String> {
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty())?;
-    // A directory with a %p or %h in it can only be judged in the process that fills it in.
+    // A directory name with %p or %h is complete only in the process that opens the log.
     if dir.to_string_lossy().contains('%') || dir.is_dir() {
         return None;
     }
     Some(format!("SLIM_EVENTS: {} is not a directory", dir.display()))
 }
 
-/// Absolute form of a path that ranks with other working directories will open.
+/// Makes a path absolute, because ranks with other working directories will open it.
 pub fn absolute(path: &Path) -> Result<PathBuf, CliError> {
     std::path::absolute(path).map_err(|e| CliError::input(format!("{}: {e}", path.display())))
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_log_needs_its_directory() {
+    fn the_directory_of_an_event_log_must_exist() {
         let failure = with(&[("SLIM_EVENTS", "/no/such/dir/ev.%p.jsonl")])
             .checked()
             .unwrap_err();

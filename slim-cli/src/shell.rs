@@ -11,7 +11,7 @@ pub fn quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
-/// `NAME='value' ` for each pair, ready to stand behind `env `.
+/// `NAME='value' ` for each pair, as arguments of `env`.
 pub fn assignments<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
     pairs
         .into_iter()

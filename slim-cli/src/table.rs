@@ -1,4 +1,4 @@
-//! Tables of plain text.
+//! Plain text tables.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table. A heading that begins with `>` makes its column flush right.
+    /// An empty table. A heading that begins with `>` aligns its column to the right.
     pub fn new(head: &[&str]) -> Self {
         Self {
             right: head.iter().map(|h| h.starts_with('>')).collect(),
@@ -29,7 +29,7 @@ impl Table {
         assert_eq!(
             cells.len(),
             self.head.len(),
-            "a row with another number of cells"
+            "the row and the heading differ in their number of cells"
         );
         self.rows.push(cells);
     }
@@ -39,7 +39,7 @@ impl Table {
         &self.head
     }
 
-    /// Is this column flush right?
+    /// Whether this column is aligned to the right.
     pub fn is_right(&self, column: usize) -> bool {
         self.right.get(column).copied().unwrap_or(false)
     }
@@ -49,7 +49,7 @@ impl Table {
         &self.rows
     }
 
-    /// Has it no rows?
+    /// Whether the table has no rows.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

@@ -1,5 +1,5 @@
-//! `slim bench`: that it runs, and that a small message costs no more instructions than it may.
-//! Nothing here depends on time.
+//! `slim bench` runs, and a small message stays within its budget of instructions. No test here depends
+//! on time.
 
 mod common;
 
@@ -14,7 +14,7 @@ use slim_lab::mpi::{Flavor, Job, JobVerdict, Mpi};
 use slim_lab::skip::skip;
 use slim_lab::{Lab, artifacts};
 
-/// The instructions that SLIM adds to a `send` and a `recv` of 8 bytes.
+/// Counts the instructions that SLIM adds to a `send` and a `recv` of 8 bytes.
 #[test]
 fn a_small_message_stays_within_its_budget() {
     let test = "a_small_message_stays_within_its_budget";
@@ -43,10 +43,10 @@ fn a_small_message_stays_within_its_budget() {
     );
 }
 
-/// The short form of everything: messages, interruptions, memory, instructions, and what it writes.
+/// `--quick --all`: messages, interruptions, memory, instructions, and the files with the results.
 #[test]
-fn the_short_form_of_everything_runs() {
-    let test = "the_short_form_of_everything_runs";
+fn a_quick_run_of_all_parts_succeeds() {
+    let test = "a_quick_run_of_all_parts_succeeds";
     if let Err(reason) = Lab::check() {
         return skip(test, reason);
     }
@@ -113,7 +113,7 @@ fn the_short_form_of_everything_runs() {
     }
 
     let html = read("bench.html");
-    // Latency and bandwidth, on two lines.
+    // Plots of latency and bandwidth, on two lines.
     assert_eq!(html.matches("<svg").count(), 4);
     assert!(html.ends_with("</html>\n") && html.contains("<code>"));
     assert_eq!(
@@ -122,14 +122,14 @@ fn the_short_form_of_everything_runs() {
     );
 }
 
-/// MPI's messages are what they were, in frames too: every word is compared.
+/// The framed contender does not change MPI's messages: every word is compared.
 #[test]
 fn frames_carry_the_bytes_exactly() {
     let test = "frames_carry_the_bytes_exactly";
     if let Err(reason) = Lab::check() {
         return skip(test, reason);
     }
-    // Jobs of MPICH with more ranks do not always end, without any library neither.
+    // Jobs of MPICH with more ranks do not always end, with or without a library.
     for (flavor, ranks) in [
         (Flavor::OpenMpi4, 4),
         (Flavor::OpenMpi5, 4),
@@ -164,7 +164,7 @@ fn frames_carry_the_bytes_exactly() {
     }
 }
 
-/// A rank that is killed ends the round, all its jobs, and the wait for them, and the job is named.
+/// A killed rank ends the round at once and all of its jobs, and the error names the job.
 #[test]
 fn a_job_that_dies_in_its_turn_ends_the_round() {
     let test = "a_job_that_dies_in_its_turn_ends_the_round";
@@ -217,7 +217,7 @@ fn a_job_that_dies_in_its_turn_ends_the_round() {
     }
 }
 
-/// MPICH is measured like the others.
+/// MPICH can be measured like the other MPIs.
 #[test]
 fn mpich_is_measured() {
     let test = "mpich_is_measured";
@@ -250,7 +250,7 @@ fn wrong_options_are_refused() {
         ["--rounds", "0"],
         ["--hole", "61"],
         ["--against", "udp"],
-        // What belongs to other parts is not silently passed over.
+        // Options of other parts are refused, not silently ignored.
         ["--kills", "7"],
         ["--memory", "--rate=1gbit"],
         ["--resume", "--only=latency"],

@@ -38,7 +38,7 @@ fn a_plan_needs_something_to_hit() {
 }
 
 #[test]
-fn the_lab_says_what_privilege_it_needs() {
+fn missing_privileges_are_named() {
     if Lab::check().is_err() {
         let scratch = Scratch::new("privilege");
         let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
@@ -49,7 +49,7 @@ fn the_lab_says_what_privilege_it_needs() {
         assert_refused(slim().arg("demo"), &["root"]);
         return;
     }
-    // As root: give the privileges up for the child.
+    // As root: run the child without privileges.
     let mut command = std::process::Command::new("setpriv");
     command.args([
         "--bounding-set=-all",
@@ -61,20 +61,20 @@ fn the_lab_says_what_privilege_it_needs() {
 }
 
 #[test]
-fn a_process_that_is_not_there_is_named() {
+fn a_pid_that_does_not_exist_is_named() {
     if let Err(reason) = Lab::check() {
-        return skip("a_process_that_is_not_there_is_named", reason);
+        return skip("a_pid_that_does_not_exist_is_named", reason);
     }
     let scratch = Scratch::new("nobody");
     let plan = scratch.write("plan.toml", "[[fault]]\nkind = \"kill\"\n");
-    // Beyond the largest process id that Linux gives.
+    // Above the largest process id of Linux.
     assert_refused(
         slim().arg("chaos").arg(plan).args(["--pid", "4194305"]),
         &["no process 4194305"],
     );
 }
 
-/// A connection between two nodes is killed by the plan, and the report says so.
+/// The plan kills a connection between two nodes, and the report has it.
 #[test]
 fn a_command_in_a_lab_loses_its_connection() {
     if let Err(reason) = Lab::check() {
@@ -86,7 +86,7 @@ fn a_command_in_a_lab_loses_its_connection() {
         "seed = 5\n[[fault]]\nkind = \"kill\"\nstart = 0.2\nevery = 0.2\nprocess = \"python3\"\n\
          [[fault]]\nkind = \"drop\"\nstart = 0.3\nlasts = 0.2\nnode = \"nodeB\"\n",
     );
-    // A server and a client on the two nodes; the client's read ends with an error when killed.
+    // A server and a client on the two nodes. The client's read fails when the connection is killed.
     let agent = slim_lab::artifacts::program("slim-lab-agent");
     let Ok(agent) = agent else {
         return skip(
@@ -143,9 +143,9 @@ fn a_command_in_a_lab_loses_its_connection() {
     assert!(faults.iter().all(|f| f["failed"] == false), "{out}");
 }
 
-/// The plans that we ship are plans.
+/// All plans in examples/chaos are valid.
 #[test]
-fn the_examples_are_read() {
+fn the_example_plans_are_valid() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/chaos");
     let mut plans = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
@@ -156,7 +156,7 @@ fn the_examples_are_read() {
     assert!(plans >= 6, "only {plans} examples");
 }
 
-/// A process on this host loses a connection of its own, and nobody else does.
+/// `--pid` kills a connection of that process, and of no other one.
 #[test]
 fn a_running_process_loses_its_connection() {
     let test = "a_running_process_loses_its_connection";
@@ -195,5 +195,5 @@ fn a_running_process_loses_its_connection() {
     let report: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["faults"][0]["hit"], 1, "{out}");
     assert_eq!(victims_end.code(), Some(9));
-    assert!(spared, "a process that was not meant has ended");
+    assert!(spared, "another process has lost its connection");
 }

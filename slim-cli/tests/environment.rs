@@ -1,9 +1,9 @@
-//! `docs/ENVIRONMENT.md` says exactly what the code reads.
+//! `docs/ENVIRONMENT.md` describes exactly the variables that the code reads.
 
 use slim_core::config::{LAB_PREFIX, TOOL_VARIABLES, VARIABLES};
 
 #[test]
-fn every_variable_is_described_as_it_is() {
+fn every_variable_is_documented_and_no_other() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/ENVIRONMENT.md");
     let text = std::fs::read_to_string(path).unwrap();
     for v in VARIABLES {
@@ -22,8 +22,7 @@ fn every_variable_is_described_as_it_is() {
         .filter_map(|l| l.strip_prefix("| `")?.split('`').next());
     let of_library = rows.clone().filter(|name| known(name)).count();
     assert_eq!(of_library, VARIABLES.len(), "a variable is described twice");
-    // Nothing that is described for tools may be an unknown name to the library's processes, but for
-    // those of our own tests.
+    // All other variables in the document must be known ones of the tools, of the lab, or of our own tests.
     for name in rows.filter(|name| !known(name)) {
         let of_tests = ["SLIM_SIM_", "SLIM_FUZZ_", "SLIM_SOAK"]
             .iter()

@@ -1,4 +1,4 @@
-//! `slim run` with real Open MPI on two nodes: ranks and daemons, here and there, have the library.
+//! `slim run` with real Open MPI on two nodes: ranks and daemons on both nodes have the library.
 
 mod common;
 
@@ -7,7 +7,7 @@ use slim_cli::lab::launcher_environment;
 use slim_lab::mpi::{Flavor, Mpi};
 use slim_lab::{Lab, skip::skip};
 
-/// Tells where it runs, what it has, and what the daemon that started it has.
+/// Prints its host name, its own variables, and those of the daemon that started it.
 const RANK: &str = r#"
 daemon=$(tr '\0' '\n' < /proc/$PPID/environ | grep -E '^(LD_PRELOAD|SLIM_ATTEMPTS)=' | sort | tr '\n' ' ')
 echo "$(hostname) rank LD_PRELOAD=$LD_PRELOAD SLIM_ATTEMPTS=$SLIM_ATTEMPTS"
@@ -36,7 +36,7 @@ fn everything_has_the_library(test: &str, flavor: Flavor) {
         Err(reason) => return skip(test, reason),
     };
     let scratch = Scratch::new(test);
-    // Any library will do: what counts is who gets it.
+    // Any library will do: the test checks only which processes get it.
     let library = scratch.library();
     let rank = scratch.script("rank", RANK);
     let lab = Lab::builder().nodes(2).name("cli-run").build().unwrap();

@@ -1,4 +1,4 @@
-//! `slim run` as a program: what it starts, with which environment, and what it refuses.
+//! `slim run` as a program: the command and environment that it starts, and the input that it refuses.
 
 mod common;
 
@@ -9,7 +9,7 @@ use common::{Scratch, assert_refused, output, slim};
 
 const HYDRA: &str = "echo 'HYDRA build details:'; echo '    Version: 4.0.2'";
 
-/// A stand-in for `mpirun` that prints its variables and arguments.
+/// A script in place of `mpirun` that prints its variables and arguments.
 fn mpirun(scratch: &Scratch, version: &str) -> std::path::PathBuf {
     scratch.script(
         "mpirun",
@@ -37,7 +37,7 @@ fn a_plain_command_is_run_with_the_library_and_its_status_passes_through() {
 }
 
 #[test]
-fn a_signal_of_the_command_is_its_own() {
+fn a_signal_that_ends_the_command_passes_through() {
     use std::os::unix::process::ExitStatusExt;
     let scratch = Scratch::new("signal");
     let mut command = slim();
@@ -213,7 +213,7 @@ fn bad_input_is_refused_in_one_line() {
         run().env("SLIM_ATTEMPS", "3").arg("true"),
         &["SLIM_ATTEMPS"],
     );
-    // Nothing is ignored, and no default is used: it is refused.
+    // Bad values are refused, neither ignored nor replaced by defaults.
     for (name, value) in [("SLIM_ATTEMPTS", "0"), ("SLIM_ATTEMPS", "3")] {
         let (_, _, err) = output(run().env(name, value).arg("true"));
         assert!(!err.contains("using") && !err.contains("ignored"), "{err}");
@@ -251,7 +251,7 @@ fn bad_input_is_refused_in_one_line() {
         slim().args(["run", "--preload", "/no/lib.so", "true"]),
         &["/no/lib.so"],
     );
-    // The loader would only complain, and run the command without it.
+    // The loader would only warn, and run the command without the library.
     let text = scratch.write("text.so", "no library at all");
     assert_refused(
         slim().args(["run", "--preload"]).arg(text).arg("true"),
@@ -300,7 +300,7 @@ fn launchers_that_are_not_supported_say_what_to_do_by_hand() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_127() {
+fn a_missing_command_gives_status_127() {
     let scratch = Scratch::new("missing");
     let mut command = slim();
     command
@@ -321,7 +321,7 @@ fn without_a_command_the_status_is_2() {
     }
 }
 
-/// Its hosts may be in public networks: SLIM is to ask them, and they each other.
+/// The hosts may be in public networks: `slim run` must make them peers of each other.
 #[test]
 fn the_hosts_of_a_job_are_peers() {
     let scratch = Scratch::new("peers");
@@ -344,7 +344,7 @@ fn the_hosts_of_a_job_are_peers() {
     assert!(!words.contains(&"192.0.2.8"), "{told}");
 }
 
-/// The daemon of a host that only mpirun knows of is told, too.
+/// The wrapper adds a host that only mpirun knows to the peers of its daemon.
 #[test]
 fn the_agent_makes_its_host_a_peer() {
     let scratch = Scratch::new("agent-peers");

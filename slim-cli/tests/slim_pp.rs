@@ -1,4 +1,4 @@
-//! The verified MPI program itself: right data passes, one wrong byte does not.
+//! Tests of `slim_pp` itself: it accepts right data, and detects one wrong bit.
 
 mod common;
 
@@ -7,7 +7,7 @@ use slim_lab::mpi::{Flavor, Mpi, by_tcp};
 use slim_lab::{Lab, skip::skip};
 
 /// Changes one bit in the middle of every long read from a socket, where Open MPI has data and no
-/// header of its own.
+/// headers.
 const CORRUPTING: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ ssize_t readv(int fd, const struct iovec *v, int n)
 }
 "#;
 
-/// Runs two ranks on one node for a second; gives status and output.
+/// Runs two ranks on one node for a second; returns status and output.
 fn run(test: &str, corrupting: bool) -> Option<(i32, String)> {
     let mpi = match Lab::check().and_then(|()| Mpi::find(Flavor::OpenMpi4)) {
         Ok(mpi) => mpi,

@@ -1,4 +1,4 @@
-//! Finds what the build made: the preload library, the programs of this workspace, the C sources.
+//! Finds the preload library, the programs of this workspace and the C sources; builds C programs.
 
 use std::{
     env, fs,
@@ -28,7 +28,7 @@ pub fn preload() -> Result<PathBuf> {
                 .canonicalize()
                 .map_err(Error::io(path.display().to_string()));
         }
-        let hint = format!("{PRELOAD_VAR} names a file that is not there");
+        let hint = format!("{PRELOAD_VAR} names a file that does not exist");
         return Err(Error::Missing {
             what: PRELOAD.into(),
             tried: vec![path],
@@ -49,7 +49,7 @@ pub fn source(name: &str) -> Result<PathBuf> {
         .parent()
         .expect("the crate is in a workspace");
     let mut tried = vec![root.join("programs").join(name)];
-    // An installed or copied build: the directory of programs goes along with the binary.
+    // In an installed or copied build the directory `programs` lies beside the binary.
     tried.extend(
         build_dirs()
             .into_iter()
@@ -65,13 +65,13 @@ pub fn source(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Builds a C program of one file with `compiler`, unless that was done since it was changed. Gives the
+/// Builds a C program of one file with `compiler`, unless the program is newer than the file. Returns the
 /// path of the program, in the [`scratch`] directory `place`.
 pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
     build(compiler, &[], place, &source.with_extension(""), source)
 }
 
-/// The same for a library that can be loaded before others (`LD_PRELOAD`).
+/// Builds a shared library for `LD_PRELOAD` in the same way.
 pub fn compile_library(place: &str, source: &Path) -> Result<PathBuf> {
     let name = source.with_extension("so");
     build(Path::new("cc"), &["-shared", "-fPIC"], place, &name, source)
@@ -94,7 +94,7 @@ fn build(
     {
         return Ok(program);
     }
-    // Several may build it at the same time: each to a name of its own, then moved over.
+    // Several threads or processes may build it at the same time: each uses a file of its own and renames it.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let n = NEXT.fetch_add(1, Ordering::Relaxed);
     let own = program.with_extension(format!("new{}.{n}", std::process::id()));
@@ -110,7 +110,7 @@ fn build(
     Ok(program)
 }
 
-/// A directory for things built at run time, beside the build's own output.
+/// A directory for programs built at run time, beside the build's own output.
 pub fn scratch(name: &str) -> Result<PathBuf> {
     let base = build_dirs()
         .into_iter()
@@ -121,8 +121,8 @@ pub fn scratch(name: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The directory of the running program (without `deps`, where test programs are), then the other
-/// profiles' directories beside it.
+/// The directory of the running program (without `deps` and `examples`, where cargo places test programs and examples), then the
+/// directories of other profiles beside it.
 fn build_dirs() -> Vec<PathBuf> {
     let Ok(exe) = env::current_exe() else {
         return Vec::new();
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn test_programs_look_beside_their_deps_directory() {
+    fn the_directory_above_deps_is_searched_first() {
         let dirs = dirs_for(Path::new("/t/debug/deps/lab-123"));
         assert_eq!(
             dirs,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named_with_a_hint() {
+    fn a_missing_program_is_reported_with_its_name_and_a_hint() {
         let text = program("no-such-program").unwrap_err().to_string();
         assert!(
             text.contains("no-such-program not found") && text.contains("cargo build"),

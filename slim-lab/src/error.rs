@@ -1,51 +1,51 @@
-//! What can go wrong in the lab, by whose fault it is.
+//! The lab's error type. Variants tell whose fault an error is.
 
 use std::{fmt, io, path::PathBuf, process::Output, time::Duration};
 
-/// Result of everything in this crate that can fail.
+/// Result type of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Why the lab could not do something.
 #[derive(Debug)]
 pub enum Error {
-    /// The caller has not the privilege to make namespaces and change their networks.
+    /// The caller lacks the privilege to make namespaces and change their networks.
     NeedsRoot,
-    /// A file or program is not there. `hint` says how to get it.
+    /// A file or program was not found.
     Missing {
-        /// What was looked for.
+        /// The name of the file or program.
         what: String,
-        /// Where it was looked for.
+        /// The places that were searched.
         tried: Vec<PathBuf>,
-        /// What to do about it.
+        /// How to get it.
         hint: String,
     },
     /// An outside command (`ip`, `nft`, `tc`, `mpicc`) failed.
     Command {
         /// The command line.
         command: String,
-        /// Its exit status in words, and what it wrote to standard error.
+        /// Its exit status in words, and its standard error.
         outcome: String,
     },
     /// A system call failed.
     Io {
-        /// What was being done.
+        /// The operation that failed.
         what: String,
-        /// The reason given by the kernel.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// Something did not happen in time.
+    /// An expected event did not happen in time.
     Timeout {
-        /// What was waited for.
+        /// The expected event.
         what: String,
-        /// How long.
+        /// The time limit.
         after: Duration,
     },
-    /// The request makes no sense (a lab of no nodes, a path that does not exist).
+    /// The request is invalid (a lab without nodes, a path that does not exist).
     Invalid(String),
 }
 
 impl Error {
-    /// Makes a closure for `map_err` that names what was being done.
+    /// Makes a closure for `map_err` that adds the name of the operation.
     pub fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();
         move |source| Error::Io { what, source }
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_file_says_where_it_was_looked_for_and_what_to_do() {
+    fn a_missing_file_is_reported_with_the_places_searched_and_a_hint() {
         let error = Error::Missing {
             what: "libx.so".into(),
             tried: vec!["/a/libx.so".into(), "/b/libx.so".into()],
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_privilege_says_what_is_needed() {
+    fn missing_privilege_is_reported_with_the_capabilities_needed() {
         let text = Error::NeedsRoot.to_string();
         assert!(
             text.contains("CAP_NET_ADMIN") && text.contains("run as root"),

@@ -1,4 +1,4 @@
-//! Labs: nodes joined by paths, made in one call and gone when dropped.
+//! Labs: nodes joined by paths. One call makes a lab; dropping it removes everything.
 
 use std::{
     fs,
@@ -24,13 +24,13 @@ pub const MAX_PATHS: usize = 8;
 /// If this variable is set, the directory of a lab that ends in a panic is kept.
 pub const KEEP_VAR: &str = "SLIM_LAB_KEEP";
 
-/// How long a link may take to come up. The kernel reports it up to a second late.
+/// How long a link may take to come up. The kernel reports a link up to a second late.
 const LINK_UP: Duration = Duration::from_secs(10);
 
 /// A set of nodes that can reach each other. See the crate's documentation.
 #[derive(Debug)]
 pub struct Lab {
-    // Dropped in this order: the nodes with all that runs there, the switch, the files.
+    // Field order matters: nodes with their processes are dropped first, then the switch, then the files.
     nodes: Vec<Node>,
     _switch: Option<Switch>,
     paths: usize,
@@ -38,7 +38,7 @@ pub struct Lab {
     dir: Dir,
 }
 
-/// What a lab is to be.
+/// Describes a lab to be built.
 #[derive(Clone, Debug)]
 pub struct LabBuilder {
     nodes: usize,
@@ -47,7 +47,7 @@ pub struct LabBuilder {
 }
 
 impl Lab {
-    /// Starts with two nodes and one path.
+    /// A builder, set to two nodes and one path.
     pub fn builder() -> LabBuilder {
         LabBuilder {
             nodes: 2,
@@ -56,7 +56,7 @@ impl Lab {
         }
     }
 
-    /// Whether labs can be made here: the typed error otherwise.
+    /// Checks whether labs can be made on this system.
     pub fn check() -> Result<()> {
         if !privileged() {
             return Err(Error::NeedsRoot);
@@ -75,7 +75,7 @@ impl Lab {
         })
     }
 
-    /// Node `index`; 0 is `nodeA`. Panics if there is none: a lab's size is fixed by who made it.
+    /// Node `index`; 0 is `nodeA`. Panics if there is no such node, because the caller has chosen the lab's size.
     pub fn node(&self, index: usize) -> &Node {
         &self.nodes[index]
     }
@@ -100,7 +100,7 @@ impl Lab {
         &self.dir.path
     }
 
-    /// Leaves the lab's directory behind when the lab ends, for somebody to look at; gives its path.
+    /// Keeps the lab's directory when the lab ends. Returns the path.
     pub fn keep_dir(&mut self) -> &Path {
         self.dir.keep = true;
         self.dir()
@@ -131,7 +131,7 @@ impl LabBuilder {
         self
     }
 
-    /// Makes the lab and waits until every link is up. When it fails nothing is left.
+    /// Makes the lab and waits until every link is up. A failed build leaves nothing behind.
     pub fn build(self) -> Result<Lab> {
         if !(1..=MAX_NODES).contains(&self.nodes) || !(1..=MAX_PATHS).contains(&self.paths) {
             return Err(Error::Invalid(format!(
@@ -211,8 +211,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Waits until every path's interface of every node says that it is up: some libraries skip an
-    /// interface that does not.
+    /// Waits until the state of every path's interface on every node is `up`: some libraries skip an
+    /// interface in another state.
     fn wait_up(&self) -> Result<()> {
         if self.nodes.len() < 2 {
             return Ok(());
@@ -238,7 +238,7 @@ impl Lab {
 
 /// The kernel's word for the state of a node's interface (`up`, `down`, `lowerlayerdown`).
 pub fn operstate(node: &Node, path: usize) -> String {
-    // Seen through the holder's root: sysfs shows the interfaces of the namespace that mounted it.
+    // Read through the holder's root, because sysfs shows the interfaces of the namespace that mounted it.
     let file = format!(
         "/proc/{}/root/sys/class/net/{}/operstate",
         node.holder(),
@@ -305,8 +305,8 @@ impl Drop for Switch {
     }
 }
 
-/// The lab's directory, removed at the end. Unique by process id and a counter, so that labs of one
-/// process and of several do not meet.
+/// The lab's directory, removed at the end. Its name has the process id and a counter, so it is unique among labs of one
+/// process and of several.
 #[derive(Debug)]
 struct Dir {
     path: PathBuf,
@@ -322,7 +322,7 @@ impl Dir {
             .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
             .collect();
         let path = std::env::temp_dir().join(format!("slim-{word}-{}-{n}", std::process::id()));
-        // One may be left from a killed process that had the same id.
+        // A killed process with the same id may have left one.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).map_err(Error::io(path.display().to_string()))?;
         Ok(Dir { path, keep: false })
@@ -331,7 +331,7 @@ impl Dir {
 
 impl Drop for Dir {
     fn drop(&mut self) {
-        // For looking at what a failed test left: event logs, configurations.
+        // Kept to examine the files of a failed test: event logs, configurations.
         if self.keep || thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
             eprintln!("kept: {}", self.path.display());
             return;

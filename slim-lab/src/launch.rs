@@ -1,10 +1,9 @@
-//! The launcher agent: stands in for `ssh` when mpirun starts its daemon on another node.
+//! The launch agent: takes the place of `ssh` when mpirun starts its daemon on another node.
 //!
 //! mpirun runs `slim-lab-agent [options] HOST command...`. The agent finds the lab in its
 //! environment, enters the node that HOST names, and runs the command there with a shell, in a
-//! fresh environment, as `sshd` would. Agents like ssh carry no variables; what SLIM needs on
-//! the remote side is carried by this one on purpose: `LD_PRELOAD`, `SLIM_*`, and what
-//! `SLIM_LAB_ENV` names.
+//! fresh environment, as `sshd` would. ssh carries no variables to the remote side. This agent
+//! carries those that SLIM needs: `LD_PRELOAD`, `SLIM`, `SLIM_*`, and those that `SLIM_LAB_ENV` names.
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +18,17 @@ use nix::sched::{CloneFlags, setns};
 
 use crate::{Error, Lab, Result, node::SYSTEM_PATH};
 
-/// Names the nodes of the lab for the agent.
+/// Variable that describes the nodes of the lab to the agent.
 pub const NODES_VAR: &str = "SLIM_LAB_NODES";
-/// More variables to carry to the remote side, separated by commas.
+/// Variable with the names of further variables to carry to the remote side, separated by commas.
 pub const CARRY_VAR: &str = "SLIM_LAB_ENV";
-/// Variables not to carry, separated by commas: for runs with SLIM on one side only.
+/// Variable with the names of variables not to carry, separated by commas: for runs with SLIM on one side only.
 pub const DROP_VAR: &str = "SLIM_LAB_DROP";
 
 /// Variables with this prefix are the lab's own and never carried.
 const OWN_PREFIX: &str = "SLIM_LAB_";
 
-/// One node as the agent knows it.
+/// The agent's description of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LaunchNode {
     name: String,
@@ -38,7 +37,7 @@ struct LaunchNode {
     addresses: Vec<String>,
 }
 
-/// What has to be in the environment of a launcher for the agent to find `lab`.
+/// The variables that a launcher's environment needs so that the agent finds `lab`.
 pub fn environment(lab: &Lab) -> Vec<(&'static str, OsString)> {
     let entries = lab.nodes().iter().map(|node| {
         LaunchNode {
@@ -52,7 +51,7 @@ pub fn environment(lab: &Lab) -> Vec<(&'static str, OsString)> {
     vec![(NODES_VAR, entries.collect::<Vec<_>>().join(";").into())]
 }
 
-/// The agent's program: enters the node and becomes the command. Returns only on failure.
+/// The main function of the agent: enters the node and executes the command. Returns only on failure.
 pub fn agent(args: impl IntoIterator<Item = OsString>) -> Error {
     let args: Vec<OsString> = args.into_iter().collect();
     match become_remote(&args) {
@@ -107,7 +106,7 @@ fn become_remote(args: &[OsString]) -> Result<Never> {
     })
 }
 
-/// Takes the arguments apart as ssh does: options, host, and the rest joined by spaces.
+/// Splits the arguments as ssh does: options, host, and the rest joined by spaces.
 fn split(args: &[OsString]) -> Result<(String, OsString)> {
     let usage = || Error::Invalid("usage: slim-lab-agent [ssh options] HOST COMMAND...".into());
     let mut rest = args;
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn ssh_options_are_passed_over() {
+    fn ssh_options_are_skipped() {
         let (host, command) = split(&os(&[
             "-x", "-o", "A=b", "-l", "me", "nodeB", "orted", "-mca", "x",
         ]))
@@ -210,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_survives_the_environment() {
+    fn a_node_description_can_be_parsed_back() {
         let entry = LaunchNode {
             name: "nodeB".into(),
             holder: 42,
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_slim_needs_is_carried() {
+    fn only_variables_that_slim_needs_are_carried() {
         let vars = [
             "LD_PRELOAD",
             "SLIM",

@@ -1,18 +1,18 @@
-//! The lab: several "hosts" on one machine, the faults that can happen between them, and real MPI
-//! jobs to run there.
+//! The lab: several "hosts" on one machine, faults between them, and real MPI jobs that run on
+//! them.
 //!
 //! A [`Lab`] is a set of [`Node`]s. Each node has its own network, mount, UTS and IPC namespace
-//! and is joined to the others by one or more paths (veth pairs). Nothing is registered by
-//! name: a namespace lives as long as the process that holds it, so any number of labs can exist
-//! side by side, and nothing is left behind when a program ends, however it ends.
+//! and is joined to the others by one or more paths (veth pairs). Namespaces have no names: a
+//! namespace lives as long as the process that holds it. So any number of labs can exist side by
+//! side, and nothing is left behind when a program ends, however it ends.
 //!
 //! ```text
 //!   nodeA  path0 10.77.0.1 ───────── 10.77.0.2 path0  nodeB
 //!          path1 10.78.0.1 ───────── 10.78.0.2 path1
 //! ```
 //!
-//! Faults are in [`faults`]. Each is either a one-shot with a typed report, or a guard that takes
-//! the fault away when it is dropped.
+//! Faults are in [`faults`]. Each is either a function that acts once and returns a report, or a
+//! guard that removes the fault when it is dropped.
 //!
 //! ```no_run
 //! use slim_lab::{Lab, SeededRng, faults::destroy::{self, Amount, Pick}};
@@ -26,8 +26,8 @@
 //! # Ok::<(), slim_lab::Error>(())
 //! ```
 //!
-//! What the lab needs: root (`CAP_NET_ADMIN` and `CAP_SYS_ADMIN`), `ip`, and for some faults
-//! `nft` and `tc`.
+//! The lab needs root (`CAP_NET_ADMIN` and `CAP_SYS_ADMIN`), `ip`, and for some faults `nft` and
+//! `tc`.
 
 pub mod artifacts;
 pub mod error;

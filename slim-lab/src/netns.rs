@@ -1,5 +1,5 @@
-//! A network namespace held by a descriptor: run code in it, start commands in it, list and kill
-//! what lives in it.
+//! A network namespace held by a descriptor: runs code and commands in it, lists and kills its
+//! processes.
 
 use std::{
     ffi::OsStr,
@@ -24,11 +24,11 @@ use nix::{
 
 use crate::{Error, Result};
 
-/// A network namespace. Cloning gives another handle on the same one.
+/// A network namespace. A clone is another handle on the same namespace.
 #[derive(Clone, Debug)]
 pub struct Netns {
     fd: Arc<OwnedFd>,
-    /// Device and inode of the namespace: what `/proc/PID/ns/net` shows for its processes.
+    /// Device and inode of the namespace, as `/proc/PID/ns/net` shows for its processes.
     id: (u64, u64),
 }
 
@@ -63,7 +63,7 @@ impl Netns {
         })
     }
 
-    /// Runs `f` on a thread of its own inside this namespace and gives back what it returns.
+    /// Runs `f` on a thread of its own inside this namespace and returns its result.
     /// A socket made there belongs to the namespace for good, wherever it is used afterwards.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || {
@@ -79,7 +79,7 @@ impl Netns {
         })
     }
 
-    /// A command that runs inside this network namespace, and otherwise where the caller is.
+    /// A command that runs inside this network namespace, and in all other namespaces of the caller.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let fd = self.fd.clone();
@@ -91,8 +91,8 @@ impl Netns {
         command
     }
 
-    /// Runs a short command inside and gives back its standard output; failure is an error that
-    /// has the command line and what it said.
+    /// Runs a short command inside and returns its standard output. If it fails, the error has its
+    /// command line and standard error.
     pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
         let line = || format!("{program} {}", args.join(" "));
         let output = self
@@ -117,13 +117,13 @@ impl Netns {
     }
 
     fn holds(&self, pid: u32) -> bool {
-        // A zombie has no namespaces any more: its link cannot be followed.
+        // A zombie has no namespaces any more, so its link cannot be followed.
         fs::metadata(format!("/proc/{pid}/ns/net"))
             .is_ok_and(|m| (m.st_dev(), m.st_ino()) == self.id)
     }
 
     /// Kills every process in this namespace except `spare` and ourselves, and waits until they
-    /// are gone. Gives back what was killed. Repeats, because a process may fork while we look.
+    /// are gone, 5 s at most. Returns the killed processes. Repeats, because a process may fork meanwhile.
     pub fn kill_all(&self, spare: &[u32]) -> Vec<Process> {
         let (mut killed, start) = (Vec::<Process>::new(), Instant::now());
         loop {
@@ -133,7 +133,7 @@ impl Netns {
                 return killed;
             }
             for process in found {
-                // It may be gone already, which is what we want.
+                // It may have ended already.
                 let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
                 if !killed.contains(&process) {
                     killed.push(process);

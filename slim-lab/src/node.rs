@@ -1,4 +1,4 @@
-//! One node of a lab: its namespaces, held by a process, and the commands started there.
+//! One node of a lab: its namespaces, which a process holds, and the commands that run in them.
 
 use std::{
     ffi::OsStr,
@@ -23,11 +23,11 @@ use nix::{
 
 use crate::{Error, Netns, Process, Result, netns::checked};
 
-/// What the holder of a node runs: it furnishes its namespaces, says so, and waits for the end of
-/// its standard input. That end comes when the lab is dropped (after the word that it is over), and
-/// also when the lab's process dies: then the holder kills what still runs in the node and removes
-/// the lab's files. (The parent-death signal would not do:
-/// it is sent when the *thread* that started the child ends.)
+/// The script of a node's holder. It sets its namespaces up, prints `ready`, and waits for the end of
+/// its standard input. If the lab is dropped, the word `over` comes first. If the lab's process dies
+/// there is no such word, and the holder also removes the lab's files. In both cases the holder kills
+/// the processes that still run in the node. (The parent-death signal would not do: it is sent when
+/// the *thread* that started the child ends.)
 const HOLDER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -72,8 +72,8 @@ impl Spaces {
         })
     }
 
-    /// Moves the calling (single-threaded) process in, and keeps its working directory, which
-    /// entering a mount namespace would reset.
+    /// Moves the calling (single-threaded) process into the namespaces. Keeps its working directory,
+    /// which entering a mount namespace would reset.
     fn enter(&self) -> io::Result<()> {
         let here = nix::fcntl::open(
             ".",
@@ -170,7 +170,7 @@ impl Node {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.net.command(program);
         let spaces = self.spaces.clone();
-        // SAFETY: runs between fork and exec, in a process with one thread; only system calls on
+        // SAFETY: the closure runs between fork and exec, in a process with one thread; only system calls on
         // descriptors that the closure keeps open, no allocation and no lock.
         unsafe {
             command.pre_exec(move || spaces.enter());
@@ -179,7 +179,7 @@ impl Node {
         command
     }
 
-    /// Runs a short command on the node and gives back its standard output.
+    /// Runs a short command on the node and returns its standard output.
     pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
         let line = || format!("{program} {} (on {})", args.join(" "), self.name);
         let output = self
@@ -190,14 +190,14 @@ impl Node {
         checked(line(), output)
     }
 
-    /// What runs on the node now, the holder not counted.
+    /// The processes on the node now, without the holder.
     pub fn processes(&self) -> Vec<Process> {
         let mut found = self.net.processes();
         found.retain(|p| p.pid != self.holder.id());
         found
     }
 
-    /// Kills everything that runs on the node, and says what that was.
+    /// Kills all processes on the node, and returns them.
     pub fn kill_all(&self) -> Vec<Process> {
         self.net.kill_all(&[self.holder.id()])
     }
@@ -210,16 +210,16 @@ impl Drop for Node {
     }
 }
 
-/// Ends a holder in order, and with it its namespaces.
+/// Ends a holder, and with it its namespaces.
 pub(crate) fn release(holder: &mut Child) {
     if let Some(mut stdin) = holder.stdin.take() {
-        // It may be dead already; then the namespaces are gone as well.
+        // The holder may be dead already; then its namespaces are gone as well.
         let _ = stdin.write_all(b"over\n");
     }
     let _ = holder.wait();
 }
 
-/// Where a lab looks for the system's programs.
+/// `PATH` of the lab's own commands.
 pub(crate) const SYSTEM_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Starts a holder in new namespaces.
@@ -238,8 +238,8 @@ pub(crate) fn hold(name: &str, hosts: &Path) -> Result<Child> {
     // SAFETY: two system calls between fork and exec, no allocation and no lock.
     unsafe {
         command.pre_exec(move || {
-            // A session of its own: an interrupt typed at the terminal must not take the node away
-            // from under the program that cleans up.
+            // A session of its own: an interrupt typed at the terminal must not end the holder before
+            // the program that cleans up.
             setsid()?;
             Ok(unshare(flags)?)
         });
@@ -249,14 +249,14 @@ pub(crate) fn hold(name: &str, hosts: &Path) -> Result<Child> {
         .map_err(Error::io(format!("start the holder of {name}")))
 }
 
-/// Waits until the holder has furnished its namespaces.
+/// Waits until the holder has set its namespaces up.
 pub(crate) fn ready(holder: &mut Child, name: &str) -> Result<()> {
     let mut line = String::new();
     let stdout = holder
         .stdout
         .take()
         .expect("the holder was started with a pipe");
-    // If the script fails it exits, which ends the pipe: this read cannot hang.
+    // If the script fails it exits, which closes the pipe, so this read cannot hang.
     BufReader::new(stdout)
         .read_line(&mut line)
         .map_err(Error::io(format!("holder of {name}")))?;
@@ -272,7 +272,7 @@ pub(crate) fn ready(holder: &mut Child, name: &str) -> Result<()> {
         .read_to_string(&mut said)
         .map_err(Error::io(format!("holder of {name}")))?;
     Err(Error::Command {
-        command: format!("furnish {name}"),
+        command: format!("set up {name}"),
         outcome: said.trim().to_owned(),
     })
 }

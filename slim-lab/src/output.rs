@@ -1,4 +1,4 @@
-//! A started command whose output is collected line by line while it runs.
+//! Runs a command and collects its output line by line.
 
 use std::{
     io::{BufRead, BufReader, pipe},
@@ -10,7 +10,7 @@ use std::{
 
 use crate::{Error, Result};
 
-/// A line that a program wrote, and when.
+/// A line of output, with its time.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Time since the start of the program.
@@ -19,7 +19,7 @@ pub struct Line {
     pub text: String,
 }
 
-/// A running program. Dropping it kills the program (not its descendants: the node does that).
+/// A running program. Dropping it kills the program, but not its descendants; the node kills those.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -41,7 +41,7 @@ struct OutputSeen {
 
 impl OutputShared {
     fn lock(&self) -> MutexGuard<'_, OutputSeen> {
-        // A panic elsewhere leaves the list of lines whole.
+        // A panic with the lock held leaves the list of lines intact.
         self.lines.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -85,12 +85,12 @@ impl Running {
         self.child.id()
     }
 
-    /// Time since it was started.
+    /// Time since the start of the program.
     pub fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }
 
-    /// What it wrote so far.
+    /// The output so far.
     pub fn lines(&self) -> Vec<Line> {
         self.shared.lock().lines.clone()
     }
@@ -121,14 +121,15 @@ impl Running {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits until the program ends, at most `limit`, and for its last lines; `None` if it still runs then.
+    /// Waits until the program ends and for its last lines, for `limit` at most. `None` if it still runs then.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let status = self.wait_end(limit)?;
-        self.settle();
+        self.wait_closed();
         Some(status)
     }
 
-    /// Waits until the program ends, at most `limit`, for who wants to know when that was: its last lines may be missing.
+    /// Waits until the program ends, for `limit` at most, and returns at once: the last lines may be missing. For callers that
+    /// measure the time of the end.
     pub fn wait_end(&mut self, limit: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -146,8 +147,8 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Lets the last lines arrive; a descendant may keep the pipe open, so not for long.
-    fn settle(&self) {
+    /// Waits for the end of the output, but not for long: a descendant may keep the pipe open.
+    fn wait_closed(&self) {
         let seen = self.shared.lock();
         let limit = Duration::from_millis(500);
         let _ = self

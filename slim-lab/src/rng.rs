@@ -1,6 +1,6 @@
-//! Seeded choice, so that a run can be repeated.
+//! A seeded random number generator, so that a run can be repeated.
 
-/// A sequence that is the same on every machine.
+/// A random sequence that is the same on every machine.
 #[derive(Clone, Debug)]
 pub struct SeededRng(fastrand::Rng);
 
@@ -30,11 +30,11 @@ impl SeededRng {
 
     /// A number in `0..bound`. `bound` must not be 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        assert!(bound > 0, "a choice among nothing");
+        assert!(bound > 0, "the bound must not be 0");
         self.0.usize(..bound)
     }
 
-    /// True once in two.
+    /// True or false with equal probability.
     pub fn coin(&mut self) -> bool {
         self.0.bool()
     }

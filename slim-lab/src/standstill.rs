@@ -1,4 +1,4 @@
-//! What a job was doing when it stood still, written down before it is killed.
+//! Records the state of a job that has hung, before it is killed.
 
 use std::{fmt::Write, fs, io, process::Command};
 
@@ -7,17 +7,16 @@ use crate::{Lab, Node, Process};
 /// Name of the file in the lab's directory.
 pub const FILE: &str = "standstill";
 
-/// Writes the state of all connections and processes of the lab into [`FILE`], for somebody who has
-/// [kept](crate::lab::KEEP_VAR) the directory. Where threads are in their programs is there if gdb is
-/// installed. What the kernel has said lately is there, too.
+/// Writes the state of all connections and processes of the lab, and the kernel's latest messages, into [`FILE`]. It can be read
+/// if the directory is [kept](crate::lab::KEEP_VAR). The stacks of all threads are included if gdb is installed.
 pub fn record(lab: &Lab) -> io::Result<()> {
     let mut text: String = lab.nodes().iter().map(describe).collect();
     text += &kernel();
     fs::write(lab.dir().join(FILE), text)
 }
 
-/// The kernel's last words: it says there when it has starved its own workers ("workqueue lockup"), and then the whole
-/// machine's network stands still, not this job.
+/// The kernel's latest messages. A "workqueue lockup" means that the kernel has starved its own workers: then the network of the
+/// whole machine hangs, not only this job.
 fn kernel() -> String {
     let mut text = String::from("==== the kernel\n");
     match Command::new("dmesg").arg("--time-format=iso").output() {
@@ -47,7 +46,7 @@ fn describe(node: &Node) -> String {
     text
 }
 
-/// For each thread: its name, its state, and where it waits in the kernel.
+/// One line for each thread: id, name, state, and the kernel function in which it waits.
 fn threads(process: &Process) -> String {
     let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", process.pid)) else {
         return String::new();

@@ -1,6 +1,6 @@
-//! What control does to a stream: draining, replaying, trimming, probing.
+//! The control operations on a stream: drain, replay, trim, probe.
 //!
-//! All of it is done while the application is kept out ([`Stream::bar`]), but for what says that it is not.
+//! Unless an operation says otherwise, data calls are barred meanwhile ([`Stream::bar`]).
 
 use libc::c_int;
 use slim_core::memory::{self, OutOfMemory};
@@ -14,19 +14,19 @@ use crate::send_half::SendHalf;
 use crate::start::Start;
 use crate::stream::Stream;
 
-/// Why a flow must end: its bytes would not be what the peer has sent.
+/// Why a flow must escalate: the application would not read what the peer has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unsound {
-    /// There is no memory for what has been received.
+    /// There is no memory for received bytes.
     NoMemory,
-    /// The kernel has counted other bytes than we.
+    /// The kernel's byte counts differ from ours.
     UsedPastUs(String),
 }
 
 impl fmt::Display for Unsound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoMemory => f.write_str("no memory for what has been received"),
+            Self::NoMemory => f.write_str("no memory for received bytes"),
             Self::UsedPastUs(how) => f.write_str(how),
         }
     }
@@ -41,7 +41,7 @@ impl From<OutOfMemory> for Unsound {
 }
 
 impl Stream {
-    /// How far both directions have come. Final when the transport has been drained.
+    /// The positions of both directions. They are final when the transport has been drained.
     pub fn drained(&self) -> Drained {
         Drained {
             received: self.received(),
@@ -49,11 +49,11 @@ impl Stream {
         }
     }
 
-    /// Reads the old transport `fd` dry into the stash. Final: the peer has stopped trimming, and nobody is inside. Not done
-    /// twice. `sent`: bytes sent since the flow began.
+    /// Reads the old transport `fd` into the stash until it is empty. The result is final: the peer has stopped trimming, and
+    /// no data call is inside. A second call does nothing. `sent`: bytes sent since the flow began.
     ///
     /// # Errors
-    /// The flow must end.
+    /// The flow must escalate.
     pub fn drain(&self, half: &mut ReceiveHalf, fd: c_int, sent: u64) -> Result<(), Unsound> {
         if half.is_drained() {
             return Ok(());
@@ -71,9 +71,9 @@ impl Stream {
     }
 
     fn read_dry(&self, half: &mut ReceiveHalf, fd: c_int) -> Result<(), OutOfMemory> {
-        // Mostly there is nothing, and thousands of flows may be drained at once.
+        // Mostly the transport is empty, and thousands of flows may be drained at once: begin with a small buffer.
         let (mut small, mut large) = ([0; 512], Vec::new());
-        // Errors come once each and before the queue is known to be dry: only "no more" and EOF end the reading.
+        // The kernel reports each error once, and may do so before the queue is empty. So only EAGAIN and EOF end the reading.
         let mut errors = 0;
         loop {
             let buf = match large.is_empty() {
@@ -96,27 +96,27 @@ impl Stream {
         }
     }
 
-    /// What the transport `fd` still has is for nobody, and only counts: it is ended, and not drained any more.
+    /// Discards the unread bytes of the transport `fd`, but counts them. Shuts the transport down and marks it as drained.
     pub fn write_off(&self, half: &mut ReceiveHalf, fd: c_int) {
         sys::shutdown(fd, libc::SHUT_RDWR);
         self.add_received(sys::readable(fd));
         half.set_drained();
     }
 
-    /// Appends bytes that control has read for the stream, and counts them.
+    /// Appends bytes that control has read for the stream to the stash, and counts them.
     ///
     /// # Errors
-    /// There is no memory for them; they count all the same.
+    /// There is no memory for the bytes. They are counted all the same.
     pub fn stash(&self, half: &mut ReceiveHalf, data: &[u8]) -> Result<(), OutOfMemory> {
         self.add_received(data.len() as u64);
         half.stash.push(data)
     }
 
-    /// Who reads the stash, or only looks at it, is to have what has come behind it, too: that is taken from the transport `fd`,
-    /// which waits, up to `want` bytes in all.
+    /// Moves bytes that have arrived on the transport `fd` to the end of the stash, until the stash holds `want` bytes. So a call
+    /// that reads or peeks at the stash also gets the bytes behind it.
     pub fn stash_more(&self, half: &mut ReceiveHalf, fd: c_int, want: usize) {
         let mut buf = [0; 4096];
-        // An error of the transport is not to be taken, and there is none before the last byte.
+        // The transport's error must stay with it. While bytes are unread, `recv` reports none.
         while half.stash.len() < want && sys::readable(fd) > 0 {
             let most = buf.len().min(want - half.stash.len());
             let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
@@ -131,9 +131,9 @@ impl Stream {
         }
     }
 
-    /// `fd`, on which everything has been replayed, is the stream's transport from here on. A stream that has ended ends on it,
-    /// too. Whoever ends a stream says so ([`Stream::end_at`]) before it shuts the transport that is there, and control
-    /// keeps it from doing that while this one is installed.
+    /// Makes `fd`, on which everything has been replayed, the stream's transport. If the application has ended our direction, it
+    /// is ended on `fd`, too. A call that ends the direction first records that ([`Stream::end_at`]) and then shuts the present
+    /// transport; control keeps it from shutting a transport during this call.
     pub fn carried_by(&self, half: &mut ReceiveHalf, fd: c_int) {
         if self.local_final().is_some() {
             sys::shutdown(fd, libc::SHUT_WR);
@@ -141,16 +141,16 @@ impl Stream {
         half.carry(Start::of(self, self.sent(), fd));
     }
 
-    /// The peer holds everything before `peer_received`: forgets it.
+    /// Trims the replay buffer: the peer holds everything before `peer_received`.
     pub fn trim(&self, peer_received: u64) {
         self.with_half(|half| half.replay.trim(peer_received));
     }
 
-    /// Hands out the bytes kept from `from` on, in contiguous pieces, until `f` takes less than it was offered or there are no
-    /// more: the position reached.
+    /// Passes the kept bytes from position `from` on to `f`, in contiguous pieces, until `f` takes less than it was offered or no
+    /// bytes are left. Returns the position reached.
     ///
     /// # Errors
-    /// The peer asks for what it had acknowledged.
+    /// The peer asks for bytes that it had acknowledged.
     pub fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Result<u64, OutOfRange> {
         self.with_half(|half| {
             let mut at = from;
@@ -165,28 +165,28 @@ impl Stream {
         })
     }
 
-    /// Asks the kernel how far the peer has acknowledged on the transport `fd`, and trims; nobody need be kept out. If all is
-    /// acknowledged the stream is not dirty any more.
+    /// Asks the kernel how far the peer has acknowledged on the transport `fd`, and trims. Data calls need not be barred. If all
+    /// is acknowledged the stream is marked clean.
     pub fn probe(&self, fd: c_int) -> Probe {
         self.probe_by(|| sys::unacked(fd).unwrap_or(0), || sys::is_stuck(fd))
     }
 
-    /// The same for a transport of another kind, which says how many bytes are unacknowledged, and whether it
-    /// looks [stuck](Probe::stuck).
+    /// [`Stream::probe`] for a transport of another kind. The closures return the number of unacknowledged bytes, and whether
+    /// the transport looks [stuck](Probe::stuck).
     pub fn probe_by(&self, unacked: impl FnOnce() -> u64, stuck: impl FnOnce() -> bool) -> Probe {
         let asked = self.try_with_half(|half| {
             let unacked = half.trim_to(unacked());
             if unacked == 0 {
-                // Quiet at the moment, and idle perhaps: what is sent next begins with a small chunk again.
+                // The flow is quiet and may stay so: the next send begins with a small chunk again.
                 half.replay.shrink();
-                // Nothing can be sent before the half is given back.
+                // Nothing can be sent before the half is returned, so no later send is missed.
                 self.clear_dirty();
             }
             (half.sent(), unacked)
         });
         let (sent, unacked) = match asked {
             None => return Probe::BUSY,
-            // What else there is to tell matters only as long as something is on its way.
+            // `stuck` matters only while bytes are unacknowledged.
             Some((sent, 0)) => {
                 return Probe {
                     acked: sent,
@@ -202,15 +202,15 @@ impl Stream {
         }
     }
 
-    /// How the transport `fd` stands, on which the kernel delivers what is left of a flow that the application has closed.
+    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest.
     pub fn delivery(&self, fd: c_int) -> Delivery {
         let unacked = sys::unacked(fd).unwrap_or(0);
         let dead = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
-        // Bytes for a closed descriptor: the kernel would answer them with a reset, and does so on close.
+        // The peer has sent bytes to a closed descriptor. The kernel answers these with a reset when we close the transport.
         if unacked == 0 || (!dead && sys::readable(fd) > 0) {
             return Delivery::Done;
         }
-        // While the application is kept out nothing is trimmed: the peer is told what there is.
+        // While calls are barred nothing is trimmed: the peer has been told what the replay buffer holds.
         let believed = !self.is_barred();
         let owed = |half: &mut SendHalf| half.owed(believed.then_some(unacked));
         let owed = self.try_with_half(owed).unwrap_or_default();
@@ -220,7 +220,7 @@ impl Stream {
         }
     }
 
-    /// What there is a copy of, for a flow without a transport.
+    /// The unacknowledged bytes of a flow without a transport: all that are kept.
     pub fn owed(&self) -> Owed {
         self.try_with_half(|half| half.owed(None))
             .unwrap_or_default()
@@ -235,7 +235,7 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::time::{Duration, Instant};
 
-    /// A stream with a transport that this end has dialled, and the peer's end of that.
+    /// A stream, its halves of a transport that this end has dialled, and the peer's end of that transport.
     fn stream() -> (Stream, ReceiveHalf, TcpStream, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_transport_has_given_all_and_is_not_drained_twice() {
+    fn draining_stashes_all_unread_bytes_and_is_done_once() {
         let (stream, mut half, near, mut far) = stream();
         let fd = near.as_raw_fd();
         far.write_all(&[7; 3000]).unwrap();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_read_or_written_past_us_is_found() {
+    fn bytes_read_or_written_past_us_are_found() {
         for reads in [true, false] {
             let (stream, mut half, near, mut far) = stream();
             let fd = near.as_raw_fd();
@@ -320,7 +320,7 @@ mod tests {
             if reads {
                 assert_eq!(sys::recv(fd, &mut [0; 1], 0), Ok(1));
             } else {
-                // Of two one could be our FIN.
+                // One byte more would be taken for our FIN, so send two.
                 assert_eq!(sys::send(fd, b"xy", 0), Ok(2));
             }
             stream.bar();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_acknowledged_is_trimmed_and_what_is_not_can_be_replayed() {
+    fn acknowledged_bytes_are_trimmed_and_the_others_can_be_replayed() {
         let (stream, _, near, mut far) = stream();
         let fd = near.as_raw_fd();
         stream.begin();
@@ -343,11 +343,11 @@ mod tests {
         }
         let mut told = false;
         stream.mark_dirty(|| told = true);
-        assert!(told, "the agent has stopped to look");
-        // Nothing is left but the byte that a forged FIN may have taken the place of, if at all.
+        assert!(told, "the stream is clean, so the agent must be told");
+        // Nothing is kept but the last acknowledged byte, in whose place a forged FIN may have been acknowledged.
         assert!(stream.replay(3, &mut |_| 0).is_err());
         assert_eq!(stream.owed(), Owed { kept: 0, acked: 5 });
-        // Where the kernel is not believed everything is kept.
+        // While the kernel's number cannot be trusted, everything is kept.
         stream.bar();
         assert_eq!(stream.unacked(fd), u64::MAX);
         send(&stream, &near, b" world");
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn somebody_who_sends_is_not_waited_for() {
+    fn a_probe_does_not_wait_for_a_sender() {
         let (stream, _, near, _far) = stream();
         stream.lock_half();
         assert_eq!(stream.probe(near.as_raw_fd()), Probe::BUSY);
@@ -367,11 +367,11 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_flow_is_done_when_all_is_acknowledged_and_broken_when_its_transport_is() {
+    fn delivery_is_done_when_all_is_acknowledged_and_broken_when_the_transport_is() {
         let (stream, _, near, far) = stream();
         let fd = near.as_raw_fd();
         assert_eq!(stream.delivery(fd), Delivery::Done);
-        // More than the peer's kernel takes while nobody reads.
+        // Send more than the peer's kernel takes while its application does not read.
         near.set_nonblocking(true).unwrap();
         while sys::send(fd, &[0; 4096], libc::MSG_DONTWAIT).is_ok_and(|n| {
             stream
@@ -379,10 +379,10 @@ mod tests {
             true
         }) {}
         let Delivery::Owed(owed) = stream.delivery(fd) else {
-            panic!("something is owed");
+            panic!("bytes are unacknowledged");
         };
         assert!(owed.kept > 0 && owed.acked + owed.kept as u64 == stream.sent());
-        // With bytes unread it is reset.
+        // Dropping a socket with unread bytes resets the connection.
         drop(far);
         let begun = Instant::now();
         while !matches!(stream.delivery(fd), Delivery::Broken(_)) {

@@ -1,4 +1,4 @@
-//! Data calls for a front end that has no need to make them by itself: they do not wait, and are made inside.
+//! Ready-made data calls for a front end. They do not block, and the caller has [entered](Stream::enter) the stream.
 
 use libc::c_int;
 use slim_core::Cause;
@@ -7,11 +7,11 @@ use slim_sys as sys;
 use crate::stream::{Inside, Stream};
 
 impl Stream {
-    /// Sends as much as the transport `fd` takes at once, and keeps a copy. `tell` is called when the agent has to hear that
-    /// there are unacknowledged bytes.
+    /// Sends as much as the transport `fd` takes at once, and keeps a copy. `tell` is called when the agent must be told of
+    /// unacknowledged bytes.
     ///
     /// # Errors
-    /// The kernel's; `EAGAIN` if it takes nothing.
+    /// The kernel's error; `EAGAIN` if it takes nothing.
     pub fn send(&self, fd: c_int, data: &[u8], tell: impl FnOnce()) -> Result<usize, Cause> {
         let sent = self.with_half(|half| {
             let n = sys::send(fd, data, libc::MSG_DONTWAIT)?;
@@ -23,10 +23,11 @@ impl Stream {
         sent.map_err(Cause::Errno)
     }
 
-    /// Receives what the transport `fd`, or the end of the peer's stream, has; a call that was [entered](Stream::enter).
+    /// Receives what has arrived on the transport `fd`; 0 bytes at the announced end of the peer's stream. The caller has
+    /// [entered](Stream::enter).
     ///
     /// # Errors
-    /// The kernel's, `EAGAIN` among them; an end that the peer has not announced.
+    /// The kernel's error, `EAGAIN` included; `Cause::Eof` at an end that the peer has not announced.
     pub fn recv(&self, fd: c_int, buf: &mut [u8]) -> Result<usize, Cause> {
         let n = sys::recv(fd, buf, libc::MSG_DONTWAIT).map_err(Cause::Errno)?;
         self.count(&Inside::Counted, n);
@@ -45,7 +46,7 @@ mod tests {
     use std::os::fd::AsRawFd;
 
     #[test]
-    fn what_one_end_sends_the_other_receives_and_an_end_has_to_be_announced() {
+    fn bytes_sent_are_received_and_only_an_announced_end_is_no_error() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let far = listener.accept().unwrap().0;

@@ -1,24 +1,24 @@
-//! What a flow is per byte, under whatever front end.
+//! The data half of one flow, for any front end.
 //!
 //! A front end has the descriptors and the application's calls; the agent (crate `slim-agent`) has the session. Between them
-//! lies the stream: how many bytes went each way, which of them the peer may not have, who may touch the transport just now,
-//! and whether the kernel has counted the same.
+//! lies the stream. It counts the bytes of both directions, keeps those that the peer may not have, controls access to the
+//! transport, and compares its counts with the kernel's.
 //!
-//! Nothing here knows of descriptor numbers beyond the call they are passed to, of the session, or of time. Where a call needs
-//! its front end (is this number still the flow's? who is told that there is something to be acknowledged?) it takes a
-//! closure, and what is left to do after it comes back as its result.
+//! This crate knows nothing of the session, and uses a descriptor number only within the call that it is passed to. Where a
+//! call needs its front end, it takes a closure: to check that a number still belongs to the flow, or to tell the agent of
+//! unacknowledged bytes. Work that is left for the front end is returned as the call's result.
 //!
 //! # Map
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`stream`] | [`Stream`]: both counters, the ends, the gate with its pass, the sending half under its lock |
-//! | [`control`] | what control does: draining, replaying, trimming, probing |
-//! | [`data`] | data calls for a front end that has no need to make them by itself |
-//! | [`receive_half`] | [`ReceiveHalf`]: the stash, and what is known of the present transport |
+//! | [`stream`] | [`Stream`]: both counters, the final positions, the gate with its pass, the sending half under its lock |
+//! | [`control`] | the control operations: drain, replay, trim, probe |
+//! | [`data`] | ready-made data calls, for a front end that needs no special ones |
+//! | [`receive_half`] | [`ReceiveHalf`]: the stash, and the state of the present transport |
 //! | [`send_half`] | [`SendHalf`]: the replay buffer, and when it is trimmed |
-//! | [`start`] | [`Start`]: whether we and the kernel have counted the same bytes |
-//! | [`answers`] | what control is told |
+//! | [`start`] | [`Start`]: whether our counts and the kernel's agree |
+//! | [`answers`] | result types of the control operations |
 //!
 //! ```text
 //!            pass_to_*, enter, count          bar, idle, drain, replay, probe

@@ -1,4 +1,4 @@
-//! The receiving direction: what has come and is not read yet, and what is known of the transport that brings it.
+//! The receiving direction: the stash, and the state of the transport that bytes arrive on.
 
 use libc::c_int;
 use slim_core::stash::Stash;
@@ -6,31 +6,31 @@ use slim_sys as sys;
 
 use crate::start::Start;
 
-/// The receiving half of a stream, which changes with the transport. It lies under the front end's control lock.
+/// The receiving half of a stream. It changes with the transport, and the front end's control lock protects it.
 #[derive(Default)]
 pub struct ReceiveHalf {
     /// Bytes taken from a transport that the application has not read yet.
     pub stash: Stash,
-    /// Where the present transport began; the first one began with nothing.
+    /// Both counts when the present transport was installed; `None` for the first transport.
     start: Option<Box<Start>>,
-    /// We connected.
+    /// This end made the flow's first connection.
     dialled: bool,
     /// The peer has closed the flow, and all that it sent has been read.
     pub peer_closed: bool,
-    /// The present transport is not the first.
+    /// The present transport is not the flow's first.
     moved: bool,
-    /// The peer's direction of it has ended unannounced: ours may be as well as it was.
+    /// The peer's direction of the transport has ended unannounced. Our direction may still work.
     ended: bool,
-    /// It has been read dry for good.
+    /// The transport has been drained: read until empty, finally.
     drained: bool,
-    /// We have ended it, so that it cannot be put back.
+    /// We have shut the transport down in both directions, so it cannot be used again.
     cut: bool,
-    /// The kernel has given it up: nothing of it changes any more.
+    /// The kernel has given the transport up: its state is final.
     over: bool,
 }
 
 impl ReceiveHalf {
-    /// With the flow's first transport, which this end has `dialled` or not.
+    /// The half of a new flow with its first transport; `dialled` says whether this end connected.
     pub const fn new(dialled: bool) -> Self {
         Self {
             stash: Stash::new(),
@@ -45,7 +45,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// Where the present transport began.
+    /// Both counts when the present transport was installed.
     pub fn start(&self) -> Start {
         match self.start.as_deref() {
             Some(start) => *start,
@@ -53,28 +53,28 @@ impl ReceiveHalf {
         }
     }
 
-    /// Whether this end connected.
+    /// Whether this end made the flow's first connection.
     pub fn dialled(&self) -> bool {
         self.dialled
     }
 
-    /// Whether the stream has had another transport.
+    /// Whether the stream has had an earlier transport.
     pub fn has_moved(&self) -> bool {
         self.moved
     }
 
-    /// The transport has broken; `ended` says that all that is known of it is an unannounced end of the peer's direction.
+    /// The transport has broken. `ended`: the only sign of that is an unannounced end of the peer's direction.
     pub fn set_ended(&mut self, ended: bool) {
         self.ended = ended;
     }
 
-    /// Whether bytes can still be sent on a transport that is suspended. They are kept as all others are, and nothing is
-    /// forgotten meanwhile, so it does no harm if it turns out to be of no use.
+    /// Whether bytes can still be sent on the transport of a suspended flow. The replay buffer keeps them, and is not trimmed
+    /// meanwhile, so no bytes are lost if the transport turns out to be dead.
     pub fn is_half_open(&self) -> bool {
         self.ended && !self.drained && !self.cut
     }
 
-    /// Whether the transport has been read dry for good.
+    /// Whether the transport has been drained.
     pub fn is_drained(&self) -> bool {
         self.drained
     }
@@ -83,7 +83,7 @@ impl ReceiveHalf {
         self.drained = true;
     }
 
-    /// Ends the transport `fd`, if it has not ended yet; wakes whoever is blocked in a call on it.
+    /// Shuts the transport `fd` down in both directions, once. This wakes all calls that are blocked on it.
     pub fn cut(&mut self, fd: c_int) {
         if !self.cut {
             self.cut = true;
@@ -91,7 +91,7 @@ impl ReceiveHalf {
         }
     }
 
-    /// Whether we have ended the transport.
+    /// Whether we have shut the transport down.
     pub fn is_cut(&self) -> bool {
         self.cut
     }
@@ -101,18 +101,18 @@ impl ReceiveHalf {
         self.over = true;
     }
 
-    /// The transport is of no use any more; whether the kernel has given it up, too.
+    /// The transport will not be used again. Returns whether the kernel has given it up.
     pub fn dismiss(&mut self) -> bool {
         self.ended = false;
         std::mem::take(&mut self.over)
     }
 
-    /// The transport is put back: nothing has happened to it.
+    /// The transport is used again: clears the marks of its failure.
     pub fn put_back(&mut self) {
         (self.ended, self.cut, self.over) = (false, false, false);
     }
 
-    /// Another transport, which began there.
+    /// A new transport carries the stream; `start` holds both counts at this moment.
     pub(crate) fn carry(&mut self, start: Option<Start>) {
         self.start = start.map(Box::new);
         self.moved = true;

@@ -1,25 +1,25 @@
-//! The sending direction: a copy of what the peer may not have, and when the kernel is asked what that is.
+//! The sending direction: the replay buffer, and when the kernel is asked what is acknowledged.
 
 use slim_core::replay::Replay;
 
 use crate::answers::Owed;
 
-/// Sends of at least this many bytes ask the kernel first what is worth copying.
+/// After a send of at least this many bytes the kernel is asked how much of it is unacknowledged, and only that is copied.
 pub const LARGE: usize = 8 << 10;
 
-/// After this many bytes more in the replay buffer the kernel is asked what may be forgotten.
+/// Each time that the replay buffer has grown by this many bytes the kernel is asked how much to trim.
 const TRIM_STEP: usize = 64 << 10;
 
-/// The sending half of a stream. Who has it may send.
+/// The sending half of a stream. Only its holder may send.
 pub struct SendHalf {
-    /// Bytes that the peer's kernel may not have; its end is the number of bytes sent.
+    /// Bytes that the peer's kernel may not have. The end of the buffer is the number of bytes sent.
     pub replay: Replay,
-    /// Ask the kernel how much is acknowledged when the buffer grows beyond this many bytes.
+    /// When the buffer is longer than this, the kernel is asked how much is acknowledged.
     trim_at: usize,
 }
 
 impl SendHalf {
-    /// Nothing sent yet.
+    /// A half that has sent nothing yet.
     pub const fn new() -> Self {
         Self {
             replay: Replay::new(),
@@ -27,7 +27,7 @@ impl SendHalf {
         }
     }
 
-    /// As new, for another flow: memory for a short one stays.
+    /// Resets the half for another flow. A small buffer keeps its memory.
     pub fn renew(&mut self) {
         self.replay.renew();
         self.trim_at = TRIM_STEP;
@@ -39,8 +39,8 @@ impl SendHalf {
         self.replay.end()
     }
 
-    /// The kernel has taken `n` bytes: keeps a copy of what the peer's may not have. `copy` appends those from the given one
-    /// on, up to the `n`th, to the buffer; `unacked` asks the kernel how many bytes are unacknowledged.
+    /// Called when the kernel has taken `n` bytes: copies those that the peer's kernel may not have. `copy(from, buffer)` appends
+    /// the bytes `from..n` to the buffer; `unacked` asks the kernel how many bytes are unacknowledged.
     #[inline(always)]
     pub fn account(
         &mut self,
@@ -65,7 +65,7 @@ impl SendHalf {
         unacked: impl FnOnce() -> u64,
     ) {
         let unacked = unacked();
-        // One byte more than unacknowledged, see `Replay`.
+        // One byte more than is unacknowledged, see `Replay`.
         let tail = (n as u64).min(unacked.saturating_add(1)) as usize;
         if tail < n {
             self.replay.skip_to(self.replay.end() + (n - tail) as u64);
@@ -80,14 +80,14 @@ impl SendHalf {
         self.trim(unacked());
     }
 
-    /// Forgets what the peer's kernel has, which lacks the last `unacked` bytes; how many that are, as far as they are kept.
+    /// Trims the buffer to the last `unacked` bytes, which the peer's kernel lacks. Returns how many of these are kept.
     pub(crate) fn trim_to(&mut self, unacked: u64) -> u64 {
         let unacked = unacked.min(self.replay.len() as u64);
         self.replay.trim(self.replay.end() - unacked);
         unacked
     }
 
-    /// What is owed to the peer: all that is kept, or the bytes `unacked` if the kernel can be believed about them.
+    /// The unacknowledged bytes: the last `unacked` ones, or all that are kept if the kernel's number cannot be trusted (`None`).
     pub(crate) fn owed(&mut self, unacked: Option<u64>) -> Owed {
         let unacked = self.trim_to(unacked.unwrap_or(u64::MAX));
         Owed {
@@ -96,7 +96,7 @@ impl SendHalf {
         }
     }
 
-    /// Forgets what the peer's kernel has, all but the last `unacked` bytes, and sets when to ask next.
+    /// Trims the buffer to the last `unacked` bytes, and sets when to ask the kernel next.
     fn trim(&mut self, unacked: u64) {
         self.trim_to(unacked);
         self.trim_at = self.replay.len() + TRIM_STEP;
@@ -119,7 +119,7 @@ mod tests {
             .collect()
     }
 
-    /// Sends `n` bytes of which, with all before them, `unacked` are not acknowledged; how many were copied.
+    /// Sends `n` bytes; afterwards `unacked` bytes of the stream are unacknowledged. Returns how many bytes were copied.
     fn send(half: &mut SendHalf, n: usize, unacked: u64) -> usize {
         let all = bytes(half.sent(), n);
         let mut copied = 0;
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn of_a_large_send_only_the_unacknowledged_tail_is_copied_and_the_byte_before_it() {
+    fn a_large_send_copies_only_the_unacknowledged_tail_and_the_byte_before_it() {
         let mut half = SendHalf::new();
         assert_eq!(send(&mut half, 100, u64::MAX), 100);
         let sent = 100 + 2 * LARGE as u64;
         assert_eq!(send(&mut half, 2 * LARGE, 1000), 1001);
         assert_eq!((half.sent(), half.replay.start()), (sent, sent - 1000));
-        // The one byte more can be asked for.
+        // The one byte more can be read.
         let kept = half.replay.chunk_at(sent - 1001).unwrap();
         assert_eq!(kept.unwrap()[0], bytes(sent - 1001, 1)[0]);
         assert_eq!(send(&mut half, LARGE, u64::MAX), LARGE);

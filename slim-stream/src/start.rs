@@ -1,27 +1,27 @@
-//! Whether we and the kernel count the same bytes.
+//! Checks that our byte counts and the kernel's agree.
 //!
-//! From the moment a transport becomes a stream's, our count and the kernel's must grow alike. If they have not, then
-//! somebody reads or writes the descriptor past us (io_uring, stdio, a raw system call), and a resume would lose bytes
-//! or repeat them. One byte is enough for that, so what the kernel counts besides bytes has to be known exactly: the
-//! connector's SYN, and the peer's FIN. Only of our own FIN it cannot be told whether there was one when the connection
-//! was over before the front end shut it; but a byte too many that has come to the peer is found there.
+//! From the moment that a transport carries a stream, our count and the kernel's must grow by the same amount. If they do not,
+//! something reads or writes the descriptor without SLIM (io_uring, stdio, a raw system call), and a resume would lose or repeat
+//! bytes. One byte is enough for that. So it must be known exactly what the kernel counts besides bytes: the connector's SYN and
+//! the peer's FIN. Our own FIN is the exception: if the connection was over before the front end shut it, it is unknown whether
+//! the kernel counted a FIN. A byte too many that has reached the peer is found at the peer.
 
 use crate::stream::Stream;
 use libc::c_int;
 use slim_sys as sys;
 
-/// Bytes of both directions, as we count them and as the kernel counts those of one transport.
+/// Byte counts of both directions at one moment: ours, of the whole stream, and the kernel's, of one transport.
 #[derive(Clone, Copy, Default)]
 pub struct Start {
     received: u64,
     sent: u64,
-    /// What was read from the transport; the handshake's messages are among it.
+    /// Bytes read from the transport, those of the resume handshake included.
     kernel_received: u64,
     kernel_sent: u64,
 }
 
 impl Start {
-    /// Of a flow's first transport; the kernel counts the SYN of the end that has `dialled`.
+    /// The counts when a flow's first transport begins. The kernel counts the SYN of the end that has `dialled`.
     pub fn of_first(dialled: bool) -> Self {
         Self {
             kernel_sent: dialled.into(),
@@ -29,12 +29,13 @@ impl Start {
         }
     }
 
-    /// For a transport that nobody reads from or writes to just now; `sent`: bytes of the flow sent by then.
+    /// The counts now, for a transport that no call reads from or writes to at the moment. `sent`: bytes sent since the flow
+    /// began.
     pub fn of(stream: &Stream, sent: u64, fd: c_int) -> Option<Self> {
         let quiet = sys::unacked(fd) == Ok(0);
         let mut before = sys::counters(fd)?;
         if quiet && sys::readable(fd) == 0 {
-            // Nothing that is being acknowledged, and nothing has come.
+            // No acknowledgement is outstanding and no byte is unread, so one reading is consistent.
             return Some(Self::new(stream, sent, before, 0, 0));
         }
         loop {
@@ -51,7 +52,7 @@ impl Start {
         }
     }
 
-    /// For one that the kernel has given up, and that has been read dry; `None` if it is not over.
+    /// The counts now, for a transport that has been read until empty. `None` if the kernel has not given it up.
     pub fn of_dry(stream: &Stream, sent: u64, fd: c_int) -> Option<Self> {
         let counters = sys::counters(fd).filter(|c| c.is_over)?;
         Some(Self::new(stream, sent, counters, 0, sys::unacked(fd).ok()?))
@@ -66,14 +67,15 @@ impl Start {
         }
     }
 
-    /// How much has been received since, by whichever process, as the kernel counts it.
+    /// Bytes received since the flow began, by any process that shares the transport `fd`: ours until `self`, the kernel's from
+    /// then on.
     pub fn all_received(self, fd: c_int) -> Option<u64> {
         let now = sys::counters(fd)?.received;
         Some(self.received + now.saturating_sub(self.kernel_received))
     }
 
-    /// Whether the two counts have grown apart between `self` and `now`, and how. `peer_ended` says whether the peer's
-    /// FIN has come.
+    /// If our counts and the kernel's have grown by different amounts between `self` and `now`: a description of the
+    /// difference. `peer_ended` says whether the peer's FIN has arrived.
     pub fn contradiction(self, now: Self, peer_ended: impl FnOnce() -> bool) -> Option<String> {
         let differ = |what, ours: u64, kernel: u64| {
             format!(
@@ -90,8 +92,8 @@ impl Start {
         (kernel != ours && kernel != ours + 1).then(|| differ("sent", ours, kernel))
     }
 
-    /// Whether the two counts are the same still, so that a call which has not told has moved nothing. As far as is known:
-    /// after our own FIN there is a byte that may be none.
+    /// Whether our counts and the kernel's still agree. If so, a call that has not returned has moved no bytes. After our own
+    /// FIN (`shut`) the kernel may have counted one more, so a difference of one byte sent is accepted.
     pub fn agrees(self, now: Self, shut: bool, peer_ended: impl FnOnce() -> bool) -> bool {
         let sent = now.kernel_sent.saturating_sub(self.kernel_sent);
         (shut || sent == now.sent - self.sent) && self.contradiction(now, peer_ended).is_none()

@@ -7,11 +7,11 @@ use rustix::fs::{self, OFlags, SeekFrom};
 use rustix::io::{self, FdFlags};
 use std::os::fd::{BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 
-/// A number as rustix wants it, for one system call. Whether anything is open there is for the kernel to say.
+/// Wraps a number for one rustix call. It need not be open: the kernel checks that.
 pub fn at(fd: RawFd) -> BorrowedFd<'static> {
-    // The one number that this type does not take; nothing is ever open there, either.
+    // `BorrowedFd` must not be -1. `RawFd::MAX` is never open either.
     let fd = if fd == -1 { RawFd::MAX } else { fd };
-    // SAFETY: not -1; and a call on a number that is not open is answered with EBADF.
+    // SAFETY: not -1; and a call on a number that is not open fails with EBADF.
     unsafe { BorrowedFd::borrow_raw(fd) }
 }
 
@@ -19,19 +19,19 @@ pub fn at(fd: RawFd) -> BorrowedFd<'static> {
 pub fn close(fd: c_int) {
     numbers::whole(|| {
         fds::release(fd);
-        // SAFETY: a number of ours, which is not used again.
+        // SAFETY: the descriptor is ours and is not used again.
         unsafe { io::close(fd) };
     });
 }
 
-/// Closes one that is not registered as ours, not by libc's function, which our hook has taken the place of.
+/// Closes a descriptor that is not registered as ours. Dropping it would call libc's `close`, which our hook replaces.
 pub(crate) fn close_unregistered(fd: OwnedFd) {
     // SAFETY: owned, and not used again.
     unsafe { io::close(fd.into_raw_fd()) };
 }
 
-/// A duplicate of our own of `fd`: close-on-exec, far above the numbers that the application expects next, if
-/// possible above its limit, so that it costs the application none; and not the application's to close.
+/// Duplicates `fd` as a descriptor of ours: close-on-exec, registered, and far above the numbers that the application expects
+/// next. If possible it lies above the application's limit, so that it uses up none of the application's numbers.
 pub fn dup_high(fd: c_int) -> Result<c_int, Errno> {
     let dup = |floor| io::fcntl_dupfd_cloexec(at(fd), floor);
     numbers::whole(|| {
@@ -53,7 +53,7 @@ pub fn replace(from: c_int, to: c_int) -> Result<(), Errno> {
         true => libc::O_CLOEXEC,
         false => 0,
     };
-    // SAFETY: no memory is passed. rustix would have `to` owned.
+    // SAFETY: no memory is passed. (rustix's `dup3` would require `to` to be owned.)
     unsafe { call!(libc::SYS_dup3, from, to, cloexec) }.map(drop)
 }
 
@@ -67,7 +67,7 @@ pub fn set_status(fd: c_int, flags: c_int) {
     let _ = fs::fcntl_setfl(at(fd), OFlags::from_bits_retain(flags as u32));
 }
 
-/// Whether the description is in non-blocking mode.
+/// Whether the open file description is in non-blocking mode.
 pub fn is_nonblocking(fd: c_int) -> bool {
     status(fd) & libc::O_NONBLOCK != 0
 }
@@ -85,11 +85,11 @@ pub fn survives_exec(fd: c_int) -> bool {
 /// Bytes ready to be read.
 pub fn readable(fd: c_int) -> u64 {
     let readable = io::ioctl_fionread(at(fd)).unwrap_or(0);
-    // The kernel's number is an int, which rustix widens.
+    // The kernel returns an int, which rustix widens.
     u64::from(u32::try_from(readable).unwrap_or(0))
 }
 
-/// `write`; what cannot be written is lost.
+/// `write`. Errors and short writes are ignored.
 pub fn write(fd: c_int, bytes: &[u8]) {
     let _ = io::write(at(fd), bytes);
 }
@@ -117,9 +117,9 @@ pub fn epoll_ctl(
     event: &libc::epoll_event,
 ) -> Result<(), Errno> {
     let event = std::ptr::from_ref(event);
-    // SAFETY: the kernel reads the event, which is valid. rustix has no events with flags of its own.
+    // SAFETY: the kernel reads the event, which is valid. (rustix's event type cannot hold arbitrary flags.)
     unsafe { call!(libc::SYS_epoll_ctl, epfd, op, fd, event) }.map(drop)
 }
 
-/// The kernel's table of descriptors has at least as many places.
+/// The least number of entries in the kernel's descriptor table.
 pub const TABLE_MIN: c_int = 64;

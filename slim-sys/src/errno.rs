@@ -1,4 +1,4 @@
-//! The calling thread's errno, which a hook leaves as it was.
+//! The calling thread's errno. A hook must preserve it.
 
 use libc::c_int;
 
@@ -7,7 +7,7 @@ pub type Errno = c_int;
 
 /// The calling thread's errno.
 pub fn errno() -> Errno {
-    // SAFETY: always a valid pointer to this thread's errno.
+    // SAFETY: the function always returns a valid pointer to this thread's errno.
     unsafe { *libc::__errno_location() }
 }
 
@@ -17,7 +17,7 @@ pub fn set_errno(e: Errno) {
     unsafe { *libc::__errno_location() = e }
 }
 
-/// Runs `f` and puts errno back as it was.
+/// Runs `f` and restores errno afterwards.
 pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
     let e = errno();
     let r = f();
@@ -25,7 +25,7 @@ pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
     r
 }
 
-/// A failed call's errno, of which rustix has a type of its own.
+/// Converts rustix's errno type.
 pub(crate) fn number(errno: rustix::io::Errno) -> Errno {
     errno.raw_os_error()
 }

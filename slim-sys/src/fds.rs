@@ -1,11 +1,11 @@
-//! The agent's own descriptors, out of the application's way.
+//! Registry of the agent's own descriptors, and how they are kept out of the application's way.
 //!
-//! Programs count on descriptor numbers: shells on 0 to 2, others on getting the lowest free one,
+//! Programs rely on descriptor numbers: shells on 0 to 2, others on getting the lowest free one,
 //! `select` on numbers below 1024. So every descriptor of ours is moved above a floor, and a
 //! registry tells the front end which numbers it must not let the application close.
 //!
-//! The registry is a static bitmap: looking a number up is one load, in signal handlers and in
-//! forked children too.
+//! The registry is a static bitmap. A look-up is one load, and works in signal handlers and in
+//! forked children.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,24 +20,24 @@ use crate::owner::{set_signal, signal_of};
 use crate::{at, limit, numbers};
 
 const WORDS: usize = 1024;
-/// Numbers from here on are not registered; the floor keeps ours far below.
+/// Numbers from here on cannot be registered. The floor is far below, and our descriptors get the next free numbers above it.
 pub const LIMIT: usize = WORDS * 64;
 const HIGHEST_FLOOR: u64 = 4096;
-/// The limit is read again after as many uses of the floor.
+/// The limit is read again each time that the floor has been used this often.
 const REREAD: u32 = 32;
 
 static FLOOR: AtomicI32 = AtomicI32::new(-1);
 /// The soft limit, when it was last read.
 static LIMITED: AtomicU64 = AtomicU64::new(0);
 static USES: AtomicU32 = AtomicU32::new(0);
-/// With as many numbers behind the one just given it need not be tried out whether there are some.
+/// If at least this many numbers are left above the last one, [`are_left`] need not test.
 const PLENTY: usize = 256;
 
 static INTERNAL: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 
 thread_local! {
-    /// What this thread watches, and owns. Without a destructor, for which libc would allocate: threads of the
-    /// application come by here, too.
+    /// Sockets that this thread owns and waits for. `ManuallyDrop`, because libc allocates to register a destructor, and
+    /// threads of the application use this variable, too.
     static WATCHED: RefCell<ManuallyDrop<BTreeSet<RawFd>>> =
         const { RefCell::new(ManuallyDrop::new(BTreeSet::new())) };
 }
@@ -51,40 +51,41 @@ pub fn is_internal(fd: RawFd) -> bool {
 /// Moves a descriptor above the floor, closes the original and registers the copy. When there is
 /// no room above the floor, the original is registered where it is.
 ///
-/// Also for front ends whose hooks see the runtime create descriptors while
-/// [`in_agent`](crate::in_agent) is true. Balance with [`release`].
+/// Front ends call this, too, when their hooks see the runtime create a descriptor while
+/// [`in_agent`](crate::in_agent) is true. Undo with [`release`].
 pub fn adopt(fd: OwnedFd) -> OwnedFd {
     let fd = raise(fd);
     set(fd.as_raw_fd(), true);
     fd
 }
 
-/// Registers a number as it is.
+/// Registers a number without moving the descriptor.
 pub fn claim(fd: RawFd) {
     set(fd, true);
 }
 
-/// Takes a number out of the registry: its descriptor is about to be closed or to become the
-/// application's. Async-signal-safe.
+/// Removes a number from the registry, before its descriptor is closed or given to the
+/// application. Async-signal-safe.
 pub fn release(fd: RawFd) {
     set(fd, false);
 }
 
-/// What tells a file of ours from another one that has come under its number: a program can close our descriptors where
-/// no hook sees it. The kernel keeps the signal of `F_SETSIG` with the file; nobody gets it, for the file has no owner.
+/// Marks a file of ours. A program can close our descriptors without a hook, and open another file under the same number; the
+/// mark tells the two apart. It is stored as the signal of `F_SETSIG`, which the kernel keeps with the file. The signal is
+/// never sent, because the file has no owner (`F_SETOWN`).
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(c_int);
 
 impl Mark {
-    /// Of what OPEN and FIN are sent by.
+    /// The socket that sends OPEN and FIN.
     pub const OUTLET: Mark = Mark(60);
-    /// Of a mailbox.
+    /// A mailbox.
     pub const MAILBOX: Mark = Mark(61);
-    /// Of what wakes a sleeping thread of the application.
+    /// The descriptor that wakes a sleeping thread of the application.
     pub const ALARM: Mark = Mark(62);
-    /// Of the timer that wakes the agent thread for what is not urgent.
+    /// The timer that wakes the agent thread for work that is not urgent.
     pub const SOON: Mark = Mark(63);
-    /// Of what wakes the agent thread.
+    /// The descriptor that wakes the agent thread.
     pub const WAKE: Mark = Mark(64);
 
     /// Marks the file under `fd`.
@@ -92,14 +93,14 @@ impl Mark {
         set_signal(fd, self.0);
     }
 
-    /// Whether the file under `fd` has this mark. Leaves errno alone. Async-signal-safe.
+    /// Whether the file under `fd` has this mark. Preserves errno. Async-signal-safe.
     pub fn is_on(self, fd: RawFd) -> bool {
         signal_of(fd) == Ok(self.0)
     }
 }
 
-/// The lowest number our descriptors use: out of the way, with a quarter of the soft limit left
-/// for them. The limit is read again now and then, since the application may change it.
+/// The lowest number for our descriptors: three quarters of the soft limit, but 4096 at most. The limit is read again now
+/// and then, since the application may change it.
 pub fn floor() -> RawFd {
     if !USES.fetch_add(1, Ordering::Relaxed).is_multiple_of(REREAD) {
         let known = FLOOR.load(Ordering::Relaxed);
@@ -138,13 +139,13 @@ fn room_above(soft: u64, floor: RawFd) -> usize {
     usize::try_from(soft.saturating_sub(floor)).unwrap_or(usize::MAX)
 }
 
-/// Whether `count` more descriptors could be had right now, after `fd`, which was the last one. Tried
-/// out with copies of it if the end is near.
+/// Whether `count` more descriptors can be made now. `fd` is the one made last. If few numbers are left, this is tested by
+/// making `count` copies of `fd`.
 pub fn are_left(fd: impl AsFd, count: usize) -> bool {
     let fd = fd.as_fd().as_raw_fd();
     let floor = floor();
     let room = room_above(LIMITED.load(Ordering::Relaxed), floor);
-    // It has the lowest free number above the floor; the application's are below, or few.
+    // `fd` has the lowest free number above the floor. The application's descriptors are below the floor, or few.
     let used = usize::try_from(fd.saturating_sub(floor)).unwrap_or(usize::MAX);
     if fd >= floor && room.saturating_sub(used) > count + PLENTY {
         return true;
@@ -176,34 +177,34 @@ fn copy_above(fd: RawFd, floor: RawFd) -> Option<OwnedFd> {
     rustix::io::fcntl_dupfd_cloexec(at(fd), floor).ok()
 }
 
-/// A socket that this thread owns and waits for.
+/// Records a socket that this thread owns and waits for.
 pub fn watched(fd: RawFd) {
     WATCHED.with_borrow_mut(|all| all.insert(fd));
 }
 
-/// Calls `f` with all of them.
+/// Calls `f` with each socket recorded by [`watched`] in this thread.
 pub fn for_each_watched(f: impl FnMut(RawFd)) {
-    // Borrowed for single calls elsewhere; none of them is where we come from.
+    // The other borrows last for one call each, and none of those calls this function.
     if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
         all.iter().copied().for_each(f);
     }
 }
 
 pub(crate) fn unwatched(fd: RawFd) {
-    // Not there any more while the thread ends.
+    // The variable may be gone while the thread ends.
     let _ = WATCHED.try_with(|all| all.borrow_mut().remove(&fd));
 }
 
-/// Closes every registered descriptor by the bare system call, for a forked child: it shares them
-/// with the parent's agent, which goes on. Async-signal-safe.
+/// Closes every registered descriptor by the bare system call, in a forked child: the child has copies of the descriptors of
+/// the parent's agent, which goes on using them. Async-signal-safe.
 pub fn close_all_in_child() {
     for (index, word) in INTERNAL.iter().enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
         while bits != 0 {
             let fd = index * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            // SAFETY: a bare close of a number that only the agent used; the agent's thread, which
-            // owned it, does not exist in this process.
+            // SAFETY: only the agent used this number, and the agent's thread, which owned it, does not exist in this
+            // process.
             unsafe { rustix::io::close(fd as RawFd) };
         }
     }
@@ -230,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_cannot_be_registered_are_nobodys() {
+    fn numbers_out_of_range_are_never_internal() {
         for fd in [-1, LIMIT as RawFd, RawFd::MAX] {
             set(fd, true);
             assert!(!is_internal(fd));

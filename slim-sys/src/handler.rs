@@ -1,20 +1,21 @@
-//! Whether the calling thread is in a signal handler.
+//! Finds out whether the calling thread is in a signal handler.
 //!
-//! The kernel keeps no record of it. The stack does: above the frames of a handler lies the frame that the kernel has pushed. It begins
-//! with the return address, `sa_restorer`, which the kernel tells for each signal. A frame of a handler that has returned may still lie
-//! in unused parts of the stack, so the signal mask must agree as well: a handler runs with its own signal blocked.
+//! The kernel keeps no record of this, but the stack shows it: above the frames of a handler lies the frame that the kernel has
+//! pushed. That frame begins with the return address, `sa_restorer`, which the kernel reports for each signal. The frame of a
+//! handler that has returned may still lie in unused parts of the stack, so the signal mask is checked as well: a handler runs
+//! with its own signal blocked.
 
 use crate::memory::read_memory;
 use std::ptr;
 
 /// Signals are numbered from 1.
 const SIGNALS: usize = 64;
-/// How far the stack is searched, in bytes: many times what the frames between a handler and its call to us take.
+/// How far the stack is searched, in bytes. The frames between a handler and its call to us take a small part of it.
 const REACH: usize = 256 << 10;
 /// How many words of the stack are read at a time.
 const PIECE: usize = 128;
 
-/// What the kernel has registered for a signal (`struct kernel_sigaction`).
+/// The action of a signal, as the kernel stores it (`struct kernel_sigaction`).
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 struct KernelSigaction {
@@ -26,7 +27,7 @@ struct KernelSigaction {
 
 /// Whether the calling thread is in a signal handler, as far as the stack shows. Always false on processors other than x86-64.
 ///
-/// Makes at least 65 system calls. Uses no heap but our own.
+/// Makes at least 65 system calls. Allocates from our own heap only.
 pub fn in_handler() -> bool {
     if cfg!(any(not(target_arch = "x86_64"), miri)) {
         return false;
@@ -35,7 +36,7 @@ pub fn in_handler() -> bool {
     let may_run = |(n, action): &(usize, KernelSigaction)| {
         action.restorer != 0 && (blocked & bit(*n) != 0 || has_no_defer(action))
     };
-    // A handler may have been removed since, or be removed by its first signal: its restorer stays registered.
+    // The running handler may have been removed since, or by the signal itself (SA_RESETHAND). Its restorer stays registered.
     let running: Vec<_> = (1..=SIGNALS)
         .filter_map(|n| Some((n, action(n)?)))
         .filter(may_run)
@@ -55,7 +56,7 @@ fn has_no_defer(action: &KernelSigaction) -> bool {
 /// The signals that the calling thread blocks.
 fn blocked() -> u64 {
     let (mut mask, none) = (0u64, ptr::null::<u64>());
-    // SAFETY: the kernel writes 8 bytes to `mask`, and changes nothing.
+    // SAFETY: the kernel writes 8 bytes to `mask`, and changes nothing else.
     let _ = unsafe {
         call!(
             libc::SYS_rt_sigprocmask,
@@ -70,7 +71,7 @@ fn blocked() -> u64 {
 
 fn action(signal: usize) -> Option<KernelSigaction> {
     let (mut action, none) = (KernelSigaction::default(), ptr::null::<KernelSigaction>());
-    // SAFETY: the kernel writes one `KernelSigaction`, with a mask of 8 bytes, and changes nothing.
+    // SAFETY: the kernel writes one `KernelSigaction`, with a mask of 8 bytes, and changes nothing else.
     let r = unsafe {
         call!(
             libc::SYS_rt_sigaction,
@@ -83,7 +84,7 @@ fn action(signal: usize) -> Option<KernelSigaction> {
     r.is_ok().then_some(action)
 }
 
-/// What the kernel pushes before it runs a handler (`struct rt_sigframe` of x86-64), in words.
+/// The frame that the kernel pushes before it runs a handler (`struct rt_sigframe` of x86-64), in words.
 struct Frame([usize; Frame::WORDS]);
 
 impl Frame {
@@ -95,7 +96,7 @@ impl Frame {
     const SEGMENTS: usize = 24;
     const MASK: usize = 38;
 
-    /// Whether it is the frame of one of the handlers that may be running.
+    /// Whether this can be the frame of one of the handlers in `running`.
     fn agrees(&self, running: &[(usize, KernelSigaction)], blocked: u64) -> bool {
         const USER_CODE_SEGMENT: usize = 0x33;
         let saved = self.0[Self::MASK] as u64;
@@ -110,13 +111,13 @@ impl Frame {
     }
 }
 
-/// Whether the stack above the caller has a frame that `is_it`; frames begin with one of `restorers`.
+/// Whether the stack above the caller has a frame that begins with one of `restorers` and satisfies `is_it`.
 fn is_on_stack(restorers: &[usize], is_it: impl Fn(&Frame) -> bool) -> bool {
     let here = 0usize;
     let start = ptr::from_ref(&here);
     let mut piece = [0usize; PIECE];
     let step = size_of_val(&piece);
-    // Pieces lie within pages, so the first one that cannot be read is behind the end of the stack.
+    // No piece crosses a page boundary, so the first one that cannot be read is behind the end of the stack.
     let first = start.wrapping_byte_sub(start.addr() % step);
     for n in 0..REACH / step {
         let at = first.wrapping_byte_add(n * step);
@@ -139,7 +140,7 @@ fn is_on_stack(restorers: &[usize], is_it: impl Fn(&Frame) -> bool) -> bool {
 
 fn read_words(at: *const usize, words: &mut [usize]) -> bool {
     let len = size_of_val(words);
-    // SAFETY: the same memory; any bytes are integers.
+    // SAFETY: the same memory, seen as bytes; any bytes are valid integers.
     let bytes = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), len) };
     read_memory(at.cast(), bytes)
 }
@@ -159,7 +160,7 @@ mod tests {
     fn found_with(flags: c_int) -> u32 {
         FOUND.store(0, Ordering::Relaxed);
         let handler: extern "C" fn(c_int) = look;
-        // SAFETY: all bytes zero are an empty mask and no flags; the handler does what a handler may.
+        // SAFETY: all bytes zero are an empty mask and no flags; the handler is async-signal-safe.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as usize;
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_knows_that_it_is_one() {
+    fn a_running_handler_is_detected() {
         assert!(!in_handler());
         for flags in [0, libc::SA_SIGINFO, libc::SA_NODEFER, libc::SA_RESETHAND] {
             assert_eq!(found_with(flags), 1, "flags {flags:#x}");
@@ -183,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_signal_is_no_handler() {
+    fn blocked_signals_alone_do_not_look_like_a_handler() {
         let mut old = 0u64;
         // SAFETY: the kernel reads and writes masks of 8 bytes.
         let set = |mask: u64, old: *mut u64| unsafe {

@@ -1,24 +1,24 @@
-//! Which code is ours.
+//! Tells the agent's own code from the application's.
 
 use crate::cancel;
 use crate::lock::undisturbed;
 use std::cell::Cell;
 
 thread_local! {
-    /// Constant and without destructor, so that reading it never allocates.
+    /// Constant and without a destructor, so that reading it never allocates.
     static IN_AGENT: Cell<bool> = const { Cell::new(false) };
     static IS_THREAD: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether the calling thread is running the agent's own code, whose socket calls a front end must let through
+/// Whether the calling thread is running the agent's own code. A front end must let its socket calls through
 /// untouched.
 #[inline]
 pub fn in_agent() -> bool {
     IN_AGENT.get()
 }
 
-/// Runs `f` as the agent's own code: [`in_agent`] is true meanwhile. The thread is neither cancelled nor interrupted: a signal handler
-/// is the application's code, and one that left by `siglongjmp` would leave [`in_agent`] true for good.
+/// Runs `f` as the agent's own code: [`in_agent`] is true meanwhile. Cancellation is off and signals are blocked. A signal
+/// handler is the application's code, and one that left by `siglongjmp` would leave [`in_agent`] true for good.
 pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
@@ -38,7 +38,7 @@ pub fn is_agent_thread() -> bool {
     IS_THREAD.get()
 }
 
-/// The calling thread is the agent's.
+/// Declares the calling thread to be the agent's.
 pub fn be_agent_thread() {
     IS_THREAD.set(true);
 }
@@ -58,15 +58,15 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_handler_is_not_the_agents_code() {
+    fn a_signal_handler_runs_after_the_agents_code() {
         let handler: extern "C" fn(c_int) = look;
-        // SAFETY: the handler does what a handler may.
+        // SAFETY: the handler is async-signal-safe.
         unsafe { libc::signal(libc::SIGUSR1, handler as usize) };
         as_agent(|| {
             // SAFETY: no memory is passed.
             as_agent(|| unsafe { libc::raise(libc::SIGUSR1) });
             assert!(in_agent());
-            assert_eq!(RUNS.load(Ordering::Relaxed), 0, "it waits");
+            assert_eq!(RUNS.load(Ordering::Relaxed), 0, "the signal is pending");
         });
         assert!(!in_agent());
         let counted = (RUNS.load(Ordering::Relaxed), INSIDE.load(Ordering::Relaxed));

@@ -1,24 +1,24 @@
-//! What the rest of SLIM stands on in somebody else's process: system calls, descriptors, threads and locks that the
-//! program does not notice.
+//! The lowest layer of SLIM. SLIM runs inside a program that it did not write; this crate gives it system calls, descriptors,
+//! threads and locks that the program does not notice.
 //!
-//! Nothing here knows what a flow is. All of it must never reach the program's or our own hooks, and must work before the
-//! library's constructor, in a vforked child and in signal context. So system calls are made without libc: they are no
-//! cancellation points, and give `Err(errno)` instead of touching the caller's `errno`.
+//! This crate knows nothing of flows. Its code must not enter the program's hooks or ours, and it must work before the
+//! library's constructor, in a vforked child and in a signal handler. So system calls do not go through libc: they are not
+//! cancellation points, and they return `Err(errno)` and leave the caller's `errno` alone.
 //!
 //! # Map
 //!
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`raw`] | the system call instruction |
-//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, `open`, [`proc`] | system calls by what they are about; all of them are at the root of the crate |
-//! | `identity` | which socket a descriptor is |
-//! | `fence` | a fence in all threads |
+//! | `errno`, `process`, `descriptors`, `sockets`, `tcp`, `owner`, `wake`, `memory`, `open`, [`proc`] | system calls by subject; all but `proc` are exported at the root of the crate |
+//! | `identity` | the identity of the socket behind a descriptor |
+//! | `fence` | a memory fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
-//! | [`limit`], [`reserve`] | the limit on open files, and numbers kept for when the program has used it up |
-//! | `inside`, `handler` | which code is ours; whether it runs in a signal handler |
-//! | [`cancel`], `threads`, [`lock`] | threads that are cancelled, interrupted, or real-time |
+//! | [`limit`], [`reserve`] | the limit on open files, and descriptor numbers reserved for when the program has reached it |
+//! | `inside`, `handler` | whether the running code is ours; whether it runs in a signal handler |
+//! | [`cancel`], `threads`, [`lock`] | cancellation, signals and real-time scheduling of threads |
 
-/// A system call that rustix does not have: its number and its arguments. Unsafe: the arguments must be valid for it.
+/// Makes a system call that rustix does not offer, by number. Unsafe: the arguments must be valid for this call.
 macro_rules! call {
     ($nr:expr $(, $arg:expr)*) => {
         $crate::raw::result($crate::raw::syscall(

@@ -1,7 +1,7 @@
-//! The limit on open files, which is raised for moments.
+//! Raises the soft limit on open files for short moments.
 //!
-//! What the application sees of it, and what its children begin with, must be its own. So while the limit is raised its
-//! calls about it wait, and forks; and while one of those is inside it is not raised.
+//! The application must see its own limit, and its children must inherit it. So while the limit is raised, the application's
+//! calls that read or set the limit wait, and so do its forks. While such a call or a fork runs, the limit is not raised.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{SignalsBlocked, futex_wait, futex_wake_all};
 
-/// Numbers from here on are not worth the trouble: there is room enough below.
+/// A soft limit above this is not raised: there is room enough below it.
 const AMPLE: u64 = 32 << 10;
-/// How long a wait for the other kind is at most; a thread that was cancelled inside never leaves.
+/// How long one wait lasts before the state is read again.
 const WAIT: Duration = Duration::from_millis(10);
 
 /// 1 while the limit is raised.
 static RAISED: AtomicU32 = AtomicU32::new(0);
-/// Calls of the application that are inside.
+/// Number of calls of the application that are between [`keep_over_fork`] and [`after_fork`].
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
-/// Runs a call of the application that sees or sets the limit, or hands it on.
+/// Runs a call of the application that reads, sets or inherits the limit, while the limit is not raised.
 pub fn keep<R>(call: impl FnOnce() -> R) -> R {
     keep_over_fork();
     let r = call();
@@ -29,7 +29,7 @@ pub fn keep<R>(call: impl FnOnce() -> R) -> R {
     r
 }
 
-/// The beginning of such a call.
+/// Begins such a call: waits until the limit is not raised, and keeps it so.
 pub fn keep_over_fork() {
     CALLS.fetch_add(1, Ordering::SeqCst);
     if RAISED.load(Ordering::SeqCst) != 0 {
@@ -39,7 +39,7 @@ pub fn keep_over_fork() {
     }
 }
 
-/// Its end. In a forked child there is nobody else.
+/// Ends such a call. A forked child has no other thread, so nothing is left to count.
 pub fn after_fork(child: bool) {
     if child {
         CALLS.store(0, Ordering::SeqCst);
@@ -48,7 +48,7 @@ pub fn after_fork(child: bool) {
     }
 }
 
-/// The soft limit on open files that the application has.
+/// The application's own soft limit on open files.
 pub(crate) fn soft() -> u64 {
     let limit = keep(|| getrlimit(Resource::Nofile));
     limit.current.unwrap_or(u64::MAX)
@@ -59,8 +59,8 @@ pub fn may_be_given_out(fd: c_int) -> bool {
     u64::try_from(fd).is_ok_and(|fd| fd < soft())
 }
 
-/// Runs `f(limit)` while the soft limit on open files is raised beyond `limit`, the one that the application has:
-/// the kernel looks at it only when a number is given out. `None` where that is of no use, or not possible just now.
+/// Runs `f(limit)` while the soft limit on open files is raised above `limit`, the application's own. The kernel checks the
+/// limit only when it gives out a number. `None` if raising is not needed, not allowed, or not possible at the moment.
 pub fn above<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
     let _signals = SignalsBlocked::new();
     while RAISED
@@ -69,7 +69,7 @@ pub fn above<R>(f: impl FnOnce(c_int) -> R) -> Option<R> {
     {
         let _ = futex_wait(&RAISED, 1, Some(WAIT));
     }
-    // Whoever comes from now on waits.
+    // Calls that begin from now on wait.
     let r = if CALLS.load(Ordering::SeqCst) == 0 {
         raised(f)
     } else {

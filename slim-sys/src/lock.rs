@@ -1,12 +1,12 @@
-//! Locks that survive what an application's threads go through: cancellation and signals.
+//! Locks that tolerate cancellation and signals in the application's threads.
 //!
-//! A signal's handler may call what we hook, and so come upon a lock that the thread has which it interrupts. So
-//! whoever takes a lock for itself, and not over a call of the application's, is not interrupted meanwhile.
+//! A signal handler may call a hooked function and then need a lock that the interrupted thread holds. So a thread blocks its
+//! signals while it holds a lock, unless it holds the lock during a call of the application.
 //!
-//! The send lock is held over the application's own (cancellable) system call. `pthread_cancel` unwinds
-//! through our frames without running destructors, so there must be none; hence lock and unlock by hand. A
-//! thread that was cancelled while it waited in the kernel has left the lock behind; whoever waits for it finds
-//! that out ([`Lock::may_die`]).
+//! The send lock is held during the application's own (cancellable) system call. `pthread_cancel` unwinds
+//! through our frames without running destructors. So no guard may be alive there, and the lock is taken and released by
+//! hand. A thread that was cancelled while it waited in the kernel never releases the lock; the waiters detect that
+//! ([`Lock::may_die`]).
 
 use crate::{SignalsBlocked, futex_wait, futex_wake, is_agent_thread, thread_lives, tid};
 use std::cell::{Cell, UnsafeCell};
@@ -20,7 +20,7 @@ use std::time::Duration;
 const FREE: u32 = 0;
 const HELD: u32 = 1;
 const CONTENDED: u32 = 2;
-/// How often a waiter looks whether the holder still lives.
+/// How often a waiter checks whether the holder still lives.
 const LOOK: Duration = Duration::from_millis(50);
 
 thread_local! {
@@ -29,17 +29,17 @@ thread_local! {
     };
 }
 
-/// How many [`Quiet`] the thread has, and what the first one has blocked. Without a destructor: it is used in
-/// handlers, and until the thread's last moment.
+/// Number of [`Quiet`] guards of the thread, and the signals that the first one has blocked. Without a destructor, because it
+/// is used in signal handlers and until the very end of the thread.
 struct Depth {
     count: Cell<usize>,
     blocked: Cell<Option<ManuallyDrop<SignalsBlocked>>>,
 }
 
-/// No signals come to the calling thread while it has one or more of these, in whatever order they go.
+/// Signals are blocked in the calling thread while it has at least one of these. They may be dropped in any order.
 pub struct Quiet(PhantomData<*const ()>);
 
-/// Keeps signals from the calling thread. The agent's has none.
+/// Blocks signals in the calling thread. `None` in the agent's thread, which has all signals blocked anyway.
 pub fn undisturbed() -> Option<Quiet> {
     (!is_agent_thread()).then(Quiet::new)
 }
@@ -63,17 +63,17 @@ impl Drop for Quiet {
         QUIET.with(|depth| {
             depth.count.set(depth.count.get() - 1);
             if depth.count.get() == 0 {
-                // Taken out first: a handler that comes as soon as it goes finds nothing.
+                // Taken out of the cell before signals unblock: a handler that runs at once finds the cell empty.
                 drop(depth.blocked.take().map(ManuallyDrop::into_inner));
             }
         });
     }
 }
 
-/// A mutex whose holder is not interrupted by signals.
+/// A mutex whose holder has its signals blocked.
 pub struct Undisturbed<T>(Mutex<T>);
 
-/// Its value. What is first here goes first.
+/// Access to the value of a locked [`Undisturbed`]. Field order matters: the mutex unlocks before signals unblock.
 pub struct Guard<'a, T> {
     value: MutexGuard<'a, T>,
     _signals: Option<Quiet>,
@@ -86,12 +86,12 @@ impl<T: Default> Default for Undisturbed<T> {
 }
 
 impl<T> Undisturbed<T> {
-    /// A free one.
+    /// A free mutex.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
     }
 
-    /// Takes it.
+    /// Takes the mutex.
     pub fn lock(&self) -> Guard<'_, T> {
         let signals = undisturbed();
         Guard {
@@ -118,23 +118,23 @@ impl<T> DerefMut for Guard<'_, T> {
 /// A value under a futex lock.
 pub struct Lock<T> {
     word: AtomicU32,
-    /// The thread that holds the lock in a call in which it may be cancelled, or 0.
+    /// The id of the holder while it is in a call in which it may be cancelled; else 0.
     mortal: AtomicI32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the value is only reached through `get`, whose contract is that the caller holds the lock.
+// SAFETY: the value is reached only through `get`, whose contract is that the caller holds the lock.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T: Default> Lock<T> {
-    /// After a fork, on either side: frees the lock that was taken before it. A child begins with an empty value. The
-    /// parent's is forgotten, not dropped: freeing would use the allocator in a forked child.
+    /// Frees the lock after a fork, in the parent or in the child. The lock was taken before the fork. The child begins with an
+    /// empty value. The inherited value is forgotten, not dropped: dropping would use the allocator in a forked child.
     ///
     /// # Safety
     /// The calling thread took the lock before the fork.
     pub unsafe fn unlock_after_fork(&self, child: bool) {
         if child {
-            // SAFETY: the lock is held, says the caller.
+            // SAFETY: the caller's contract: the lock is held.
             std::mem::forget(std::mem::take(unsafe { self.get() }));
         }
         self.unlock();
@@ -159,7 +159,7 @@ impl<T> Lock<T> {
             .is_ok()
     }
 
-    /// Whether nobody has the lock.
+    /// Whether the lock is free.
     #[inline]
     pub fn is_free(&self) -> bool {
         self.word.load(Ordering::Acquire) == FREE
@@ -181,7 +181,7 @@ impl<T> Lock<T> {
             let holder = self.mortal.load(Ordering::Acquire);
             let gone = || !thread_lives(holder);
             if waited == Err(libc::ETIMEDOUT) && holder != 0 && gone() {
-                // One waiter becomes the dead thread's heir and frees the lock in its place.
+                // One waiter wins the exchange and frees the lock in the dead thread's place.
                 let heir =
                     self.mortal
                         .compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
@@ -192,13 +192,14 @@ impl<T> Lock<T> {
         }
     }
 
-    /// The holder says that it is about to wait in a call that may be its last, or has come back.
+    /// The holder declares that it enters a call in which it may be cancelled (`true`), or that it has returned (`false`).
     pub fn may_die(&self, may: bool) {
         self.mortal
             .store(if may { tid() } else { 0 }, Ordering::Release);
     }
 
-    /// Whether the calling thread has the lock, and has said so: then this is a signal's handler, in the middle of that call.
+    /// Whether the calling thread holds the lock and has called [`Lock::may_die`]. The caller then runs in a signal handler
+    /// that has interrupted the declared call.
     pub fn is_mortal_here(&self) -> bool {
         let holder = self.mortal.load(Ordering::Acquire);
         holder != 0 && holder == tid()
@@ -221,10 +222,10 @@ impl<T> Lock<T> {
     /// The value.
     ///
     /// # Safety
-    /// The caller holds the lock, and lets go of the reference before it unlocks.
+    /// The caller holds the lock, and does not use the reference after it unlocks.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn get(&self) -> &mut T {
-        // SAFETY: the lock makes the caller the only one with a reference.
+        // SAFETY: the caller holds the lock, so no other reference exists.
         unsafe { &mut *self.value.get() }
     }
 
@@ -232,7 +233,7 @@ impl<T> Lock<T> {
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         let _signals = undisturbed();
         self.lock();
-        // SAFETY: locked one line above, unlocked after `f` has given its reference back.
+        // SAFETY: locked one line above, unlocked after `f` has returned its reference.
         let r = f(unsafe { self.get() });
         self.unlock();
         r
@@ -244,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn excludes() {
+    fn one_thread_at_a_time_has_the_lock() {
         static LOCK: Lock<u64> = Lock::new(0);
         let threads: Vec<_> = (0..4)
             .map(|_| {
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_quiet_until_the_last_one_goes() {
+    fn signals_stay_blocked_until_the_last_guard_is_dropped() {
         let lock = Undisturbed::new(0);
         assert!(!blocked());
         let first = undisturbed();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_holder_leaves_no_lock_behind() {
+    fn the_lock_of_a_dead_holder_is_freed() {
         static LOCK: Lock<u64> = Lock::new(0);
         let holder = std::thread::spawn(|| {
             LOCK.lock();

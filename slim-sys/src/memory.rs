@@ -1,7 +1,8 @@
-//! Memory of our own, and memory that an application points to, which may be bad: that is its `EFAULT`, and not our crash.
+//! Memory of our own, and checks of memory that an application points to. A bad pointer of the application must give `EFAULT`, and
+//! must not crash our code.
 //!
-//! For the latter the kernel is asked, by futex calls that change nothing and wake nobody: they look at one word of a page each. They work
-//! where looking at other processes' memory is forbidden.
+//! The checks are futex calls that change nothing and wake no thread: each makes the kernel access one word of a page. They also work
+//! where access to other processes' memory is forbidden.
 
 use crate::pid;
 use libc::c_long;
@@ -22,26 +23,26 @@ pub fn map(len: usize) -> *mut u8 {
     mapped.map_or(ptr::null_mut(), <*mut c_void>::cast)
 }
 
-/// Gives such memory back, or as much of it as the system takes back.
+/// Returns memory from [`map`] to the system. If only the pages, and not the address space, could be returned: false.
 ///
 /// # Safety
-/// Nobody uses the memory any more.
+/// The memory is not used any more.
 pub unsafe fn unmap(at: *mut u8, len: usize) -> bool {
     // SAFETY: the caller's contract.
     unsafe {
         let done = mm::munmap(at.cast(), len).is_ok();
         if !done {
-            // The process has as many mappings as it may: only the address space stays.
+            // The process is at its limit of mappings. The pages are freed; the address space stays in use.
             let _ = mm::madvise(at.cast(), len, Advice::LinuxDontNeed);
         }
         done
     }
 }
 
-/// Makes such memory larger or smaller; it may move. Null if that cannot be.
+/// Makes memory from [`map`] larger or smaller; it may move. Null on failure.
 ///
 /// # Safety
-/// Nobody uses it at its old place afterwards.
+/// The memory is not used at its old address afterwards.
 pub unsafe fn remap(at: *mut u8, old: usize, new: usize) -> *mut u8 {
     // SAFETY: the caller's contract.
     let mapped = unsafe { mm::mremap(at.cast(), old, new, MremapFlags::MAYMOVE) };
@@ -51,11 +52,11 @@ pub unsafe fn remap(at: *mut u8, old: usize, new: usize) -> *mut u8 {
 /// Whether memory can be read.
 pub fn is_readable(at: *const u8, len: usize) -> bool {
     each_page(at, len, |word| {
-        // A word there is compared with another one; whether they are the same, nobody is woken or moved.
+        // The kernel compares the word with 0. Whatever the result, no thread is woken or requeued.
         let (none, other) = (0usize, AtomicU32::new(0));
         let op = libc::FUTEX_CMP_REQUEUE | libc::FUTEX_PRIVATE_FLAG;
         let other = other.as_ptr();
-        // SAFETY: the kernel reads a word of each, and checks first whether it may.
+        // SAFETY: the kernel reads the word, and checks first whether it may.
         unsafe { call!(libc::SYS_futex, word, op, 0, none, other, 0) }.err()
     })
 }
@@ -63,17 +64,17 @@ pub fn is_readable(at: *const u8, len: usize) -> bool {
 /// Whether memory can be written to.
 pub fn is_writable(at: *const u8, len: usize) -> bool {
     each_page(at, len, |word| {
-        // Nothing is added to a word there, and nobody waits for the other one.
+        // The kernel adds 0 to the word; no thread waits on `other`.
         let (none, other) = (0usize, AtomicU32::new(0));
         let op = libc::FUTEX_WAKE_OP | libc::FUTEX_PRIVATE_FLAG;
         let add_nothing = libc::FUTEX_OP_ADD << 28;
         let other = other.as_ptr();
-        // SAFETY: the kernel writes what is there already, in one step, and checks first whether it may.
+        // SAFETY: the kernel writes the value that is there already, atomically, and checks first whether it may.
         unsafe { call!(libc::SYS_futex, other, op, 0, none, word, add_nothing) }.err()
     })
 }
 
-/// Whether `ask` says no `EFAULT` of a word in each page of `[at, at + len)`.
+/// Calls `ask` for one word in each page of `[at, at + len)`. True if `ask` never returns `EFAULT`.
 fn each_page(at: *const u8, len: usize, ask: impl Fn(*const u8) -> Option<libc::c_int>) -> bool {
     let Some(last) = len.checked_sub(1) else {
         return true;
@@ -88,13 +89,13 @@ fn each_page(at: *const u8, len: usize, ask: impl Fn(*const u8) -> Option<libc::
         .all(|word| ask(at.with_addr(word)) != Some(libc::EFAULT))
 }
 
-/// A copy of memory that an application points to; `None` where it points to nothing.
+/// A copy of memory that an application points to; `None` if the memory cannot be read.
 pub fn memory(at: *const u8, len: usize) -> Option<Vec<u8>> {
     let mut copy = vec![0; len];
     read_memory(at, &mut copy).then_some(copy)
 }
 
-/// Likewise, into `copy`.
+/// Copies memory that an application points to into `copy`; false if it cannot be read.
 pub fn read_memory(at: *const u8, copy: &mut [u8]) -> bool {
     let len = copy.len();
     let to = libc::iovec {
@@ -106,15 +107,15 @@ pub fn read_memory(at: *const u8, copy: &mut [u8]) -> bool {
         iov_len: len,
     };
     let (pid, to, from) = (pid(), &raw const to, &raw const from);
-    // SAFETY: the kernel writes up to `len` bytes to `copy`, and checks whether there are any to read.
+    // SAFETY: the kernel writes up to `len` bytes to `copy`, and checks whether the source can be read.
     let n = unsafe { call!(libc::SYS_process_vm_readv, pid, to, 1, from, 1, 0) };
     n == Ok(len as c_long)
 }
 
-/// A copy of something that an application points to; `None` where it points to nothing.
+/// A copy of a value that an application points to; `None` if the memory cannot be read.
 ///
 /// # Safety
-/// Any bytes are a `T`; and what is there, if anything, is the application's, of which we have no mutable reference.
+/// Any bytes are a valid `T`; and the memory, if any, is the application's: we have no mutable reference to it.
 pub unsafe fn copy_of<T: Copy>(at: *const T) -> Option<T> {
     // SAFETY: readable; the rest is the caller's contract.
     is_readable(at.cast(), size_of::<T>()).then(|| unsafe { at.read_unaligned() })
@@ -125,9 +126,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_is_not_there() {
+    fn unmapped_and_protected_memory_is_found() {
         let page = PAGE;
-        // SAFETY: a new mapping of three pages, of which two are then made worse; none is a reference's.
+        // SAFETY: a new mapping of three pages, two of which then lose permissions; no reference points into it.
         let at = unsafe {
             let (rw, none) = (libc::PROT_READ | libc::PROT_WRITE, libc::PROT_NONE);
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -152,7 +153,7 @@ mod tests {
         let words = [7_u64; 1024];
         assert!(is_writable(words.as_ptr().cast(), size_of_val(&words)));
         assert_eq!(words, [7; 1024]);
-        // SAFETY: integers, of which nobody has a mutable reference.
+        // SAFETY: integers, without any mutable reference to them.
         let copy = |at: *const u64| unsafe { copy_of(at) };
         assert_eq!(copy(&raw const words[3]), Some(7));
         assert_eq!(copy(at.wrapping_add(2 * page - 2).cast()), None);

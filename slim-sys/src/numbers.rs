@@ -31,17 +31,17 @@ use std::time::{Duration, Instant};
 use crate::lock::undisturbed;
 use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
 
-/// How often a maker looks again at once, and how long it sleeps from then on.
+/// How often a thread in [`make`] checks again at once, and how long it sleeps between checks from then on.
 const SHORTLY: u32 = 50;
 const NAP: Duration = Duration::from_micros(20);
-/// A thread that makes something takes as long only if it never comes to an end, on however busy a machine.
+/// Bound on waiting for threads in [`make`]. A thread that takes longer, on however busy a machine, never ends.
 const MADE: Duration = Duration::from_secs(2);
 
-/// Whether there is, or was, anybody who makes descriptors.
+/// Whether an agent, which makes descriptors, has been started in this process.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 /// Threads in [`make`].
 static MAKERS: AtomicU32 = AtomicU32::new(0);
-/// Threads that sleep until there is nobody in [`make`].
+/// Threads that sleep until no thread is in [`make`].
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Calls in [`take`]. They do not sleep, and no handler interrupts them: they end as soon as their thread runs.
 static PROMPT: Takers = Takers::new(MADE);
@@ -70,7 +70,7 @@ const CALL: u64 = (1 << 32) + 1;
 static CHANGING: AtomicU32 = AtomicU32::new(0);
 /// Threads that fork.
 static FORKING: AtomicU32 = AtomicU32::new(0);
-/// A thread that forks, or is in [`whole`], takes as long only if it never comes to an end.
+/// Bound on waiting for threads that fork or are in [`whole`]. A thread that takes longer never ends.
 const FORKED: Duration = Duration::from_secs(2);
 
 thread_local! {
@@ -111,7 +111,7 @@ pub fn whole<R>(f: impl FnOnce() -> R) -> R {
     if IN_CHANGE.get() {
         return f();
     }
-    // The last to go.
+    // Dropped last.
     let _signals = undisturbed();
     enter();
     IN_CHANGE.set(true);
@@ -146,7 +146,7 @@ fn wait_for_forks() {
 /// A thread is about to fork: waits until nobody is in [`whole`], and keeps others out of it.
 pub fn before_fork() {
     FORKING.fetch_add(1, Ordering::SeqCst);
-    // A signal's handler that forks has interrupted what it would wait for.
+    // A signal handler that forks may have interrupted its own thread in `whole`: waiting for that would never end.
     if CHANGING.load(Ordering::SeqCst) != 0 && !IN_CHANGE.get() {
         wait_until_zero(&CHANGING, FORKED, Instant::now());
     }
@@ -202,14 +202,14 @@ pub fn begin() {
     IN_USE.store(true, Ordering::SeqCst);
 }
 
-/// In a forked child: nobody else is here.
+/// Resets the state in a forked child, which has no other threads.
 pub fn forget_in_child() {
     IN_USE.store(false, Ordering::Relaxed);
     MAKERS.store(0, Ordering::Relaxed);
     SLEEPERS.store(0, Ordering::Relaxed);
     PROMPT.forget();
     PATIENT.forget();
-    // A signal's handler that forked comes back to what it has interrupted.
+    // A signal handler that forked returns to the code that it has interrupted, which may be in `whole`.
     CHANGING.store(IN_CHANGE.get().into(), Ordering::Relaxed);
     FORKING.store(0, Ordering::Relaxed);
 }

@@ -1,4 +1,4 @@
-//! Which descriptors are open.
+//! Lists the open descriptors.
 
 use crate::descriptors::{close_unregistered, is_open};
 use crate::{fds, numbers, proc};
@@ -7,18 +7,18 @@ use rustix::fs::{OFlags, RawDir};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 
-/// No number beyond is open, unless the limit was higher before.
+/// Open descriptors have numbers below this, unless the limit was higher before.
 fn numbers_at_most() -> c_int {
-    // As many as the kernel has by default (fs.nr_open).
+    // The kernel's default of fs.nr_open.
     let most = 1 << 20;
     fds::soft_limit().min(most) as c_int
 }
 
-/// Calls `f` with the numbers that are open, but for the one that it takes to find out. Uses no heap.
+/// Calls `f` with each open number, except the one that the listing itself uses. Uses no heap.
 pub fn for_each_open(mut f: impl FnMut(c_int)) {
     numbers::make(|| {
         let Ok(dir) = proc::open(format_args!("self/fd"), OFlags::DIRECTORY) else {
-            // There is no /proc, after a chroot for example: every number is tried.
+            // /proc is missing, after a chroot for example. Try every number.
             return (0..numbers_at_most())
                 .filter(|fd| is_open(*fd))
                 .for_each(&mut f);

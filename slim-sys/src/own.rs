@@ -1,4 +1,4 @@
-//! Descriptors of ours, owned.
+//! Owned descriptors of ours.
 
 use crate::fds::{adopt, release, unwatched};
 use crate::numbers;
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 pub struct OwnFd(ManuallyDrop<OwnedFd>);
 
 impl OwnFd {
-    /// Takes over what `create` makes before the application can come across it.
+    /// Runs `create` and registers its descriptor before the application can use the number.
     pub fn make<T: Into<OwnedFd>>(create: impl FnOnce() -> io::Result<T>) -> io::Result<Self> {
         numbers::make(|| create().map(OwnFd::new))
     }
@@ -30,13 +30,14 @@ impl OwnFd {
         unsafe { ManuallyDrop::take(&mut this.0) }
     }
 
-    /// Its number, for the caller to [`close`](crate::close), or to leave open for good. It stays ours.
+    /// Gives up ownership and returns the number. It stays registered as ours. The caller [closes](crate::close) it, or leaves
+    /// it open for good.
     pub fn leak(self) -> RawFd {
         unwatched(self.raw());
         ManuallyDrop::new(self).raw()
     }
 
-    /// Its number.
+    /// The descriptor number.
     pub fn raw(&self) -> RawFd {
         self.0.as_raw_fd()
     }

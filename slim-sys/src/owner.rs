@@ -1,14 +1,14 @@
-//! Descriptors whose owner is told by a signal what they are ready for (fcntl(2), `F_SETOWN`).
+//! Signal-driven I/O: a descriptor's owner gets a signal when the descriptor is ready (fcntl(2), `F_SETOWN`).
 
 use crate::{Errno, pid, set_status, status};
 use libc::{c_int, c_long};
 
-/// As in `asm-generic/fcntl.h`; the C library's crate has them not for all targets.
+/// As in `asm-generic/fcntl.h`; the libc crate lacks them for some targets.
 const F_SETSIG: c_int = 10;
 const F_GETSIG: c_int = 11;
 const F_SETOWN_EX: c_int = 15;
 const F_GETOWN_EX: c_int = 16;
-/// `si_code` of a signal that tells of a descriptor.
+/// `SI_SIGIO`: the `si_code` of a signal that reports a descriptor.
 const SI_SIGIO: c_int = -5;
 
 #[repr(C)]
@@ -20,7 +20,7 @@ struct SignalOwner {
 const THREAD: c_int = 0;
 const GROUP: c_int = 2;
 
-/// As much of `siginfo_t` as is told of a descriptor; the rest is nothing.
+/// The fields of `siginfo_t` that report a descriptor; the rest is zero.
 #[repr(C)]
 struct SignalInfo {
     signal: c_int,
@@ -33,13 +33,13 @@ struct SignalInfo {
 }
 const _: () = assert!(size_of::<SignalInfo>() == 128);
 
-/// The signal by which the owner of a descriptor is told; 0 is `SIGIO`.
+/// The signal that the owner of a descriptor gets (`F_GETSIG`); 0 means `SIGIO`.
 pub(crate) fn signal_of(fd: c_int) -> Result<c_int, Errno> {
     // SAFETY: no memory is passed.
     unsafe { call!(libc::SYS_fcntl, fd, F_GETSIG) }.map(|signal| signal as c_int)
 }
 
-/// Sets it.
+/// Sets the signal that the owner of a descriptor gets (`F_SETSIG`).
 pub(crate) fn set_signal(fd: c_int, signal: c_int) {
     // SAFETY: no memory is passed.
     let _ = unsafe { call!(libc::SYS_fcntl, fd, F_SETSIG, signal) };
@@ -47,29 +47,29 @@ pub(crate) fn set_signal(fd: c_int, signal: c_int) {
 
 fn owner(fd: c_int) -> Option<(SignalOwner, c_int)> {
     let mut owner = SignalOwner::default();
-    // SAFETY: the kernel fills the structure, which has its layout.
+    // SAFETY: the kernel fills the structure, which has the kernel's layout.
     unsafe { call!(libc::SYS_fcntl, fd, F_GETOWN_EX, &raw mut owner) }.ok()?;
     let signal = signal_of(fd).unwrap_or(0);
     (owner.id != 0 || signal != 0).then_some((owner, signal))
 }
 
-/// Gives one descriptor the owner of another, and its signal.
+/// Copies the owner and its signal from one descriptor to another.
 pub fn copy_owner(from: c_int, to: c_int) {
     if let Some((owner, signal)) = owner(from) {
-        // SAFETY: the kernel reads the structure, which has its layout.
+        // SAFETY: the kernel reads the structure, which has the kernel's layout.
         let _ = unsafe { call!(libc::SYS_fcntl, to, F_SETOWN_EX, &raw const owner) };
         set_signal(to, signal);
     }
 }
 
-/// There is something new under a number: if the file of `fd`, which is to be there, has an owner who wants to know, he is
-/// told to look.
+/// Signals the owner of a file, if the file has one and is in `O_ASYNC` mode, that the descriptor is ready. `fd` refers to the
+/// file that has got, or is about to get, the number `number`.
 pub fn tell_owner(fd: c_int, number: c_int) {
     let flags = status(fd);
     let Some((owner, signal)) = owner(fd).filter(|_| flags & libc::O_ASYNC != 0) else {
         return;
     };
-    // The number that later signals name is the one by which the flag was set.
+    // Later signals report the number through which O_ASYNC was set: set it again through `fd`.
     set_status(fd, flags & !libc::O_ASYNC);
     set_status(fd, flags);
     let ready = libc::POLLIN | libc::POLLRDNORM | libc::POLLOUT | libc::POLLWRNORM;
@@ -85,7 +85,7 @@ pub fn tell_owner(fd: c_int, number: c_int) {
     let id = c_long::from(owner.id);
     let any = c_long::from(if signal == 0 { libc::SIGIO } else { signal });
     let (pid, told) = (c_long::from(pid()), &raw const told);
-    // SAFETY: the kernel reads `told`, which has the size of its `siginfo_t`; the signal is the one that it would send itself.
+    // SAFETY: the kernel reads `told`, which has the size of the kernel's `siginfo_t`; the kernel would send the same signal itself.
     let _ = unsafe {
         match owner.kind {
             GROUP => call!(libc::SYS_kill, -id, any),

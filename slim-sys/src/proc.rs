@@ -1,5 +1,4 @@
-//! What the kernel tells of processes (proc(5)), also to a program that changes its root directory after its first
-//! connection.
+//! Reads files below /proc (proc(5)), also when the program changes its root directory after its first connection.
 
 use crate::descriptors::{at, close_unregistered, own};
 use crate::numbers;
@@ -11,17 +10,17 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 
-/// A descriptor of /proc, or -1. Not of a directory of this process: forked children have others.
+/// A descriptor of /proc, or -1. It is not the directory of this process, because forked children have another one.
 static PROC: AtomicI32 = AtomicI32::new(-1);
 
-/// Keeps /proc open.
+/// Opens /proc and keeps it open.
 pub fn hold() {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let held = numbers::make(|| fs::openat(CWD, c"/proc", flags, Mode::empty()).map(own));
     PROC.store(held.unwrap_or(-1), Ordering::Release);
 }
 
-/// Closes it, for good.
+/// Closes the kept descriptor of /proc.
 pub fn release() {
     let held = PROC.swap(-1, Ordering::AcqRel);
     if held >= 0 {
@@ -29,7 +28,7 @@ pub fn release() {
     }
 }
 
-/// In a forked child, where our descriptors are closed.
+/// Forgets the descriptor in a forked child, where all our descriptors are closed.
 pub fn forget() {
     PROC.store(-1, Ordering::Release);
 }
@@ -50,11 +49,11 @@ impl ProcPath {
         path
     }
 
-    /// With the directory that it is below.
+    /// The directory and the name below it, for the `*at` calls.
     fn place(&self) -> (BorrowedFd<'static>, &CStr) {
         let (at, text) = match PROC.load(Ordering::Acquire) {
             -1 => (CWD, &self.text[..]),
-            // Without what `new` has put before it.
+            // The name without the "/proc/" that `new` has put in front.
             held => (at(held), &self.text["/proc/".len()..]),
         };
         (at, CStr::from_bytes_until_nul(text).unwrap_or_default())
@@ -62,7 +61,7 @@ impl ProcPath {
 }
 
 impl Write for ProcPath {
-    /// One zero is left at the end. All names used here are short.
+    /// Leaves one zero byte at the end. All names used here are short enough.
     fn write_str(&mut self, s: &str) -> fmt::Result {
         let end = self.len + s.len();
         let room = self.text.len() - 1;
@@ -73,15 +72,15 @@ impl Write for ProcPath {
     }
 }
 
-/// Opens a file below /proc. The number is not ours yet: call in [`numbers::make`], and close it there by
-/// [`close_unregistered`].
+/// Opens a file below /proc. The descriptor is not registered as ours: call this inside [`numbers::make`], and close the
+/// descriptor there with [`close_unregistered`].
 pub(crate) fn open(below: fmt::Arguments<'_>, flags: OFlags) -> io::Result<OwnedFd> {
     let path = ProcPath::new(below);
     let (at, name) = path.place();
     fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// The whole of a file below /proc.
+/// Reads a whole file below /proc.
 pub fn read(below: fmt::Arguments<'_>) -> Option<Vec<u8>> {
     numbers::make(|| {
         let file = open(below, OFlags::RDONLY).ok()?;
@@ -100,7 +99,7 @@ pub fn read(below: fmt::Arguments<'_>) -> Option<Vec<u8>> {
     })
 }
 
-/// Whether a link below /proc has this text.
+/// Whether a symbolic link below /proc has this text.
 pub fn links_to(below: fmt::Arguments<'_>, text: &CStr) -> bool {
     let path = ProcPath::new(below);
     let (at, name) = path.place();
@@ -109,7 +108,7 @@ pub fn links_to(below: fmt::Arguments<'_>, text: &CStr) -> bool {
     found.is_ok_and(|(found, _)| found == text.to_bytes())
 }
 
-/// Device and number of the file that a link below /proc leads to.
+/// Device and inode number of the file that a symbolic link below /proc points to.
 pub fn file(below: fmt::Arguments<'_>) -> Option<(u64, u64)> {
     let path = ProcPath::new(below);
     let (at, name) = path.place();
@@ -122,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_with_and_without_a_descriptor() {
+    fn reads_are_the_same_with_and_without_the_kept_descriptor() {
         for held in [false, true] {
             if held {
                 hold();
@@ -137,7 +136,7 @@ mod tests {
                 c"anon_inode:[eventpoll]"
             ));
             [a, b].into_iter().for_each(crate::close);
-            // Another test may have the number by now.
+            // Another test may have got the number by now.
             assert_ne!(file(format_args!("self/fd/{a}")), before);
         }
         release();

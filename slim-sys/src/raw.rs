@@ -1,11 +1,11 @@
-//! System calls without libc: our own must not come to our own hook of `syscall`, nor touch `errno`.
+//! System calls without libc: our calls must not enter our own hook of `syscall`, nor change `errno`.
 
 use crate::Errno;
 use libc::{c_int, c_long};
 
-/// An argument as the kernel gets it.
+/// A type that can be an argument of a system call.
 pub trait Word {
-    /// The register's value.
+    /// The value of the register.
     fn word(self) -> usize;
 }
 
@@ -27,7 +27,7 @@ words! {
     u64: |w| w as usize;
     i64: |w| w as usize;
     u32: |w| w as usize;
-    // The kernel looks at the lower half only.
+    // The kernel uses the lower half only.
     c_int: |w| w as u32 as usize;
 }
 
@@ -45,29 +45,31 @@ impl<T> Word for *mut T {
     }
 }
 
-/// The arguments of a call; those that it does not have are not looked at.
+/// Pads the arguments of a call to six. The kernel ignores those that the call does not have.
 #[inline(always)]
 pub fn padded<const N: usize>(args: [usize; N]) -> [usize; 6] {
     std::array::from_fn(|i| args.get(i).copied().unwrap_or(0))
 }
 
-/// The kernel's answer, an errno as such.
+/// Converts the kernel's return value; errors are negative errno values.
 #[inline(always)]
 pub fn result(answer: isize) -> Result<c_long, Errno> {
-    // The last page of addresses is nobody's.
+    // No valid address lies in the last page, so these values are always errors.
     match answer {
         -4095..=-1 => Err(-answer as Errno),
         n => Ok(n as c_long),
     }
 }
 
+/// Makes a system call and returns the kernel's raw value.
+///
 /// # Safety
 /// The arguments are valid for this system call.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
     let r;
-    // SAFETY: the kernel keeps all registers but these three; the arguments are the caller's to vouch for.
+    // SAFETY: the kernel preserves all registers but rax, rcx and r11; the caller guarantees valid arguments.
     unsafe {
         std::arch::asm!(
             "syscall",
@@ -86,13 +88,15 @@ pub unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
     r
 }
 
+/// Makes a system call and returns the kernel's raw value.
+///
 /// # Safety
 /// The arguments are valid for this system call.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 pub unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
     let r;
-    // SAFETY: the kernel keeps all registers but the first; the arguments are the caller's to vouch for.
+    // SAFETY: the kernel preserves all registers but x0; the caller guarantees valid arguments.
     unsafe {
         std::arch::asm!(
             "svc 0",
@@ -109,7 +113,7 @@ pub unsafe fn syscall(nr: c_long, args: [usize; 6]) -> isize {
     r
 }
 
-/// Elsewhere `syscall` is not hooked.
+/// Makes a system call and returns the kernel's raw value. On these processors `syscall` is not hooked.
 ///
 /// # Safety
 /// The arguments are valid for this system call.

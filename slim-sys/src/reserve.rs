@@ -1,9 +1,10 @@
-//! Numbers in reserve, for a process whose application has opened all that its limit allows.
+//! Reserved descriptor numbers, for a process whose application has opened as many files as its limit allows.
 //!
-//! A broken connection needs a second descriptor until the new one takes its number. Where the soft limit is below the
-//! hard one, it is made above the soft limit, and costs the application nothing. Elsewhere two numbers are kept from the
-//! application while it has others: one for the connections that we make, one for those that come. Two processes at their limit
-//! that resume towards each other would else wait for each other. Each serves one flow after the other.
+//! A resume needs a second descriptor until the new connection takes the number of the old one. If the soft limit is below the
+//! hard limit, this descriptor is made above the soft limit, and takes no number from the application. Else two numbers are
+//! reserved while the application still has others: one for connections that we make, one for connections that we accept. With
+//! one number only, two processes at their limit that resume towards each other would wait for each other. Each number serves
+//! one flow at a time.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
@@ -16,31 +17,31 @@ use crate::limit;
 use crate::numbers;
 use crate::{as_agent, at};
 
-/// What a number is kept for.
+/// The use that a number is reserved for.
 #[derive(Clone, Copy)]
 pub enum For {
-    /// A connection that a peer makes.
+    /// A connection that a peer makes to us.
     Accepting,
-    /// One that we make.
+    /// A connection that we make.
     Connecting,
 }
 
-/// Where the limit is lower the application needs every number.
+/// If the soft limit is lower than this the application needs every number, and none is reserved.
 const WORTH: u64 = 128;
 const NONE: RawFd = -1;
 
-/// The numbers, in the order of [`For`].
+/// The reserved numbers, in the order of [`For`].
 static KEPT: [AtomicI32; 2] = [const { AtomicI32::new(NONE) }; 2];
-/// A descriptor of ours whose copies are under the numbers: what wakes the agent thread.
+/// A descriptor of ours, the one that wakes the agent thread. Copies of it occupy the reserved numbers.
 static SOURCE: AtomicI32 = AtomicI32::new(NONE);
 
-/// Begins to keep numbers; `source` is marked with [`Mark::WAKE`].
+/// Begins to reserve numbers; `source` is marked with [`Mark::WAKE`].
 pub fn begin(source: RawFd) {
     SOURCE.store(source, Ordering::SeqCst);
     fill();
 }
 
-/// The agent ends.
+/// Gives all reserved numbers up, when the agent ends.
 pub fn end() {
     SOURCE.store(NONE, Ordering::SeqCst);
     for kept in &KEPT {
@@ -48,7 +49,7 @@ pub fn end() {
     }
 }
 
-/// In a forked child, where all our descriptors are closed.
+/// Forgets the reserved numbers in a forked child, where all our descriptors are closed.
 pub fn forget() {
     SOURCE.store(NONE, Ordering::SeqCst);
     for kept in &KEPT {
@@ -56,7 +57,7 @@ pub fn forget() {
     }
 }
 
-/// What is copied, unless the application has closed it unseen.
+/// The descriptor to copy; `None` if the application has closed it unseen.
 fn source() -> Option<RawFd> {
     let source = SOURCE.load(Ordering::SeqCst);
     (source != NONE && Mark::WAKE.is_on(source)).then_some(source)
@@ -67,12 +68,12 @@ fn first_wanting() -> Option<&'static AtomicI32> {
         .find(|kept| kept.load(Ordering::Relaxed) == NONE)
 }
 
-/// Whether a number is wanting.
+/// Whether a reserved number is missing.
 pub fn is_wanting() -> bool {
     SOURCE.load(Ordering::Relaxed) != NONE && first_wanting().is_some()
 }
 
-/// Takes numbers, if some are wanting and the application leaves any.
+/// Reserves the missing numbers, as far as the application leaves any.
 pub fn fill() {
     while let Some(kept) = first_wanting() {
         let Some(source) = source() else { return };
@@ -101,18 +102,18 @@ fn put(kept: &AtomicI32, fd: RawFd) {
     }
 }
 
-/// Closes what is under a number of the reserve, unless somebody else has it by now.
+/// Closes a reserved number, unless another file has come under it.
 fn close(fd: RawFd) {
     numbers::whole(|| {
         fds::release(fd);
         if Mark::WAKE.is_on(fd) {
-            // SAFETY: a copy that only this module knows.
+            // SAFETY: a copy that only this module uses.
             as_agent(|| drop(unsafe { OwnedFd::from_raw_fd(fd) }));
         }
     });
 }
 
-/// Gives a number up; whether there was one.
+/// Gives a reserved number up. Returns whether there was one.
 fn taken(kept: &AtomicI32) -> bool {
     let fd = kept.swap(NONE, Ordering::SeqCst);
     if fd != NONE {
@@ -121,10 +122,10 @@ fn taken(kept: &AtomicI32) -> bool {
     fd != NONE
 }
 
-/// Runs `create`, which makes a descriptor of ours for which the limit leaves no room. To be called in [`numbers::make`].
+/// Runs `create`, which makes a descriptor of ours that does not fit below the limit. Call it inside [`numbers::make`].
 ///
 /// # Errors
-/// That of `create`; `EMFILE` when the reserve is in use.
+/// The error of `create`; `EMFILE` if the reserved number is in use.
 pub fn in_need<T>(what: For, create: impl Fn() -> io::Result<T>) -> io::Result<T> {
     let full = || io::Error::from_raw_os_error(libc::EMFILE);
     match limit::above(|_| create()) {
@@ -136,7 +137,8 @@ pub fn in_need<T>(what: For, create: impl Fn() -> io::Result<T>) -> io::Result<T
     if taken(kept) { create() } else { Err(full()) }
 }
 
-/// Closes a descriptor of ours. If the reserve lacks a number it keeps this one, which the application cannot get in between.
+/// Closes a descriptor of ours. If a reserved number is missing, this number is reserved instead; the application cannot get it
+/// in between.
 pub fn close_or_keep(fd: OwnedFd) {
     let number = fd.as_raw_fd();
     let wanting = if is_wanting() { first_wanting() } else { None };
@@ -144,13 +146,13 @@ pub fn close_or_keep(fd: OwnedFd) {
         // SAFETY: no memory is passed; the number is ours.
         let copied: c_int = as_agent(|| unsafe { libc::dup3(source, number, libc::O_CLOEXEC) });
         if copied == number {
-            // It is the reserve's.
+            // The number now belongs to the reserve.
             std::mem::forget(fd);
             fds::claim(number);
             return put(kept, number);
         }
     }
-    // Before the close: a number that is free again may be the application's at once.
+    // Released before the close, because the application may get a free number at once.
     numbers::whole(|| {
         fds::release(number);
         as_agent(|| drop(fd));

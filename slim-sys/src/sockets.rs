@@ -1,4 +1,4 @@
-//! Sockets of any kind.
+//! System calls on sockets of any kind.
 
 use crate::descriptors::own;
 use crate::errno::number;
@@ -23,15 +23,15 @@ pub fn try_shutdown(fd: c_int, how: c_int) -> Result<(), Errno> {
     net::shutdown(at(fd), how).map_err(number)
 }
 
-/// A type of which any bytes are a value.
+/// A type for which any bytes are a valid value.
 ///
 /// # Safety
-/// They are, and there are none between its fields.
+/// Any bytes are a valid value, and the type has no padding.
 pub unsafe trait Plain: Copy {}
 
 macro_rules! plain {
     ($($kind:ty: $why:literal;)*) => {$(
-        // SAFETY: as said beside it.
+        // SAFETY: the reason stands beside the type.
         unsafe impl Plain for $kind {}
     )*};
 }
@@ -47,20 +47,20 @@ plain! {
     libc::ucred: "three integers of the same size";
 }
 
-// SAFETY: each element is plain, and there is nothing between them.
+// SAFETY: each element is plain, and arrays have no padding.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
-/// A socket option of a plain type.
+/// Reads a socket option of a plain type.
 pub fn option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Option<T> {
     try_option(fd, level, name).ok()
 }
 
-/// Likewise, or why there is none.
+/// [`option`], with the error.
 pub fn try_option<T: Plain>(fd: c_int, level: c_int, name: c_int) -> Result<T, Errno> {
     option_with_len(fd, level, name).map(|(value, _)| value)
 }
 
-/// Likewise, and how many of its bytes the kernel has filled; the others are 0.
+/// [`try_option`], with the number of bytes that the kernel has filled; the others are 0.
 pub(crate) fn option_with_len<T: Plain>(
     fd: c_int,
     level: c_int,
@@ -68,9 +68,9 @@ pub(crate) fn option_with_len<T: Plain>(
 ) -> Result<(T, usize), Errno> {
     let mut value = std::mem::MaybeUninit::<T>::zeroed();
     let (at, mut len) = (value.as_mut_ptr(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the kernel writes up to `len` bytes to the value, and how many to `len`.
+    // SAFETY: the kernel writes up to `len` bytes to the value, and their number to `len`.
     unsafe { call!(libc::SYS_getsockopt, fd, level, name, at, &raw mut len) }?;
-    // SAFETY: any bytes are a value; those that the kernel has not written are 0.
+    // SAFETY: any bytes are a valid value; those that the kernel has not written are 0.
     Ok((unsafe { value.assume_init() }, len as usize))
 }
 
@@ -79,7 +79,7 @@ pub fn set_option<T: Plain>(fd: c_int, level: c_int, name: c_int, value: &T) {
     let _ = try_set_option(fd, level, name, value);
 }
 
-/// Likewise, and says whether it is set.
+/// [`set_option`], with the error.
 pub fn try_set_option<T: Plain>(
     fd: c_int,
     level: c_int,
@@ -91,12 +91,12 @@ pub fn try_set_option<T: Plain>(
     unsafe { call!(libc::SYS_setsockopt, fd, level, name, at, len) }.map(drop)
 }
 
-/// The number that the kernel has given a socket, and gives no other one.
+/// The cookie of a socket: a number that the kernel gives to no other socket.
 pub fn cookie(fd: c_int) -> Option<u64> {
     option(fd, libc::SOL_SOCKET, libc::SO_COOKIE)
 }
 
-/// The family of a socket.
+/// The address family of a socket.
 pub fn domain(fd: c_int) -> Option<c_int> {
     option(fd, libc::SOL_SOCKET, libc::SO_DOMAIN)
 }
@@ -106,7 +106,7 @@ pub fn is_udp(fd: c_int) -> bool {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_UDP)
 }
 
-/// A new socket, out of the application's way.
+/// A new socket of ours, out of the application's way.
 pub fn socket(family: c_int, kind: c_int) -> Result<c_int, Errno> {
     let family = AddressFamily::from_raw(family as u16);
     let kind = SocketType::from_raw(kind as u32);
@@ -142,7 +142,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> Result<(), Errno> {
     net::listen(at(fd), backlog).map_err(number)
 }
 
-/// `accept4`, close-on-exec, without the address.
+/// `accept4` with close-on-exec. The peer's address is not returned.
 pub fn accept(fd: c_int) -> Result<c_int, Errno> {
     let accept = || net::accept_with(at(fd), SocketFlags::CLOEXEC);
     numbers::make(|| accept().map(own).map_err(number))
@@ -156,16 +156,16 @@ pub fn recv(fd: c_int, buf: &mut [u8], flags: c_int) -> Result<usize, Errno> {
         .map_err(number)
 }
 
-/// `send` from a buffer of ours, never with a signal.
+/// `send` from a buffer of ours, with `MSG_NOSIGNAL`.
 pub fn send(fd: c_int, buf: &[u8], flags: c_int) -> Result<usize, Errno> {
     let flags = SendFlags::from_bits_retain(flags as u32) | SendFlags::NOSIGNAL;
     net::send(at(fd), buf, flags).map_err(number)
 }
 
-/// Likewise, from memory that only the kernel looks at: `EFAULT` if it is bad.
+/// [`send`] from memory that only the kernel reads: `EFAULT` if the memory is bad.
 ///
 /// # Safety
-/// What is there is the application's to send.
+/// The memory, if any, is the application's to send.
 pub unsafe fn send_from(
     fd: c_int,
     base: *const u8,
@@ -173,22 +173,22 @@ pub unsafe fn send_from(
     flags: c_int,
 ) -> Result<usize, Errno> {
     let flags = flags | libc::MSG_NOSIGNAL;
-    // SAFETY: the kernel only reads there, and checks first; no address is passed.
+    // SAFETY: the kernel only reads the memory, and checks first whether it may; no socket address is passed.
     unsafe { call!(libc::SYS_sendto, fd, base, len, flags, 0, 0) }.map(|n| n as usize)
 }
 
-/// Whether a TCP socket has failed, and has the error to report; it keeps it. One that has not may have a passing error, or
-/// messages in its error queue.
+/// Whether a TCP socket has failed and has an error to report; the error stays with the socket. A socket that has not failed may
+/// have a transient error, or messages in its error queue: then false.
 pub fn has_error(fd: c_int) -> bool {
     ready(fd, 0) & libc::POLLERR != 0 && is_over(fd)
 }
 
-/// Whether a socket has failed, or ended in both directions.
+/// Whether a socket has failed or has ended in both directions.
 pub fn has_ended(fd: c_int) -> bool {
     ready(fd, 0) & (libc::POLLERR | libc::POLLHUP) != 0
 }
 
-/// `getsockname` and `getpeername`, by the number of the system call.
+/// `getsockname` or `getpeername`, chosen by the system call number `nr`.
 ///
 /// # Safety
 /// `addr` is valid for writes of `len` bytes.
@@ -198,6 +198,6 @@ pub unsafe fn name_of(
     addr: *mut libc::sockaddr,
     len: &mut libc::socklen_t,
 ) -> Result<(), Errno> {
-    // SAFETY: the caller's contract; the kernel writes no more than `len` bytes, and how many there are to `len`.
+    // SAFETY: the caller's contract; the kernel writes no more than `len` bytes, and the length of the address to `len`.
     unsafe { call!(nr, fd, addr, std::ptr::from_mut(len)) }.map(drop)
 }

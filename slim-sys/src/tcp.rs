@@ -1,10 +1,10 @@
-//! What is asked of TCP sockets.
+//! Queries and options of TCP sockets.
 
 use crate::{Errno, at, option, option_with_len, set_option, try_option};
 use libc::c_int;
 use std::time::Duration;
 
-/// For SO_LINGER: `close` resets the connection.
+/// Value for SO_LINGER with which `close` resets the connection.
 pub const AT_ONCE: libc::linger = libc::linger {
     l_onoff: 1,
     l_linger: 0,
@@ -15,7 +15,7 @@ pub fn is_tcp(fd: c_int) -> bool {
     option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL) == Some(libc::IPPROTO_TCP)
 }
 
-/// What the kernel knows of a TCP connection.
+/// `TCP_INFO` of a connection.
 pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
     option(fd, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
@@ -23,16 +23,16 @@ pub fn tcp_info(fd: c_int) -> Option<libc::tcp_info> {
 /// The kernel's byte counters of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Counters {
-    /// Bytes of ours that the peer acknowledged, the connector's SYN included.
+    /// Bytes of ours that the peer has acknowledged. If we connected, our SYN counts, too.
     pub acked: u64,
-    /// Bytes received in order, the peer's FIN included.
+    /// Bytes received in order. The peer's FIN counts, too.
     pub received: u64,
-    /// The kernel has given the connection up: nothing changes any more.
+    /// The kernel has given the connection up: the counters are final.
     pub is_over: bool,
 }
 
-/// The counters, from Linux 4.1 on. Read at their offsets in struct tcp_info (linux/tcp.h), which only ever
-/// grows at its end; libc's definition of it differs between releases in how far it goes.
+/// The counters, from Linux 4.1 on. They are read at their offsets in struct tcp_info (linux/tcp.h), which only ever
+/// grows at its end. The libc crate's definition of it has different lengths in different releases.
 pub fn counters(fd: c_int) -> Option<Counters> {
     const ACKED: usize = 120;
     const RECEIVED: usize = 128;
@@ -52,19 +52,19 @@ pub fn counters(fd: c_int) -> Option<Counters> {
     })
 }
 
-/// For how long a connection has stood that has just been accepted: it was made as if something were sent then, and
-/// nothing has been sent since.
+/// The age of a connection that has just been accepted. The kernel sets the time of the last send when the connection is made,
+/// and nothing has been sent since.
 pub fn age_of_accepted(fd: c_int) -> Option<Duration> {
     let info = tcp_info(fd)?;
     Some(Duration::from_millis(info.tcpi_last_data_sent.into()))
 }
 
-/// Whether the peer's FIN has come to a connection of which everything has been read: the kernel refuses to map bytes
-/// that cannot come any more. Where it does not tell (before Linux 4.18, or forbidden), the state has to do, and a
-/// connection that is over may have had one.
+/// Whether the peer's FIN has arrived on a connection from which everything has been read. `TCP_ZEROCOPY_RECEIVE` then fails with
+/// EIO, because no more bytes can arrive. If the option is missing (before Linux 4.18) or forbidden, the answer is
+/// [`is_state_of_end`] of the state, which is also true for a connection that is over and may have had no FIN.
 pub fn has_come_to_an_end(fd: c_int) -> bool {
     const TCP_ZEROCOPY_RECEIVE: c_int = 35;
-    // Where to map: nowhere.
+    // All zero: no memory to map.
     match try_option::<[u64; 2]>(fd, libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) {
         Ok(_) => false,
         Err(libc::EIO) => true,
@@ -72,7 +72,7 @@ pub fn has_come_to_an_end(fd: c_int) -> bool {
     }
 }
 
-/// Whether the peer's FIN has come in this state (CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT), or may have ([`TCP_CLOSE`]).
+/// Whether in this state the peer's FIN has arrived (CLOSE_WAIT, LAST_ACK, CLOSING, TIME_WAIT), or may have ([`TCP_CLOSE`]).
 pub fn is_state_of_end(state: u8) -> bool {
     [8, 9, 11, 6, TCP_CLOSE].contains(&state)
 }
@@ -81,22 +81,22 @@ pub fn is_state_of_end(state: u8) -> bool {
 pub const TCP_CLOSE: u8 = 7;
 /// `TCP_ESTABLISHED`.
 pub const TCP_ESTABLISHED: u8 = 1;
-/// `TCP_FIN_WAIT2`: the peer has our FIN.
+/// `TCP_FIN_WAIT2`: the peer has acknowledged our FIN.
 pub const TCP_FIN_WAIT2: u8 = 5;
-/// `TCP_CLOSE_WAIT`: we have the peer's.
+/// `TCP_CLOSE_WAIT`: the peer's FIN has arrived.
 pub const TCP_CLOSE_WAIT: u8 = 8;
 /// `TCP_LISTEN`.
 pub const TCP_LISTEN: u8 = 10;
 /// `TCP_SYN_SENT`.
 pub const TCP_SYN_SENT: u8 = 2;
 
-/// The state of a TCP connection; `None` when the descriptor is none.
+/// The state of a TCP connection; `None` if the descriptor is not a TCP socket.
 pub fn tcp_state(fd: c_int) -> Option<u8> {
     tcp_info(fd).map(|i| i.tcpi_state)
 }
 
-/// The same after the kernel has done with what it is at: it shows the error of a connection that it is giving up before the
-/// state, and the first question waits for it.
+/// [`tcp_state`], after the kernel has finished its current work on the socket. When the kernel gives a connection up it
+/// sets the error before the state. The first query waits for the socket lock, so the second one sees the final state.
 pub fn settled_state(fd: c_int) -> Option<u8> {
     tcp_state(fd)?;
     tcp_state(fd)
@@ -107,8 +107,8 @@ pub fn is_over(fd: c_int) -> bool {
     settled_state(fd) == Some(TCP_CLOSE)
 }
 
-/// Whether a connection stands, as far as is known, and yet the kernel does not get its oldest unacknowledged segment through. A
-/// segment lost once is nothing: it must have been sent again twice.
+/// Whether a connection is not known to be over, and yet its oldest unacknowledged segment does not get through. One lost
+/// segment does not count: it must have been retransmitted twice.
 pub fn is_stuck(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|i| {
         let stands = ![TCP_CLOSE, TCP_SYN_SENT].contains(&i.tcpi_state);
@@ -116,7 +116,7 @@ pub fn is_stuck(fd: c_int) -> bool {
     })
 }
 
-/// Bytes written that the peer's kernel has not acknowledged; readable after the connection died
+/// Bytes written that the peer's kernel has not acknowledged. The number can still be read after the connection has died
 /// (tcp(7), SIOCOUTQ).
 pub fn unacked(fd: c_int) -> Result<u64, Errno> {
     let mut queued: c_int = 0;
@@ -125,19 +125,19 @@ pub fn unacked(fd: c_int) -> Result<u64, Errno> {
     Ok(queued.max(0) as u64)
 }
 
-/// How a connection that nothing moves on is looked after: SO_KEEPALIVE and TCP_KEEPIDLE.
+/// Keep-alive settings of a connection: SO_KEEPALIVE and TCP_KEEPIDLE.
 #[derive(Clone, Copy)]
 pub struct KeepAlive {
     on: bool,
-    /// In seconds, of which the kernel takes no more than fit.
+    /// In seconds. The kernel's maximum fits.
     idle: u16,
 }
 
 impl KeepAlive {
-    /// The peer's kernel is asked as soon as it has not been heard for a second: no less can be had.
+    /// Probes the peer's kernel after one second of silence, the kernel's minimum.
     pub const SOON: Self = Self { on: true, idle: 1 };
 
-    /// As `fd` has it.
+    /// The settings of `fd`.
     pub fn of(fd: c_int) -> Option<Self> {
         let on: c_int = option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE)?;
         let idle: c_int = option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE)?;
@@ -147,7 +147,7 @@ impl KeepAlive {
         })
     }
 
-    /// Gives it to `fd`.
+    /// Applies the settings to `fd`.
     pub fn set(&self, fd: c_int) {
         let (on, idle) = (c_int::from(self.on), c_int::from(self.idle));
         set_option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, &on);
@@ -155,17 +155,18 @@ impl KeepAlive {
     }
 }
 
-/// Whether a connection that has ended towards us still stands, and the peer's kernel has sent something acceptable
-/// within the time `since`. A segment from before the end of the stream is not, so it knows of that end.
+/// For a connection whose peer has ended its direction: whether the connection still stands and the peer's kernel has sent an
+/// acceptable segment within the time `since`. A segment from before the end of the stream is not acceptable, so the peer's
+/// kernel knows of that end.
 pub fn answered_within(fd: c_int, since: Duration) -> bool {
-    // The kernel counts in ticks of at most 10 ms.
+    // The kernel measures time in ticks of at most 10 ms.
     const TICK: Duration = Duration::from_millis(10);
     let since = since.saturating_sub(TICK).as_millis();
     tcp_info(fd)
         .is_some_and(|i| i.tcpi_state != TCP_CLOSE && u128::from(i.tcpi_last_ack_recv) < since)
 }
 
-/// Resets a TCP connection, for all who have it (connect(2), AF_UNSPEC).
+/// Resets a TCP connection, for every process that shares it (connect(2), AF_UNSPEC).
 pub fn disconnect(fd: c_int) {
     let _ = rustix::net::connect_unspec(at(fd));
 }

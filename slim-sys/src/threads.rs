@@ -1,13 +1,13 @@
-//! Threads: their stacks, scheduling and signals.
+//! Stacks, scheduling and signals of threads.
 
 use crate::pid;
 use libc::c_int;
 use std::mem::{self, MaybeUninit};
 
-/// A stack with `room` for us. The C library takes the program's thread-local storage out of the
-/// stack of each thread, and that may be megabytes.
+/// The size of a stack with `room` bytes for us. The C library places the program's thread-local storage, which may be
+/// megabytes, on the stack of each thread.
 pub fn stack_size(room: usize) -> usize {
-    /// Used if the C library does not tell: address space, not memory.
+    /// Used if the C library does not report its need. It costs address space, not memory.
     const PLENTY: usize = 4 << 20;
     // SAFETY: a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr()) };
@@ -17,7 +17,7 @@ pub fn stack_size(room: usize) -> usize {
     // SAFETY: the function of that name has this type wherever it exists (glibc).
     let least: extern "C" fn(*const libc::pthread_attr_t) -> libc::size_t =
         unsafe { mem::transmute(found) };
-    // SAFETY: all bytes zero is as good as any: the function does not look at it.
+    // SAFETY: all bytes zero are a valid value; the function does not read it.
     let attr: libc::pthread_attr_t = unsafe { mem::zeroed() };
     room + least(&attr)
 }
@@ -32,13 +32,13 @@ pub fn is_real_time() -> bool {
         .contains(&policy)
 }
 
-/// A thread with a real-time policy gets a priority above it, or the usual policy if that is refused.
+/// If the calling thread has a real-time policy: raises its priority by one, or gives it the normal policy if that is refused.
 pub fn leave_real_time() {
     if !is_real_time() {
         return;
     }
-    // The C library's functions mean the whole process or the calling thread, depending on the library: the system calls
-    // mean the thread. Their structure is one integer (sched(7), `struct sched_param`).
+    // The C library's functions apply to the whole process or to the calling thread, depending on the library. The system
+    // calls apply to the thread. Their structure is one integer (sched(7), `struct sched_param`).
     let mut priority: c_int = 0;
     // SAFETY: the kernel writes the integer.
     let _ = unsafe { call!(libc::SYS_sched_getparam, 0, &raw mut priority) };
@@ -51,15 +51,15 @@ pub fn leave_real_time() {
     }
 }
 
-/// The calling thread may run wherever the process's first thread may, and where it could itself.
+/// Lets the calling thread run on the processors of the process's first thread, besides its own.
 pub fn use_all_processors() {
-    /// Bits; more than any kernel is built for.
+    /// For 8192 processors, more than any kernel is built for.
     const WORDS: usize = 8192 / 64;
     type Set = [u64; WORDS];
     let size = size_of::<Set>();
     let allowed = |thread: c_int| -> Option<(Set, usize)> {
         let mut set: Set = [0; WORDS];
-        // SAFETY: the kernel writes at most `size` bytes to the set, and says how many.
+        // SAFETY: the kernel writes at most `size` bytes to the set, and returns their number.
         let got = unsafe { call!(libc::SYS_sched_getaffinity, thread, size, set.as_mut_ptr()) };
         Some((set, got.ok()? as usize))
     };
@@ -73,18 +73,18 @@ pub fn use_all_processors() {
     }
 }
 
-/// How many threads this process has; the first one counts until the process has ended.
+/// Number of threads of this process. The first thread counts until the process ends, even if it has ended itself.
 pub fn threads() -> usize {
     let links = rustix::fs::stat(c"/proc/self/task").map(|task| task.st_nlink);
-    // Two are the directory's own and that in its parent.
+    // Two links are the directory's own "." and its entry in the parent.
     let links = links.ok().and_then(|links| usize::try_from(links).ok());
     links.map_or(usize::MAX, |links| links.saturating_sub(2))
 }
 
-/// Whether the process's first thread has ended, while others go on.
+/// Whether the process's first thread has ended while others still run.
 pub fn first_has_ended() -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", std::process::id()));
-    // The name, which may be anything, is in brackets; the state follows.
+    // The state follows the name, which is in parentheses and may contain any character.
     stat.is_ok_and(|s| {
         s.rsplit(')')
             .next()
@@ -93,14 +93,14 @@ pub fn first_has_ended() -> bool {
 }
 
 /// Blocks every signal in the calling thread for the lifetime of the guard. A thread started
-/// meanwhile is born with them blocked.
+/// meanwhile inherits the mask.
 pub struct SignalsBlocked(libc::sigset_t);
 
 impl SignalsBlocked {
-    /// Until the guard goes. It must go in the thread that made it.
+    /// Blocks the signals until the guard is dropped, which must happen in the same thread.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Self {
-        // Miri knows no signals, and nobody looks at the set there.
+        // Miri has no signals, and the set is not used there.
         if cfg!(miri) {
             // SAFETY: a set is plain numbers.
             return SignalsBlocked(unsafe { mem::zeroed() });

@@ -1,4 +1,4 @@
-//! Waiting, and waking who waits.
+//! Waiting and waking: event counters, timers, poll, futexes.
 
 use crate::errno::number;
 use crate::{OwnFd, at};
@@ -19,7 +19,7 @@ fn timespec(time: Duration) -> Timespec {
     }
 }
 
-/// An event counter of ours, never blocking.
+/// A non-blocking event counter (eventfd(2)) of ours.
 ///
 /// # Errors
 /// The kernel's.
@@ -37,12 +37,12 @@ pub fn signal_eventfd(fd: c_int) {
     let _ = rustix::io::write(at(fd), &1u64.to_ne_bytes());
 }
 
-/// Makes an event counter, or an alarm, unreadable until the next time.
+/// Makes an event counter or a timer unreadable until its next event.
 pub fn reset_eventfd(fd: c_int) {
     let _ = rustix::io::read(at(fd), &mut [0; 8]);
 }
 
-/// An alarm clock of ours on `CLOCK_MONOTONIC`, never blocking.
+/// A non-blocking timer (timerfd_create(2)) of ours on `CLOCK_MONOTONIC`.
 ///
 /// # Errors
 /// The kernel's.
@@ -51,9 +51,9 @@ pub fn timerfd() -> io::Result<OwnFd> {
     OwnFd::make(|| Ok(time::timerfd_create(TimerfdClockId::Monotonic, flags)?))
 }
 
-/// Sets the alarm to go off after `delay`, or never.
+/// Sets the timer to expire after `delay`; `None` stops it.
 pub fn set_timerfd(fd: c_int, delay: Option<Duration>) {
-    // All zero would mean never.
+    // A delay of zero would stop the timer.
     let delay = delay.map(|d| d.max(Duration::from_nanos(1)));
     let spec = Itimerspec {
         it_interval: timespec(Duration::ZERO),
@@ -62,15 +62,15 @@ pub fn set_timerfd(fd: c_int, delay: Option<Duration>) {
     let _ = time::timerfd_settime(at(fd), TimerfdTimerFlags::empty(), &spec);
 }
 
-/// Waits for one descriptor, at most `limit`, or until a signal comes: the events of poll(2) that have come.
+/// Waits for one descriptor, for `limit` at most, or until a signal arrives. Returns the events of poll(2), or 0.
 pub fn poll(fd: c_int, events: i16, limit: Option<Duration>) -> i16 {
     try_poll(fd, events, limit).unwrap_or(0)
 }
 
-/// The same.
+/// [`poll`], with the error.
 ///
 /// # Errors
-/// `EINTR` if a signal has come.
+/// `EINTR` if a signal has arrived.
 pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, Errno> {
     let events = PollFlags::from_bits_retain(events as _);
     let mut entry = [PollFd::from_borrowed_fd(at(fd), events)];
@@ -82,16 +82,16 @@ pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, 
     }
 }
 
-/// Which of these events of poll(2) a descriptor has now, besides those that are reported without being asked for.
+/// The events of poll(2) that a descriptor has now: those of `events`, and those that are always reported.
 pub fn ready(fd: c_int, events: i16) -> i16 {
     poll(fd, events, Some(Duration::ZERO))
 }
 
-/// Sleeps while `*word == value`. Without a time limit the kernel restarts or interrupts the wait for
-/// signals just as it does a blocking `recv` (futex(2), signal(7)).
+/// Sleeps while `*word == value`. Without a time limit, a signal restarts or interrupts the wait just as it does a blocking
+/// `recv` (futex(2), signal(7)).
 ///
 /// # Errors
-/// `EAGAIN` if it is another value, `ETIMEDOUT`, `EINTR`.
+/// `EAGAIN` if `*word` has another value, `ETIMEDOUT`, `EINTR`.
 pub fn futex_wait(word: &AtomicU32, value: u32, limit: Option<Duration>) -> Result<(), Errno> {
     let limit = limit.map(timespec);
     let waited = futex::wait(word, futex::Flags::PRIVATE, value, limit.as_ref());
@@ -103,12 +103,12 @@ pub fn futex_wake(word: &AtomicU32, n: u32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, n);
 }
 
-/// Wakes all of them.
+/// Wakes all sleepers on `word`.
 pub fn futex_wake_all(word: &AtomicU32) {
     futex_wake(word, i32::MAX as u32);
 }
 
-/// Sleeps. No cancellation point; no signal's handler makes it longer.
+/// Sleeps. Not a cancellation point. A signal may end the sleep early, and never makes it longer.
 pub fn nap(time: Duration) {
     let _ = futex_wait(&AtomicU32::new(0), 0, Some(time));
 }
@@ -124,14 +124,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_are_not_open_are_the_kernels_to_refuse() {
+    fn numbers_that_are_not_open_poll_as_invalid() {
         for fd in [-1, i32::MAX] {
             assert_eq!(ready(fd, libc::POLLIN), libc::POLLNVAL);
         }
     }
 
     #[test]
-    fn an_alarm_goes_off_once_and_can_be_stopped() {
+    fn a_timer_expires_once_and_can_be_stopped() {
         let alarm = timerfd().unwrap();
         let readable = |ms| {
             let limit = Duration::from_millis(ms);

@@ -1,4 +1,4 @@
-//! Counting instructions with valgrind's callgrind: the same number whatever else the machine does.
+//! Counts instructions with valgrind's callgrind. The number does not depend on the load of the machine.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use crate::failure::CliError;
 use crate::run::launcher;
 
-/// A function, as far as a profile tells functions apart.
+/// A function in a profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Function {
-    /// File name of the program or library that it is in.
+    /// File name of the program or library that has the function.
     pub object: String,
-    /// Its name.
+    /// Name of the function.
     pub name: String,
 }
 
@@ -23,23 +23,23 @@ pub struct Profile {
     entered: BTreeMap<Function, Entered>,
 }
 
-/// How a function was used from other objects than its own.
+/// Calls of a function from other objects than its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entered {
-    /// How often.
+    /// Number of calls.
     pub calls: u64,
-    /// Instructions in all, with those of what it called.
+    /// Instructions of all calls, those of its callees included.
     pub instructions: u64,
 }
 
-/// Where valgrind is, or what to install.
+/// The path of valgrind. The error says that it must be installed.
 pub fn valgrind() -> Result<PathBuf, CliError> {
     launcher::resolve("valgrind").map_err(|_| {
         CliError::input("counting instructions needs valgrind, which is not installed")
     })
 }
 
-/// Arguments for valgrind that leave one file for each thread, the first one's being
+/// Arguments for valgrind. It writes one file for each thread; that of the first thread is
 /// [`first_thread`] of `out`.
 pub fn arguments(out: &Path) -> [String; 5] {
     [
@@ -51,7 +51,7 @@ pub fn arguments(out: &Path) -> [String; 5] {
     ]
 }
 
-/// The profile of the thread in which `main` ran.
+/// The file with the profile of the thread in which `main` ran.
 pub fn first_thread(out: &Path) -> PathBuf {
     let mut name = out.as_os_str().to_owned();
     name.push("-01");
@@ -66,8 +66,9 @@ impl Profile {
         Ok(Self::parse(&text))
     }
 
-    /// The format is line by line: names set what the costs after them belong to; a line of costs
-    /// right behind `calls=` is what a callee used, and belongs to the callee's own lines.
+    /// The format is line by line. Lines with names set the function to which the following costs belong.
+    /// The line of costs right behind `calls=` is the cost of the callee, which the callee's own lines
+    /// contain as well.
     fn parse(text: &str) -> Self {
         let (mut objects, mut functions) = (Names::default(), Names::default());
         let (mut object, mut name) = (String::new(), String::new());
@@ -112,7 +113,7 @@ impl Profile {
         profile
     }
 
-    /// All instructions.
+    /// Number of all instructions.
     pub fn total(&self) -> u64 {
         self.own.values().sum()
     }
@@ -122,7 +123,7 @@ impl Profile {
         self.own.keys()
     }
 
-    /// Instructions of a function itself, without those of what it calls.
+    /// Instructions of a function itself, without those of its callees.
     pub fn own(&self, function: &Function) -> u64 {
         self.own.get(function).copied().unwrap_or(0)
     }
@@ -133,7 +134,7 @@ impl Profile {
     }
 }
 
-/// Names are written once, with a number, and then by the number alone.
+/// Table of names. callgrind writes a name once, with a number, and later only the number.
 #[derive(Default)]
 struct Names(HashMap<String, String>);
 
@@ -157,7 +158,7 @@ fn base_name(path: &str) -> String {
     path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
-/// The cost on a line `POSITION COST`, where a position may also be `+N`, `-N` or `*`.
+/// The cost in a line `POSITION COST`. A position may also be `+N`, `-N` or `*`.
 fn cost(line: &str) -> Option<u64> {
     let (position, cost) = line.split_once(' ')?;
     let place = position.strip_prefix(['+', '-']).unwrap_or(position);
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_callee_used_is_counted_once() {
+    fn the_cost_of_a_callee_is_counted_once() {
         let profile = Profile::parse(TEXT);
         let (main, send) = (function("prog", "main"), function("libc.so.6", "send"));
         assert_eq!(profile.total(), 76);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_costs_are_told_apart() {
+    fn only_lines_with_costs_give_a_cost() {
         for line in ["", "positions: line", "summary: 5", "part: 1", "+ 5"] {
             assert_eq!(cost(line), None, "{line}");
         }

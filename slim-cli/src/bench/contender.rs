@@ -1,4 +1,4 @@
-//! What is measured against bare sockets.
+//! The contenders of a benchmark: bare sockets and those compared with them.
 
 use std::fmt;
 use std::fs;
@@ -20,10 +20,10 @@ pub enum Contender {
     Bare,
     /// This library.
     Slim,
-    /// The kernel's MPTCP, as `mptcpize` brings a program to use it.
+    /// The kernel's MPTCP, which `mptcpize` makes a program use.
     Mptcp,
-    /// What SLIM avoids: frames, sequence numbers and acknowledgements in user space, as in Eternal
-    /// Terminal (`programs/slim_framed.c`, a reference for this comparison and nothing else).
+    /// The method that SLIM avoids: frames, sequence numbers and acknowledgements in user space, as in Eternal
+    /// Terminal (`programs/slim_framed.c`, a reference for this comparison only).
     Framed,
 }
 
@@ -38,17 +38,17 @@ impl fmt::Display for Contender {
     }
 }
 
-/// A contender that can run here: all of them are libraries to load first, or nothing.
+/// A contender that can run here. Each is a preload library, or none.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// Which.
+    /// The contender.
     pub contender: Contender,
-    /// What goes into `LD_PRELOAD`.
+    /// The value for `LD_PRELOAD`.
     pub library: Option<PathBuf>,
 }
 
 impl Contender {
-    /// Finds what it needs, or says in one line what is missing.
+    /// Finds the contender's library. The error says in one line what is missing.
     pub fn ready(self) -> Result<Ready, CliError> {
         let library = match self {
             Self::Bare => None,
@@ -62,8 +62,8 @@ impl Contender {
         })
     }
 
-    /// Did the connections of a job that has just ended really use it? A benchmark of a fallback
-    /// would be worthless. `events` is where the job's event logs went.
+    /// Checks that connections of a job that has just ended used the contender: a benchmark of a
+    /// fallback would be worthless. `events` is the directory of the job's event logs.
     pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), CliError> {
         let used = match self {
             Self::Bare => true,
@@ -88,19 +88,19 @@ fn framed_library() -> Result<PathBuf, CliError> {
         .map_err(|e| CliError::input(e.to_string()))
 }
 
-/// Where the processes of a job say how many frames they have sent and received.
+/// Pattern of the files to which the processes of a job write their numbers of frames.
 pub fn frames_log(dir: &Path) -> PathBuf {
     dir.join("frames.%p.json")
 }
 
-/// What one of them says.
+/// Content of such a file.
 #[derive(Debug, Deserialize)]
 struct Frames {
     sent: u64,
     received: u64,
 }
 
-/// Frames that the processes of a job which has ended have received.
+/// Number of frames that the processes of an ended job have received (and at least as many sent).
 pub fn frames(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let logs = files.filter(|f| f.file_name().to_string_lossy().starts_with("frames."));
@@ -126,7 +126,7 @@ fn mptcp_library() -> Result<PathBuf, CliError> {
         .ok_or_else(|| missing("mptcpize is not installed"))
 }
 
-/// MPTCP handshakes that the first node has answered since the lab began.
+/// Number of MPTCP handshakes that the first node has answered since the lab was made.
 fn mptcp_handshakes(lab: &Lab) -> Result<u64, CliError> {
     let text = lab
         .node(0)
@@ -135,7 +135,7 @@ fn mptcp_handshakes(lab: &Lab) -> Result<u64, CliError> {
     Ok(counter(&text, "MPTcpExt:", "MPCapableSYNRX").unwrap_or(0))
 }
 
-/// A counter of `/proc/net/netstat`: a line of names, then a line of values, both with `group` first.
+/// A counter of `/proc/net/netstat`. The file has a line of names and a line of values, both beginning with `group`.
 fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter(|line| line.starts_with(group));
     let (names, values) = (lines.next()?, lines.next()?);
@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_counter_is_found_by_its_names() {
+    fn a_kernel_counter_is_found_by_group_and_name() {
         let text = "TcpExt: A B\nTcpExt: 1 2\nMPTcpExt: MPCapableSYNRX Other\nMPTcpExt: 7 9\n";
         assert_eq!(counter(text, "MPTcpExt:", "MPCapableSYNRX"), Some(7));
         assert_eq!(counter(text, "MPTcpExt:", "None"), None);

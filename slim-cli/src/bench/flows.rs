@@ -16,10 +16,10 @@ use crate::failure::CliError;
 
 /// The port of all servers.
 const PORT: &str = "7000";
-/// How long anything may take that is no failure.
+/// Time limit of every step; a step that takes longer has failed.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where connections are made: the lab, the program, and what it runs under.
+/// The lab, the program, and the preload library for measurements of connections.
 #[derive(Debug)]
 pub struct Ground {
     /// Two nodes; servers run on the second, clients on the first.
@@ -28,14 +28,14 @@ pub struct Ground {
     library: PathBuf,
 }
 
-/// What a program runs under.
+/// How a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Under {
-    /// Nothing.
+    /// Without SLIM.
     Bare,
-    /// SLIM, as users have it.
+    /// Under SLIM, as users run it.
     Slim,
-    /// SLIM, with a log of its events, which takes time.
+    /// Under SLIM with an event log, which takes time.
     Logged,
 }
 
@@ -63,7 +63,7 @@ pub struct Connected {
     pub server: Flows,
 }
 
-/// Nanoseconds of the clock that `slim_flows` tells times by.
+/// Nanoseconds of the clock that `slim_flows` uses.
 pub fn now() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -75,15 +75,15 @@ pub fn now() -> u64 {
 }
 
 impl Ground {
-    /// Makes the lab and the program.
+    /// Makes the lab and builds the program.
     pub fn new(library: &Path) -> Result<Self, CliError> {
         let input = |e: Error| CliError::input(e.to_string());
         let source = artifacts::source("slim_flows.c").map_err(input)?;
         let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
         let lab = Lab::builder().nodes(2).name("flows").build();
         let lab = lab.map_err(input)?;
-        // A port in TIME_WAIT is no port for a new connection to the same server. With ten thousand of these, it is the
-        // kernel's search for a free one that is measured, and then there is none.
+        // A port in TIME_WAIT cannot be used for a new connection to the same server. With ten thousand of these the
+        // measurement would be one of the kernel's search for a free port, until none is left.
         for (setting, value) in [
             ("tcp_max_tw_buckets", "512"),
             ("ip_local_port_range", "1024 65535"),
@@ -98,7 +98,7 @@ impl Ground {
         })
     }
 
-    /// The program on `node`.
+    /// Starts the program on `node`.
     pub fn start(
         &self,
         node: &Node,
@@ -118,8 +118,8 @@ impl Ground {
         Flows::start(command, self.lab.dir())
     }
 
-    /// A server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
-    /// SLIM all of them are live.
+    /// Starts a server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
+    /// SLIM, waits until all of them are live.
     pub fn connected(&self, slim: bool, kind: &str, count: usize) -> Result<Connected, CliError> {
         let server = self.server(slim, kind)?;
         let address = self.lab.node(1).address(0).to_string();
@@ -133,7 +133,7 @@ impl Ground {
         Ok(Connected { client, server })
     }
 
-    /// A server that listens.
+    /// Starts a server and waits until it listens.
     pub fn server(&self, under: impl Into<Under>, kind: &str) -> Result<Flows, CliError> {
         let node = self.lab.node(1);
         let address = node.address(0).to_string();
@@ -142,7 +142,7 @@ impl Ground {
         Ok(server)
     }
 
-    /// Arguments of a client that does `what` `count` times, with that server.
+    /// Arguments of a client that does `what` `count` times with the server.
     pub fn client_arguments(&self, what: &str, count: usize) -> [String; 4] {
         let address = self.lab.node(1).address(0).to_string();
         [what.into(), address, PORT.into(), count.to_string()]
@@ -173,20 +173,20 @@ impl Flows {
         self.child.id()
     }
 
-    /// Gives it something to do.
+    /// Writes a command to the program's standard input.
     pub fn say(&mut self, word: &str) -> Result<(), CliError> {
         writeln!(self.stdin, "{word}")
             .map_err(|e| CliError::failed(format!("tell slim_flows to {word}: {e}")))
     }
 
-    /// Its next line, read as JSON.
+    /// The program's next line, parsed as JSON.
     pub fn answer<T: DeserializeOwned>(&self) -> Result<T, CliError> {
         let line = self.line()?;
         serde_json::from_str(&line)
             .map_err(|_| CliError::failed(format!("slim_flows said: {line}")))
     }
 
-    /// Waits for a line like this.
+    /// Waits for the next line, which must be `wanted`.
     pub fn expect(&self, wanted: &str) -> Result<(), CliError> {
         match self.line()? {
             line if line == wanted => Ok(()),
@@ -197,17 +197,17 @@ impl Flows {
     fn line(&self) -> Result<String, CliError> {
         self.lines
             .recv_timeout(PATIENCE)
-            .map_err(|_| CliError::failed("slim_flows ended, or said nothing for two minutes"))
+            .map_err(|_| CliError::failed("slim_flows ended, or wrote nothing for two minutes"))
     }
 
-    /// How many of its connections have been live, and how many have become plain TCP.
+    /// How many of the program's connections have become live, and how many plain TCP.
     pub fn live_and_plain(&self) -> (usize, usize) {
         let log = fs::read_to_string(&self.events).unwrap_or_default();
         let count = |kind| log.matches(&format!("\"kind\":\"{kind}\"")).count();
         (count("live"), count("legacy"))
     }
 
-    /// Waits until it is known of so many connections whether they are live, and wants all of them so.
+    /// Waits until `count` connections are live. Fails when all are decided and some are plain TCP.
     fn wait_live(&self, count: usize) -> Result<(), CliError> {
         let begun = Instant::now();
         loop {
@@ -224,8 +224,8 @@ impl Flows {
         }
     }
 
-    /// Waits until one of its connections is resumed: the bytes sent again, and the milliseconds that it
-    /// was away.
+    /// Waits until one of the program's connections is resumed. Returns the number of replayed bytes, and the duration of
+    /// the interruption in milliseconds.
     pub fn wait_resume(&self) -> Result<(u64, u64), CliError> {
         let begun = Instant::now();
         loop {
@@ -249,7 +249,7 @@ impl Flows {
         }
     }
 
-    /// Waits until it has ended well.
+    /// Waits until the program has ended, which must be with success.
     pub fn wait_end(&mut self) -> Result<(), CliError> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
@@ -257,14 +257,14 @@ impl Flows {
         }
     }
 
-    /// Kills it at once, as a crash would.
+    /// Kills the program at once, as a crash would.
     pub fn kill(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Anonymous memory in bytes: heap, stacks, data, and what was written of libraries.
+    /// Anonymous memory in bytes: heap, stacks, data, and modified pages of libraries.
     pub fn memory(&self) -> Result<u64, CliError> {
         let text = self.proc("smaps_rollup")?;
         let kib = text
@@ -280,7 +280,7 @@ impl Flows {
         fs::read_dir(format!("/proc/{}/fd", self.id())).map_or(0, Iterator::count)
     }
 
-    /// How often its threads have slept and been woken.
+    /// How often the program's threads have slept and been woken.
     pub fn wakeups(&self) -> u64 {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
         let status = tasks.into_iter().flatten().flatten();
@@ -307,7 +307,7 @@ impl Drop for Flows {
     }
 }
 
-/// Lines as they come, until the program ends or nobody listens any more.
+/// Receives lines as they are written, until the program ends or the receiver is dropped.
 fn reader(stdout: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! The goals, and which of them a report reaches.
+//! The performance goals, and the verdict on each for a report.
 
 use super::contender::Contender;
 use super::messages::{MessageFigures, Test};
@@ -7,7 +7,7 @@ use super::section::Section;
 use super::stats::{median, quantile};
 use crate::table::Table;
 
-/// A goal, with what was measured of it.
+/// A goal, with the measured value.
 #[derive(Clone, Debug, PartialEq)]
 struct Goal {
     what: String,
@@ -28,7 +28,7 @@ const TEN_GIGABIT: [(Test, u32, f64); 2] = [
     (Test::Bandwidth, 4 << 20, 0.998),
 ];
 
-/// A ratio that must not be above (or below) its goal; nothing can be said when its interval spans it.
+/// Adds goals for ratios. A ratio must not be above (or below) its goal; there is no verdict when its interval contains the goal.
 fn ratios(measured: &MessageFigures, goals: &[(Test, u32, f64)], all: &mut Vec<Goal>) {
     for (test, bytes, goal) in goals {
         let mut points = measured.points.iter();
@@ -157,7 +157,7 @@ fn goals(report: &BenchReport) -> Vec<Goal> {
     all
 }
 
-/// What of the goals this report can speak of.
+/// The goals that this report has measured.
 pub fn section(report: &BenchReport) -> Option<Section> {
     let goals = goals(report);
     if goals.is_empty() {
@@ -176,7 +176,7 @@ pub fn section(report: &BenchReport) -> Option<Section> {
         title: "Goals".into(),
         table,
         notes: vec![
-            "Ratios are to bare, with their 95 % interval. Too noisy to tell: the goal is inside of it."
+            "Ratios are to bare, with their 95 % interval. Too noisy to tell: the interval contains the goal."
                 .into(),
         ],
         plots: Vec::new(),
@@ -189,12 +189,12 @@ mod tests {
     use crate::bench::report::Machine;
 
     #[test]
-    fn nothing_measured_is_no_goal() {
+    fn a_report_without_measurements_has_no_goals() {
         assert!(section(&BenchReport::new(Machine::here())).is_none());
     }
 
     #[test]
-    fn what_is_not_a_number_is_not_judged() {
+    fn a_value_that_is_missing_or_not_finite_gets_no_verdict() {
         let mut all = Vec::new();
         at_most("x", 1.0, " ms", Some(f64::NAN), &mut all);
         at_most("x", 1.0, " ms", None, &mut all);

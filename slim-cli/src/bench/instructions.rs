@@ -1,7 +1,7 @@
-//! Instructions of a small message: the figure that no other load on the machine disturbs.
+//! Counts the instructions of a small message. The load of the machine does not change this number.
 //!
-//! Each count is the difference of a long run and a short one, so that start-up, negotiation and the
-//! end cancel out, and is of the application's thread alone.
+//! Each count is the difference of a long and a short run, so that start-up, negotiation and shutdown
+//! cancel out. Only the application's thread counts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,17 +25,18 @@ use crate::failure::CliError;
 use crate::run::launcher;
 use crate::table::Table;
 
-/// What SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in instructions of the
-/// calling thread, libc's included. A test fails when it is exceeded by [`TOLERANCE`]; when work on the
-/// library makes it less, write the new figure here and into `docs/PERFORMANCE.md`.
+/// Instructions that SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in the
+/// calling thread, those of libc included. A test fails when the budget is exceeded by more than
+/// [`TOLERANCE`]. When work on the library reduces the cost, write the new number here and into
+/// `docs/PERFORMANCE.md`.
 pub const BUDGET: f64 = 148.0;
-/// By which part the budget may be exceeded: other compilers make slightly different code.
+/// The fraction by which the budget may be exceeded: other compilers generate slightly different code.
 pub const TOLERANCE: f64 = 0.05;
 
-/// Pairs in the short and in the long run: the same number of trims of the replay buffer falls into
-/// the difference whenever it is measured.
+/// Pairs in the short and in the long run. With these numbers the difference always contains the same number of
+/// trims of the replay buffer.
 const PAIRS: (u32, u32) = (2_000, 10_000);
-/// The same for MPI, which starts slowly under valgrind.
+/// Pairs in the short and in the long run of MPI, which starts slowly under valgrind.
 const MPI_PAIRS: (u32, u32) = (200, 1_200);
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -44,7 +45,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct InstructionFigures {
     /// `send` and `recv` of 8 bytes over loopback, in C.
     pub pair: SendRecv,
-    /// Calls that Open MPI makes for an 8-byte message and its answer.
+    /// Calls that Open MPI makes for a message of 8 bytes and its answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mpi: Vec<Call>,
 }
@@ -52,17 +53,17 @@ pub struct InstructionFigures {
 /// Instructions of one `send` and one `recv`.
 #[derive(Debug, Serialize)]
 pub struct SendRecv {
-    /// What counted them.
+    /// The counter that was used.
     pub counter: Counter,
     /// Without SLIM.
     pub bare: f64,
-    /// With it.
+    /// With SLIM.
     pub slim: f64,
     /// Functions whose share differs, the largest difference first.
     pub functions: Vec<Share>,
 }
 
-/// A function's own part of a pair.
+/// The instructions of one function in a pair.
 #[derive(Debug, Serialize)]
 pub struct Share {
     /// Program or library.
@@ -71,24 +72,24 @@ pub struct Share {
     pub function: String,
     /// Instructions without SLIM.
     pub bare: f64,
-    /// Instructions with it.
+    /// Instructions with SLIM.
     pub slim: f64,
 }
 
-/// A call that a library above makes.
+/// A call that Open MPI makes.
 #[derive(Debug, Serialize)]
 pub struct Call {
     /// Name.
     pub name: String,
-    /// How often for a pair of messages, under valgrind: polls depend on the machine's speed.
+    /// Number of calls for a pair of messages, under valgrind. The number of polls depends on the machine's speed.
     pub each_pair: f64,
     /// Instructions of one call without SLIM.
     pub bare: f64,
-    /// Instructions of one call with it.
+    /// Instructions of one call with SLIM.
     pub slim: f64,
 }
 
-/// What counts instructions here.
+/// The means of counting instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
@@ -99,13 +100,13 @@ pub enum Counter {
 }
 
 impl SendRecv {
-    /// What SLIM adds.
+    /// Instructions that SLIM adds.
     pub fn extra(&self) -> f64 {
         self.slim - self.bare
     }
 }
 
-/// Counts for a C program, and for Open MPI where it and a lab can be had; `told` hears what is left out.
+/// Counts for a C program, and for Open MPI if it is installed and a lab can be made. `told` gets a line if that is left out.
 pub fn measure(library: &Path, told: impl Fn(&str)) -> Result<InstructionFigures, CliError> {
     let pair = pair(library)?;
     let mpi = match Mpi::find(Flavor::OpenMpi4).and_then(|mpi| Lab::check().map(|()| mpi)) {
@@ -168,7 +169,7 @@ pub fn pair(library: &Path) -> Result<SendRecv, CliError> {
     })
 }
 
-/// One run's count.
+/// The count of one run.
 struct RunCount {
     counter: Counter,
     total: u64,
@@ -207,7 +208,7 @@ fn ping_pong(
     if let Some(perf) = perf() {
         let out = dir.join("perf");
         let mut command = Command::new(perf);
-        // Not inherited: the agent's thread is not what is counted.
+        // -i: other threads do not inherit the counter, so the agent's thread is not counted.
         command
             .args(["stat", "-i", "-x,", "-e", "instructions:u", "-o"])
             .arg(&out);
@@ -249,7 +250,7 @@ fn free_port() -> Result<u16, CliError> {
         .map_err(|e| CliError::failed(format!("find a free port: {e}")))
 }
 
-/// `perf`, if the processor lets it count; virtual machines often do not.
+/// The path of `perf`, if it can count instructions here; virtual machines often do not support that.
 fn perf() -> Option<PathBuf> {
     let perf = launcher::resolve("perf").ok()?;
     let output = Command::new(&perf)
@@ -259,7 +260,7 @@ fn perf() -> Option<PathBuf> {
     perf_count(&String::from_utf8_lossy(&output.stderr)).map(|_| perf)
 }
 
-/// The count in what `perf stat -x,` writes: `1234,,instructions:u,…`.
+/// The count in the output of `perf stat -x,`: `1234,,instructions:u,…`.
 fn perf_count(text: &str) -> Option<u64> {
     let line = text.lines().find(|l| l.contains("instructions"))?;
     line.split(',').next()?.parse().ok()
@@ -328,7 +329,7 @@ fn mpi_calls(mpi: &Mpi, library: &Path) -> Result<Vec<Call>, CliError> {
         .collect())
 }
 
-/// What an MPI calls for every message.
+/// Functions that an MPI may call for every message.
 const DATA_CALLS: [&str; 12] = [
     "epoll_pwait",
     "epoll_wait",
@@ -344,7 +345,7 @@ const DATA_CALLS: [&str; 12] = [
     "writev",
 ];
 
-/// A script that runs rank 0 under valgrind and the others as they are.
+/// Writes a script that runs rank 0 under valgrind and the other ranks without it.
 fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, CliError> {
     let quote = |path: &Path| crate::shell::quote(&path.to_string_lossy());
     let valgrind = callgrind::arguments(out).map(|a| crate::shell::quote(&a));
@@ -364,7 +365,7 @@ fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, CliError> 
     Ok(path)
 }
 
-/// A directory that goes when it is dropped.
+/// A temporary directory, removed when this is dropped.
 struct ScratchDir(PathBuf);
 
 impl ScratchDir {
@@ -411,7 +412,7 @@ impl InstructionFigures {
             row(what, call.each_pair, call.bare, call.slim);
         }
         let mut notes = vec![format!(
-            "Counted by {}, in the application's thread. The budget for what SLIM adds to a pair is {BUDGET:.0}.",
+            "Counted by {}, in the application's thread. SLIM's budget for a pair is {BUDGET:.0} instructions.",
             match pair.counter {
                 Counter::Perf => "the processor (functions by callgrind)",
                 Counter::Callgrind => "callgrind",
@@ -419,7 +420,7 @@ impl InstructionFigures {
         )];
         if !self.mpi.is_empty() {
             notes.push(
-                "Open MPI polls while it waits, under valgrind more often than otherwise: its calls for a pair are not comparable, what one call costs is.".into(),
+                "Open MPI polls while it waits, and more often under valgrind: its numbers of calls are not comparable, the cost of one call is.".into(),
             );
         }
         Section {
@@ -436,7 +437,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_processor_that_does_not_count_is_noticed() {
+    fn output_of_perf_without_a_count_is_noticed() {
         assert_eq!(
             perf_count("# started\n\n4711,,instructions:u,99,100.00,,\n"),
             Some(4711)

@@ -1,4 +1,4 @@
-//! What a flow, a process and a connection cost besides time in the data path.
+//! Measures costs outside the data path: memory, descriptors and wake-ups of flows and processes, start-up, short connections.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,21 +13,21 @@ use super::stats::median;
 use crate::failure::CliError;
 use crate::table::Table;
 
-/// Idle connections: enough that pages do not matter.
+/// Number of idle connections: so many that the granularity of pages does not matter.
 const IDLE: usize = 1000;
-/// Connections with full pipes.
+/// Number of connections with full buffers.
 const BUSY: usize = 50;
-/// Long enough for a server to hear of the last end, and to write it down.
+/// Time for a server to see the end of the last connection and to log it.
 const LAST_ENDS: Duration = Duration::from_millis(100);
-/// Long enough for every timer that a freshly used connection has.
+/// Time after which no timer of a connection that was just used is running.
 const SETTLE: Duration = Duration::from_secs(2);
 /// How long wake-ups are counted.
 const WATCH: Duration = Duration::from_secs(3);
 
-/// What to do.
+/// The extent of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryPlan {
-    /// Starts of a process, and rounds of short connections.
+    /// Number of starts of a process.
     pub rounds: usize,
     /// Rounds of short connections.
     pub short_rounds: usize,
@@ -35,26 +35,26 @@ pub struct MemoryPlan {
     pub short: usize,
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct MemoryFigures {
-    /// Connections that were used and are quiet.
+    /// Number of connections that were used and are idle.
     pub idle_flows: usize,
-    /// Bytes that SLIM adds for each of them, at the connecting end.
+    /// Bytes that SLIM adds for each idle connection, at the connecting end.
     pub idle_client_bytes: f64,
-    /// At the accepting end.
+    /// Bytes that SLIM adds for each idle connection, at the accepting end.
     pub idle_server_bytes: f64,
-    /// Descriptors that it adds for each.
+    /// Descriptors that SLIM adds for each idle connection.
     pub idle_descriptors: f64,
-    /// How often SLIM wakes the process in a second while all are quiet.
+    /// How often per second SLIM wakes the process while all connections are idle.
     pub idle_wakeups: f64,
     /// Bytes that SLIM adds to a process with one connection, its agent included.
     pub process_bytes: f64,
-    /// Descriptors likewise.
+    /// Descriptors that SLIM adds to a process with one connection.
     pub process_descriptors: f64,
-    /// Bytes that SLIM adds for a connection with full pipes.
+    /// Bytes that SLIM adds for a connection with full buffers.
     pub busy_bytes: f64,
-    /// Bytes that the kernel holds of such a connection.
+    /// Bytes in the kernel's buffers of such a connection.
     pub busy_in_kernel: f64,
     /// Milliseconds to run a program without sockets.
     pub start: Times,
@@ -64,12 +64,12 @@ pub struct MemoryFigures {
     pub short: ShortConnections,
 }
 
-/// Figures of the same rounds.
+/// Values of the same rounds, without and with SLIM.
 #[derive(Debug, Default, Serialize)]
 pub struct Times {
     /// Without SLIM.
     pub bare: Vec<f64>,
-    /// With it.
+    /// With SLIM.
     pub slim: Vec<f64>,
 }
 
@@ -79,23 +79,23 @@ impl Times {
     }
 }
 
-/// Connections one after the other, a byte there and back on each; bare and SLIM take turns. A third turn, which is not
-/// timed, writes a log, from which it is counted what became of them.
+/// Connections one after the other, with one byte there and back on each; bare and SLIM take turns. A third turn, which is
+/// not timed, writes an event log, from which live and plain connections are counted.
 #[derive(Debug, Default, Serialize)]
 pub struct ShortConnections {
-    /// In a second.
+    /// Connections per second.
     pub rate: Times,
-    /// Microseconds that `connect` takes, medians of the turns.
+    /// Microseconds that `connect` takes: the medians of the turns.
     pub connect: Times,
-    /// Of all connections under SLIM, how many were live at both ends: they would have been resumed.
+    /// The fraction of the connections under SLIM that were live at both ends: they would have been resumed.
     pub live: f64,
-    /// How many became plain TCP at either end. The others ended in good order, with all bytes delivered, before they were
-    /// negotiated: had they broken, the negotiation would have gone on, and they would have been resumed.
+    /// The fraction that became plain TCP at either end. The others ended in order, with all bytes delivered, before they were
+    /// negotiated: if they had broken, the negotiation would have gone on, and they would have been resumed.
     pub plain: f64,
     count: usize,
 }
 
-/// What one turn of them came to.
+/// Result of one turn of short connections.
 struct MemoryTurn {
     count: usize,
     took: Took,
@@ -116,27 +116,27 @@ impl ShortConnections {
 
     fn count(&mut self, turn: &MemoryTurn) {
         let before = self.count as f64;
-        // Those before the clock starts are counted, too.
+        // The log also has the connections before the clock starts.
         self.count += turn.count + turn.count / 8;
         let all = self.count as f64;
         self.live = (self.live * before + turn.live as f64) / all;
         self.plain = (self.plain * before + turn.plain as f64) / all;
     }
 
-    /// Rate of SLIM, as a part of that of the bare turn before it: the median.
+    /// Median ratio of SLIM's rate to that of the bare turn before it.
     pub fn ratio(&self) -> Option<f64> {
         let pairs = self.rate.bare.iter().zip(&self.rate.slim);
         median(&pairs.map(|(bare, slim)| slim / bare).collect::<Vec<_>>())
     }
 
-    /// Microseconds more for `connect`: the median.
+    /// Median of the microseconds that SLIM adds to `connect`.
     pub fn connect_extra(&self) -> Option<f64> {
         let pairs = self.connect.bare.iter().zip(&self.connect.slim);
         median(&pairs.map(|(bare, slim)| slim - bare).collect::<Vec<_>>())
     }
 }
 
-/// A process, as far as it is measured.
+/// The measured values of a client and its server.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     client: f64,
@@ -157,7 +157,7 @@ struct Took {
 }
 
 impl MemoryPlan {
-    /// Does all of it; `told` gets a line for each part.
+    /// Runs all measurements; `told` gets a line for each part.
     pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<MemoryFigures, CliError> {
         let ground = Ground::new(library)?;
         told("idle connections");
@@ -203,7 +203,7 @@ impl MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// About how long it will take.
+    /// The approximate duration.
     pub fn estimate(&self) -> Duration {
         (SETTLE + WATCH + Duration::from_secs(2)) * 4
             + Duration::from_millis(300) * self.rounds as u32
@@ -212,7 +212,7 @@ impl MemoryPlan {
     }
 }
 
-/// `count` connections that have been used once and are quiet.
+/// Measures `count` connections that have been used once and are idle.
 fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, CliError> {
     let mut connected = ground.connected(slim, "serve", count)?;
     connected.client.say("go")?;
@@ -229,7 +229,7 @@ fn idle(ground: &Ground, slim: bool, count: usize) -> Result<Cost, CliError> {
     })
 }
 
-/// Memory for each connection with full pipes, and what the kernel took of it.
+/// Process memory for each connection with full buffers, and the bytes that the kernel has taken for each.
 fn busy(ground: &Ground, slim: bool) -> Result<(f64, f64), CliError> {
     let mut connected = ground.connected(slim, "sink", BUSY)?;
     let before = connected.client.memory()? as f64;

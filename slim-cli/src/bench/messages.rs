@@ -1,4 +1,4 @@
-//! How fast MPI moves messages: in every round a job of each contender, all working in turns.
+//! Measures how fast MPI moves messages. In every round there is one job of each contender, and these take turns.
 
 use std::fmt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use super::round::{Round, TurnPace, Turns};
 use super::stats::{self, Comparison};
 use crate::failure::CliError;
 
-/// What `slim_bench.c` can measure.
+/// The tests of `slim_bench.c`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Test {
@@ -25,14 +25,14 @@ pub enum Test {
     Bandwidth,
     /// Windows of 64 small messages, each answered.
     Rate,
-    /// A sum over four ranks.
+    /// An allreduce over four ranks.
     Allreduce,
-    /// Everybody to everybody, four ranks.
+    /// An all-to-all over four ranks.
     Alltoall,
 }
 
 impl Test {
-    /// All of them.
+    /// All tests.
     pub const ALL: [Test; 5] = [
         Test::Latency,
         Test::Bandwidth,
@@ -41,12 +41,12 @@ impl Test {
         Test::Alltoall,
     ];
 
-    /// Is a smaller figure the better one?
+    /// Whether a smaller value is the better one.
     pub fn less_is_better(self) -> bool {
         !matches!(self, Self::Bandwidth | Self::Rate)
     }
 
-    /// Ranks that take part.
+    /// Number of ranks that take part.
     pub fn ranks(self) -> usize {
         match self {
             Self::Latency | Self::Bandwidth | Self::Rate => 2,
@@ -90,40 +90,40 @@ impl fmt::Display for Test {
     }
 }
 
-/// What to do.
+/// The extent of the measurement.
 #[derive(Clone, Debug)]
 pub struct MessagePlan {
-    /// Which MPI.
+    /// The MPI implementation.
     pub flavor: Flavor,
-    /// What is measured against bare.
+    /// The contenders, bare first.
     pub against: Vec<Ready>,
-    /// Which tests.
+    /// The tests.
     pub tests: Vec<Test>,
-    /// How many jobs each contender has, one after the other.
+    /// Number of jobs of each contender, one after the other.
     pub rounds: usize,
-    /// How long all turns of one contender and figure are together, in one round.
+    /// Total time of all turns of one contender with one test and size, in one round.
     pub each: Duration,
-    /// Fewer sizes.
+    /// Use fewer sizes.
     pub quick: bool,
-    /// The line's speed in kilobits a second, if it is to be limited.
+    /// The line's speed in kilobits a second, if it is limited.
     pub rate_kbit: Option<u64>,
 }
 
-/// Everything that was measured.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct MessageFigures {
-    /// Which MPI.
+    /// The MPI implementation.
     pub mpi: String,
-    /// What limits the line.
+    /// Description of the line and its limit.
     pub line: String,
-    /// To how many kilobits a second.
+    /// The line's limit in kilobits a second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_kbit: Option<u64>,
-    /// How many jobs each contender had.
+    /// Number of jobs of each contender.
     pub rounds: usize,
     /// The contenders, bare first.
     pub contenders: Vec<Contender>,
-    /// By test and size.
+    /// Results by test and size.
     pub points: Vec<Point>,
 }
 
@@ -134,35 +134,35 @@ pub struct Point {
     pub test: Test,
     /// Bytes in a message.
     pub bytes: u32,
-    /// Unit of the figures.
+    /// Unit of the values.
     pub unit: String,
-    /// The contenders' figures.
+    /// The values of each contender.
     pub runs: Vec<ContenderRun>,
 }
 
-/// The figures of one contender.
+/// The values of one contender.
 #[derive(Debug, Serialize)]
 pub struct ContenderRun {
-    /// Whose.
+    /// The contender.
     pub contender: Contender,
-    /// By round, one for each turn.
+    /// The values by round, one for each turn.
     pub rounds: Vec<Vec<f64>>,
-    /// In the middle of all turns.
+    /// Median of all turns.
     pub median: f64,
-    /// Against bare, if this is not bare itself and there were enough turns.
+    /// Comparison with bare, if this is not bare itself and there were enough turns.
     pub compared: Option<Comparison>,
 }
 
-/// About how long a turn is: shorter than the time slice that the scheduler gives whatever else wants the core, so that
-/// most turns are disturbed not at all and the others fall out of the median; and so long that waking up for
-/// it is little. docs/design/measuring.md has figures for longer ones.
+/// Approximate length of a turn. It is shorter than the scheduler's time slice, so that other load on the core disturbs few
+/// turns, which do not move the median. It is long enough that the wake-up before it hardly counts.
+/// docs/design/measuring.md has measurements with longer turns.
 const TURN: Duration = Duration::from_millis(2);
-/// On a limited line, a turn is at least as long as the line takes for so many times what passes at once after a rest. The
-/// eighth before the clock starts then uses that up.
+/// On a limited line, a turn takes at least as long as the line needs for this many times the burst that passes at once after
+/// a pause. The eighth of a turn before the clock starts then uses the burst up.
 const BURSTS: u32 = 32;
 
 impl MessagePlan {
-    /// Runs all of it. `told` gets a line for the jobs of each round.
+    /// Runs all measurements. `told` gets a line for the jobs of each round.
     pub fn measure(&self, told: impl Fn(&str)) -> Result<MessageFigures, CliError> {
         let input = |e: Error| CliError::input(e.to_string());
         let mpi = Mpi::find(self.flavor).map_err(input)?;
@@ -222,7 +222,7 @@ impl MessagePlan {
             .map_err(|e| CliError::failed(e.to_string()))
     }
 
-    /// Figures of a limited line that exceed its limit would be of another line.
+    /// Checks that no value exceeds the limit of the line: otherwise the limit is not in force.
     fn check_line(&self, test: Test, turns: &Turns) -> Result<(), CliError> {
         let Some(rate) = self.rate_kbit.filter(|_| test == Test::Bandwidth) else {
             return Ok(());
@@ -230,7 +230,7 @@ impl MessagePlan {
         // Megabytes a second.
         let limit = rate as f64 / 8e3;
         let mut medians = turns.values.iter().filter_map(|v| stats::median(v));
-        // Short measurements see the burst that passes at once.
+        // The margin is for short measurements, which include the burst that passes at once.
         match medians.find(|median| *median > 1.25 * limit) {
             None => Ok(()),
             Some(median) => Err(CliError::failed(format!(
@@ -239,7 +239,7 @@ impl MessagePlan {
         }
     }
 
-    /// How turns are to be.
+    /// Length and number of the turns.
     fn pace(&self) -> TurnPace {
         let burst = self.rate_kbit.map_or(Duration::ZERO, |rate| {
             Duration::from_secs_f64(f64::from(shape::burst(rate)) * 8.0 / (rate as f64 * 1e3))
@@ -248,7 +248,7 @@ impl MessagePlan {
         TurnPace {
             turn: turn.min(self.each / 4),
             each: self.each,
-            // With all rounds together, enough for an interval.
+            // All rounds together have enough turns for an interval.
             least: stats::LEAST
                 .div_ceil(self.rounds.max(1))
                 .next_multiple_of(2),
@@ -277,7 +277,7 @@ impl MessagePlan {
         }
     }
 
-    /// What is measured, in a few words.
+    /// A short name of the measurement.
     pub fn name(&self) -> String {
         match self.rate_kbit {
             Some(rate) => format!("{}, {} Gb/s", self.flavor, rate as f64 / 1e6),
@@ -285,12 +285,12 @@ impl MessagePlan {
         }
     }
 
-    /// About how long it will take.
+    /// The approximate duration.
     pub fn estimate(&self) -> Duration {
-        // Bits a second; lines without a limit here do about as much for one pair of ranks.
+        // Bits a second. A line without a limit carries about 8 Gb/s here for one pair of ranks.
         let speed = self.rate_kbit.unwrap_or(8_000_000) as f64 * 1e3;
         let pace = self.pace();
-        // To start a job and end it, for two ranks and for four.
+        // Start and end of a job of two ranks, and of one of four.
         let mut run = Duration::from_secs(1);
         if self.tests.iter().any(|test| test.ranks() == 4) {
             run += Duration::from_secs(2);
@@ -299,9 +299,9 @@ impl MessagePlan {
             let window = if *test == Test::Bandwidth { 16.0 } else { 2.0 };
             for bytes in test.sizes(self.quick) {
                 let once = Duration::from_secs_f64(window * 8.0 * f64::from(*bytes) / speed);
-                // A turn to warm up, and those of one contender to find out how often to repeat.
+                // Besides: a turn to warm up, and turns of one contender to find the number of repetitions.
                 let least = once * (pace.least as u32 + 2);
-                // What comes before the clock starts, and waking up.
+                // Includes the repetitions before the clock starts, and wake-ups.
                 run += (self.each * 5 / 4 + pace.turn * 2).max(least);
             }
         }
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_the_same_point_come_together() {
+    fn values_of_the_same_test_and_size_are_collected_in_one_point() {
         let (plan, mut points) = (plan(None, 300), Vec::new());
         for values in [[100.0, 97.0], [50.0, 49.0]] {
             plan.add(&mut points, Test::Bandwidth, 64, turns(values));
@@ -399,34 +399,34 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_limited_as_it_should_be_is_noticed() {
+    fn a_line_that_exceeds_its_limit_is_noticed() {
         let plan = plan(Some(1_000_000), 300);
         plan.check_line(Test::Bandwidth, &turns([119.0, 118.0]))
             .unwrap();
         let wrong = plan.check_line(Test::Bandwidth, &turns([119.0, 500.0]));
         assert!(wrong.unwrap_err().to_string().contains("limited to 125"));
-        // Others have other units.
+        // Other tests have other units.
         plan.check_line(Test::Latency, &turns([500.0; 2])).unwrap();
     }
 
     #[test]
-    fn turns_on_a_slow_line_are_long() {
+    fn turns_on_a_limited_line_are_long_enough_to_use_up_the_burst() {
         assert_eq!(plan(None, 80).pace().turn, TURN);
         let fast = plan(Some(10_000_000), 80).pace().turn;
         assert_eq!(fast.as_millis(), 12);
         let slow = plan(Some(1_000_000), 80).pace().turn;
         assert_eq!(slow.as_millis(), 16);
-        // Before the clock starts, the line is asked for more than passes at once.
+        // The repetitions before the clock starts send more than the burst.
         for (turn, rate) in [(slow, 1_000_000), (fast, 10_000_000)] {
             let asked = turn.as_secs_f64() / 8.0 * rate as f64 * 1e3 / 8.0;
             assert!(asked > f64::from(shape::burst(rate)));
         }
-        // Not so long that there are hardly any.
+        // Turns are not so long that there are hardly any.
         assert_eq!(plan(Some(1_000_000), 20).pace().turn.as_millis(), 5);
     }
 
     #[test]
-    fn even_two_rounds_have_turns_enough_for_an_interval() {
+    fn two_rounds_have_enough_turns_for_an_interval() {
         assert_eq!(plan(None, 80).pace().least, 4);
         let many = MessagePlan {
             rounds: 25,
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn every_size_is_a_multiple_of_a_double() {
+    fn every_size_is_a_multiple_of_the_size_of_a_double() {
         for test in Test::ALL {
             for quick in [false, true] {
                 assert!(test.sizes(quick).iter().all(|bytes| bytes % 8 == 0));

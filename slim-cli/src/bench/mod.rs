@@ -1,8 +1,8 @@
-//! `slim bench`: what SLIM costs, measured against bare sockets in the same run.
+//! `slim bench`: measures the cost of SLIM against bare sockets in the same run.
 //!
-//! Figures of a loaded or shared machine lie. So the kinds of runs take turns of some milliseconds, ranks stay on
-//! their cores, and a difference is called one only if its 95 % interval says so. What is counted
-//! and not timed ([`instructions`]) holds on any machine.
+//! Times measured on a loaded or shared machine mislead. So the contenders take turns of some milliseconds, ranks stay on
+//! their cores, and a difference is reported as one only if its 95 % interval excludes equality. Counts of
+//! [`instructions`] hold on any machine.
 
 pub mod callgrind;
 pub mod contender;
@@ -37,12 +37,12 @@ pub use options::BenchOptions;
 use options::Rate;
 use report::{BenchReport, Machine};
 
-/// Load from which on a warning is due: somebody else uses the machine.
+/// Above this load a warning is printed, because something else uses the machine.
 const BUSY: f64 = 0.5;
-/// Instructions are counted by running everything under valgrind.
+/// Approximate duration of counting instructions, under valgrind.
 const COUNTING: Duration = Duration::from_secs(60);
 
-/// Measures, and reports.
+/// Runs the measurements and prints the report.
 pub fn main(options: &BenchOptions) -> Result<ExitCode, CliError> {
     if let Some(directory) = &options.all {
         fs::create_dir_all(directory)
@@ -110,7 +110,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     told(&about(parts.sum()));
 
     let mut report = BenchReport::new(machine);
-    // Of many parts, one that fails must not take the others' figures away.
+    // With --all, one part that fails must not discard the results of the others.
     let mut missing = Vec::new();
     let mut note = |part: &str, failure: CliError| {
         if !all {
@@ -150,7 +150,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     Ok(report)
 }
 
-/// A time that nobody will take for exact.
+/// A rounded time, as a message.
 fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..90 => format!("this takes about {} seconds", seconds.next_multiple_of(5)),
@@ -158,7 +158,7 @@ fn about(time: Duration) -> String {
     }
 }
 
-/// In the short form, only of the C program, and nothing where valgrind is missing.
+/// Counts instructions. With --quick, counts for the C program only, and not at all if valgrind is missing.
 fn count(
     library: &Path,
     quick: bool,
@@ -193,7 +193,7 @@ fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliErro
     })
 }
 
-/// Every MPI that is here; with the first of them also what depends on the line, on slower ones.
+/// A plan for every installed MPI, and for the first of them also plans for limited lines.
 fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, CliError> {
     let mut plans = Vec::new();
     let base = message_plan(options)?;
@@ -225,13 +225,13 @@ fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, Cl
     Ok(plans)
 }
 
-/// Tests that this MPI can be trusted to end. MPICH 4.0 with UCX over TCP, as Debian has it, often does not
-/// after the last result of four ranks, without any library before it.
+/// The tests that end reliably with this MPI. Debian's MPICH 4.0 with UCX over TCP often does not exit
+/// after the last result of four ranks, with or without a preload library.
 fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError> {
     if flavor != Flavor::Mpich || tests.iter().all(|test| test.ranks() == 2) {
         return Ok(tests);
     }
-    let why = "allreduce and alltoall are left out with MPICH: its jobs of four ranks over TCP do not always end, without SLIM neither";
+    let why = "allreduce and alltoall are left out with MPICH: its jobs of four ranks over TCP do not always end, with or without SLIM";
     tests.retain(|test| test.ranks() == 2);
     if tests.is_empty() {
         return Err(CliError::input(why));
@@ -240,8 +240,8 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError>
     Ok(tests)
 }
 
-/// Bare, and what is measured against it. What was asked for must be there; of the usual ones, those
-/// that are.
+/// Bare, and the contenders that are compared with it. Those that the user named must be available; of the
+/// default ones, only those that are available are used.
 fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     let mut ready = vec![Contender::Bare.ready()?];
     if options.against.is_empty() {
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_round() {
+    fn estimated_times_are_rounded() {
         assert_eq!(
             about(Duration::from_secs(41)),
             "this takes about 45 seconds"

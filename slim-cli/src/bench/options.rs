@@ -1,4 +1,4 @@
-//! What `slim bench` can be told, and what that means for its parts.
+//! The options of `slim bench`, and the plans that follow from them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::contender::Contender;
 use super::messages::Test;
 use super::{memory, resume};
 
-/// Measure what SLIM costs, against bare sockets in the same run.
+/// Measure the cost of SLIM against bare sockets in the same run.
 ///
 /// Without --all, --instructions, --resume or --memory the speed of MPI's messages
 /// is measured. Needs root (network namespaces), and an otherwise idle machine for
@@ -21,24 +21,23 @@ use super::{memory, resume};
     group = ArgGroup::new("interrupts").args(["all", "resume"]).multiple(true)
 )]
 pub struct BenchOptions {
-    /// Measure everything, with every MPI that is here, and write bench.html and bench.json into
+    /// Measure everything, with every installed MPI, and write bench.html and bench.json into
     /// this directory.
     #[arg(long, value_name = "DIRECTORY", conflicts_with_all = ["instructions", "resume", "memory"])]
     pub all: Option<PathBuf>,
-    /// Which MPI.
+    /// The MPI to measure.
     #[arg(long, value_enum, default_value_t = MpiName::Ompi4, conflicts_with = "part")]
     pub mpi: MpiName,
     /// Speed of the line between the nodes (default: not limited).
     #[arg(long, value_enum, conflicts_with = "part")]
     pub rate: Option<Rate>,
-    /// How often each kind of run is started (default: 25 times for messages, 5 times for
-    /// the rest).
+    /// Number of rounds (default: 25 for messages, 5 for the rest).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: Option<u32>,
-    /// Milliseconds for each figure of messages, in each round.
+    /// Milliseconds for each test and size of messages, in each round.
     #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub each: u32,
-    /// Only these tests.
+    /// Run only these tests.
     #[arg(
         long,
         value_enum,
@@ -47,10 +46,10 @@ pub struct BenchOptions {
         conflicts_with = "part"
     )]
     pub only: Vec<Test>,
-    /// What is measured against bare (default: all that can run here).
+    /// The kinds to compare with bare (default: all that can run here).
     #[arg(long, value_enum, value_delimiter = ',', value_name = "KINDS")]
     pub against: Vec<Contender>,
-    /// A short form, to see that all works: its figures mean little.
+    /// A short run, to check that everything works; its results mean little.
     #[arg(long)]
     pub quick: bool,
     /// Count the instructions of a small message.
@@ -62,7 +61,7 @@ pub struct BenchOptions {
     /// Measure memory, descriptors and start-up.
     #[arg(long)]
     pub memory: bool,
-    /// Numbers of connections killed at once, for --resume and --all.
+    /// Numbers of connections to kill at once, for --resume and --all.
     #[arg(
         long,
         value_delimiter = ',',
@@ -80,7 +79,7 @@ pub struct BenchOptions {
         requires = "interrupts"
     )]
     pub kills: u32,
-    /// Seconds that holes last, for --resume and --all; bare TCP may need as long again.
+    /// Lengths of holes in seconds, for --resume and --all; bare TCP may need as long again.
     #[arg(
         long,
         value_delimiter = ',',
@@ -90,7 +89,7 @@ pub struct BenchOptions {
         requires = "interrupts"
     )]
     pub hole: Vec<u32>,
-    /// Write the figures as JSON.
+    /// Write the results as JSON.
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub json: Option<PathBuf>,
     /// Write a page with tables and plots.
@@ -98,7 +97,7 @@ pub struct BenchOptions {
     pub html: Option<PathBuf>,
 }
 
-/// An MPI, as the command line names it.
+/// The name of an MPI on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MpiName {
     /// Open MPI 4.1
@@ -110,7 +109,7 @@ pub enum MpiName {
 }
 
 impl MpiName {
-    /// What the lab calls it.
+    /// The lab's name of this MPI.
     pub fn flavor(self) -> Flavor {
         match self {
             Self::Ompi4 => Flavor::OpenMpi4,
@@ -142,13 +141,13 @@ impl Rate {
 }
 
 impl BenchOptions {
-    /// Are messages all that is measured?
+    /// Whether only messages are measured.
     pub fn messages_only(&self) -> bool {
         !(self.all.is_some() || self.instructions || self.resume || self.memory)
     }
 
-    /// Rounds of messages. Jobs of the same kind differ by more than the turns of one: rather many short rounds
-    /// than few long ones.
+    /// Rounds of messages. Jobs of the same contender differ more than the turns of one job, so many short rounds are
+    /// better than few long ones.
     pub fn rounds(&self) -> usize {
         let rounds = self.rounds.unwrap_or(25) as usize;
         match self.quick {
@@ -162,7 +161,7 @@ impl BenchOptions {
         self.rounds.unwrap_or(5) as usize
     }
 
-    /// How long one figure of messages is measured in each round.
+    /// How long each test and size of messages is measured in each round.
     pub fn each(&self) -> Duration {
         Duration::from_millis(match self.quick {
             true => self.each.min(20).into(),
@@ -170,7 +169,7 @@ impl BenchOptions {
         })
     }
 
-    /// What interruptions are measured.
+    /// The plan for measuring interruptions.
     pub fn resume_plan(&self) -> resume::ResumePlan {
         let flows = self.flows.iter().map(|n| *n as usize);
         if self.quick {
@@ -190,7 +189,7 @@ impl BenchOptions {
         }
     }
 
-    /// How memory and start-up are measured.
+    /// The plan for measuring memory and start-up.
     pub fn memory_plan(&self) -> memory::MemoryPlan {
         match self.quick {
             true => memory::MemoryPlan {

@@ -1,4 +1,4 @@
-//! How long interruptions last: killed connections, a hole in the network, a dead peer.
+//! Measures how long interruptions last: killed connections, holes in the network, a dead peer.
 
 use std::path::Path;
 use std::thread;
@@ -16,68 +16,68 @@ use super::stats::{median, quantile};
 use crate::failure::CliError;
 use crate::table::Table;
 
-/// Time between two faults, for everything of the first to be over.
+/// Time between two faults, so that all effects of the first are over.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Time before a death, which is known by ICMP messages: Linux sends six in a row to one host, and then one a second
-/// (`icmp_ratelimit`). Processes that die faster than that are told later.
+/// Time before a process is killed. Its death is reported by ICMP messages, of which Linux sends six in a row to one host, and
+/// then one a second (`icmp_ratelimit`). If processes died faster than that, the reports would be late.
 const ICMP_AGAIN: Duration = Duration::from_secs(3);
-/// How long after the beginning of a hole the program sends.
+/// Time from the beginning of a hole to the program's send.
 const INTO_HOLE: Duration = Duration::from_millis(200);
 
-/// What to do.
+/// The extent of the measurement.
 #[derive(Clone, Debug)]
 pub struct ResumePlan {
     /// Numbers of connections that are killed at once.
     pub flows: Vec<usize>,
-    /// How often a single one is killed.
+    /// How often a single connection is killed.
     pub kills: usize,
-    /// How long holes last.
+    /// Lengths of the holes.
     pub holes: Vec<Duration>,
-    /// How often there is each of them, and how often a peer dies.
+    /// Number of holes of each length, and of deaths of a peer.
     pub rounds: usize,
 }
 
-/// All that was measured.
+/// All results.
 #[derive(Debug, Serialize)]
 pub struct ResumeFigures {
-    /// By number of connections.
+    /// Kills, by number of connections.
     pub kills: Vec<Killed>,
-    /// Numbers of connections that could not be measured, and why.
+    /// Numbers of connections that could not be measured, with the reason.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// Kills of a connection with full pipes.
+    /// Kills of a connection with full buffers.
     pub full: Full,
-    /// By length of the hole.
+    /// Holes, by length.
     pub holes: Vec<Hole>,
-    /// From the death of the peer process to the error, bare and under SLIM.
+    /// Time from the death of the peer process to the error, bare and under SLIM.
     pub death: BareAndSlim,
 }
 
-/// Connections of one process killed at once, several times. Times from the beginning of the killing to
-/// the byte that came back after it, in milliseconds.
+/// Connections of one process killed at once, several times. Times are in milliseconds, from the beginning of the killing to
+/// the byte that came back after it.
 #[derive(Debug, Serialize)]
 pub struct Killed {
-    /// How many connections.
+    /// Number of connections.
     pub flows: usize,
-    /// How often.
+    /// Number of repetitions.
     pub times: usize,
-    /// How long the killing took, in the middle.
+    /// Median duration of the killing.
     pub killing_ms: f64,
-    /// In the middle of all connections and times.
+    /// Median over the connections: its median over the repetitions.
     pub p50_ms: f64,
-    /// Of a hundred, all but one were faster.
+    /// 99th percentile: over the connections, and its median over the repetitions; for one connection, over the repetitions.
     pub p99_ms: f64,
-    /// The last connection, in the middle of the times.
+    /// The last connection: its median over the repetitions.
     pub last_ms: f64,
 }
 
-/// A connection that is killed while the program writes more than its peer reads, so that the pipes are
-/// full: under SLIM, several times.
+/// A connection that is killed while the program writes more than its peer reads, so that all buffers are
+/// full. Under SLIM only, several times.
 #[derive(Debug, Default, Serialize)]
 pub struct Full {
     /// Bytes that the program had written and the peer had not read.
     pub written: Vec<f64>,
-    /// How many of them were sent again.
+    /// Bytes that were replayed.
     pub replayed: Vec<f64>,
     /// Milliseconds from suspension to the end of the replay, rounded up.
     pub lost_ms: Vec<f64>,
@@ -86,22 +86,22 @@ pub struct Full {
 /// A hole in the network.
 #[derive(Debug, Serialize)]
 pub struct Hole {
-    /// How long it was.
+    /// Length of the hole.
     pub seconds: f64,
-    /// From its end to the first byte.
+    /// Time from the end of the hole to the first byte.
     pub first_byte: BareAndSlim,
 }
 
-/// Milliseconds of the same rounds.
+/// Milliseconds of the same rounds, without and with SLIM.
 #[derive(Debug, Default, Serialize)]
 pub struct BareAndSlim {
     /// Without SLIM.
     pub bare_ms: Vec<f64>,
-    /// With it.
+    /// With SLIM.
     pub slim_ms: Vec<f64>,
 }
 
-/// What `slim_flows` answers to `go`.
+/// Answer of `slim_flows` to `go`.
 #[derive(Debug, Deserialize)]
 struct Back {
     first: u64,
@@ -110,13 +110,13 @@ struct Back {
     last: u64,
 }
 
-/// What it answers to `fill`.
+/// Answer of `slim_flows` to `fill`.
 #[derive(Debug, Deserialize)]
 struct FillAnswer {
     bytes: f64,
 }
 
-/// What it answers when a connection has failed.
+/// Answer of `slim_flows` when a connection has failed.
 #[derive(Debug, Deserialize)]
 struct Failed {
     at: u64,
@@ -131,14 +131,14 @@ fn ms(from: u64, to: u64) -> f64 {
 }
 
 impl ResumePlan {
-    /// Does all of it; `told` gets a line for each part.
+    /// Runs all measurements; `told` gets a line for each part.
     pub fn measure(&self, library: &Path, told: impl Fn(&str)) -> Result<ResumeFigures, CliError> {
         let ground = Ground::new(library)?;
         let (mut kills, mut missing) = (Vec::new(), Vec::new());
         for flows in &self.flows {
             let times = self.times(*flows);
             told(&format!("{times} times {flows} connections killed"));
-            // What many connections cannot do must not take the figures of few away.
+            // A failure with many connections must not discard the results of few.
             match killed(&ground, *flows, times) {
                 Ok(figures) => kills.push(figures),
                 Err(why) => missing.push(format!("{flows} connections: {why}")),
@@ -183,7 +183,7 @@ impl ResumePlan {
         (self.kills / flows).clamp(3.min(self.kills), self.kills)
     }
 
-    /// About how long it will take.
+    /// The approximate duration.
     pub fn estimate(&self) -> Duration {
         let kill = |flows: &usize| {
             let once =
@@ -191,13 +191,13 @@ impl ResumePlan {
             Duration::from_secs(2) + once * self.times(*flows) as u32
         };
         let kills: Duration = self.flows.iter().map(kill).sum();
-        // Bare TCP may sleep as long again until it tries the next time.
+        // Bare TCP may wait as long again before its next retransmission.
         let holes: Duration = self.holes.iter().map(|length| *length * 3).sum();
         kills + (holes + ICMP_AGAIN + Duration::from_secs(3)) * self.rounds as u32
     }
 }
 
-/// A byte on every connection and back.
+/// Sends a byte on every connection and waits until all have come back.
 fn round_trip(connected: &mut Connected) -> Result<Back, CliError> {
     connected.client.say("go")?;
     connected.client.answer()
@@ -209,7 +209,7 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, CliErro
     for n in 0..times {
         round_trip(&mut connected)?;
         thread::sleep(PAUSE);
-        // From either end in turn.
+        // Kill from either end in turn.
         let net = ground.lab.node(n % 2).net();
         let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
         let start = now();
@@ -235,17 +235,17 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, CliErro
         times,
         killing_ms: of(&killing, 0.5),
         p50_ms: of(&middle, 0.5),
-        // Of one connection the times are the sample, of many the connections.
+        // With one connection the sample is the repetitions, with many it is the connections.
         p99_ms: of(&late, if flows == 1 { 0.99 } else { 0.5 }),
         last_ms: of(&last, 0.5),
     })
 }
 
-/// Kills a connection of a peer that does not read.
+/// Kills a connection whose peer does not read.
 fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), CliError> {
     let mut connected = ground.connected(true, "sink", 1)?;
     let mut written = 0.0;
-    // The kernel's buffers grow while they are used.
+    // The kernel's buffers grow while they are used, so repeat until nothing more fits.
     for _ in 0..100 {
         connected.client.say("fill")?;
         let filled: FillAnswer = connected.client.answer()?;
@@ -258,7 +258,7 @@ fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), CliError> {
     let net = ground.lab.node(0).net();
     let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
     diag::destroy(net, &chosen).map_err(failed)?;
-    // Somebody has to touch the connection for its loss to be noticed.
+    // The program notices the loss only when it uses the connection.
     connected.client.say("fill")?;
     let (replayed, lost_ms) = connected.client.wait_resume()?;
     full.written.push(written);
@@ -267,7 +267,7 @@ fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), CliError> {
     Ok(())
 }
 
-/// From the lift of a hole to the byte that was sent into it and came back.
+/// Time from the end of a hole until the byte that was sent during the hole has come back.
 fn hole_in(ground: &Ground, slim: bool, length: Duration) -> Result<f64, CliError> {
     let mut connected = ground.connected(slim, "serve", 1)?;
     round_trip(&mut connected)?;
@@ -284,7 +284,7 @@ fn hole_in(ground: &Ground, slim: bool, length: Duration) -> Result<f64, CliErro
     Ok(ms(lift, back.first))
 }
 
-/// From the death of the server to the error that the client gets.
+/// Time from the death of the server to the error that the client gets.
 fn death_of_peer(ground: &Ground, slim: bool) -> Result<f64, CliError> {
     let mut connected = ground.connected(slim, "serve", 1)?;
     round_trip(&mut connected)?;
@@ -343,8 +343,8 @@ impl ResumeFigures {
             ]);
         }
         let mut notes = vec![
-                "From the beginning of the killing (or the lift) until the byte that the program sends then has come back from its peer.".into(),
-                "Of several connections: p50 and p99 over the connections, the median of the times; last: the last connection, the median of the times. Elsewhere last is the slowest time.".into(),
+                "Times are from the beginning of the killing (or from the lift) until a byte that the program sends has come back from its peer.".into(),
+                "With several connections, p50 and p99 are over the connections, and last is the last connection; each is the median over the repetitions. Elsewhere last is the slowest repetition.".into(),
             ];
         let missing = self.missing.iter();
         notes.extend(missing.map(|why| format!("NOT measured: {why}")));

@@ -1,4 +1,4 @@
-//! One round: a job of every contender, all of them alive at the same time, each working in its turn only.
+//! One round: one job of every contender. All jobs exist at the same time, but only one works at a time.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,28 @@ use super::messages::Test;
 use super::turns::{JobAddress, Lost, Ranks, Turn, TurnAnswer};
 use crate::failure::CliError;
 
-/// How long a job may take to start, to have a turn, and to end. Only what hangs takes so long.
+/// Time limit for the start, for one turn, and for the end of a job. Only a job that hangs takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a job that has lost a rank has for its last words: mpirun says what happened.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long to wait for the end of a job that has lost a rank: mpirun reports what happened.
+const LAST_OUTPUT: Duration = Duration::from_secs(5);
 
-/// How turns are to be.
+/// Length and number of turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TurnPace {
-    /// About how long one is.
+    /// Approximate length of one turn.
     pub turn: Duration,
-    /// About how long all turns of a contender are together.
+    /// Approximate total length of all turns of a contender.
     pub each: Duration,
-    /// How many they are at least, even if one takes long. An even number.
+    /// Least number of turns, even if one takes long. An even number.
     pub least: usize,
 }
 
 /// The turns of all contenders with one test and size.
 #[derive(Debug)]
 pub struct Turns {
-    /// Unit of the figures.
+    /// Unit of the values.
     pub unit: String,
-    /// By contender, a figure for each cycle.
+    /// By contender, a value for each cycle.
     pub values: Vec<Vec<f64>>,
 }
 
@@ -42,7 +42,7 @@ pub struct Turns {
 pub struct Round<'a> {
     lab: &'a Lab,
     players: Vec<Player<'a>>,
-    /// Which way round the first cycle of a point goes.
+    /// Whether the first cycle of a point goes through the contenders in reverse order.
     backwards: bool,
 }
 
@@ -50,25 +50,25 @@ pub struct Round<'a> {
 #[derive(Debug)]
 struct Player<'a> {
     contender: Contender,
-    /// Its socket and its logs, apart from those of the others.
+    /// Directory of its socket and its logs.
     dir: PathBuf,
     started: Started<'a>,
     ranks: Ranks,
 }
 
 impl TurnPace {
-    /// The same number of turns in both directions, so that what drifts does not favour anybody.
+    /// Number of cycles. It is even, for as many in either order, so that a drift favours no contender.
     fn cycles(self, turn: Duration) -> usize {
         let fit = self.each.as_secs_f64() / turn.as_secs_f64().max(1e-9);
         (fit.round() as usize).next_multiple_of(2).max(self.least)
     }
 
-    /// Is a repetition so long that one more to warm up would cost more than it brings?
+    /// Whether one repetition is so long that another one to warm up is not worth its time.
     fn is_long(self, once: Duration) -> bool {
         once > self.turn * 10
     }
 
-    /// Repetitions before the clock starts: an eighth, and one at least.
+    /// Number of repetitions before the clock starts: an eighth of `times`, at least one, none if one is long.
     fn lead(self, times: u64, length: Duration) -> u64 {
         match times {
             1 if self.is_long(length) => 0,
@@ -76,19 +76,19 @@ impl TurnPace {
         }
     }
 
-    /// How often to repeat what took so long for so many times; none if that is a turn already.
+    /// `times` repetitions took `took`: the number of repetitions to try next, or `None` if this is long enough for a turn.
     fn more(self, times: u64, took: Duration) -> Option<u64> {
         if took >= self.turn / 2 {
             return None;
         }
         let factor = self.turn.as_secs_f64() / took.as_secs_f64().max(1e-9);
-        // What is very short says little of what many take.
+        // A very short time predicts little, so grow by a factor of 8 at most.
         Some((times as f64 * factor.min(8.0)).ceil() as u64)
     }
 }
 
 impl<'a> Round<'a> {
-    /// Starts the jobs, one after the other: starting, a job does not sleep. `job` makes one, given the directory
+    /// Starts the jobs one after the other, because a job that starts uses the processor. `job` makes a job from the directory
     /// for its logs and the path of its socket.
     pub fn start(
         lab: &'a Lab,
@@ -107,25 +107,25 @@ impl<'a> Round<'a> {
             let dir = lab.dir().join(name);
             let io = |e: std::io::Error| CliError::failed(format!("{}: {e}", dir.display()));
             fs::create_dir(&dir).map_err(io)?;
-            let door = JobAddress::new(dir.join("turns")).map_err(io)?;
-            let job = job(ready, &dir, door.path());
+            let address = JobAddress::new(dir.join("turns")).map_err(io)?;
+            let job = job(ready, &dir, address.path());
             let mut started = job.start().map_err(|e| CliError::failed(e.to_string()))?;
             let alive = || started.running().is_running();
-            match door.ranks(ranks, LIMIT, alive) {
+            match address.ranks(ranks, LIMIT, alive) {
                 Ok(ranks) => round.players.push(Player {
                     contender: ready.contender,
                     dir,
                     started,
                     ranks,
                 }),
-                Err(lost) => return Err(last_words(ready.contender, started, "its start", &lost)),
+                Err(lost) => return Err(job_failure(ready.contender, started, "its start", &lost)),
             }
         }
         Ok(round)
     }
 
-    /// Measures one point: finds out how often to repeat it, then gives each contender turns, in one order and in
-    /// the other.
+    /// Measures one point: finds the number of repetitions, then gives turns to the contenders, alternating between
+    /// one order and its reverse.
     pub fn measure(&mut self, test: Test, bytes: u32, pace: TurnPace) -> Result<Turns, CliError> {
         let mut turn = Turn {
             test,
@@ -133,7 +133,7 @@ impl<'a> Round<'a> {
             lead: 0,
             times: 1,
         };
-        // The first repetition makes connections, and any may be disturbed: the shortest run is believed.
+        // The first repetition makes connections, and any may be disturbed, so take the shortest of three.
         let mut unit = String::new();
         let length = loop {
             let mut length = Duration::MAX;
@@ -151,7 +151,7 @@ impl<'a> Round<'a> {
             }
         };
         turn.lead = pace.lead(turn.times, length);
-        // The first one is warm by now.
+        // Warm up the other jobs; the first one is warm by now.
         for at in 1..self.players.len() {
             self.turn(at, &turn)?;
         }
@@ -169,10 +169,10 @@ impl<'a> Round<'a> {
         Ok(Turns { unit, values })
     }
 
-    /// Sends all jobs home and looks whether each was what it is called.
+    /// Ends all jobs, and checks that each really used its contender.
     pub fn end(self) -> Result<(), CliError> {
         let mut left: Vec<_> = self.players.into_iter().map(Player::leave).collect();
-        // Dropping one that has ended kills whatever is left on the nodes: not before all have.
+        // Dropping a job kills all processes on the nodes, so first wait until all jobs have ended.
         for (_, _, started) in &mut left {
             started.running().wait(LIMIT);
         }
@@ -180,7 +180,7 @@ impl<'a> Round<'a> {
             let outcome = started.wait(Duration::ZERO);
             if !outcome.status.is_some_and(|status| status.success()) {
                 return Err(CliError::failed(format!(
-                    "the job of {contender} did its work and did not end well ({}); it said:\n{}",
+                    "the job of {contender} did its work, but failed at its end ({}); it said:\n{}",
                     outcome
                         .status
                         .map_or("not in time".into(), |s| s.to_string()),
@@ -188,19 +188,19 @@ impl<'a> Round<'a> {
                 )));
             }
             contender.was_used(self.lab, &dir)?;
-            // Some rounds' logs would be many.
+            // The logs of many rounds would take much space.
             let _ = fs::remove_dir_all(&dir);
         }
         Ok(())
     }
 
-    /// One job's turn; if it fails all jobs are over.
+    /// Runs one job's turn. If it fails, all jobs are ended.
     fn turn(&mut self, at: usize, turn: &Turn) -> Result<TurnAnswer, CliError> {
         let player = &mut self.players[at];
         player.ranks.turn(turn, LIMIT).map_err(|lost| {
             let player = self.players.remove(at);
             let what = format!("{} of {} bytes", turn.test, turn.bytes);
-            let failure = last_words(player.contender, player.started, &what, &lost);
+            let failure = job_failure(player.contender, player.started, &what, &lost);
             self.players.clear();
             failure
         })
@@ -208,15 +208,15 @@ impl<'a> Round<'a> {
 }
 
 impl<'a> Player<'a> {
-    /// Its ranks end when nobody tells them anything any more.
+    /// Closes the streams to the ranks, which makes them end.
     fn leave(self) -> (Contender, PathBuf, Started<'a>) {
         (self.contender, self.dir, self.started)
     }
 }
 
-/// Why a job is over, with what it said itself.
-fn last_words(contender: Contender, started: Started<'_>, what: &str, lost: &Lost) -> CliError {
-    let outcome = started.wait(LAST_WORDS);
+/// Waits for the end of a failed job; the error has the reason and the job's last output.
+fn job_failure(contender: Contender, started: Started<'_>, what: &str, lost: &Lost) -> CliError {
+    let outcome = started.wait(LAST_OUTPUT);
     CliError::failed(format!(
         "the job of {contender} failed in {what}: {lost}; it said:\n{}",
         outcome.tail(20)
@@ -234,7 +234,7 @@ mod tests {
     };
 
     #[test]
-    fn turns_are_as_long_as_they_should_be_and_as_many_as_fit() {
+    fn repetitions_fill_a_turn_and_turns_fill_the_time() {
         assert_eq!(PACE.more(100, Duration::from_millis(5)), Some(400));
         assert_eq!(PACE.more(1, Duration::from_micros(20)), Some(8));
         assert_eq!(PACE.more(1, Duration::ZERO), Some(8));
@@ -244,13 +244,13 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_longer_than_a_turn_is_done_once_and_a_few_times() {
+    fn a_test_longer_than_a_turn_runs_once_a_turn_and_for_the_least_number_of_turns() {
         assert_eq!(PACE.more(1, Duration::from_secs(2)), None);
         assert_eq!(PACE.cycles(Duration::from_secs(2)), PACE.least);
     }
 
     #[test]
-    fn the_clock_starts_when_the_line_is_busy() {
+    fn an_eighth_of_the_repetitions_runs_before_the_clock_starts() {
         let lead = |times| PACE.lead(times, PACE.turn);
         assert_eq!([1, 2, 8, 9, 1000].map(lead), [1, 1, 1, 2, 125]);
         assert_eq!(PACE.lead(1, Duration::from_secs(2)), 0);

@@ -1,16 +1,16 @@
-//! A part of the report that is shown.
+//! A section of the printed report.
 
 use crate::table::Table;
 
-/// See the module.
+/// A section of the report: a table with notes and plots.
 #[derive(Debug)]
 pub struct Section {
-    /// What it is about.
+    /// The heading.
     pub title: String,
-    /// Figures.
+    /// The results.
     pub table: Table,
-    /// What to know about them.
+    /// Notes on the results.
     pub notes: Vec<String>,
-    /// Pictures, as SVG.
+    /// Plots, as SVG.
     pub plots: Vec<String>,
 }

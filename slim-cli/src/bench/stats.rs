@@ -1,13 +1,13 @@
-//! Figures that were measured many times: their middle, how sure it is, and what a comparison can say.
+//! Statistics of repeated measurements: median, confidence interval, comparison.
 
 use serde::Serialize;
 
-/// The value in the middle; the mean of the two in the middle. None of nothing.
+/// The median; `None` without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The value below which `part` of them lie, between two neighbours in proportion.
+/// The value below which the fraction `part` of the values lies, interpolated linearly.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,14 +19,14 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     Some(low + (high - low) * place.fract())
 }
 
-/// Fewer values have no such interval.
+/// Fewer values have no 95 % interval.
 pub const LEAST: usize = 6;
-/// How often an interval may miss what it is about.
+/// Probability that an interval does not contain the true median.
 const MISSES: f64 = 0.05;
 
-/// Between which of the values, sorted, the true median lies with 95 % confidence. It takes nothing for granted
-/// about how they are distributed: each lies below the median with probability one half, so how many do
-/// is binomial (order statistics; Hahn and Meeker, *Statistical Intervals*). Fewer than [`LEAST`] cannot give it.
+/// The 95 % confidence interval of the median, between two of the values. It assumes nothing about their distribution: each
+/// value lies below the median with probability one half, so the number of those that do is binomial (order statistics; Hahn
+/// and Meeker, *Statistical Intervals*). `None` for fewer than [`LEAST`] values.
 pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let outside = outside(values.len())?;
     let mut sorted = values.to_vec();
@@ -36,7 +36,7 @@ pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
 
 /// How many of the smallest, and of the largest, of `n` values can be left out of the interval.
 fn outside(n: usize) -> Option<usize> {
-    // By logarithms: 2^-n is no number any more for n of some thousands.
+    // With logarithms, because 2^-n underflows for n of some thousands.
     let mut term = -(n as f64) * std::f64::consts::LN_2;
     let (mut below, mut left_out) = (0.0, None);
     for k in 0..n / 2 {
@@ -50,39 +50,39 @@ fn outside(n: usize) -> Option<usize> {
     left_out
 }
 
-/// One kind of runs against bare ones, turn by turn.
+/// A contender compared with bare, turn by turn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Median of the ratios to the bare turn of the same cycle.
     pub ratio: f64,
-    /// Where its 95 % interval begins.
+    /// Lower end of the ratio's 95 % interval.
     pub low: f64,
-    /// Where it ends.
+    /// Upper end of the interval.
     pub high: f64,
-    /// What can be said.
+    /// The result.
     pub verdict: Judgement,
 }
 
-/// What a comparison says.
+/// Result of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
-    /// Better than bare, by this part.
+    /// Better than bare, by this fraction.
     Better(f64),
-    /// Worse than bare, by this part.
+    /// Worse than bare, by this fraction.
     Worse(f64),
-    /// The interval has the ratio 1 in it: if they differ at all, then by less than this part.
+    /// The interval contains the ratio 1: if there is a difference, it is less than this fraction.
     Within(f64),
 }
 
 impl Comparison {
-    /// Compares turns of the same rounds and cycles; `less_is_better` for times. None of one round, which says
-    /// nothing of other jobs, and of too few turns.
+    /// Compares turns of the same rounds and cycles; `less_is_better` for times. `None` for one round, which says
+    /// nothing about other jobs, and for too few turns.
     ///
-    /// The turns of one round are of the same jobs: what a job has by chance (where its memory lies, which
-    /// sockets hash to the same place) is in all of them, and the interval of all turns does not know it. So the
-    /// medians of the rounds have an interval of their own, and both together count: it is no narrower than
-    /// either. Of fewer rounds than an interval needs it is their range, and then less sure.
+    /// The turns of one round belong to the same jobs. Random properties of a job (the place of its memory, sockets that hash
+    /// to the same bucket) affect all of its turns, and the interval of all turns does not include them. So the medians of the
+    /// rounds have an interval of their own, and the result covers both intervals. For fewer rounds than an interval needs, the
+    /// range of their medians is used, which is less certain.
     pub fn new(bare: &[Vec<f64>], other: &[Vec<f64>], less_is_better: bool) -> Option<Self> {
         let of_round = |(bare, other): (&Vec<f64>, &Vec<f64>)| -> Vec<f64> {
             bare.iter().zip(other).map(|(b, o)| o / b).collect()
@@ -115,7 +115,7 @@ impl Comparison {
         })
     }
 
-    /// Is the ratio on the good side of `goal`? None if the interval is on both.
+    /// Whether the ratio reaches `goal`. `None` if the interval lies on both sides of the goal.
     pub fn reaches(&self, goal: f64, less_is_better: bool) -> Option<bool> {
         let (good, bad) = match less_is_better {
             true => (self.high <= goal, self.low > goal),
@@ -146,13 +146,13 @@ mod tests {
         rng.next_u64() as f64 / u64::MAX as f64
     }
 
-    /// What timings look like: most near the least, a few far above it. The median is 1 + `scale`.
+    /// A value distributed like a timing: most are near the minimum, a few far above it. The median is 1 + `scale`.
     fn timing(rng: &mut SeededRng, scale: f64) -> f64 {
         1.0 - scale * (1.0 - uniform(rng)).max(1e-12).log2()
     }
 
     #[test]
-    fn the_middle_is_between_neighbours() {
+    fn quantiles_are_interpolated() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0]), Some(2.5));
         assert_eq!(median(&[]), None);
@@ -160,8 +160,8 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_has_the_ranks_of_the_tables() {
-        // Hahn and Meeker: 95 % of the median, two-sided.
+    fn intervals_agree_with_published_tables() {
+        // Hahn and Meeker: two-sided 95 % interval of the median.
         for (n, left_out) in [
             (0, None),
             (LEAST - 1, None),
@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(outside(n), left_out, "{n}");
         }
-        // A normal approximation of so many: half of them less 0.98 times the root.
+        // Normal approximation for n values: n / 2 - 0.98 sqrt(n).
         let many = outside(100_000).unwrap();
         assert!((many as i64 - 49_690).abs() <= 2, "{many}");
         let values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0, 8.0, 7.0, 6.0];
@@ -195,12 +195,12 @@ mod tests {
         }
     }
 
-    /// The turns of a machine whose speed wanders by half, some of them hit by something else.
+    /// Turns on a machine whose speed varies by half and whose other load disturbs some of them.
     fn drifting(seed: u64, rounds: usize, ratio: f64, jobs: f64) -> [Vec<Vec<f64>>; 2] {
         let mut rng = SeededRng::new(seed);
         let (mut bare, mut other) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            // Symmetric: what a job has by chance is as often good as bad.
+            // Symmetric: the random properties of a job are as often good as bad.
             let luck = 1.0 + jobs * (uniform(&mut rng) - 0.5);
             let mut turn = |cycle: usize, ratio: f64| {
                 let wanders = 1.0 + 0.5 * (round as f64 + cycle as f64 / 12.0).sin().abs();
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn one_per_cent_is_found_on_a_machine_that_wanders_by_half() {
+    fn one_per_cent_is_found_on_a_machine_whose_speed_varies_by_half() {
         let [bare, other] = drifting(7, 9, 1.01, 0.0);
         let compared = Comparison::new(&bare, &other, true).unwrap();
         assert!(
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_are_called_different_once_in_twenty_at_most() {
+    fn equal_contenders_are_called_different_once_in_twenty_at_most() {
         for (rounds, jobs) in [(6, 0.0), (6, 0.1), (9, 0.0), (9, 0.1)] {
             let wrong = (0..1000).filter(|seed| {
                 let [bare, other] = drifting(*seed, rounds, 1.0, jobs);
@@ -248,7 +248,7 @@ mod tests {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(near(compared.low, lucky(1)) && near(compared.high, lucky(7)));
         assert_eq!(compared.verdict.to_string(), "no difference beyond 11.0 %");
-        // Of few rounds, all count.
+        // With few rounds, the range of all is used.
         let few = Comparison::new(&bare[..3], &other[..3], true).unwrap();
         assert!(near(few.low, lucky(0)) && near(few.high, lucky(2)));
     }

@@ -1,8 +1,8 @@
-//! Turns: the ranks of a job sleep until they are told what to do, do it, and say how long it took.
+//! Turns: the ranks of a job sleep until they get a command, run it, and report how long it took.
 //!
 //! Every rank of `slim_bench --turns SOCKET` connects to a Unix socket and waits there, outside of MPI. So the jobs
-//! of several contenders can live side by side: one at a time works, the others use no processor. What
-//! is said is in `programs/slim_bench.c`.
+//! of several contenders can exist side by side: one works at a time, and the others use no processor. The
+//! format is described in `programs/slim_bench.c`.
 
 use std::fmt;
 use std::fs;
@@ -19,41 +19,41 @@ use super::messages::Test;
 /// One turn of a job.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Turn {
-    /// What is done.
+    /// The test.
     pub test: Test,
     /// Bytes in a message.
     pub bytes: u32,
-    /// How often it is done before the clock starts.
+    /// Number of repetitions before the clock starts.
     pub lead: u64,
-    /// And after that.
+    /// Number of measured repetitions.
     pub times: u64,
 }
 
-/// What a rank says of its turn.
+/// A rank's answer to a turn.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct TurnAnswer {
-    /// How long the measured part took.
+    /// Duration of the measured part.
     pub seconds: f64,
-    /// The figure.
+    /// The result of the test.
     pub value: f64,
-    /// Its unit.
+    /// The unit of the result.
     pub unit: String,
 }
 
 /// Why a job cannot go on.
 #[derive(Debug)]
 pub enum Lost {
-    /// A rank has closed its end: the process is dead, or going to be.
+    /// A rank has closed its end: the process is dead or about to exit.
     Gone(usize),
     /// A rank does not answer.
     Late(usize, Duration),
-    /// A rank answers something else.
+    /// A rank has sent an invalid answer.
     Nonsense(usize, String),
-    /// Not all ranks have come.
+    /// Not all ranks have connected.
     NotStarted {
-        /// How many have.
+        /// Number of ranks that have connected.
         came: usize,
-        /// Of how many.
+        /// Number of ranks of the job.
         ranks: usize,
     },
     /// The socket does not work.
@@ -75,7 +75,7 @@ impl fmt::Display for Turn {
 impl fmt::Display for Lost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone(rank) => write!(f, "rank {rank} has ended in the middle of it"),
+            Self::Gone(rank) => write!(f, "rank {rank} has ended in the middle of its turn"),
             Self::Late(rank, limit) => {
                 write!(f, "rank {rank} gave no answer in {} s", limit.as_secs_f64())
             }
@@ -86,7 +86,7 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Where the ranks of one job connect to.
+/// The socket to which the ranks of one job connect.
 #[derive(Debug)]
 pub struct JobAddress {
     listener: UnixListener,
@@ -94,20 +94,20 @@ pub struct JobAddress {
 }
 
 impl JobAddress {
-    /// A socket that is there until this is dropped.
+    /// Makes the socket. Dropping this removes it.
     pub fn new(path: PathBuf) -> io::Result<Self> {
         let listener = UnixListener::bind(&path)?;
-        // So that it can be seen meanwhile whether the job is still there.
+        // Non-blocking, to check between two attempts whether the job still runs.
         listener.set_nonblocking(true)?;
         Ok(Self { listener, path })
     }
 
-    /// For the program's arguments.
+    /// The path of the socket, for the program's arguments.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Waits for all ranks of the job, while it is `alive`.
+    /// Waits until all ranks of the job have connected, while the job is `alive`.
     pub fn ranks(
         &self,
         ranks: usize,
@@ -123,7 +123,7 @@ impl JobAddress {
                     let (rank, stream) = introduced(stream, limit).map_err(Lost::Socket)?;
                     match seats.get_mut(rank) {
                         Some(seat @ None) => *seat = Some(stream),
-                        _ => return Err(Lost::Nonsense(rank, "my number, a second time".into())),
+                        _ => return Err(Lost::Nonsense(rank, "its number, a second time".into())),
                     }
                     came += 1;
                 }
@@ -148,7 +148,7 @@ impl Drop for JobAddress {
 
 type TurnStream = BufReader<UnixStream>;
 
-/// A rank says which one it is.
+/// Reads the number of the rank that has connected.
 fn introduced(stream: UnixStream, limit: Duration) -> io::Result<(usize, TurnStream)> {
     // Whether a new socket is non-blocking because the listener is depends on the system.
     stream.set_nonblocking(false)?;
@@ -158,19 +158,19 @@ fn introduced(stream: UnixStream, limit: Duration) -> io::Result<(usize, TurnStr
     stream.read_line(&mut line)?;
     match line.trim().parse() {
         Ok(rank) => Ok((rank, stream)),
-        Err(_) => Err(io::Error::other(format!("{line:?} is no rank"))),
+        Err(_) => Err(io::Error::other(format!("{line:?} is not a rank"))),
     }
 }
 
-/// The ranks of a job, each asleep. Dropping this sends them home.
+/// The sleeping ranks of a job. Dropping this makes them end.
 #[derive(Debug)]
 pub struct Ranks(Vec<TurnStream>);
 
 impl Ranks {
-    /// The job has its turn. It is over when every rank sleeps again; the answer is that of rank 0.
+    /// Runs the job's turn. It is over when every rank has answered; returns the answer of rank 0.
     pub fn turn(&mut self, turn: &Turn, limit: Duration) -> Result<TurnAnswer, Lost> {
         let line = format!("{turn}\n");
-        // Rank 0 last: the others are at the barrier when it comes there.
+        // Rank 0 last, so that the others are at the barrier when it gets there.
         for (rank, stream) in self.0.iter_mut().enumerate().rev() {
             let said = stream.get_mut().write_all(line.as_bytes());
             said.map_err(|_| Lost::Gone(rank))?;
@@ -192,7 +192,7 @@ fn answer(
     over: Instant,
 ) -> Result<TurnAnswer, Lost> {
     let left = over.saturating_duration_since(Instant::now());
-    // No time at all would mean to wait for ever.
+    // A zero timeout is an error for the socket.
     let left = left.max(Duration::from_millis(1));
     let socket = stream.get_mut();
     socket.set_read_timeout(Some(left)).map_err(Lost::Socket)?;
@@ -225,21 +225,21 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A door of its own for each test.
-    fn door(name: &str) -> JobAddress {
+    /// A socket of its own for each test.
+    fn address(name: &str) -> JobAddress {
         let file = format!("slim-turns-{name}-{}", std::process::id());
         let path = std::env::temp_dir().join(file);
         let _ = fs::remove_file(&path);
         JobAddress::new(path).unwrap()
     }
 
-    /// A rank that comes, and gives this answer to each turn; none: it dies in its first.
+    /// A thread that acts as a rank and gives this answer to each turn; with `None` it ends in its first turn.
     fn rank(
-        door: &JobAddress,
+        address: &JobAddress,
         rank: usize,
         answer: Option<&'static str>,
     ) -> thread::JoinHandle<String> {
-        let path = door.path().to_owned();
+        let path = address.path().to_owned();
         thread::spawn(move || {
             let mut stream = UnixStream::connect(path).unwrap();
             writeln!(stream, "{rank}").unwrap();
@@ -256,33 +256,33 @@ mod tests {
     }
 
     #[test]
-    fn all_ranks_are_told_and_the_first_one_counts() {
-        let door = door("told");
+    fn all_ranks_get_the_turn_and_the_answer_of_rank_0_is_returned() {
+        let address = address("told");
         let other = "{\"seconds\":0.25,\"value\":9.5,\"unit\":\"us\"}\n";
-        let others = rank(&door, 1, Some(other));
-        let first = rank(&door, 0, Some(GOOD));
-        let mut ranks = door.ranks(2, LONG, || true).unwrap();
+        let others = rank(&address, 1, Some(other));
+        let first = rank(&address, 0, Some(GOOD));
+        let mut ranks = address.ranks(2, LONG, || true).unwrap();
         for _ in 0..2 {
             assert_eq!(ranks.turn(&TURN, LONG).unwrap().value, 5.25);
         }
-        // The end of the stream is the end of the job.
+        // The end of the stream ends the job.
         drop(ranks);
         for rank in [first, others] {
             assert_eq!(rank.join().unwrap(), "latency 8 2 16\n".repeat(2));
         }
-        let path = door.path().to_owned();
-        drop(door);
+        let path = address.path().to_owned();
+        drop(address);
         assert!(!path.exists());
     }
 
     #[test]
-    fn a_rank_that_dies_in_its_turn_is_missed_at_once() {
-        let door = door("dies");
-        let ranks = [rank(&door, 0, Some(GOOD)), rank(&door, 1, None)];
-        let mut job = door.ranks(2, LONG, || true).unwrap();
+    fn a_rank_that_dies_in_its_turn_is_noticed_at_once() {
+        let address = address("dies");
+        let ranks = [rank(&address, 0, Some(GOOD)), rank(&address, 1, None)];
+        let mut job = address.ranks(2, LONG, || true).unwrap();
         let lost = job.turn(&TURN, LONG).unwrap_err();
         assert!(matches!(lost, Lost::Gone(1)), "{lost}");
-        // Also if it is dead before it is told.
+        // Also if it is dead before the turn begins.
         let again = job.turn(&TURN, LONG).unwrap_err();
         assert!(matches!(again, Lost::Gone(1)), "{again}");
         drop(job);
@@ -293,9 +293,9 @@ mod tests {
 
     #[test]
     fn a_rank_that_hangs_is_not_waited_for_longer_than_the_limit() {
-        let door = door("hangs");
-        let ranks = [rank(&door, 0, Some(GOOD)), rank(&door, 1, Some(""))];
-        let mut job = door.ranks(2, LONG, || true).unwrap();
+        let address = address("hangs");
+        let ranks = [rank(&address, 0, Some(GOOD)), rank(&address, 1, Some(""))];
+        let mut job = address.ranks(2, LONG, || true).unwrap();
         let lost = job.turn(&TURN, SOON).unwrap_err();
         assert!(matches!(lost, Lost::Late(1, SOON)), "{lost}");
         assert_eq!(lost.to_string(), "rank 1 gave no answer in 0.05 s");
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_is_no_figure_is_refused() {
+    fn an_invalid_answer_is_refused() {
         for (name, wrong) in [
             ("text", "hello\n"),
             ("nan", "{\"seconds\":1,\"value\":0,\"unit\":\"us\"}\n"),
         ] {
-            let door = door(name);
-            let only = rank(&door, 0, Some(wrong));
-            let mut job = door.ranks(1, LONG, || true).unwrap();
+            let address = address(name);
+            let only = rank(&address, 0, Some(wrong));
+            let mut job = address.ranks(1, LONG, || true).unwrap();
             let lost = job.turn(&TURN, LONG).unwrap_err();
             assert!(matches!(&lost, Lost::Nonsense(0, line) if line == wrong));
             drop(job);
@@ -322,12 +322,12 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_ends_before_its_ranks_come_is_not_waited_for() {
-        let door = door("none");
-        let lost = door.ranks(2, LONG, || false).unwrap_err();
+    fn a_job_that_ends_before_its_ranks_connect_is_not_waited_for() {
+        let address = address("none");
+        let lost = address.ranks(2, LONG, || false).unwrap_err();
         assert_eq!(lost.to_string(), "0 of 2 ranks have started");
-        let only = rank(&door, 1, Some(GOOD));
-        let lost = door.ranks(2, SOON, || true).unwrap_err();
+        let only = rank(&address, 1, Some(GOOD));
+        let lost = address.ranks(2, SOON, || true).unwrap_err();
         assert!(matches!(lost, Lost::NotStarted { came: 1, ranks: 2 }));
         only.join().unwrap();
     }

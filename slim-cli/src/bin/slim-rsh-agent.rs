@@ -1,4 +1,4 @@
-//! Called by Open MPI instead of ssh; see [`slim_cli::agent`].
+//! Open MPI calls this program in place of ssh; see [`slim_cli::agent`].
 
 use std::process::ExitCode;
 

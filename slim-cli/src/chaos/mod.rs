@@ -1,4 +1,4 @@
-//! `slim chaos`: a command, or a job that runs already, under a plan of faults.
+//! `slim chaos`: makes the faults of a plan, for a new command or for a running job.
 
 pub mod plan;
 pub mod report;
@@ -23,15 +23,15 @@ use report::{ChaosReport, FaultRow, seconds};
 use scene::{ActiveFault, Scene};
 use schedule::Schedule;
 
-/// How often to look whether the command or the job has ended.
+/// How often to check whether the command or the job has ended.
 const TICK: Duration = Duration::from_millis(20);
 
 /// Break connections under a command, by a plan (TOML).
 ///
 /// With a command: makes a lab of nodes on this machine (nodeA, nodeB, …), runs the
 /// command on nodeA and makes the faults of the plan; mpirun reaches the other nodes.
-/// The exit status is that of the command. With --pid: makes the faults on a job that
-/// runs already. Needs root.
+/// The exit status is that of the command. With --pid: makes the faults on a running
+/// job. Needs root.
 #[derive(Args, Debug)]
 pub struct ChaosOptions {
     /// The fault plan; see examples/chaos.
@@ -43,7 +43,7 @@ pub struct ChaosOptions {
     /// Break connections of this process and its descendants.
     #[arg(long, value_name = "PID", conflicts_with = "command")]
     pub pid: Option<u32>,
-    /// With --pid: everything in the network namespace of that process.
+    /// With --pid: break connections of everything in the network namespace of that process.
     #[arg(long, requires = "pid")]
     pub whole_namespace: bool,
     /// Nodes of the lab.
@@ -52,7 +52,7 @@ pub struct ChaosOptions {
     /// Paths between the nodes of the lab.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     pub paths: u8,
-    /// Print what happened as JSON instead of a table.
+    /// Print the report as JSON instead of a table.
     #[arg(long)]
     pub json: bool,
     /// The command and its arguments.
@@ -60,11 +60,11 @@ pub struct ChaosOptions {
     pub command: Vec<OsString>,
 }
 
-/// Runs the plan and prints what happened.
+/// Runs the plan and prints the report.
 pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
     if options.pid.is_none() && options.command.is_empty() {
         return Err(CliError::input(
-            "nothing to hit: give a command for the lab (behind --), or the --pid of a job that runs",
+            "nothing to hit: give a command for the lab (behind --), or the --pid of a running job",
         ));
     }
     let plan = Plan::read(&options.plan)?;
@@ -85,7 +85,7 @@ pub fn main(options: &ChaosOptions) -> Result<ExitCode, CliError> {
         _ => None,
     };
     let report = run(&plan, seed, &scene, child)?;
-    // Before the report: what is left of the command must not write into it.
+    // Before the report: remaining processes of the command must not write into it.
     drop(scene);
     if options.json {
         println!("{}", report.json());
@@ -125,7 +125,7 @@ fn start(lab: &Lab, program: &OsString, args: &[OsString]) -> Result<Child, CliE
     })
 }
 
-/// A fault in force and the row of the report that tells of it.
+/// A fault in force, and its row in the report.
 struct Active {
     until: Duration,
     row: usize,
@@ -133,7 +133,7 @@ struct Active {
 }
 
 /// Makes the faults until the command, the job or the plan ends. A fault that cannot be made is
-/// told in the report and does not stop the others.
+/// reported and does not stop the others.
 fn run(
     plan: &Plan,
     seed: u64,
@@ -223,7 +223,7 @@ fn end(over: Active, now: Duration, report: &mut ChaosReport) {
     }
 }
 
-/// As a shell tells it.
+/// The exit status as a shell reports it: 128 plus the number of a signal.
 fn status_number(status: ExitStatus) -> i32 {
     status
         .code()

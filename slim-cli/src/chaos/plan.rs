@@ -1,13 +1,13 @@
-//! The fault plan: what breaks, when, how often.
+//! The fault plan: kinds, times and numbers of faults.
 //!
 //! ```toml
 //! seed = 7            # the same seed gives the same times and choices
-//! duration = 60       # seconds; without it as long as the command runs
+//! duration = 60       # seconds; without it, until the command ends
 //!
 //! [[fault]]
 //! kind = "kill"       # see [`FaultKind`]
 //! start = 2           # seconds after the beginning
-//! every = [0.5, 2]    # seconds from one to the next: a number or a range
+//! every = [0.5, 2]    # seconds from one fault to the next: a number or a range
 //! times = 20          # at most
 //! ```
 
@@ -20,20 +20,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::CliError;
 
-/// Longest time in a plan, in seconds: a day. More is a slip of the pen.
+/// Longest time in a plan, in seconds: a day. A longer time is taken for a mistake.
 const MAX_SECONDS: f64 = 86_400.0;
-/// Most faults of one kind, and most `[[fault]]` tables.
+/// Largest value of `times`.
 const MAX_TIMES: u32 = 1_000_000;
 
-/// A whole plan, checked.
+/// A checked plan.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// Seed of all choices; taken at random (and printed) when absent.
+    /// Seed of all choices; chosen at random (and printed) when absent.
     pub seed: Option<u64>,
     /// When to stop making faults, in seconds after the beginning.
     pub duration: Option<Seconds>,
-    /// The faults; they run side by side.
+    /// The faults; their times are independent of each other.
     #[serde(default, rename = "fault")]
     pub faults: Vec<PlannedFault>,
 }
@@ -42,24 +42,24 @@ pub struct Plan {
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct PlannedFault {
-    /// What happens.
+    /// The kind of the fault.
     pub kind: FaultKind,
-    /// When for the first time (default: after 1 s).
+    /// Time of the first fault (default: after 1 s).
     #[serde(default = "one_second")]
     pub start: Span,
-    /// How long from one beginning to the next; without it the fault comes once.
+    /// Time from one beginning to the next; without it the fault comes once.
     pub every: Option<Span>,
-    /// How often at most.
+    /// Largest number of faults.
     pub times: Option<u32>,
-    /// How long a fault of a lasting kind lasts (default: 1 s).
+    /// Duration of a fault that lasts (default: 1 s).
     pub lasts: Option<Span>,
-    /// Where: the name of a node, or `any` (the default), chosen anew each time.
+    /// The name of a node, or `any` (the default): a node chosen anew each time.
     #[serde(default = "any_node")]
     pub node: String,
-    /// Which path between the nodes (`link-down`, `address-gone`): 0 is the first.
+    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `reset`): 0 is the first.
     #[serde(default)]
     pub path: usize,
-    /// Of the connections that are meant: one at random, or all.
+    /// How many of the selected connections to hit: one at random, or all.
     #[serde(default)]
     pub hit: Hit,
     /// Only connections of processes with this name.
@@ -73,15 +73,15 @@ pub struct PlannedFault {
     pub port: Option<u16>,
 }
 
-/// What can happen.
+/// The kinds of fault.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum FaultKind {
-    /// The node loses an address and gets it back.
+    /// The node loses its address on a path and gets it back.
     AddressGone,
-    /// A firewall drops what arrives.
+    /// A firewall drops all packets that arrive.
     Drop,
-    /// A FIN that nobody sent ends a connection.
+    /// A forged FIN ends a connection.
     Fin,
     /// The kernel gives a connection up.
     Kill,
@@ -89,11 +89,11 @@ pub enum FaultKind {
     LinkDown,
     /// A firewall answers with a reset.
     Reset,
-    /// A RST that nobody sent ends a connection.
+    /// A forged RST ends a connection.
     Rst,
 }
 
-/// How many of the connections.
+/// How many of the selected connections to hit.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Hit {
@@ -156,7 +156,7 @@ impl TryFrom<f64> for Seconds {
 }
 
 impl Seconds {
-    /// As a duration.
+    /// The time as a duration.
     pub fn duration(self) -> Duration {
         Duration::from_secs_f64(self.0)
     }
@@ -183,7 +183,7 @@ impl TryFrom<Raw> for Span {
 }
 
 impl FaultKind {
-    /// Does it last, or is it over at once?
+    /// Whether the fault lasts for a time, rather than being over at once.
     pub fn lasts(self) -> bool {
         matches!(
             self,
@@ -191,7 +191,7 @@ impl FaultKind {
         )
     }
 
-    /// Does it hit a whole host's network, not just chosen connections?
+    /// Whether the fault hits the whole network of a host, not only selected connections.
     pub fn hits_everything(self) -> bool {
         self.lasts()
     }
@@ -211,14 +211,14 @@ impl FaultKind {
 }
 
 impl Plan {
-    /// Reads a plan. Every mistake is bad input, told in one line with its place.
+    /// Reads a plan. A mistake is bad input, reported in one line with its place.
     pub fn read(path: &Path) -> Result<Self, CliError> {
         let text = fs::read_to_string(path)
             .map_err(|e| CliError::input(format!("{}: {e}", path.display())))?;
         Self::parse(&text).map_err(|line| CliError::input(format!("{}: {line}", path.display())))
     }
 
-    /// The same from text; the error is one line without the file's name.
+    /// Parses a plan from text; the error is one line without the file's name.
     pub fn parse(text: &str) -> Result<Self, String> {
         let plan: Self = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(1, |span| {
@@ -258,14 +258,14 @@ impl PlannedFault {
             return Err("`times` needs `every`".into());
         }
         if self.lasts.is_some() && !self.kind.lasts() {
-            return Err("`lasts` makes no sense: it is over at once".into());
+            return Err("`lasts` is not allowed: this fault is over at once".into());
         }
         let picks = self.process.is_some()
             || !self.not_process.is_empty()
             || self.peer.is_some()
             || self.port.is_some();
         if picks && self.kind.hits_everything() {
-            return Err("connections cannot be chosen: it hits the whole node".into());
+            return Err("connections cannot be selected: this fault hits the whole node".into());
         }
         Ok(())
     }
@@ -299,7 +299,7 @@ mod tests {
 
     /// Each bad plan with a word that its one line must contain.
     #[test]
-    fn mistakes_are_told_in_one_line_with_their_place() {
+    fn mistakes_are_reported_in_one_line_with_their_place() {
         let bad = [
             ("", "no [[fault]]"),
             ("[[fault]]\nkind = \"explode\"\n", "line 2"),

@@ -1,4 +1,4 @@
-//! Where faults are made: in a lab of our own, or around a job that runs already.
+//! Where faults are made: in a lab of our own, or around a running job.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,40 +14,40 @@ use slim_lab::{Error, Lab, Netns, Node, SeededRng};
 
 use super::plan::{FaultKind, Hit, Plan, PlannedFault};
 
-/// How long to try to slip a forged segment into a connection.
+/// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the faults are made on.
+/// The target of the faults.
 #[derive(Debug)]
 pub enum Scene {
     /// A lab: every kind of fault, on any node.
     Lab(Box<Lab>),
-    /// Connections of a process and its descendants, wherever they are.
+    /// The connections of a process and its descendants.
     Job {
         /// The process.
         pid: u32,
         /// Its network namespace.
         net: Netns,
     },
-    /// Everything in the network namespace of a process.
+    /// All connections in the network namespace of a process.
     Namespace {
         /// The namespace.
         net: Netns,
-        /// It is the one that we are in ourselves.
+        /// The namespace is our own.
         is_own: bool,
     },
 }
 
-/// What a fault did.
+/// The effect of a fault.
 #[derive(Debug)]
 pub struct Strike {
-    /// Node, or `-` outside a lab.
+    /// The node, or `-` outside a lab.
     pub node: String,
-    /// Connections hit; for a lasting fault known when it is over, if at all.
+    /// Number of connections hit; 0 for a fault that lasts.
     pub hit: usize,
-    /// In words.
+    /// Description of the effect.
     pub detail: String,
-    /// Present while the fault lasts.
+    /// The fault in force, if it lasts.
     pub guard: Option<ActiveFault>,
 }
 
@@ -58,12 +58,12 @@ pub enum ActiveFault {
     Firewall(Vec<nft::RuleGuard>),
     /// A link that is down.
     Link(link::Down),
-    /// Addresses that are away.
+    /// Addresses that are removed.
     Address(link::Removed),
 }
 
 impl ActiveFault {
-    /// Ends the fault; gives what it did, if that is known.
+    /// Ends the fault. Returns a description of its effect, if that is known.
     pub fn lift(self) -> Result<Option<String>, Error> {
         match self {
             Self::Firewall(guards) => {
@@ -95,7 +95,7 @@ impl Scene {
         Ok(Self::Namespace { net, is_own })
     }
 
-    /// Can every fault of `plan` be made here? One line for the first that cannot.
+    /// Checks that every fault of `plan` can be made here. The error is one line for the first that cannot.
     pub fn admits(&self, plan: &Plan) -> Result<(), String> {
         for (n, fault) in plan.faults.iter().enumerate() {
             self.admits_fault(fault)
@@ -129,17 +129,17 @@ impl Scene {
                 Err("on a running job only `kill` is possible".into())
             }
             Self::Namespace { is_own: true, .. } if fault.kind != FaultKind::Kill => Err(
-                "it would hit this very host: only `kill` is possible in our own namespace".into(),
+                "it would hit the whole host: only `kill` is possible in our own namespace".into(),
             ),
             Self::Namespace { .. } => match fault.kind {
                 FaultKind::Kill | FaultKind::Drop | FaultKind::Reset => Ok(()),
-                _ => Err("it is for the lab only".into()),
+                _ => Err("this kind is for the lab only".into()),
             },
             Self::Job { .. } => Ok(()),
         }
     }
 
-    /// Is there still something to hit? A job may have ended.
+    /// Whether the target still exists. A job may have ended.
     pub fn is_alive(&self) -> bool {
         match self {
             Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
@@ -147,7 +147,7 @@ impl Scene {
         }
     }
 
-    /// Makes `fault` happen.
+    /// Makes a fault.
     pub fn strike(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
         match fault.kind {
             FaultKind::Kill => self.kill(fault, rng),
@@ -204,7 +204,7 @@ impl Scene {
         })
     }
 
-    /// The connections of `net` that `fault` means, thinned as it says.
+    /// The connections of `net` that `fault` selects: all of them, or one of them.
     fn chosen(
         &self,
         net: &Netns,
@@ -213,7 +213,7 @@ impl Scene {
     ) -> Result<Vec<OpenConnection>, Error> {
         let mut pick = Pick::between_hosts();
         if !matches!(self, Self::Lab(_)) {
-            // Of a job on one host all connections are local.
+            // The connections of a job on one host are local.
             pick = pick.and_local();
         }
         if let Some(name) = &fault.process {
@@ -306,7 +306,7 @@ impl Scene {
         }
     }
 
-    /// Which node has `address`, and on which path.
+    /// The node and the path that have `address`.
     fn far_end(&self, address: IpAddr) -> Option<(&Node, usize)> {
         let Self::Lab(lab) = self else { return None };
         lab.nodes().iter().find_map(|node| {
@@ -328,7 +328,7 @@ fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     }
 }
 
-/// Names of the interfaces of `net`, the loopback left out.
+/// Names of the interfaces of `net`, except the loopback.
 fn interfaces(net: &Netns) -> Result<Vec<String>, Error> {
     let listing = net.exec("ip", &["-o", "link", "show"])?;
     let names = listing.lines().filter_map(|line| {
@@ -338,7 +338,7 @@ fn interfaces(net: &Netns) -> Result<Vec<String>, Error> {
     Ok(names.filter(|name| name != "lo").collect())
 }
 
-/// `root` and all that descend from it now.
+/// The process `root` and all its present descendants.
 fn descendants(root: u32) -> HashSet<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
@@ -361,7 +361,7 @@ fn descendants(root: u32) -> HashSet<u32> {
 
 fn parent(pid: u32) -> Option<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may itself contain blanks and parentheses.
+    // The name, in parentheses, may itself contain blanks and parentheses.
     stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
@@ -371,8 +371,8 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_family_includes_grandchildren() {
-        // The shell forks a child of its own because a command follows.
+    fn descendants_include_grandchildren() {
+        // The shell forks a child because another command follows.
         let mut child = Command::new("sh")
             .args(["-c", "sleep 20; true"])
             .spawn()
@@ -388,7 +388,7 @@ mod tests {
             "{family:?} of {mine:?}"
         );
         for pid in family.iter().filter(|pid| **pid != child.id()) {
-            // SAFETY: plain system call; the process is the one started above.
+            // SAFETY: the call passes no memory; the process is the one started above.
             unsafe { libc::kill(*pid as i32, libc::SIGKILL) };
         }
         child.wait().unwrap();
@@ -412,7 +412,7 @@ mod tests {
         assert!(
             own.admits(&plan("drop"))
                 .unwrap_err()
-                .contains("this very host")
+                .contains("the whole host")
         );
     }
 

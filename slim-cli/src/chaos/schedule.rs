@@ -1,4 +1,4 @@
-//! When which fault comes: a function of the plan and its seed alone.
+//! The times of the faults. They depend on the plan and its seed alone.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ pub struct Due {
     pub at: Duration,
     /// Index in [`Plan::faults`].
     pub fault: usize,
-    /// How long it lasts, if it is of a kind that lasts.
+    /// Duration, for a kind of fault that lasts.
     pub lasts: Option<Duration>,
 }
 
-/// Hands out the faults of a plan in the order of their times.
+/// Returns the faults of a plan in the order of their times.
 #[derive(Debug)]
 pub struct Schedule {
     lanes: Vec<FaultLane>,
     end: Option<Duration>,
 }
 
-/// One `[[fault]]` with its own random sequence, so that a change of one leaves the others alone.
+/// One `[[fault]]` with its own random sequence, so that a change of one does not affect the others.
 #[derive(Debug)]
 struct FaultLane {
     fault: PlannedFault,
@@ -87,7 +87,7 @@ impl Iterator for Schedule {
             .then(|| choose(&mut lane.rng, lane.fault.lasts.unwrap_or(DEFAULT_LASTS)));
         lane.left -= 1;
         lane.next = lane.fault.every.filter(|_| lane.left > 0).map(|every| {
-            // A range may begin at 0: a thousandth of a second keeps time moving.
+            // A range may begin at 0. At least 1 ms, so that the schedule proceeds.
             at + choose(&mut lane.rng, every).max(Duration::from_millis(1))
         });
         Some(Due {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn without_every_it_comes_once() {
+    fn a_fault_without_every_comes_once() {
         let due = times("[[fault]]\nkind = \"kill\"\n", 1);
         assert_eq!(
             due,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_from_zero_still_ends() {
+    fn a_schedule_with_a_range_from_zero_ends() {
         let due = times(
             "duration = 1\n[[fault]]\nkind = \"kill\"\nstart = 0\nevery = [0, 0.001]\n",
             1,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn another_fault_leaves_the_first_ones_times_alone() {
+    fn another_fault_does_not_change_the_times_of_the_first() {
         let alone = "[[fault]]\nkind = \"kill\"\nevery = [0.5, 2]\ntimes = 5\n";
         let both = format!("{alone}[[fault]]\nkind = \"rst\"\nevery = 1\ntimes = 3\n");
         let of_first = |due: Vec<Due>| due.into_iter().filter(|d| d.fault == 0).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! What the event log tells of a demonstration, in one line.
+//! Summary of the event logs of a demonstration, in one line.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,25 +8,25 @@ use slim_core::event::{Event, Record};
 
 use crate::events;
 
-/// Sums over all event logs of a directory.
+/// Totals of all event logs of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Told {
-    /// Resumes; both ends tell of each, it counts once.
+pub struct EventTotals {
+    /// Resumes, by flow and epoch. Both ends log each resume; it counts once.
     resumes: HashSet<(String, u64)>,
-    /// Bytes that one end sent again, all together.
+    /// Number of replayed bytes.
     replayed: u64,
     /// Longest time from a suspension to the flow being live again, in milliseconds.
     longest_ms: u64,
-    /// Flows given up.
+    /// Number of flows that were escalated.
     escalations: usize,
 }
 
-impl Told {
+impl EventTotals {
     /// Adds up all event logs in `dir`.
     pub fn read(dir: &Path) -> Self {
-        let mut told = Self::default();
-        events::records(dir).into_iter().for_each(|r| told.add(r));
-        told
+        let mut totals = Self::default();
+        events::records(dir).into_iter().for_each(|r| totals.add(r));
+        totals
     }
 
     fn add(&mut self, record: Record) {
@@ -47,7 +47,7 @@ impl Told {
     }
 }
 
-impl fmt::Display for Told {
+impl fmt::Display for EventTotals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -67,7 +67,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_resume_told_by_both_ends_counts_once() {
+    fn a_resume_logged_by_both_ends_counts_once() {
         let dir = std::env::temp_dir().join(format!("slim-told-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let addr = "10.0.0.1:5".parse().unwrap();
@@ -89,9 +89,9 @@ mod tests {
         )
         .unwrap();
         fs::write(dir.join("b.out"), resume("x", 9, 5, 99)).unwrap();
-        let told = Told::read(&dir).to_string();
+        let totals = EventTotals::read(&dir).to_string();
         assert_eq!(
-            told,
+            totals,
             "2 resumes, 1.5 MiB sent again, longest interruption 9 ms, 0 given up"
         );
         fs::remove_dir_all(&dir).unwrap();

@@ -1,7 +1,7 @@
-//! `slim demo`: what SLIM is for, shown in a minute or two.
+//! `slim demo`: shows the use of SLIM in a minute or two.
 //!
-//! Two nodes in a lab on this machine, an MPI program that checks every byte, and
-//! its connections killed at random moments: some runs bare, some under `slim run`.
+//! An MPI program that checks every byte runs on two nodes in a lab on this machine, and
+//! its connections are killed at random moments. Some runs are bare, some under `slim run`.
 
 mod events;
 mod one_run;
@@ -20,7 +20,7 @@ use slim_lab::{Lab, SeededRng};
 
 use crate::failure::{CliError, FAILED};
 use crate::run::preload;
-use events::Told;
+use events::EventTotals;
 use one_run::{DemoMode, Setting};
 use summary::Summary;
 
@@ -45,7 +45,7 @@ pub struct DemoOptions {
     /// Directory for the event logs (default: a new one for temporary files).
     #[arg(long, value_name = "DIR")]
     pub events: Option<PathBuf>,
-    /// Only the runs under SLIM.
+    /// Skip the bare runs.
     #[arg(long)]
     pub no_bare: bool,
 }
@@ -100,7 +100,7 @@ pub fn main(options: &DemoOptions) -> Result<ExitCode, CliError> {
     }
     println!("\n{}", summary::table(&summaries));
     println!("event log of the runs under SLIM: {}", events.display());
-    println!("it tells of {}", Told::read(&events));
+    println!("in total: {}", EventTotals::read(&events));
     let perfect = summaries
         .iter()
         .filter(|s| s.mode() == DemoMode::Slim)
@@ -121,11 +121,11 @@ fn event_directory(options: &DemoOptions) -> Result<PathBuf, CliError> {
         .map_err(|e| CliError::input(format!("{}: {e}", dir.display())))
 }
 
-/// Shows `line` in place on a terminal; elsewhere only finished lines are printed.
+/// On a terminal, overwrites the current line with `line`; elsewhere only finished lines are printed.
 fn progress(line: &str) {
     let mut out = io::stdout();
     if out.is_terminal() {
-        // Output that cannot be written is no reason to end the demonstration.
+        // A failed write is no reason to end the demonstration.
         let _ = write!(out, "\r\x1b[K  {line}").and_then(|()| out.flush());
     }
 }

@@ -1,4 +1,4 @@
-//! One run: start the job, kill its connections while it works, see how it ends.
+//! One run: starts the job, kills its connections while it works, and reads how it ends.
 
 use std::env;
 use std::fmt;
@@ -19,17 +19,17 @@ use crate::lab::launcher_environment;
 const PAUSE: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(600));
 /// How long a job may take to start.
 const START: Duration = Duration::from_secs(30);
-/// How long after its time a bare run may still be at work before it counts as hung.
+/// How long a bare run may exceed its time before it counts as hung.
 const BARE_GRACE: Duration = Duration::from_secs(6);
-/// The same under SLIM: longer than all three attempts of a resume.
+/// The same for a run under SLIM: longer than all three attempts of a resume.
 const SLIM_GRACE: Duration = Duration::from_secs(75);
-/// Three quarters of the kills hit one connection, the others all at once.
+/// One kill in this many hits all connections at once, the others hit one.
 const ALL_AT_ONCE: usize = 4;
 
 /// With or without SLIM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DemoMode {
-    /// As the distribution has it.
+    /// Without SLIM.
     Bare,
     /// Under `slim run`.
     Slim,
@@ -44,7 +44,7 @@ impl fmt::Display for DemoMode {
     }
 }
 
-/// What all runs have in common.
+/// The settings that all runs have in common.
 #[derive(Debug)]
 pub struct Setting<'a> {
     pub lab: &'a Lab,
@@ -57,21 +57,21 @@ pub struct Setting<'a> {
     pub time: Duration,
 }
 
-/// How a run went.
+/// Result of a run.
 #[derive(Debug)]
 pub struct DemoRun {
-    /// How it ended.
+    /// How the run ended.
     pub verdict: JobVerdict,
-    /// The last line of progress.
+    /// The last progress line.
     pub last: Option<Progress>,
-    /// Exit status of the whole command; none if it hung and was killed.
+    /// Exit status of the whole command; `None` if it hung and was killed.
     pub status: Option<i32>,
-    /// Connections killed.
+    /// Number of connections killed.
     pub killed: usize,
 }
 
 impl Setting<'_> {
-    /// Does run number `n`; `told` gets a line whenever something happened.
+    /// Does run number `n`; `told` gets a line for each kill and each stage.
     pub fn run(
         &self,
         mode: DemoMode,
@@ -85,7 +85,7 @@ impl Setting<'_> {
         let mut killed = 0;
         if job.wait_line(START, |line| Progress::parse(line).is_some()) {
             let begin = Instant::now();
-            // The program has been at work for a second when it first says so.
+            // The program has run for a second when it prints its first progress line.
             let end = self.time.saturating_sub(Duration::from_millis(1500));
             while begin.elapsed() < end {
                 if job.wait(rng.between(PAUSE.0, PAUSE.1)).is_some() {
@@ -175,7 +175,7 @@ impl Setting<'_> {
             .len())
     }
 
-    /// What the job wrote, beside its event log: the place to look when a run was not perfect.
+    /// Writes the job's output to a file beside its event log, to examine a run that was not perfect.
     fn keep_output(&self, mode: DemoMode, n: u32, outcome: &Outcome) -> Result<(), CliError> {
         let path = self
             .events
@@ -186,7 +186,7 @@ impl Setting<'_> {
 }
 
 impl DemoRun {
-    /// Finished, with status 0 and all data right.
+    /// Whether the run has finished with status 0 and all data right.
     pub fn is_perfect(&self) -> bool {
         matches!(self.verdict, JobVerdict::Finished(p) if p.errors == 0)
     }

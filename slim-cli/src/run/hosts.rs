@@ -1,8 +1,8 @@
-//! The hosts of a job, which are to be peers of each other whatever their addresses.
+//! Finds the hosts of a job, and makes them peers of each other, whatever their addresses.
 //!
-//! By default SLIM asks hosts in private networks only, and in those that a host has an address in (`SLIM_PEERS`). Whoever
-//! starts a job on hosts with public addresses has named them already: on the command line, in a file, or to the batch
-//! system.
+//! By default SLIM negotiates only with hosts in private networks and in networks of the host's own addresses (`SLIM_PEERS`). For
+//! a job on hosts with public addresses the user has already named the hosts: on the command line, in a file, or to the
+//! batch system.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -18,7 +18,7 @@ const PEERS: &str = "SLIM_PEERS";
 
 /// Options of `mpirun` that list hosts.
 const LISTS: [&str; 3] = ["-H", "-host", "--host"];
-/// Those that name a file of them.
+/// Options of `mpirun` that name a file with a list of hosts.
 const FILES: [&str; 5] = [
     "-hostfile",
     "--hostfile",
@@ -28,7 +28,7 @@ const FILES: [&str; 5] = [
 ];
 /// Options with two values.
 const PAIRS: [&str; 6] = ["-mca", "--mca", "-gmca", "--gmca", "-prtemca", "--prtemca"];
-/// Usual options without a value: what follows may be the program. Behind any other option, a word is its value.
+/// Common options without a value: the next word may be the program. The word behind any other option is its value.
 const FLAGS: [&str; 22] = [
     "-q",
     "-v",
@@ -53,7 +53,7 @@ const FLAGS: [&str; 22] = [
     "--enable-recovery",
     "--do-not-launch",
 ];
-/// Variables of batch systems, and of Open MPI, that name such a file.
+/// Variables of batch systems, and of Open MPI, that name a file with a list of hosts.
 const FILE_VARIABLES: [&str; 6] = [
     "PBS_NODEFILE",
     "PE_HOSTFILE",
@@ -62,12 +62,12 @@ const FILE_VARIABLES: [&str; 6] = [
     "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_prte_default_hostfile",
 ];
-/// Those that list hosts, in Slurm's way of writing.
+/// Variables that list hosts in Slurm's notation.
 const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-/// A list with more hosts is a mistake.
+/// Largest number of hosts in a list; a longer list is taken for a mistake and cut.
 const MOST: usize = 1 << 16;
 
-/// The hosts that `mpirun` with these arguments would start processes on, as far as that can be told.
+/// The hosts on which `mpirun` with these arguments would start processes, as far as that can be determined.
 pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
     let mut found = of_arguments(args);
     for name in FILE_VARIABLES {
@@ -103,14 +103,14 @@ fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
                 rest.next();
             }
         } else {
-            // The program: its arguments are no business of ours. Another one may follow.
+            // This is the program. Skip its arguments. Another program may follow behind a colon.
             rest.by_ref().find(|arg| *arg == ":");
         }
     }
     found
 }
 
-/// The first word of each line.
+/// The hosts in a file: the first word of each line.
 fn in_file(path: &OsStr) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     let lines = text.lines().map(|line| line.split('#').next());
@@ -119,7 +119,7 @@ fn in_file(path: &OsStr) -> Vec<String> {
         .collect()
 }
 
-/// A host without its user and its number of slots.
+/// The name of a host, without user and number of slots.
 fn host(word: &str) -> Option<String> {
     let word = word.trim().rsplit('@').next()?;
     let name = match word.rsplit_once(':') {
@@ -132,7 +132,7 @@ fn host(word: &str) -> Option<String> {
     (!name.is_empty() && !name.starts_with('+')).then(|| name.to_owned())
 }
 
-/// `a[1-3,07],b` as `a1`, `a2`, `a3`, `a07` and `b`. With several brackets in a name, it is not understood.
+/// Expands Slurm's notation: `a[1-3,07],b` is `a1`, `a2`, `a3`, `a07` and `b`. Names with several brackets are not supported.
 fn of_slurm(list: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -164,7 +164,8 @@ fn of_slurm(list: &str) -> Vec<String> {
     found
 }
 
-/// Makes these hosts peers, and this one as they see it, where the settings do not do that yet.
+/// Adds the addresses of these hosts to `SLIM_PEERS`, and the addresses from which this host connects to them, unless the
+/// setting includes them already.
 pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = String>) {
     let default = VARIABLES.iter().find(|known| known.name == PEERS);
     let default = default.map_or("", |known| known.default);
@@ -190,13 +191,13 @@ pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = Strin
     }
 }
 
-/// None of a name that only the remote shell knows.
+/// The addresses of a host; none if the name cannot be resolved here (an alias in ssh's configuration, for example).
 fn addresses(host: &str) -> Vec<IpAddr> {
     let found = (host, 0).to_socket_addrs();
     found.map_or(Vec::new(), |all| all.map(|addr| addr.ip()).collect())
 }
 
-/// The address of this host that connections to that one come from. Nothing is sent.
+/// The address of this host from which a connection to `ip` would come. No packet is sent.
 fn own_towards(ip: IpAddr) -> Option<IpAddr> {
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -220,9 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_found_where_mpirun_finds_them() {
+    fn hosts_are_found_in_options_and_files_of_mpirun() {
         assert_eq!(of(&["-n", "2", "prog"]), set([]));
-        // Not those that the program is given.
+        // The program's own arguments do not count.
         let args = "--tag-output --mca a b --map-by node -H a prog --host x : -H b prog -H y";
         let args: Vec<_> = args.split(' ').collect();
         assert_eq!(of(&args), set(["a", "b"]));
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn slurms_lists_are_read() {
+    fn slurms_host_lists_are_expanded() {
         assert_eq!(
             of_slurm("a[1-3,07],b,c[09-11]x"),
             ["a1", "a2", "a3", "a07", "b", "c09x", "c10x", "c11x"]
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn only_hosts_that_are_no_peers_yet_are_added() {
+    fn only_hosts_that_are_not_peers_yet_are_added() {
         let with = |value: Option<&str>, hosts: &[&str]| {
             let mut settings = Settings::default();
             if let Some(value) = value {

@@ -1,4 +1,4 @@
-//! Which launcher a command is.
+//! Finds out which launcher a command is.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 
 use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
 
-/// What `slim run` was asked to start.
+/// The kind of command that `slim run` starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// Open MPI's `mpirun`, with its major version.
     OpenMpi(OpenMpi),
-    /// A launcher of parallel jobs whose daemons we cannot reach yet.
+    /// A launcher of parallel jobs that is not supported yet.
     NotYet(Foreign),
-    /// A program that starts no remote processes: run as it is.
+    /// A program that starts no remote processes. It runs unchanged.
     Plain,
 }
 
@@ -33,7 +33,7 @@ pub enum Foreign {
     Hydra,
     /// `mpiexec` of Intel MPI (hydra with its own bootstrap).
     Intel,
-    /// An Open MPI of a series that was not tried.
+    /// An Open MPI of an untested series.
     OtherOpenMpi,
     /// `srun` of Slurm.
     Slurm,
@@ -44,7 +44,7 @@ pub enum Foreign {
 const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun"];
 const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
 
-/// Finds `command` as the shell would, so that a wrong name is told before anything runs.
+/// Finds `command` as the shell would, so that a wrong name is reported before anything runs.
 pub fn resolve(command: &str) -> Result<PathBuf, CliError> {
     if command.contains('/') {
         let path = PathBuf::from(command);
@@ -72,8 +72,8 @@ fn is_executable(path: &Path) -> bool {
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// Decides what `program` is: by its name, and for the names that several MPIs
-/// share by what it says of its version.
+/// Classifies `program` by its name, and by its `--version` if several MPIs share
+/// the name.
 pub fn classify(program: &Path) -> Launcher {
     let name = program
         .file_name()
@@ -92,7 +92,7 @@ pub fn classify(program: &Path) -> Launcher {
     let output = Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
-        // The question must not be answered through a preload of ours or of the user.
+        // The version query must not run with a preload library of ours or of the user.
         .env_remove("LD_PRELOAD")
         .output();
     match output {
@@ -106,7 +106,7 @@ pub fn classify(program: &Path) -> Launcher {
 }
 
 fn by_version(text: &str) -> Launcher {
-    // Open MPI 4 calls itself OpenRTE when it is not started by the name of mpirun.
+    // Open MPI 4 calls itself OpenRTE unless it is started under the name mpirun.
     if let Some(version) = ["(Open MPI)", "(OpenRTE)"]
         .iter()
         .find_map(|mark| text.split(mark).nth(1))
@@ -134,7 +134,7 @@ fn by_version(text: &str) -> Launcher {
     })
 }
 
-/// The line that says what is missing and what to do by hand meanwhile.
+/// The message that names the unsupported launcher and says how to set SLIM up by hand.
 pub fn not_yet(what: Foreign, command: &str, preload: &str) -> String {
     let (name, by_hand) = match what {
         Foreign::Hydra => (
@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_told_apart() {
+    fn launchers_are_recognised_by_their_version_text() {
         let v = |text| by_version(text);
         assert_eq!(
             v("mpirun (Open MPI) 4.1.4\n\nReport bugs"),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_refusal_says_what_to_do() {
+    fn the_refusal_says_what_to_do_by_hand() {
         let line = not_yet(Foreign::Slurm, "srun", "/x/libslim_preload.so");
         assert!(
             line.contains("--export=ALL,LD_PRELOAD=/x/libslim_preload.so"),

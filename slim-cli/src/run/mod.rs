@@ -1,4 +1,4 @@
-//! `slim run`: a command under the preload library, here and on other hosts.
+//! `slim run`: runs a command under the preload library, on this and on other hosts.
 
 pub mod hosts;
 pub mod launcher;
@@ -22,10 +22,10 @@ use launcher::Launcher;
 
 /// Run a command, for instance mpirun, under SLIM.
 ///
-/// The command replaces this program: its exit status is what you get. Status 2
-/// means that something was wrong before it was started. For an MPI job give
-/// mpirun itself, not a script that calls it: daemons on other hosts are reached
-/// through its options.
+/// The command replaces this program, so the exit status is that of the command.
+/// Status 2 means that the input was wrong and nothing was started. For an MPI job
+/// give mpirun itself, not a script that calls it: daemons on other hosts are
+/// reached through its options.
 #[derive(Args, Debug, Default)]
 pub struct RunOptions {
     /// The preload library (default: next to this program, or ../lib; or SLIM_PRELOAD).
@@ -34,10 +34,10 @@ pub struct RunOptions {
     /// Event log, one JSON object a line (%p: process id, %h: host name).
     #[arg(long, value_name = "FILE")]
     pub events: Option<PathBuf>,
-    /// What to log to stderr: off, error, warn, info, debug or trace.
+    /// Log level on stderr: off, error, warn, info, debug or trace.
     #[arg(long, value_name = "LEVEL")]
     pub log: Option<String>,
-    /// With which peers: off, preferred (those that have SLIM) or required.
+    /// Use SLIM: off, preferred (with peers that have it) or required.
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
     /// Any other setting, as SLIM_NAME=VALUE; may be repeated.
@@ -51,7 +51,7 @@ pub struct RunOptions {
     pub command: Vec<OsString>,
 }
 
-/// A command ready to run: nothing is left to go wrong but the execution.
+/// A checked command, ready to be executed.
 #[derive(Debug)]
 pub struct RunPlan {
     program: PathBuf,
@@ -60,7 +60,7 @@ pub struct RunPlan {
     unset: Vec<String>,
 }
 
-/// Runs the command. Returns only when that is impossible.
+/// Runs the command. Returns only on failure.
 pub fn main(options: &RunOptions) -> CliError {
     let plan = match RunPlan::new(options) {
         Ok(plan) => plan,
@@ -117,7 +117,7 @@ impl RunPlan {
         Ok(plan)
     }
 
-    /// The command, with its environment on top of that of this process.
+    /// The command, with this process's environment and the changes to it.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args);
@@ -130,7 +130,7 @@ impl RunPlan {
         command
     }
 
-    /// The same as a line for a shell.
+    /// The command as a line for a shell.
     fn line(&self) -> String {
         let mut words = vec!["env".to_owned()];
         for name in self.unset.iter().filter(|n| env::var_os(n).is_some()) {
@@ -166,17 +166,17 @@ fn settings_of(options: &RunOptions) -> Result<Settings, CliError> {
     Ok(settings)
 }
 
-/// The agent's command line is in the process list of every host it starts on.
+/// Refuses a key in the environment: the agent's command line would show it in the process list of every host.
 fn refuse_visible_key(settings: &Settings) -> Result<(), CliError> {
     match settings.get("SLIM_JOB_KEY") {
         Some(_) => Err(CliError::input(
-            "SLIM_JOB_KEY would stand in the process list when daemons are started: put the key into a file and set SLIM_JOB_KEY_FILE",
+            "SLIM_JOB_KEY would be visible in the process list when daemons are started: put the key into a file and set SLIM_JOB_KEY_FILE",
         )),
         None => Ok(()),
     }
 }
 
-/// The agent wrapper, next to this program.
+/// The path of the agent wrapper, next to this program.
 fn wrapper() -> Result<PathBuf, CliError> {
     let here = env::current_exe()
         .map_err(|e| CliError::input(format!("cannot find this program: {e}")))?;

@@ -1,9 +1,9 @@
-//! Open MPI's `mpirun`: variables to the ranks, the library to remote daemons.
+//! Open MPI's `mpirun`: passes variables to the ranks, and the library to remote daemons.
 //!
-//! Ranks get what `-x NAME` names. Remote daemons (`orted`, `prted`) are started
-//! through ssh or a stand-in for it, which carries no environment; so the agent is
-//! wrapped by `slim-rsh-agent` (see [`crate::agent`]), and the agent that the user
-//! chose is called by the wrapper.
+//! Ranks get the variables that `-x NAME` names. Remote daemons (`orted`, `prted`) are
+//! started through an agent, ssh or another, which carries no environment. So `mpirun`
+//! gets the wrapper `slim-rsh-agent` as its agent (see [`crate::agent`]), and the wrapper
+//! calls the agent that the user chose.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,22 +13,22 @@ use std::path::{Path, PathBuf};
 use super::launcher::OpenMpi;
 use crate::agent::AGENT_VARIABLE;
 
-/// What Open MPI itself uses when nobody chose an agent.
+/// Open MPI's default agent.
 pub const DEFAULT_AGENT: &str = "ssh : rsh";
 
-/// An `mpirun` command line that carries SLIM, and the variables it needs besides.
+/// An `mpirun` command line that carries SLIM, and changes to its environment.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PreparedCommand {
     /// Arguments of `mpirun`.
     pub args: Vec<OsString>,
     /// Variables to set in the environment of `mpirun`.
     pub set: Vec<(String, OsString)>,
-    /// Variables to remove from it.
+    /// Variables to remove from the environment of `mpirun`.
     pub unset: Vec<String>,
 }
 
 impl OpenMpi {
-    /// Names under which the agent can be chosen as an MCA parameter on the command line.
+    /// MCA parameters by which the agent can be chosen on the command line.
     fn agent_parameters(self) -> &'static [&'static str] {
         match self {
             Self::V4 => &["plm_rsh_agent", "orte_rsh_agent", "pls_rsh_agent"],
@@ -36,7 +36,7 @@ impl OpenMpi {
         }
     }
 
-    /// Variables by which it can be chosen; the first is the one that we set.
+    /// Variables by which the agent can be chosen; we set the first.
     fn agent_variables(self) -> &'static [&'static str] {
         match self {
             Self::V4 => &[
@@ -48,7 +48,7 @@ impl OpenMpi {
         }
     }
 
-    /// Files in which it can be chosen, most important first.
+    /// Files in which the agent can be chosen, highest priority first.
     fn parameter_files(self, mpirun: &Path) -> Vec<PathBuf> {
         let (user, system) = match self {
             Self::V4 => (".openmpi/mca-params.conf", "openmpi-mca-params.conf"),
@@ -68,8 +68,8 @@ impl OpenMpi {
     }
 }
 
-/// Builds the command line. `exported` are the names for `-x`; `ranks_preload` is
-/// the `LD_PRELOAD` of the environment; `wrapper` is the path of `slim-rsh-agent`.
+/// Builds the command line. `exported` are the names for `-x`; `library` is the path of
+/// the preload library; `wrapper` is the path of `slim-rsh-agent`.
 pub fn prepare(
     version: OpenMpi,
     mpirun: &Path,
@@ -103,7 +103,7 @@ pub fn prepare(
     }
 }
 
-/// The user's arguments with the agent and `LD_PRELOAD` replaced where they stand.
+/// The user's arguments, with the agent and `LD_PRELOAD` replaced in place.
 struct Rewritten {
     args: Vec<OsString>,
     agent: Option<String>,
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chosen_agent_is_wrapped_where_it_stands() {
+    fn a_chosen_agent_is_replaced_by_the_wrapper_in_place() {
         let (args, agent, _) = rewrite(
             OpenMpi::V4,
             &["--mca", "plm_rsh_agent", "ssh -p 22", "-n", "2", "prog"],
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_users_preload_for_the_ranks_is_joined() {
+    fn a_users_preload_for_the_ranks_is_joined_to_ours() {
         let (args, _, preload) =
             rewrite(OpenMpi::V4, &["-x", "LD_PRELOAD=/t.so", "-x", "A=1", "p"]);
         assert_eq!(

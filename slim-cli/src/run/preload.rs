@@ -1,4 +1,4 @@
-//! Where `libslim_preload.so` is, and how it gets into `LD_PRELOAD`.
+//! Finds `libslim_preload.so`, and adds it to `LD_PRELOAD`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -11,11 +11,11 @@ use crate::failure::CliError;
 /// File name of the preload library.
 pub const LIBRARY: &str = "libslim_preload.so";
 
-/// Environment variable that names the library when it is not in its usual place.
+/// Environment variable that names a library that is not in its usual place.
 pub const VARIABLE: &str = "SLIM_PRELOAD";
 
 /// Finds the library: `given` (option), then `SLIM_PRELOAD`, then next to the
-/// program and in `../lib` of it. A path that was asked for must be right.
+/// program and in its `../lib`. A path that the user gave must be usable.
 pub fn find(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let from_env = env::var_os(VARIABLE)
         .filter(|v| !v.is_empty())
@@ -27,7 +27,7 @@ pub fn find(given: Option<&Path>) -> Result<PathBuf, CliError> {
         return usable(&path, VARIABLE);
     }
     let program = env::current_exe()
-        .map_err(|e| CliError::input(format!("cannot find out where this program is: {e}")))?;
+        .map_err(|e| CliError::input(format!("cannot find the path of this program: {e}")))?;
     let places = places_near(&program);
     places
         .iter()
@@ -56,7 +56,7 @@ fn missing(places: &[PathBuf]) -> CliError {
     ))
 }
 
-/// The loader splits `LD_PRELOAD` at blanks and colons and has no way to quote them.
+/// Checks that `LD_PRELOAD` can name the library. The loader splits the variable at blanks and colons, and supports no quoting.
 fn usable(path: &Path, source: &str) -> Result<PathBuf, CliError> {
     let full = path
         .canonicalize()
@@ -82,7 +82,7 @@ fn usable(path: &Path, source: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-/// The loader says of a file that it cannot load only that it is ignored, and runs the program bare.
+/// Whether the loader can load the file. For a file that it cannot load it prints a warning, and runs the program without SLIM.
 fn is_shared_library(path: &Path) -> bool {
     const ELF64: [u8; 5] = *b"\x7fELF\x02";
     const TYPE: usize = 16;
@@ -102,7 +102,7 @@ fn is_shared_library(path: &Path) -> bool {
         && number(&library, MACHINE) == number(&ours, MACHINE)
 }
 
-/// `LD_PRELOAD` with ours in front of what the user already has.
+/// `LD_PRELOAD` with our library in front of the user's entries.
 pub fn joined(library: &Path, present: Option<&OsStr>) -> String {
     let rest = without(present.and_then(OsStr::to_str).unwrap_or_default());
     let ours = library.display();
@@ -131,7 +131,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ours_goes_first_and_once() {
+    fn our_library_is_added_in_front_and_only_once() {
         let lib = Path::new("/x/libslim_preload.so");
         assert_eq!(joined(lib, None), "/x/libslim_preload.so");
         assert_eq!(
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_leaves_the_users_entries() {
+    fn removing_our_library_leaves_the_users_entries() {
         assert_eq!(without("/x/libslim_preload.so"), "");
         assert_eq!(without("/x/libslim_preload.so:/tmp/t.so"), "/tmp/t.so");
     }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_next_to_the_program_then_in_lib() {
+    fn the_library_is_searched_next_to_the_program_and_then_in_lib() {
         let places = places_near(Path::new("/opt/slim/bin/slim"));
         assert_eq!(places[0], Path::new("/opt/slim/bin/libslim_preload.so"));
         assert_eq!(places[1], Path::new("/opt/slim/lib/libslim_preload.so"));

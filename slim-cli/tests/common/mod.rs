@@ -1,4 +1,4 @@
-//! What the tests of the programs share.
+//! Helpers for the tests of the programs.
 
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
@@ -35,8 +35,8 @@ impl Scratch {
         path
     }
 
-    /// Stands in for the preload library: the loader takes any shared object, and one
-    /// that it already has (the C library) has no effect.
+    /// A file in place of the preload library. The loader accepts any shared object; this is a copy of
+    /// the C library, which has no effect.
     pub fn library(&self) -> PathBuf {
         let path = self.path("libslim_preload.so");
         fs::copy(libc_path(), &path).unwrap();
@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// The C library that this very process runs with.
+/// The path of this process's C library.
 fn libc_path() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps
@@ -79,7 +79,8 @@ pub fn output(command: &mut Command) -> (i32, String, String) {
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }
 
-/// Bad input: status 2, nothing on standard output, exactly one line that contains `words`.
+/// Checks that input is refused: status 2, nothing on standard output, and exactly one line on standard error that contains
+/// `words`.
 pub fn assert_refused(command: &mut Command, words: &[&str]) {
     let (status, out, err) = output(command);
     assert_eq!((status, out.as_str()), (2, ""), "stderr: {err}");

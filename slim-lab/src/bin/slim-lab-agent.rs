@@ -5,6 +5,6 @@ use std::{env, process::ExitCode};
 fn main() -> ExitCode {
     let error = slim_lab::launch::agent(env::args_os().skip(1));
     eprintln!("slim-lab-agent: {error}");
-    // What ssh itself exits with when it cannot run the command.
+    // ssh's own exit status when it cannot run the command.
     ExitCode::from(255)
 }

@@ -1,12 +1,12 @@
-//! Kill TCP connections the way the kernel does when it gives up on them.
+//! Kills TCP connections in the way in which the kernel gives them up.
 
 use std::{fmt, net::IpAddr};
 
 use super::diag::{self, DestroyOutcome, Direction, ESTABLISHED, OpenConnection};
 use crate::{Netns, Result, SeededRng};
 
-/// Which connections are meant. Every condition that is set must hold; only established
-/// connections are ever meant.
+/// Selects connections. Every condition that is set must hold. Only established connections
+/// are ever selected.
 #[derive(Clone, Debug, Default)]
 pub struct Pick {
     process: Option<String>,
@@ -18,7 +18,7 @@ pub struct Pick {
     local_too: bool,
 }
 
-/// How many of the connections that are meant.
+/// How many of the selected connections to destroy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// Every one.
@@ -27,64 +27,64 @@ pub enum Amount {
     One,
 }
 
-/// What a kill did.
+/// Report of a kill.
 #[derive(Clone, Debug, Default)]
 pub struct Destroyed {
-    /// The connections that are gone now because of us.
+    /// The connections that we destroyed.
     pub connections: Vec<OpenConnection>,
-    /// How many had ended by themselves between being listed and being destroyed.
+    /// Number of connections that ended by themselves after they were listed.
     pub vanished: usize,
 }
 
 impl Pick {
-    /// Connections between different hosts (not those of a host with itself).
+    /// Selects connections between different hosts (not those of a host with itself).
     pub fn between_hosts() -> Self {
         Pick::default()
     }
 
-    /// Connections of a host with itself as well.
+    /// Selects connections of a host with itself as well.
     pub fn and_local(mut self) -> Self {
         self.local_too = true;
         self
     }
 
-    /// Held by a process of this name (the kernel keeps 15 bytes of it).
+    /// Only connections held by a process of this name (the kernel keeps 15 bytes of it).
     pub fn process(mut self, name: &str) -> Self {
         self.process = Some(name.chars().take(15).collect());
         self
     }
 
-    /// Not held by a process of this name. May be given several times.
+    /// Only connections not held by a process of this name. May be called several times.
     pub fn not_process(mut self, name: &str) -> Self {
         self.not_process.push(name.chars().take(15).collect());
         self
     }
 
-    /// Held by process `pid`.
+    /// Only connections held by process `pid`.
     pub fn pid(mut self, pid: u32) -> Self {
         self.pid = Some(pid);
         self
     }
 
-    /// With the host that has this address.
+    /// Only connections with the host that has this address.
     pub fn peer(mut self, address: impl Into<IpAddr>) -> Self {
         self.peer = Some(address.into());
         self
     }
 
-    /// With this port on either end.
+    /// Only connections with this port on either end.
     pub fn port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// Made from this side, or to it.
+    /// Only connections of this direction.
     pub fn direction(mut self, direction: Direction) -> Self {
         self.direction = Some(direction);
         self
     }
 
-    /// Whether `connection` is meant.
+    /// Whether `connection` is selected.
     pub fn matches(&self, connection: &OpenConnection) -> bool {
         let c = connection;
         let held_by = |name: &String| c.owners.iter().any(|o| o.name == *name);
@@ -106,14 +106,14 @@ impl Pick {
     }
 }
 
-/// The connections of `net` that `pick` means.
+/// The connections of `net` that `pick` selects.
 pub fn list(net: &Netns, pick: &Pick) -> Result<Vec<OpenConnection>> {
     let mut found = diag::connections(net)?;
     found.retain(|c| pick.matches(c));
     Ok(found)
 }
 
-/// Destroys connections of `net`. That there is none to destroy is no error: the report says so.
+/// Destroys connections of `net`. If there are none, the report is empty; that is no error.
 pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut SeededRng) -> Result<Destroyed> {
     let mut chosen = list(net, pick)?;
     if amount == Amount::One && chosen.len() > 1 {

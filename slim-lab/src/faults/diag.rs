@@ -22,19 +22,19 @@ pub struct OpenConnection {
     pub local: SocketAddr,
     /// The other end.
     pub remote: SocketAddr,
-    /// State as the kernel counts them (1 is established, 8 is close-wait, 10 is listening).
+    /// The kernel's number of the state (1 is established, 8 is close-wait, 10 is listening).
     pub state: u8,
-    /// Processes of the namespace that hold it open.
+    /// Processes of the namespace that hold the socket open.
     pub owners: Vec<Process>,
-    /// Who connected.
+    /// Which end connected.
     pub direction: Direction,
     id: SocketId,
 }
 
-/// Who made a connection.
+/// Which end made a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The other end connected to us: our port is one that is listened on.
+    /// The other end connected to us: a socket of this namespace listens on our port.
     Incoming,
     /// We connected.
     Outgoing,
@@ -43,12 +43,12 @@ pub enum Direction {
 /// State number of an established connection.
 pub const ESTABLISHED: u8 = 1;
 
-/// What became of a request to destroy a connection.
+/// Outcome of a request to destroy a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestroyOutcome {
     /// The kernel has given it up.
     Destroyed,
-    /// It was gone before.
+    /// The connection had ended before.
     Vanished,
 }
 
@@ -100,7 +100,7 @@ pub fn connections(net: &Netns) -> Result<Vec<OpenConnection>> {
     Ok(found)
 }
 
-/// Ports of `net` on which somebody listens.
+/// Ports of `net` on which a socket listens.
 pub fn listening(net: &Netns) -> Result<Vec<u16>> {
     let sockets = net
         .run(|| dump(&StateFlags::LISTEN))?
@@ -111,7 +111,7 @@ pub fn listening(net: &Netns) -> Result<Vec<u16>> {
         .collect())
 }
 
-/// State of the socket of `net` with these two ends; `None` if there is none (any more).
+/// State of the socket of `net` with these two ends; `None` if there is no such socket (any more).
 pub fn state(net: &Netns, local: SocketAddr, remote: SocketAddr) -> Result<Option<u8>> {
     let sockets = net
         .run(|| dump(&StateFlags::all()))?
@@ -128,8 +128,7 @@ pub fn state(net: &Netns, local: SocketAddr, remote: SocketAddr) -> Result<Optio
     Ok(found.map(|s| s.header.state))
 }
 
-/// Makes the kernel give `connections` up, as it would after `ETIMEDOUT`: this end sees
-/// `ECONNABORTED`, the other gets a RST.
+/// Makes the kernel give `connections` up, as after a timeout. This end sees `ECONNABORTED`; the other end gets a RST.
 pub fn destroy(net: &Netns, connections: &[OpenConnection]) -> Result<Vec<DestroyOutcome>> {
     let kill = || -> io::Result<Vec<DestroyOutcome>> {
         let socket = open()?;
@@ -220,7 +219,7 @@ fn send<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
     socket.send(&bytes, 0).map(drop)
 }
 
-/// Feeds the answers to `take` until it says that it has the last.
+/// Passes the answers to `take` until it returns true, for the last one.
 fn receive<M: NetlinkDeserializable>(
     socket: &Socket,
     mut take: impl FnMut(NetlinkPayload<M>) -> io::Result<bool>,
@@ -242,7 +241,7 @@ fn receive<M: NetlinkDeserializable>(
     }
 }
 
-/// Which processes of `net` hold which socket (by inode).
+/// The processes of `net` that hold each socket, by the socket's inode.
 fn owners(net: &Netns) -> HashMap<u64, Vec<Process>> {
     let mut found: HashMap<u64, Vec<Process>> = HashMap::new();
     for process in net.processes() {

@@ -1,9 +1,9 @@
-//! A RST or FIN that neither end sent, as a middlebox or an attacker makes it.
+//! Injects a RST or FIN that neither end sent, as a middlebox or an attacker does.
 //!
-//! The segment is crafted from sequence numbers sniffed on the wire and sent into it at the far
-//! end, so that the victim receives it as if its peer had sent it. A RST counts only if its sequence
-//! number is exactly what the victim expects next; under traffic that is a race, so this tries
-//! until the kernel has accepted one.
+//! The segment is built from sequence numbers sniffed on the wire. It is sent at the far end, so that the
+//! victim receives it as if its peer had sent it. The kernel accepts a RST only if its sequence number is
+//! exactly the one that the victim expects next. Under traffic that is a race, so segments are sent until
+//! the kernel has accepted one.
 
 use std::{
     fmt, io,
@@ -32,12 +32,12 @@ const IPV4: usize = 20;
 const TCP: usize = 20;
 /// A sniffed segment may be as large as the kernel's offloads make it.
 const SNIFF_BUFFER: usize = 128 * 1024;
-/// How long to wait for traffic before asking the victim for some.
+/// How long to wait for traffic before the victim is probed for some.
 const QUIET: Duration = Duration::from_millis(100);
-/// How long to listen for a segment at a time.
+/// How long each attempt listens for a segment.
 const LISTEN: Duration = Duration::from_millis(20);
 
-/// Which segment to inject.
+/// The kind of segment to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// Ends the connection at once: the victim sees `ECONNRESET`.
@@ -46,23 +46,23 @@ pub enum Segment {
     Fin,
 }
 
-/// What an injection did.
+/// Report of an injection.
 #[derive(Clone, Debug)]
 pub struct Injected {
-    /// Which segment.
+    /// The kind of segment.
     pub segment: Segment,
     /// The victim's connection.
     pub victim: OpenConnection,
-    /// Segments sent until the kernel accepted one.
+    /// Number of segments sent until the kernel accepted one.
     pub sent: u32,
-    /// The victim's socket has left the established state because of it.
+    /// A segment was accepted: the victim's socket has left the established state.
     pub accepted: bool,
     /// Time from the start to the acceptance.
     pub took: Duration,
 }
 
-/// Injects a segment into `connection`, one of `victim`'s, from the side of its peer `far`, on
-/// path `path`. Tries at most `limit`.
+/// Injects a segment into `connection`, a connection of `victim`, from the side of its peer `far`, on
+/// path `path`. Tries for `limit` at most.
 pub fn inject(
     segment: Segment,
     victim: &Node,
@@ -105,7 +105,7 @@ fn attempt(
             heard = Some(seen);
             sent += 1;
         } else if let Some(seen) = &heard {
-            // Silence: what was heard last still holds, and asking makes the victim say it again.
+            // No traffic: the last numbers still hold, and a probe makes the victim send them again.
             if asked.elapsed() > QUIET {
                 wire.send(&question(seen, tuple))?;
                 asked = Instant::now();
@@ -114,7 +114,7 @@ fn attempt(
             wire.ask_blindly(victim, tuple)?;
             asked = Instant::now();
         }
-        // Looking takes far longer than sending: look now and then while traffic flows.
+        // A look-up takes far longer than a send: under traffic, look after the first sends and then after every 16th.
         if sent > 0 && (sent % 16 == 0 || sent < 4) && !established(victim, tuple)? {
             return Ok((sent, true, start.elapsed()));
         }
@@ -131,7 +131,7 @@ fn established(victim: &Netns, tuple: &SegmentTuple) -> io::Result<bool> {
     Ok(state.map_err(io::Error::other)? == Some(ESTABLISHED))
 }
 
-/// The connection as the packets have it.
+/// The addresses and ports of the connection, as in its packets.
 #[derive(Clone, Copy, Debug)]
 struct SegmentTuple {
     victim: (Ipv4Addr, u16),
@@ -150,7 +150,7 @@ impl SegmentTuple {
         })
     }
 
-    /// The same connection with its ends in each other's place.
+    /// The same connection with its ends swapped.
     fn turned(self) -> Self {
         SegmentTuple {
             victim: self.peer,
@@ -159,22 +159,22 @@ impl SegmentTuple {
     }
 }
 
-/// What a segment sent by the victim tells.
+/// The numbers and addresses in a segment that the victim has sent.
 #[derive(Clone, Copy, Debug)]
 struct SegmentSeen {
     victim_mac: MacAddr,
     peer_mac: MacAddr,
-    /// What the victim expects next.
+    /// The sequence number that the victim expects next.
     expects: u32,
-    /// What the peer may acknowledge.
+    /// A number that the peer may acknowledge.
     acknowledges: u32,
 }
 
 /// A packet socket on one interface.
 struct Wire {
     interface: String,
-    /// What the peer itself acknowledged last. To acknowledge for it what it has not would make the victim forget
-    /// bytes that are still needed.
+    /// The number that the peer itself acknowledged last. A forged segment must not acknowledge more: the victim would discard
+    /// bytes that the peer still needs.
     acknowledged: Option<u32>,
     sender: Box<dyn DataLinkSender>,
     receiver: Box<dyn DataLinkReceiver>,
@@ -190,7 +190,7 @@ impl Wire {
             })?;
         let config = datalink::Config {
             read_buffer_size: SNIFF_BUFFER,
-            // Never wait inside: what counts is the newest frame, not the next one.
+            // Do not block: the newest frame is needed, not the next one.
             read_timeout: Some(Duration::ZERO),
             ..Default::default()
         };
@@ -205,8 +205,8 @@ impl Wire {
         }
     }
 
-    /// The newest segment that the victim sent on this connection; `None` after a short silence.
-    /// Older ones are passed over: their numbers are history.
+    /// The newest segment that the victim has sent on this connection; `None` if it sends none for [`LISTEN`].
+    /// Older segments are skipped, because their numbers are outdated.
     fn newest(&mut self, tuple: &SegmentTuple) -> io::Result<Option<SegmentSeen>> {
         let until = Instant::now() + LISTEN;
         let mut newest = None;
@@ -225,7 +225,7 @@ impl Wire {
                         ..seen
                     }));
                 }
-                // A sleep would be longer than the victim's peer takes to make the numbers old.
+                // Do not sleep: meanwhile the peer's traffic would outdate the numbers.
                 Err(_) => thread::yield_now(),
             }
         }
@@ -238,8 +238,8 @@ impl Wire {
         }
     }
 
-    /// Makes the victim speak on a connection that is silent and of which nothing was heard yet: a
-    /// segment out of the window is answered with the right numbers (RFC 9293, 3.10.7.4).
+    /// Makes the victim send a segment on a silent connection of which no segment was seen yet: the victim
+    /// answers a segment out of the window with the right numbers (RFC 9293, 3.10.7.4).
     fn ask_blindly(&mut self, victim: &Netns, tuple: &SegmentTuple) -> io::Result<()> {
         let unknown = |what: &str| io::Error::other(format!("no Ethernet address of the {what}"));
         let own = datalink::interfaces()
@@ -264,7 +264,7 @@ impl Wire {
     }
 }
 
-/// Reads a frame; gives what it tells if it is from the victim on this connection.
+/// Parses a frame; `None` unless the victim has sent it on this connection.
 fn read(frame: &[u8], tuple: &SegmentTuple) -> Option<SegmentSeen> {
     let ethernet = EthernetPacket::new(frame)?;
     if ethernet.get_ethertype() != EtherTypes::Ipv4 {
@@ -301,7 +301,7 @@ fn craft(segment: Segment, seen: &SegmentSeen, tuple: &SegmentTuple) -> Vec<u8> 
     frame(seen, tuple, seen.expects, flags)
 }
 
-/// A bare acknowledgement from just before the window: harmless, but it must be answered.
+/// A bare acknowledgement from just before the window. It is harmless, and the victim must answer it.
 fn question(seen: &SegmentSeen, tuple: &SegmentTuple) -> Vec<u8> {
     frame(seen, tuple, seen.expects.wrapping_sub(1), TcpFlags::ACK)
 }

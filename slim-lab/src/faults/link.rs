@@ -1,10 +1,10 @@
-//! A cable pulled, an address taken away.
+//! Takes a link down, or removes the addresses of an interface.
 
 use std::fmt;
 
 use crate::{Netns, Node, Result};
 
-/// An interface that was taken down. It comes up again when this is dropped.
+/// Guard of an interface that was taken down. Dropping it brings the interface up again.
 #[derive(Debug)]
 pub struct Down {
     net: Netns,
@@ -28,7 +28,7 @@ pub fn down(node: &Node, path: usize) -> Result<Down> {
 }
 
 impl Down {
-    /// Brings the link up again, with the routes that went away with it.
+    /// Brings the link up again, and restores the routes that were lost with it.
     pub fn lift(mut self) -> Result<()> {
         self.up()
     }
@@ -50,7 +50,7 @@ impl Drop for Down {
     }
 }
 
-/// Addresses that were taken away from an interface. They come back when this is dropped.
+/// Guard of addresses that were removed from an interface. Dropping it restores them.
 #[derive(Debug)]
 pub struct Removed {
     net: Netns,
@@ -60,7 +60,7 @@ pub struct Removed {
     lifted: bool,
 }
 
-/// Takes the IPv4 addresses of `node` on path `path` away, and with them every route that uses them.
+/// Removes the IPv4 addresses of `node` on path `path`, and with them every route that uses them.
 pub fn remove_address(node: &Node, path: usize) -> Result<Removed> {
     let interface = node.interface(path);
     let net = node.net().clone();
@@ -88,12 +88,12 @@ pub fn remove_address(node: &Node, path: usize) -> Result<Removed> {
 }
 
 impl Removed {
-    /// What was taken away, as `ADDRESS/BITS`.
+    /// The removed addresses, as `ADDRESS/BITS`.
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// Gives the addresses back, and the routes.
+    /// Restores the addresses and the routes.
     pub fn lift(mut self) -> Result<()> {
         self.restore()
     }
@@ -128,7 +128,7 @@ impl fmt::Display for Removed {
     }
 }
 
-/// Routes over an interface that the kernel did not make by itself: it will make its own again.
+/// Routes over an interface, except those that the kernel makes by itself, and will make again.
 fn own_routes(net: &Netns, interface: &str) -> Result<Vec<String>> {
     let listing = net.exec("ip", &["-4", "route", "show", "dev", interface])?;
     Ok(listing
@@ -150,7 +150,7 @@ fn restore(net: &Netns, interface: &str, routes: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The route without the flags that `ip` prints but does not take.
+/// The route without the flags that `ip` prints but does not accept.
 fn route_of(line: &str) -> String {
     let flags = ["linkdown", "dead"];
     line.split_whitespace()
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_and_routes_are_read_from_what_ip_prints() {
+    fn addresses_and_routes_are_parsed_from_the_output_of_ip() {
         let line = "2: path0    inet 10.77.0.1/24 scope global path0\\       valid_lft forever";
         assert_eq!(address_of(line), Some("10.77.0.1/24"));
         assert_eq!(address_of("2: path0    inet6 fe80::1/64 scope link"), None);

@@ -1,9 +1,9 @@
-//! Faults: what can go wrong between two hosts, made to happen.
+//! Faults between two hosts, on demand.
 //!
-//! | module | what it does | ends |
+//! | module | fault | ends |
 //! | --- | --- | --- |
 //! | [`destroy`] | the kernel gives connections up (`SOCK_DESTROY`) | at once |
-//! | [`inject`] | a RST or FIN that nobody sent arrives | at once |
+//! | [`inject`] | a forged RST or FIN arrives | at once |
 //! | [`link`] | a link goes down, an address goes away | when the guard is dropped |
 //! | [`nft`] | a firewall drops packets, or resets connections | when the guard is dropped |
 //! | [`shape`] | the line becomes slow, long or lossy | when the guard is dropped |

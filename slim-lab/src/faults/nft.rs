@@ -1,4 +1,4 @@
-//! A firewall in the way: packets dropped, connections reset, or only what belongs to a connection of the host's own.
+//! A firewall that drops packets, resets connections, or lets only connections pass that the host itself has begun.
 
 use std::{
     fmt,
@@ -11,21 +11,21 @@ use serde_json::Value;
 
 use crate::{Error, Netns, Node, Result, netns::checked};
 
-/// What the firewall does with the packets that it does not let pass.
+/// What the firewall does with the packets that it stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockAction {
-    /// Nothing arrives, nobody is told.
+    /// Drops packets silently.
     Drop,
-    /// TCP connections are reset. RSTs themselves pass, or the other end would never hear of it.
+    /// Resets TCP connections. RSTs themselves pass, or the other end would never learn of the reset.
     /// Other protocols are left alone.
     Reset,
-    /// What belongs to a connection that the host has begun passes. Everything else is dropped.
+    /// Lets packets pass that belong to a connection which the host has begun. Drops all others.
     Guard,
-    /// The same, but the sender is told (ICMP port unreachable).
+    /// As `Guard`, but the sender is told (ICMP port unreachable).
     GuardAndTell,
 }
 
-/// A rule to be laid on hosts: what to do, with which packets.
+/// A firewall rule for hosts: an action and the packets that it applies to.
 #[derive(Clone, Debug)]
 pub struct Rule {
     action: BlockAction,
@@ -41,18 +41,18 @@ impl Rule {
         Rule::new(BlockAction::Drop)
     }
 
-    /// Reset every TCP connection that comes by any path.
+    /// Reset every TCP connection of which a segment arrives on any path.
     pub fn reset() -> Self {
         Rule::new(BlockAction::Reset)
     }
 
-    /// The usual firewall of a host: what it has not asked for is dropped, on any path. The ports given with
-    /// [`except_ports`](Self::except_ports) are open, for TCP and UDP.
+    /// The usual firewall of a host: drops packets that belong to no connection which the host has begun, on any path. The ports
+    /// given with [`except_ports`](Self::except_ports) are open, for TCP and UDP.
     pub fn guard() -> Self {
         Rule::new(BlockAction::Guard)
     }
 
-    /// [`guard`](Self::guard), with an answer to what does not pass.
+    /// [`guard`](Self::guard), with an ICMP answer to stopped packets.
     pub fn guard_and_tell() -> Self {
         Rule::new(BlockAction::GuardAndTell)
     }
@@ -67,19 +67,19 @@ impl Rule {
         }
     }
 
-    /// Only what arrives on this path (0 is the first).
+    /// Only packets that arrive on this path (0 is the first).
     pub fn path(mut self, path: usize) -> Self {
         self.interfaces = crate::lab::interface(path);
         self
     }
 
-    /// Only what arrives on this interface; a `*` at the end stands for anything.
+    /// Only packets that arrive on this interface; a `*` at the end matches any rest of the name.
     pub fn interface(mut self, name: &str) -> Self {
         self.interfaces = name.to_owned();
         self
     }
 
-    /// Only packets of more than this many bytes, headers included: what a path MTU black hole does.
+    /// Only packets of more than this many bytes, headers included. With [`drop`](Self::drop) this is a path MTU black hole.
     pub fn longer_than(mut self, bytes: u32) -> Self {
         self.longer_than = Some(bytes);
         self
@@ -97,7 +97,7 @@ impl Rule {
         self
     }
 
-    /// Lays the rule on each of `hosts`. It is gone when the guard is dropped, or with the host.
+    /// Installs the rule on each of `hosts`. Dropping the guard removes it; it also ends with the host.
     pub fn apply<'a>(&self, hosts: impl IntoIterator<Item = &'a Netns>) -> Result<RuleGuard> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -115,7 +115,7 @@ impl Rule {
         Ok(guard)
     }
 
-    /// Lays the rule on each of `nodes`.
+    /// Installs the rule on each of `nodes`.
     pub fn apply_to(&self, nodes: &[Node]) -> Result<RuleGuard> {
         self.apply(nodes.iter().map(Node::net))
     }
@@ -163,7 +163,7 @@ impl Rule {
                 }
             }
         }
-        // Before the usual filters, and before the sockets see anything.
+        // Priority -100: before the usual filters, and before the sockets.
         format!(
             "table inet {table} {{\n chain in {{\n  type filter hook input priority -100;\n  {}\n }}\n}}\n",
             rules.join("\n  ")
@@ -171,7 +171,7 @@ impl Rule {
     }
 }
 
-/// A rule in force. Dropping it takes the rule away.
+/// A rule in force. Dropping it removes the rule.
 #[derive(Debug)]
 pub struct RuleGuard {
     table: String,
@@ -179,12 +179,12 @@ pub struct RuleGuard {
     hosts: Vec<Netns>,
 }
 
-/// What a rule did while it was in force.
+/// Counters of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Packets that it dropped or answered with a reset, on all hosts.
+    /// Packets that the rule stopped, on all hosts.
     pub packets: u64,
-    /// Their bytes.
+    /// Bytes of these packets.
     pub bytes: u64,
 }
 
@@ -194,7 +194,7 @@ impl RuleGuard {
         &self.text
     }
 
-    /// What it did so far.
+    /// The counters so far.
     pub fn report(&self) -> Result<Report> {
         let mut report = Report::default();
         for host in &self.hosts {
@@ -206,7 +206,7 @@ impl RuleGuard {
         Ok(report)
     }
 
-    /// Takes the rule away and says what it did.
+    /// Removes the rule and returns its counters.
     pub fn lift(mut self) -> Result<Report> {
         let report = self.report()?;
         self.remove()?;
@@ -223,7 +223,7 @@ impl RuleGuard {
 
 impl Drop for RuleGuard {
     fn drop(&mut self) {
-        // A host that is gone took its rules along.
+        // The rules of a host that is gone are gone as well.
         let _ = self.remove();
     }
 }
@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reset_lets_resets_pass_first() {
+    fn a_reset_rule_accepts_rsts_before_it_rejects() {
         let text = Rule::reset().text("t");
         let (pass, reject) = (
             text.find("rst == rst accept").unwrap(),
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_narrow_the_rule() {
+    fn a_rule_can_be_limited_to_ports() {
         let text = Rule::drop()
             .path(1)
             .only_ports([80])
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_lets_its_hosts_own_connections_pass() {
+    fn a_guard_rule_accepts_connections_that_the_host_has_begun() {
         for (rule, verdict) in [(Rule::guard(), "drop"), (Rule::guard_and_tell(), "reject")] {
             let text = rule.except_ports([80]).text("t");
             let own = text.find("ct state established,related accept").unwrap();
@@ -321,14 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn length_narrows_the_rule() {
+    fn a_rule_can_be_limited_to_long_packets() {
         let text = Rule::drop().longer_than(100).text("t");
         let narrow = "iifname \"path*\" meta length > 100 counter drop";
         assert!(text.contains(narrow), "{text}");
     }
 
     #[test]
-    fn counters_are_found_wherever_they_are() {
+    fn counters_are_found_at_any_depth_of_the_listing() {
         let json = serde_json::json!({"nftables": [{"rule": {"expr": [
             {"counter": {"packets": 2, "bytes": 100}}, {"drop": null}]}},
             {"rule": {"expr": [{"counter": {"packets": 1, "bytes": 5}}]}}]});

@@ -1,12 +1,12 @@
-//! A slow, long or lossy line.
+//! Makes a line slow, long or lossy.
 
 use std::fmt;
 
 use crate::{Error, Netns, Node, Result};
 
-/// Bytes that a line of so many kilobits a second, limited by `tbf`, lets pass at once after a rest. The other
-/// disciplines let less pass. Room for a whole offloaded segment, and on fast lines for what falls into the time
-/// that a virtual machine may need to come back from a timer; else it is the timer that limits the line.
+/// Bytes that a line of `rate_kbit` kilobits a second, limited by `tbf`, lets pass at once after a pause. The other
+/// disciplines let less pass. The burst has room for one offloaded segment, and on fast lines for the bytes of the time by
+/// which a timer of a virtual machine may be late; otherwise the timer would limit the line.
 pub fn burst(rate_kbit: u64) -> u32 {
     const SEGMENT: u64 = 64 << 10;
     let late = rate_kbit.saturating_mul(1000) / 8 * TIMER_US / 1_000_000;
@@ -16,7 +16,7 @@ pub fn burst(rate_kbit: u64) -> u32 {
 /// How late a timer may be, in microseconds.
 const TIMER_US: u64 = 400;
 
-/// What the line is to be like, in the sending direction of one node.
+/// The properties of the line, in the sending direction of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Shape {
     rate_kbit: Option<u64>,
@@ -24,7 +24,7 @@ pub struct Shape {
     loss_percent: Option<f64>,
 }
 
-/// Which of the kernel's queueing disciplines does the work.
+/// The kernel's queueing disciplines that can shape a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discipline {
     /// `netem`: rate, delay and loss.
@@ -35,7 +35,7 @@ pub enum Discipline {
     Htb,
 }
 
-/// A shape in force. Dropping it takes it away.
+/// A shape in force. Dropping it removes the shape.
 #[derive(Debug)]
 pub struct ShapeGuard {
     net: Netns,
@@ -45,37 +45,39 @@ pub struct ShapeGuard {
 }
 
 impl Shape {
-    /// A line as it is.
+    /// A line without limits.
     pub fn new() -> Self {
         Shape::default()
     }
 
-    /// At most so many kilobits in a second.
+    /// Limits the line to `rate` kilobits a second.
     pub fn rate_kbit(mut self, rate: u64) -> Self {
         self.rate_kbit = Some(rate);
         self
     }
 
-    /// Every packet arrives so many milliseconds later.
+    /// Delays every packet by `delay` milliseconds.
     pub fn delay_ms(mut self, delay: u64) -> Self {
         self.delay_ms = Some(delay);
         self
     }
 
-    /// So many packets of a hundred are lost, at random.
+    /// Loses `loss` percent of the packets, at random.
     pub fn loss_percent(mut self, loss: f64) -> Self {
         self.loss_percent = Some(loss);
         self
     }
 
-    /// Shapes what `node` sends on path `path`, with what this kernel has: `netem`, else `tbf`, else
-    /// `htb`. The last two can only limit the rate; the guard says what is missing. If none of
-    /// what was asked for can be had, this is an error that says so.
+    /// Shapes the packets that `node` sends on path `path`, by the first of `netem`, `tbf` and `htb` that this kernel has.
+    /// The last two can only limit the rate; [`ShapeGuard::missing`] names the rest.
+    ///
+    /// # Errors
+    /// This kernel can do nothing of what was asked for.
     pub fn apply(&self, node: &Node, path: usize) -> Result<ShapeGuard> {
         self.apply_to(node.net(), &node.interface(path))
     }
 
-    /// The same for an interface of any network namespace.
+    /// [`Shape::apply`] for an interface of any network namespace.
     pub fn apply_to(&self, net: &Netns, interface: &str) -> Result<ShapeGuard> {
         let mut refused = Vec::new();
         for discipline in [Discipline::Netem, Discipline::Tbf, Discipline::Htb] {
@@ -96,7 +98,7 @@ impl Shape {
             }
         }
         Err(Error::Invalid(format!(
-            "this kernel can not shape {interface} so ({})",
+            "this kernel cannot shape {interface} like this ({})",
             refused.join("; ")
         )))
     }
@@ -151,12 +153,12 @@ impl Shape {
 }
 
 impl ShapeGuard {
-    /// What shapes the line.
+    /// The discipline that shapes the line.
     pub fn discipline(&self) -> Discipline {
         self.discipline
     }
 
-    /// What was asked for and this kernel cannot do (`delay`, `loss`).
+    /// The properties that were asked for and that this kernel cannot give (`delay`, `loss`).
     pub fn missing(&self) -> &[&'static str] {
         &self.missing
     }

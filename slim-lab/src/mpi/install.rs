@@ -1,4 +1,4 @@
-//! The MPIs that are installed here, and their compilers.
+//! The MPI implementations that are installed, and their compilers.
 
 use std::{
     env, fmt,
@@ -7,19 +7,19 @@ use std::{
 
 use crate::{Error, Result, artifacts};
 
-/// An MPI that the lab knows how to run.
+/// An MPI implementation that the lab can run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flavor {
     /// The distribution's Open MPI 4.1.
     OpenMpi4,
     /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
     OpenMpi5,
-    /// The distribution's MPICH, which moves its messages by UCX.
+    /// The distribution's MPICH, which sends its messages through UCX.
     Mpich,
 }
 
 impl Flavor {
-    /// Those that survive every fault, launcher and daemons included.
+    /// The implementations of which launcher and daemons survive every fault, too.
     pub const ALL: [Flavor; 2] = [Flavor::OpenMpi4, Flavor::OpenMpi5];
 
     /// A short word for file names.
@@ -42,18 +42,18 @@ impl fmt::Display for Flavor {
     }
 }
 
-/// An MPI as installed here.
+/// An installed MPI.
 #[derive(Clone, Debug)]
 pub struct Mpi {
     flavor: Flavor,
     mpicc: PathBuf,
     mpirun: PathBuf,
-    /// Given to mpirun so that it finds its daemon on the other nodes.
+    /// Passed to mpirun, so that it finds its daemon on the other nodes.
     pub(super) prefix: Option<PathBuf>,
 }
 
 impl Mpi {
-    /// Finds the MPI, or says what to install.
+    /// Finds the MPI. The error names the packages to install.
     pub fn find(flavor: Flavor) -> Result<Self> {
         let hint = "run scripts/setup";
         match flavor {
@@ -93,7 +93,7 @@ impl Mpi {
         }
     }
 
-    /// Which one this is.
+    /// The implementation.
     pub fn flavor(&self) -> Flavor {
         self.flavor
     }
@@ -103,8 +103,8 @@ impl Mpi {
         &self.mpirun
     }
 
-    /// Builds a C program with this MPI's compiler, unless that was done since it was changed.
-    /// Gives the path of the program.
+    /// Builds a C program with this MPI's compiler, unless the program is newer than its source.
+    /// Returns the path of the program.
     pub fn build(&self, source: &Path) -> Result<PathBuf> {
         artifacts::compile(&self.mpicc, self.flavor.word(), source)
     }
@@ -115,7 +115,7 @@ impl Mpi {
     }
 }
 
-/// Where `scripts/setup` puts what it downloads: `SLIM_CACHE`, else `~/.cache/slim`.
+/// The directory for the downloads of `scripts/setup`: `SLIM_CACHE`, else `~/.cache/slim`.
 pub fn cache_dir() -> PathBuf {
     match env::var_os("SLIM_CACHE").filter(|v| !v.is_empty()) {
         Some(dir) => dir.into(),

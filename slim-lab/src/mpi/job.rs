@@ -1,4 +1,4 @@
-//! mpirun's command line, and the job while it runs.
+//! Builds mpirun's command line, and runs the job.
 
 use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
 
@@ -19,29 +19,29 @@ pub struct Job<'a> {
     env: Vec<(OsString, OsString)>,
 }
 
-/// Arguments for Open MPI's mpirun: so many ranks spread evenly over the nodes of the lab, talking by
-/// TCP on its first path.
+/// Arguments for Open MPI's mpirun: spreads `ranks` evenly over the nodes of the lab, and makes them communicate
+/// by TCP on its first path.
 pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
     let where_to = ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()].map(str::to_owned);
     where_to.into_iter().chain(by_tcp(&lab.subnet(0))).collect()
 }
 
-/// Arguments for Open MPI's mpirun: ranks that talk by TCP and nothing else, on this network or interface.
+/// Arguments for Open MPI's mpirun: makes ranks communicate by TCP only, on this network or interface.
 pub fn by_tcp(network: &str) -> Vec<String> {
-    // All nodes would bind their first rank to the same core.
+    // No binding: all nodes share this machine's cores, and would bind their first rank to the same one.
     let how = ["--bind-to", "none", "--mca", "pml", "ob1"];
     let path = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include"];
     let words = how.into_iter().chain(path).chain([network]);
     words.map(str::to_owned).collect()
 }
 
-/// The same as [`placement`] for MPICH's hydra.
+/// [`placement`] for MPICH's launcher, hydra.
 fn hydra_placement(lab: &Lab, ranks: usize) -> Vec<String> {
     let words = ["-hosts", &hosts(lab, ranks), "-n", &ranks.to_string()];
     words.map(str::to_owned).to_vec()
 }
 
-/// The nodes, each with as many places for ranks as it needs.
+/// The list of nodes for a launcher, each with its number of slots.
 fn hosts(lab: &Lab, ranks: usize) -> String {
     let slots = ranks.div_ceil(lab.nodes().len());
     let hosts = lab.nodes().iter();
@@ -49,7 +49,7 @@ fn hosts(lab: &Lab, ranks: usize) -> String {
     hosts.join(",")
 }
 
-/// What makes MPICH talk by TCP alone, whichever of its devices it was built for.
+/// Variables that make MPICH communicate by TCP only, with any of the devices that it may be built for.
 const BY_TCP: [(&str, &str); 3] = [
     ("UCX_TLS", "tcp,self"),
     ("FI_PROVIDER", "tcp"),
@@ -57,7 +57,7 @@ const BY_TCP: [(&str, &str); 3] = [
 ];
 
 impl<'a> Job<'a> {
-    /// `program` on two ranks, without SLIM.
+    /// A job that runs `program` on two ranks, without SLIM.
     pub fn new(lab: &'a Lab, mpi: &'a Mpi, program: impl Into<PathBuf>) -> Self {
         Job {
             lab,
@@ -72,7 +72,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// One more argument for the program.
+    /// Adds an argument for the program.
     pub fn arg(mut self, arg: impl Into<OsString>) -> Self {
         self.args.push(arg.into());
         self
@@ -90,19 +90,19 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// With a preload: only where mpirun runs. Daemons and ranks of the other nodes run bare.
+    /// Limits the preload to the node of mpirun. Daemons and ranks on the other nodes run without it.
     pub fn first_node_only(mut self) -> Self {
         self.bare_nodes = true;
         self
     }
 
-    /// A variable for mpirun, which is carried to the other nodes if its name starts with `SLIM`.
+    /// Sets a variable for mpirun. It is carried to the other nodes if its name is `SLIM` or begins with `SLIM_`.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
         self
     }
 
-    /// One more word for mpirun's command line, before the program.
+    /// Adds a word to mpirun's command line, before the program.
     pub fn option(mut self, word: impl Into<OsString>) -> Self {
         self.options.push(word.into());
         self
@@ -138,7 +138,7 @@ impl<'a> Job<'a> {
             .args(&self.args);
         command.envs(launch::environment(self.lab));
         command.env_remove("LD_PRELOAD");
-        // Switches of the tests, of no use to what they start.
+        // Settings of the tests, which a job must not inherit.
         command
             .env_remove("SLIM_SOAK")
             .env_remove("SLIM_SOAK_JOBS")
@@ -162,7 +162,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A job that runs. Dropping it kills what is left of it on all nodes.
+/// A running job. Dropping it kills its processes on all nodes.
 #[derive(Debug)]
 pub struct Started<'a> {
     lab: &'a Lab,
@@ -182,14 +182,14 @@ impl Started<'_> {
             .wait_line(limit, |line| Progress::parse(line).is_some())
     }
 
-    /// Waits for the end; a job that still runs after `limit` is killed and counts as hung. What it was doing
-    /// is in the lab's directory then.
+    /// Waits for the end. A job that still runs after `limit` is killed and counts as hung; its last state is then recorded in
+    /// the lab's directory.
     pub fn wait(mut self, limit: Duration) -> Outcome {
         let status = self.running.wait(limit);
         let took = self.running.elapsed();
         if status.is_none() {
             if let Err(error) = standstill::record(self.lab) {
-                eprintln!("what the job was doing cannot be written down: {error}");
+                eprintln!("cannot record the state of the hung job: {error}");
             }
             self.running.kill();
         }

@@ -1,5 +1,5 @@
-//! Real MPI jobs on a lab: build a program with an MPI's own compiler, run it over the nodes, read
-//! what it says.
+//! Real MPI jobs on a lab: builds a program with an MPI's own compiler, runs it on the nodes, and reads
+//! its output.
 
 mod install;
 mod job;

@@ -1,26 +1,26 @@
-//! How a job went: what it printed, how it ended.
+//! The outcome of a job: its output and its end.
 //!
-//! mpirun's exit status is not to be trusted alone (some versions give 0 for a job that fell
-//! apart): [`Outcome::verdict`] also asks for the program's own closing line.
+//! mpirun's exit status alone is not reliable: some versions return 0 for a job that has failed.
+//! So [`Outcome::verdict`] also requires the program's own closing line.
 
 use std::{fmt, process::ExitStatus, time::Duration};
 
 use crate::output::Line;
 
-/// What became of a job.
+/// The outcome of a job.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// mpirun's exit status; `None` if the job hung and was killed.
     pub status: Option<ExitStatus>,
-    /// How long it ran.
+    /// How long the job ran.
     pub took: Duration,
-    /// Everything that was written.
+    /// The whole output.
     pub lines: Vec<Line>,
-    /// Names of processes that were still there afterwards, and were killed.
+    /// Names of processes that still ran afterwards, and were killed.
     pub left: Vec<String>,
 }
 
-/// A line of progress: `t=3 it=120 errs=0 MB=512 maxstall=0.012`, or `DONE ...` at the end, which
+/// A progress line: `t=3 it=120 errs=0 MB=512 maxstall=0.012`, or the closing line `DONE ...`, which
 /// also has [the time](Outcome::done_at).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
@@ -35,7 +35,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Reads a line of progress, closing or not.
+    /// Parses a progress line or the closing line.
     pub fn parse(line: &str) -> Option<Self> {
         Some(Progress {
             rounds: field(line, "it")?.parse().ok()?,
@@ -52,27 +52,27 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
 }
 
-/// How a job ended, in one word.
+/// How a job ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobVerdict {
-    /// Exit status 0, the closing line is there, all data right.
+    /// The exit status is 0, the closing line was printed, and all data was right.
     Finished(Progress),
     /// Data was wrong.
     Wrong(Progress),
-    /// It ended without finishing; the text has mpirun's exit status.
+    /// The job failed; the text has mpirun's exit status.
     Failed(String),
-    /// It neither finished nor failed in time.
+    /// The job neither finished nor failed in time.
     Hung,
 }
 
 impl Outcome {
-    /// The closing line, if the program got there.
+    /// The closing line, if the program has printed it.
     pub fn done(&self) -> Option<Progress> {
         Progress::parse(self.closing()?)
     }
 
-    /// When all ranks had all their data, by the program's own clock: seconds since 1970. What
-    /// happens later, as far as the program is concerned, is the ranks leaving.
+    /// When all ranks had all their data, by the program's own clock, in seconds since 1970. After that the ranks only
+    /// leave MPI.
     pub fn done_at(&self) -> Option<f64> {
         field(self.closing()?, "at")?.parse().ok()
     }
@@ -169,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn the_closing_line_has_the_time() {
+    fn the_time_is_read_from_the_closing_line_only() {
         assert_eq!(outcome(Some(0), &[DONE]).done_at(), Some(1_763_694_000.125));
         assert_eq!(outcome(Some(0), &["t=1 at=7"]).done_at(), None);
     }
 
     #[test]
-    fn wrong_data_is_worse_than_anything_else() {
+    fn wrong_data_takes_precedence_over_every_other_verdict() {
         let wrong = outcome(None, &["t=1 it=2 errs=3 MB=1 maxstall=0.1"]);
         assert!(matches!(wrong.verdict(), JobVerdict::Wrong(p) if p.errors == 3));
         assert_eq!(outcome(None, &[DONE]).verdict(), JobVerdict::Hung);

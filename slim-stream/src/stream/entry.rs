@@ -1,13 +1,13 @@
-//! How calls get inside of a stream and out again.
+//! How calls enter and leave a stream.
 //!
-//! The thread that first sends on a stream gets its pass ([`slim_core::gate::pass`]): it gets in and out, and has
-//! the sending half meanwhile, without an atomic read-modify-write. All others are counted in the gate and take
-//! the lock of the half. Who has the lock has the half only when the owner of the pass is not in the middle of
-//! something: an owner that finds the lock taken turns back, and for one that may have looked too early there is
-//! `membarrier(2)`. When another thread sends as well, the pass ends.
+//! The pass works as a biased lock ([`slim_core::gate::pass`]). The thread that first sends on a stream gets it: this owner enters
+//! and leaves, and has the sending half meanwhile, without an atomic read-modify-write. All other threads are counted in the gate
+//! and take the lock of the half. A thread with the lock has the half only when the owner is not in the middle of a send. An owner
+//! that finds the lock taken turns back; `membarrier(2)` covers an owner that may have read the lock too early. When another
+//! thread sends as well, the pass ends.
 //!
-//! A call comes here by a name of the stream, a descriptor number perhaps, that may have changed hands since the call
-//! looked it up. So the methods that enter are given `still`, which looks again: asked inside, the answer stays true.
+//! A call finds the stream by a name, a descriptor number for example, which may belong to another flow since the call looked it
+//! up. So the methods that enter take a closure `still`, which looks the name up again. It runs inside, so its answer stays true.
 
 use super::Stream;
 use slim_core::gate::Left;
@@ -17,33 +17,33 @@ use std::sync::atomic::Ordering;
 
 pub(super) static MARKS: Marks = Marks::new();
 
-/// How a call got inside.
+/// How a call has entered.
 pub enum Inside {
     /// By its thread's pass.
     Passed(Passed<'static>),
-    /// Counted.
+    /// Counted in the gate.
     Counted,
 }
 
-/// In a forked child: its other threads are not there.
+/// Forgets the marks of all threads, in a forked child: the other threads do not exist there.
 pub fn forget_marks() {
     MARKS.forget_all();
 }
 
-/// The calling thread, by the address of its control block, which no other living thread has; 0 where that
-/// cannot be told at once.
+/// Identifies the calling thread by the address of its control block, which no other living thread has. 0 on processors where
+/// that address is not cheap to read.
 #[inline(always)]
 pub(super) fn me() -> usize {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
         let me;
-        // SAFETY: on this processor the ABI has the control block's own address at the start of the thread's segment.
+        // SAFETY: the ABI of this processor places the control block's own address at the start of the thread's segment.
         unsafe {
             std::arch::asm!("mov {}, fs:0", out(reg) me, options(readonly, nostack, preserves_flags));
         }
         me
     }
-    // Miri knows no assembly; a thread's own variable tells threads apart as well.
+    // Miri lacks assembly. The address of a thread-local variable identifies the thread as well.
     #[cfg(miri)]
     {
         std::thread_local!(static ME: u64 = const { 0 });
@@ -54,20 +54,19 @@ pub(super) fn me() -> usize {
 }
 
 impl Stream {
-    /// Enters by the calling thread's pass, and not counted. [`Stream::leave`] afterwards; if it cannot be, what is to be
-    /// done as after that.
+    /// Enters by the calling thread's pass, without being counted. Call [`Stream::leave`] afterwards.
     ///
     /// # Errors
-    /// As after [`Stream::leave`]: nearly always nothing.
+    /// The call has not entered. The front end must handle [`Left`] as after [`Stream::leave`]; it nearly always asks for nothing.
     #[inline(always)]
     pub fn pass_to_receive(&self, still: impl FnOnce() -> bool) -> Result<Inside, Left> {
         self.pass(Purpose::Receive, still).map(Inside::Passed)
     }
 
-    /// Likewise, with the sending half. [`Stream::leave_sending`] afterwards.
+    /// [`Stream::pass_to_receive`], but also takes the sending half. Call [`Stream::leave_sending`] afterwards.
     ///
     /// # Errors
-    /// Likewise.
+    /// As for [`Stream::pass_to_receive`].
     #[inline(always)]
     pub fn pass_to_send(&self, still: impl FnOnce() -> bool) -> Result<Inside, Left> {
         let passed = self.pass(Purpose::Send, still)?;
@@ -90,14 +89,14 @@ impl Stream {
         Err(self.gate.leave_by_pass(me(), passed))
     }
 
-    /// Enters as one of many, and is counted. False if nobody may. [`Stream::leave`] afterwards.
+    /// Enters, counted in the gate. False if calls are barred. Call [`Stream::leave`] afterwards.
     #[inline]
     #[must_use]
     pub fn enter(&self) -> bool {
         self.gate.enter()
     }
 
-    /// Leaves. The last one out of a stream that is barred may have something to do for its front end.
+    /// Leaves. [`Left`] tells whether the stream is barred and control may be waiting for this call.
     #[inline(always)]
     pub fn leave(&self, inside: Inside) -> Left {
         match inside {
@@ -106,8 +105,8 @@ impl Stream {
         }
     }
 
-    /// Gives the sending half back, after something may have been sent, and leaves. `tell` is called when the agent has to
-    /// hear that there are unacknowledged bytes.
+    /// Returns the sending half, after bytes may have been sent, and leaves. `tell` is called when the agent must be told of
+    /// unacknowledged bytes.
     #[inline(always)]
     pub fn leave_sending(&self, inside: Inside, tell: impl FnOnce()) -> Left {
         if let Inside::Counted = inside {
@@ -132,34 +131,34 @@ impl Stream {
         }
     }
 
-    /// Keeps new calls out until [`Stream::open`].
+    /// Bars new calls until [`Stream::open`].
     pub fn bar(&self) {
         self.gate.bar();
         self.fence();
     }
 
-    /// Lets calls in again.
+    /// Admits calls again.
     pub fn open(&self) {
         self.gate.open();
     }
 
-    /// Keeps new calls out for good.
+    /// Bars new calls for good.
     pub fn close(&self) {
         self.gate.close();
         self.fence();
     }
 
-    /// Whether calls are kept out.
+    /// Whether calls are barred.
     pub fn is_barred(&self) -> bool {
         self.gate.is_barred()
     }
 
-    /// Whether calls are kept out because the transport is away, see [`Gate::is_suspended`](slim_core::gate::Gate::is_suspended).
+    /// Whether calls are barred because the flow is suspended, see [`Gate::is_suspended`](slim_core::gate::Gate::is_suspended).
     pub fn is_suspended(&self) -> bool {
         self.gate.is_suspended()
     }
 
-    /// Whether nobody is inside. It stays so if calls are kept out.
+    /// Whether no call is inside. If calls are barred, that remains true.
     pub fn idle(&self) -> bool {
         self.gate.idle(&MARKS)
     }
@@ -175,7 +174,7 @@ impl Stream {
         }
     }
 
-    /// A thread needs no fence to know what it did itself.
+    /// Fences all threads, unless the caller is the owner of the pass: a thread sees its own writes without a fence.
     pub(super) fn fence_others(&self) {
         if !self.gate.is_owner(&MARKS, me()) {
             keep_errno(slim_sys::fence);
@@ -203,7 +202,7 @@ mod tests {
         let mut told = 0;
         let _ = stream.leave_sending(inside, || told += 1);
         assert_eq!(told, 1);
-        // From here on this thread passes, unless the stream is not the caller's any more.
+        // From here on this thread enters by its pass, unless the name belongs to another flow (`still` is false).
         assert!(stream.pass_to_receive(|| false).is_err());
         let inside = stream.pass_to_send(|| true).expect("it has the pass");
         stream.count(&inside, 3);
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_enters_what_is_barred_and_the_last_one_out_is_told() {
+    fn a_barred_stream_admits_no_call_and_the_last_one_to_leave_is_told() {
         let stream = Stream::new();
         let (first, second) = (counted(&stream), counted(&stream));
         stream.bar();
@@ -247,7 +246,7 @@ mod tests {
         assert!(!stream.waits_with_half());
         stream.holder_may_die(true);
         assert!(stream.waits_with_half());
-        // What it asks for it gets at once.
+        // The handler's own request is served at once.
         assert_eq!(stream.sent(), 0);
         let elsewhere = AtomicBool::new(true);
         std::thread::scope(|scope| {

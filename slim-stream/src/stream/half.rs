@@ -1,4 +1,4 @@
-//! Who has the sending half.
+//! Taking and returning the sending half.
 
 use super::Stream;
 use super::entry::{MARKS, me};
@@ -8,31 +8,31 @@ use slim_sys::lock::undisturbed;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// For longer nobody holds the half for a system call that does not wait, and a copy.
+/// Bound on holding the half for a non-blocking system call and a copy.
 const SENDING: Duration = Duration::from_millis(500);
-/// How often it is looked whether somebody still does.
+/// How often it is checked whether the half is still held.
 const MOMENT: Duration = Duration::from_micros(20);
 
 impl Stream {
-    /// Takes the sending half for a call that is inside, and counted, if nobody has it.
+    /// Takes the sending half, if it is free, for a call that is inside and counted.
     #[inline]
     pub fn try_take_half(&self) -> bool {
         if !self.send.try_lock() {
             return false;
         }
-        // Before anything takes time: a handler that comes now has to find out that its thread holds the lock.
+        // At once, because a signal handler that interrupts here must see that its own thread holds the lock.
         self.sender.store(me(), Ordering::Relaxed);
-        if self.gate.is_shared() || self.settle() {
+        if self.gate.is_shared() || self.decide_pass() {
             return true;
         }
         self.unlock_half();
         false
     }
 
-    /// The sending half, of a call that is inside and has it, or of who has locked it.
+    /// The sending half. The caller has taken it by its pass or by the lock.
     ///
     /// # Safety
-    /// The caller has it, and lets go of the reference before it gives it back.
+    /// The caller has the half, and does not use the reference after it returns the half.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn half(&self) -> &mut SendHalf {
@@ -47,7 +47,7 @@ impl Stream {
         self.wait_for_owner();
     }
 
-    /// Takes the sending half if nobody has it.
+    /// Takes the sending half if it is free.
     pub fn try_lock_half(&self) -> bool {
         if !self.send.try_lock() {
             return false;
@@ -59,20 +59,21 @@ impl Stream {
         alone
     }
 
-    /// Gives the sending half back.
+    /// Returns the sending half.
     #[inline]
     pub fn unlock_half(&self) {
         self.sender.store(0, Ordering::Relaxed);
         self.send.unlock();
     }
 
-    /// The holder of the lock is about to wait in a call that may be its last, or has come back. It does not use the half
-    /// meanwhile.
+    /// The holder of the lock declares that it enters a call in which it may be cancelled (`true`), or that it has returned
+    /// (`false`). It does not use the half meanwhile.
     pub fn holder_may_die(&self, may: bool) {
         self.send.may_die(may);
     }
 
-    /// Whether the calling thread is in a signal's handler, in the middle of a call of its own that waits with the half.
+    /// Whether the calling thread is in a signal handler that has interrupted a call of the same thread which waits and holds the
+    /// half.
     pub fn waits_with_half(&self) -> bool {
         self.send.is_mortal_here()
     }
@@ -81,23 +82,24 @@ impl Stream {
     pub fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
         let _signals = undisturbed();
         if self.waits_with_half() {
-            // SAFETY: the thread has it, and does not use it while it waits; nothing else runs in the thread before the end.
+            // SAFETY: the thread has the half and does not use it while it waits; the interrupted call continues only after this
+            // function has returned.
             return f(unsafe { self.half() });
         }
         self.lock_half();
-        // SAFETY: taken one line above, given back after `f` has given its reference back.
+        // SAFETY: taken one line above, returned after `f` has returned its reference.
         let r = f(unsafe { self.half() });
         self.unlock_half();
         r
     }
 
-    /// Runs `f` with the sending half, if nobody has it.
+    /// Runs `f` with the sending half, if it is free.
     pub fn try_with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> Option<R> {
         let _signals = undisturbed();
         if !self.try_lock_half() {
             return None;
         }
-        // SAFETY: taken just now, given back after `f` has given its reference back.
+        // SAFETY: taken just above, returned after `f` has returned its reference.
         let r = f(unsafe { self.half() });
         self.unlock_half();
         Some(r)
@@ -108,14 +110,14 @@ impl Stream {
         self.with_half(|half| half.sent())
     }
 
-    /// Likewise, if nobody is sending just now.
+    /// Bytes sent since the flow began; `None` if a send is in progress.
     pub fn try_sent(&self) -> Option<u64> {
         self.try_with_half(|half| half.sent())
     }
 
-    /// Bytes sent since the flow began. `None` where that cannot be told, in a signal's handler that has interrupted a send of its
-    /// own thread: it goes on when the handler is over. The kernel may have taken bytes for it by then that are not counted,
-    /// also if it waits for room.
+    /// Bytes sent since the flow began; waits a limited time for a send in progress. `None` if the number cannot be known: in a
+    /// signal handler that has interrupted a send of the same thread. That send continues after the handler, and the kernel may
+    /// already have taken bytes for it that are not counted, also if it waits for room.
     pub fn sent_in_time(&self) -> Option<u64> {
         let begun = Instant::now();
         loop {
@@ -128,7 +130,7 @@ impl Stream {
         }
     }
 
-    /// Whether this is a signal's handler that has interrupted a send of its own thread, as far as that can be told.
+    /// Whether the caller is a signal handler that has interrupted a send of the same thread, as far as that can be detected.
     pub fn is_sending_here(&self) -> bool {
         let me = me();
         let by_pass = || self.gate.is_owner(&MARKS, me) && self.gate.is_owner_sending(&MARKS);
@@ -136,9 +138,9 @@ impl Stream {
         me != 0 && (self.gate.has_owner() && by_pass() || by_lock())
     }
 
-    /// Bytes of the stream that the kernel of the peer may not have, by what ours knows of the transport `fd`; all that there
-    /// could be when that cannot be told. The number may have got a placeholder since our bytes were sent, of which the kernel
-    /// would say that nothing is unacknowledged; but the stream is barred before that.
+    /// Bytes of the stream that the peer's kernel may not have, as our kernel reports for the transport `fd`; `u64::MAX` if that
+    /// cannot be known. The number `fd` may have got a placeholder since the bytes were sent, and the kernel reports no
+    /// unacknowledged bytes for a placeholder. But the stream is barred before that happens, so the gate is checked afterwards.
     pub fn unacked(&self, fd: libc::c_int) -> u64 {
         let answer = keep_errno(|| slim_sys::unacked(fd)).ok();
         answer
@@ -146,11 +148,11 @@ impl Stream {
             .unwrap_or(u64::MAX)
     }
 
-    /// Settles what becomes of the pass, now that the calling thread is about to send without it and has the lock. False
-    /// when this is a signal's handler, and the thread has the half already.
+    /// Decides what becomes of the pass. The calling thread is about to send without it, and has the lock. False if the caller is
+    /// a signal handler and its thread has the half already, by the pass.
     #[cold]
     #[inline(never)]
-    fn settle(&self) -> bool {
+    fn decide_pass(&self) -> bool {
         let me = me();
         if !self.gate.has_owner() {
             match MARKS.of(me).filter(|_| me != 0 && slim_sys::can_fence()) {
@@ -169,14 +171,15 @@ impl Stream {
         true
     }
 
-    /// With the lock taken: until the owner of the pass has not the half either.
+    /// With the lock taken: waits until the owner of the pass does not have the half either.
     fn wait_for_owner(&self) {
         if self.owner_has_half() {
             self.wait_while_owner_sends();
         }
     }
 
-    /// With the lock taken: whether the owner of the pass has the half just now. It takes it no more.
+    /// With the lock taken: whether the owner of the pass has the half at the moment. The owner cannot take it again before the
+    /// lock is released.
     fn owner_has_half(&self) -> bool {
         if !self.gate.has_owner() || self.gate.is_shared() {
             return false;
@@ -185,7 +188,7 @@ impl Stream {
         self.gate.is_owner_sending(&MARKS)
     }
 
-    /// It holds the half for a system call that does not wait, and a copy.
+    /// The owner holds the half only for a non-blocking system call and a copy.
     fn wait_while_owner_sends(&self) {
         while self.gate.is_owner_sending(&MARKS) {
             std::thread::sleep(MOMENT);

@@ -1,4 +1,4 @@
-//! A stream: what data calls and control share.
+//! The stream: the state that data calls and control share.
 
 mod entry;
 mod half;
@@ -15,33 +15,33 @@ pub use entry::{Inside, forget_marks};
 /// "Not known", for sequence numbers.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Threads that wait for any stream. One that never comes back costs the others a system call.
+/// Number of threads that wait for any stream. If one never returns, each [`Stream::wake`] makes a needless system call.
 static WAITERS: AtomicU32 = AtomicU32::new(0);
 
-/// The data half of one flow. All of it may be used from any thread, and in a signal's handler.
+/// The data half of one flow. Its methods may be called from any thread, and in a signal handler.
 pub struct Stream {
-    /// Lets data calls in; barred while no transport is there for them.
+    /// Admits data calls; barred while the flow has no usable transport.
     gate: Gate,
-    /// Bytes taken from transports by all but the owner of the pass, and by that one: what the application got, plus
-    /// the stash.
+    /// Bytes taken from transports: by all threads but the owner of the pass, and (next field) by the owner. Their sum is what
+    /// the application has read, plus the stash.
     received: AtomicU64,
     received_by_pass: AtomicU64,
-    /// Where the peer's stream ends, once it has said so.
+    /// The position at which the peer's stream ends, once the peer has announced it.
     peer_final: AtomicU64,
-    /// Where our stream ends, once the application has shut it.
+    /// The position at which our stream ends, once the application has shut it.
     local_final: AtomicU64,
-    /// What the application wrote. Held over the real send, so that the copy has the kernel's order.
+    /// The sending half. The lock is held during the real send, so that the copy has the kernel's order.
     send: Lock<SendHalf>,
-    /// The thread that has locked it for a data call, by the address of its control block; 0 if that is not known.
+    /// The thread that has locked the half, by the address of its control block; 0 if that is not known.
     sender: AtomicUsize,
-    /// Changes whenever a call that waits for the stream should look again.
+    /// Changes whenever calls that wait for the stream should check it again.
     signal: AtomicU32,
     /// The agent sweeps the flow because it has unacknowledged bytes.
     dirty: AtomicBool,
 }
 
 impl Stream {
-    /// One that has not begun yet ([`Stream::begin`]).
+    /// A stream that has not begun yet ([`Stream::begin`]).
     pub const fn new() -> Self {
         Self {
             gate: Gate::new(),
@@ -56,18 +56,18 @@ impl Stream {
         }
     }
 
-    /// As new, for another flow, but for the gate: nobody is inside, and it is closed until [`Stream::begin`].
+    /// Resets everything but the gate, for another flow. No call is inside, and the gate stays closed until [`Stream::begin`].
     pub fn renew(&self) {
         self.received.store(0, Ordering::Relaxed);
         self.received_by_pass.store(0, Ordering::Relaxed);
         self.peer_final.store(UNKNOWN, Ordering::Relaxed);
         self.local_final.store(UNKNOWN, Ordering::Relaxed);
-        // As the agent begins with it.
+        // The agent begins to sweep a new flow without being told.
         self.dirty.store(true, Ordering::Relaxed);
         self.with_half(SendHalf::renew);
     }
 
-    /// A flow begins: lets calls in, without those of an earlier life.
+    /// A flow begins: opens the gate. No call that entered for an earlier flow may still be inside.
     pub fn begin(&self) {
         self.gate.reuse();
     }
@@ -83,34 +83,34 @@ impl Stream {
         self.received.fetch_add(n, Ordering::SeqCst);
     }
 
-    /// All bytes that were taken, by whichever process.
+    /// Sets the number of bytes taken from transports to `all`, which includes those that other processes took.
     pub fn set_received(&self, all: u64) {
         let by_pass = self.received_by_pass.load(Ordering::SeqCst);
         self.received
             .store(all.wrapping_sub(by_pass), Ordering::SeqCst);
     }
 
-    /// Where the peer's stream ends, once it has said so.
+    /// The position at which the peer's stream ends, once the peer has announced it.
     pub fn peer_final(&self) -> Option<u64> {
         known(&self.peer_final)
     }
 
-    /// Whether the peer has said that its stream ends after so many bytes.
+    /// Whether the peer has announced that its stream ends after `received` bytes.
     pub fn ends_at(&self, received: u64) -> bool {
         self.peer_final.load(Ordering::Acquire) == received
     }
 
-    /// The peer has said where its stream ends.
+    /// The peer has announced where its stream ends.
     pub fn set_peer_final(&self, seq: u64) {
         self.peer_final.store(seq, Ordering::Release);
     }
 
-    /// Where our stream ends, once the application has ended it.
+    /// The position at which our stream ends, once the application has ended it.
     pub fn local_final(&self) -> Option<u64> {
         known(&self.local_final)
     }
 
-    /// The application ends its direction after so many bytes. False if it has done so before.
+    /// The application ends its direction after `sent` bytes. False if it had ended it before.
     pub fn end_at(&self, sent: u64) -> bool {
         let first =
             self.local_final
@@ -118,24 +118,24 @@ impl Stream {
         first.is_ok()
     }
 
-    /// Tells threads that wait for the stream ([`Stream::wait`]) to look at it again.
+    /// Wakes the threads that wait for the stream ([`Stream::wait`]), so that they check it again.
     pub fn wake(&self) {
         self.signal.fetch_add(1, Ordering::SeqCst);
-        // Who begins to wait after this has been asked finds that the signal has changed.
+        // A thread that begins to wait after this check finds the signal changed, and does not sleep.
         if WAITERS.load(Ordering::SeqCst) > 0 {
             slim_sys::futex_wake_all(&self.signal);
         }
     }
 
-    /// What [`Stream::wait`] is to be told. Read before it is found that there is reason to wait.
+    /// The value to pass to [`Stream::wait`]. Read it before checking whether there is a reason to wait.
     pub fn signal(&self) -> u32 {
         self.signal.load(Ordering::SeqCst)
     }
 
-    /// Waits until the stream is woken; `seen` is what its signal was when there was reason to wait.
+    /// Waits until the stream is woken. `seen` is the [`Stream::signal`] from before the check for a reason to wait.
     ///
     /// # Errors
-    /// `EAGAIN` if it was woken before, `ETIMEDOUT`, `EINTR`.
+    /// `EAGAIN` if the stream has been woken since, `ETIMEDOUT`, `EINTR`.
     pub fn wait(&self, seen: u32, limit: Option<Duration>) -> Result<(), slim_sys::Errno> {
         WAITERS.fetch_add(1, Ordering::SeqCst);
         let waited = slim_sys::futex_wait(&self.signal, seen, limit);
@@ -143,7 +143,7 @@ impl Stream {
         waited
     }
 
-    /// Something has been sent: calls `tell` unless the agent sweeps the flow already.
+    /// Bytes have been sent: calls `tell` unless the agent sweeps the flow already.
     #[inline]
     pub fn mark_dirty(&self, tell: impl FnOnce()) {
         if !self.dirty.load(Ordering::Relaxed) {
@@ -159,7 +159,7 @@ impl Stream {
         }
     }
 
-    /// The agent finds nothing unacknowledged, and sweeps the flow no more.
+    /// The agent has found nothing unacknowledged, and stops sweeping the flow.
     pub fn clear_dirty(&self) {
         self.dirty.store(false, Ordering::Relaxed);
     }
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_counters_are_one() {
+    fn received_is_the_sum_of_both_counters() {
         let stream = Stream::new();
         stream.count(&Inside::Counted, 5);
         stream.add_received(2);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_said_once_and_belongs_to_one_life() {
+    fn our_end_is_set_once_and_renew_clears_both_ends() {
         let stream = Stream::new();
         stream.renew();
         assert_eq!((stream.local_final(), stream.peer_final()), (None, None));
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_is_told_once_until_it_has_swept() {
+    fn the_agent_is_told_once_until_the_flow_is_clean() {
         let stream = Stream::new();
         let told = |stream: &Stream| {
             let mut told = false;
@@ -220,6 +220,6 @@ mod tests {
         stream.clear_dirty();
         assert!(told(&stream));
         stream.renew();
-        assert!(!told(&stream), "the agent begins with it");
+        assert!(!told(&stream), "the agent sweeps a new flow anyway");
     }
 }
