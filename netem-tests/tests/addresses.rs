@@ -11,7 +11,7 @@ use common::{
 };
 use slim_lab::{
     Lab, SeededRng, artifacts,
-    faults::destroy::{self, Amount, Pick},
+    faults::destroy::{self, Amount, Selector},
     output::Running,
     skip::skip,
 };
@@ -84,7 +84,7 @@ fn is_protected(lab: &Lab, there: &str, here: &str) {
     assert!(live, "no session: {}", told());
     let killed = destroy::destroy(
         lab.node(1).net(),
-        &Pick::between_hosts(),
+        &Selector::between_hosts(),
         Amount::All,
         &mut SeededRng::new(1),
     );

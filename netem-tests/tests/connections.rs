@@ -19,14 +19,14 @@ use nix::{
 use slim_lab::{
     Lab, SeededRng, artifacts,
     faults::{
-        destroy::{self, Amount, Pick},
+        destroy::{self, Amount, Selector},
         inject::{self, Segment},
         nft,
     },
 };
 
 fn kill_all(lab: &Lab, node: usize) -> usize {
-    let pick = Pick::between_hosts();
+    let pick = Selector::between_hosts();
     let report = destroy::destroy(
         lab.node(node).net(),
         &pick,
@@ -294,7 +294,7 @@ fn a_forged_fin_in_place_of_a_byte_on_its_way_loses_nothing() {
     let stuck = nft::Rule::drop().longer_than(56).apply([server.net()]);
     let stuck = stuck.expect("lay the rule");
     thread::sleep(Duration::from_millis(200));
-    let victim = destroy::list(server.net(), &Pick::between_hosts()).expect("list connections");
+    let victim = destroy::list(server.net(), &Selector::between_hosts()).expect("list connections");
     let limit = Duration::from_secs(5);
     let report = inject::inject(Segment::Fin, server, client, 0, &victim[0], limit);
     let report = report.expect("inject a FIN");

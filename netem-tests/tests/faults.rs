@@ -14,7 +14,7 @@ use common::{both, connection, eventually, lab};
 use slim_lab::{
     Lab, SeededRng,
     faults::{
-        destroy::{self, Amount, Pick},
+        destroy::{self, Amount, Selector},
         diag::Direction,
         inject::{self, Segment},
         link, nft,
@@ -74,18 +74,18 @@ fn destroy_takes_the_chosen_connections_and_no_other() {
     let mut back = b.net().run(|| TcpStream::connect(target)).unwrap().unwrap();
     let (mut back_here, _) = listener.accept().unwrap();
 
-    let all = destroy::list(a.net(), &Pick::between_hosts()).unwrap();
+    let all = destroy::list(a.net(), &Selector::between_hosts()).unwrap();
     assert_eq!(all.len(), 6, "{all:?}");
     let mut rng = SeededRng::new(1);
 
-    let none = Pick::between_hosts().process("no-such");
+    let none = Selector::between_hosts().process("no-such");
     assert!(
         destroy::destroy(a.net(), &none, Amount::All, &mut rng)
             .unwrap()
             .connections
             .is_empty()
     );
-    let none = Pick::between_hosts().peer([10, 77, 0, 9]);
+    let none = Selector::between_hosts().peer([10, 77, 0, 9]);
     assert!(
         destroy::destroy(a.net(), &none, Amount::All, &mut rng)
             .unwrap()
@@ -93,14 +93,14 @@ fn destroy_takes_the_chosen_connections_and_no_other() {
             .is_empty()
     );
 
-    let incoming = Pick::between_hosts().direction(Direction::Incoming);
+    let incoming = Selector::between_hosts().direction(Direction::Incoming);
     let report = destroy::destroy(a.net(), &incoming, Amount::All, &mut rng).unwrap();
     assert_eq!(report.connections.len(), 1, "{report}");
     assert_eq!(report.connections[0].local.port(), port);
     assert_eq!(read_out(&mut back_here), Some(ErrorKind::ConnectionAborted));
     assert_eq!(read_out(&mut back), Some(ErrorKind::ConnectionReset));
 
-    let pick = Pick::between_hosts().peer(b.address(0));
+    let pick = Selector::between_hosts().peer(b.address(0));
     let report = destroy::destroy(a.net(), &pick, Amount::One, &mut rng).unwrap();
     assert_eq!(report.connections.len(), 1, "{report}");
     let dead = report.connections[0].local;
@@ -114,7 +114,8 @@ fn destroy_takes_the_chosen_connections_and_no_other() {
         assert_eq!(pass(here, there, SECOND).0, Ok(()), "the others live");
     }
 
-    let report = destroy::destroy(b.net(), &Pick::between_hosts(), Amount::All, &mut rng).unwrap();
+    let report =
+        destroy::destroy(b.net(), &Selector::between_hosts(), Amount::All, &mut rng).unwrap();
     assert_eq!(report.connections.len(), 4, "{report}");
     for (here, there) in &mut out {
         assert_eq!(read_out(there), Some(ErrorKind::ConnectionAborted));
@@ -141,13 +142,13 @@ fn destroy_knows_the_processes() {
     );
     let mut client = a.command("bash").args(["-c", &script]).spawn().unwrap();
     let (mut here, _) = listener.accept().unwrap();
-    let listed = destroy::list(a.net(), &Pick::between_hosts().process("bash")).unwrap();
+    let listed = destroy::list(a.net(), &Selector::between_hosts().process("bash")).unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].owners[0].pid, client.id());
     assert_eq!(listed[0].direction, Direction::Outgoing);
-    let pick = Pick::between_hosts().not_process("bash");
+    let pick = Selector::between_hosts().not_process("bash");
     assert!(destroy::list(a.net(), &pick).unwrap().is_empty());
-    let pick = Pick::between_hosts().pid(client.id());
+    let pick = Selector::between_hosts().pid(client.id());
     let report = destroy::destroy(a.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
     assert_eq!(report.connections.len(), 1, "{report}");
     assert_eq!(read_out(&mut here), Some(ErrorKind::ConnectionReset));
@@ -290,7 +291,7 @@ fn sorted(text: &str) -> Vec<String> {
 }
 
 fn victim_of(lab: &Lab, local: &TcpStream) -> slim_lab::faults::diag::OpenConnection {
-    let all = destroy::list(lab.node(0).net(), &Pick::between_hosts()).unwrap();
+    let all = destroy::list(lab.node(0).net(), &Selector::between_hosts()).unwrap();
     let address = local.local_addr().unwrap();
     all.into_iter()
         .find(|c| c.local == address)

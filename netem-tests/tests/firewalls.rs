@@ -12,7 +12,7 @@ use common::{
 use slim_lab::{
     Lab, artifacts,
     faults::{
-        destroy::{self, Pick},
+        destroy::{self, Selector},
         inject::{self, Segment},
         nft::{self, Rule},
     },
@@ -235,7 +235,8 @@ fn a_forged_end_of_a_peer_that_can_be_reached_loses_nothing() {
     assert!(client.wait_line(limit, |l| l.starts_with("QUIET")));
     let (local, _) = said(&client, "QUIET").expect("its port");
     let client_end = SocketAddr::new(lab.node(0).address(0).into(), local as u16);
-    let all = destroy::list(lab.node(0).net(), &Pick::between_hosts()).expect("the connections");
+    let all =
+        destroy::list(lab.node(0).net(), &Selector::between_hosts()).expect("the connections");
     let victim = all.into_iter().find(|c| c.local == client_end);
     let victim = victim.expect("the kernel knows the client's");
     let forged = inject::inject(

@@ -16,7 +16,7 @@ use serde_json::Value;
 use slim_lab::{
     Lab, SeededRng,
     faults::{
-        destroy::{self, Amount, Pick},
+        destroy::{self, Amount, Selector},
         nft,
     },
     mpi::{Flavor, JobVerdict, Started},
@@ -117,7 +117,7 @@ fn lose_the_host(bench: &Bench, lab: &Lab, slim: Slim) -> Option<Duration> {
         // firewall prevents new connections.
         let reset = nft::Rule::reset().apply_to(lab.nodes());
         for node in lab.nodes() {
-            let all = Pick::between_hosts();
+            let all = Selector::between_hosts();
             destroy::destroy(node.net(), &all, Amount::All, &mut SeededRng::new(1))
                 .expect("destroy connections");
         }

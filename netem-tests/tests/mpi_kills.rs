@@ -12,7 +12,7 @@ use common::{
 };
 use slim_lab::{
     Lab, SeededRng,
-    faults::destroy::{Amount, Pick},
+    faults::destroy::{Amount, Selector},
     mpi::{Flavor, JobVerdict, Outcome},
 };
 
@@ -160,7 +160,7 @@ fn open_mpi_5_four_ranks_while_resuming() {
 fn everything(flavor: Flavor) {
     let ms = Duration::from_millis;
     let kills = Kills {
-        pick: Pick::between_hosts(),
+        pick: Selector::between_hosts(),
         amount: Amount::All,
         gap: (ms(80), ms(220)),
         ..Kills::one_by_one()

@@ -13,7 +13,7 @@ use common::{
 use slim_lab::{
     Lab, SeededRng,
     faults::{
-        destroy::{self, Pick},
+        destroy::{self, Selector},
         inject::{self, Segment},
         link, nft,
     },
@@ -140,7 +140,7 @@ fn forged(lab: &Lab, segment: Segment, times: usize) -> String {
     let mut accepted = 0;
     for n in 0..times {
         let (victim, far) = (lab.node(n % 2), lab.node(1 - n % 2));
-        let pick = Pick::between_hosts().process(PROGRAM);
+        let pick = Selector::between_hosts().process(PROGRAM);
         let connections = destroy::list(victim.net(), &pick).expect("list connections");
         if !connections.is_empty() {
             let connection = &connections[rng.below(connections.len())];

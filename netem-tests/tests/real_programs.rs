@@ -20,7 +20,7 @@ use common::{
 use slim_lab::{
     Lab, SeededRng, artifacts,
     faults::{
-        destroy::{self, Amount, Pick},
+        destroy::{self, Amount, Selector},
         diag,
     },
     output::Running,
@@ -95,7 +95,7 @@ fn client(lab: &Lab, command: Command, kills: usize) -> (String, usize) {
             break;
         }
         let end = lab.node(usize::from(rng.coin()));
-        let report = destroy::destroy(end.net(), &Pick::between_hosts(), Amount::All, &mut rng);
+        let report = destroy::destroy(end.net(), &Selector::between_hosts(), Amount::All, &mut rng);
         killed += report.expect("destroy connections").connections.len();
     }
     let status = client.wait(LIMIT.saturating_sub(start.elapsed()));

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::{Heard, Opened, Pairs};
+use slim_core::endpoint::{MailboxState, Opened, Pairs};
 use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
@@ -153,7 +153,7 @@ impl Agent {
     /// Sends FIN for a flow whose OPEN was sent by [`dial`](Self::dial): the application closes the flow after
     /// `final_seq` bytes. Returns false if that is not possible; then [`finish`](Self::finish) announces the end. Must
     /// be called with signals blocked.
-    pub fn say_closed(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
+    pub fn announce_close(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
         let fin = opened.fin(final_seq, FinHow::Close);
         !self.is_dead()
             && as_agent(|| {
@@ -166,7 +166,7 @@ impl Agent {
 
     /// As [`finish`](Self::finish) with [`FinHow::Close`], for a flow whose end need not be announced: the peer already
     /// knows it, or the peer has closed the flow before and all of the peer's bytes have been read.
-    pub fn finish_told(&self, token: FlowToken, final_seq: u64) {
+    pub fn finish_announced(&self, token: FlowToken, final_seq: u64) {
         let (how, told) = (FinHow::Close, true);
         let finish = Command::Finish {
             token,
@@ -178,17 +178,17 @@ impl Agent {
     }
 
     /// Reads the mailboxes for messages of the peer about an accepted connection. Must be called with signals blocked.
-    pub fn heard(&self, local: SocketAddr, remote: SocketAddr) -> Heard {
+    pub fn read_mailboxes(&self, local: SocketAddr, remote: SocketAddr) -> MailboxState {
         let short = &self.inner.together.short;
         let pairs = short.pairs().filter(|_| short.in_use() && !self.is_dead());
         let Some(pairs) = pairs else {
-            return Heard::Nothing;
+            return MailboxState::Nothing;
         };
         let (local, remote) = (canonical(local), canonical(remote));
-        let mut heard = pairs.heard(short.now(), local, remote);
+        let mut heard = pairs.read_mailboxes(short.now(), local, remote);
         let mut enough = |pairs: &Pairs| {
-            heard = pairs.heard(short.now(), local, remote);
-            matches!(heard, Heard::Closed(_))
+            heard = pairs.read_mailboxes(short.now(), local, remote);
+            matches!(heard, MailboxState::Closed(_))
         };
         if !enough(pairs) {
             as_agent(|| short.drain(&mut enough));
@@ -220,7 +220,7 @@ impl Agent {
     }
 
     /// The application has closed or reset the flow after sending `final_seq` bytes. With [`FinHow::Close`] the agent
-    /// keeps the flow until [`FlowIo::owed`] returns `None`, or until a limit for such flows is exceeded.
+    /// keeps the flow until [`FlowIo::undelivered`] returns `None`, or until a limit for such flows is exceeded.
     pub fn finish(&self, token: FlowToken, final_seq: u64, how: FinHow) {
         self.send(Command::Finish {
             token,
@@ -253,8 +253,8 @@ impl Agent {
 
     /// Makes the flow plain TCP as soon as the peer has confirmed that, or after it has failed to answer.
     /// [`FlowIo::legacy`] is called at that moment; until then nothing changes.
-    pub fn demote_heard(&self, token: FlowToken) {
-        self.send(Command::DemoteHeard { token });
+    pub fn demote_confirmed(&self, token: FlowToken) {
+        self.send(Command::DemoteConfirmed { token });
     }
 
     /// The front end holds nothing of the flow any more.
@@ -288,8 +288,8 @@ impl Agent {
 
     /// The first thread of the process is about to end, while others go on. The agent thread will end with the last of
     /// them.
-    pub fn first_leaves(&self) {
-        self.send(Command::FirstLeaves);
+    pub fn first_thread_ends(&self) {
+        self.send(Command::FirstThreadEnds);
     }
 
     /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use slim_core::Verdict;
-use slim_stream::{Drained, Owed, Probe, Stream};
+use slim_stream::{Drained, Probe, Stream, Undelivered};
 
 use crate::handover::{Transport, TransportRef};
 
@@ -45,13 +45,13 @@ pub trait FlowIo: Send + Sync + 'static {
     /// Whether the application still holds the connection, and no other process uses it. The application may have
     /// closed it where the front end does not see that. Asked when the peer asks about the flow: if false, the agent
     /// demotes the flow, and the peer believes its own kernel.
-    fn is_held(&self) -> bool {
+    fn is_exclusive(&self) -> bool {
         true
     }
 
     /// Whether the kernel still has the flow's connection. Once the kernel has given it up, another connection can have
     /// the same addresses and ports.
-    fn stands(&self) -> bool {
+    fn connection_exists(&self) -> bool {
         true
     }
 
@@ -107,7 +107,7 @@ pub trait FlowIo: Send + Sync + 'static {
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
     /// The replay is written: makes `transport`, which was [prepared](Self::prepare), the flow's transport, and wakes
-    /// sleepers. If the application has ended its direction, the write side is shut here, as [`Stream::carried_by`]
+    /// sleepers. If the application has ended its direction, the write side is shut here, as [`Stream::install`]
     /// does. This happens under the lock under which the application ends its direction, because it may do so at any
     /// moment.
     fn install(&self, transport: Transport);
@@ -154,5 +154,5 @@ pub trait FlowIo: Send + Sync + 'static {
     /// For a flow that the application has closed: its bytes that the peer has not acknowledged. `None` once the
     /// transport is closed and all bytes sent are acknowledged, or data came in after the close, or the flow was given
     /// up. Never `None` while the flow is suspended.
-    fn owed(&self) -> Option<Owed>;
+    fn undelivered(&self) -> Option<Undelivered>;
 }

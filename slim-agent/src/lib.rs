@@ -83,4 +83,4 @@ pub use failure::memory::memory_is_out;
 pub use flow_io::FlowIo;
 pub use handover::{Transport, TransportRef};
 pub use listeners::give_way::ask_for_port;
-pub use slim_core::endpoint::{Heard, Opened};
+pub use slim_core::endpoint::{MailboxState, Opened};

@@ -95,13 +95,13 @@ impl Shared {
         self.take_commands(&mut driver);
         let now = driver.now();
         driver.take_mail(now);
-        driver.endpoint.tell_seen(now);
+        driver.endpoint.send_seen(now);
         driver.carry_out();
         let result = f(&mut driver, now);
         driver.carry_out();
         driver.tasks.drain(|task| (self.spawn)(self, task));
         if driver.survivor.any_away() {
-            turn::want();
+            turn::request();
             self.look_at_own();
         }
         self.arm(&driver);

@@ -3,7 +3,7 @@
 //! An application thread with a real-time policy that polls in a loop never gives up its processor. If the agent thread
 //! is bound to the same processor, it never runs, and what the application polls for never comes. So the agent thread
 //! has its own scheduling policy ([`take_own`]). Where that is not permitted, the application thread sleeps briefly in
-//! such a call while a flow is without a transport ([`give_way`]).
+//! such a call while a flow is without a transport ([`yield_to_agent`]).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -22,20 +22,20 @@ static SEEN: AtomicU64 = AtomicU64::new(0);
 static SINCE: AtomicU64 = AtomicU64::new(0);
 
 /// A flow has lost its transport: the agent is needed.
-pub fn want() {
+pub fn request() {
     WANTED.store(true, Ordering::SeqCst);
 }
 
-/// Whether [`give_way`] is worth calling.
+/// Whether [`yield_to_agent`] is worth calling.
 #[inline]
-pub fn is_wanted() -> bool {
+pub fn is_requested() -> bool {
     WANTED.load(Ordering::Relaxed)
 }
 
 /// For an application call that returns at once without data: sleeps briefly if the calling thread may be keeping the
 /// agent from running.
 #[cold]
-pub fn give_way() {
+pub fn yield_to_agent() {
     let (beat, now) = (BEATS.load(Ordering::Relaxed), slim_sys::now());
     if SEEN.swap(beat, Ordering::Relaxed) != beat {
         SINCE.store(now, Ordering::Relaxed);

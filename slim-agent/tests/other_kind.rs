@@ -68,7 +68,7 @@ fn a_flow_without_descriptors_is_resumed_byte_exact() {
     let (near, far) = agents.pair();
     near.write(b"in flight, and lost").unwrap();
     far.write(b"so is this").unwrap();
-    near.cut();
+    near.shut_down();
     let (mut there, mut back) = ([0; 19], [0; 10]);
     far.read_exact(&mut there);
     near.read_exact(&mut back);
@@ -101,7 +101,7 @@ fn pipes_that_break_in_the_handshake_or_in_the_replay_lose_nothing() {
         write_pieces(&far, 2, PIECES);
         let (resumed, made) = (near.resumed(), agents.net.made.load(Ordering::Relaxed));
         *agents.net.fuses.lock().unwrap() = [fuse, fuse + 1].into();
-        near.cut();
+        near.shut_down();
         thread::scope(|scope| {
             scope.spawn(|| read_pieces(&far, 1, PIECES));
             read_pieces(&near, 2, PIECES);
@@ -138,7 +138,7 @@ fn flows_of_pipes_stay_byte_exact_while_all_of_them_break() {
             if cuts < 40 {
                 let fuses = (0..4).map(|_| random.next() as usize % 100_000);
                 *agents.net.fuses.lock().unwrap() = fuses.collect();
-                pairs.iter().for_each(|(near, _)| near.cut());
+                pairs.iter().for_each(|(near, _)| near.shut_down());
                 cuts += 1;
             }
         }
@@ -154,7 +154,7 @@ fn a_connection_that_the_front_end_refuses_is_a_failed_attempt() {
     let (near, far) = agents.pair();
     far.state.lock().unwrap().refused = 2;
     near.write(b"in flight").unwrap();
-    near.cut();
+    near.shut_down();
     let mut buf = [0; 9];
     far.read_exact(&mut buf);
     assert_eq!(&buf, b"in flight");

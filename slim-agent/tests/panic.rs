@@ -14,7 +14,7 @@ use common::{FlowSocket, Kill, Server};
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
-use slim_stream::{Drained, Owed, Probe, Stream};
+use slim_stream::{Drained, Probe, Stream, Undelivered};
 
 const ROLE: &str = "AGENT_TEST_PANIC";
 
@@ -60,7 +60,7 @@ impl FlowIo for Mistake {
     fn probe(&self) -> Probe {
         Probe::default()
     }
-    fn owed(&self) -> Option<Owed> {
+    fn undelivered(&self) -> Option<Undelivered> {
         None
     }
 }

@@ -24,7 +24,7 @@ const UDP: u8 = 17;
 
 /// A recorded message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Heard {
+struct MailboxState {
     protocol: u8,
     to: u16,
     data: Vec<u8>,
@@ -64,7 +64,7 @@ impl Tap {
     }
 
     /// The SLIM messages recorded so far, each once.
-    fn heard(&self) -> BTreeSet<Heard> {
+    fn read_mailboxes(&self) -> BTreeSet<MailboxState> {
         let mut all = BTreeSet::new();
         let mut frame = vec![0; 1 << 16];
         loop {
@@ -80,7 +80,7 @@ impl Tap {
 }
 
 /// The message in an Ethernet frame, if there is one.
-fn message(frame: &[u8]) -> Option<Heard> {
+fn message(frame: &[u8]) -> Option<MailboxState> {
     let packet = frame.get(14..)?;
     let protocol = *packet.get(9).filter(|_| packet[0] >> 4 == 4)?;
     let segment = packet.get(usize::from(packet[0] & 15) * 4..)?;
@@ -91,7 +91,7 @@ fn message(frame: &[u8]) -> Option<Heard> {
     };
     let to = u16::from_be_bytes([*segment.get(2)?, *segment.get(3)?]);
     let data = segment.get(header..)?;
-    (data.len() > HEADER_LEN && data.starts_with(&MAGIC)).then(|| Heard {
+    (data.len() > HEADER_LEN && data.starts_with(&MAGIC)).then(|| MailboxState {
         protocol,
         to,
         data: data.to_vec(),
@@ -163,8 +163,9 @@ fn recorded_messages_are_worth_nothing() {
             far.kill(Kill::Fin);
         }
         round_trip(&near, &far);
-        all.extend(tap.heard());
-        let to_listeners = |heard: &&Heard| heard.protocol == TCP && listeners.contains(&heard.to);
+        all.extend(tap.read_mailboxes());
+        let to_listeners =
+            |heard: &&MailboxState| heard.protocol == TCP && listeners.contains(&heard.to);
         recorded.extend(all.iter().filter(to_listeners).cloned());
         let resumes = recorded
             .iter()
@@ -195,12 +196,13 @@ fn recorded_messages_are_worth_nothing() {
     near2.close();
     assert_eq!(far2.read(&mut [0]).unwrap(), 0);
     far2.close();
-    all.extend(tap.heard());
+    all.extend(tap.read_mailboxes());
     all.retain(|heard| heard.protocol == UDP);
     let hellos = all.iter().filter(|h| h.to == server.addr().port());
     let flows: BTreeSet<_> = hellos.filter_map(|h| flow(&h.data)).collect();
     assert!(flows.len() >= 3, "{} flows", flows.len());
-    let about_ours = |heard: &&Heard| flow(&heard.data).is_some_and(|id| flows.contains(&id));
+    let about_ours =
+        |heard: &&MailboxState| flow(&heard.data).is_some_and(|id| flows.contains(&id));
     let datagrams: Vec<_> = all.iter().filter(about_ours).collect();
     let ports: BTreeSet<u16> = datagrams.iter().map(|heard| heard.to).collect();
     for from in [Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 9)] {

@@ -81,7 +81,7 @@ fn a_flow_goes_from_tcp_to_pipes_and_back() {
     let lose_some = || {
         near.write(b"in flight, and lost").unwrap();
         far.write(b"so is this").unwrap();
-        near.cut();
+        near.shut_down();
         let (mut there, mut back) = ([0; 19], [0; 10]);
         far.read_exact(&mut there);
         near.read_exact(&mut back);
@@ -135,7 +135,7 @@ fn flows_stay_byte_exact_while_kinds_come_and_go() {
                         Some(_) => seen[1] += 1,
                         None => {}
                     }
-                    near.cut();
+                    near.shut_down();
                 }
                 cuts += 1;
             }

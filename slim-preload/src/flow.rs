@@ -14,7 +14,7 @@ use libc::c_int;
 use slim_core::replay::Replay;
 use slim_core::{FlowToken, Role, memory};
 use slim_stream::{ReceiveHalf, SendHalf, Stream};
-use slim_sys::lock::{Guard, Lock, Undisturbed};
+use slim_sys::lock::{Guard, Lock, SignalSafeMutex};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 pub use ctl::{Ctl, is_closed};
@@ -46,7 +46,7 @@ pub struct Flow {
     pub slot: u32,
     token: AtomicU64,
     refs: AtomicU32,
-    ctl: Undisturbed<Ctl>,
+    ctl: SignalSafeMutex<Ctl>,
 }
 
 /// Kept small: ten thousand flows, most of them idle, are usual.
@@ -133,7 +133,7 @@ impl Flow {
             slot: NEXT_SLOT.fetch_add(1, Ordering::Relaxed),
             token: AtomicU64::new(0),
             refs: AtomicU32::new(0),
-            ctl: Undisturbed::new(Ctl::new()),
+            ctl: SignalSafeMutex::new(Ctl::new()),
         }
     }
 

@@ -5,7 +5,7 @@ use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FlowToken, Verdict};
-use slim_stream::{Delivery, Drained, Owed, Probe, Stream, Unsound};
+use slim_stream::{Delivery, DrainError, Drained, Probe, Stream, Undelivered};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -152,7 +152,7 @@ impl FlowIo for Handle {
         if !self.flow.stream.is_suspended() {
             self.flow.stream.bar();
         }
-        transport::cut(&mut ctl);
+        transport::shut_down(&mut ctl);
         // The flow is plain TCP by now: calls inside the gate stay there.
         let is_plain = ctl.mode() == Mode::Lingering && ctl.transport().is_none();
         drop(ctl);
@@ -163,7 +163,7 @@ impl FlowIo for Handle {
         self.flow.stream.idle()
     }
 
-    fn is_held(&self) -> bool {
+    fn is_exclusive(&self) -> bool {
         let Some(ctl) = self.flow.own() else {
             return false;
         };
@@ -175,7 +175,7 @@ impl FlowIo for Handle {
         !used
     }
 
-    fn stands(&self) -> bool {
+    fn connection_exists(&self) -> bool {
         let ctl = self.flow.own();
         let state = ctl.and_then(|ctl| sys::tcp_state(ctl.probe_fd()?));
         state.is_some_and(|state| state != sys::TCP_CLOSE)
@@ -209,7 +209,7 @@ impl FlowIo for Handle {
         };
         drop(ctl);
         if kept.is_err() {
-            transport::give_up(self.flow, &Unsound::NoMemory);
+            transport::give_up(self.flow, &DrainError::NoMemory);
         }
     }
 
@@ -309,12 +309,12 @@ impl FlowIo for Handle {
         old.is_some_and(|old| sys::answered_within(old, since))
     }
 
-    fn owed(&self) -> Option<Owed> {
+    fn undelivered(&self) -> Option<Undelivered> {
         let mut ctl = self.flow.ctl();
         let away = self.flow.stream.is_barred();
         let Some(fd) = ctl.transport().filter(|_| ctl.mode() == Mode::Lingering) else {
             let over = ctl.mode() == Mode::Lingering && (ctl.is_lost() || !away);
-            return (!over).then(|| self.flow.stream.owed());
+            return (!over).then(|| self.flow.stream.undelivered());
         };
         match self.flow.stream.delivery(fd) {
             Delivery::Done => {
@@ -328,7 +328,7 @@ impl FlowIo for Handle {
                 crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
                 Some(owed)
             }
-            Delivery::Owed(owed) | Delivery::Broken(owed) => Some(owed),
+            Delivery::Undelivered(owed) | Delivery::Broken(owed) => Some(owed),
         }
     }
 }

@@ -12,7 +12,7 @@
 
 use crate::sys;
 use dlmalloc::{Allocator, Dlmalloc};
-use slim_sys::lock::{Lock, undisturbed};
+use slim_sys::lock::{Lock, block_signals};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -111,7 +111,7 @@ fn is_brief(size: usize) -> bool {
 /// Runs `f` on the heap of small requests of this size.
 fn with_small<R>(size: usize, f: impl FnOnce(&mut Dlmalloc<Segments>) -> R) -> R {
     let heap = if is_brief(size) { &BRIEF } else { &SMALL };
-    let _signals = undisturbed();
+    let _signals = block_signals();
     if FORKING.get() {
         // SAFETY: `before_fork` has locked it for this thread.
         return f(unsafe { heap.get() });

@@ -8,12 +8,12 @@ pub mod kernel;
 use crate::sys;
 use kernel::{any_unseen, registered};
 use libc::{c_int, epoll_event};
-use slim_sys::lock::{Guard, Undisturbed};
+use slim_sys::lock::{Guard, SignalSafeMutex};
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
 /// One epoll instance. Never freed, only reused: the table points to it.
-pub struct Instance(Undisturbed<Mirror>);
+pub struct Instance(SignalSafeMutex<Mirror>);
 
 pub struct Mirror {
     /// The numbers of the instance: more than one after a `dup`, none when it is closed.
@@ -89,7 +89,7 @@ impl Instance {
     pub fn new(fd: c_int) -> Self {
         let mut numbers = SmallVec::new();
         numbers.push(fd);
-        Self(Undisturbed::new(Mirror {
+        Self(SignalSafeMutex::new(Mirror {
             numbers,
             registered: BTreeMap::new(),
             asides: BTreeMap::new(),

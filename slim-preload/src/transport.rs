@@ -21,7 +21,7 @@ use crate::sys::{self, Errno};
 use crate::{epoll, kept_names, options, rings, runtime, sleep, table};
 use libc::c_int;
 use slim_core::{Cause, Verdict};
-use slim_stream::Unsound;
+use slim_stream::DrainError;
 use slim_sys::lock::Guard;
 use slim_sys::numbers;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -139,7 +139,7 @@ pub fn keep_transport(flow: &Flow, ctl: &mut Ctl, fd: c_int) {
     match sys::dup_high(fd) {
         Ok(old) => ctl.set_transport(Some(old)),
         // No call will read it. The received bytes are only counted; after the shutdown no more arrive.
-        Err(_) => flow.stream.write_off(&mut ctl.receiving, fd),
+        Err(_) => flow.stream.discard_unread(&mut ctl.receiving, fd),
     }
 }
 
@@ -171,9 +171,9 @@ fn release_numbers(flow: &'static Flow, ctl: &mut Ctl) {
 }
 
 /// Shuts the old transport down, if that has not been done yet. This wakes threads that are blocked in a call on it.
-pub fn cut(ctl: &mut Ctl) {
+pub fn shut_down(ctl: &mut Ctl) {
     if let Some(old) = ctl.old() {
-        ctl.receiving.cut(old);
+        ctl.receiving.shut_down(old);
     }
 }
 
@@ -181,7 +181,7 @@ pub fn cut(ctl: &mut Ctl) {
 /// trimming, and no call is inside the gate. Exception: a flow that is given up may have a call inside that does not leave.
 pub fn drain(flow: &'static Flow) -> u64 {
     let ctl = flow.own().map(|mut ctl| {
-        cut(&mut ctl);
+        shut_down(&mut ctl);
         ctl
     });
     let idle = flow.stream.idle();
@@ -203,7 +203,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
     drop(ctl);
     match drained {
         // The bytes that a call inside the gate has moved are not counted yet.
-        Err(Unsound::UsedPastUs(_)) if !idle => {}
+        Err(DrainError::CountMismatch(_)) if !idle => {}
         Err(why) => give_up(flow, &why),
         Ok(()) => {}
     }
@@ -211,7 +211,7 @@ pub fn drain(flow: &'static Flow) -> u64 {
 }
 
 /// Warns, and ends the flow in an error: the descriptor was used past SLIM, or there is no memory for received bytes.
-pub fn give_up(flow: &'static Flow, why: &Unsound) {
+pub fn give_up(flow: &'static Flow, why: &DrainError) {
     let token = flow.token();
     runtime::warn(&format!(
         "flow {token:?}: {why}; the connection is given up"
@@ -258,8 +258,8 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 // Reads meet the end again, behind the bytes that have arrived.
                 sys::shutdown(new, libc::SHUT_RD);
             }
-            dismiss(&mut ctl);
-            flow.stream.carried_by(&mut ctl.receiving, new);
+            retire(&mut ctl);
+            flow.stream.install(&mut ctl.receiving, new);
             ctl.install(new);
             if ctl.receiving.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -268,13 +268,13 @@ pub fn install(flow: &'static Flow, new: c_int) {
             }
         }
         (Mode::Lingering, _) if !ctl.is_lost() && flow.stream.local_final().is_some() => {
-            dismiss(&mut ctl);
-            flow.stream.carried_by(&mut ctl.receiving, new);
+            retire(&mut ctl);
+            flow.stream.install(&mut ctl.receiving, new);
             ctl.install(new);
             flow.stream.open();
         }
         _ => {
-            dismiss(&mut ctl);
+            retire(&mut ctl);
             abort(new);
             // Otherwise the peer would ask for another transport, again and again.
             runtime::with_agent(|a| a.demote(flow.token()));
@@ -285,8 +285,8 @@ pub fn install(flow: &'static Flow, new: c_int) {
 }
 
 /// Ends the old transport for good: neither the kernel nor another process that has it may go on with it.
-fn dismiss(ctl: &mut Ctl) {
-    let over = ctl.receiving.dismiss();
+fn retire(ctl: &mut Ctl) {
+    let over = ctl.receiving.retire();
     if let Some(exposed) = ctl.exposed() {
         if !over {
             sys::disconnect(exposed);
@@ -423,12 +423,12 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         }
     }
     if ctl.mode() == Mode::Lingering && flow.stream.local_final().is_some() {
-        // The application has closed the flow meanwhile. The kernel goes on with the transport; if it breaks, `FlowIo::owed`
+        // The application has closed the flow meanwhile. The kernel goes on with the transport; if it breaks, `FlowIo::undelivered`
         // reports that.
         if let Some(old) = ctl.transport() {
             sys::shutdown(old, libc::SHUT_WR);
         }
-        ctl.receiving.put_back();
+        ctl.receiving.reinstate();
         flow.stream.open();
     }
     if legacy && ctl.mode() == Mode::Open {

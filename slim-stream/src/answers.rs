@@ -32,7 +32,7 @@ impl Probe {
 
 /// The unacknowledged bytes of a flow that the application has closed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Owed {
+pub struct Undelivered {
     /// Bytes in the replay buffer.
     pub kept: usize,
     /// Bytes that the peer's kernel has acknowledged since the flow began; meaningless while the flow is suspended.
@@ -45,7 +45,7 @@ pub enum Delivery {
     /// All bytes are acknowledged; or the peer has sent bytes that will not be read, and the kernel answers these with a reset.
     Done,
     /// The kernel is still delivering.
-    Owed(Owed),
+    Undelivered(Undelivered),
     /// The kernel has given the transport up before all bytes were acknowledged.
-    Broken(Owed),
+    Broken(Undelivered),
 }

@@ -8,7 +8,7 @@ use slim_core::replay::OutOfRange;
 use slim_sys as sys;
 use std::fmt;
 
-use crate::answers::{Delivery, Drained, Owed, Probe};
+use crate::answers::{Delivery, Drained, Probe, Undelivered};
 use crate::receive_half::ReceiveHalf;
 use crate::send_half::SendHalf;
 use crate::start::Start;
@@ -16,25 +16,25 @@ use crate::stream::Stream;
 
 /// Why a flow must escalate: the application would not read what the peer has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unsound {
+pub enum DrainError {
     /// There is no memory for received bytes.
     NoMemory,
     /// The kernel's byte counts differ from ours.
-    UsedPastUs(String),
+    CountMismatch(String),
 }
 
-impl fmt::Display for Unsound {
+impl fmt::Display for DrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoMemory => f.write_str("no memory for received bytes"),
-            Self::UsedPastUs(how) => f.write_str(how),
+            Self::CountMismatch(how) => f.write_str(how),
         }
     }
 }
 
-impl std::error::Error for Unsound {}
+impl std::error::Error for DrainError {}
 
-impl From<OutOfMemory> for Unsound {
+impl From<OutOfMemory> for DrainError {
     fn from(_: OutOfMemory) -> Self {
         Self::NoMemory
     }
@@ -54,7 +54,7 @@ impl Stream {
     ///
     /// # Errors
     /// The flow must escalate.
-    pub fn drain(&self, half: &mut ReceiveHalf, fd: c_int, sent: u64) -> Result<(), Unsound> {
+    pub fn drain(&self, half: &mut ReceiveHalf, fd: c_int, sent: u64) -> Result<(), DrainError> {
         if half.is_drained() {
             return Ok(());
         }
@@ -65,9 +65,9 @@ impl Stream {
             half.set_over();
         }
         let now = dry.or_else(|| Start::of(self, sent, fd));
-        let ended = || sys::has_come_to_an_end(fd);
+        let ended = || sys::has_peer_fin(fd);
         let why = now.and_then(|now| half.start().contradiction(now, ended));
-        why.map_or(Ok(()), |why| Err(Unsound::UsedPastUs(why)))
+        why.map_or(Ok(()), |why| Err(DrainError::CountMismatch(why)))
     }
 
     fn read_dry(&self, half: &mut ReceiveHalf, fd: c_int) -> Result<(), OutOfMemory> {
@@ -97,7 +97,7 @@ impl Stream {
     }
 
     /// Discards the unread bytes of the transport `fd`, but counts them. Shuts the transport down and marks it as drained.
-    pub fn write_off(&self, half: &mut ReceiveHalf, fd: c_int) {
+    pub fn discard_unread(&self, half: &mut ReceiveHalf, fd: c_int) {
         sys::shutdown(fd, libc::SHUT_RDWR);
         self.add_received(sys::readable(fd));
         half.set_drained();
@@ -134,7 +134,7 @@ impl Stream {
     /// Makes `fd`, on which everything has been replayed, the stream's transport. If the application has ended our direction, it
     /// is ended on `fd`, too. A call that ends the direction first records that ([`Stream::end_at`]) and then shuts the present
     /// transport; control keeps it from shutting a transport during this call.
-    pub fn carried_by(&self, half: &mut ReceiveHalf, fd: c_int) {
+    pub fn install(&self, half: &mut ReceiveHalf, fd: c_int) {
         if self.local_final().is_some() {
             sys::shutdown(fd, libc::SHUT_WR);
         }
@@ -212,17 +212,17 @@ impl Stream {
         }
         // While calls are barred nothing is trimmed: the peer has been told what the replay buffer holds.
         let believed = !self.is_barred();
-        let owed = |half: &mut SendHalf| half.owed(believed.then_some(unacked));
+        let owed = |half: &mut SendHalf| half.undelivered(believed.then_some(unacked));
         let owed = self.try_with_half(owed).unwrap_or_default();
         match dead {
             true => Delivery::Broken(owed),
-            false => Delivery::Owed(owed),
+            false => Delivery::Undelivered(owed),
         }
     }
 
     /// The unacknowledged bytes of a flow without a transport: all that are kept.
-    pub fn owed(&self) -> Owed {
-        self.try_with_half(|half| half.owed(None))
+    pub fn undelivered(&self) -> Undelivered {
+        self.try_with_half(|half| half.undelivered(None))
             .unwrap_or_default()
     }
 }
@@ -281,14 +281,14 @@ mod tests {
         assert_eq!(sys::recv(fd, &mut [0; 1000], 0), Ok(1000));
         stream.add_received(1000);
         stream.bar();
-        half.cut(fd);
+        half.shut_down(fd);
         stream.drain(&mut half, fd, 0).unwrap();
         assert_eq!((stream.drained().received, half.stash.len()), (3000, 2000));
         assert!(half.is_drained() && half.is_cut());
         stream.drain(&mut half, fd, 0).unwrap();
         // The next transport begins where this one has ended.
         let (_, _, next, mut far) = self::stream();
-        stream.carried_by(&mut half, next.as_raw_fd());
+        stream.install(&mut half, next.as_raw_fd());
         assert!(half.has_moved() && !half.is_drained() && !half.is_cut());
         far.write_all(&[8; 10]).unwrap();
         await_bytes(&next, 10);
@@ -305,7 +305,7 @@ mod tests {
         stream.drain(&mut half, near.as_raw_fd(), 0).unwrap();
         assert!(stream.end_at(0));
         let (_, _, next, mut far) = self::stream();
-        stream.carried_by(&mut half, next.as_raw_fd());
+        stream.install(&mut half, next.as_raw_fd());
         far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(far.read(&mut [0]).unwrap(), 0);
     }
@@ -325,7 +325,10 @@ mod tests {
             }
             stream.bar();
             let drained = stream.drain(&mut half, fd, 0);
-            assert!(matches!(drained, Err(Unsound::UsedPastUs(_))), "{reads}");
+            assert!(
+                matches!(drained, Err(DrainError::CountMismatch(_))),
+                "{reads}"
+            );
         }
     }
 
@@ -346,7 +349,7 @@ mod tests {
         assert!(told, "the stream is clean, so the agent must be told");
         // Nothing is kept but the last acknowledged byte, in whose place a forged FIN may have been acknowledged.
         assert!(stream.replay(3, &mut |_| 0).is_err());
-        assert_eq!(stream.owed(), Owed { kept: 0, acked: 5 });
+        assert_eq!(stream.undelivered(), Undelivered { kept: 0, acked: 5 });
         // While the kernel's number cannot be trusted, everything is kept.
         stream.bar();
         assert_eq!(stream.unacked(fd), u64::MAX);
@@ -378,7 +381,7 @@ mod tests {
                 .with_half(|half| half.account(n, |at, r| r.push(&[0; 4096][at..n]), || u64::MAX));
             true
         }) {}
-        let Delivery::Owed(owed) = stream.delivery(fd) else {
+        let Delivery::Undelivered(owed) = stream.delivery(fd) else {
             panic!("bytes are unacknowledged");
         };
         assert!(owed.kept > 0 && owed.acked + owed.kept as u64 == stream.sent());

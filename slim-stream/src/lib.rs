@@ -37,8 +37,8 @@ pub mod send_half;
 pub mod start;
 pub mod stream;
 
-pub use answers::{Delivery, Drained, Owed, Probe};
-pub use control::Unsound;
+pub use answers::{Delivery, Drained, Probe, Undelivered};
+pub use control::DrainError;
 pub use receive_half::ReceiveHalf;
 pub use send_half::SendHalf;
 pub use start::Start;

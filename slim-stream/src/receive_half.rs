@@ -84,7 +84,7 @@ impl ReceiveHalf {
     }
 
     /// Shuts the transport `fd` down in both directions, once. This wakes all calls that are blocked on it.
-    pub fn cut(&mut self, fd: c_int) {
+    pub fn shut_down(&mut self, fd: c_int) {
         if !self.cut {
             self.cut = true;
             self.over |= sys::try_shutdown(fd, libc::SHUT_RDWR) == Err(libc::ENOTCONN);
@@ -102,13 +102,13 @@ impl ReceiveHalf {
     }
 
     /// The transport will not be used again. Returns whether the kernel has given it up.
-    pub fn dismiss(&mut self) -> bool {
+    pub fn retire(&mut self) -> bool {
         self.ended = false;
         std::mem::take(&mut self.over)
     }
 
     /// The transport is used again: clears the marks of its failure.
-    pub fn put_back(&mut self) {
+    pub fn reinstate(&mut self) {
         (self.ended, self.cut, self.over) = (false, false, false);
     }
 
@@ -117,6 +117,6 @@ impl ReceiveHalf {
         self.start = start.map(Box::new);
         self.moved = true;
         self.drained = false;
-        self.put_back();
+        self.reinstate();
     }
 }

@@ -2,7 +2,7 @@
 
 use slim_core::replay::Replay;
 
-use crate::answers::Owed;
+use crate::answers::Undelivered;
 
 /// After a send of at least this many bytes the kernel is asked how much of it is unacknowledged, and only that is copied.
 pub const LARGE: usize = 8 << 10;
@@ -88,9 +88,9 @@ impl SendHalf {
     }
 
     /// The unacknowledged bytes: the last `unacked` ones, or all that are kept if the kernel's number cannot be trusted (`None`).
-    pub(crate) fn owed(&mut self, unacked: Option<u64>) -> Owed {
+    pub(crate) fn undelivered(&mut self, unacked: Option<u64>) -> Undelivered {
         let unacked = self.trim_to(unacked.unwrap_or(u64::MAX));
-        Owed {
+        Undelivered {
             kept: self.replay.len(),
             acked: self.sent() - unacked,
         }

@@ -1,7 +1,7 @@
 //! Tells the agent's own code from the application's.
 
 use crate::cancel;
-use crate::lock::undisturbed;
+use crate::lock::block_signals;
 use std::cell::Cell;
 
 thread_local! {
@@ -27,7 +27,7 @@ pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
         }
     }
     // Dropped last.
-    let _signals = undisturbed();
+    let _signals = block_signals();
     let _restore = Restore(IN_AGENT.replace(true));
     cancel::uncancelled(f)
 }

@@ -6,7 +6,7 @@
 //! The send lock is held during the application's own (cancellable) system call. `pthread_cancel` unwinds
 //! through our frames without running destructors. So no guard may be alive there, and the lock is taken and released by
 //! hand. A thread that was cancelled while it waited in the kernel never releases the lock; the waiters detect that
-//! ([`Lock::may_die`]).
+//! ([`Lock::may_be_cancelled`]).
 
 use crate::{SignalsBlocked, futex_wait, futex_wake, is_agent_thread, thread_lives, tid};
 use std::cell::{Cell, UnsafeCell};
@@ -29,7 +29,7 @@ thread_local! {
     };
 }
 
-/// Number of [`Quiet`] guards of the thread, and the signals that the first one has blocked. Without a destructor, because it
+/// Number of [`SignalGuard`] guards of the thread, and the signals that the first one has blocked. Without a destructor, because it
 /// is used in signal handlers and until the very end of the thread.
 struct Depth {
     count: Cell<usize>,
@@ -37,14 +37,14 @@ struct Depth {
 }
 
 /// Signals are blocked in the calling thread while it has at least one of these. They may be dropped in any order.
-pub struct Quiet(PhantomData<*const ()>);
+pub struct SignalGuard(PhantomData<*const ()>);
 
 /// Blocks signals in the calling thread. `None` in the agent's thread, which has all signals blocked anyway.
-pub fn undisturbed() -> Option<Quiet> {
-    (!is_agent_thread()).then(Quiet::new)
+pub fn block_signals() -> Option<SignalGuard> {
+    (!is_agent_thread()).then(SignalGuard::new)
 }
 
-impl Quiet {
+impl SignalGuard {
     fn new() -> Self {
         QUIET.with(|depth| {
             if depth.count.get() == 0 {
@@ -58,7 +58,7 @@ impl Quiet {
     }
 }
 
-impl Drop for Quiet {
+impl Drop for SignalGuard {
     fn drop(&mut self) {
         QUIET.with(|depth| {
             depth.count.set(depth.count.get() - 1);
@@ -71,21 +71,21 @@ impl Drop for Quiet {
 }
 
 /// A mutex whose holder has its signals blocked.
-pub struct Undisturbed<T>(Mutex<T>);
+pub struct SignalSafeMutex<T>(Mutex<T>);
 
-/// Access to the value of a locked [`Undisturbed`]. Field order matters: the mutex unlocks before signals unblock.
+/// Access to the value of a locked [`SignalSafeMutex`]. Field order matters: the mutex unlocks before signals unblock.
 pub struct Guard<'a, T> {
     value: MutexGuard<'a, T>,
-    _signals: Option<Quiet>,
+    _signals: Option<SignalGuard>,
 }
 
-impl<T: Default> Default for Undisturbed<T> {
+impl<T: Default> Default for SignalSafeMutex<T> {
     fn default() -> Self {
         Self::new(T::default())
     }
 }
 
-impl<T> Undisturbed<T> {
+impl<T> SignalSafeMutex<T> {
     /// A free mutex.
     pub const fn new(value: T) -> Self {
         Self(Mutex::new(value))
@@ -93,7 +93,7 @@ impl<T> Undisturbed<T> {
 
     /// Takes the mutex.
     pub fn lock(&self) -> Guard<'_, T> {
-        let signals = undisturbed();
+        let signals = block_signals();
         Guard {
             value: self.0.lock().unwrap_or_else(PoisonError::into_inner),
             _signals: signals,
@@ -193,14 +193,14 @@ impl<T> Lock<T> {
     }
 
     /// The holder declares that it enters a call in which it may be cancelled (`true`), or that it has returned (`false`).
-    pub fn may_die(&self, may: bool) {
+    pub fn may_be_cancelled(&self, may: bool) {
         self.mortal
             .store(if may { tid() } else { 0 }, Ordering::Release);
     }
 
-    /// Whether the calling thread holds the lock and has called [`Lock::may_die`]. The caller then runs in a signal handler
+    /// Whether the calling thread holds the lock and has called [`Lock::may_be_cancelled`]. The caller then runs in a signal handler
     /// that has interrupted the declared call.
-    pub fn is_mortal_here(&self) -> bool {
+    pub fn is_interrupted_here(&self) -> bool {
         let holder = self.mortal.load(Ordering::Acquire);
         holder != 0 && holder == tid()
     }
@@ -231,7 +231,7 @@ impl<T> Lock<T> {
 
     /// Runs `f` with the lock held.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        let _signals = undisturbed();
+        let _signals = block_signals();
         self.lock();
         // SAFETY: locked one line above, unlocked after `f` has returned its reference.
         let r = f(unsafe { self.get() });
@@ -276,9 +276,9 @@ mod tests {
 
     #[test]
     fn signals_stay_blocked_until_the_last_guard_is_dropped() {
-        let lock = Undisturbed::new(0);
+        let lock = SignalSafeMutex::new(0);
         assert!(!blocked());
-        let first = undisturbed();
+        let first = block_signals();
         let guard = lock.lock();
         drop(first);
         assert!(blocked(), "the lock is still held");
@@ -291,7 +291,7 @@ mod tests {
         static LOCK: Lock<u64> = Lock::new(0);
         let holder = std::thread::spawn(|| {
             LOCK.lock();
-            LOCK.may_die(true);
+            LOCK.may_be_cancelled(true);
         });
         holder.join().unwrap();
         LOCK.with(|v| *v += 1);

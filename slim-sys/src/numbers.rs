@@ -28,7 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::lock::undisturbed;
+use crate::lock::block_signals;
 use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
 
 /// How often a thread in [`make`] checks again at once, and how long it sleeps between checks from then on.
@@ -112,7 +112,7 @@ pub fn whole<R>(f: impl FnOnce() -> R) -> R {
         return f();
     }
     // Dropped last.
-    let _signals = undisturbed();
+    let _signals = block_signals();
     enter();
     IN_CHANGE.set(true);
     let _leave = Leave;
@@ -186,7 +186,7 @@ pub fn take<R>(f: impl FnOnce() -> R) -> R {
         return f();
     }
     // Dropped last.
-    let _signals = undisturbed();
+    let _signals = block_signals();
     PROMPT.take(f)
 }
 

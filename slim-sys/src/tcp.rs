@@ -62,7 +62,7 @@ pub fn age_of_accepted(fd: c_int) -> Option<Duration> {
 /// Whether the peer's FIN has arrived on a connection from which everything has been read. `TCP_ZEROCOPY_RECEIVE` then fails with
 /// EIO, because no more bytes can arrive. If the option is missing (before Linux 4.18) or forbidden, the answer is
 /// [`is_state_of_end`] of the state, which is also true for a connection that is over and may have had no FIN.
-pub fn has_come_to_an_end(fd: c_int) -> bool {
+pub fn has_peer_fin(fd: c_int) -> bool {
     const TCP_ZEROCOPY_RECEIVE: c_int = 35;
     // All zero: no memory to map.
     match try_option::<[u64; 2]>(fd, libc::IPPROTO_TCP, TCP_ZEROCOPY_RECEIVE) {
@@ -97,14 +97,14 @@ pub fn tcp_state(fd: c_int) -> Option<u8> {
 
 /// [`tcp_state`], after the kernel has finished its current work on the socket. When the kernel gives a connection up it
 /// sets the error before the state. The first query waits for the socket lock, so the second one sees the final state.
-pub fn settled_state(fd: c_int) -> Option<u8> {
+pub fn stable_state(fd: c_int) -> Option<u8> {
     tcp_state(fd)?;
     tcp_state(fd)
 }
 
 /// Whether the kernel has given a connection up.
 pub fn is_over(fd: c_int) -> bool {
-    settled_state(fd) == Some(TCP_CLOSE)
+    stable_state(fd) == Some(TCP_CLOSE)
 }
 
 /// Whether a connection is not known to be over, and yet its oldest unacknowledged segment does not get through. One lost

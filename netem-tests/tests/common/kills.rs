@@ -7,7 +7,7 @@ use std::{
 
 use slim_lab::{
     Lab, SeededRng,
-    faults::destroy::{self, Amount, Pick},
+    faults::destroy::{self, Amount, Selector},
     lab::KEEP_VAR,
     mpi::{Outcome, Started},
 };
@@ -18,7 +18,7 @@ use super::{jobs::PROGRAM, soak};
 #[derive(Clone, Debug)]
 pub struct Kills {
     /// Which connections.
-    pub pick: Pick,
+    pub pick: Selector,
     /// Whether a kill takes one of them or all.
     pub amount: Amount,
     /// The number of kills. A try that finds no connection does not count.
@@ -45,7 +45,7 @@ impl Kills {
     pub fn one_by_one() -> Self {
         let ms = Duration::from_millis;
         Kills {
-            pick: Pick::between_hosts().process(PROGRAM),
+            pick: Selector::between_hosts().process(PROGRAM),
             amount: Amount::One,
             times: 20,
             gap: (ms(60), ms(200)),

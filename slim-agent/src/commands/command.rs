@@ -70,7 +70,7 @@ pub(crate) enum Command {
         token: FlowToken,
     },
     /// As `Demote`, as soon as the peer has confirmed it.
-    DemoteHeard {
+    DemoteConfirmed {
         token: FlowToken,
     },
     Gone {
@@ -104,7 +104,7 @@ pub(crate) enum Command {
         done: Done,
     },
     /// The first thread of the process ends, while others may go on.
-    FirstLeaves,
+    FirstThreadEnds,
     /// Ends the agent thread.
     Retire,
 }

@@ -14,7 +14,7 @@ use slim_core::event::LingerLimit;
 use slim_core::{FlowToken, Time};
 
 use super::{Driver, Notice};
-use slim_stream::Owed;
+use slim_stream::Undelivered;
 use slim_sys::fds;
 
 /// First and longest interval between two checks of a closed flow.
@@ -99,7 +99,7 @@ impl Linger {
     }
 
     /// Records a flow's unacknowledged bytes; true if there has been no progress for too long.
-    fn note(&mut self, now: Time, token: FlowToken, owed: Owed, carried: bool) -> bool {
+    fn note(&mut self, now: Time, token: FlowToken, owed: Undelivered, carried: bool) -> bool {
         let Some(lingering) = self.flows.get_mut(&token) else {
             return false;
         };
@@ -160,7 +160,7 @@ impl Driver {
         let Some(io) = self.survivor.io(token) else {
             return self.watch.linger.forget(token);
         };
-        let Some(owed) = io.owed() else {
+        let Some(owed) = io.undelivered() else {
             return self.notices.push_back(Notice::Gone(token));
         };
         let carried = !self.endpoint.lacks_transport(token);
@@ -212,8 +212,8 @@ mod tests {
         }
     }
 
-    fn owed(kept: usize, acked: u64) -> Owed {
-        Owed { kept, acked }
+    fn undelivered(kept: usize, acked: u64) -> Undelivered {
+        Undelivered { kept, acked }
     }
 
     #[test]
@@ -221,10 +221,10 @@ mod tests {
         let mut linger = table(2, 100);
         for n in 1..=2 {
             linger.add(at(n), FlowToken(n));
-            assert!(!linger.note(at(n), FlowToken(n), owed(50, 0), true));
+            assert!(!linger.note(at(n), FlowToken(n), undelivered(50, 0), true));
         }
         assert_eq!(linger.exceeded(), None);
-        linger.note(at(9), FlowToken(1), owed(51, 0), true);
+        linger.note(at(9), FlowToken(1), undelivered(51, 0), true);
         assert_eq!(linger.exceeded(), Some(LingerLimit::Memory));
         linger.forget(FlowToken(1));
         assert_eq!((linger.bytes, linger.exceeded()), (50, None));
@@ -241,12 +241,15 @@ mod tests {
     fn time_without_progress_counts_while_there_is_a_transport() {
         let (mut linger, flow) = (table(9, 999), FlowToken(1));
         linger.add(at(0), flow);
-        assert!(!linger.note(at(1000), flow, owed(9, 1), true), "progress");
-        assert!(!linger.note(at(120_999), flow, owed(9, 1), true));
-        assert!(linger.note(at(121_000), flow, owed(9, 1), true));
-        assert!(!linger.note(at(122_000), flow, owed(9, 1), false));
-        assert!(!linger.note(at(241_999), flow, owed(9, 1), true));
-        assert!(linger.note(at(242_000), flow, owed(9, 1), true));
+        assert!(
+            !linger.note(at(1000), flow, undelivered(9, 1), true),
+            "progress"
+        );
+        assert!(!linger.note(at(120_999), flow, undelivered(9, 1), true));
+        assert!(linger.note(at(121_000), flow, undelivered(9, 1), true));
+        assert!(!linger.note(at(122_000), flow, undelivered(9, 1), false));
+        assert!(!linger.note(at(241_999), flow, undelivered(9, 1), true));
+        assert!(linger.note(at(242_000), flow, undelivered(9, 1), true));
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl Driver {
             // Messages of the peer that have arrived before take effect first.
             Command::Fault { .. }
             | Command::Demote { .. }
-            | Command::DemoteHeard { .. }
+            | Command::DemoteConfirmed { .. }
             | Command::Shut { .. }
             | Command::Finish { told: false, .. } => {
                 self.take_mail(now);
@@ -199,22 +199,22 @@ impl Driver {
             } => {
                 if role == Role::Acceptor && self.endpoint.is_awaited(local, remote) {
                     let age = io.age().unwrap_or(Duration::MAX);
-                    self.endpoint.has_stood(now, (local, remote), age);
+                    self.endpoint.note_connection_age(now, (local, remote), age);
                 }
                 let connection = io.connection();
                 let stands = role == Role::Connector
                     || !self.endpoint.is_awaited_again(local, remote)
-                    || io.stands()
+                    || io.connection_exists()
                     || (connection.is_some() && connection_at(local, remote) == connection);
                 self.add_flow(now, token, io);
                 if !stands {
-                    return self.endpoint.open_over(now, token, local, remote);
+                    return self.endpoint.open_ended(now, token, local, remote);
                 }
                 // First, so that HELLO names only addresses where peers can reach this process.
                 let served = !self.endpoint.may_know(remote.ip()) || self.serve_at(local);
                 self.endpoint.open(now, token, role, local, remote);
                 if let Some(connection) = connection {
-                    self.endpoint.numbered(token, connection);
+                    self.endpoint.set_connection_number(token, connection);
                 }
                 if !served {
                     self.endpoint.demote(now, token);
@@ -251,7 +251,7 @@ impl Driver {
                     return self.endpoint.demote(now, token);
                 }
                 match told {
-                    true => self.endpoint.finish_told(token, final_seq, how),
+                    true => self.endpoint.finish_announced(token, final_seq, how),
                     false => self.endpoint.finish(now, token, final_seq, how),
                 }
                 if how == FinHow::Close {
@@ -270,7 +270,7 @@ impl Driver {
             } => self.endpoint.announce(token, final_seq, how),
             Command::Dirty { token } => self.watch.dirty(now, token),
             Command::Demote { token } => self.endpoint.demote(now, token),
-            Command::DemoteHeard { token } => self.endpoint.demote_heard(now, token),
+            Command::DemoteConfirmed { token } => self.endpoint.demote_confirmed(now, token),
             Command::Gone { token } => self.gone(now, token),
             Command::Listen {
                 addr,
@@ -300,7 +300,7 @@ impl Driver {
                     .debug(|| format!("at exit: {:?}", self.endpoint.tables()));
                 self.watch.exiting(now + limit, done);
             }
-            Command::FirstLeaves => self.tasks.start_and_forget(Task::RetireWhenAlone),
+            Command::FirstThreadEnds => self.tasks.start_and_forget(Task::RetireWhenAlone),
             Command::Retire => self.retired = true,
         }
     }
@@ -376,7 +376,7 @@ impl Driver {
         let flow = earlier.flow.map(|token| self.survivor.io(token));
         if flow
             .as_ref()
-            .is_some_and(|io| io.as_ref().is_none_or(|io| io.stands()))
+            .is_some_and(|io| io.as_ref().is_none_or(|io| io.connection_exists()))
         {
             return false;
         }
@@ -386,9 +386,9 @@ impl Driver {
                 Some(there) => there != own,
                 // Neither connection is left. If the earlier one was thrown away, nothing is to be told of its end, so
                 // it does not matter to which one the HELLO belongs.
-                None => earlier.named_again && !earlier.thrown_away,
+                None => earlier.reused_addresses && !earlier.not_closed,
             },
-            None => earlier.named_again && flow.is_some(),
+            None => earlier.reused_addresses && flow.is_some(),
         }
     }
 
@@ -397,7 +397,7 @@ impl Driver {
         if let Some(earlier) = self.endpoint.may_be_of_later(now, from, data)
             && self.is_replaced(&earlier)
         {
-            self.endpoint.leave_addresses(&earlier);
+            self.endpoint.release_addresses(&earlier);
         }
         self.demote_closed(now, data);
         if let Some(at) = self.endpoint.is_waiting(now, from, data)
@@ -433,7 +433,7 @@ impl Driver {
     /// where the front end did not see that.
     fn demote_closed(&mut self, now: Time, data: &[u8]) {
         for token in self.endpoint.asked_about(data).into_iter().flatten() {
-            if self.survivor.io(token).is_some_and(|io| !io.is_held()) {
+            if self.survivor.io(token).is_some_and(|io| !io.is_exclusive()) {
                 self.endpoint.demote(now, token);
             }
         }
@@ -479,7 +479,7 @@ impl Driver {
     /// Forgets a flow, once its last events are written.
     pub(crate) fn gone(&mut self, now: Time, token: FlowToken) {
         let addrs = self.endpoint.addrs(token);
-        let late = !self.endpoint.was_asked(token);
+        let late = !self.endpoint.has_hello(token);
         self.endpoint.gone(now, token);
         self.drop_carrier(token);
         self.drained.remove(&token);

@@ -82,7 +82,8 @@ async fn hear_claims(
         shared.with(|d, now| match note {
             Note::Claim(local, remote, which) => {
                 d.endpoint.share_listeners();
-                d.endpoint.has_stood(now, (local, remote), which.age);
+                d.endpoint
+                    .note_connection_age(now, (local, remote), which.age);
                 d.claims
                     .claim(now, (local, remote), which.connection, link.clone());
                 while let Some(hello) = d.endpoint.take_pending(now, local, remote) {

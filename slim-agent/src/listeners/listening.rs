@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slim_sys::lock::Undisturbed;
+use slim_sys::lock::SignalSafeMutex;
 
 use crate::commands::short::Short;
 
@@ -17,7 +17,7 @@ pub(crate) const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Addresses of listeners whose control socket is not ours. Without a time, another process has it; with a time, no
 /// SLIM process has it, and it is not looked for until then.
-pub(crate) type Elsewhere = Undisturbed<HashMap<SocketAddr, Option<Instant>>>;
+pub(crate) type Elsewhere = SignalSafeMutex<HashMap<SocketAddr, Option<Instant>>>;
 
 /// The use of an address's control socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(crate) enum Served {
 }
 
 /// The addresses whose control sockets are ours.
-pub(crate) type Listeners = Undisturbed<HashMap<SocketAddr, Served>>;
+pub(crate) type Listeners = SignalSafeMutex<HashMap<SocketAddr, Served>>;
 
 /// Everything that is shared.
 #[derive(Clone, Default)]

@@ -260,7 +260,7 @@ mod tests {
 
     use slim_core::replay::Replay;
     use slim_core::{FlowToken, Verdict};
-    use slim_stream::{Drained, Owed, Probe, Stream};
+    use slim_stream::{Drained, Probe, Stream, Undelivered};
 
     use super::*;
     use crate::handover::{Transport, TransportRef};
@@ -317,7 +317,7 @@ mod tests {
         fn probe(&self) -> Probe {
             Probe::BUSY
         }
-        fn owed(&self) -> Option<Owed> {
+        fn undelivered(&self) -> Option<Undelivered> {
             None
         }
     }

@@ -14,7 +14,7 @@ use slim_core::replay::Replay;
 use slim_core::stash::Stash;
 use slim_core::transport::TransportKind;
 use slim_core::{Cause, FlowToken, Role, Verdict};
-use slim_stream::{Drained, Owed, Probe, Stream};
+use slim_stream::{Drained, Probe, Stream, Undelivered};
 
 use super::memory::PipeEnd;
 use super::{LIMIT, Pattern};
@@ -54,9 +54,9 @@ impl End {
         }
     }
 
-    fn cut(&self) {
+    fn shut_down(&self) {
         match self {
-            End::Pipe(pipe) => pipe.cut(),
+            End::Pipe(pipe) => pipe.shut_down(),
             // It may have been cut before.
             End::Tcp(sock) => drop(sock.shutdown(Shutdown::Both)),
         }
@@ -174,9 +174,9 @@ impl AnyFlow {
     }
 
     /// Breaks the transport: both ends notice, and bytes in flight are lost.
-    pub fn cut(&self) {
+    pub fn shut_down(&self) {
         if let Some(end) = &self.state.lock().unwrap().end {
-            end.cut();
+            end.shut_down();
         }
     }
 
@@ -312,7 +312,7 @@ impl FlowIo for AnyFlow {
         })
     }
 
-    fn owed(&self) -> Option<Owed> {
+    fn undelivered(&self) -> Option<Undelivered> {
         self.state.lock().unwrap().end = None;
         None
     }

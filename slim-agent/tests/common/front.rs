@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
-use slim_stream::{Delivery, Drained, Inside, Owed, Probe, ReceiveHalf, SendHalf, Stream};
+use slim_stream::{Delivery, Drained, Inside, Probe, ReceiveHalf, SendHalf, Stream, Undelivered};
 
 use super::{LIMIT, MOMENT, Pretence, verdict};
 
@@ -165,7 +165,7 @@ impl FlowSocket {
         state.fault = None;
         if let Some(sock) = state.sock.take() {
             let (fd, sent) = (sock.as_raw_fd(), self.stream.sent());
-            state.receiving.cut(fd);
+            state.receiving.shut_down(fd);
             let drained = self.stream.drain(&mut state.receiving, fd, sent);
             drained.expect("no other code uses the descriptor");
         }
@@ -250,7 +250,7 @@ impl FlowIo for FlowSocket {
         let (sock, mut state) = (own.into_owned(), self.state());
         let fd = sock.as_raw_fd();
         assert!(state.sock.is_none() && !slim_sys::fds::is_internal(fd));
-        self.stream.carried_by(&mut state.receiving, fd);
+        self.stream.install(&mut state.receiving, fd);
         state.sock = Some(sock);
         state.resumed += 1;
         self.fd.store(fd, Ordering::Relaxed);
@@ -284,13 +284,13 @@ impl FlowIo for FlowSocket {
         state.pretence.probe.unwrap_or_else(asked)
     }
 
-    fn owed(&self) -> Option<Owed> {
+    fn undelivered(&self) -> Option<Undelivered> {
         let mut state = self.state();
         let sock = state.sock.as_ref().filter(|_| state.verdict.is_none());
         match sock.map(|sock| self.stream.delivery(sock.as_raw_fd())) {
-            _ if self.stream.is_barred() || !state.closed => Some(self.stream.owed()),
+            _ if self.stream.is_barred() || !state.closed => Some(self.stream.undelivered()),
             None | Some(Delivery::Done) => state.sock.take().and(None),
-            Some(Delivery::Owed(owed)) => Some(owed),
+            Some(Delivery::Undelivered(owed)) => Some(owed),
             Some(Delivery::Broken(owed)) => {
                 self.stream.bar();
                 self.agent.fault(self.token, Cause::Errno(libc::ECONNRESET));

@@ -52,7 +52,7 @@ impl Pipe {
         }
     }
 
-    fn cut(&mut self) {
+    fn shut_down(&mut self) {
         self.broken = true;
         for direction in &mut self.directions {
             direction.lost += direction.flight.len();
@@ -120,7 +120,7 @@ impl PipeEnd {
         }
         flight.extend(&data[..n]);
         match &mut pipe.fuse {
-            Some(fuse) if *fuse <= n => pipe.cut(),
+            Some(fuse) if *fuse <= n => pipe.shut_down(),
             Some(fuse) => *fuse -= n,
             None => {}
         }
@@ -141,8 +141,8 @@ impl PipeEnd {
     }
 
     /// Breaks the pipe: bytes in flight are lost.
-    pub fn cut(&self) {
-        self.pipe().cut();
+    pub fn shut_down(&self) {
+        self.pipe().shut_down();
     }
 
     fn poll(

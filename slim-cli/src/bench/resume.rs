@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use slim_lab::Error;
-use slim_lab::faults::destroy::{self, Pick};
+use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome};
 use slim_lab::faults::nft;
 
@@ -211,7 +211,7 @@ fn killed(ground: &Ground, flows: usize, times: usize) -> Result<Killed, CliErro
         thread::sleep(PAUSE);
         // Kill from either end in turn.
         let net = ground.lab.node(n % 2).net();
-        let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
+        let chosen = destroy::list(net, &Selector::between_hosts()).map_err(failed)?;
         let start = now();
         let fates = diag::destroy(net, &chosen).map_err(failed)?;
         killing.push(ms(start, now()));
@@ -256,7 +256,7 @@ fn full_killed(ground: &Ground, full: &mut Full) -> Result<(), CliError> {
         thread::sleep(PAUSE / 10);
     }
     let net = ground.lab.node(0).net();
-    let chosen = destroy::list(net, &Pick::between_hosts()).map_err(failed)?;
+    let chosen = destroy::list(net, &Selector::between_hosts()).map_err(failed)?;
     diag::destroy(net, &chosen).map_err(failed)?;
     // The program notices the loss only when it uses the connection.
     connected.client.say("fill")?;

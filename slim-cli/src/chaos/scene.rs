@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use slim_lab::faults::destroy::{self, Pick};
+use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
 use slim_lab::faults::{link, nft};
@@ -211,7 +211,7 @@ impl Scene {
         fault: &PlannedFault,
         rng: &mut SeededRng,
     ) -> Result<Vec<OpenConnection>, Error> {
-        let mut pick = Pick::between_hosts();
+        let mut pick = Selector::between_hosts();
         if !matches!(self, Self::Lab(_)) {
             // The connections of a job on one host are local.
             pick = pick.and_local();

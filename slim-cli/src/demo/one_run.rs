@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use slim_lab::faults::destroy::{self, Amount, Pick};
+use slim_lab::faults::destroy::{self, Amount, Selector};
 use slim_lab::mpi::{JobVerdict, Outcome, Progress, placement};
 use slim_lab::output::Running;
 use slim_lab::{Lab, SeededRng};
@@ -169,7 +169,7 @@ impl Setting<'_> {
         } else {
             Amount::One
         };
-        let ranks = Pick::between_hosts().process("slim_pp");
+        let ranks = Selector::between_hosts().process("slim_pp");
         Ok(destroy::destroy(node.net(), &ranks, amount, rng)?
             .connections
             .len())

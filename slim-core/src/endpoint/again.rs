@@ -26,12 +26,12 @@ pub struct Earlier {
     pub flow: Option<FlowToken>,
     /// Local and remote address.
     pub ends: (SocketAddr, SocketAddr),
-    /// The kernel's number of the connection, if it was [reported](Endpoint::numbered).
+    /// The kernel's number of the connection, if it was [reported](Endpoint::set_connection_number).
     pub connection: Option<u64>,
     /// The flow id in HELLO says that its addresses were in use before.
-    pub named_again: bool,
+    pub reused_addresses: bool,
     /// The connection has no flow any more, and the application did not close it in good order: there is no end to report.
-    pub thrown_away: bool,
+    pub not_closed: bool,
 }
 
 /// How long before its connection is established at the acceptor HELLO may arrive: a connector that does not wait for the
@@ -114,7 +114,7 @@ impl Endpoint {
     }
 
     /// Acceptor: the connection that is known at the addresses that a HELLO names, if the HELLO may be for a later connection
-    /// with these addresses. If the driver finds that it is, it calls [`leave_addresses`](Self::leave_addresses).
+    /// with these addresses. If the driver finds that it is, it calls [`release_addresses`](Self::release_addresses).
     pub fn may_be_of_later(&self, now: Time, from: SocketAddr, data: &[u8]) -> Option<Earlier> {
         let parsed = wire::parse(data).ok()?;
         let (flow, acceptor, connector) = match &parsed.message {
@@ -134,8 +134,8 @@ impl Endpoint {
             flow: token,
             ends: ends.both(),
             connection,
-            named_again: flow.is_again(),
-            thrown_away: token.is_none() && self.was_thrown_away(now, &ends),
+            reused_addresses: flow.is_again(),
+            not_closed: token.is_none() && self.was_thrown_away(now, &ends),
         })
     }
 
@@ -157,7 +157,7 @@ impl Endpoint {
 
     /// Acceptor: the connection with these addresses, which is about to be opened or is claimed by another process, was
     /// established `age` ago. Forgets requests that came long before that: they were for an earlier connection.
-    pub fn has_stood(
+    pub fn note_connection_age(
         &mut self,
         now: Time,
         (local, remote): (SocketAddr, SocketAddr),
@@ -170,7 +170,7 @@ impl Endpoint {
 
     /// The kernel has closed the earlier connection, and a later one may have its addresses. From now on, messages for these
     /// addresses are not for the earlier connection.
-    pub fn leave_addresses(&mut self, earlier: &Earlier) {
+    pub fn release_addresses(&mut self, earlier: &Earlier) {
         let ends = Ends::new(earlier.ends.0, earlier.ends.1);
         match earlier.flow {
             Some(token) if self.by_ends.get(&ends) == Some(&token) => {
@@ -182,7 +182,7 @@ impl Endpoint {
     }
 
     /// Reports the kernel's number of an accepted flow's connection, which is unique (`SO_COOKIE`).
-    pub fn numbered(&mut self, token: FlowToken, connection: u64) {
+    pub fn set_connection_number(&mut self, token: FlowToken, connection: u64) {
         if self.state(token) == Some(State::Negotiating) {
             self.numbers.insert(token, connection);
         }
@@ -190,7 +190,7 @@ impl Endpoint {
 
     /// As [`open`](Self::open), for an accepted connection that the kernel has closed already, if the HELLO that waits for its
     /// addresses [may be for a later connection](Self::is_awaited_again). The flow is plain TCP.
-    pub fn open_over(
+    pub fn open_ended(
         &mut self,
         now: Time,
         token: FlowToken,

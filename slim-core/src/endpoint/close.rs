@@ -66,7 +66,7 @@ impl Endpoint {
 
     /// As [`finish`](Endpoint::finish), without sending FIN: the peer has been told already, or has closed the flow itself and
     /// everything that it sent has been read.
-    pub fn finish_told(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
+    pub fn finish_announced(&mut self, token: FlowToken, final_seq: u64, how: FinHow) {
         if let Some(flow) = self.flows.get_mut(&token) {
             flow.fin = Some((final_seq, how));
         }

@@ -428,7 +428,7 @@ impl Endpoint {
                 self.leave(now, token, Leaving::Ours);
             }
             FlowStatus::Legacy if purpose == QueryPurpose::Plain => {
-                self.leave(now, token, Leaving::Heard);
+                self.leave(now, token, Leaving::MailboxState);
             }
             FlowStatus::Open => {}
             FlowStatus::HalfClosed(end) => {

@@ -96,7 +96,7 @@ impl Endpoint {
                 self.announce_demote(token);
                 self.emit(token, Event::Demoted);
             }
-            Leaving::Heard => self.emit(token, Event::Demoted),
+            Leaving::MailboxState => self.emit(token, Event::Demoted),
             Leaving::Theirs => {
                 let reason = LegacyReason::PeerDemoted;
                 self.emit(token, Event::Legacy { reason });

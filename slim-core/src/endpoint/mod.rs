@@ -37,8 +37,8 @@
 //! * A connection that was [dialled](Pairs::dial) is opened with [`open_known`]; the caller of `dial` sends the OPEN before.
 //! * A datagram that comes to a mailbox goes to [`Pairs::receive`], in any thread. Before an accepted flow's `fault`, `finish`,
 //!   `demote` and `gone`, and from time to time otherwise, the driver empties the mailboxes and calls [`take_arrivals`], then
-//!   [`tell_seen`].
-//! * [`finish_told`] replaces `finish` where FIN has been sent already, or is not needed.
+//!   [`send_seen`].
+//! * [`finish_announced`] replaces `finish` where FIN has been sent already, or is not needed.
 //!
 //! For each connection:
 //!
@@ -91,9 +91,9 @@
 //! [`open`]: Endpoint::open
 //! [`open_agreed`]: Endpoint::open_agreed
 //! [`open_known`]: Endpoint::open_known
-//! [`finish_told`]: Endpoint::finish_told
+//! [`finish_announced`]: Endpoint::finish_announced
 //! [`take_arrivals`]: Endpoint::take_arrivals
-//! [`tell_seen`]: Endpoint::tell_seen
+//! [`send_seen`]: Endpoint::send_seen
 //! [`fault`]: Endpoint::fault
 //! [`poll_action`]: Endpoint::poll_action
 //! [`poll_event`]: Endpoint::poll_event
@@ -160,7 +160,7 @@ pub use action::Action;
 pub use again::Earlier;
 pub use agreed::{Agreed, Announcement};
 pub use flow::State;
-pub use pairs::{Heard, Opened, Pairs};
+pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
 pub use tables::Tables;
 
@@ -307,7 +307,7 @@ impl Endpoint {
     }
 
     /// Acceptor: whether a HELLO for the flow has arrived, from its peer or from any other sender.
-    pub fn was_asked(&self, token: FlowToken) -> bool {
+    pub fn has_hello(&self, token: FlowToken) -> bool {
         let known = |flow: &FlowRecord| flow.peer.is_some() || self.candidates.any(token);
         self.flows.get(&token).is_some_and(|flow| known(flow))
     }
@@ -444,7 +444,7 @@ impl Endpoint {
 
     /// As [`demote`](Endpoint::demote), but the flow keeps its session until the peer has confirmed that it knows. If the peer
     /// cannot be asked, the flow is demoted at once.
-    pub fn demote_heard(&mut self, now: Time, token: FlowToken) {
+    pub fn demote_confirmed(&mut self, now: Time, token: FlowToken) {
         let live = self.state(token) == Some(State::Live);
         if !(live && self.ask_for_plain(now, token)) {
             self.demote(now, token);

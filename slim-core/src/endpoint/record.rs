@@ -218,7 +218,7 @@ pub(super) enum Leaving {
     /// Our front end demotes it.
     Ours,
     /// Our front end demotes it, and the peer knows already.
-    Heard,
+    MailboxState,
     /// The peer has demoted it.
     Theirs,
 }

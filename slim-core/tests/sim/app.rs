@@ -222,7 +222,7 @@ impl World {
         let endpoint = &mut self.nodes[node].endpoint;
         match opened.filter(|_| how == FinHow::Close && delivered) {
             Some(opened) => {
-                endpoint.finish_told(token, sent, how);
+                endpoint.finish_announced(token, sent, how);
                 let fin = opened.fin(sent, how);
                 self.send_datagram(node, None, opened.mailbox, fin);
             }

@@ -420,7 +420,7 @@ impl World {
                 if to.port() == MAILBOX {
                     endpoint.pairs().receive(now, from, to, &data);
                     endpoint.take_arrivals(now);
-                    endpoint.tell_seen(now);
+                    endpoint.send_seen(now);
                 } else {
                     endpoint.handle_datagram(now, from, to, &data);
                 }

@@ -8,7 +8,7 @@ use crate::{Netns, Result, SeededRng};
 /// Selects connections. Every condition that is set must hold. Only established connections
 /// are ever selected.
 #[derive(Clone, Debug, Default)]
-pub struct Pick {
+pub struct Selector {
     process: Option<String>,
     not_process: Vec<String>,
     pid: Option<u32>,
@@ -36,10 +36,10 @@ pub struct Destroyed {
     pub vanished: usize,
 }
 
-impl Pick {
+impl Selector {
     /// Selects connections between different hosts (not those of a host with itself).
     pub fn between_hosts() -> Self {
-        Pick::default()
+        Selector::default()
     }
 
     /// Selects connections of a host with itself as well.
@@ -107,14 +107,19 @@ impl Pick {
 }
 
 /// The connections of `net` that `pick` selects.
-pub fn list(net: &Netns, pick: &Pick) -> Result<Vec<OpenConnection>> {
+pub fn list(net: &Netns, pick: &Selector) -> Result<Vec<OpenConnection>> {
     let mut found = diag::connections(net)?;
     found.retain(|c| pick.matches(c));
     Ok(found)
 }
 
 /// Destroys connections of `net`. If there are none, the report is empty; that is no error.
-pub fn destroy(net: &Netns, pick: &Pick, amount: Amount, rng: &mut SeededRng) -> Result<Destroyed> {
+pub fn destroy(
+    net: &Netns,
+    pick: &Selector,
+    amount: Amount,
+    rng: &mut SeededRng,
+) -> Result<Destroyed> {
     let mut chosen = list(net, pick)?;
     if amount == Amount::One && chosen.len() > 1 {
         chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];

@@ -175,7 +175,7 @@ impl Ctl {
     }
 
     /// Whether the application holds a number of the flow.
-    pub fn is_held(&self) -> bool {
+    pub fn is_exclusive(&self) -> bool {
         self.fds.first().is_some_and(|fd| !is_closed(*fd))
     }
 
@@ -379,7 +379,7 @@ impl Ctl {
     pub fn open(&mut self) {
         debug_assert_eq!(self.transport(), None);
         self.go(CtlState::Open);
-        self.receiving.put_back();
+        self.receiving.reinstate();
     }
 
     /// Makes the transport of a suspended flow wait until the stash is read.

@@ -100,7 +100,7 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
-    if ctl.is_held() {
+    if ctl.is_exclusive() {
         epoll::keep_closed(flow, &mut ctl, fd);
     }
     // The always-ready stand-in is one file for all flows, so it stays open, and the kernel keeps its epoll registrations.
@@ -111,7 +111,7 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
         // While the transport is away the kernel has no registration, so nothing else removes it from the mirror.
         e.forget(fd);
     }
-    if ctl.is_held() {
+    if ctl.is_exclusive() {
         return AfterClose::Nothing;
     }
     // If a child has the connection, too, it stays registered for as long as the child has it.
@@ -151,7 +151,7 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     // The end is announced before the kernel sends it: a peer that asks about an unexpected end of stream must not be told that
     // the flow is open.
     let plainly = how == FinHow::Close && unacked == Some(Ok(0));
-    if !(plainly && say_closed(flow, &ctl, end)) {
+    if !(plainly && announce_close(flow, &ctl, end)) {
         runtime::with_agent(|a| a.finish(flow.token(), end, how));
     }
     if how == FinHow::Reset {
@@ -201,7 +201,7 @@ fn drop_transport(ctl: &mut Ctl) {
 
 /// Tells the peer that the flow is closed after `end` bytes, all of which the peer has; or finds that the peer need not be told. False
 /// if the agent has to tell it.
-fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
+fn announce_close(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
     if ctl.mode() != Mode::Open
         || ctl.receiving.has_moved()
         || (ctl.opened.is_none() && !ctl.receiving.peer_closed)
@@ -214,9 +214,9 @@ fn say_closed(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
                 .opened
                 .as_ref()
                 .zip(ctl.ends())
-                .is_some_and(|(opened, (local, _))| a.say_closed(opened, local, end));
+                .is_some_and(|(opened, (local, _))| a.announce_close(opened, local, end));
         if told {
-            a.finish_told(flow.token(), end);
+            a.finish_announced(flow.token(), end);
         }
         told
     });

@@ -86,7 +86,7 @@ pub fn demote_for_urgent(flow: &'static Flow, fd: c_int, flags: c_int) {
     let limit = Instant::now() + runtime::time_to_answer(at_once);
     let token = flow.token();
     if flow.live.load(Ordering::Acquire) {
-        runtime::with_agent(|a| a.demote_heard(token));
+        runtime::with_agent(|a| a.demote_confirmed(token));
         loop {
             let seen = flow.stream.signal();
             let left = limit.saturating_duration_since(Instant::now());

@@ -45,7 +45,7 @@ fn stays_in_handler(target: usize, waits: usize) -> bool {
 
 fn release(flow: &'static Flow, had_half: bool) {
     if had_half {
-        flow.stream.holder_may_die(false);
+        flow.stream.holder_may_be_cancelled(false);
         flow.stream.unlock_half();
     }
     let moved = moved(flow, had_half);
@@ -71,7 +71,7 @@ fn moved(flow: &'static Flow, sending: bool) -> Option<c_int> {
         Some(
             ctl.receiving
                 .start()
-                .agrees(now, shut, || sys::has_come_to_an_end(fd)),
+                .agrees(now, shut, || sys::has_peer_fin(fd)),
         )
     });
     (agrees != Some(true)).then_some(fd)

@@ -77,8 +77,8 @@ pub enum Next {
 /// A non-blocking call returns with nothing. If the program's polling keeps the agent from running, the thread naps.
 #[inline]
 pub fn came_back_empty() {
-    if slim_agent::turn::is_wanted() {
-        slim_agent::turn::give_way();
+    if slim_agent::turn::is_requested() {
+        slim_agent::turn::yield_to_agent();
     }
 }
 

@@ -120,7 +120,7 @@ pub(super) fn is_broken(flow: &'static Flow, fd: c_int) -> bool {
         Mode::Open => {}
         _ => return false,
     }
-    let Some(state) = sys::settled_state(fd).filter(|state| sys::is_state_of_end(*state)) else {
+    let Some(state) = sys::stable_state(fd).filter(|state| sys::is_state_of_end(*state)) else {
         return false;
     };
     let peer_ended = flow.stream.peer_final().is_some();

@@ -382,7 +382,7 @@ impl Receive {
                     false
                 }
                 // The end of the stream: the next call handles it.
-                (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_come_to_an_end(new) => {
+                (Mode::Stashed { then: Then::Open }, Some(new)) if sys::has_peer_fin(new) => {
                     return Some(ctl);
                 }
                 (Mode::Stashed { then: Then::Open }, Some(new)) => {

@@ -11,7 +11,7 @@ use crate::transport::{self, CtlGuard, Fault};
 use crate::{descriptors, epoll, kept_names, listeners, options, runtime};
 use libc::{c_int, sockaddr, socklen_t};
 use slim_core::{Cause, FinHow, Role};
-use slim_sys::lock::undisturbed;
+use slim_sys::lock::block_signals;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn manage(fd: c_int, role: Role, established: bool, peer: Option<RawAddr>) -> Ma
         return Managed::No;
     };
     // Several locks are taken below. Blocking signals once is cheaper.
-    let _signals = undisturbed();
+    let _signals = block_signals();
     let Some(flow) = Flow::create(fd, role, established, &own, peer) else {
         return Managed::No;
     };

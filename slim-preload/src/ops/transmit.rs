@@ -260,9 +260,9 @@ impl<S: Source> Transmit<S> {
 
     /// A blocking call waits in the kernel, with the lock held, so that threads write one after the other.
     fn wait_for_room(&self, flow: &'static Flow, real: &impl Fn(c_int, c_int) -> isize) -> isize {
-        flow.stream.holder_may_die(true);
+        flow.stream.holder_may_be_cancelled(true);
         let n = flow.wait_inside(true, || real(self.fd, self.flags | libc::MSG_NOSIGNAL));
-        flow.stream.holder_may_die(false);
+        flow.stream.holder_may_be_cancelled(false);
         direct::answer(n)
     }
 

@@ -7,7 +7,7 @@ use crate::runtime;
 use crate::stand_in::{self, Departure};
 use crate::sys;
 use libc::c_int;
-use slim_agent::{Heard, turn};
+use slim_agent::{MailboxState, turn};
 use slim_core::{Cause, FinHow, Verdict};
 use slim_stream::{SendHalf, Start};
 use std::sync::atomic::Ordering;
@@ -138,7 +138,7 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
     // Queued with the lock held: the agent must hear of the fault before it can hear of anything that another
     // thread does with the flow, and before it can resume it for the peer.
     match runtime::with_agent(|a| a.fault(flow.token(), cause)) {
-        Some(true) => turn::want(),
+        Some(true) => turn::request(),
         // No agent is left to resume the flow: the application sees the error.
         _ => conclude(flow, ctl, verdict(cause)),
     }
@@ -213,7 +213,7 @@ pub fn remember(flow: &'static Flow, fd: c_int, errno: c_int) {
 
 /// Whether the peer has announced the end that was met, or does so within `ANNOUNCEMENT`. The announcement and the end travel at
 /// the same time, and waiting for the announcement costs less than a suspension and an inquiry.
-fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
+fn announced(flow: &Flow, received: u64, mut heard: MailboxState) -> bool {
     let begun = Instant::now();
     while flow.live.load(Ordering::Acquire) && !flow.stream.is_barred() {
         let seen = flow.stream.signal();
@@ -225,11 +225,11 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
         };
         // The arrival of a message in a mailbox wakes no thread.
         let left = match heard {
-            Heard::Open => left.min(MAILBOX_LOOK),
+            MailboxState::Open => left.min(MAILBOX_LOOK),
             _ => left,
         };
         let _ = sys::keep_errno(|| flow.stream.wait(seen, Some(left)));
-        if heard == Heard::Open {
+        if heard == MailboxState::Open {
             heard = read_mailbox(flow, &mut flow.ctl(), received);
         }
     }
@@ -238,18 +238,18 @@ fn announced(flow: &Flow, received: u64, mut heard: Heard) -> bool {
 
 /// Reads the mailbox for messages of an accepted flow's peer: that it has SLIM, and perhaps that it has closed the flow, after as
 /// many bytes as were `received`.
-pub fn read_mailbox(flow: &Flow, ctl: &mut Ctl, received: u64) -> Heard {
+pub fn read_mailbox(flow: &Flow, ctl: &mut Ctl, received: u64) -> MailboxState {
     let accepted = !ctl.receiving.dialled() && !ctl.receiving.has_moved();
     let ends = ctl.ends().filter(|_| accepted);
-    let ask = |(local, remote)| runtime::with_agent(|a| a.heard(local, remote));
+    let ask = |(local, remote)| runtime::with_agent(|a| a.read_mailboxes(local, remote));
     // The errno of an empty mailbox must not reach the application's call.
     let heard = ends.and_then(|ends| sys::keep_errno(|| ask(ends)));
-    let heard = heard.unwrap_or(Heard::Nothing);
-    if heard != Heard::Nothing {
+    let heard = heard.unwrap_or(MailboxState::Nothing);
+    if heard != MailboxState::Nothing {
         // The agent may not have handled the message yet.
         flow.live.store(true, Ordering::Release);
     }
-    if heard == Heard::Closed(received) {
+    if heard == MailboxState::Closed(received) {
         flow.stream.set_peer_final(received);
         ctl.receiving.peer_closed = true;
     }

@@ -40,7 +40,7 @@ impl Flow {
 
     fn checked(&'static self, mut ctl: Guard<'static, Ctl>) -> Option<Guard<'static, Ctl>> {
         self.drop_lost(&mut ctl);
-        if ctl.is_held() || ctl.mode() == Mode::Lingering {
+        if ctl.is_exclusive() || ctl.mode() == Mode::Lingering {
             return Some(ctl);
         }
         epoll::drop_closed(self, &mut ctl);

@@ -244,7 +244,7 @@ mod tests {
         let inside = counted(&stream);
         assert!(stream.try_take_half());
         assert!(!stream.waits_with_half());
-        stream.holder_may_die(true);
+        stream.holder_may_be_cancelled(true);
         assert!(stream.waits_with_half());
         // The handler's own request is served at once.
         assert_eq!(stream.sent(), 0);
@@ -254,7 +254,7 @@ mod tests {
             elsewhere.store(asked.join().unwrap(), Ordering::Relaxed);
         });
         assert!(!elsewhere.into_inner());
-        stream.holder_may_die(false);
+        stream.holder_may_be_cancelled(false);
         let _ = stream.leave_sending(inside, || ());
     }
 }

@@ -4,7 +4,7 @@ use super::Stream;
 use super::entry::{MARKS, me};
 use crate::send_half::SendHalf;
 use slim_sys::keep_errno;
-use slim_sys::lock::undisturbed;
+use slim_sys::lock::block_signals;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -68,19 +68,19 @@ impl Stream {
 
     /// The holder of the lock declares that it enters a call in which it may be cancelled (`true`), or that it has returned
     /// (`false`). It does not use the half meanwhile.
-    pub fn holder_may_die(&self, may: bool) {
-        self.send.may_die(may);
+    pub fn holder_may_be_cancelled(&self, may: bool) {
+        self.send.may_be_cancelled(may);
     }
 
     /// Whether the calling thread is in a signal handler that has interrupted a call of the same thread which waits and holds the
     /// half.
     pub fn waits_with_half(&self) -> bool {
-        self.send.is_mortal_here()
+        self.send.is_interrupted_here()
     }
 
     /// Runs `f` with the sending half.
     pub fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
-        let _signals = undisturbed();
+        let _signals = block_signals();
         if self.waits_with_half() {
             // SAFETY: the thread has the half and does not use it while it waits; the interrupted call continues only after this
             // function has returned.
@@ -95,7 +95,7 @@ impl Stream {
 
     /// Runs `f` with the sending half, if it is free.
     pub fn try_with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> Option<R> {
-        let _signals = undisturbed();
+        let _signals = block_signals();
         if !self.try_lock_half() {
             return None;
         }

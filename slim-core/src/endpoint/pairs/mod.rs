@@ -5,18 +5,18 @@
 //! connect and read, so that these need not wait for the endpoint. [`Pairs::dial`] makes an OPEN;
 //! [`Pairs::receive`] stores the messages of a mailbox, and [`Endpoint::take_arrivals`] handles them.
 
-mod dials;
-mod doors;
+mod acceptor;
+mod connector;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub use dials::Opened;
-pub(super) use doors::Arrival;
+pub(super) use acceptor::Arrival;
+pub use connector::Opened;
 
-use dials::Dials;
-use doors::{Doors, MailboxNews};
+use acceptor::{AcceptorPairs, MailboxNews};
+use connector::ConnectorPairs;
 
 use super::aged::Aged;
 use super::ends::Ends;
@@ -43,70 +43,75 @@ const LATE_PAIR: Duration = Duration::from_secs(5);
 
 /// The pairs of a process. Application threads must block signals while they call these methods.
 pub struct Pairs {
-    dials: Mutex<Dials>,
-    doors: Mutex<Doors>,
+    connectors: Mutex<ConnectorPairs>,
+    acceptors: Mutex<AcceptorPairs>,
 }
 
 impl Pairs {
     pub(super) fn new(rng: Rng) -> Self {
         Pairs {
-            dials: Mutex::new(Dials::new(rng)),
-            doors: Mutex::new(Doors::new()),
+            connectors: Mutex::new(ConnectorPairs::new(rng)),
+            acceptors: Mutex::new(AcceptorPairs::new()),
         }
     }
 
     /// The OPEN for a connection from `local` to `remote`, if there is a pair for `remote`.
     pub fn dial(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Option<Opened> {
-        self.dials().dial(now, plain(local), plain(remote))
+        self.connectors().dial(now, plain(local), plain(remote))
     }
 
     /// A datagram came from `from` to the mailbox at `local`.
     pub fn receive(&self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        self.doors().receive(now, plain(from), plain(local), data);
+        self.acceptors()
+            .receive(now, plain(from), plain(local), data);
     }
 
     /// What the mailbox has received for an accepted connection.
-    pub fn heard(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> Heard {
+    pub fn read_mailboxes(&self, now: Time, local: SocketAddr, remote: SocketAddr) -> MailboxState {
         let ends = Ends::new(plain(local), plain(remote));
-        self.doors().heard(now, &ends)
+        self.acceptors().read_mailboxes(now, &ends)
     }
 
-    fn dials(&self) -> MutexGuard<'_, Dials> {
-        self.dials.lock().unwrap_or_else(PoisonError::into_inner)
+    fn connectors(&self) -> MutexGuard<'_, ConnectorPairs> {
+        self.connectors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn doors(&self) -> MutexGuard<'_, Doors> {
-        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn acceptors(&self) -> MutexGuard<'_, AcceptorPairs> {
+        self.acceptors
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection has been made from this port.
     pub(super) fn note(&self, port: u16) {
-        self.dials().note(port);
+        self.connectors().note(port);
     }
 
     pub(super) fn forget(&self, now: Time, flow: &FlowId) {
-        self.doors().forget(now, flow);
+        self.acceptors().forget(now, flow);
     }
 
     /// Forgets the pairs with hosts for which `may` does not hold.
     pub(super) fn keep(&self, may: impl Fn(IpAddr) -> bool) {
-        self.dials().keep(&may);
-        self.doors().keep(&may);
+        self.connectors().keep(&may);
+        self.acceptors().keep(&may);
     }
 
     pub(super) fn expire(&self, now: Time) {
-        self.dials().expire(now);
-        self.doors().expire(now);
+        self.connectors().expire(now);
+        self.acceptors().expire(now);
     }
 
     pub(super) fn len(&self) -> usize {
-        self.dials().len() + self.doors().len()
+        self.connectors().len() + self.acceptors().len()
     }
 }
 
 /// The messages that the mailbox has received for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum MailboxState {
     /// None, or too long ago.
     Nothing,
     /// OPEN.
@@ -170,7 +175,7 @@ impl Endpoint {
     /// all pairs are forgotten, and no PAIR is sent any more.
     pub fn share_listeners(&mut self) {
         self.offers.shared = true;
-        self.pairs.doors().clear();
+        self.pairs.acceptors().clear();
     }
 
     /// Sets the optional parts of the protocol that this endpoint speaks, as bits of [`feature`].
@@ -199,7 +204,7 @@ impl Endpoint {
 
     /// Handles the messages that have come to the mailboxes.
     pub fn take_arrivals(&mut self, now: Time) {
-        let heard = self.pairs.doors().take();
+        let heard = self.pairs.acceptors().take();
         for heard in heard {
             match heard {
                 MailboxNews::Opened(arrival) => self.opened(now, arrival),
@@ -212,8 +217,8 @@ impl Endpoint {
     }
 
     /// Sends SEEN to the peers whose OPENs have made flows live.
-    pub fn tell_seen(&mut self, now: Time) {
-        let told = self.pairs.doors().take_news(now);
+    pub fn send_seen(&mut self, now: Time) {
+        let told = self.pairs.acceptors().take_news(now);
         for (to, from, data) in told {
             self.out.datagram(to, Some(from), data);
         }
@@ -254,8 +259,8 @@ impl Endpoint {
         let pair = PairId(self.rng.half());
         let key = peer.key.of_pair(pair);
         let control = at_port(remote, peer.process.control_port);
-        let door = doors::Door::new(&key, peer.process.clone(), control, local);
-        self.pairs.doors().put(now, pair, door);
+        let acceptor = acceptor::AcceptorPair::new(&key, peer.process.clone(), control, local);
+        self.pairs.acceptors().put(now, pair, acceptor);
         self.offers.met.put(now, who, Some(now));
         self.tell(token, None, |_| {
             Message::Pair(Pair {
@@ -270,7 +275,7 @@ impl Endpoint {
     pub(super) fn on_open(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
         self.pairs.receive(now, from, local, data);
         self.take_arrivals(now);
-        self.tell_seen(now);
+        self.send_seen(now);
     }
 
     fn opened(&mut self, now: Time, arrival: Arrival) {
@@ -279,7 +284,7 @@ impl Endpoint {
             // Counter 0 names the flow of the PAIR, which may be over. This OPEN only shows that the mailbox can be reached.
             return self
                 .pairs
-                .doors()
+                .acceptors()
                 .mark_live(now, arrival.pair, arrival.counter);
         }
         let connector = arrival.ends.remote();
@@ -301,8 +306,8 @@ impl Endpoint {
         if self.candidates.any(token) {
             return self.add_candidate(now, token, id, peer);
         }
-        let end = self.pairs.doors().end_of(now, &id);
-        self.pairs.doors().mark_live(now, pair, counter);
+        let end = self.pairs.acceptors().end_of(now, &id);
+        self.pairs.acceptors().mark_live(now, pair, counter);
         self.agree(now, token, id, peer, end);
     }
 
@@ -316,12 +321,12 @@ impl Endpoint {
 
     /// A connector gets UNKNOWN for a flow that we have not accepted: its OPEN does not count any more.
     pub(super) fn forget_open(&mut self, now: Time, id: FlowId, asked: &Parsed<'_>) {
-        let mut doors = self.pairs.doors();
-        let ends = doors
+        let mut acceptors = self.pairs.acceptors();
+        let ends = acceptors
             .is_from_peer(now, &id, asked)
-            .then(|| doors.forget(now, &id));
-        doors.refuse(now, id);
-        drop(doors);
+            .then(|| acceptors.forget(now, &id));
+        acceptors.refuse(now, id);
+        drop(acceptors);
         if let Some(ends) = ends.flatten() {
             self.pending.forget_open(ends.both(), id);
         }
@@ -365,8 +370,8 @@ impl Endpoint {
         let mailbox = at_port(remote, said.mailbox);
         let process = peer.process.clone();
         let data = key.seal(Role::Connector, Fresh::None, &Message::Open(first));
-        let pair = dials::Dial::new(said.pair, &key, process, mailbox);
-        self.pairs.dials().put(now, remote, pair);
+        let pair = connector::ConnectorPair::new(said.pair, &key, process, mailbox);
+        self.pairs.connectors().put(now, remote, pair);
         let from = at_port(local, self.own.control_port);
         self.out.datagram(mailbox, Some(from), data);
     }
@@ -375,14 +380,14 @@ impl Endpoint {
     pub(super) fn note_ended(&mut self, now: Time, flow: &FlowRecord) {
         if let (Role::Connector, Some(id)) = (flow.role, flow.id)
             && self.features & feature::PAIRS != 0
-            && !self.pairs.dials().knows(flow.ends.remote())
+            && !self.pairs.connectors().knows(flow.ends.remote())
         {
             self.offers.ended.put(now, id, flow.ends.clone());
         }
     }
 
     pub(super) fn on_seen(&mut self, now: Time, parsed: &Parsed<'_>, seen: &Seen) {
-        if !self.pairs.dials().seen(now, parsed, seen) {
+        if !self.pairs.connectors().seen(now, parsed, seen) {
             self.drop_one();
         }
     }
@@ -391,7 +396,7 @@ impl Endpoint {
     pub(super) fn open_refused(&mut self, now: Time, to: SocketAddr, id: FlowId) {
         let name = (id, Role::Connector);
         if self.by_id.contains_key(&name) || self.tombs.get(now, &name).is_some() {
-            self.pairs.dials().refused(to);
+            self.pairs.connectors().refused(to);
         }
     }
 }

@@ -104,8 +104,8 @@ fn a_hello_for_a_later_connection_waits_until_that_is_accepted() {
     // The driver finds that the kernel has closed the first connection.
     let earlier = pair.ends[B].may_be_of_later(pair.now, control(A), &hello);
     let earlier = earlier.expect("the first connection");
-    assert_eq!((earlier.flow, earlier.named_again), (Some(FLOW), true));
-    pair.ends[B].leave_addresses(&earlier);
+    assert_eq!((earlier.flow, earlier.reused_addresses), (Some(FLOW), true));
+    pair.ends[B].release_addresses(&earlier);
     pair.ends[B].handle_datagram(pair.now, control(A), b, &hello);
     pair.run();
     assert_eq!(pair.kinds(A), [Kind::HelloWait]);
@@ -145,7 +145,7 @@ fn a_connection_accepted_after_its_end_takes_no_hello_of_the_next() {
     pair.run();
     let [a, b] = addrs();
     assert!(pair.ends[B].is_awaited_again(b, a));
-    pair.ends[B].open_over(pair.now, FLOW, b, a);
+    pair.ends[B].open_ended(pair.now, FLOW, b, a);
     pair.run();
     assert_eq!(pair.state(B), Some(State::Legacy));
     pair.open_second(B);
@@ -165,7 +165,7 @@ fn a_connection_accepted_after_its_end_gets_its_error_soon() {
     pair.run();
     let hello = pair.heard[B].last().unwrap().clone();
     let [a, b] = addrs();
-    pair.ends[B].open_over(pair.now, FLOW, b, a);
+    pair.ends[B].open_ended(pair.now, FLOW, b, a);
     pair.ends[A].fault(pair.now, SECOND, Cause::Errno(RESET));
     pair.wait(ms(400));
     assert_eq!(pair.second(), [Some(State::Negotiating), None]);
@@ -203,7 +203,7 @@ fn an_ended_connection_with_candidates_does_not_take_the_next_ones_hello() {
     pair.ends[A].handle_datagram(pair.now, b, control(A), &answer);
     assert_eq!(pair.state(A), Some(State::Live));
     while pair.ends[A].poll_action().is_some() {}
-    assert!(pair.ends[B].was_asked(FLOW));
+    assert!(pair.ends[B].has_hello(FLOW));
     pair.udp[B] = Net::Silent;
     pair.ends_first(B);
     pair.ends_first(A);
@@ -230,10 +230,10 @@ fn a_hello_long_before_its_connection_is_of_an_earlier_one() {
         assert!(pair.ends[B].is_awaited(b, a));
         pair.wait(ms(2000));
         while pair.ends[B].poll_action().is_some() {}
-        pair.ends[B].has_stood(pair.now, (b, a), age);
+        pair.ends[B].note_connection_age(pair.now, (b, a), age);
         assert_eq!(pair.ends[B].is_awaited(b, a), meant);
         pair.open(B);
-        assert_eq!(pair.ends[B].was_asked(FLOW), meant);
+        assert_eq!(pair.ends[B].has_hello(FLOW), meant);
     }
 }
 

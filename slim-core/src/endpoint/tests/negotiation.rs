@@ -469,7 +469,7 @@ fn demoted_flows_are_plain_at_both_ends() {
 #[test]
 fn demote_heard_keeps_the_session_until_the_peer_confirms() {
     let mut pair = Pair::live();
-    pair.ends[A].demote_heard(pair.now, FLOW);
+    pair.ends[A].demote_confirmed(pair.now, FLOW);
     assert_eq!(pair.state(A), Some(State::Live));
     pair.run();
     assert_eq!(pair.states(), [State::Legacy; 2]);
@@ -486,7 +486,7 @@ fn demote_heard_keeps_the_session_until_the_peer_confirms() {
 fn demote_is_repeated_until_it_is_confirmed_or_time_is_up() {
     let mut pair = Pair::live();
     pair.udp[B] = Net::Silent;
-    pair.ends[A].demote_heard(pair.now, FLOW);
+    pair.ends[A].demote_confirmed(pair.now, FLOW);
     pair.run();
     assert_eq!(pair.states(), [State::Live; 2]);
     pair.udp[B] = Net::Works;
@@ -499,7 +499,7 @@ fn demote_is_repeated_until_it_is_confirmed_or_time_is_up() {
         if !live {
             pair.open(A);
         }
-        pair.ends[A].demote_heard(pair.now, FLOW);
+        pair.ends[A].demote_confirmed(pair.now, FLOW);
         pair.run();
         assert_eq!(pair.state(A) == Some(State::Live), live);
         pair.wait(ms(5000));
@@ -511,7 +511,7 @@ fn demote_is_repeated_until_it_is_confirmed_or_time_is_up() {
 fn a_fault_before_demote_is_confirmed_still_ends_the_session() {
     for cause in [Cause::Errno(RESET), Cause::Eof { received: 0 }] {
         let mut pair = Pair::live();
-        pair.ends[A].demote_heard(pair.now, FLOW);
+        pair.ends[A].demote_confirmed(pair.now, FLOW);
         pair.ends[A].fault(pair.now, FLOW, cause);
         pair.wait(ms(5000));
         let over = |state| matches!(state, Some(State::Legacy | State::Escalated));

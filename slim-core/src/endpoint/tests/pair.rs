@@ -272,7 +272,7 @@ impl Pair {
                     if to.port() == MAILBOX {
                         end.pairs().receive(now, from, to, &data);
                         end.take_arrivals(now);
-                        end.tell_seen(now);
+                        end.send_seen(now);
                     } else {
                         end.handle_datagram(now, from, to, &data);
                     }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::pair::*;
 use crate::config::Config;
-use crate::endpoint::{Action, Heard, Opened, State};
+use crate::endpoint::{Action, MailboxState, Opened, State};
 use crate::event::Event;
 use crate::ids::{Cause, EndpointId, FinHow, FlowToken, Role};
 use crate::wire::{self, FlowStatus, Kind, Message};
@@ -42,7 +42,7 @@ impl Pair {
         let to = SocketAddr::new(addrs()[B].ip(), MAILBOX);
         self.ends[B].pairs().receive(self.now, control(A), to, data);
         self.ends[B].take_arrivals(self.now);
-        self.ends[B].tell_seen(self.now);
+        self.ends[B].send_seen(self.now);
         self.run();
     }
 
@@ -112,16 +112,25 @@ fn the_end_of_a_stream_can_be_read_from_the_mailbox_without_the_endpoint() {
     let (now, from) = (pair.now, control(A));
     let pairs = pair.ends[B].pairs().clone();
     let at = SocketAddr::new(local.ip(), MAILBOX);
-    assert_eq!(pairs.heard(now, local, remote), Heard::Nothing);
+    assert_eq!(
+        pairs.read_mailboxes(now, local, remote),
+        MailboxState::Nothing
+    );
     pairs.receive(now, from, at, &opened.data);
-    assert_eq!(pairs.heard(now, local, remote), Heard::Open);
+    assert_eq!(pairs.read_mailboxes(now, local, remote), MailboxState::Open);
     pairs.receive(now, from, at, &opened.fin(3, FinHow::Close));
-    assert_eq!(pairs.heard(now, local, remote), Heard::Closed(3));
+    assert_eq!(
+        pairs.read_mailboxes(now, local, remote),
+        MailboxState::Closed(3)
+    );
     pair.accept(9);
     pair.ends[B].take_arrivals(now);
     assert_eq!(pair.states_of(9)[B], Some(State::Live));
     pair.ends[B].gone(now, token(9));
-    assert_eq!(pairs.heard(now, local, remote), Heard::Nothing);
+    assert_eq!(
+        pairs.read_mailboxes(now, local, remote),
+        MailboxState::Nothing
+    );
 }
 
 #[test]
@@ -195,8 +204,8 @@ fn a_repeated_open_or_fin_has_no_effect() {
     pair.arrives(&opened.fin(0, FinHow::Close));
     assert_eq!(pair.ends[B].state(token), Some(State::Negotiating));
     assert_eq!(
-        pair.ends[B].pairs().heard(pair.now, local, remote),
-        Heard::Nothing
+        pair.ends[B].pairs().read_mailboxes(pair.now, local, remote),
+        MailboxState::Nothing
     );
 }
 
@@ -420,7 +429,7 @@ fn no_open_is_made_for_a_recently_used_port() {
             local
         });
         pair.run();
-        pair.ends[B].tell_seen(pair.now);
+        pair.ends[B].send_seen(pair.now);
         pair.run();
     }
     assert!(dial(&mut pair, 9).is_some());

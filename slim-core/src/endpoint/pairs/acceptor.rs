@@ -8,7 +8,7 @@ use super::super::aged::Aged;
 use super::super::ends::Ends;
 use super::super::processes::PeerProcess;
 use super::super::record::Peer;
-use super::{Heard, PAIR_AGE, PAIRS, key_of, parse};
+use super::{MailboxState, PAIR_AGE, PAIRS, key_of, parse};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{FinHow, FlowId, Role, Time};
@@ -22,7 +22,7 @@ const FLOW_AGE: Duration = Duration::from_secs(60);
 const HEARD: usize = 8192;
 
 /// A pair at the acceptor: its peer may send OPEN.
-pub(super) struct Door {
+pub(super) struct AcceptorPair {
     key: Prepared,
     process: Arc<PeerProcess>,
     /// The peer's control address, and the local address that messages to it come from.
@@ -35,14 +35,14 @@ pub(super) struct Door {
     news: bool,
 }
 
-impl Door {
+impl AcceptorPair {
     pub(super) fn new(
         key: &FlowKey,
         process: Arc<PeerProcess>,
         control: SocketAddr,
         local: SocketAddr,
     ) -> Self {
-        Door {
+        AcceptorPair {
             key: key.prepare(),
             process,
             control,
@@ -124,8 +124,8 @@ struct KnownFlow {
 }
 
 /// The acceptor's pairs and the flows that came by them.
-pub(super) struct Doors {
-    of: Aged<PairId, Door, PAIRS>,
+pub(super) struct AcceptorPairs {
+    of: Aged<PairId, AcceptorPair, PAIRS>,
     flows: Aged<Ends, KnownFlow, FLOWS>,
     names: Aged<FlowId, Ends, FLOWS>,
     /// Flows for which UNKNOWN was sent: an OPEN that comes later does not count.
@@ -135,9 +135,9 @@ pub(super) struct Doors {
     to_tell: Vec<PairId>,
 }
 
-impl Doors {
+impl AcceptorPairs {
     pub(super) fn new() -> Self {
-        Doors {
+        AcceptorPairs {
             // Longer than the connector keeps a pair.
             of: Aged::new(PAIR_AGE * 2),
             flows: Aged::new(FLOW_AGE),
@@ -148,8 +148,8 @@ impl Doors {
         }
     }
 
-    pub(super) fn put(&mut self, now: Time, pair: PairId, door: Door) {
-        self.of.put(now, pair, door);
+    pub(super) fn put(&mut self, now: Time, pair: PairId, acceptor: AcceptorPair) {
+        self.of.put(now, pair, acceptor);
     }
 
     pub(super) fn receive(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
@@ -190,19 +190,19 @@ impl Doors {
         if self.refused.get(now, &open.flow).is_some() {
             return None;
         }
-        let door = self.of.get_mut(now, &open.pair)?;
+        let acceptor = self.of.get_mut(now, &open.pair)?;
         if from.ip() != on_link_of(open.connector, from).ip() {
             return None;
         }
-        let key = key_of(&door.key, parsed, open)?;
-        if !door.window.take(open.counter) {
+        let key = key_of(&acceptor.key, parsed, open)?;
+        if !acceptor.window.take(open.counter) {
             return None;
         }
         let ends = Ends::new(
             on_link_of(open.acceptor, from),
             on_link_of(open.connector, from),
         );
-        let process = door.process.clone();
+        let process = acceptor.process.clone();
         if open.counter > 0 {
             let known = KnownFlow {
                 flow: open.flow,
@@ -222,11 +222,11 @@ impl Doors {
         }))
     }
 
-    pub(super) fn heard(&self, now: Time, ends: &Ends) -> Heard {
+    pub(super) fn read_mailboxes(&self, now: Time, ends: &Ends) -> MailboxState {
         match self.flows.get(now, ends).map(|known| known.end) {
-            None => Heard::Nothing,
-            Some(Some((end, FinHow::Close))) => Heard::Closed(end),
-            Some(_) => Heard::Open,
+            None => MailboxState::Nothing,
+            Some(Some((end, FinHow::Close))) => MailboxState::Closed(end),
+            Some(_) => MailboxState::Open,
         }
     }
 
@@ -264,9 +264,9 @@ impl Doors {
 
     /// The flow of the OPEN with this counter is live: SEEN is to be sent.
     pub(super) fn mark_live(&mut self, now: Time, pair: PairId, counter: u64) {
-        if let Some(door) = self.of.get_mut(now, &pair) {
-            door.live = door.live.max(counter);
-            if !std::mem::replace(&mut door.news, true) {
+        if let Some(acceptor) = self.of.get_mut(now, &pair) {
+            acceptor.live = acceptor.live.max(counter);
+            if !std::mem::replace(&mut acceptor.news, true) {
                 self.to_tell.push(pair);
                 self.of.renew(now, &pair);
             }
@@ -277,12 +277,12 @@ impl Doors {
     pub(super) fn take_news(&mut self, now: Time) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
         let told = std::mem::take(&mut self.to_tell).into_iter();
         let seen = told.filter_map(|pair| {
-            let door = self.of.get_mut(now, &pair)?;
-            door.news = false;
-            let counter = door.live;
+            let acceptor = self.of.get_mut(now, &pair)?;
+            acceptor.news = false;
+            let counter = acceptor.live;
             let seen = Message::Seen(Seen { pair, counter });
-            let data = door.key.seal(Role::Acceptor, Fresh::None, &seen);
-            Some((door.control, door.local, data))
+            let data = acceptor.key.seal(Role::Acceptor, Fresh::None, &seen);
+            Some((acceptor.control, acceptor.local, data))
         });
         seen.collect()
     }
@@ -299,7 +299,7 @@ impl Doors {
     }
 
     pub(super) fn keep(&mut self, may: impl Fn(IpAddr) -> bool) {
-        self.of.retain(|door| may(door.control.ip()));
+        self.of.retain(|acceptor| may(acceptor.control.ip()));
     }
 
     pub(super) fn clear(&mut self) {

@@ -48,7 +48,7 @@ impl Opened {
 }
 
 /// A pair at the connector.
-pub(super) struct Dial {
+pub(super) struct ConnectorPair {
     pair: PairId,
     key: Prepared,
     process: Arc<PeerProcess>,
@@ -63,14 +63,14 @@ pub(super) struct Dial {
     since: Time,
 }
 
-impl Dial {
+impl ConnectorPair {
     pub(super) fn new(
         pair: PairId,
         key: &FlowKey,
         process: Arc<PeerProcess>,
         mailbox: SocketAddr,
     ) -> Self {
-        Dial {
+        ConnectorPair {
             pair,
             key: key.prepare(),
             process,
@@ -84,16 +84,16 @@ impl Dial {
 }
 
 /// The connector's pairs.
-pub(super) struct Dials {
-    to: HashMap<SocketAddr, Dial>,
+pub(super) struct ConnectorPairs {
+    to: HashMap<SocketAddr, ConnectorPair>,
     rng: Rng,
     /// The local ports of the last connections, oldest first.
     recent: VecDeque<u16>,
 }
 
-impl Dials {
+impl ConnectorPairs {
     pub(super) fn new(rng: Rng) -> Self {
-        Dials {
+        ConnectorPairs {
             to: HashMap::new(),
             rng,
             recent: VecDeque::new(),
@@ -108,7 +108,7 @@ impl Dials {
         self.recent.push_back(port);
     }
 
-    pub(super) fn put(&mut self, now: Time, remote: SocketAddr, mut dial: Dial) {
+    pub(super) fn put(&mut self, now: Time, remote: SocketAddr, mut dial: ConnectorPair) {
         self.expire(now);
         if self.to.len() >= PAIRS && !self.to.contains_key(&remote) {
             return;
