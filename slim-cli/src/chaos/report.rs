@@ -62,7 +62,7 @@ impl ChaosReport {
                 row.detail.clone(),
             ]);
         }
-        let mut text = if table.is_empty() {
+        let mut text = if self.faults.is_empty() {
             String::new()
         } else {
             table.to_string()

@@ -128,20 +128,20 @@ mod tests {
 
     #[test]
     fn the_table_adds_up() {
-        let mut summary = Summary::new(DemoMode::Bare);
-        summary.add(run(JobVerdict::Finished(done(0, 0.25)), Some(0), 20));
-        summary.add(run(JobVerdict::Wrong(done(4, 0.5)), Some(3), 1));
-        summary.add(run(JobVerdict::Hung, None, 1));
+        let mut bare = Summary::new(DemoMode::Bare);
+        bare.add(run(JobVerdict::Finished(done(0, 0.25)), Some(0), 20));
+        bare.add(run(JobVerdict::Wrong(done(4, 0.5)), Some(3), 1));
+        bare.add(run(JobVerdict::Hung, None, 1));
+        let text = table(&[bare, Summary::new(DemoMode::Slim)]).to_string();
+        let lines: Vec<_> = text.lines().collect();
+        // README.md shows such a table.
         assert_eq!(
-            summary.cells(),
+            lines,
             [
-                "bare",
-                "3",
-                "1",
-                "4",
-                "22",
-                "0.500 s",
-                "0 (1x), 3 (1x), hung (1x)"
+                "        runs  finished  wrong words  killed connections  longest stall  exit status",
+                " ----- ----- --------- ------------ ------------------- -------------- --------------------------",
+                "  bare     3         1            4                  22        0.500 s  0 (1x), 3 (1x), hung (1x)",
+                "  SLIM     0         0            0                   0              -",
             ]
         );
     }
