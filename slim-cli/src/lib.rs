@@ -10,6 +10,8 @@
 //! Every command ends with a status of [`failure`] or, for `run`, with that of
 //! the command itself, because `slim` is replaced by it.
 
+#![forbid(unsafe_code)]
+
 pub mod agent;
 pub mod bench;
 pub mod chaos;

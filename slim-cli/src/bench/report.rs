@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::process::Command;
 
+use rustix::system::{sysinfo, uname};
 use serde::Serialize;
 
 use super::messages::MessageFigures;
@@ -56,26 +57,22 @@ pub struct Machine {
 impl Machine {
     /// This one, now.
     pub fn here() -> Self {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let processor = read("/proc/cpuinfo")
+        let processor = fs::read_to_string("/proc/cpuinfo")
+            .unwrap_or_default()
             .lines()
             .find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1))
             .unwrap_or("unknown")
             .to_owned();
+        let system = sysinfo();
+        let bytes = system.totalram as f64 * f64::from(system.mem_unit);
+        // The kernel gives the load as a fixed-point number of 16 binary digits.
+        let load = system.loads[0] as f64 / f64::from(1 << 16);
         Self {
             processor,
-            memory_gib: read("/proc/meminfo")
-                .lines()
-                .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next())
-                .and_then(|kib| kib.parse::<f64>().ok())
-                .map_or(0.0, |kib| (kib / f64::from(1 << 20) * 10.0).round() / 10.0),
+            memory_gib: (bytes / f64::from(1 << 30) * 10.0).round() / 10.0,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            load: read("/proc/loadavg")
-                .split(' ')
-                .next()
-                .and_then(|l| l.parse().ok())
-                .unwrap_or(0.0),
+            kernel: uname().release().to_string_lossy().into_owned(),
+            load: (load * 100.0).round() / 100.0,
         }
     }
 }

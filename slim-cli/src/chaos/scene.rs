@@ -370,6 +370,8 @@ mod tests {
     use super::*;
     use std::process::Command;
 
+    use rustix::process::{Pid, Signal, kill_process};
+
     #[test]
     fn a_family_includes_grandchildren() {
         // The shell forks a child of its own because a command follows.
@@ -388,8 +390,7 @@ mod tests {
             "{family:?} of {mine:?}"
         );
         for pid in family.iter().filter(|pid| **pid != child.id()) {
-            // SAFETY: plain system call; the process is the one started above.
-            unsafe { libc::kill(*pid as i32, libc::SIGKILL) };
+            kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap();
         }
         child.wait().unwrap();
     }
