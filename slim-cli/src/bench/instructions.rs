@@ -123,14 +123,15 @@ pub fn pair(library: &Path) -> Result<SendRecv, CliError> {
     let failed = |e: Error| CliError::failed(e.to_string());
     let source = artifacts::source("slim_flows.c").map_err(failed)?;
     let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(failed)?;
-    let dir = ScratchDir::new()?;
-    let count = |library, pairs| ping_pong(&program, library, pairs, &dir.0);
+    let dir = tempfile::Builder::new().prefix("slim-count-").tempdir();
+    let dir = dir.map_err(|e| CliError::failed(format!("make a temporary directory: {e}")))?;
+    let count = |library, pairs| ping_pong(&program, library, pairs, dir.path());
     let bare = (count(None, PAIRS.0)?, count(None, PAIRS.1)?);
     let slim = (
         count(Some(library), PAIRS.0)?,
         count(Some(library), PAIRS.1)?,
     );
-    let live = events::records(&dir.0)
+    let live = events::records(dir.path())
         .iter()
         .filter(|r| r.event == Event::Live)
         .count();
@@ -362,24 +363,6 @@ fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, CliError> 
     };
     write().map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
     Ok(path)
-}
-
-/// A directory that goes when it is dropped.
-struct ScratchDir(PathBuf);
-
-impl ScratchDir {
-    fn new() -> Result<Self, CliError> {
-        let path = std::env::temp_dir().join(format!("slim-count-{}", std::process::id()));
-        fs::create_dir_all(&path)
-            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 impl InstructionFigures {

@@ -68,8 +68,8 @@ mod tests {
 
     #[test]
     fn a_resume_told_by_both_ends_counts_once() {
-        let dir = std::env::temp_dir().join(format!("slim-told-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path();
         let addr = "10.0.0.1:5".parse().unwrap();
         let resume = |host: &str, epoch, replayed, lost_ms| {
             let event = Event::Resume {
@@ -89,11 +89,10 @@ mod tests {
         )
         .unwrap();
         fs::write(dir.join("b.out"), resume("x", 9, 5, 99)).unwrap();
-        let told = Told::read(&dir).to_string();
+        let told = Told::read(dir).to_string();
         assert_eq!(
             told,
             "2 resumes, 1.5 MiB sent again, longest interruption 9 ms, 0 given up"
         );
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

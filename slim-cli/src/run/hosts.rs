@@ -232,14 +232,13 @@ mod tests {
             set(["192.0.2.1", "2001:db8::1"])
         );
         assert_eq!(of(&["--host=[2001:db8::1]:2"]), set(["2001:db8::1"]));
-        let file = env::temp_dir().join(format!("slim-hosts-{}", std::process::id()));
-        fs::write(&file, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
-        let path = file.to_str().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
         for option in FILES {
             assert_eq!(of(&[option, path]), set(["a", "b", "d"]), "{option}");
         }
-        fs::remove_file(&file).unwrap();
-        assert_eq!(of(&["--hostfile", path]), set([]));
+        assert_eq!(of(&["--hostfile", "/no/such/file"]), set([]));
     }
 
     #[test]

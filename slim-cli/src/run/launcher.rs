@@ -218,11 +218,9 @@ mod tests {
             resolve("surely-no-such-command").unwrap_err().status(),
             NOT_FOUND
         );
-        let file = std::env::temp_dir().join(format!("slim-plain-{}", std::process::id()));
-        std::fs::write(&file, b"").unwrap();
-        let failure = resolve(file.to_str().unwrap()).unwrap_err();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let failure = resolve(file.path().to_str().unwrap()).unwrap_err();
         assert_eq!(failure.status(), NOT_EXECUTABLE);
-        std::fs::remove_file(&file).unwrap();
         assert!(resolve("sh").unwrap().is_absolute());
     }
 

@@ -158,16 +158,14 @@ mod tests {
 
     #[test]
     fn a_colon_in_the_path_is_refused() {
-        let dir = std::env::temp_dir().join(format!("slim:colon-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = dir.join(LIBRARY);
+        let dir = tempfile::Builder::new().prefix("slim:").tempdir().unwrap();
+        let file = dir.path().join(LIBRARY);
         std::fs::copy("/proc/self/exe", &file).unwrap();
         let failure = find(Some(&file)).unwrap_err();
         assert!(
             failure.to_string().contains("LD_PRELOAD cannot carry"),
             "{failure}"
         );
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
