@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
     os::{
         fd::{AsFd, OwnedFd},
         linux::fs::MetadataExt,
@@ -17,10 +17,12 @@ use std::{
 };
 
 use nix::{
+    net::if_::if_nameindex,
     sched::{CloneFlags, setns},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::{Error, Result};
 
@@ -103,6 +105,21 @@ impl Netns {
         checked(line(), output)
     }
 
+    /// Names of the interfaces, without the loopback.
+    pub fn interfaces(&self) -> Result<Vec<String>> {
+        let list = || -> nix::Result<Vec<String>> {
+            let found = if_nameindex()?;
+            let names = found
+                .iter()
+                .map(|i| i.name().to_string_lossy().into_owned());
+            Ok(names.filter(|name| name != "lo").collect())
+        };
+        self.run(list)?.map_err(|e| Error::Io {
+            what: "list the interfaces of a network namespace".into(),
+            source: e.into(),
+        })
+    }
+
     /// Every process whose main thread is in this namespace.
     pub fn processes(&self) -> Vec<Process> {
         let Ok(entries) = fs::read_dir("/proc") else {
@@ -164,15 +181,6 @@ pub(crate) fn checked(line: impl Into<String>, output: Output) -> Result<String>
 
 /// Whether this process may make namespaces and change networks.
 pub fn privileged() -> bool {
-    const NET_ADMIN: u32 = 12;
-    const SYS_ADMIN: u32 = 21;
-    let effective = || -> io::Result<u64> {
-        let status = fs::read_to_string("/proc/thread-self/status")?;
-        let line = status
-            .lines()
-            .find_map(|l| l.strip_prefix("CapEff:"))
-            .unwrap_or("0");
-        u64::from_str_radix(line.trim(), 16).map_err(io::Error::other)
-    };
-    effective().is_ok_and(|bits| bits >> NET_ADMIN & 1 == 1 && bits >> SYS_ADMIN & 1 == 1)
+    let needed = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }

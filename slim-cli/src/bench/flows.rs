@@ -8,6 +8,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use procfs::ProcResult;
+use procfs::process::Process;
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use slim_core::event::{Event, Record};
@@ -262,38 +264,31 @@ impl Flows {
 
     /// Anonymous memory in bytes: heap, stacks, data, and what was written of libraries.
     pub fn memory(&self) -> Result<u64, CliError> {
-        let text = self.proc("smaps_rollup")?;
-        let kib = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Anonymous:"))
-            .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        kib.map(|kib| kib * 1024)
+        let process = self.process().and_then(|process| process.smaps_rollup());
+        let rollup = process.map_err(|e| CliError::failed(format!("smaps_rollup: {e}")))?;
+        let mut maps = rollup.memory_map_rollup.iter();
+        maps.find_map(|map| map.extension.map.get("Anonymous").copied())
             .ok_or_else(|| CliError::failed("smaps_rollup has no line Anonymous"))
     }
 
     /// Number of open descriptors.
     pub fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.id())).map_or(0, Iterator::count)
+        let count = self.process().and_then(|process| process.fd_count());
+        count.unwrap_or(0)
     }
 
     /// How often its threads have slept and been woken.
     pub fn wakeups(&self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
-        let status = tasks.into_iter().flatten().flatten();
-        status
-            .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
-            .filter_map(|text| {
-                let line = text
-                    .lines()
-                    .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?;
-                line.trim().parse::<u64>().ok()
-            })
+        let tasks = self.process().and_then(|process| process.tasks());
+        tasks
+            .into_iter()
+            .flatten()
+            .filter_map(|task| task.ok()?.status().ok()?.voluntary_ctxt_switches)
             .sum()
     }
 
-    fn proc(&self, file: &str) -> Result<String, CliError> {
-        let path = format!("/proc/{}/{file}", self.id());
-        fs::read_to_string(&path).map_err(|e| CliError::failed(format!("{path}: {e}")))
+    fn process(&self) -> ProcResult<Process> {
+        Process::new(self.id() as i32)
     }
 }
 

@@ -1,9 +1,9 @@
 //! What came out.
 
 use std::env;
-use std::fs;
 use std::process::Command;
 
+use procfs::{CpuInfo, Current};
 use rustix::system::{sysinfo, uname};
 use serde::Serialize;
 
@@ -57,18 +57,14 @@ pub struct Machine {
 impl Machine {
     /// This one, now.
     pub fn here() -> Self {
-        let processor = fs::read_to_string("/proc/cpuinfo")
-            .unwrap_or_default()
-            .lines()
-            .find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1))
-            .unwrap_or("unknown")
-            .to_owned();
+        let processors = CpuInfo::current().ok();
+        let processor = processors.as_ref().and_then(|cpus| cpus.model_name(0));
         let system = sysinfo();
         let bytes = system.totalram as f64 * f64::from(system.mem_unit);
         // The kernel gives the load as a fixed-point number of 16 binary digits.
         let load = system.loads[0] as f64 / f64::from(1 << 16);
         Self {
-            processor,
+            processor: processor.unwrap_or("unknown").to_owned(),
             memory_gib: (bytes / f64::from(1 << 30) * 10.0).round() / 10.0,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: uname().release().to_string_lossy().into_owned(),

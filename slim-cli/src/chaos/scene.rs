@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use procfs::process::all_processes;
 use slim_lab::faults::destroy::{self, Pick};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
@@ -284,7 +285,7 @@ impl Scene {
                 )
             }
             Self::Job { net, .. } | Self::Namespace { net, .. } => {
-                let names = interfaces(net)?;
+                let names = net.interfaces()?;
                 let guards = names.iter().map(|name| rule().interface(name).apply([net]));
                 ("-".to_owned(), guards.collect::<Result<_, _>>()?)
             }
@@ -328,21 +329,13 @@ fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     }
 }
 
-/// Names of the interfaces of `net`, the loopback left out.
-fn interfaces(net: &Netns) -> Result<Vec<String>, Error> {
-    let listing = net.exec("ip", &["-o", "link", "show"])?;
-    let names = listing.lines().filter_map(|line| {
-        let name = line.split(": ").nth(1)?;
-        Some(name.split('@').next().unwrap_or(name).to_owned())
-    });
-    Ok(names.filter(|name| name != "lo").collect())
-}
-
 /// `root` and all that descend from it now.
 fn descendants(root: u32) -> HashSet<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let processes = all_processes().into_iter().flatten().flatten();
+    let parents: Vec<(u32, u32)> = processes
+        .filter_map(|process| process.stat().ok())
+        .map(|stat| (stat.pid as u32, stat.ppid as u32))
+        .collect();
     let mut family = HashSet::from([root]);
     loop {
         let before = family.len();
@@ -357,12 +350,6 @@ fn descendants(root: u32) -> HashSet<u32> {
             return family;
         }
     }
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may itself contain blanks and parentheses.
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The kernel's list of TCP sockets, through netlink `sock_diag`.
 
-use std::{collections::HashMap, fmt, fs, io, net::SocketAddr};
+use std::{collections::HashMap, fmt, io, net::SocketAddr};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
@@ -12,6 +12,7 @@ use netlink_packet_sock_diag::{
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
 };
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_SOCK_DIAG};
+use procfs::process::FDTarget;
 
 use crate::{Error, Netns, Process, Result};
 
@@ -246,14 +247,11 @@ fn receive<M: NetlinkDeserializable>(
 fn owners(net: &Netns) -> HashMap<u64, Vec<Process>> {
     let mut found: HashMap<u64, Vec<Process>> = HashMap::new();
     for process in net.processes() {
-        let Ok(fds) = fs::read_dir(format!("/proc/{}/fd", process.pid)) else {
-            continue;
-        };
-        for target in fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok()) {
-            let inode = target
-                .to_str()
-                .and_then(|t| t.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-            let Some(inode) = inode else { continue };
+        let fds = procfs::process::Process::new(process.pid as i32).and_then(|p| p.fd());
+        for fd in fds.into_iter().flatten().flatten() {
+            let FDTarget::Socket(inode) = fd.target else {
+                continue;
+            };
             let holders = found.entry(inode).or_default();
             if !holders.contains(&process) {
                 holders.push(process.clone());
