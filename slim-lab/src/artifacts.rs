@@ -4,7 +4,6 @@ use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
     time::SystemTime,
 };
 
@@ -87,17 +86,17 @@ fn build(
     let name = name
         .file_name()
         .ok_or_else(|| Error::Invalid(format!("no file name: {}", source.display())))?;
-    let program = scratch(place)?.join(name);
+    let place = scratch(place)?;
+    let program = place.join(name);
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified());
     if let (Ok(built), Ok(written)) = (changed(&program), changed(source))
         && built > written
     {
         return Ok(program);
     }
-    // Several may build it at the same time: each to a name of its own, then moved over.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let own = program.with_extension(format!("new{}.{n}", std::process::id()));
+    // Several may build it at the same time: each in a directory of its own, then moved over.
+    let dir = tempfile::tempdir_in(&place).map_err(Error::io(place.display().to_string()))?;
+    let own = dir.path().join(name);
     let mut command = Command::new(compiler);
     command.args(options);
     command.args(["-O2", "-o"]).arg(&own).arg(source);

@@ -3,12 +3,14 @@
 use std::{
     fs,
     net::Ipv4Addr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Child,
-    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
+
+use tempfile::TempDir;
 
 use crate::{
     Error, Netns, Node, Result,
@@ -35,7 +37,7 @@ pub struct Lab {
     _switch: Option<Switch>,
     paths: usize,
     name: String,
-    dir: Dir,
+    dir: TempDir,
 }
 
 /// What a lab is to be.
@@ -97,12 +99,13 @@ impl Lab {
 
     /// A directory that lives as long as the lab.
     pub fn dir(&self) -> &Path {
-        &self.dir.path
+        self.dir.path()
     }
 
     /// Leaves the lab's directory behind when the lab ends, for somebody to look at; gives its path.
     pub fn keep_dir(&mut self) -> &Path {
-        self.dir.keep = true;
+        self.dir.disable_cleanup(true);
+        eprintln!("kept: {}", self.dir.path().display());
         self.dir()
     }
 
@@ -140,15 +143,15 @@ impl LabBuilder {
             )));
         }
         Lab::check()?;
-        let dir = Dir::new(&self.name)?;
+        let dir = directory(&self.name)?;
         let name = dir
-            .path
+            .path()
             .file_name()
             .map(|n| n.to_string_lossy().into_owned())
             .unwrap_or_default();
-        let hosts = self.write_hosts(&dir.path)?;
+        let hosts = self.write_hosts(dir.path())?;
         let nodes = (0..self.nodes)
-            .map(|n| Node::start(&node_name(n), &dir.path, &hosts, self.addresses(n)))
+            .map(|n| Node::start(&node_name(n), dir.path(), &hosts, self.addresses(n)))
             .collect::<Result<Vec<_>>>()?;
         let switch = if self.nodes > 2 {
             Some(Switch::start(&hosts, self.paths)?)
@@ -236,6 +239,15 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // A failed test leaves event logs and configurations for somebody to look at.
+        if thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
+            self.keep_dir();
+        }
+    }
+}
+
 /// The kernel's word for the state of a node's interface (`up`, `down`, `lowerlayerdown`).
 pub fn operstate(node: &Node, path: usize) -> String {
     // Seen through the holder's root: sysfs shows the interfaces of the namespace that mounted it.
@@ -305,37 +317,15 @@ impl Drop for Switch {
     }
 }
 
-/// The lab's directory, removed at the end. Unique by process id and a counter, so that labs of one
-/// process and of several do not meet.
-#[derive(Debug)]
-struct Dir {
-    path: PathBuf,
-    keep: bool,
-}
-
-impl Dir {
-    fn new(name: &str) -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let word: String = name
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
-            .collect();
-        let path = std::env::temp_dir().join(format!("slim-{word}-{}-{n}", std::process::id()));
-        // One may be left from a killed process that had the same id.
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).map_err(Error::io(path.display().to_string()))?;
-        Ok(Dir { path, keep: false })
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        // For looking at what a failed test left: event logs, configurations.
-        if self.keep || thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
-            eprintln!("kept: {}", self.path.display());
-            return;
-        }
-        let _ = fs::remove_dir_all(&self.path);
-    }
+/// A new directory for the lab's files. Programs of other users may read it.
+fn directory(name: &str) -> Result<TempDir> {
+    let word: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect();
+    tempfile::Builder::new()
+        .prefix(&format!("slim-{word}-"))
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir()
+        .map_err(Error::io("make a directory for the lab"))
 }
