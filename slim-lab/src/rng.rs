@@ -23,6 +23,11 @@ impl SeededRng {
         since.map_or(1, |d| d.as_micros() as u64 % 1_000_000_007)
     }
 
+    /// A sequence of its own; which one depends on what was drawn before.
+    pub fn fork(&mut self) -> Self {
+        SeededRng(self.0.fork())
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.u64(..)
