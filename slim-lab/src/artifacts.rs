@@ -1,4 +1,4 @@
-//! Finds what the build made: the preload library, the programs of this workspace, the C sources.
+//! Finds the preload library, the programs of this workspace, and the C sources.
 
 use std::{
     env, fs,
@@ -48,7 +48,7 @@ pub fn source(name: &str) -> Result<PathBuf> {
         .parent()
         .expect("the crate is in a workspace");
     let mut tried = vec![root.join("programs").join(name)];
-    // An installed or copied build: the directory of programs goes along with the binary.
+    // In an installed or copied build, the directory of programs is beside the binary.
     tried.extend(
         build_dirs()
             .into_iter()
@@ -64,8 +64,8 @@ pub fn source(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Builds a C program of one file with `compiler`, unless that was done since it was changed. Gives the
-/// path of the program, in the [`scratch`] directory `place`.
+/// Builds a C program of one file with `compiler` in the [`scratch`] directory `place`, unless it is up to date.
+/// Returns the path of the program.
 pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
     build(compiler, &[], place, &source.with_extension(""), source)
 }
@@ -94,7 +94,7 @@ fn build(
     {
         return Ok(program);
     }
-    // Several may build it at the same time: each in a directory of its own, then moved over.
+    // Several processes may build it at the same time: each in a directory of its own, then renamed.
     let dir = tempfile::tempdir_in(&place).map_err(Error::io(place.display().to_string()))?;
     let own = dir.path().join(name);
     let mut command = Command::new(compiler);

@@ -1,17 +1,17 @@
-//! What can go wrong in the lab, by whose fault it is.
+//! Errors of the lab, by cause.
 
 use std::{io, path::PathBuf, process::Output, time::Duration};
 
-/// Result of everything in this crate that can fail.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why the lab could not do something.
+/// An error of the lab.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The caller has not the privilege to make namespaces and change their networks.
+    /// The caller lacks the privilege to make namespaces and change their networks.
     #[error("the lab needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN): run as root")]
     NeedsRoot,
-    /// A file or program is not there. `hint` says how to get it.
+    /// A file or program is missing. `hint` says how to get it.
     #[error("{what} not found{}: {hint}", places(.tried))]
     Missing {
         /// What was looked for.

@@ -40,7 +40,7 @@ pub struct Lab {
     dir: TempDir,
 }
 
-/// What a lab is to be.
+/// Configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabBuilder {
     nodes: usize,
@@ -58,7 +58,7 @@ impl Lab {
         }
     }
 
-    /// Whether labs can be made here: the typed error otherwise.
+    /// Checks that labs can be made here.
     pub fn check() -> Result<()> {
         if !privileged() {
             return Err(Error::NeedsRoot);
@@ -77,7 +77,7 @@ impl Lab {
         })
     }
 
-    /// Node `index`; 0 is `nodeA`. Panics if there is none: a lab's size is fixed by who made it.
+    /// Node `index`; 0 is `nodeA`. Panics if there is none: the caller chose the number of nodes.
     pub fn node(&self, index: usize) -> &Node {
         &self.nodes[index]
     }
@@ -102,7 +102,7 @@ impl Lab {
         self.dir.path()
     }
 
-    /// Leaves the lab's directory behind when the lab ends, for somebody to look at; gives its path.
+    /// Keeps the lab's directory when the lab ends, for inspection. Returns its path.
     pub fn keep_dir(&mut self) -> &Path {
         self.dir.disable_cleanup(true);
         eprintln!("kept: {}", self.dir.path().display());
@@ -241,7 +241,7 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // A failed test leaves event logs and configurations for somebody to look at.
+        // Keep the event logs and configurations of a failed test for inspection.
         if thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
             self.keep_dir();
         }

@@ -39,7 +39,7 @@ struct LaunchNode {
     addresses: Vec<String>,
 }
 
-/// What has to be in the environment of a launcher for the agent to find `lab`.
+/// Variables by which the agent finds `lab`, for the environment of a launcher.
 pub fn environment(lab: &Lab) -> Vec<(&'static str, OsString)> {
     let nodes = lab.nodes().iter().map(|node| LaunchNode {
         name: node.name().to_owned(),
@@ -108,7 +108,7 @@ fn become_remote(args: &[OsString]) -> Result<Never> {
     })
 }
 
-/// Takes the arguments apart as ssh does: options, host, and the rest joined by spaces.
+/// Splits the arguments as ssh does: options, host, and the rest joined by spaces.
 fn split(args: &[OsString]) -> Result<(String, OsString)> {
     let usage = || Error::Invalid("usage: slim-lab-agent [ssh options] HOST COMMAND...".into());
     let mut rest = args;

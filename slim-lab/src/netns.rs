@@ -1,5 +1,5 @@
 //! A network namespace held by a descriptor: run code in it, start commands in it, list and kill
-//! what lives in it.
+//! its processes.
 
 use std::{
     ffi::OsStr,
@@ -34,7 +34,7 @@ pub struct Netns {
     id: (u64, u64),
 }
 
-/// A process, as far as the lab needs to know it.
+/// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Process id.
@@ -65,8 +65,8 @@ impl Netns {
         })
     }
 
-    /// Runs `f` on a thread of its own inside this namespace and gives back what it returns.
-    /// A socket made there belongs to the namespace for good, wherever it is used afterwards.
+    /// Runs `f` on a thread of its own inside this namespace and returns its result.
+    /// A socket made there stays in the namespace, wherever it is used afterwards.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || {
             setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| Error::Io {
@@ -81,7 +81,7 @@ impl Netns {
         })
     }
 
-    /// A command that runs inside this network namespace, and otherwise where the caller is.
+    /// A command that runs inside this network namespace, and in the caller's other namespaces.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let fd = self.fd.clone();
@@ -93,8 +93,8 @@ impl Netns {
         command
     }
 
-    /// Runs a short command inside and gives back its standard output; failure is an error that
-    /// has the command line and what it said.
+    /// Runs a short command inside and returns its standard output. The error of a failure
+    /// has the command line and the command's standard error.
     pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
         let line = || format!("{program} {}", args.join(" "));
         let output = self
@@ -140,7 +140,7 @@ impl Netns {
     }
 
     /// Kills every process in this namespace except `spare` and ourselves, and waits until they
-    /// are gone. Gives back what was killed. Repeats, because a process may fork while we look.
+    /// are gone. Returns the killed processes. Repeats, because a process may fork meanwhile.
     pub fn kill_all(&self, spare: &[u32]) -> Vec<Process> {
         let (mut killed, start) = (Vec::<Process>::new(), Instant::now());
         loop {
@@ -150,7 +150,7 @@ impl Netns {
                 return killed;
             }
             for process in found {
-                // It may be gone already, which is what we want.
+                // An error means that it has ended already.
                 let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
                 if !killed.contains(&process) {
                     killed.push(process);

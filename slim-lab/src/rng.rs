@@ -1,4 +1,4 @@
-//! Seeded choice, so that a run can be repeated.
+//! Seeded random choices, so that a run can be repeated.
 
 /// A sequence that is the same on every machine.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl SeededRng {
         self.0.usize(..bound)
     }
 
-    /// True once in two.
+    /// True with probability one half.
     pub fn coin(&mut self) -> bool {
         self.0.bool()
     }

@@ -1,4 +1,4 @@
-//! Counting instructions with valgrind's callgrind: the same number whatever else the machine does.
+//! Counts instructions with valgrind's callgrind; the count does not depend on the machine's load.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::CliError;
 use crate::run::launcher;
 
-/// A function, as far as a profile tells functions apart.
+/// A function as identified in a profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Function {
     /// File name of the program or library that it is in.
@@ -23,24 +23,23 @@ pub struct Profile {
     entered: BTreeMap<Function, Entered>,
 }
 
-/// How a function was used from other objects than its own.
+/// Calls of a function from other objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entered {
-    /// How often.
+    /// Number of calls.
     pub calls: u64,
-    /// Instructions in all, with those of what it called.
+    /// Instructions of all calls, callees included.
     pub instructions: u64,
 }
 
-/// Where valgrind is, or what to install.
+/// The path of valgrind.
 pub fn valgrind() -> Result<PathBuf, CliError> {
     launcher::resolve("valgrind").map_err(|_| {
         CliError::input("counting instructions needs valgrind, which is not installed")
     })
 }
 
-/// Arguments for valgrind that leave one file for each thread, the first one's being
-/// [`first_thread`] of `out`.
+/// Arguments that make valgrind write one file for each thread; [`first_thread`] of `out` names that of the first.
 pub fn arguments(out: &Path) -> [String; 5] {
     [
         "-q".into(),
@@ -66,8 +65,8 @@ impl Profile {
         Ok(Self::parse(&text))
     }
 
-    /// The format is line by line: names set what the costs after them belong to; a line of costs
-    /// right behind `calls=` is what a callee used, and belongs to the callee's own lines.
+    /// Each line is either a name, which the following costs belong to, or a cost. A cost right after `calls=` is
+    /// that of the callee, which has it in lines of its own, too.
     fn parse(text: &str) -> Self {
         let (mut objects, mut functions) = (Names::default(), Names::default());
         let (mut object, mut name) = (String::new(), String::new());
@@ -122,18 +121,18 @@ impl Profile {
         self.own.keys()
     }
 
-    /// Instructions of a function itself, without those of what it calls.
+    /// Instructions of a function without its callees.
     pub fn own(&self, function: &Function) -> u64 {
         self.own.get(function).copied().unwrap_or(0)
     }
 
-    /// Functions that were called from other objects than their own.
+    /// Functions that were called from other objects.
     pub fn entered(&self) -> impl Iterator<Item = (&Function, Entered)> {
         self.entered.iter().map(|(f, e)| (f, *e))
     }
 }
 
-/// Names are written once, with a number, and then by the number alone.
+/// A name is written in full once, with a number, and by its number from then on.
 #[derive(Default)]
 struct Names(HashMap<String, String>);
 

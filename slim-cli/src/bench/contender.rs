@@ -1,4 +1,4 @@
-//! What is measured against bare sockets.
+//! The contenders: bare sockets, and what is measured against them.
 
 use std::fmt;
 use std::fs;
@@ -18,12 +18,12 @@ use crate::run::preload;
 pub enum Contender {
     /// The kernel's TCP and nothing else.
     Bare,
-    /// This library.
+    /// SLIM.
     Slim,
-    /// The kernel's MPTCP, as `mptcpize` brings a program to use it.
+    /// The kernel's MPTCP, enabled by `mptcpize`.
     Mptcp,
-    /// What SLIM avoids: frames, sequence numbers and acknowledgements in user space, as in Eternal
-    /// Terminal (`programs/slim_framed.c`, a reference for this comparison and nothing else).
+    /// Frames, sequence numbers and acknowledgements in user space, as in Eternal Terminal: what SLIM avoids
+    /// (`programs/slim_framed.c`, written for this comparison only).
     Framed,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Contender {
     }
 }
 
-/// A contender that can run here: all of them are libraries to load first, or nothing.
+/// A contender that can run here: a library to preload, or none.
 #[derive(Clone, Debug)]
 pub struct Ready {
     /// Which.
@@ -48,7 +48,7 @@ pub struct Ready {
 }
 
 impl Contender {
-    /// Finds what it needs, or says in one line what is missing.
+    /// Finds the library; the error names what is missing.
     pub fn ready(self) -> Result<Ready, CliError> {
         let library = match self {
             Self::Bare => None,
@@ -88,19 +88,19 @@ fn framed_library() -> Result<PathBuf, CliError> {
         .map_err(|e| CliError::input(e.to_string()))
 }
 
-/// Where the processes of a job say how many frames they have sent and received.
+/// The file in which the processes of a job report how many frames they sent and received.
 pub fn frames_log(dir: &Path) -> PathBuf {
     dir.join("frames.%p.json")
 }
 
-/// What one of them says.
+/// Report of one process.
 #[derive(Debug, Deserialize)]
 struct Frames {
     sent: u64,
     received: u64,
 }
 
-/// Frames that the processes of a job which has ended have received.
+/// Frames received by the processes of a job that has ended.
 pub fn frames(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let logs = files.filter(|f| f.file_name().to_string_lossy().starts_with("frames."));

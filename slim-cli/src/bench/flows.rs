@@ -19,10 +19,10 @@ use crate::failure::CliError;
 
 /// The port of all servers.
 const PORT: &str = "7000";
-/// How long anything may take that is no failure.
+/// Anything that takes longer is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Where connections are made: the lab, the program, and what it runs under.
+/// The lab, the program, and the library that it runs under.
 #[derive(Debug)]
 pub struct Ground {
     /// Two nodes; servers run on the second, clients on the first.
@@ -36,7 +36,7 @@ pub struct Ground {
 pub enum Under {
     /// Nothing.
     Bare,
-    /// SLIM, as users have it.
+    /// SLIM with its default settings.
     Slim,
     /// SLIM, with a log of its events, which takes time.
     Logged,
@@ -66,7 +66,7 @@ pub struct Connected {
     pub server: Flows,
 }
 
-/// Nanoseconds of the clock that `slim_flows` tells times by.
+/// Nanoseconds of the clock that `slim_flows` uses.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -80,8 +80,8 @@ impl Ground {
         let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
         let lab = Lab::builder().nodes(2).name("flows").build();
         let lab = lab.map_err(input)?;
-        // A port in TIME_WAIT is no port for a new connection to the same server. With ten thousand of these, it is the
-        // kernel's search for a free one that is measured, and then there is none.
+        // A port in TIME_WAIT cannot connect to the same server again. With ten thousand of them, the measurement would
+        // be of the kernel's search for a free port, until none is left.
         for (setting, value) in [
             ("tcp_max_tw_buckets", "512"),
             ("ip_local_port_range", "1024 65535"),
@@ -96,7 +96,7 @@ impl Ground {
         })
     }
 
-    /// The program on `node`.
+    /// Starts the program on `node`.
     pub fn start(
         &self,
         node: &Node,
@@ -116,8 +116,8 @@ impl Ground {
         Flows::start(command, self.lab.dir())
     }
 
-    /// A server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
-    /// SLIM all of them are live.
+    /// Starts a server of this kind (`serve` or `sink`), and a client that holds `count` connections with it. Under
+    /// SLIM, waits until all of them are live.
     pub fn connected(&self, slim: bool, kind: &str, count: usize) -> Result<Connected, CliError> {
         let server = self.server(slim, kind)?;
         let address = self.lab.node(1).address(0).to_string();
@@ -171,7 +171,7 @@ impl Flows {
         self.child.id()
     }
 
-    /// Gives it something to do.
+    /// Sends a command to it.
     pub fn say(&mut self, word: &str) -> Result<(), CliError> {
         writeln!(self.stdin, "{word}")
             .map_err(|e| CliError::failed(format!("tell slim_flows to {word}: {e}")))
@@ -205,7 +205,7 @@ impl Flows {
         (count("live"), count("legacy"))
     }
 
-    /// Waits until it is known of so many connections whether they are live, and wants all of them so.
+    /// Waits until `count` connections are live or plain TCP; plain ones are an error.
     fn wait_live(&self, count: usize) -> Result<(), CliError> {
         let begun = Instant::now();
         loop {
@@ -222,8 +222,8 @@ impl Flows {
         }
     }
 
-    /// Waits until one of its connections is resumed: the bytes sent again, and the milliseconds that it
-    /// was away.
+    /// Waits until one of its connections is resumed. Returns the bytes replayed, and the milliseconds of the
+    /// interruption.
     pub fn wait_resume(&self) -> Result<(u64, u64), CliError> {
         let begun = Instant::now();
         loop {
@@ -247,7 +247,7 @@ impl Flows {
         }
     }
 
-    /// Waits until it has ended well.
+    /// Waits until it has ended with status 0.
     pub fn wait_end(&mut self) -> Result<(), CliError> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
@@ -262,7 +262,7 @@ impl Flows {
         let _ = self.child.wait();
     }
 
-    /// Anonymous memory in bytes: heap, stacks, data, and what was written of libraries.
+    /// Anonymous memory in bytes: heap, stacks, data, and written pages of libraries.
     pub fn memory(&self) -> Result<u64, CliError> {
         let process = self.process().and_then(|process| process.smaps_rollup());
         let rollup = process.map_err(|e| CliError::failed(format!("smaps_rollup: {e}")))?;
@@ -277,7 +277,7 @@ impl Flows {
         count.unwrap_or(0)
     }
 
-    /// How often its threads have slept and been woken.
+    /// Voluntary context switches of its threads.
     pub fn wakeups(&self) -> u64 {
         let tasks = self.process().and_then(|process| process.tasks());
         tasks
@@ -298,7 +298,7 @@ impl Drop for Flows {
     }
 }
 
-/// Lines as they come, until the program ends or nobody listens any more.
+/// Forwards lines until the program ends or the receiver is dropped.
 fn reader(stdout: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! Instructions of a small message: the figure that no other load on the machine disturbs.
+//! Instructions of a small message. The count does not depend on the machine's load.
 //!
 //! Each count is the difference of a long run and a short one, so that start-up, negotiation and the
-//! end cancel out, and is of the application's thread alone.
+//! end cancel out. Only the application's thread is counted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,11 +25,11 @@ use crate::failure::CliError;
 use crate::run::launcher;
 use crate::table::Table;
 
-/// What SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in instructions of the
-/// calling thread, libc's included. A test fails when it is exceeded by [`TOLERANCE`]; when work on the
-/// library makes it less, write the new figure here and into `docs/PERFORMANCE.md`.
+/// Instructions that SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in the calling
+/// thread and with those of libc. A test fails if it is exceeded by more than [`TOLERANCE`]. When a change of the
+/// library lowers it, write the new figure here and into `docs/PERFORMANCE.md`.
 pub const BUDGET: f64 = 148.0;
-/// By which part the budget may be exceeded: other compilers make slightly different code.
+/// Part by which the budget may be exceeded: compilers differ slightly.
 pub const TOLERANCE: f64 = 0.05;
 
 /// Pairs in the short and in the long run: the same number of trims of the replay buffer falls into
@@ -62,7 +62,7 @@ pub struct SendRecv {
     pub functions: Vec<Share>,
 }
 
-/// A function's own part of a pair.
+/// One function's share of a pair.
 #[derive(Debug, Serialize)]
 pub struct Share {
     /// Program or library.
@@ -88,7 +88,7 @@ pub struct Call {
     pub slim: f64,
 }
 
-/// What counts instructions here.
+/// The tool that counts instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {

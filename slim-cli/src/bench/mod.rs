@@ -1,8 +1,8 @@
 //! `slim bench`: what SLIM costs, measured against bare sockets in the same run.
 //!
-//! Figures of a loaded or shared machine lie. So the kinds of runs take turns of some milliseconds, ranks stay on
-//! their cores, and a difference is called one only if its 95 % interval says so. What is counted
-//! and not timed ([`instructions`]) holds on any machine.
+//! Times measured on a loaded or shared machine mislead. Therefore the kinds of runs take turns of some milliseconds,
+//! ranks stay on their cores, and a difference is reported only if its 95 % interval excludes 1. Counts of
+//! [`instructions`] do not depend on the load.
 
 pub mod callgrind;
 pub mod contender;
@@ -37,7 +37,7 @@ pub use options::BenchOptions;
 use options::Rate;
 use report::{BenchReport, Machine};
 
-/// Load from which on a warning is due: somebody else uses the machine.
+/// A higher load gives a warning: something else uses the machine.
 const BUSY: f64 = 0.5;
 /// Instructions are counted by running everything under valgrind.
 const COUNTING: Duration = Duration::from_secs(60);
@@ -110,7 +110,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     told(&about(parts.sum()));
 
     let mut report = BenchReport::new(machine);
-    // Of many parts, one that fails must not take the others' figures away.
+    // With --all, a part that fails must not lose the figures of the others.
     let mut missing = Vec::new();
     let mut note = |part: &str, failure: CliError| {
         if !all {
@@ -150,7 +150,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     Ok(report)
 }
 
-/// A time that nobody will take for exact.
+/// An estimate, rounded up so that it does not look exact.
 fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..90 => format!("this takes about {} seconds", seconds.next_multiple_of(5)),
@@ -158,7 +158,7 @@ fn about(time: Duration) -> String {
     }
 }
 
-/// In the short form, only of the C program, and nothing where valgrind is missing.
+/// Counts instructions. The short form counts the C program only, and nothing without valgrind.
 fn count(
     library: &Path,
     quick: bool,
@@ -193,7 +193,7 @@ fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliErro
     })
 }
 
-/// Every MPI that is here; with the first of them also what depends on the line, on slower ones.
+/// Plans for every installed MPI, and for the first of them the tests that depend on the line, on slower lines.
 fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, CliError> {
     let mut plans = Vec::new();
     let base = message_plan(options)?;
@@ -225,8 +225,8 @@ fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, Cl
     Ok(plans)
 }
 
-/// Tests that this MPI can be trusted to end. MPICH 4.0 with UCX over TCP, as Debian has it, often does not
-/// after the last result of four ranks, without any library before it.
+/// The tests that end reliably with this MPI. Jobs of four ranks with Debian's MPICH 4.0 (UCX over TCP) often hang
+/// after their last result, without SLIM as well.
 fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError> {
     if flavor != Flavor::Mpich || tests.iter().all(|test| test.ranks() == 2) {
         return Ok(tests);
@@ -240,8 +240,7 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError>
     Ok(tests)
 }
 
-/// Bare, and what is measured against it. What was asked for must be there; of the usual ones, those
-/// that are.
+/// Bare, and what is measured against it: everything that --against names, or whatever of the default is installed.
 fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     let mut ready = vec![Contender::Bare.ready()?];
     if options.against.is_empty() {

@@ -30,7 +30,7 @@ impl BenchReport {
         Ok(all)
     }
 
-    /// As lines for a terminal.
+    /// The report as plain text.
     pub fn text(&self, sections: &[Section]) -> String {
         let mut text = format!("{}\n", self.machine);
         for missing in &self.missing {
@@ -45,7 +45,7 @@ impl BenchReport {
         text
     }
 
-    /// Writes the figures for programs.
+    /// Writes the figures as JSON.
     pub fn write_json(&self, path: &Path) -> Result<(), CliError> {
         let text = serde_json::to_string_pretty(self)
             .map_err(|e| CliError::failed(format!("the report as JSON: {e}")))?;

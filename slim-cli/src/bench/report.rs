@@ -1,4 +1,4 @@
-//! What came out.
+//! The figures of one call of `slim bench`.
 
 use std::env;
 use std::process::Command;
@@ -11,21 +11,21 @@ use super::messages::MessageFigures;
 use super::{instructions, memory, resume};
 use crate::shell;
 
-/// All that was measured in one call.
+/// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
     /// Version of SLIM.
     pub version: &'static str,
     /// Where it was measured.
     pub machine: Machine,
-    /// When it was asked for.
+    /// Date and time of the call.
     pub when: String,
-    /// The command that asked for it.
+    /// The command line of the call.
     pub command: String,
     /// Parts that could not be measured, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// MPI's messages, by MPI and line.
+    /// Speed of MPI's messages, by MPI and line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<MessageFigures>,
     /// Instructions of a small message.
@@ -34,28 +34,28 @@ pub struct BenchReport {
     /// Interruptions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<resume::ResumeFigures>,
-    /// What flows and processes cost.
+    /// Cost of flows and processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<memory::MemoryFigures>,
 }
 
-/// A machine, as far as figures depend on it.
+/// The properties of a machine that figures depend on.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     /// Name of the processor.
     pub processor: String,
-    /// How many cores we may use.
+    /// Cores that this process may use.
     pub cores: usize,
     /// Memory, in GiB.
     pub memory_gib: f64,
     /// Version of the kernel.
     pub kernel: String,
-    /// What else ran: processes waiting for a core in the last minute, on average.
+    /// Load average of the minute before the measurement.
     pub load: f64,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
         let processors = CpuInfo::current().ok();
         let processor = processors.as_ref().and_then(|cpus| cpus.model_name(0));
@@ -84,7 +84,7 @@ impl std::fmt::Display for Machine {
 }
 
 impl BenchReport {
-    /// Without any figures yet.
+    /// A report without figures.
     pub fn new(machine: Machine) -> Self {
         let date = Command::new("date")
             .args(["-u", "+%Y-%m-%d %H:%M UTC"])

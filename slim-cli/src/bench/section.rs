@@ -1,16 +1,16 @@
-//! A part of the report that is shown.
+//! One part of the report, ready to be shown.
 
 use crate::table::Table;
 
-/// See the module.
+/// A titled table with notes and plots.
 #[derive(Debug)]
 pub struct Section {
-    /// What it is about.
+    /// Title.
     pub title: String,
     /// Figures.
     pub table: Table,
-    /// What to know about them.
+    /// Explanations of the figures.
     pub notes: Vec<String>,
-    /// Pictures, as SVG.
+    /// Plots, as SVG.
     pub plots: Vec<String>,
 }

@@ -1,13 +1,13 @@
-//! Figures that were measured many times: their middle, how sure it is, and what a comparison can say.
+//! Repeated measurements: medians, their intervals, and comparisons.
 
 use serde::Serialize;
 
-/// The value in the middle; the mean of the two in the middle. None of nothing.
+/// The median; the mean of the two middle values of an even number. None without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The value below which `part` of them lie, between two neighbours in proportion.
+/// The quantile `part` (0 to 1), interpolated between neighbours. None without values.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,14 +19,14 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     Some(low + (high - low) * place.fract())
 }
 
-/// Fewer values have no such interval.
+/// Fewer values have no 95 % interval of the median.
 pub const LEAST: usize = 6;
-/// How often an interval may miss what it is about.
+/// Probability that the interval misses the true median.
 const MISSES: f64 = 0.05;
 
-/// Between which of the values, sorted, the true median lies with 95 % confidence. It takes nothing for granted
-/// about how they are distributed: each lies below the median with probability one half, so how many do
-/// is binomial (order statistics; Hahn and Meeker, *Statistical Intervals*). Fewer than [`LEAST`] cannot give it.
+/// The 95 % confidence interval of the median, by order statistics (Hahn and Meeker, *Statistical Intervals*). It assumes
+/// no distribution: each value lies below the median with probability one half, so the number of those that do is
+/// binomial. None for fewer than [`LEAST`] values.
 pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let outside = outside(values.len())?;
     let mut sorted = values.to_vec();
@@ -34,9 +34,9 @@ pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     Some((sorted[outside], sorted[sorted.len() - 1 - outside]))
 }
 
-/// How many of the smallest, and of the largest, of `n` values can be left out of the interval.
+/// Number of values to leave out of the interval at each end, of `n` sorted ones.
 fn outside(n: usize) -> Option<usize> {
-    // By logarithms: 2^-n is no number any more for n of some thousands.
+    // By logarithms: 2^-n underflows for n of some thousands.
     let mut term = -(n as f64) * std::f64::consts::LN_2;
     let (mut below, mut left_out) = (0.0, None);
     for k in 0..n / 2 {
@@ -50,20 +50,20 @@ fn outside(n: usize) -> Option<usize> {
     left_out
 }
 
-/// One kind of runs against bare ones, turn by turn.
+/// A contender compared with bare, turn by turn.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Median of the ratios to the bare turn of the same cycle.
     pub ratio: f64,
-    /// Where its 95 % interval begins.
+    /// Lower end of its 95 % interval.
     pub low: f64,
-    /// Where it ends.
+    /// Upper end of the interval.
     pub high: f64,
-    /// What can be said.
+    /// The conclusion.
     pub verdict: Judgement,
 }
 
-/// What a comparison says.
+/// Conclusion of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
@@ -71,18 +71,18 @@ pub enum Judgement {
     Better(f64),
     /// Worse than bare, by this part.
     Worse(f64),
-    /// The interval has the ratio 1 in it: if they differ at all, then by less than this part.
+    /// The interval contains 1: a difference, if any, is smaller than this part.
     Within(f64),
 }
 
 impl Comparison {
-    /// Compares turns of the same rounds and cycles; `less_is_better` for times. None of one round, which says
-    /// nothing of other jobs, and of too few turns.
+    /// Compares turns of the same rounds and cycles; `less_is_better` for times. None for a single round, which says
+    /// nothing about other jobs, and for too few turns.
     ///
-    /// The turns of one round are of the same jobs: what a job has by chance (where its memory lies, which
-    /// sockets hash to the same place) is in all of them, and the interval of all turns does not know it. So the
-    /// medians of the rounds have an interval of their own, and both together count: it is no narrower than
-    /// either. Of fewer rounds than an interval needs it is their range, and then less sure.
+    /// All turns of a round are of the same jobs, so they share what a job has by chance (placement of its memory,
+    /// hash collisions of its sockets). The interval of all turns does not include that variation. Therefore the
+    /// result also covers the interval of the rounds' medians, or their range if there are fewer than [`LEAST`] rounds;
+    /// the range has less than 95 % confidence.
     pub fn new(bare: &[Vec<f64>], other: &[Vec<f64>], less_is_better: bool) -> Option<Self> {
         let of_round = |(bare, other): (&Vec<f64>, &Vec<f64>)| -> Vec<f64> {
             bare.iter().zip(other).map(|(b, o)| o / b).collect()
@@ -115,7 +115,7 @@ impl Comparison {
         })
     }
 
-    /// Is the ratio on the good side of `goal`? None if the interval is on both.
+    /// Is the whole interval on the good side of `goal`? None if it contains the goal.
     pub fn reaches(&self, goal: f64, less_is_better: bool) -> Option<bool> {
         let (good, bad) = match less_is_better {
             true => (self.high <= goal, self.low > goal),
@@ -146,7 +146,7 @@ mod tests {
         rng.next_u64() as f64 / u64::MAX as f64
     }
 
-    /// What timings look like: most near the least, a few far above it. The median is 1 + `scale`.
+    /// Distributed like timings: most near the minimum, a few far above it. The median is 1 + `scale`.
     fn timing(rng: &mut SeededRng, scale: f64) -> f64 {
         1.0 - scale * (1.0 - uniform(rng)).max(1e-12).log2()
     }
@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(outside(n), left_out, "{n}");
         }
-        // A normal approximation of so many: half of them less 0.98 times the root.
+        // Normal approximation: half of n, less 0.98 times its square root.
         let many = outside(100_000).unwrap();
         assert!((many as i64 - 49_690).abs() <= 2, "{many}");
         let values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0, 8.0, 7.0, 6.0];
@@ -195,12 +195,12 @@ mod tests {
         }
     }
 
-    /// The turns of a machine whose speed wanders by half, some of them hit by something else.
+    /// Turns on a machine whose speed drifts by half, with occasional disturbances.
     fn drifting(seed: u64, rounds: usize, ratio: f64, jobs: f64) -> [Vec<Vec<f64>>; 2] {
         let mut rng = SeededRng::new(seed);
         let (mut bare, mut other) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            // Symmetric: what a job has by chance is as often good as bad.
+            // Symmetric: chance makes a job faster as often as slower.
             let luck = 1.0 + jobs * (uniform(&mut rng) - 0.5);
             let mut turn = |cycle: usize, ratio: f64| {
                 let wanders = 1.0 + 0.5 * (round as f64 + cycle as f64 / 12.0).sin().abs();
@@ -248,7 +248,7 @@ mod tests {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(near(compared.low, lucky(1)) && near(compared.high, lucky(7)));
         assert_eq!(compared.verdict.to_string(), "no difference beyond 11.0 %");
-        // Of few rounds, all count.
+        // With few rounds, the range of all medians counts.
         let few = Comparison::new(&bare[..3], &other[..3], true).unwrap();
         assert!(near(few.low, lucky(0)) && near(few.high, lucky(2)));
     }

@@ -1,4 +1,4 @@
-//! Where faults are made: in a lab of our own, or around a job that runs already.
+//! The place of the faults: a lab, or a job that runs already.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,7 +18,7 @@ use super::plan::{FaultKind, Hit, Plan, PlannedFault};
 /// How long to try to slip a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the faults are made on.
+/// The place of the faults.
 #[derive(Debug)]
 pub enum Scene {
     /// A lab: every kind of fault, on any node.
@@ -34,7 +34,7 @@ pub enum Scene {
     Namespace {
         /// The namespace.
         net: Netns,
-        /// It is the one that we are in ourselves.
+        /// Whether it is that of this process.
         is_own: bool,
     },
 }
@@ -44,11 +44,11 @@ pub enum Scene {
 pub struct Strike {
     /// Node, or `-` outside a lab.
     pub node: String,
-    /// Connections hit; for a lasting fault known when it is over, if at all.
+    /// Connections hit; 0 for a fault that lasts.
     pub hit: usize,
-    /// In words.
+    /// Description.
     pub detail: String,
-    /// Present while the fault lasts.
+    /// Ends the fault when dropped; none if it is over at once.
     pub guard: Option<ActiveFault>,
 }
 
@@ -64,7 +64,7 @@ pub enum ActiveFault {
 }
 
 impl ActiveFault {
-    /// Ends the fault; gives what it did, if that is known.
+    /// Ends the fault. Returns what it did, if that is known.
     pub fn lift(self) -> Result<Option<String>, Error> {
         match self {
             Self::Firewall(guards) => {
@@ -96,7 +96,7 @@ impl Scene {
         Ok(Self::Namespace { net, is_own })
     }
 
-    /// Can every fault of `plan` be made here? One line for the first that cannot.
+    /// Checks that every fault of `plan` can be made here. The error is one line about the first that cannot.
     pub fn admits(&self, plan: &Plan) -> Result<(), String> {
         for (n, fault) in plan.faults.iter().enumerate() {
             self.admits_fault(fault)
@@ -140,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Is there still something to hit? A job may have ended.
+    /// Does the job still run? Always true of a lab and of a namespace.
     pub fn is_alive(&self) -> bool {
         match self {
             Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
@@ -205,7 +205,7 @@ impl Scene {
         })
     }
 
-    /// The connections of `net` that `fault` means, thinned as it says.
+    /// The connections of `net` that `fault` selects.
     fn chosen(
         &self,
         net: &Netns,
@@ -214,7 +214,7 @@ impl Scene {
     ) -> Result<Vec<OpenConnection>, Error> {
         let mut pick = Pick::between_hosts();
         if !matches!(self, Self::Lab(_)) {
-            // Of a job on one host all connections are local.
+            // All connections of a job on one host are local.
             pick = pick.and_local();
         }
         if let Some(name) = &fault.process {
@@ -329,7 +329,7 @@ fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     }
 }
 
-/// `root` and all that descend from it now.
+/// `root` and its present descendants.
 fn descendants(root: u32) -> HashSet<u32> {
     let processes = all_processes().into_iter().flatten().flatten();
     let parents: Vec<(u32, u32)> = processes

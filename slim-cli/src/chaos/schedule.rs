@@ -1,4 +1,4 @@
-//! When which fault comes: a function of the plan and its seed alone.
+//! The times of faults, determined by the plan and its seed alone.
 
 use std::time::Duration;
 

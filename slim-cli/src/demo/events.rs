@@ -1,4 +1,4 @@
-//! What the event log tells of a demonstration, in one line.
+//! Summary of a demonstration's event logs, in one line.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -11,9 +11,9 @@ use crate::events;
 /// Sums over all event logs of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// Resumes; both ends tell of each, it counts once.
+    /// Resumes. Both ends log each, but it counts once.
     resumes: HashSet<(String, u64)>,
-    /// Bytes that one end sent again, all together.
+    /// Bytes replayed, by both ends.
     replayed: u64,
     /// Longest time from a suspension to the flow being live again, in milliseconds.
     longest_ms: u64,

@@ -1,7 +1,7 @@
-//! `slim demo`: what SLIM is for, shown in a minute or two.
+//! `slim demo`: shows in a minute or two what SLIM does.
 //!
-//! Two nodes in a lab on this machine, an MPI program that checks every byte, and
-//! its connections killed at random moments: some runs bare, some under `slim run`.
+//! An MPI program that checks every byte runs on two nodes of a lab on this machine, bare and under `slim run`,
+//! while its connections are killed at random moments.
 
 mod events;
 mod one_run;
@@ -129,7 +129,7 @@ fn event_directory(options: &DemoOptions) -> Result<PathBuf, CliError> {
 fn progress(line: &str) {
     let mut out = io::stdout();
     if out.is_terminal() {
-        // Output that cannot be written is no reason to end the demonstration.
+        // A failure to write must not end the demonstration.
         let _ = write!(out, "\r\x1b[K  {line}").and_then(|()| out.flush());
     }
 }

@@ -13,7 +13,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// No run yet.
+    /// A summary without runs.
     pub fn new(mode: DemoMode) -> Self {
         Self {
             mode,
@@ -26,12 +26,12 @@ impl Summary {
         self.mode
     }
 
-    /// Takes one more run in.
+    /// Adds a run.
     pub fn add(&mut self, run: DemoRun) {
         self.runs.push(run);
     }
 
-    /// Every run finished with all data right, although connections were killed in each.
+    /// Did every run finish with all data right, with connections killed in each?
     pub fn is_perfect(&self) -> bool {
         self.runs
             .iter()

@@ -1,8 +1,8 @@
-//! The hosts of a job, which are to be peers of each other whatever their addresses.
+//! The hosts of a job, which become peers of each other whatever their addresses are.
 //!
-//! By default SLIM asks hosts in private networks only, and in those that a host has an address in (`SLIM_PEERS`). Whoever
-//! starts a job on hosts with public addresses has named them already: on the command line, in a file, or to the batch
-//! system.
+//! By default SLIM asks only hosts in private networks, and in networks that this host has an address in (`SLIM_PEERS`).
+//! The user who starts a job on hosts with public addresses has named them: on the command line, in a file, or to the
+//! batch system.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -18,7 +18,7 @@ const PEERS: &str = "SLIM_PEERS";
 
 /// Options of `mpirun` that list hosts.
 const LISTS: [&str; 3] = ["-H", "-host", "--host"];
-/// Those that name a file of them.
+/// Options that name a file with a list of hosts.
 const FILES: [&str; 5] = [
     "-hostfile",
     "--hostfile",
@@ -28,7 +28,7 @@ const FILES: [&str; 5] = [
 ];
 /// Options with two values.
 const PAIRS: [&str; 6] = ["-mca", "--mca", "-gmca", "--gmca", "-prtemca", "--prtemca"];
-/// Usual options without a value: what follows may be the program. Behind any other option, a word is its value.
+/// Common options without a value; the next word may be the program. The word after any other option is its value.
 const FLAGS: [&str; 22] = [
     "-q",
     "-v",
@@ -53,7 +53,7 @@ const FLAGS: [&str; 22] = [
     "--enable-recovery",
     "--do-not-launch",
 ];
-/// Variables of batch systems, and of Open MPI, that name such a file.
+/// Variables of batch systems and of Open MPI that name a file with a list of hosts.
 const FILE_VARIABLES: [&str; 6] = [
     "PBS_NODEFILE",
     "PE_HOSTFILE",
@@ -62,12 +62,12 @@ const FILE_VARIABLES: [&str; 6] = [
     "OMPI_MCA_orte_default_hostfile",
     "PRTE_MCA_prte_default_hostfile",
 ];
-/// Those that list hosts, in Slurm's way of writing.
+/// Variables that list hosts in Slurm's notation.
 const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-/// A list with more hosts is a mistake.
+/// Most hosts of a list; a longer one is a mistake.
 const MOST: usize = 1 << 16;
 
-/// The hosts that `mpirun` with these arguments would start processes on, as far as that can be told.
+/// The hosts on which `mpirun` with these arguments would start processes, as far as known.
 pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
     let mut found = of_arguments(args);
     for name in FILE_VARIABLES {
@@ -103,7 +103,7 @@ fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
                 rest.next();
             }
         } else {
-            // The program: its arguments are no business of ours. Another one may follow.
+            // The program: its arguments are skipped. Another program may follow `:`.
             rest.by_ref().find(|arg| *arg == ":");
         }
     }
@@ -132,7 +132,7 @@ fn host(word: &str) -> Option<String> {
     (!name.is_empty() && !name.starts_with('+')).then(|| name.to_owned())
 }
 
-/// `a[1-3,07],b` as `a1`, `a2`, `a3`, `a07` and `b`. With several brackets in a name, it is not understood.
+/// `a[1-3,07],b` as `a1`, `a2`, `a3`, `a07` and `b`. Names with several brackets are not supported.
 fn of_slurm(list: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -164,7 +164,7 @@ fn of_slurm(list: &str) -> Vec<String> {
     found
 }
 
-/// Makes these hosts peers, and this one as they see it, where the settings do not do that yet.
+/// Adds these hosts to `SLIM_PEERS`, and this host's addresses as they see them, unless they are peers already.
 pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = String>) {
     let default = VARIABLES.iter().find(|known| known.name == PEERS);
     let default = default.map_or("", |known| known.default);
@@ -190,13 +190,13 @@ pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = Strin
     }
 }
 
-/// None of a name that only the remote shell knows.
+/// The addresses of a host; none if this host cannot resolve its name.
 fn addresses(host: &str) -> Vec<IpAddr> {
     let found = (host, 0).to_socket_addrs();
     found.map_or(Vec::new(), |all| all.map(|addr| addr.ip()).collect())
 }
 
-/// The address of this host that connections to that one come from. Nothing is sent.
+/// The source address of connections to `ip`. Nothing is sent.
 fn own_towards(ip: IpAddr) -> Option<IpAddr> {
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),

@@ -44,7 +44,7 @@ pub enum Foreign {
 const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun"];
 const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
 
-/// Finds `command` as the shell would, so that a wrong name is told before anything runs.
+/// Finds `command` as the shell would, so that a wrong name is an error before anything runs.
 pub fn resolve(command: &str) -> Result<PathBuf, CliError> {
     if command.contains('/') {
         let path = PathBuf::from(command);
@@ -92,7 +92,7 @@ pub fn classify(program: &Path) -> Launcher {
     let output = Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
-        // The question must not be answered through a preload of ours or of the user.
+        // No preload library may take part in the answer.
         .env_remove("LD_PRELOAD")
         .output();
     match output {

@@ -15,7 +15,7 @@ pub const LIBRARY: &str = "libslim_preload.so";
 pub const VARIABLE: &str = "SLIM_PRELOAD";
 
 /// Finds the library: `given` (option), then `SLIM_PRELOAD`, then next to the
-/// program and in `../lib` of it. A path that was asked for must be right.
+/// program and in its `../lib`. A path that the user gave must exist.
 pub fn find(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let from_env = env::var_os(VARIABLE)
         .filter(|v| !v.is_empty())
@@ -82,7 +82,7 @@ fn usable(path: &Path, source: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-/// The loader says of a file that it cannot load only that it is ignored, and runs the program bare.
+/// The loader only warns about a file that it cannot load, and runs the program without it; so check first.
 fn is_shared_library(path: &Path) -> bool {
     const ELF64: [u8; 5] = *b"\x7fELF\x02";
     const TYPE: usize = 16;

@@ -1,4 +1,4 @@
-//! What the tests of the programs share.
+//! Helpers of the tests of the programs.
 
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
@@ -35,8 +35,8 @@ impl Scratch {
         path
     }
 
-    /// Stands in for the preload library: the loader takes any shared object, and one
-    /// that it already has (the C library) has no effect.
+    /// A stand-in for the preload library: a copy of the C library, which the loader accepts and
+    /// which has no effect.
     pub fn library(&self) -> PathBuf {
         let path = self.path("libslim_preload.so");
         fs::copy(libc_path(), &path).unwrap();

@@ -27,29 +27,29 @@ pub struct OpenConnection {
     pub state: u8,
     /// Processes of the namespace that hold it open.
     pub owners: Vec<Process>,
-    /// Who connected.
+    /// Which end connected.
     pub direction: Direction,
     id: SocketId,
 }
 
-/// Who made a connection.
+/// Which end made a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The other end connected to us: our port is one that is listened on.
+    /// The other end connected; this end's port is a listening one.
     Incoming,
-    /// We connected.
+    /// This end connected.
     Outgoing,
 }
 
 /// State number of an established connection.
 pub const ESTABLISHED: u8 = 1;
 
-/// What became of a request to destroy a connection.
+/// Outcome of a request to destroy a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DestroyOutcome {
     /// The kernel has given it up.
     Destroyed,
-    /// It was gone before.
+    /// It had ended before.
     Vanished,
 }
 
@@ -101,7 +101,7 @@ pub fn connections(net: &Netns) -> Result<Vec<OpenConnection>> {
     Ok(found)
 }
 
-/// Ports of `net` on which somebody listens.
+/// Listening ports of `net`.
 pub fn listening(net: &Netns) -> Result<Vec<u16>> {
     let sockets = net
         .run(|| dump(&StateFlags::LISTEN))?
@@ -221,7 +221,7 @@ fn send<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
     socket.send(&bytes, 0).map(drop)
 }
 
-/// Feeds the answers to `take` until it says that it has the last.
+/// Passes the answers to `take` until it returns true for the last.
 fn receive<M: NetlinkDeserializable>(
     socket: &Socket,
     mut take: impl FnMut(NetlinkPayload<M>) -> io::Result<bool>,
