@@ -1,41 +1,33 @@
 //! The contenders: bare sockets, and what is measured against them.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slim_lab::{Lab, artifacts};
+use strum::Display;
 
 use crate::events;
 use crate::failure::CliError;
 use crate::run::preload;
 
 /// A way of carrying a job's connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum, Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Contender {
     /// The kernel's TCP and nothing else.
     Bare,
     /// SLIM.
+    #[strum(to_string = "SLIM")]
     Slim,
     /// The kernel's MPTCP, enabled by `mptcpize`.
+    #[strum(to_string = "MPTCP")]
     Mptcp,
     /// Frames, sequence numbers and acknowledgements in user space, as in Eternal Terminal: what SLIM avoids
     /// (`programs/slim_framed.c`, written for this comparison only).
     Framed,
-}
-
-impl fmt::Display for Contender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bare => "bare",
-            Self::Slim => "SLIM",
-            Self::Mptcp => "MPTCP",
-            Self::Framed => "framed",
-        })
-    }
 }
 
 /// A contender that can run here: a library to preload, or none.

@@ -1,6 +1,5 @@
 //! How fast MPI moves messages: in every round a job of each contender, all working in turns.
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use slim_lab::faults::shape::{self, Shape};
 use slim_lab::mpi::{Flavor, Job, Mpi};
 use slim_lab::{Error, Lab};
+use strum::{Display, VariantArray};
 
 use super::contender::{self, Contender, Ready};
 use super::round::{Round, TurnPace, Turns};
@@ -16,8 +16,11 @@ use super::stats::{self, Comparison};
 use crate::failure::CliError;
 
 /// What `slim_bench.c` can measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum, Display, VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Test {
     /// Half of the round trip of a ping-pong.
     Latency,
@@ -32,15 +35,6 @@ pub enum Test {
 }
 
 impl Test {
-    /// All of them.
-    pub const ALL: [Test; 5] = [
-        Test::Latency,
-        Test::Bandwidth,
-        Test::Rate,
-        Test::Allreduce,
-        Test::Alltoall,
-    ];
-
     /// Is a smaller figure the better one?
     pub fn less_is_better(self) -> bool {
         !matches!(self, Self::Bandwidth | Self::Rate)
@@ -75,18 +69,6 @@ impl Test {
             (Self::Allreduce | Self::Alltoall, false) => &[8, KIB, 64 * KIB],
             (Self::Allreduce | Self::Alltoall, true) => &[8],
         }
-    }
-}
-
-impl fmt::Display for Test {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Latency => "latency",
-            Self::Bandwidth => "bandwidth",
-            Self::Rate => "rate",
-            Self::Allreduce => "allreduce",
-            Self::Alltoall => "alltoall",
-        })
     }
 }
 
@@ -437,7 +419,7 @@ mod tests {
 
     #[test]
     fn every_size_is_a_multiple_of_a_double() {
-        for test in Test::ALL {
+        for &test in Test::VARIANTS {
             for quick in [false, true] {
                 assert!(test.sizes(quick).iter().all(|bytes| bytes % 8 == 0));
             }

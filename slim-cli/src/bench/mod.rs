@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use slim_lab::Lab;
 use slim_lab::mpi::{Flavor, Mpi};
+use strum::VariantArray;
 
 use crate::failure::{CliError, FAILED};
 use crate::run::preload;
@@ -178,7 +179,7 @@ fn count(
 
 fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliError> {
     let tests = match &options.only[..] {
-        [] => Test::ALL.to_vec(),
+        [] => Test::VARIANTS.to_vec(),
         only => only.to_vec(),
     };
     let flavor = options.mpi.flavor();

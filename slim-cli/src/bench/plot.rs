@@ -2,6 +2,7 @@
 
 use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
+use strum::VariantArray;
 
 use super::contender::Contender;
 use super::messages::{MessageFigures, Point, Test};
@@ -50,7 +51,7 @@ pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
         _ => {}
     }
     let mut plots = Vec::new();
-    for test in Test::ALL {
+    for &test in Test::VARIANTS {
         let of_test: Vec<_> = measured.points.iter().filter(|p| p.test == test).collect();
         if of_test.len() > 1 && measured.rounds > 1 {
             plots.push(plot(test, &of_test, &measured.contenders)?);

@@ -1,20 +1,25 @@
 //! The MPIs that are installed here, and their compilers.
 
 use std::{
-    env, fmt,
+    env,
     path::{Path, PathBuf},
 };
+
+use strum::Display;
 
 use crate::{Error, Result, artifacts};
 
 /// An MPI that the lab knows how to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display)]
 pub enum Flavor {
     /// The distribution's Open MPI 4.1.
+    #[strum(to_string = "Open MPI 4.1")]
     OpenMpi4,
     /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
+    #[strum(to_string = "Open MPI 5.0")]
     OpenMpi5,
     /// The distribution's MPICH, which moves its messages by UCX.
+    #[strum(to_string = "MPICH")]
     Mpich,
 }
 
@@ -29,16 +34,6 @@ impl Flavor {
             Flavor::OpenMpi5 => "ompi5",
             Flavor::Mpich => "mpich",
         }
-    }
-}
-
-impl fmt::Display for Flavor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Flavor::OpenMpi4 => "Open MPI 4.1",
-            Flavor::OpenMpi5 => "Open MPI 5.0",
-            Flavor::Mpich => "MPICH",
-        })
     }
 }
 
