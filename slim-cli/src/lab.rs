@@ -1,4 +1,4 @@
-//! The environment with which a launcher reaches the other nodes of a lab.
+//! The environment in which a launcher finds the nodes of a lab.
 
 use std::ffi::OsString;
 
@@ -6,8 +6,8 @@ use slim_lab::{Lab, artifacts, launch};
 
 use crate::failure::CliError;
 
-/// Variables for a command on a node: for both series of Open MPI, the lab's agent in place of ssh,
-/// and permission to run as root, because a lab always runs as root.
+/// Variables for a command on a node: the lab's agent instead of ssh for both series
+/// of Open MPI, and permission to run as root, as every command of a lab does.
 pub fn launcher_environment(lab: &Lab) -> Result<Vec<(&'static str, OsString)>, CliError> {
     let agent = artifacts::program("slim-lab-agent").map_err(|e| CliError::input(e.to_string()))?;
     let mut vars = launch::environment(lab);

@@ -10,6 +10,8 @@
 //! Every command ends with a status of [`failure`]; `run` ends with the status of
 //! the command, which replaces `slim`.
 
+#![forbid(unsafe_code)]
+
 pub mod agent;
 pub mod bench;
 pub mod chaos;

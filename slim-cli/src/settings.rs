@@ -1,4 +1,4 @@
-//! Collects and checks the `SLIM_` variables of a job.
+//! The `SLIM_` variables of the job: collected, checked, passed on.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -20,7 +20,7 @@ pub fn is_setting(name: &str) -> bool {
 }
 
 impl Settings {
-    /// The settings in this process's environment. Values that are not UTF-8 are bad input.
+    /// The variables of this process's environment. Values that are not UTF-8 are bad input.
     pub fn from_env() -> Result<Self, CliError> {
         let mut found = BTreeMap::new();
         for (name, value) in env::vars_os() {
@@ -63,8 +63,8 @@ impl Settings {
         self.0.iter().map(|(n, v)| (n.as_str(), v.as_str()))
     }
 
-    /// Checks every variable as the library would, but treats problems as errors.
-    /// In a rank a bad value falls back to the default; here the user can correct it.
+    /// Checks every variable as the library would. A bad value is an error here, where the user
+    /// sees it; in a rank the default replaces it.
     pub fn checked(self) -> Result<(Self, Config), CliError> {
         let (mut config, mut problems) = Config::from_vars(self.0.clone());
         if let Some(path) = config.job_key_file.clone() {
@@ -97,7 +97,7 @@ impl Settings {
 
 fn events_problem(path: &Path) -> Option<String> {
     let dir = path.parent().filter(|d| !d.as_os_str().is_empty())?;
-    // A directory name with %p or %h is complete only in the process that opens the log.
+    // A directory whose name has a %p or %h is known only to the process that replaces them.
     if dir.to_string_lossy().contains('%') || dir.is_dir() {
         return None;
     }

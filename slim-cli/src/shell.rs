@@ -1,25 +1,17 @@
 //! Quoting for a POSIX shell.
 
-use std::fmt::Write as _;
-
 /// `text` as one word for a POSIX shell.
 pub fn quote(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        return text.to_owned();
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
+    let quoted = shlex::try_quote(text).expect("neither arguments nor variables contain NUL");
+    quoted.into_owned()
 }
 
-/// `NAME='value' ` for each pair, as arguments of `env`.
+/// `NAME='value' ` for each pair, to follow `env `.
 pub fn assignments<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> String {
-    pairs
-        .into_iter()
-        .fold(String::new(), |mut out, (name, value)| {
-            // Writing to a String cannot fail.
-            let _ = write!(out, "{name}={} ", quote(value));
-            out
-        })
+    let words = pairs.into_iter();
+    words
+        .map(|(name, value)| format!("{name}={} ", quote(value)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -1,24 +1,45 @@
-//! Plain text tables.
+//! Tables: as plain text for a terminal (comfy-table), and as HTML for a page (maud).
 
 use std::fmt;
 
-/// Rows of cells under a heading, printed with aligned columns.
+use comfy_table::{CellAlignment, ContentLineStyle, LineStyle, TableStyle};
+use maud::{Markup, Render, html};
+
+/// Rows of cells under a heading.
 #[derive(Clone, Debug)]
 pub struct Table {
-    head: Vec<String>,
+    head: Vec<Heading>,
     rows: Vec<Vec<String>>,
-    right: Vec<bool>,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Heading {
+    text: &'static str,
+    is_right: bool,
+}
+
+impl Heading {
+    /// Class of the column's cells on a page.
+    fn class(self) -> Option<&'static str> {
+        self.is_right.then_some("n")
+    }
+}
+
+/// Columns without lines between them; dashes below the heading.
+const STYLE: TableStyle = TableStyle::new()
+    .header_lines(ContentLineStyle::none().left(' ').junction(' '))
+    .header_separator(LineStyle::none().left(' ').fill('-').junction(' '))
+    .content_lines(ContentLineStyle::none().left(' ').junction(' '));
 
 impl Table {
     /// An empty table. A heading that begins with `>` aligns its column to the right.
-    pub fn new(head: &[&str]) -> Self {
+    pub fn new(head: &[&'static str]) -> Self {
+        let head = head.iter().map(|text| Heading {
+            text: text.trim_start_matches('>'),
+            is_right: text.starts_with('>'),
+        });
         Self {
-            right: head.iter().map(|h| h.starts_with('>')).collect(),
-            head: head
-                .iter()
-                .map(|h| h.trim_start_matches('>').to_owned())
-                .collect(),
+            head: head.collect(),
             rows: Vec::new(),
         }
     }
@@ -26,58 +47,42 @@ impl Table {
     /// Appends a row; it must have as many cells as the heading.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<_> = cells.into_iter().collect();
-        assert_eq!(
-            cells.len(),
-            self.head.len(),
-            "the row and the heading differ in their number of cells"
-        );
+        assert_eq!(cells.len(), self.head.len(), "cells of a row");
         self.rows.push(cells);
-    }
-
-    /// The heading.
-    pub fn head(&self) -> &[String] {
-        &self.head
-    }
-
-    /// Whether this column is aligned to the right.
-    pub fn is_right(&self, column: usize) -> bool {
-        self.right.get(column).copied().unwrap_or(false)
     }
 
     /// The rows.
     pub fn rows(&self) -> &[Vec<String>] {
         &self.rows
     }
-
-    /// Whether the table has no rows.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = || std::iter::once(&self.head).chain(&self.rows);
-        let widths: Vec<usize> = (0..self.head.len())
-            .map(|c| all().map(|row| row[c].chars().count()).max().unwrap_or(0))
-            .collect();
-        for (n, row) in all().enumerate() {
-            let mut line = String::new();
-            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
-                let pad = " ".repeat(width - cell.chars().count());
-                line.push_str(&if *right {
-                    format!("  {pad}{cell}")
-                } else {
-                    format!("  {cell}{pad}")
-                });
-            }
-            writeln!(f, "{}", line.trim_end())?;
-            if n == 0 {
-                let rule: Vec<_> = widths.iter().map(|w| "-".repeat(*w)).collect();
-                writeln!(f, "  {}", rule.join("  "))?;
+        let mut text = comfy_table::Table::new();
+        text.load_style(STYLE)
+            .set_header(self.head.iter().map(|heading| heading.text))
+            .add_rows(&self.rows);
+        for (column, heading) in text.column_iter_mut().zip(&self.head) {
+            column.set_padding((1, 0));
+            if heading.is_right {
+                column.set_cell_alignment(CellAlignment::Right);
             }
         }
-        Ok(())
+        writeln!(f, "{}", text.trim_fmt())
+    }
+}
+
+impl Render for Table {
+    fn render(&self) -> Markup {
+        html! {
+            table {
+                tr { @for h in &self.head { th class=[h.class()] { (h.text) } } }
+                @for row in &self.rows {
+                    tr { @for (h, cell) in self.head.iter().zip(row) { td class=[h.class()] { (cell) } } }
+                }
+            }
+        }
     }
 }
 
@@ -85,14 +90,28 @@ impl fmt::Display for Table {
 mod tests {
     use super::*;
 
+    fn table() -> Table {
+        let mut table = Table::new(&["name", ">a<b"]);
+        table.row(["1 & 2".into(), "7 µs".into()]);
+        table.row(["  <longer>".into(), String::new()]);
+        table
+    }
+
     #[test]
     fn columns_are_aligned() {
-        let mut table = Table::new(&["name", ">n"]);
-        table.row(["a".into(), "1".into()]);
-        table.row(["longer".into(), "200".into()]);
         assert_eq!(
-            table.to_string(),
-            "  name      n\n  ------  ---\n  a         1\n  longer  200\n"
+            table().to_string(),
+            "  name         a<b\n ----------- -----\n  1 & 2       7 µs\n    <longer>\n"
+        );
+    }
+
+    #[test]
+    fn cells_are_escaped_on_a_page() {
+        assert_eq!(
+            table().render().into_string(),
+            "<table><tr><th>name</th><th class=\"n\">a&lt;b</th></tr>\
+             <tr><td>1 &amp; 2</td><td class=\"n\">7 µs</td></tr>\
+             <tr><td>  &lt;longer&gt;</td><td class=\"n\"></td></tr></table>"
         );
     }
 }

@@ -1,10 +1,9 @@
-//! Finds the preload library, the programs of this workspace and the C sources; builds C programs.
+//! Finds the preload library, the programs of this workspace, and the C sources.
 
 use std::{
     env, fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicU32, Ordering},
     time::SystemTime,
 };
 
@@ -49,7 +48,7 @@ pub fn source(name: &str) -> Result<PathBuf> {
         .parent()
         .expect("the crate is in a workspace");
     let mut tried = vec![root.join("programs").join(name)];
-    // In an installed or copied build the directory `programs` lies beside the binary.
+    // In an installed or copied build, the directory of programs is beside the binary.
     tried.extend(
         build_dirs()
             .into_iter()
@@ -65,8 +64,8 @@ pub fn source(name: &str) -> Result<PathBuf> {
     }
 }
 
-/// Builds a C program of one file with `compiler`, unless the program is newer than the file. Returns the
-/// path of the program, in the [`scratch`] directory `place`.
+/// Builds a C program of one file with `compiler` in the [`scratch`] directory `place`, unless it is up to date.
+/// Returns the path of the program.
 pub fn compile(compiler: &Path, place: &str, source: &Path) -> Result<PathBuf> {
     build(compiler, &[], place, &source.with_extension(""), source)
 }
@@ -87,17 +86,17 @@ fn build(
     let name = name
         .file_name()
         .ok_or_else(|| Error::Invalid(format!("no file name: {}", source.display())))?;
-    let program = scratch(place)?.join(name);
+    let place = scratch(place)?;
+    let program = place.join(name);
     let changed = |path: &Path| fs::metadata(path).and_then(|m| m.modified());
     if let (Ok(built), Ok(written)) = (changed(&program), changed(source))
         && built > written
     {
         return Ok(program);
     }
-    // Several threads or processes may build it at the same time: each uses a file of its own and renames it.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let n = NEXT.fetch_add(1, Ordering::Relaxed);
-    let own = program.with_extension(format!("new{}.{n}", std::process::id()));
+    // Several processes may build it at the same time: each in a directory of its own, then renamed.
+    let dir = tempfile::tempdir_in(&place).map_err(Error::io(place.display().to_string()))?;
+    let own = dir.path().join(name);
     let mut command = Command::new(compiler);
     command.args(options);
     command.args(["-O2", "-o"]).arg(&own).arg(source);

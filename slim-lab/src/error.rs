@@ -1,16 +1,18 @@
-//! The lab's error type. Variants tell whose fault an error is.
+//! Errors of the lab, by cause.
 
-use std::{fmt, io, path::PathBuf, process::Output, time::Duration};
+use std::{io, path::PathBuf, process::Output, time::Duration};
 
-/// Result type of this crate.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why the lab could not do something.
-#[derive(Debug)]
+/// An error of the lab.
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The caller lacks the privilege to make namespaces and change their networks.
+    #[error("the lab needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN): run as root")]
     NeedsRoot,
-    /// A file or program was not found.
+    /// A file or program is missing. `hint` says how to get it.
+    #[error("{what} not found{}: {hint}", places(.tried))]
     Missing {
         /// The name of the file or program.
         what: String,
@@ -20,6 +22,7 @@ pub enum Error {
         hint: String,
     },
     /// An outside command (`ip`, `nft`, `tc`, `mpicc`) failed.
+    #[error("`{command}` failed: {outcome}")]
     Command {
         /// The command line.
         command: String,
@@ -27,20 +30,23 @@ pub enum Error {
         outcome: String,
     },
     /// A system call failed.
+    #[error("{what}: {source}")]
     Io {
         /// The operation that failed.
         what: String,
         /// The error of the kernel.
         source: io::Error,
     },
-    /// An expected event did not happen in time.
+    /// Something did not happen in time.
+    #[error("{what}: not within {:.1} s", .after.as_secs_f64())]
     Timeout {
         /// The expected event.
         what: String,
         /// The time limit.
         after: Duration,
     },
-    /// The request is invalid (a lab without nodes, a path that does not exist).
+    /// The request makes no sense (a lab of no nodes, a path that does not exist).
+    #[error("{0}")]
     Invalid(String),
 }
 
@@ -66,39 +72,15 @@ impl Error {
     }
 }
 
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::NeedsRoot => {
-                f.write_str("the lab needs root (CAP_NET_ADMIN, CAP_SYS_ADMIN): run as root")
-            }
-            Error::Missing { what, tried, hint } => {
-                write!(f, "{what} not found")?;
-                for (n, path) in tried.iter().enumerate() {
-                    f.write_str(if n == 0 { " (tried " } else { ", " })?;
-                    write!(f, "{}", path.display())?;
-                }
-                if !tried.is_empty() {
-                    f.write_str(")")?;
-                }
-                write!(f, ": {hint}")
-            }
-            Error::Command { command, outcome } => write!(f, "`{command}` failed: {outcome}"),
-            Error::Io { what, source } => write!(f, "{what}: {source}"),
-            Error::Timeout { what, after } => {
-                write!(f, "{what}: not within {:.1} s", after.as_secs_f64())
-            }
-            Error::Invalid(what) => f.write_str(what),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io { source, .. } => Some(source),
-            _ => None,
-        }
+/// Where a missing file was looked for, in parentheses; nothing if that is not known.
+fn places(tried: &[PathBuf]) -> String {
+    let tried: Vec<_> = tried
+        .iter()
+        .map(|path| path.display().to_string())
+        .collect();
+    match tried.is_empty() {
+        true => String::new(),
+        false => format!(" (tried {})", tried.join(", ")),
     }
 }
 

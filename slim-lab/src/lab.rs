@@ -3,12 +3,14 @@
 use std::{
     fs,
     net::Ipv4Addr,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Child,
-    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
+
+use tempfile::TempDir;
 
 use crate::{
     Error, Netns, Node, Result,
@@ -35,10 +37,10 @@ pub struct Lab {
     _switch: Option<Switch>,
     paths: usize,
     name: String,
-    dir: Dir,
+    dir: TempDir,
 }
 
-/// Describes a lab to be built.
+/// Configuration of a lab.
 #[derive(Clone, Debug)]
 pub struct LabBuilder {
     nodes: usize,
@@ -56,7 +58,7 @@ impl Lab {
         }
     }
 
-    /// Checks whether labs can be made on this system.
+    /// Checks that labs can be made here.
     pub fn check() -> Result<()> {
         if !privileged() {
             return Err(Error::NeedsRoot);
@@ -75,7 +77,7 @@ impl Lab {
         })
     }
 
-    /// Node `index`; 0 is `nodeA`. Panics if there is no such node, because the caller has chosen the lab's size.
+    /// Node `index`; 0 is `nodeA`. Panics if there is none: the caller chose the number of nodes.
     pub fn node(&self, index: usize) -> &Node {
         &self.nodes[index]
     }
@@ -97,12 +99,13 @@ impl Lab {
 
     /// A directory that lives as long as the lab.
     pub fn dir(&self) -> &Path {
-        &self.dir.path
+        self.dir.path()
     }
 
-    /// Keeps the lab's directory when the lab ends. Returns the path.
+    /// Keeps the lab's directory when the lab ends, for inspection. Returns its path.
     pub fn keep_dir(&mut self) -> &Path {
-        self.dir.keep = true;
+        self.dir.disable_cleanup(true);
+        eprintln!("kept: {}", self.dir.path().display());
         self.dir()
     }
 
@@ -140,15 +143,15 @@ impl LabBuilder {
             )));
         }
         Lab::check()?;
-        let dir = Dir::new(&self.name)?;
+        let dir = directory(&self.name)?;
         let name = dir
-            .path
+            .path()
             .file_name()
             .map(|n| n.to_string_lossy().into_owned())
             .unwrap_or_default();
-        let hosts = self.write_hosts(&dir.path)?;
+        let hosts = self.write_hosts(dir.path())?;
         let nodes = (0..self.nodes)
-            .map(|n| Node::start(&node_name(n), &dir.path, &hosts, self.addresses(n)))
+            .map(|n| Node::start(&node_name(n), dir.path(), &hosts, self.addresses(n)))
             .collect::<Result<Vec<_>>>()?;
         let switch = if self.nodes > 2 {
             Some(Switch::start(&hosts, self.paths)?)
@@ -236,6 +239,15 @@ impl Lab {
     }
 }
 
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // Keep the event logs and configurations of a failed test for inspection.
+        if thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
+            self.keep_dir();
+        }
+    }
+}
+
 /// The kernel's word for the state of a node's interface (`up`, `down`, `lowerlayerdown`).
 pub fn operstate(node: &Node, path: usize) -> String {
     // Read through the holder's root, because sysfs shows the interfaces of the namespace that mounted it.
@@ -305,37 +317,15 @@ impl Drop for Switch {
     }
 }
 
-/// The lab's directory, removed at the end. Its name has the process id and a counter, so it is unique among labs of one
-/// process and of several.
-#[derive(Debug)]
-struct Dir {
-    path: PathBuf,
-    keep: bool,
-}
-
-impl Dir {
-    fn new(name: &str) -> Result<Self> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let n = COUNT.fetch_add(1, Ordering::Relaxed);
-        let word: String = name
-            .chars()
-            .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
-            .collect();
-        let path = std::env::temp_dir().join(format!("slim-{word}-{}-{n}", std::process::id()));
-        // A killed process with the same id may have left one.
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir(&path).map_err(Error::io(path.display().to_string()))?;
-        Ok(Dir { path, keep: false })
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        // Kept to examine the files of a failed test: event logs, configurations.
-        if self.keep || thread::panicking() && std::env::var_os(KEEP_VAR).is_some() {
-            eprintln!("kept: {}", self.path.display());
-            return;
-        }
-        let _ = fs::remove_dir_all(&self.path);
-    }
+/// A new directory for the lab's files. Programs of other users may read it.
+fn directory(name: &str) -> Result<TempDir> {
+    let word: String = name
+        .chars()
+        .filter(|c| c.is_ascii_alphanumeric() || *c == '-')
+        .collect();
+    tempfile::Builder::new()
+        .prefix(&format!("slim-{word}-"))
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir()
+        .map_err(Error::io("make a directory for the lab"))
 }

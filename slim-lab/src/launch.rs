@@ -15,6 +15,7 @@ use std::{
 };
 
 use nix::sched::{CloneFlags, setns};
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Lab, Result, node::SYSTEM_PATH};
 
@@ -28,8 +29,8 @@ pub const DROP_VAR: &str = "SLIM_LAB_DROP";
 /// Variables with this prefix are the lab's own and never carried.
 const OWN_PREFIX: &str = "SLIM_LAB_";
 
-/// The agent's description of one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One node as the agent knows it.
+#[derive(Debug, Deserialize, Serialize)]
 struct LaunchNode {
     name: String,
     holder: u32,
@@ -37,18 +38,17 @@ struct LaunchNode {
     addresses: Vec<String>,
 }
 
-/// The variables that a launcher's environment needs so that the agent finds `lab`.
+/// Variables by which the agent finds `lab`, for the environment of a launcher.
 pub fn environment(lab: &Lab) -> Vec<(&'static str, OsString)> {
-    let entries = lab.nodes().iter().map(|node| {
-        LaunchNode {
-            name: node.name().to_owned(),
-            holder: node.holder(),
-            tmp: node.tmp().display().to_string(),
-            addresses: node.addresses().iter().map(ToString::to_string).collect(),
-        }
-        .print()
+    let nodes = lab.nodes().iter().map(|node| LaunchNode {
+        name: node.name().to_owned(),
+        holder: node.holder(),
+        tmp: node.tmp().display().to_string(),
+        addresses: node.addresses().iter().map(ToString::to_string).collect(),
     });
-    vec![(NODES_VAR, entries.collect::<Vec<_>>().join(";").into())]
+    let nodes = serde_json::to_string(&nodes.collect::<Vec<_>>());
+    let nodes = nodes.expect("strings and numbers always become JSON");
+    vec![(NODES_VAR, nodes.into())]
 }
 
 /// The main function of the agent: enters the node and executes the command. Returns only on failure.
@@ -69,9 +69,10 @@ fn become_remote(args: &[OsString]) -> Result<Never> {
             "{NODES_VAR} is not set: this program is started by a launcher inside a lab"
         ))
     })?;
-    let entry = nodes
-        .split(';')
-        .filter_map(LaunchNode::parse)
+    let entries: Vec<LaunchNode> = serde_json::from_str(&nodes)
+        .map_err(|e| Error::Invalid(format!("{NODES_VAR}: {e}: {nodes}")))?;
+    let entry = entries
+        .into_iter()
         .find(|e| e.name == host || e.addresses.contains(&host))
         .ok_or_else(|| Error::Invalid(format!("no node named {host} in this lab ({nodes})")))?;
     let carried = carried(env::vars_os(), &list(CARRY_VAR), &list(DROP_VAR));
@@ -159,31 +160,6 @@ fn carried(
     vars.filter(|(name, _)| wanted(name)).collect()
 }
 
-impl LaunchNode {
-    fn print(&self) -> String {
-        format!(
-            "{}:{}:{}:{}",
-            self.name,
-            self.holder,
-            self.tmp,
-            self.addresses.join(",")
-        )
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.splitn(4, ':');
-        let mut next = || parts.next().map(str::to_owned);
-        let (name, holder, tmp) = (next()?, next()?.parse().ok()?, next()?);
-        let addresses = next()?.split(',').map(str::to_owned).collect();
-        Some(LaunchNode {
-            name,
-            holder,
-            tmp,
-            addresses,
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,19 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_description_can_be_parsed_back() {
-        let entry = LaunchNode {
-            name: "nodeB".into(),
-            holder: 42,
-            tmp: "/tmp/x".into(),
-            addresses: vec!["10.77.0.2".into(), "10.78.0.2".into()],
-        };
-        assert_eq!(LaunchNode::parse(&entry.print()), Some(entry));
-        assert_eq!(LaunchNode::parse("nonsense"), None);
-    }
-
-    #[test]
-    fn only_variables_that_slim_needs_are_carried() {
+    fn only_what_slim_needs_is_carried() {
         let vars = [
             "LD_PRELOAD",
             "SLIM",

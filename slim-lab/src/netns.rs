@@ -1,9 +1,9 @@
-//! A network namespace held by a descriptor: runs code and commands in it, lists and kills its
-//! processes.
+//! A network namespace held by a descriptor: run code in it, start commands in it, list and kill
+//! its processes.
 
 use std::{
     ffi::OsStr,
-    fs, io,
+    fs,
     os::{
         fd::{AsFd, OwnedFd},
         linux::fs::MetadataExt,
@@ -17,10 +17,12 @@ use std::{
 };
 
 use nix::{
+    net::if_::if_nameindex,
     sched::{CloneFlags, setns},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use rustix::thread::{CapabilitySet, capabilities};
 
 use crate::{Error, Result};
 
@@ -32,7 +34,7 @@ pub struct Netns {
     id: (u64, u64),
 }
 
-/// A process, as far as the lab needs to know it.
+/// A process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Process {
     /// Process id.
@@ -64,7 +66,7 @@ impl Netns {
     }
 
     /// Runs `f` on a thread of its own inside this namespace and returns its result.
-    /// A socket made there belongs to the namespace for good, wherever it is used afterwards.
+    /// A socket made there stays in the namespace, wherever it is used afterwards.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> Result<T> {
         let inside = || {
             setns(self.fd.as_fd(), CloneFlags::CLONE_NEWNET).map_err(|e| Error::Io {
@@ -79,7 +81,7 @@ impl Netns {
         })
     }
 
-    /// A command that runs inside this network namespace, and in all other namespaces of the caller.
+    /// A command that runs inside this network namespace, and in the caller's other namespaces.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let fd = self.fd.clone();
@@ -91,8 +93,8 @@ impl Netns {
         command
     }
 
-    /// Runs a short command inside and returns its standard output. If it fails, the error has its
-    /// command line and standard error.
+    /// Runs a short command inside and returns its standard output. The error of a failure
+    /// has the command line and the command's standard error.
     pub fn exec(&self, program: &str, args: &[&str]) -> Result<String> {
         let line = || format!("{program} {}", args.join(" "));
         let output = self
@@ -101,6 +103,21 @@ impl Netns {
             .output()
             .map_err(Error::io(line()))?;
         checked(line(), output)
+    }
+
+    /// Names of the interfaces, without the loopback.
+    pub fn interfaces(&self) -> Result<Vec<String>> {
+        let list = || -> nix::Result<Vec<String>> {
+            let found = if_nameindex()?;
+            let names = found
+                .iter()
+                .map(|i| i.name().to_string_lossy().into_owned());
+            Ok(names.filter(|name| name != "lo").collect())
+        };
+        self.run(list)?.map_err(|e| Error::Io {
+            what: "list the interfaces of a network namespace".into(),
+            source: e.into(),
+        })
     }
 
     /// Every process whose main thread is in this namespace.
@@ -123,7 +140,7 @@ impl Netns {
     }
 
     /// Kills every process in this namespace except `spare` and ourselves, and waits until they
-    /// are gone, 5 s at most. Returns the killed processes. Repeats, because a process may fork meanwhile.
+    /// are gone. Returns the killed processes. Repeats, because a process may fork meanwhile.
     pub fn kill_all(&self, spare: &[u32]) -> Vec<Process> {
         let (mut killed, start) = (Vec::<Process>::new(), Instant::now());
         loop {
@@ -133,7 +150,7 @@ impl Netns {
                 return killed;
             }
             for process in found {
-                // It may have ended already.
+                // An error means that it has ended already.
                 let _ = kill(Pid::from_raw(process.pid as i32), Signal::SIGKILL);
                 if !killed.contains(&process) {
                     killed.push(process);
@@ -164,15 +181,6 @@ pub(crate) fn checked(line: impl Into<String>, output: Output) -> Result<String>
 
 /// Whether this process may make namespaces and change networks.
 pub fn privileged() -> bool {
-    const NET_ADMIN: u32 = 12;
-    const SYS_ADMIN: u32 = 21;
-    let effective = || -> io::Result<u64> {
-        let status = fs::read_to_string("/proc/thread-self/status")?;
-        let line = status
-            .lines()
-            .find_map(|l| l.strip_prefix("CapEff:"))
-            .unwrap_or("0");
-        u64::from_str_radix(line.trim(), 16).map_err(io::Error::other)
-    };
-    effective().is_ok_and(|bits| bits >> NET_ADMIN & 1 == 1 && bits >> SYS_ADMIN & 1 == 1)
+    let needed = CapabilitySet::NET_ADMIN | CapabilitySet::SYS_ADMIN;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }

@@ -1,4 +1,4 @@
-//! A seeded random number generator, so that a run can be repeated.
+//! Seeded random choices, so that a run can be repeated.
 
 /// A random sequence that is the same on every machine.
 #[derive(Clone, Debug)]
@@ -23,6 +23,11 @@ impl SeededRng {
         since.map_or(1, |d| d.as_micros() as u64 % 1_000_000_007)
     }
 
+    /// A sequence of its own; which one depends on what was drawn before.
+    pub fn fork(&mut self) -> Self {
+        SeededRng(self.0.fork())
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0.u64(..)
@@ -34,7 +39,7 @@ impl SeededRng {
         self.0.usize(..bound)
     }
 
-    /// True or false with equal probability.
+    /// True with probability one half.
     pub fn coin(&mut self) -> bool {
         self.0.bool()
     }

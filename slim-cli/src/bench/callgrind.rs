@@ -1,4 +1,4 @@
-//! Counts instructions with valgrind's callgrind. The number does not depend on the load of the machine.
+//! Counts instructions with valgrind's callgrind; the count does not depend on the machine's load.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::failure::CliError;
 use crate::run::launcher;
 
-/// A function in a profile.
+/// A function as identified in a profile.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Function {
     /// File name of the program or library that has the function.
@@ -23,24 +23,23 @@ pub struct Profile {
     entered: BTreeMap<Function, Entered>,
 }
 
-/// Calls of a function from other objects than its own.
+/// Calls of a function from other objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entered {
     /// Number of calls.
     pub calls: u64,
-    /// Instructions of all calls, those of its callees included.
+    /// Instructions of all calls, callees included.
     pub instructions: u64,
 }
 
-/// The path of valgrind. The error says that it must be installed.
+/// The path of valgrind.
 pub fn valgrind() -> Result<PathBuf, CliError> {
     launcher::resolve("valgrind").map_err(|_| {
         CliError::input("counting instructions needs valgrind, which is not installed")
     })
 }
 
-/// Arguments for valgrind. It writes one file for each thread; that of the first thread is
-/// [`first_thread`] of `out`.
+/// Arguments that make valgrind write one file for each thread; [`first_thread`] of `out` names that of the first.
 pub fn arguments(out: &Path) -> [String; 5] {
     [
         "-q".into(),
@@ -66,9 +65,8 @@ impl Profile {
         Ok(Self::parse(&text))
     }
 
-    /// The format is line by line. Lines with names set the function to which the following costs belong.
-    /// The line of costs right behind `calls=` is the cost of the callee, which the callee's own lines
-    /// contain as well.
+    /// Each line is either a name, which the following costs belong to, or a cost. A cost right after `calls=` is
+    /// that of the callee, which has it in lines of its own, too.
     fn parse(text: &str) -> Self {
         let (mut objects, mut functions) = (Names::default(), Names::default());
         let (mut object, mut name) = (String::new(), String::new());
@@ -123,18 +121,18 @@ impl Profile {
         self.own.keys()
     }
 
-    /// Instructions of a function itself, without those of its callees.
+    /// Instructions of a function without its callees.
     pub fn own(&self, function: &Function) -> u64 {
         self.own.get(function).copied().unwrap_or(0)
     }
 
-    /// Functions that were called from other objects than their own.
+    /// Functions that were called from other objects.
     pub fn entered(&self) -> impl Iterator<Item = (&Function, Entered)> {
         self.entered.iter().map(|(f, e)| (f, *e))
     }
 }
 
-/// Table of names. callgrind writes a name once, with a number, and later only the number.
+/// A name is written in full once, with a number, and by its number from then on.
 #[derive(Default)]
 struct Names(HashMap<String, String>);
 

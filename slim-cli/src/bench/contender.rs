@@ -1,44 +1,36 @@
-//! The contenders of a benchmark: bare sockets and those compared with them.
+//! The contenders: bare sockets, and what is measured against them.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slim_lab::{Lab, artifacts};
+use strum::Display;
 
 use crate::events;
 use crate::failure::CliError;
 use crate::run::preload;
 
 /// A way of carrying a job's connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum, Display)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Contender {
     /// The kernel's TCP and nothing else.
     Bare,
-    /// This library.
+    /// SLIM.
+    #[strum(to_string = "SLIM")]
     Slim,
-    /// The kernel's MPTCP, which `mptcpize` makes a program use.
+    /// The kernel's MPTCP, enabled by `mptcpize`.
+    #[strum(to_string = "MPTCP")]
     Mptcp,
-    /// The method that SLIM avoids: frames, sequence numbers and acknowledgements in user space, as in Eternal
-    /// Terminal (`programs/slim_framed.c`, a reference for this comparison only).
+    /// Frames, sequence numbers and acknowledgements in user space, as in Eternal Terminal: what SLIM avoids
+    /// (`programs/slim_framed.c`, written for this comparison only).
     Framed,
 }
 
-impl fmt::Display for Contender {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bare => "bare",
-            Self::Slim => "SLIM",
-            Self::Mptcp => "MPTCP",
-            Self::Framed => "framed",
-        })
-    }
-}
-
-/// A contender that can run here. Each is a preload library, or none.
+/// A contender that can run here: a library to preload, or none.
 #[derive(Clone, Debug)]
 pub struct Ready {
     /// The contender.
@@ -48,7 +40,7 @@ pub struct Ready {
 }
 
 impl Contender {
-    /// Finds the contender's library. The error says in one line what is missing.
+    /// Finds the library; the error names what is missing.
     pub fn ready(self) -> Result<Ready, CliError> {
         let library = match self {
             Self::Bare => None,
@@ -88,19 +80,19 @@ fn framed_library() -> Result<PathBuf, CliError> {
         .map_err(|e| CliError::input(e.to_string()))
 }
 
-/// Pattern of the files to which the processes of a job write their numbers of frames.
+/// The file in which the processes of a job report how many frames they sent and received.
 pub fn frames_log(dir: &Path) -> PathBuf {
     dir.join("frames.%p.json")
 }
 
-/// Content of such a file.
+/// Report of one process.
 #[derive(Debug, Deserialize)]
 struct Frames {
     sent: u64,
     received: u64,
 }
 
-/// Number of frames that the processes of an ended job have received (and at least as many sent).
+/// Frames received by the processes of a job that has ended.
 pub fn frames(dir: &Path) -> u64 {
     let files = fs::read_dir(dir).into_iter().flatten().flatten();
     let logs = files.filter(|f| f.file_name().to_string_lossy().starts_with("frames."));

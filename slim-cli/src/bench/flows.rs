@@ -8,6 +8,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use procfs::ProcResult;
+use procfs::process::Process;
+use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use slim_core::event::{Event, Record};
 use slim_lab::{Error, Lab, Node, artifacts};
@@ -16,10 +19,10 @@ use crate::failure::CliError;
 
 /// The port of all servers.
 const PORT: &str = "7000";
-/// Time limit of every step; a step that takes longer has failed.
+/// Anything that takes longer is a failure.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The lab, the program, and the preload library for measurements of connections.
+/// The lab, the program, and the library that it runs under.
 #[derive(Debug)]
 pub struct Ground {
     /// Two nodes; servers run on the second, clients on the first.
@@ -33,7 +36,7 @@ pub struct Ground {
 pub enum Under {
     /// Without SLIM.
     Bare,
-    /// Under SLIM, as users run it.
+    /// SLIM with its default settings.
     Slim,
     /// Under SLIM with an event log, which takes time.
     Logged,
@@ -65,12 +68,7 @@ pub struct Connected {
 
 /// Nanoseconds of the clock that `slim_flows` uses.
 pub fn now() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the pointer is to a live value of the type that the call fills in; this clock always exists.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
@@ -82,8 +80,8 @@ impl Ground {
         let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(input)?;
         let lab = Lab::builder().nodes(2).name("flows").build();
         let lab = lab.map_err(input)?;
-        // A port in TIME_WAIT cannot be used for a new connection to the same server. With ten thousand of these the
-        // measurement would be one of the kernel's search for a free port, until none is left.
+        // A port in TIME_WAIT cannot connect to the same server again. With ten thousand of them, the measurement would
+        // be of the kernel's search for a free port, until none is left.
         for (setting, value) in [
             ("tcp_max_tw_buckets", "512"),
             ("ip_local_port_range", "1024 65535"),
@@ -173,7 +171,7 @@ impl Flows {
         self.child.id()
     }
 
-    /// Writes a command to the program's standard input.
+    /// Sends a command to it.
     pub fn say(&mut self, word: &str) -> Result<(), CliError> {
         writeln!(self.stdin, "{word}")
             .map_err(|e| CliError::failed(format!("tell slim_flows to {word}: {e}")))
@@ -207,7 +205,7 @@ impl Flows {
         (count("live"), count("legacy"))
     }
 
-    /// Waits until `count` connections are live. Fails when all are decided and some are plain TCP.
+    /// Waits until `count` connections are live or plain TCP; plain ones are an error.
     fn wait_live(&self, count: usize) -> Result<(), CliError> {
         let begun = Instant::now();
         loop {
@@ -224,8 +222,8 @@ impl Flows {
         }
     }
 
-    /// Waits until one of the program's connections is resumed. Returns the number of replayed bytes, and the duration of
-    /// the interruption in milliseconds.
+    /// Waits until one of its connections is resumed. Returns the bytes replayed, and the milliseconds of the
+    /// interruption.
     pub fn wait_resume(&self) -> Result<(u64, u64), CliError> {
         let begun = Instant::now();
         loop {
@@ -249,7 +247,7 @@ impl Flows {
         }
     }
 
-    /// Waits until the program has ended, which must be with success.
+    /// Waits until it has ended with status 0.
     pub fn wait_end(&mut self) -> Result<(), CliError> {
         match self.child.wait() {
             Ok(status) if status.success() => Ok(()),
@@ -264,40 +262,33 @@ impl Flows {
         let _ = self.child.wait();
     }
 
-    /// Anonymous memory in bytes: heap, stacks, data, and modified pages of libraries.
+    /// Anonymous memory in bytes: heap, stacks, data, and written pages of libraries.
     pub fn memory(&self) -> Result<u64, CliError> {
-        let text = self.proc("smaps_rollup")?;
-        let kib = text
-            .lines()
-            .find_map(|line| line.strip_prefix("Anonymous:"))
-            .and_then(|rest| rest.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-        kib.map(|kib| kib * 1024)
+        let process = self.process().and_then(|process| process.smaps_rollup());
+        let rollup = process.map_err(|e| CliError::failed(format!("smaps_rollup: {e}")))?;
+        let mut maps = rollup.memory_map_rollup.iter();
+        maps.find_map(|map| map.extension.map.get("Anonymous").copied())
             .ok_or_else(|| CliError::failed("smaps_rollup has no line Anonymous"))
     }
 
     /// Number of open descriptors.
     pub fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.id())).map_or(0, Iterator::count)
+        let count = self.process().and_then(|process| process.fd_count());
+        count.unwrap_or(0)
     }
 
-    /// How often the program's threads have slept and been woken.
+    /// Voluntary context switches of its threads.
     pub fn wakeups(&self) -> u64 {
-        let tasks = fs::read_dir(format!("/proc/{}/task", self.id()));
-        let status = tasks.into_iter().flatten().flatten();
-        status
-            .filter_map(|task| fs::read_to_string(task.path().join("status")).ok())
-            .filter_map(|text| {
-                let line = text
-                    .lines()
-                    .find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"))?;
-                line.trim().parse::<u64>().ok()
-            })
+        let tasks = self.process().and_then(|process| process.tasks());
+        tasks
+            .into_iter()
+            .flatten()
+            .filter_map(|task| task.ok()?.status().ok()?.voluntary_ctxt_switches)
             .sum()
     }
 
-    fn proc(&self, file: &str) -> Result<String, CliError> {
-        let path = format!("/proc/{}/{file}", self.id());
-        fs::read_to_string(&path).map_err(|e| CliError::failed(format!("{path}: {e}")))
+    fn process(&self) -> ProcResult<Process> {
+        Process::new(self.id() as i32)
     }
 }
 
@@ -307,7 +298,7 @@ impl Drop for Flows {
     }
 }
 
-/// Receives lines as they are written, until the program ends or the receiver is dropped.
+/// Forwards lines until the program ends or the receiver is dropped.
 fn reader(stdout: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = channel();
     thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! Counts the instructions of a small message. The load of the machine does not change this number.
+//! Instructions of a small message. The count does not depend on the machine's load.
 //!
-//! Each count is the difference of a long and a short run, so that start-up, negotiation and shutdown
-//! cancel out. Only the application's thread counts.
+//! Each count is the difference of a long run and a short one, so that start-up, negotiation and the
+//! end cancel out. Only the application's thread is counted.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,12 +25,11 @@ use crate::failure::CliError;
 use crate::run::launcher;
 use crate::table::Table;
 
-/// Instructions that SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in the
-/// calling thread, those of libc included. A test fails when the budget is exceeded by more than
-/// [`TOLERANCE`]. When work on the library reduces the cost, write the new number here and into
-/// `docs/PERFORMANCE.md`.
+/// Instructions that SLIM may add to one `send` and one `recv` of 8 bytes on a live flow, in the calling
+/// thread and with those of libc. A test fails if it is exceeded by more than [`TOLERANCE`]. When a change of the
+/// library lowers it, write the new figure here and into `docs/PERFORMANCE.md`.
 pub const BUDGET: f64 = 148.0;
-/// The fraction by which the budget may be exceeded: other compilers generate slightly different code.
+/// Part by which the budget may be exceeded: compilers differ slightly.
 pub const TOLERANCE: f64 = 0.05;
 
 /// Pairs in the short and in the long run. With these numbers the difference always contains the same number of
@@ -63,7 +62,7 @@ pub struct SendRecv {
     pub functions: Vec<Share>,
 }
 
-/// The instructions of one function in a pair.
+/// One function's share of a pair.
 #[derive(Debug, Serialize)]
 pub struct Share {
     /// Program or library.
@@ -89,7 +88,7 @@ pub struct Call {
     pub slim: f64,
 }
 
-/// The means of counting instructions.
+/// The tool that counts instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counter {
@@ -124,14 +123,15 @@ pub fn pair(library: &Path) -> Result<SendRecv, CliError> {
     let failed = |e: Error| CliError::failed(e.to_string());
     let source = artifacts::source("slim_flows.c").map_err(failed)?;
     let program = artifacts::compile(Path::new("cc"), "cc", &source).map_err(failed)?;
-    let dir = ScratchDir::new()?;
-    let count = |library, pairs| ping_pong(&program, library, pairs, &dir.0);
+    let dir = tempfile::Builder::new().prefix("slim-count-").tempdir();
+    let dir = dir.map_err(|e| CliError::failed(format!("make a temporary directory: {e}")))?;
+    let count = |library, pairs| ping_pong(&program, library, pairs, dir.path());
     let bare = (count(None, PAIRS.0)?, count(None, PAIRS.1)?);
     let slim = (
         count(Some(library), PAIRS.0)?,
         count(Some(library), PAIRS.1)?,
     );
-    let live = events::records(&dir.0)
+    let live = events::records(dir.path())
         .iter()
         .filter(|r| r.event == Event::Live)
         .count();
@@ -363,24 +363,6 @@ fn starter(dir: &Path, program: &Path, out: &Path) -> Result<PathBuf, CliError> 
     };
     write().map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
     Ok(path)
-}
-
-/// A temporary directory, removed when this is dropped.
-struct ScratchDir(PathBuf);
-
-impl ScratchDir {
-    fn new() -> Result<Self, CliError> {
-        let path = std::env::temp_dir().join(format!("slim-count-{}", std::process::id()));
-        fs::create_dir_all(&path)
-            .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
 }
 
 impl InstructionFigures {

@@ -1,6 +1,5 @@
 //! Measures how fast MPI moves messages. In every round there is one job of each contender, and these take turns.
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,15 +8,19 @@ use serde::{Deserialize, Serialize};
 use slim_lab::faults::shape::{self, Shape};
 use slim_lab::mpi::{Flavor, Job, Mpi};
 use slim_lab::{Error, Lab};
+use strum::{Display, VariantArray};
 
 use super::contender::{self, Contender, Ready};
 use super::round::{Round, TurnPace, Turns};
 use super::stats::{self, Comparison};
 use crate::failure::CliError;
 
-/// The tests of `slim_bench.c`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+/// What `slim_bench.c` can measure.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum, Display, VariantArray,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Test {
     /// Half of the round trip of a ping-pong.
     Latency,
@@ -32,16 +35,7 @@ pub enum Test {
 }
 
 impl Test {
-    /// All tests.
-    pub const ALL: [Test; 5] = [
-        Test::Latency,
-        Test::Bandwidth,
-        Test::Rate,
-        Test::Allreduce,
-        Test::Alltoall,
-    ];
-
-    /// Whether a smaller value is the better one.
+    /// Is a smaller figure the better one?
     pub fn less_is_better(self) -> bool {
         !matches!(self, Self::Bandwidth | Self::Rate)
     }
@@ -78,19 +72,7 @@ impl Test {
     }
 }
 
-impl fmt::Display for Test {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Latency => "latency",
-            Self::Bandwidth => "bandwidth",
-            Self::Rate => "rate",
-            Self::Allreduce => "allreduce",
-            Self::Alltoall => "alltoall",
-        })
-    }
-}
-
-/// The extent of the measurement.
+/// What to do.
 #[derive(Clone, Debug)]
 pub struct MessagePlan {
     /// The MPI implementation.
@@ -436,8 +418,8 @@ mod tests {
     }
 
     #[test]
-    fn every_size_is_a_multiple_of_the_size_of_a_double() {
-        for test in Test::ALL {
+    fn every_size_is_a_multiple_of_a_double() {
+        for &test in Test::VARIANTS {
             for quick in [false, true] {
                 assert!(test.sizes(quick).iter().all(|bytes| bytes % 8 == 0));
             }

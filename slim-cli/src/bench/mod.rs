@@ -1,8 +1,8 @@
 //! `slim bench`: measures the cost of SLIM against bare sockets in the same run.
 //!
-//! Times measured on a loaded or shared machine mislead. So the contenders take turns of some milliseconds, ranks stay on
-//! their cores, and a difference is reported as one only if its 95 % interval excludes equality. Counts of
-//! [`instructions`] hold on any machine.
+//! Times measured on a loaded or shared machine mislead. Therefore the kinds of runs take turns of some milliseconds,
+//! ranks stay on their cores, and a difference is reported only if its 95 % interval excludes 1. Counts of
+//! [`instructions`] do not depend on the load.
 
 pub mod callgrind;
 pub mod contender;
@@ -28,6 +28,7 @@ use std::time::Duration;
 
 use slim_lab::Lab;
 use slim_lab::mpi::{Flavor, Mpi};
+use strum::VariantArray;
 
 use crate::failure::{CliError, FAILED};
 use crate::run::preload;
@@ -37,7 +38,7 @@ pub use options::BenchOptions;
 use options::Rate;
 use report::{BenchReport, Machine};
 
-/// Above this load a warning is printed, because something else uses the machine.
+/// A higher load gives a warning: something else uses the machine.
 const BUSY: f64 = 0.5;
 /// Approximate duration of counting instructions, under valgrind.
 const COUNTING: Duration = Duration::from_secs(60);
@@ -110,7 +111,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     told(&about(parts.sum()));
 
     let mut report = BenchReport::new(machine);
-    // With --all, one part that fails must not discard the results of the others.
+    // With --all, a part that fails must not lose the figures of the others.
     let mut missing = Vec::new();
     let mut note = |part: &str, failure: CliError| {
         if !all {
@@ -150,7 +151,7 @@ fn measure(options: &BenchOptions) -> Result<BenchReport, CliError> {
     Ok(report)
 }
 
-/// A rounded time, as a message.
+/// An estimate, rounded up so that it does not look exact.
 fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..90 => format!("this takes about {} seconds", seconds.next_multiple_of(5)),
@@ -158,7 +159,7 @@ fn about(time: Duration) -> String {
     }
 }
 
-/// Counts instructions. With --quick, counts for the C program only, and not at all if valgrind is missing.
+/// Counts instructions. The short form counts the C program only, and nothing without valgrind.
 fn count(
     library: &Path,
     quick: bool,
@@ -178,7 +179,7 @@ fn count(
 
 fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliError> {
     let tests = match &options.only[..] {
-        [] => Test::ALL.to_vec(),
+        [] => Test::VARIANTS.to_vec(),
         only => only.to_vec(),
     };
     let flavor = options.mpi.flavor();
@@ -193,7 +194,7 @@ fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliErro
     })
 }
 
-/// A plan for every installed MPI, and for the first of them also plans for limited lines.
+/// Plans for every installed MPI, and for the first of them the tests that depend on the line, on slower lines.
 fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, CliError> {
     let mut plans = Vec::new();
     let base = message_plan(options)?;
@@ -225,8 +226,8 @@ fn all_messages(options: &BenchOptions) -> Result<Vec<messages::MessagePlan>, Cl
     Ok(plans)
 }
 
-/// The tests that end reliably with this MPI. Debian's MPICH 4.0 with UCX over TCP often does not exit
-/// after the last result of four ranks, with or without a preload library.
+/// The tests that end reliably with this MPI. Jobs of four ranks with Debian's MPICH 4.0 (UCX over TCP) often hang
+/// after their last result, without SLIM as well.
 fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError> {
     if flavor != Flavor::Mpich || tests.iter().all(|test| test.ranks() == 2) {
         return Ok(tests);
@@ -240,8 +241,7 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError>
     Ok(tests)
 }
 
-/// Bare, and the contenders that are compared with it. Those that the user named must be available; of the
-/// default ones, only those that are available are used.
+/// Bare, and what is measured against it: everything that --against names, or whatever of the default is installed.
 fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     let mut ready = vec![Contender::Bare.ready()?];
     if options.against.is_empty() {

@@ -1,13 +1,14 @@
-//! The report as text, JSON and a page.
+//! The report as text, JSON and HTML.
 
 use std::fs;
 use std::path::Path;
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::report::BenchReport;
 use super::section::Section;
 use super::{goals, plot};
 use crate::failure::CliError;
-use crate::table::Table;
 
 impl BenchReport {
     /// The parts, in the order in which they are shown.
@@ -29,7 +30,7 @@ impl BenchReport {
         Ok(all)
     }
 
-    /// As lines for a terminal.
+    /// The report as plain text.
     pub fn text(&self, sections: &[Section]) -> String {
         let mut text = format!("{}\n", self.machine);
         for missing in &self.missing {
@@ -44,70 +45,55 @@ impl BenchReport {
         text
     }
 
-    /// Writes the figures for programs.
+    /// Writes the figures as JSON.
     pub fn write_json(&self, path: &Path) -> Result<(), CliError> {
         let text = serde_json::to_string_pretty(self)
             .map_err(|e| CliError::failed(format!("the report as JSON: {e}")))?;
         write(path, &(text + "\n"))
     }
 
-    /// Writes a page that needs nothing else.
+    /// Writes a page that needs no other file.
     pub fn write_html(&self, path: &Path, sections: &[Section]) -> Result<(), CliError> {
-        let mut page = format!(
-            "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-             <title>slim bench</title>\n<style>\n{STYLE}</style></head><body>\n\
-             <h1>slim bench {}</h1>\n<p>{}<br>{}<br><code>{}</code></p>\n",
-            escape(self.version),
-            escape(&self.when),
-            escape(&self.machine.to_string()),
-            escape(&self.command)
-        );
-        for missing in &self.missing {
-            let missing = escape(missing);
-            page.push_str(&format!(
-                "<p class=\"missing\">NOT measured: {missing}</p>\n"
-            ));
-        }
-        for section in sections {
-            page.push_str(&format!("<h2>{}</h2>\n", escape(&section.title)));
-            for note in &section.notes {
-                page.push_str(&format!("<p>{}</p>\n", escape(note)));
+        write(path, &(self.page(sections).into_string() + "\n"))
+    }
+
+    /// Everything is escaped but [`STYLE`] and the plots, which are markup.
+    fn page(&self, sections: &[Section]) -> Markup {
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    title { "slim bench" }
+                    style { (PreEscaped(STYLE)) }
+                }
+                body {
+                    h1 { "slim bench " (self.version) }
+                    p { (self.when) br; (self.machine) br; code { (self.command) } }
+                    @for missing in &self.missing {
+                        p.missing { "NOT measured: " (missing) }
+                    }
+                    @for section in sections {
+                        h2 { (section.title) }
+                        @for note in &section.notes { p { (note) } }
+                        @for svg in &section.plots { (PreEscaped(svg)) }
+                        (section.table)
+                    }
+                }
             }
-            section.plots.iter().for_each(|svg| page.push_str(svg));
-            page.push_str(&html_table(&section.table));
         }
-        page.push_str("</body></html>\n");
-        write(path, &page)
     }
 }
 
-const STYLE: &str = "body { font: 15px/1.45 sans-serif; margin: 2em auto; max-width: 60em; color: #222 }\n\
-table { border-collapse: collapse; margin: 1em 0 }\n\
-th, td { padding: .2em .8em .2em 0; text-align: left; border-bottom: 1px solid #ddd }\n\
-.n { text-align: right; font-variant-numeric: tabular-nums }\n\
-code { background: #f3f3f3; padding: .1em .3em }\n\
-.missing { color: #a00; white-space: pre-wrap }\n\
-svg { display: block; max-width: 100%; height: auto; margin: 1em 0 }\n";
-
-fn html_table(table: &Table) -> String {
-    let cells = |tag: &str, row: &[String]| -> String {
-        let cell = |(n, text): (usize, &String)| match table.is_right(n) {
-            true => format!("<{tag} class=\"n\">{}</{tag}>", escape(text)),
-            false => format!("<{tag}>{}</{tag}>", escape(text)),
-        };
-        let cells = row.iter().enumerate().map(cell);
-        format!("<tr>{}</tr>\n", cells.collect::<String>())
-    };
-    let rows: String = table.rows().iter().map(|row| cells("td", row)).collect();
-    format!("<table>\n{}{rows}</table>\n", cells("th", table.head()))
-}
-
-/// `text` where HTML has no meaning.
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
-}
+const STYLE: &str = "
+body { font: 15px/1.45 sans-serif; margin: 2em auto; max-width: 60em; color: #222 }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { padding: .2em .8em .2em 0; text-align: left; border-bottom: 1px solid #ddd }
+.n { text-align: right; font-variant-numeric: tabular-nums }
+code { background: #f3f3f3; padding: .1em .3em }
+.missing { color: #a00; white-space: pre-wrap }
+svg { display: block; max-width: 100%; height: auto; margin: 1em 0 }
+";
 
 fn write(path: &Path, text: &str) -> Result<(), CliError> {
     fs::write(path, text).map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
@@ -116,15 +102,39 @@ fn write(path: &Path, text: &str) -> Result<(), CliError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::report::Machine;
+    use crate::table::Table;
 
     #[test]
-    fn a_table_of_a_page_has_no_markup_of_its_own() {
-        let mut table = Table::new(&["a", ">b<c"]);
-        table.row(["1 & 2".into(), "<x>".into()]);
-        assert_eq!(
-            html_table(&table),
-            "<table>\n<tr><th>a</th><th class=\"n\">b&lt;c</th></tr>\n\
-             <tr><td>1 &amp; 2</td><td class=\"n\">&lt;x&gt;</td></tr>\n</table>\n"
+    fn data_on_a_page_is_escaped_and_plots_are_not() {
+        let mut report = BenchReport::new(Machine::here());
+        let mark = |n: u32| format!("<{n}&\"");
+        report.when = mark(1);
+        report.machine.processor = mark(2);
+        report.command = mark(3);
+        report.missing = vec![mark(4)];
+        let mut table = Table::new(&["cell"]);
+        table.row([mark(5)]);
+        let section = Section {
+            title: mark(6),
+            table,
+            notes: vec![mark(7)],
+            plots: vec!["<svg/>".into()],
+        };
+        let page = report.page(&[section]).into_string();
+        for n in 1..=7 {
+            assert!(page.contains(&format!("&lt;{n}&amp;&quot;")), "{n}: {page}");
+            assert!(!page.contains(&format!("<{n}")), "{n}: {page}");
+        }
+        assert!(
+            page.contains("<p>&lt;7&amp;&quot;</p><svg/><table>"),
+            "{page}"
         );
+        assert!(
+            page.starts_with("<!DOCTYPE html><html lang=\"en\">"),
+            "{page}"
+        );
+        // Nothing is loaded from elsewhere.
+        assert!(!page.contains("http") && !page.contains("src="), "{page}");
     }
 }

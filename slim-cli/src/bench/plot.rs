@@ -1,7 +1,8 @@
-//! Ratios over message sizes, as a table and as pictures.
+//! Ratios over message sizes, as a table and as plots.
 
 use plotters::coord::combinators::IntoLogRange;
 use plotters::prelude::*;
+use strum::VariantArray;
 
 use super::contender::Contender;
 use super::messages::{MessageFigures, Point, Test};
@@ -11,14 +12,14 @@ use crate::failure::CliError;
 use crate::table::Table;
 
 const SIZE: (u32, u32) = (860, 340);
-/// Width of the room for what the colours mean.
+/// Width of the legend.
 const LEGEND: i32 = 120;
-/// The ratios shown on the axis at least, so that small differences look small.
+/// The axis spans at least these ratios, so that small differences look small.
 const AT_LEAST: (f64, f64) = (0.95, 1.05);
-/// And at most: a wide interval must not press all others flat.
+/// The axis spans at most these ratios, so that one wide interval does not flatten the others.
 const AT_MOST: (f64, f64) = (0.0, 3.0);
 
-/// The part of the report that is about messages.
+/// The report's section on messages.
 pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
     let mut table = Table::new(&[
         "test",
@@ -50,7 +51,7 @@ pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
         _ => {}
     }
     let mut plots = Vec::new();
-    for test in Test::ALL {
+    for &test in Test::VARIANTS {
         let of_test: Vec<_> = measured.points.iter().filter(|p| p.test == test).collect();
         if of_test.len() > 1 && measured.rounds > 1 {
             plots.push(plot(test, &of_test, &measured.contenders)?);
@@ -64,7 +65,7 @@ pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
     })
 }
 
-/// What the names of the contenders stand for.
+/// Explains the names of the contenders.
 fn legend(contenders: &[Contender]) -> String {
     let told = contenders.iter().filter_map(|contender| match contender {
         Contender::Bare | Contender::Slim => None,
@@ -104,7 +105,7 @@ fn figure(value: f64, unit: &str) -> String {
     }
 }
 
-/// A number of bytes in the largest unit that divides it.
+/// A number of bytes in the largest unit that it reaches.
 pub fn size(bytes: f64) -> String {
     for (unit, name) in [(f64::from(1 << 20), "MiB"), (f64::from(1 << 10), "KiB")] {
         if bytes >= unit {
@@ -114,7 +115,7 @@ pub fn size(bytes: f64) -> String {
     format!("{bytes} B")
 }
 
-/// One test's ratios over sizes, a line for each contender, with their intervals.
+/// Plots one test's ratios over message sizes: a line with intervals for each contender.
 fn plot(test: Test, points: &[&Point], contenders: &[Contender]) -> Result<String, CliError> {
     let mut svg = String::new();
     draw(&mut svg, test, points, contenders)
@@ -174,7 +175,7 @@ fn draw(
     let mut legend = Vec::new();
     chart.draw_series(LineSeries::new([(first, 1.0), (last, 1.0)], &BLACK))?;
     for (n, contender) in contenders.iter().enumerate() {
-        // Beside each other, so that none hides another's interval.
+        // Shifted, so that no interval hides another.
         let aside = 1.04f64.powi(n as i32 * 2 - contenders.len() as i32);
         let compared: Vec<(f64, &Comparison)> = points
             .iter()
@@ -211,7 +212,7 @@ fn draw(
     Ok(())
 }
 
-/// The same in every picture.
+/// A contender's colour, the same in every plot.
 fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Bare => BLACK,

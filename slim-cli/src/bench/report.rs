@@ -1,30 +1,31 @@
-//! What came out.
+//! The figures of one call of `slim bench`.
 
 use std::env;
-use std::fs;
 use std::process::Command;
 
+use procfs::{CpuInfo, Current};
+use rustix::system::{sysinfo, uname};
 use serde::Serialize;
 
 use super::messages::MessageFigures;
 use super::{instructions, memory, resume};
 use crate::shell;
 
-/// All that was measured in one call.
+/// Everything that was measured.
 #[derive(Debug, Serialize)]
 pub struct BenchReport {
     /// Version of SLIM.
     pub version: &'static str,
     /// Where it was measured.
     pub machine: Machine,
-    /// When it was asked for.
+    /// Date and time of the call.
     pub when: String,
-    /// The command that asked for it.
+    /// The command line of the call.
     pub command: String,
     /// Parts that could not be measured, and why.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
-    /// MPI's messages, by MPI and line.
+    /// Speed of MPI's messages, by MPI and line.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<MessageFigures>,
     /// Instructions of a small message.
@@ -33,49 +34,41 @@ pub struct BenchReport {
     /// Interruptions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resume: Option<resume::ResumeFigures>,
-    /// What flows and processes cost.
+    /// Cost of flows and processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<memory::MemoryFigures>,
 }
 
-/// A machine, as far as figures depend on it.
+/// The properties of a machine that figures depend on.
 #[derive(Debug, Serialize)]
 pub struct Machine {
     /// Name of the processor.
     pub processor: String,
-    /// How many cores we may use.
+    /// Cores that this process may use.
     pub cores: usize,
     /// Memory, in GiB.
     pub memory_gib: f64,
     /// Version of the kernel.
     pub kernel: String,
-    /// What else ran: processes waiting for a core in the last minute, on average.
+    /// Load average of the minute before the measurement.
     pub load: f64,
 }
 
 impl Machine {
-    /// This one, now.
+    /// This machine, now.
     pub fn here() -> Self {
-        let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let processor = read("/proc/cpuinfo")
-            .lines()
-            .find_map(|line| line.strip_prefix("model name")?.split(": ").nth(1))
-            .unwrap_or("unknown")
-            .to_owned();
+        let processors = CpuInfo::current().ok();
+        let processor = processors.as_ref().and_then(|cpus| cpus.model_name(0));
+        let system = sysinfo();
+        let bytes = system.totalram as f64 * f64::from(system.mem_unit);
+        // The kernel gives the load as a fixed-point number of 16 binary digits.
+        let load = system.loads[0] as f64 / f64::from(1 << 16);
         Self {
-            processor,
-            memory_gib: read("/proc/meminfo")
-                .lines()
-                .find_map(|line| line.strip_prefix("MemTotal:")?.trim().split(' ').next())
-                .and_then(|kib| kib.parse::<f64>().ok())
-                .map_or(0.0, |kib| (kib / f64::from(1 << 20) * 10.0).round() / 10.0),
+            processor: processor.unwrap_or("unknown").to_owned(),
+            memory_gib: (bytes / f64::from(1 << 30) * 10.0).round() / 10.0,
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            load: read("/proc/loadavg")
-                .split(' ')
-                .next()
-                .and_then(|l| l.parse().ok())
-                .unwrap_or(0.0),
+            kernel: uname().release().to_string_lossy().into_owned(),
+            load: (load * 100.0).round() / 100.0,
         }
     }
 }
@@ -91,7 +84,7 @@ impl std::fmt::Display for Machine {
 }
 
 impl BenchReport {
-    /// Without any figures yet.
+    /// A report without figures.
     pub fn new(machine: Machine) -> Self {
         let date = Command::new("date")
             .args(["-u", "+%Y-%m-%d %H:%M UTC"])

@@ -1,15 +1,15 @@
-//! A section of the printed report.
+//! One part of the report, ready to be shown.
 
 use crate::table::Table;
 
-/// A section of the report: a table with notes and plots.
+/// A titled table with notes and plots.
 #[derive(Debug)]
 pub struct Section {
-    /// The heading.
+    /// Title.
     pub title: String,
     /// The results.
     pub table: Table,
-    /// Notes on the results.
+    /// Explanations of the figures.
     pub notes: Vec<String>,
     /// Plots, as SVG.
     pub plots: Vec<String>,

@@ -1,13 +1,13 @@
-//! Statistics of repeated measurements: median, confidence interval, comparison.
+//! Repeated measurements: medians, their intervals, and comparisons.
 
 use serde::Serialize;
 
-/// The median; `None` without values.
+/// The median; the mean of the two middle values of an even number. None without values.
 pub fn median(values: &[f64]) -> Option<f64> {
     quantile(values, 0.5)
 }
 
-/// The value below which the fraction `part` of the values lies, interpolated linearly.
+/// The quantile `part` (0 to 1), interpolated between neighbours. None without values.
 pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,14 +19,14 @@ pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
     Some(low + (high - low) * place.fract())
 }
 
-/// Fewer values have no 95 % interval.
+/// Fewer values have no 95 % interval of the median.
 pub const LEAST: usize = 6;
-/// Probability that an interval does not contain the true median.
+/// Probability that the interval misses the true median.
 const MISSES: f64 = 0.05;
 
-/// The 95 % confidence interval of the median, between two of the values. It assumes nothing about their distribution: each
-/// value lies below the median with probability one half, so the number of those that do is binomial (order statistics; Hahn
-/// and Meeker, *Statistical Intervals*). `None` for fewer than [`LEAST`] values.
+/// The 95 % confidence interval of the median, by order statistics (Hahn and Meeker, *Statistical Intervals*). It assumes
+/// no distribution: each value lies below the median with probability one half, so the number of those that do is
+/// binomial. None for fewer than [`LEAST`] values.
 pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     let outside = outside(values.len())?;
     let mut sorted = values.to_vec();
@@ -34,9 +34,9 @@ pub fn median_interval(values: &[f64]) -> Option<(f64, f64)> {
     Some((sorted[outside], sorted[sorted.len() - 1 - outside]))
 }
 
-/// How many of the smallest, and of the largest, of `n` values can be left out of the interval.
+/// Number of values to leave out of the interval at each end, of `n` sorted ones.
 fn outside(n: usize) -> Option<usize> {
-    // With logarithms, because 2^-n underflows for n of some thousands.
+    // By logarithms: 2^-n underflows for n of some thousands.
     let mut term = -(n as f64) * std::f64::consts::LN_2;
     let (mut below, mut left_out) = (0.0, None);
     for k in 0..n / 2 {
@@ -55,15 +55,15 @@ fn outside(n: usize) -> Option<usize> {
 pub struct Comparison {
     /// Median of the ratios to the bare turn of the same cycle.
     pub ratio: f64,
-    /// Lower end of the ratio's 95 % interval.
+    /// Lower end of its 95 % interval.
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// The result.
+    /// The conclusion.
     pub verdict: Judgement,
 }
 
-/// Result of a comparison.
+/// Conclusion of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Judgement {
@@ -71,18 +71,18 @@ pub enum Judgement {
     Better(f64),
     /// Worse than bare, by this fraction.
     Worse(f64),
-    /// The interval contains the ratio 1: if there is a difference, it is less than this fraction.
+    /// The interval contains 1: a difference, if any, is smaller than this part.
     Within(f64),
 }
 
 impl Comparison {
-    /// Compares turns of the same rounds and cycles; `less_is_better` for times. `None` for one round, which says
+    /// Compares turns of the same rounds and cycles; `less_is_better` for times. None for a single round, which says
     /// nothing about other jobs, and for too few turns.
     ///
-    /// The turns of one round belong to the same jobs. Random properties of a job (the place of its memory, sockets that hash
-    /// to the same bucket) affect all of its turns, and the interval of all turns does not include them. So the medians of the
-    /// rounds have an interval of their own, and the result covers both intervals. For fewer rounds than an interval needs, the
-    /// range of their medians is used, which is less certain.
+    /// All turns of a round are of the same jobs, so they share what a job has by chance (placement of its memory,
+    /// hash collisions of its sockets). The interval of all turns does not include that variation. Therefore the
+    /// result also covers the interval of the rounds' medians, or their range if there are fewer than [`LEAST`] rounds;
+    /// the range has less than 95 % confidence.
     pub fn new(bare: &[Vec<f64>], other: &[Vec<f64>], less_is_better: bool) -> Option<Self> {
         let of_round = |(bare, other): (&Vec<f64>, &Vec<f64>)| -> Vec<f64> {
             bare.iter().zip(other).map(|(b, o)| o / b).collect()
@@ -115,7 +115,7 @@ impl Comparison {
         })
     }
 
-    /// Whether the ratio reaches `goal`. `None` if the interval lies on both sides of the goal.
+    /// Is the whole interval on the good side of `goal`? None if it contains the goal.
     pub fn reaches(&self, goal: f64, less_is_better: bool) -> Option<bool> {
         let (good, bad) = match less_is_better {
             true => (self.high <= goal, self.low > goal),
@@ -146,7 +146,7 @@ mod tests {
         rng.next_u64() as f64 / u64::MAX as f64
     }
 
-    /// A value distributed like a timing: most are near the minimum, a few far above it. The median is 1 + `scale`.
+    /// Distributed like timings: most near the minimum, a few far above it. The median is 1 + `scale`.
     fn timing(rng: &mut SeededRng, scale: f64) -> f64 {
         1.0 - scale * (1.0 - uniform(rng)).max(1e-12).log2()
     }
@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(outside(n), left_out, "{n}");
         }
-        // Normal approximation for n values: n / 2 - 0.98 sqrt(n).
+        // Normal approximation: half of n, less 0.98 times its square root.
         let many = outside(100_000).unwrap();
         assert!((many as i64 - 49_690).abs() <= 2, "{many}");
         let values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0, 8.0, 7.0, 6.0];
@@ -195,12 +195,12 @@ mod tests {
         }
     }
 
-    /// Turns on a machine whose speed varies by half and whose other load disturbs some of them.
+    /// Turns on a machine whose speed drifts by half, with occasional disturbances.
     fn drifting(seed: u64, rounds: usize, ratio: f64, jobs: f64) -> [Vec<Vec<f64>>; 2] {
         let mut rng = SeededRng::new(seed);
         let (mut bare, mut other) = (Vec::new(), Vec::new());
         for round in 0..rounds {
-            // Symmetric: the random properties of a job are as often good as bad.
+            // Symmetric: chance makes a job faster as often as slower.
             let luck = 1.0 + jobs * (uniform(&mut rng) - 0.5);
             let mut turn = |cycle: usize, ratio: f64| {
                 let wanders = 1.0 + 0.5 * (round as f64 + cycle as f64 / 12.0).sin().abs();
@@ -248,7 +248,7 @@ mod tests {
         let near = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(near(compared.low, lucky(1)) && near(compared.high, lucky(7)));
         assert_eq!(compared.verdict.to_string(), "no difference beyond 11.0 %");
-        // With few rounds, the range of all is used.
+        // With few rounds, the range of all medians counts.
         let few = Comparison::new(&bare[..3], &other[..3], true).unwrap();
         assert!(near(few.low, lucky(0)) && near(few.high, lucky(2)));
     }

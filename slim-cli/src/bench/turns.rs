@@ -41,22 +41,27 @@ pub struct TurnAnswer {
 }
 
 /// Why a job cannot go on.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Lost {
-    /// A rank has closed its end: the process is dead or about to exit.
+    /// A rank has closed its end: the process is dead, or going to be.
+    #[error("rank {0} has ended in the middle of it")]
     Gone(usize),
     /// A rank does not answer.
+    #[error("rank {0} gave no answer in {limit} s", limit = .1.as_secs_f64())]
     Late(usize, Duration),
-    /// A rank has sent an invalid answer.
+    /// A rank answers something else.
+    #[error("rank {0} answered {1:?}")]
     Nonsense(usize, String),
-    /// Not all ranks have connected.
+    /// Not all ranks have come.
+    #[error("{came} of {ranks} ranks have started")]
     NotStarted {
-        /// Number of ranks that have connected.
+        /// Ranks that have connected.
         came: usize,
-        /// Number of ranks of the job.
+        /// Ranks of the job.
         ranks: usize,
     },
     /// The socket does not work.
+    #[error("its socket: {0}")]
     Socket(io::Error),
 }
 
@@ -72,21 +77,7 @@ impl fmt::Display for Turn {
     }
 }
 
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Gone(rank) => write!(f, "rank {rank} has ended in the middle of its turn"),
-            Self::Late(rank, limit) => {
-                write!(f, "rank {rank} gave no answer in {} s", limit.as_secs_f64())
-            }
-            Self::Nonsense(rank, line) => write!(f, "rank {rank} answered {line:?}"),
-            Self::NotStarted { came, ranks } => write!(f, "{came} of {ranks} ranks have started"),
-            Self::Socket(error) => write!(f, "its socket: {error}"),
-        }
-    }
-}
-
-/// The socket to which the ranks of one job connect.
+/// Where the ranks of one job connect to.
 #[derive(Debug)]
 pub struct JobAddress {
     listener: UnixListener,

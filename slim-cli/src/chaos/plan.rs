@@ -17,6 +17,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
 
 use crate::failure::CliError;
 
@@ -73,9 +74,10 @@ pub struct PlannedFault {
     pub port: Option<u16>,
 }
 
-/// The kinds of fault.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq)]
+/// What can happen.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, PartialEq, Eq, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum FaultKind {
     /// The node loses its address on a path and gets it back.
     AddressGone,
@@ -198,15 +200,7 @@ impl FaultKind {
 
     /// Its name in plans and reports.
     pub fn name(self) -> &'static str {
-        match self {
-            Self::AddressGone => "address-gone",
-            Self::Drop => "drop",
-            Self::Fin => "fin",
-            Self::Kill => "kill",
-            Self::LinkDown => "link-down",
-            Self::Reset => "reset",
-            Self::Rst => "rst",
-        }
+        self.into()
     }
 }
 
@@ -295,6 +289,22 @@ mod tests {
         assert_eq!(kill.every.unwrap().to, Duration::from_secs(2));
         assert_eq!(link.lasts.unwrap().from, Duration::from_millis(2500));
         assert_eq!(link.hit, Hit::One);
+    }
+
+    #[test]
+    fn a_kind_has_the_same_name_in_plans_and_reports() {
+        for name in [
+            "address-gone",
+            "drop",
+            "fin",
+            "kill",
+            "link-down",
+            "reset",
+            "rst",
+        ] {
+            let plan = Plan::parse(&format!("[[fault]]\nkind = \"{name}\"\n")).unwrap();
+            assert_eq!(plan.faults[0].kind.name(), name);
+        }
     }
 
     /// Each bad plan with a word that its one line must contain.

@@ -1,4 +1,4 @@
-//! What happened, for people and for programs.
+//! The report of a chaos run, as text and as JSON.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::table::Table;
 
-/// All that a chaos run did.
+/// The report of a chaos run.
 #[derive(Debug, Default, Serialize)]
 pub struct ChaosReport {
     /// Seed of the run: with it the same plan gives the same schedule.
@@ -15,7 +15,7 @@ pub struct ChaosReport {
     pub seconds: f64,
     /// Exit status of the command (128 + signal if one ended it); none for a job that ran already.
     pub status: Option<i32>,
-    /// Every fault, in the order of their beginnings.
+    /// Every fault, by time.
     pub faults: Vec<FaultRow>,
 }
 
@@ -28,18 +28,18 @@ pub struct FaultRow {
     pub kind: &'static str,
     /// Node, or `-` outside a lab.
     pub node: String,
-    /// Seconds that it lasted, for a kind that lasts.
+    /// Seconds that it lasted; none for an instantaneous kind.
     pub lasted: Option<f64>,
-    /// Connections that it hit, for a kind that hits single connections.
+    /// Connections hit; none for a kind that hits a whole node.
     pub hit: Option<usize>,
-    /// In words.
+    /// Description.
     pub detail: String,
-    /// It could not be made: `detail` says why.
+    /// Set if the fault could not be made; `detail` says why.
     pub failed: bool,
 }
 
 impl ChaosReport {
-    /// Connections hit in all.
+    /// Connections hit, by all faults.
     pub fn hit(&self) -> usize {
         self.faults.iter().filter_map(|row| row.hit).sum()
     }
@@ -62,7 +62,7 @@ impl ChaosReport {
                 row.detail.clone(),
             ]);
         }
-        let mut text = if table.is_empty() {
+        let mut text = if self.faults.is_empty() {
             String::new()
         } else {
             table.to_string()

@@ -1,4 +1,4 @@
-//! Where faults are made: in a lab of our own, or around a running job.
+//! The place of the faults: a lab, or a job that runs already.
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use slim_lab::faults::destroy::{self, Selector};
+use procfs::process::all_processes;
+use slim_lab::faults::destroy::{self, Pick};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
 use slim_lab::faults::{link, nft};
@@ -17,7 +18,7 @@ use super::plan::{FaultKind, Hit, Plan, PlannedFault};
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// The target of the faults.
+/// The place of the faults.
 #[derive(Debug)]
 pub enum Scene {
     /// A lab: every kind of fault, on any node.
@@ -33,7 +34,7 @@ pub enum Scene {
     Namespace {
         /// The namespace.
         net: Netns,
-        /// The namespace is our own.
+        /// Whether it is that of this process.
         is_own: bool,
     },
 }
@@ -43,11 +44,11 @@ pub enum Scene {
 pub struct Strike {
     /// The node, or `-` outside a lab.
     pub node: String,
-    /// Number of connections hit; 0 for a fault that lasts.
+    /// Connections hit; 0 for a fault that lasts.
     pub hit: usize,
-    /// Description of the effect.
+    /// Description.
     pub detail: String,
-    /// The fault in force, if it lasts.
+    /// Ends the fault when dropped; none if it is over at once.
     pub guard: Option<ActiveFault>,
 }
 
@@ -63,7 +64,7 @@ pub enum ActiveFault {
 }
 
 impl ActiveFault {
-    /// Ends the fault. Returns a description of its effect, if that is known.
+    /// Ends the fault. Returns what it did, if that is known.
     pub fn lift(self) -> Result<Option<String>, Error> {
         match self {
             Self::Firewall(guards) => {
@@ -95,7 +96,7 @@ impl Scene {
         Ok(Self::Namespace { net, is_own })
     }
 
-    /// Checks that every fault of `plan` can be made here. The error is one line for the first that cannot.
+    /// Checks that every fault of `plan` can be made here. The error is one line about the first that cannot.
     pub fn admits(&self, plan: &Plan) -> Result<(), String> {
         for (n, fault) in plan.faults.iter().enumerate() {
             self.admits_fault(fault)
@@ -139,7 +140,7 @@ impl Scene {
         }
     }
 
-    /// Whether the target still exists. A job may have ended.
+    /// Does the job still run? Always true of a lab and of a namespace.
     pub fn is_alive(&self) -> bool {
         match self {
             Self::Job { pid, .. } => fs::metadata(format!("/proc/{pid}/ns/net")).is_ok(),
@@ -204,7 +205,7 @@ impl Scene {
         })
     }
 
-    /// The connections of `net` that `fault` selects: all of them, or one of them.
+    /// The connections of `net` that `fault` selects.
     fn chosen(
         &self,
         net: &Netns,
@@ -213,7 +214,7 @@ impl Scene {
     ) -> Result<Vec<OpenConnection>, Error> {
         let mut pick = Selector::between_hosts();
         if !matches!(self, Self::Lab(_)) {
-            // The connections of a job on one host are local.
+            // All connections of a job on one host are local.
             pick = pick.and_local();
         }
         if let Some(name) = &fault.process {
@@ -284,7 +285,7 @@ impl Scene {
                 )
             }
             Self::Job { net, .. } | Self::Namespace { net, .. } => {
-                let names = interfaces(net)?;
+                let names = net.interfaces()?;
                 let guards = names.iter().map(|name| rule().interface(name).apply([net]));
                 ("-".to_owned(), guards.collect::<Result<_, _>>()?)
             }
@@ -328,21 +329,13 @@ fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     }
 }
 
-/// Names of the interfaces of `net`, except the loopback.
-fn interfaces(net: &Netns) -> Result<Vec<String>, Error> {
-    let listing = net.exec("ip", &["-o", "link", "show"])?;
-    let names = listing.lines().filter_map(|line| {
-        let name = line.split(": ").nth(1)?;
-        Some(name.split('@').next().unwrap_or(name).to_owned())
-    });
-    Ok(names.filter(|name| name != "lo").collect())
-}
-
-/// The process `root` and all its present descendants.
+/// `root` and its present descendants.
 fn descendants(root: u32) -> HashSet<u32> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|e| e.file_name().to_str()?.parse::<u32>().ok());
-    let parents: Vec<(u32, u32)> = pids.filter_map(|pid| Some((pid, parent(pid)?))).collect();
+    let processes = all_processes().into_iter().flatten().flatten();
+    let parents: Vec<(u32, u32)> = processes
+        .filter_map(|process| process.stat().ok())
+        .map(|stat| (stat.pid as u32, stat.ppid as u32))
+        .collect();
     let mut family = HashSet::from([root]);
     loop {
         let before = family.len();
@@ -359,16 +352,12 @@ fn descendants(root: u32) -> HashSet<u32> {
     }
 }
 
-fn parent(pid: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may itself contain blanks and parentheses.
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::Command;
+
+    use rustix::process::{Pid, Signal, kill_process};
 
     #[test]
     fn descendants_include_grandchildren() {
@@ -388,8 +377,7 @@ mod tests {
             "{family:?} of {mine:?}"
         );
         for pid in family.iter().filter(|pid| **pid != child.id()) {
-            // SAFETY: the call passes no memory; the process is the one started above.
-            unsafe { libc::kill(*pid as i32, libc::SIGKILL) };
+            kill_process(Pid::from_raw(*pid as i32).unwrap(), Signal::KILL).unwrap();
         }
         child.wait().unwrap();
     }

@@ -1,4 +1,4 @@
-//! The times of the faults. They depend on the plan and its seed alone.
+//! The times of faults, determined by the plan and its seed alone.
 
 use std::time::Duration;
 
@@ -41,8 +41,9 @@ const DEFAULT_LASTS: Span = Span {
 impl Schedule {
     /// The schedule of `plan` under `seed`.
     pub fn new(plan: &Plan, seed: u64) -> Self {
-        let lanes = plan.faults.iter().enumerate().map(|(n, fault)| {
-            let mut rng = lane_rng(seed, n);
+        let mut seeds = SeededRng::new(seed);
+        let lanes = plan.faults.iter().map(|fault| {
+            let mut rng = seeds.fork();
             let next = Some(choose(&mut rng, fault.start));
             let once = if fault.every.is_some() { u32::MAX } else { 1 };
             FaultLane {
@@ -96,12 +97,6 @@ impl Iterator for Schedule {
             lasts,
         })
     }
-}
-
-fn lane_rng(seed: u64, lane: usize) -> SeededRng {
-    SeededRng::new(
-        SeededRng::new(seed ^ (lane as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).next_u64(),
-    )
 }
 
 fn choose(rng: &mut SeededRng, span: Span) -> Duration {

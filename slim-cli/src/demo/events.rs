@@ -1,4 +1,4 @@
-//! Summary of the event logs of a demonstration, in one line.
+//! Summary of a demonstration's event logs, in one line.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,10 +10,10 @@ use crate::events;
 
 /// Totals of all event logs of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct EventTotals {
-    /// Resumes, by flow and epoch. Both ends log each resume; it counts once.
+pub struct Told {
+    /// Resumes. Both ends log each, but it counts once.
     resumes: HashSet<(String, u64)>,
-    /// Number of replayed bytes.
+    /// Bytes replayed, by both ends.
     replayed: u64,
     /// Longest time from a suspension to the flow being live again, in milliseconds.
     longest_ms: u64,
@@ -67,9 +67,9 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_resume_logged_by_both_ends_counts_once() {
-        let dir = std::env::temp_dir().join(format!("slim-told-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
+    fn a_resume_told_by_both_ends_counts_once() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path();
         let addr = "10.0.0.1:5".parse().unwrap();
         let resume = |host: &str, epoch, replayed, lost_ms| {
             let event = Event::Resume {
@@ -89,11 +89,10 @@ mod tests {
         )
         .unwrap();
         fs::write(dir.join("b.out"), resume("x", 9, 5, 99)).unwrap();
-        let totals = EventTotals::read(&dir).to_string();
+        let told = Told::read(dir).to_string();
         assert_eq!(
             totals,
             "2 resumes, 1.5 MiB sent again, longest interruption 9 ms, 0 given up"
         );
-        fs::remove_dir_all(&dir).unwrap();
     }
 }

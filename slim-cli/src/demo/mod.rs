@@ -1,13 +1,12 @@
-//! `slim demo`: shows the use of SLIM in a minute or two.
+//! `slim demo`: shows in a minute or two what SLIM does.
 //!
-//! An MPI program that checks every byte runs on two nodes in a lab on this machine, and
-//! its connections are killed at random moments. Some runs are bare, some under `slim run`.
+//! An MPI program that checks every byte runs on two nodes of a lab on this machine, bare and under `slim run`,
+//! while its connections are killed at random moments.
 
 mod events;
 mod one_run;
 mod summary;
 
-use std::env;
 use std::fs;
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -17,6 +16,7 @@ use std::time::Duration;
 use clap::Args;
 use slim_lab::mpi::{Flavor, Mpi};
 use slim_lab::{Lab, SeededRng};
+use tempfile::TempDir;
 
 use crate::failure::{CliError, FAILED};
 use crate::run::preload;
@@ -114,9 +114,13 @@ pub fn main(options: &DemoOptions) -> Result<ExitCode, CliError> {
 }
 
 fn event_directory(options: &DemoOptions) -> Result<PathBuf, CliError> {
-    let default = || env::temp_dir().join(format!("slim-demo-{}", std::process::id()));
-    let dir = options.events.clone().unwrap_or_else(default);
-    fs::create_dir_all(&dir)
+    let Some(dir) = &options.events else {
+        let made = tempfile::Builder::new().prefix("slim-demo-").tempdir();
+        return made
+            .map(TempDir::keep)
+            .map_err(|e| CliError::input(format!("make a temporary directory: {e}")));
+    };
+    fs::create_dir_all(dir)
         .and_then(|()| dir.canonicalize())
         .map_err(|e| CliError::input(format!("{}: {e}", dir.display())))
 }
@@ -125,7 +129,7 @@ fn event_directory(options: &DemoOptions) -> Result<PathBuf, CliError> {
 fn progress(line: &str) {
     let mut out = io::stdout();
     if out.is_terminal() {
-        // A failed write is no reason to end the demonstration.
+        // A failure to write must not end the demonstration.
         let _ = write!(out, "\r\x1b[K  {line}").and_then(|()| out.flush());
     }
 }

@@ -11,6 +11,7 @@ use slim_lab::faults::destroy::{self, Amount, Selector};
 use slim_lab::mpi::{JobVerdict, Outcome, Progress, placement};
 use slim_lab::output::Running;
 use slim_lab::{Lab, SeededRng};
+use strum::Display;
 
 use crate::failure::CliError;
 use crate::lab::launcher_environment;
@@ -27,24 +28,17 @@ const SLIM_GRACE: Duration = Duration::from_secs(75);
 const ALL_AT_ONCE: usize = 4;
 
 /// With or without SLIM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum DemoMode {
     /// Without SLIM.
+    #[strum(to_string = "bare")]
     Bare,
     /// Under `slim run`.
+    #[strum(to_string = "SLIM")]
     Slim,
 }
 
-impl fmt::Display for DemoMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bare => "bare",
-            Self::Slim => "SLIM",
-        })
-    }
-}
-
-/// The settings that all runs have in common.
+/// What all runs have in common.
 #[derive(Debug)]
 pub struct Setting<'a> {
     pub lab: &'a Lab,

@@ -13,7 +13,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// No run yet.
+    /// A summary without runs.
     pub fn new(mode: DemoMode) -> Self {
         Self {
             mode,
@@ -26,12 +26,12 @@ impl Summary {
         self.mode
     }
 
-    /// Takes one more run in.
+    /// Adds a run.
     pub fn add(&mut self, run: DemoRun) {
         self.runs.push(run);
     }
 
-    /// Every run finished with all data right, although connections were killed in each.
+    /// Did every run finish with all data right, with connections killed in each?
     pub fn is_perfect(&self) -> bool {
         self.runs
             .iter()
@@ -128,20 +128,20 @@ mod tests {
 
     #[test]
     fn the_table_adds_up() {
-        let mut summary = Summary::new(DemoMode::Bare);
-        summary.add(run(JobVerdict::Finished(done(0, 0.25)), Some(0), 20));
-        summary.add(run(JobVerdict::Wrong(done(4, 0.5)), Some(3), 1));
-        summary.add(run(JobVerdict::Hung, None, 1));
+        let mut bare = Summary::new(DemoMode::Bare);
+        bare.add(run(JobVerdict::Finished(done(0, 0.25)), Some(0), 20));
+        bare.add(run(JobVerdict::Wrong(done(4, 0.5)), Some(3), 1));
+        bare.add(run(JobVerdict::Hung, None, 1));
+        let text = table(&[bare, Summary::new(DemoMode::Slim)]).to_string();
+        let lines: Vec<_> = text.lines().collect();
+        // README.md shows such a table.
         assert_eq!(
-            summary.cells(),
+            lines,
             [
-                "bare",
-                "3",
-                "1",
-                "4",
-                "22",
-                "0.500 s",
-                "0 (1x), 3 (1x), hung (1x)"
+                "        runs  finished  wrong words  killed connections  longest stall  exit status",
+                " ----- ----- --------- ------------ ------------------- -------------- --------------------------",
+                "  bare     3         1            4                  22        0.500 s  0 (1x), 3 (1x), hung (1x)",
+                "  SLIM     0         0            0                   0              -",
             ]
         );
     }

@@ -1,7 +1,7 @@
-//! Finds the hosts of a job, and makes them peers of each other, whatever their addresses.
+//! The hosts of a job, which become peers of each other whatever their addresses are.
 //!
-//! By default SLIM negotiates only with hosts in private networks and in networks of the host's own addresses (`SLIM_PEERS`). For
-//! a job on hosts with public addresses the user has already named the hosts: on the command line, in a file, or to the
+//! By default SLIM asks only hosts in private networks, and in networks that this host has an address in (`SLIM_PEERS`).
+//! The user who starts a job on hosts with public addresses has named them: on the command line, in a file, or to the
 //! batch system.
 
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ const PEERS: &str = "SLIM_PEERS";
 
 /// Options of `mpirun` that list hosts.
 const LISTS: [&str; 3] = ["-H", "-host", "--host"];
-/// Options of `mpirun` that name a file with a list of hosts.
+/// Options that name a file with a list of hosts.
 const FILES: [&str; 5] = [
     "-hostfile",
     "--hostfile",
@@ -28,7 +28,7 @@ const FILES: [&str; 5] = [
 ];
 /// Options with two values.
 const PAIRS: [&str; 6] = ["-mca", "--mca", "-gmca", "--gmca", "-prtemca", "--prtemca"];
-/// Common options without a value: the next word may be the program. The word behind any other option is its value.
+/// Common options without a value; the next word may be the program. The word after any other option is its value.
 const FLAGS: [&str; 22] = [
     "-q",
     "-v",
@@ -53,7 +53,7 @@ const FLAGS: [&str; 22] = [
     "--enable-recovery",
     "--do-not-launch",
 ];
-/// Variables of batch systems, and of Open MPI, that name a file with a list of hosts.
+/// Variables of batch systems and of Open MPI that name a file with a list of hosts.
 const FILE_VARIABLES: [&str; 6] = [
     "PBS_NODEFILE",
     "PE_HOSTFILE",
@@ -64,10 +64,10 @@ const FILE_VARIABLES: [&str; 6] = [
 ];
 /// Variables that list hosts in Slurm's notation.
 const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
-/// Largest number of hosts in a list; a longer list is taken for a mistake and cut.
+/// Most hosts of a list; a longer one is a mistake.
 const MOST: usize = 1 << 16;
 
-/// The hosts on which `mpirun` with these arguments would start processes, as far as that can be determined.
+/// The hosts on which `mpirun` with these arguments would start processes, as far as known.
 pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
     let mut found = of_arguments(args);
     for name in FILE_VARIABLES {
@@ -103,7 +103,7 @@ fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
                 rest.next();
             }
         } else {
-            // This is the program. Skip its arguments. Another program may follow behind a colon.
+            // The program: its arguments are skipped. Another program may follow `:`.
             rest.by_ref().find(|arg| *arg == ":");
         }
     }
@@ -132,7 +132,7 @@ fn host(word: &str) -> Option<String> {
     (!name.is_empty() && !name.starts_with('+')).then(|| name.to_owned())
 }
 
-/// Expands Slurm's notation: `a[1-3,07],b` is `a1`, `a2`, `a3`, `a07` and `b`. Names with several brackets are not supported.
+/// `a[1-3,07],b` as `a1`, `a2`, `a3`, `a07` and `b`. Names with several brackets are not supported.
 fn of_slurm(list: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = list;
@@ -164,8 +164,7 @@ fn of_slurm(list: &str) -> Vec<String> {
     found
 }
 
-/// Adds the addresses of these hosts to `SLIM_PEERS`, and the addresses from which this host connects to them, unless the
-/// setting includes them already.
+/// Adds these hosts to `SLIM_PEERS`, and this host's addresses as they see them, unless they are peers already.
 pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = String>) {
     let default = VARIABLES.iter().find(|known| known.name == PEERS);
     let default = default.map_or("", |known| known.default);
@@ -191,13 +190,13 @@ pub fn make_peers(settings: &mut Settings, hosts: impl IntoIterator<Item = Strin
     }
 }
 
-/// The addresses of a host; none if the name cannot be resolved here (an alias in ssh's configuration, for example).
+/// The addresses of a host; none if this host cannot resolve its name.
 fn addresses(host: &str) -> Vec<IpAddr> {
     let found = (host, 0).to_socket_addrs();
     found.map_or(Vec::new(), |all| all.map(|addr| addr.ip()).collect())
 }
 
-/// The address of this host from which a connection to `ip` would come. No packet is sent.
+/// The source address of connections to `ip`. Nothing is sent.
 fn own_towards(ip: IpAddr) -> Option<IpAddr> {
     let any = match ip {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
@@ -233,14 +232,13 @@ mod tests {
             set(["192.0.2.1", "2001:db8::1"])
         );
         assert_eq!(of(&["--host=[2001:db8::1]:2"]), set(["2001:db8::1"]));
-        let file = env::temp_dir().join(format!("slim-hosts-{}", std::process::id()));
-        fs::write(&file, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
-        let path = file.to_str().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
         for option in FILES {
             assert_eq!(of(&[option, path]), set(["a", "b", "d"]), "{option}");
         }
-        fs::remove_file(&file).unwrap();
-        assert_eq!(of(&["--hostfile", path]), set([]));
+        assert_eq!(of(&["--hostfile", "/no/such/file"]), set([]));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub enum Foreign {
 const MPI_NAMES: [&str; 5] = ["mpirun", "mpiexec", "orterun", "prterun", "oshrun"];
 const BATCH_NAMES: [&str; 6] = ["aprun", "flux", "ibrun", "jsrun", "prun", "lrun"];
 
-/// Finds `command` as the shell would, so that a wrong name is reported before anything runs.
+/// Finds `command` as the shell would, so that a wrong name is an error before anything runs.
 pub fn resolve(command: &str) -> Result<PathBuf, CliError> {
     if command.contains('/') {
         let path = PathBuf::from(command);
@@ -92,7 +92,7 @@ pub fn classify(program: &Path) -> Launcher {
     let output = Command::new(program)
         .arg("--version")
         .stdin(Stdio::null())
-        // The version query must not run with a preload library of ours or of the user.
+        // No preload library may take part in the answer.
         .env_remove("LD_PRELOAD")
         .output();
     match output {
@@ -218,11 +218,9 @@ mod tests {
             resolve("surely-no-such-command").unwrap_err().status(),
             NOT_FOUND
         );
-        let file = std::env::temp_dir().join(format!("slim-plain-{}", std::process::id()));
-        std::fs::write(&file, b"").unwrap();
-        let failure = resolve(file.to_str().unwrap()).unwrap_err();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let failure = resolve(file.path().to_str().unwrap()).unwrap_err();
         assert_eq!(failure.status(), NOT_EXECUTABLE);
-        std::fs::remove_file(&file).unwrap();
         assert!(resolve("sh").unwrap().is_absolute());
     }
 

@@ -15,7 +15,7 @@ pub const LIBRARY: &str = "libslim_preload.so";
 pub const VARIABLE: &str = "SLIM_PRELOAD";
 
 /// Finds the library: `given` (option), then `SLIM_PRELOAD`, then next to the
-/// program and in its `../lib`. A path that the user gave must be usable.
+/// program and in its `../lib`. A path that the user gave must exist.
 pub fn find(given: Option<&Path>) -> Result<PathBuf, CliError> {
     let from_env = env::var_os(VARIABLE)
         .filter(|v| !v.is_empty())
@@ -82,7 +82,7 @@ fn usable(path: &Path, source: &str) -> Result<PathBuf, CliError> {
     }
 }
 
-/// Whether the loader can load the file. For a file that it cannot load it prints a warning, and runs the program without SLIM.
+/// The loader only warns about a file that it cannot load, and runs the program without it; so check first.
 fn is_shared_library(path: &Path) -> bool {
     const ELF64: [u8; 5] = *b"\x7fELF\x02";
     const TYPE: usize = 16;
@@ -158,16 +158,14 @@ mod tests {
 
     #[test]
     fn a_colon_in_the_path_is_refused() {
-        let dir = std::env::temp_dir().join(format!("slim:colon-{}", std::process::id()));
-        std::fs::create_dir_all(&dir).unwrap();
-        let file = dir.join(LIBRARY);
+        let dir = tempfile::Builder::new().prefix("slim:").tempdir().unwrap();
+        let file = dir.path().join(LIBRARY);
         std::fs::copy("/proc/self/exe", &file).unwrap();
         let failure = find(Some(&file)).unwrap_err();
         assert!(
             failure.to_string().contains("LD_PRELOAD cannot carry"),
             "{failure}"
         );
-        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Helpers for the tests of the programs.
+//! Helpers of the tests of the programs.
 
 #![allow(dead_code, reason = "not every test program uses all of it")]
 
@@ -7,19 +7,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use tempfile::TempDir;
+
 /// A directory that is removed at the end of the test.
-pub struct Scratch(PathBuf);
+pub struct Scratch(TempDir);
 
 impl Scratch {
     pub fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("slim-cli-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir_all(&dir).unwrap();
-        Self(dir)
+        let prefix = format!("slim-cli-{name}-");
+        Self(tempfile::Builder::new().prefix(&prefix).tempdir().unwrap())
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     pub fn write(&self, name: &str, text: &str) -> PathBuf {
@@ -35,8 +35,8 @@ impl Scratch {
         path
     }
 
-    /// A file in place of the preload library. The loader accepts any shared object; this is a copy of
-    /// the C library, which has no effect.
+    /// A stand-in for the preload library: a copy of the C library, which the loader accepts and
+    /// which has no effect.
     pub fn library(&self) -> PathBuf {
         let path = self.path("libslim_preload.so");
         fs::copy(libc_path(), &path).unwrap();
@@ -44,13 +44,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The path of this process's C library.
+/// The C library that this very process runs with.
 fn libc_path() -> PathBuf {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let line = maps

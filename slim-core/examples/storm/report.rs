@@ -1,4 +1,4 @@
-//! The report of a run: figures on standard output, a table, and a picture.
+//! Reports a run: figures on standard output, a table (CSV), and a plot (SVG).
 
 use std::cmp::Reverse;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use plotters::prelude::*;
 use crate::Options;
 use crate::world::{STEP, Step, World};
 
-/// The value of one column.
+/// Reads one column of a step.
 type Value = fn(&Step) -> u64;
 
 /// Prints the figures.
@@ -87,7 +87,7 @@ fn table(world: &World) -> String {
     out
 }
 
-/// Draws the ends resumed, and the messages and SYNs sent for that, over time. Each curve has its own scale.
+/// Plots resumed ends and sent messages over time; each curve has its own scale.
 fn picture(world: &World, file: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let series: [(&str, RGBColor, Value); 4] = [
         ("ends resumed", RGBColor(27, 127, 59), |s| s.resumed),

@@ -1,6 +1,6 @@
 //! The kernel's list of TCP sockets, through netlink `sock_diag`.
 
-use std::{collections::HashMap, fmt, fs, io, net::SocketAddr};
+use std::{collections::HashMap, fmt, io, net::SocketAddr};
 
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkHeader, NetlinkMessage,
@@ -12,6 +12,7 @@ use netlink_packet_sock_diag::{
     inet::{ExtensionFlags, InetRequest, InetResponse, SocketId, StateFlags},
 };
 use netlink_sys::{Socket, SocketAddr as NetlinkAddr, protocols::NETLINK_SOCK_DIAG};
+use procfs::process::FDTarget;
 
 use crate::{Error, Netns, Process, Result};
 
@@ -34,9 +35,9 @@ pub struct OpenConnection {
 /// Which end made a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// The other end connected to us: a socket of this namespace listens on our port.
+    /// The other end connected; this end's port is a listening one.
     Incoming,
-    /// We connected.
+    /// This end connected.
     Outgoing,
 }
 
@@ -48,7 +49,7 @@ pub const ESTABLISHED: u8 = 1;
 pub enum DestroyOutcome {
     /// The kernel has given it up.
     Destroyed,
-    /// The connection had ended before.
+    /// It had ended before.
     Vanished,
 }
 
@@ -100,7 +101,7 @@ pub fn connections(net: &Netns) -> Result<Vec<OpenConnection>> {
     Ok(found)
 }
 
-/// Ports of `net` on which a socket listens.
+/// Listening ports of `net`.
 pub fn listening(net: &Netns) -> Result<Vec<u16>> {
     let sockets = net
         .run(|| dump(&StateFlags::LISTEN))?
@@ -219,7 +220,7 @@ fn send<M: NetlinkSerializable + Into<NetlinkPayload<M>>>(
     socket.send(&bytes, 0).map(drop)
 }
 
-/// Passes the answers to `take` until it returns true, for the last one.
+/// Passes the answers to `take` until it returns true for the last.
 fn receive<M: NetlinkDeserializable>(
     socket: &Socket,
     mut take: impl FnMut(NetlinkPayload<M>) -> io::Result<bool>,
@@ -245,14 +246,11 @@ fn receive<M: NetlinkDeserializable>(
 fn owners(net: &Netns) -> HashMap<u64, Vec<Process>> {
     let mut found: HashMap<u64, Vec<Process>> = HashMap::new();
     for process in net.processes() {
-        let Ok(fds) = fs::read_dir(format!("/proc/{}/fd", process.pid)) else {
-            continue;
-        };
-        for target in fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok()) {
-            let inode = target
-                .to_str()
-                .and_then(|t| t.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok());
-            let Some(inode) = inode else { continue };
+        let fds = procfs::process::Process::new(process.pid as i32).and_then(|p| p.fd());
+        for fd in fds.into_iter().flatten().flatten() {
+            let FDTarget::Socket(inode) = fd.target else {
+                continue;
+            };
             let holders = found.entry(inode).or_default();
             if !holders.contains(&process) {
                 holders.push(process.clone());

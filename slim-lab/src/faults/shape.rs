@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use strum::Display;
+
 use crate::{Error, Netns, Node, Result};
 
 /// Bytes that a line of `rate_kbit` kilobits a second, limited by `tbf`, lets pass at once after a pause. The other
@@ -24,8 +26,9 @@ pub struct Shape {
     loss_percent: Option<f64>,
 }
 
-/// The kernel's queueing disciplines that can shape a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of the kernel's queueing disciplines does the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Discipline {
     /// `netem`: rate, delay and loss.
     Netem,
@@ -170,16 +173,6 @@ impl Drop for ShapeGuard {
         let _ = self
             .net
             .exec("tc", &["qdisc", "del", "dev", &self.interface, "root"]);
-    }
-}
-
-impl fmt::Display for Discipline {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Discipline::Netem => "netem",
-            Discipline::Tbf => "tbf",
-            Discipline::Htb => "htb",
-        })
     }
 }
 

@@ -1,20 +1,25 @@
 //! The MPI implementations that are installed, and their compilers.
 
 use std::{
-    env, fmt,
+    env,
     path::{Path, PathBuf},
 };
 
+use strum::Display;
+
 use crate::{Error, Result, artifacts};
 
-/// An MPI implementation that the lab can run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// An MPI that the lab knows how to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Display)]
 pub enum Flavor {
     /// The distribution's Open MPI 4.1.
+    #[strum(to_string = "Open MPI 4.1")]
     OpenMpi4,
     /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
+    #[strum(to_string = "Open MPI 5.0")]
     OpenMpi5,
-    /// The distribution's MPICH, which sends its messages through UCX.
+    /// The distribution's MPICH, which moves its messages by UCX.
+    #[strum(to_string = "MPICH")]
     Mpich,
 }
 
@@ -32,17 +37,7 @@ impl Flavor {
     }
 }
 
-impl fmt::Display for Flavor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Flavor::OpenMpi4 => "Open MPI 4.1",
-            Flavor::OpenMpi5 => "Open MPI 5.0",
-            Flavor::Mpich => "MPICH",
-        })
-    }
-}
-
-/// An installed MPI.
+/// An MPI as installed here.
 #[derive(Clone, Debug)]
 pub struct Mpi {
     flavor: Flavor,
