@@ -15,12 +15,12 @@
 //! guard that removes the fault when it is dropped.
 //!
 //! ```no_run
-//! use slim_lab::{Lab, SeededRng, faults::destroy::{self, Amount, Pick}};
+//! use slim_lab::{Lab, SeededRng, faults::destroy::{self, Amount, Selector}};
 //!
 //! let lab = Lab::builder().nodes(2).paths(1).build()?;
 //! let mut server = lab.node(1).command("iperf3").arg("-s").spawn().unwrap();
 //! // ... and later: lose every connection that nodeA has with nodeB.
-//! let report = destroy::destroy(lab.node(0).net(), &Pick::between_hosts(), Amount::All, &mut SeededRng::new(1))?;
+//! let report = destroy::destroy(lab.node(0).net(), &Selector::between_hosts(), Amount::All, &mut SeededRng::new(1))?;
 //! println!("{report}");
 //! # server.kill().unwrap();
 //! # Ok::<(), slim_lab::Error>(())

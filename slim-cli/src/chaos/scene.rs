@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use procfs::process::all_processes;
-use slim_lab::faults::destroy::{self, Pick};
+use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
 use slim_lab::faults::{link, nft};

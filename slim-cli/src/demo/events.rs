@@ -10,7 +10,7 @@ use crate::events;
 
 /// Totals of all event logs of a directory.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct EventTotals {
     /// Resumes. Both ends log each, but it counts once.
     resumes: HashSet<(String, u64)>,
     /// Bytes replayed, by both ends.
@@ -89,7 +89,7 @@ mod tests {
         )
         .unwrap();
         fs::write(dir.join("b.out"), resume("x", 9, 5, 99)).unwrap();
-        let told = Told::read(dir).to_string();
+        let totals = EventTotals::read(dir).to_string();
         assert_eq!(
             totals,
             "2 resumes, 1.5 MiB sent again, longest interruption 9 ms, 0 given up"
