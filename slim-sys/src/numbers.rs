@@ -21,7 +21,6 @@
 //! Everything here may run in signal handlers and in vforked children. No handler interrupts [`make`] or [`whole`]: one that
 //! forks would wait for what it has interrupted, and one that jumps out would hold up all forks and closes to come.
 
-use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
 use std::hint;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,7 +28,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lock::block_signals;
-use crate::{as_agent, futex_wait, futex_wake_all, in_agent};
+use crate::{as_agent, futex_wait, futex_wake_all, in_agent, now};
 
 /// How often a thread in [`make`] checks again at once, and how long it sleeps between checks from then on.
 const SHORTLY: u32 = 50;
@@ -159,12 +158,6 @@ pub fn after_fork(child: bool) {
     } else if FORKING.fetch_sub(1, Ordering::SeqCst) == 1 {
         futex_wake_all(&FORKING);
     }
-}
-
-/// Nanoseconds of the monotonic clock.
-fn now() -> u64 {
-    let now = clock_gettime(ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 fn wait_until_zero(word: &AtomicU32, limit: Duration, begun: Instant) {

@@ -5,7 +5,7 @@ use crate::{OwnFd, at};
 use libc::c_int;
 use rustix::event::{self, EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::thread::futex;
-use rustix::time::{self, Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::io;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -48,7 +48,12 @@ pub fn reset_eventfd(fd: c_int) {
 /// The kernel's.
 pub fn timerfd() -> io::Result<OwnFd> {
     let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-    OwnFd::make(|| Ok(time::timerfd_create(TimerfdClockId::Monotonic, flags)?))
+    OwnFd::make(|| {
+        Ok(rustix::time::timerfd_create(
+            TimerfdClockId::Monotonic,
+            flags,
+        )?)
+    })
 }
 
 /// Sets the timer to expire after `delay`; `None` stops it.
@@ -59,7 +64,7 @@ pub fn set_timerfd(fd: c_int, delay: Option<Duration>) {
         it_interval: timespec(Duration::ZERO),
         it_value: timespec(delay.unwrap_or_default()),
     };
-    let _ = time::timerfd_settime(at(fd), TimerfdTimerFlags::empty(), &spec);
+    let _ = rustix::time::timerfd_settime(at(fd), TimerfdTimerFlags::empty(), &spec);
 }
 
 /// Waits for one descriptor, for `limit` at most, or until a signal arrives. Returns the events of poll(2), or 0.
@@ -113,9 +118,15 @@ pub fn nap(time: Duration) {
     let _ = futex_wait(&AtomicU32::new(0), 0, Some(time));
 }
 
-/// Nanoseconds of the monotonic clock.
+/// Nanoseconds of the monotonic clock. By libc, which has found the kernel's vDSO already: rustix looks for it by itself, which crashes a
+/// program under valgrind. Async-signal-safe.
 pub fn now() -> u64 {
-    let now = time::clock_gettime(time::ClockId::Monotonic);
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes to `now` only.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
