@@ -62,26 +62,3 @@ impl Drop for OwnFd {
         close_or_keep(unsafe { ManuallyDrop::take(&mut self.0) });
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fds::{floor, is_internal};
-    use std::fs::File;
-
-    #[test]
-    fn our_descriptors_are_above_the_floor_and_registered_while_owned() {
-        let own = OwnFd::make(|| File::open("/dev/null")).unwrap();
-        let number = own.raw();
-        assert!(number >= floor(), "{number} is below {}", floor());
-        assert!(is_internal(number));
-        let given_away = own.into_owned();
-        assert_eq!(given_away.as_raw_fd(), number);
-        assert!(!is_internal(number));
-        let own = OwnFd::new(given_away);
-        let number = own.raw();
-        assert!(is_internal(number));
-        drop(own);
-        assert!(!is_internal(number));
-    }
-}
