@@ -4,58 +4,10 @@
 //! namespace is destroyed (`SOCK_DESTROY`) again and again. Both transcripts must be the same. Needs root.
 
 mod common;
-#[path = "../src/options/table.rs"]
-mod table;
 
+use common::breaks::{differences, run, unnoticed, unnoticed_with};
 use common::events::Events;
-use common::{Outcome, Program, SETTLED, compare, compile, own_network, pair, scratch};
-use std::fs;
-use std::path::Path;
-
-fn run(
-    program: &Path,
-    args: &str,
-    breaks: u32,
-    preloaded: bool,
-    settle: u32,
-) -> (Outcome, Outcome) {
-    let one = || {
-        Program::new(program)
-            .env("T_ARGS", args)
-            .env("T_BREAKS", breaks.to_string())
-            .env("T_OWN_NETWORK", "1")
-            .preloaded(preloaded)
-            .settle(settle)
-    };
-    pair(one(), one())
-}
-
-fn differences(name: &str, bare: &(Outcome, Outcome), got: &(Outcome, Outcome)) -> Vec<String> {
-    [("server", &bare.0, &got.0), ("client", &bare.1, &got.1)]
-        .into_iter()
-        .filter_map(|(end, want, got)| compare(&format!("{name}, {end}"), want, got))
-        .collect()
-}
-
-/// Asserts that the program's transcript with the preload and broken connections is the one of a bare run without breaks.
-fn unnoticed(program: &str, args: &[&str], breaks: u32) {
-    unnoticed_with(&[], program, args, breaks);
-}
-
-/// Like `unnoticed`, for a program compiled with these flags.
-fn unnoticed_with(flags: &[&str], program: &str, args: &[&str], breaks: u32) {
-    if !own_network(&format!("{program} {args:?}")) {
-        return;
-    }
-    let binary = compile(program, flags);
-    let mut bad = Vec::new();
-    for args in args {
-        let bare = run(&binary, args, 0, false, 0);
-        let got = run(&binary, args, breaks, true, SETTLED);
-        bad.extend(differences(&format!("{program} {args}"), &bare, &got));
-    }
-    assert!(bad.is_empty(), "\n{}", bad.join("\n"));
-}
+use common::{Program, SETTLED, compare, compile, own_network, pair, scratch};
 
 #[test]
 fn transfers_with_blocking_calls() {
@@ -371,30 +323,6 @@ fn broken_in_the_accept_queue() {
     unnoticed("queued", &["100 4500"], 1);
 }
 
-/// Child processes that share the descriptor table, or close inherited descriptors where no hook sees it.
-#[test]
-fn other_processes_with_the_same_descriptors() {
-    unnoticed("kindred", &["shares", "server"], 1);
-}
-
-/// The closed descriptors include SLIM's own: the connection cannot be resumed, and no program waits for that.
-#[test]
-fn all_descriptors_closed_where_no_hook_sees_it() {
-    for args in ["closes-all", "closes-each", "closes-in-child", "away"] {
-        if !own_network(args) {
-            return;
-        }
-        let binary = compile("kindred", &[]);
-        let bare = run(&binary, args, 1, false, 0);
-        assert!(bare.0.ok() && bare.1.ok(), "{}", bare.1.transcript());
-        let got = run(&binary, args, 1, true, SETTLED);
-        let bad = differences(args, &bare, &got);
-        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
-        let took = got.0.took.max(got.1.took);
-        assert!(took.as_secs() < 10, "{args}: ended after {took:?}");
-    }
-}
-
 #[test]
 fn several_senders_on_one_connection() {
     unnoticed("senders", &["threads"], 12);
@@ -406,107 +334,8 @@ fn a_thousand_connections_at_once() {
 }
 
 #[test]
-fn more_connections_than_free_descriptors() {
-    unnoticed("broken", &["scarce"], 1);
-}
-
-#[test]
-fn no_descriptor_is_left() {
-    unnoticed("broken", &["none-left", "none-left-close"], 1);
-}
-
-/// The program has reached its limit on open files: its connections are resumed one after the other.
-#[test]
-fn programs_at_their_limit_on_open_files() {
-    let ways = [
-        "200 900 client",
-        "200 900 server",
-        "200 900 both",
-        "200 200 client",
-        "200 200 server",
-        "200 200 both",
-    ];
-    unnoticed("full", &ways, 1);
-}
-
-#[test]
-fn copies_of_descriptors() {
-    unnoticed("broken", &["copies"], 1);
-}
-
-/// A `dup2` that the kernel refuses does not close the descriptor that it would have replaced.
-#[test]
-fn copies_that_are_refused() {
-    unnoticed("refused", &[""], 1);
-}
-
-#[test]
-fn registrations_that_no_hook_sees() {
-    let ways = [
-        "level",
-        "edge",
-        "once",
-        "level-unseen",
-        "edge-unseen",
-        "once-unseen",
-        "level-change",
-        "edge-change",
-    ];
-    unnoticed("wakes", &ways, 1);
-}
-
-/// A file that the program puts under a connection's descriptor number, where no hook sees it, stays there.
-#[test]
-fn numbers_taken_while_the_connection_is_away() {
-    if !own_network("numbers_taken_while_the_connection_is_away") {
-        return;
-    }
-    let binary = compile("taken", &[]);
-    for what in ["file", "pair", "sink"] {
-        let bare = run(&binary, what, 0, false, 0);
-        let mut got = run(&binary, what, 1, true, SETTLED);
-        // SLIM reports the lost connections.
-        for end in [&mut got.0, &mut got.1] {
-            assert!(
-                end.stderr.lines().all(|l| l.contains("escalate")),
-                "{}",
-                end.stderr
-            );
-            end.stderr.clear();
-        }
-        let bad = differences(&format!("taken {what}"), &bare, &got);
-        assert!(bad.is_empty(), "\n{}", bad.join("\n"));
-    }
-}
-
-#[test]
 fn calls_right_after_a_break() {
     unnoticed("broken", &["at-once"], 1);
-}
-
-#[test]
-fn forks_while_the_connection_is_away() {
-    unnoticed("handed", &["forked", "dark", "late", "reading"], 1);
-}
-
-#[test]
-fn programs_started_while_the_connection_is_away() {
-    unnoticed("handed", &["started", "exec"], 1);
-}
-
-#[test]
-fn descriptors_passed_while_the_connection_is_away() {
-    unnoticed("handed", &["passed", "passed-many", "passed-unread"], 1);
-}
-
-#[test]
-fn other_numbers_while_the_connection_is_away() {
-    unnoticed("handed", &["numbers", "streams"], 1);
-}
-
-#[test]
-fn descriptors_passed_on_at_any_moment_of_a_break() {
-    unnoticed("handed", &["any-moment"], 1);
 }
 
 /// The death of a peer process is reported as in a bare run, and as fast.
@@ -523,18 +352,6 @@ fn a_peer_that_dies() {
         ],
         0,
     );
-}
-
-#[test]
-fn epoll_instances_whose_numbers_change_hands() {
-    unnoticed("mirrors", &["fork", "first", "second", "over"], 1);
-}
-
-/// epoll goes on reporting a connection that was registered by a descriptor number that is closed by now.
-#[test]
-fn registered_by_a_number_that_is_closed() {
-    let cases = ["copy", "copy-late", "copy-over", "copy-edge", "copy-once"];
-    unnoticed("mirrors", &cases, 1);
 }
 
 /// A single byte that the library has not seen escalates the flow at the next break; no byte is delivered twice.
@@ -564,133 +381,6 @@ fn bytes_moved_past_the_library() {
         };
         assert!(said.contains(why), "{said}");
     }
-}
-
-/// The options table, in the format that the test program reads.
-fn table() -> String {
-    let mut text = String::new();
-    for row in table::ROWS {
-        let (fate, kind) = match row.fate {
-            table::Fate::After(kind) => ("After", kind),
-            table::Fate::Before(kind) | table::Fate::Must(kind) => ("Before", kind),
-            table::Fate::Like(_) => ("Like", table::ValueKind::Int),
-            table::Fate::Bound => ("Bound", table::ValueKind::Int),
-            table::Fate::Nothing => ("Nothing", table::ValueKind::Int),
-        };
-        text += &format!("{} {} {kind:?} {fate} {}\n", row.level, row.name, row.label);
-    }
-    text
-}
-
-fn options(case: &str) -> Option<(Outcome, Outcome)> {
-    if !own_network(&format!("every_option {case}")) {
-        return None;
-    }
-    let binary = compile("every_option", &[]);
-    let file = scratch("table");
-    fs::write(&file, table()).expect("a file of our own");
-    let one = || {
-        Program::new(&binary)
-            .env("T_ARGS", case)
-            .env("T_TABLE", &file)
-            .env("T_OWN_NETWORK", "1")
-            .preloaded(true)
-            .settle(SETTLED)
-    };
-    Some(pair(one(), one()))
-}
-
-/// Each option keeps its value over a break, or makes the connection plain TCP.
-#[test]
-fn every_option_of_a_connection() {
-    let Some((server, client)) = options("every") else {
-        return;
-    };
-    for (end, got) in [("server", server), ("client", client)] {
-        let text = got.transcript();
-        let number = |what| {
-            let line = text.lines().find_map(|l| l.strip_prefix(what));
-            line.and_then(|n| n.parse::<u32>().ok()).unwrap_or(0)
-        };
-        let bad = ["LOST", "HELD", "BROKEN", "owner 0", "signal 0", "flag 0"];
-        let bad = bad.into_iter().chain([": 0", "stderr"]);
-        let bad: Vec<_> = bad.filter(|word| text.contains(word)).collect();
-        assert!(got.ok() && bad.is_empty(), "{end}: {bad:?} in\n{text}");
-        // An older kernel lacks some of the options in the table.
-        assert!(number("changed ") >= 60, "{end}:\n{text}");
-        assert!(end == "server" || number("bound ") >= 6, "{end}:\n{text}");
-    }
-}
-
-/// If the application's socket has a mark (SO_MARK), so has SLIM's new connection, from its first packet on.
-#[test]
-fn marks_are_there_before_the_connection() {
-    if let Some((server, client)) = options("marked") {
-        let (server, client) = (server.transcript(), client.transcript());
-        let want = "marked: 1\nagain: 1\nexit 0\n";
-        assert_eq!(server, want);
-        let refused = "connect(fd, (void *)&a, sizeof a) = -1 EHOSTUNREACH\n";
-        let made = "connect(fd, (void *)&a, sizeof a) = 0\n";
-        assert_eq!(client, format!("{refused}{made}{want}"));
-    }
-}
-
-/// The table has every option that the kernel's headers define.
-#[test]
-fn every_option_of_the_headers() {
-    let files = [
-        ("asm-generic/socket.h", "SO_", libc::SOL_SOCKET),
-        ("linux/in.h", "IP_", libc::IPPROTO_IP),
-        ("linux/in6.h", "IPV6_", libc::IPPROTO_IPV6),
-        ("linux/tcp.h", "TCP_", libc::IPPROTO_TCP),
-    ];
-    // Prefixes of names that are values of options, flags or constants, not options.
-    let others = [
-        "IP_PMTUDISC_",
-        "IP_DEFAULT_MULTICAST_",
-        "IP_MSFILTER_SIZE",
-        "IPV6_FL_",
-        "IPV6_FLOWINFO_FLOWLABEL",
-        "IPV6_FLOWINFO_PRIORITY",
-        "IPV6_PRIORITY_",
-        "IPV6_TLV_",
-        "IPV6_PMTUDISC_",
-        "IPV6_PREFER_SRC_",
-        "TCP_MSS_",
-        "TCP_REPAIR_ON",
-        "TCP_REPAIR_OFF",
-        "TCP_MD5SIG_MAXKEYLEN",
-        "TCP_MD5SIG_FLAG",
-        "TCP_AO_MAXKEYLEN",
-        "TCP_AO_KEYF_",
-        "TCP_RECEIVE_ZEROCOPY_FLAG",
-        "TCP_CM_INQ",
-    ];
-    let mut seen = 0;
-    for (file, prefix, level) in files {
-        let text = fs::read_to_string(Path::new("/usr/include").join(file))
-            .expect("the kernel's headers (linux-libc-dev)");
-        for line in text.lines() {
-            let mut words = line.split_whitespace();
-            let (Some("#define"), Some(name), Some(value)) =
-                (words.next(), words.next(), words.next())
-            else {
-                continue;
-            };
-            let Ok(number) = value.parse::<i32>() else {
-                continue;
-            };
-            if name.starts_with(prefix) && !others.iter().any(|o| name.starts_with(o)) {
-                seen += 1;
-                let known = |row: &&table::Row| row.level == level && row.name == number;
-                assert!(
-                    table::ROWS.iter().any(|row| known(&row)),
-                    "{name} ({number}) of {file} is in no row of the table"
-                );
-            }
-        }
-    }
-    assert!(seen > 150, "only {seen} options found");
 }
 
 /// A real-time thread polls without a pause on the only processor that its process may use. SLIM must still get to resume.

@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // each test binary uses only some of these items
 
+pub mod breaks;
 pub mod events;
 
 use std::collections::BTreeSet;

@@ -15,3 +15,4 @@ mod pairs;
 mod probing;
 mod resuming;
 mod threats;
+mod unreachable;
