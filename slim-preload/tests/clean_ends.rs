@@ -3,7 +3,7 @@
 mod common;
 
 use common::events::Events;
-use common::{Program, SETTLED, apart, compile, pair, scratch};
+use common::{NEGOTIATED_MS, Program, apart, compile, pair, scratch};
 
 /// Number of connections for each way of ending.
 const CONNECTIONS: usize = 200;
@@ -17,7 +17,7 @@ fn events(how: &str, ends_it: &str) -> Events {
             .env("T_ARGS", format!("{how} {CONNECTIONS} {ends_it}"))
             .env("SLIM_EVENTS", &log)
             .preloaded(true)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
     };
     let (server, client) = pair(one(), one());
     assert!(

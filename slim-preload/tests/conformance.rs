@@ -7,7 +7,9 @@
 mod common;
 
 use common::events::Events;
-use common::{Program, SETTLED, apart, compare, compile, pair, preload, same_alone, same_pair};
+use common::{
+    NEGOTIATED_MS, Program, apart, compare, compile, pair, preload, same_alone, same_pair,
+};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::process::Command;
@@ -109,7 +111,7 @@ fn sequences_of_calls() {
             Program::new(&program)
                 .args([part * blocks, blocks].map(|n| n.to_string()))
                 .preloaded(preloaded)
-                .settle(5)
+                .negotiation_ms(5)
                 .env("SLIM_LOG", "off")
                 .start()
         };
@@ -145,7 +147,7 @@ fn numbers_during_resumes() {
     assert!(bare.ok(), "{}", bare.transcript());
     let got = Program::new(&program)
         .preloaded(true)
-        .settle(SETTLED)
+        .negotiation_ms(NEGOTIATED_MS)
         .env("T_BREAKS", "1")
         .env("SLIM_EVENTS", &events)
         .run();
@@ -242,21 +244,21 @@ fn early_and_late_callers() {
     let library = compile("dl_lib", &["-shared", "-fPIC"]);
     let program = compile("odd_times", &[]);
     let (ours, theirs) = (preload(), library.display().to_string());
-    let run = |order: String, settle| {
+    let run = |order: String, negotiation| {
         Program::new(&program)
             .env("T_EARLY", "1")
             .env("LD_PRELOAD", order)
-            .settle(settle)
+            .negotiation_ms(negotiation)
             .run()
     };
     let bare = run(theirs.clone(), 0);
     assert!(bare.ok(), "{}", bare.transcript());
-    for settle in [0, SETTLED] {
+    for negotiation in [0, NEGOTIATED_MS] {
         for order in [
             format!("{}:{theirs}", ours.display()),
             format!("{theirs}:{}", ours.display()),
         ] {
-            let got = run(order.clone(), settle);
+            let got = run(order.clone(), negotiation);
             if let Some(difference) = compare(&order, &bare, &got) {
                 panic!("{difference}");
             }
@@ -267,17 +269,17 @@ fn early_and_late_callers() {
 /// The program's output must be the bare one. Standard error must have `lines` lines of SLIM's, each of which names SLIM.
 fn scarce(args: &[&str], lines: usize) {
     let program = compile("scarce", &[]);
-    let run = |preloaded, settle| {
+    let run = |preloaded, negotiation| {
         Program::new(&program)
             .args(args)
             .preloaded(preloaded)
-            .settle(settle)
+            .negotiation_ms(negotiation)
             .run()
     };
     let bare = run(false, 0);
     assert!(bare.ok(), "{}", bare.transcript());
-    for settle in [0, SETTLED] {
-        let mut got = run(true, settle);
+    for negotiation in [0, NEGOTIATED_MS] {
+        let mut got = run(true, negotiation);
         let said = std::mem::take(&mut got.stderr);
         if let Some(difference) = compare(&format!("{args:?}"), &bare, &got) {
             panic!("{difference}  stderr: {said}");
@@ -367,15 +369,19 @@ fn bad_settings_are_named_once() {
 fn a_udp_port_that_another_process_wants() {
     apart();
     let program = compile("udp_wanted", &[]);
-    let run = |server, client, settle| {
-        let one = |preloaded| Program::new(&program).preloaded(preloaded).settle(settle);
+    let run = |server, client, negotiation| {
+        let one = |preloaded| {
+            Program::new(&program)
+                .preloaded(preloaded)
+                .negotiation_ms(negotiation)
+        };
         pair(one(server), one(client))
     };
     let bare = run(false, false, 0);
     assert!(bare.0.ok() && bare.1.ok(), "{bare:?}");
     for (mode, got) in [
         ("negotiating", run(true, true, 0)),
-        ("settled", run(true, true, SETTLED)),
+        ("negotiated", run(true, true, NEGOTIATED_MS)),
         ("client only", run(false, true, 0)),
     ] {
         let differences = [
@@ -425,7 +431,7 @@ fn listeners_answer_from_the_first_connection_on() {
                 .env("T_ARGS", way)
                 .env("SLIM_EVENTS", log)
                 .preloaded(preloaded)
-                .settle(if preloaded { SETTLED } else { 0 })
+                .negotiation_ms(if preloaded { NEGOTIATED_MS } else { 0 })
         };
         let run = |preloaded| pair(one(preloaded, &logs[0]), one(preloaded, &logs[1]));
         let (bare, got) = (run(false), run(true));
@@ -451,13 +457,13 @@ fn listeners_that_come_again_at_once_are_asked() {
 
 /// Checks the premise of the tests above: after the negotiation flows are live, and with SLIM=off there are none.
 #[test]
-fn settled_flows_are_live() {
+fn negotiated_flows_are_live() {
     let program = compile("calls", &[]);
     for (slim, live) in [("preferred", true), ("off", false)] {
         let events = common::scratch("events");
         let got = Program::new(&program)
             .preloaded(true)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
             .env("SLIM", slim)
             .env("SLIM_EVENTS", &events)
             .run();
@@ -474,7 +480,7 @@ fn programs_with_the_thread_sanitizer() {
     let run = |preloaded| {
         Program::new(&program)
             .preloaded(preloaded)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
             .run()
     };
     let (bare, mut got) = (run(false), run(true));

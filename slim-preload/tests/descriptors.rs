@@ -3,7 +3,7 @@
 mod common;
 
 use common::breaks::{differences, run, unnoticed};
-use common::{SETTLED, compile, own_network};
+use common::{NEGOTIATED_MS, compile, own_network};
 
 /// Child processes that share the descriptor table, or close inherited descriptors where no hook sees it.
 #[test]
@@ -21,7 +21,7 @@ fn all_descriptors_closed_where_no_hook_sees_it() {
         let binary = compile("kindred", &[]);
         let bare = run(&binary, args, 1, false, 0);
         assert!(bare.0.ok() && bare.1.ok(), "{}", bare.1.transcript());
-        let got = run(&binary, args, 1, true, SETTLED);
+        let got = run(&binary, args, 1, true, NEGOTIATED_MS);
         let bad = differences(args, &bare, &got);
         assert!(bad.is_empty(), "\n{}", bad.join("\n"));
         let took = got.0.took.max(got.1.took);
@@ -88,7 +88,7 @@ fn numbers_taken_while_the_connection_is_away() {
     let binary = compile("taken", &[]);
     for what in ["file", "pair", "sink"] {
         let bare = run(&binary, what, 0, false, 0);
-        let mut got = run(&binary, what, 1, true, SETTLED);
+        let mut got = run(&binary, what, 1, true, NEGOTIATED_MS);
         // SLIM reports the lost connections.
         for end in [&mut got.0, &mut got.1] {
             assert!(

@@ -7,7 +7,7 @@ mod common;
 
 use common::breaks::{differences, run, unnoticed, unnoticed_with};
 use common::events::Events;
-use common::{Program, SETTLED, compare, compile, own_network, pair, scratch};
+use common::{NEGOTIATED_MS, Program, compare, compile, own_network, pair, scratch};
 
 #[test]
 fn transfers_with_blocking_calls() {
@@ -68,7 +68,7 @@ fn resumes_are_written_to_the_event_log() {
             .env("T_OWN_NETWORK", "1")
             .env("SLIM_EVENTS", &log)
             .preloaded(true)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
     };
     let (server, client) = pair(one(), one());
     assert!(
@@ -103,7 +103,7 @@ fn small_buffers() {
                 .env("T_OWN_NETWORK", "1")
                 .env("T_BREAKS", breaks)
                 .preloaded(preloaded)
-                .settle(SETTLED);
+                .negotiation_ms(NEGOTIATED_MS);
             let mut outcome = one.run();
             println!("{sizes:?}: {}", outcome.stderr);
             outcome.stderr.clear();
@@ -140,7 +140,7 @@ fn options_outlive_the_connection() {
     let binary = compile("anew", &[]);
     for args in ["plain bound", "plain bound listen"] {
         let bare = run(&binary, args, 1, false, 0);
-        let got = run(&binary, args, 1, true, SETTLED);
+        let got = run(&binary, args, 1, true, NEGOTIATED_MS);
         let bad = differences(&format!("anew {args}"), &bare, &got);
         assert!(bad.is_empty(), "\n{}", bad.join("\n"));
     }
@@ -180,7 +180,7 @@ fn broken_with_urgent_bytes() {
     let binary = compile("urgent", &[]);
     for case in ["close", "close,aside", "close,inline", "shut,twice"] {
         let bare = run(&binary, case, 1, false, 0);
-        let got = run(&binary, case, 1, true, SETTLED);
+        let got = run(&binary, case, 1, true, NEGOTIATED_MS);
         let bad = differences(&format!("urgent {case}"), &bare, &got);
         assert!(bad.is_empty() && bare.0.ok(), "\n{}", bad.join("\n"));
     }
@@ -195,7 +195,7 @@ fn broken_with_asynchronous_io() {
     let binary = compile("aio", &[]);
     for case in ["libc", "list", "kernel"] {
         let bare = run(&binary, case, 1, false, 0);
-        let got = run(&binary, case, 1, true, SETTLED);
+        let got = run(&binary, case, 1, true, NEGOTIATED_MS);
         let bad = differences(&format!("aio {case}"), &bare, &got);
         assert!(bad.is_empty() && bare.0.ok(), "\n{}", bad.join("\n"));
     }
@@ -367,7 +367,7 @@ fn bytes_moved_past_the_library() {
         ("read-many", 1000),
         ("write", 501),
     ] {
-        let (server, client) = run(&binary, args, 1, true, SETTLED);
+        let (server, client) = run(&binary, args, 1, true, NEGOTIATED_MS);
         let said = format!("{args}:\n{}\n{}", server.transcript(), client.transcript());
         // The error depends on how the connection broke.
         for (end, read) in [(&server, 0), (&client, read)] {
@@ -414,7 +414,7 @@ fn calls_that_do_not_come_back() {
     }
     let binary = compile("held", &[]);
     for args in ["recv 14000 10500", "send 14000 10500"] {
-        let (server, client) = run(&binary, args, 1, true, SETTLED);
+        let (server, client) = run(&binary, args, 1, true, NEGOTIATED_MS);
         let said = format!("{args}:\n{}\n{}", server.transcript(), client.transcript());
         assert_eq!(client.stdout.matches("at once: 1").count(), 2, "{said}");
         let given_up = "a data call does not return; the flow is given up";
@@ -439,7 +439,7 @@ fn filters_and_last_threads() {
         "main-exits-first",
     ] {
         let bare = run(&binary, args, 0, false, 0);
-        let mut got = run(&binary, args, 0, true, SETTLED);
+        let mut got = run(&binary, args, 0, true, NEGOTIATED_MS);
         let filtered = !args.starts_with("main");
         let said = got.1.stderr.matches("connections are plain TCP").count();
         if said != usize::from(filtered) {
@@ -466,7 +466,7 @@ fn a_crowd_of_connections() {
     for how in ["poll", "turns", "threads"] {
         let args = format!("{how} 2000");
         let mut bare = run(&binary, &args, 0, false, 0);
-        let mut got = run(&binary, &args, 1, true, SETTLED);
+        let mut got = run(&binary, &args, 1, true, NEGOTIATED_MS);
         for outcome in [&mut bare, &mut got] {
             println!("{}{}", outcome.0.stderr, outcome.1.stderr);
             (outcome.0.stderr, outcome.1.stderr) = Default::default();
@@ -516,7 +516,7 @@ fn addresses_of_an_escalated_connection() {
                 .env("SLIM_ATTEMPT_TIMEOUTS", "0.3")
                 .env("SLIM_LOG", "off")
                 .preloaded(preloaded)
-                .settle(SETTLED)
+                .negotiation_ms(NEGOTIATED_MS)
         };
         pair(one(), one())
     };

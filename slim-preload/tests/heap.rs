@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Program, SETTLED, compare, compile, own_network};
+use common::{NEGOTIATED_MS, Program, compare, compile, own_network};
 
 /// Asserts that the transcript with the preload is the bare one, on unbroken connections and on broken ones.
 fn as_bare(case: &str) {
@@ -17,7 +17,7 @@ fn as_bare(case: &str) {
             .env("T_OWN_NETWORK", "1")
             .env("T_BREAKS", breaks)
             .preloaded(preloaded)
-            .settle(SETTLED);
+            .negotiation_ms(NEGOTIATED_MS);
         let mut outcome = one.run();
         println!(
             "{case}, preloaded {preloaded}, breaks {breaks}: {}",

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{
-    Program, SETTLED, compare, compile, own_network, pair_started, ports, preload, scratch,
+    NEGOTIATED_MS, Program, compare, compile, own_network, pair_started, ports, preload, scratch,
 };
 use std::fs;
 use std::io::Write;
@@ -57,7 +57,7 @@ fn noise_does_no_harm() {
             .env("T_WHILE", &noisy)
             .env("T_BREAKS", if slim { "1" } else { "0" })
             .env("T_OWN_NETWORK", "1")
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
             .preloaded(slim)
     };
     let bare = common::pair(one(false), one(false));

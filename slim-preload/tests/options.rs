@@ -4,7 +4,7 @@ mod common;
 #[path = "../src/options/table.rs"]
 mod table;
 
-use common::{Outcome, Program, SETTLED, compile, own_network, pair, scratch};
+use common::{NEGOTIATED_MS, Outcome, Program, compile, own_network, pair, scratch};
 use std::fs;
 use std::path::Path;
 
@@ -37,7 +37,7 @@ fn options(case: &str) -> Option<(Outcome, Outcome)> {
             .env("T_TABLE", &file)
             .env("T_OWN_NETWORK", "1")
             .preloaded(true)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
     };
     Some(pair(one(), one()))
 }

@@ -86,7 +86,7 @@ fn every_way_to_end() {
             .env("SLIM_HELLO_TIMEOUT", "0.3")
             .env("SLIM_LOG", "debug")
             .env("T_LIMIT_SCALE", "12")
-            .settle(30)
+            .negotiation_ms(30)
             .preloaded(true)
     };
     let (server, client) = pair_started(end(), end());
@@ -126,7 +126,7 @@ fn not_read(
     let log = scratch("events");
     let end = || {
         one(&program, &format!("not-read {bytes} 40"))
-            .settle(60)
+            .negotiation_ms(60)
             .preloaded(true)
     };
     let server = settings

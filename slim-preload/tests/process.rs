@@ -2,23 +2,23 @@
 
 mod common;
 
-use common::{Program, SETTLED, compare, compile, own_network, same_alone};
+use common::{NEGOTIATED_MS, Program, compare, compile, own_network, same_alone};
 
 /// The program's output must be the bare one. Standard error has one line of SLIM's that contains `why`, or none.
 fn steps_back(name: &str, args: &[&str], why: Option<&str>) {
     let program = compile(name, &[]);
-    let run = |preloaded, settle| {
+    let run = |preloaded, negotiation| {
         Program::new(&program)
             .args(args)
             .env("SLIM_LOG", "info")
             .preloaded(preloaded)
-            .settle(settle)
+            .negotiation_ms(negotiation)
             .run()
     };
     let bare = run(false, 0);
     assert!(bare.ok(), "{name} {args:?}: {}", bare.transcript());
-    for settle in [0, SETTLED] {
-        let mut got = run(true, settle);
+    for negotiation in [0, NEGOTIATED_MS] {
+        let mut got = run(true, negotiation);
         let said = got.stderr.lines().filter(|l| l.contains("plain TCP"));
         let said: Vec<_> = said.map(str::to_owned).collect();
         match why {
@@ -55,7 +55,7 @@ fn valgrind_finds_nothing_lost() {
             .arg(&program)
             .arg("return")
             .preloaded(preloaded)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
             .run()
     };
     if std::process::Command::new("valgrind")
@@ -133,7 +133,7 @@ fn unnoticed(name: &str, case: &str) {
             .env("T_OWN_NETWORK", "1")
             .env("T_BREAKS", breaks)
             .preloaded(preloaded)
-            .settle(SETTLED)
+            .negotiation_ms(NEGOTIATED_MS)
             .run()
     };
     let bare = run(false, "0");

@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{Program, SETTLED, compile, own_network, pair_started};
+use common::{NEGOTIATED_MS, Program, compile, own_network, pair_started};
 use std::time::Duration;
 
 /// How many pairs of programs run at a time, each in its own network namespace.
@@ -27,7 +27,7 @@ fn play(test: &str, breaks: bool, all: &[[u32; 3]]) {
                 )
                 .env("T_OWN_NETWORK", "1")
                 .preloaded(breaks)
-                .settle(if breaks { SETTLED } else { 0 })
+                .negotiation_ms(if breaks { NEGOTIATED_MS } else { 0 })
         };
         running.push((first, pair_started(one(), one())));
     }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Program, Running, SETTLED, compare, scratch};
+use common::{NEGOTIATED_MS, Program, Running, compare, scratch};
 use std::fs;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
@@ -67,16 +67,16 @@ fn python() {
         return;
     };
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/py/net.py");
-    let run = |preloaded, settle| {
+    let run = |preloaded, negotiation| {
         Program::new(&paths[0])
             .arg(&script)
             .preloaded(preloaded)
-            .settle(settle)
+            .negotiation_ms(negotiation)
             .run()
     };
     let bare = run(false, 0);
     assert!(bare.ok(), "{}", bare.transcript());
-    for (mode, got) in [("negotiating", run(true, 0)), ("settled", run(true, 60))] {
+    for (mode, got) in [("negotiating", run(true, 0)), ("negotiated", run(true, 60))] {
         if let Some(difference) = compare(mode, &bare, &got) {
             panic!("{difference}");
         }
@@ -352,7 +352,7 @@ fn iperf3() {
             let server = Program::new(&paths[0])
                 .args(["-s", "-1", "-p", &port])
                 .preloaded(slim_server)
-                .settle(SETTLED)
+                .negotiation_ms(NEGOTIATED_MS)
                 .start();
             // The server takes one client only, so a test connection must not probe whether it listens.
             let begun = Instant::now();

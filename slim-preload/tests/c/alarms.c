@@ -39,7 +39,7 @@ int main(int argc, char **argv) {
     if (is_server()) tell(port_of(l = listener()));
     else port = hear();
     for (int i = 0; i < MANY; i++) fds[i] = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
-    settle();
+    await_negotiation();
     for (int i = 0; i < MANY; i++) talk(fds[i]);
     for (int round = 0; round < 4; round++) {
         left_by_a_jump(round % 2);

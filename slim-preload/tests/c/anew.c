@@ -40,7 +40,7 @@ static void both_break(void) {
 }
 
 static void begins(void) {
-    settle();
+    await_negotiation();
     meet();
     mine = port_of(fd);
     theirs = peer_port_of(fd);
@@ -63,7 +63,7 @@ int main(int argc, char **argv) {
         int clamp = 1 << 16;
         MUST(setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof clamp));
     }
-    settle();
+    await_negotiation();
     meet();
     if (is_server()) {
         R(recv(fd, &b, 1, 0));

@@ -10,7 +10,7 @@ int main(void) {
     ping(x.c, x.s, "large");
     for (int i = 0; i < 8; i++) {
         int c = dial(port_of(x.l)), s = MUST(accept(x.l, NULL, NULL));
-        settle();
+        await_negotiation();
         ping(c, s, "one more");
         close(c);
         close(s);

@@ -145,7 +145,7 @@ static void shut(void) {
     int ends = 0;
     open_many(fds, N, 1);
     meet();
-    settle();
+    await_negotiation();
     both_break();
     for (int i = 0; i < N; i++) {
         if (is_server()) {
@@ -672,7 +672,7 @@ static void with_options(char **argv, int replace) {
         fd = MUST(accept(l, NULL, NULL));
     }
     meet();
-    settle();
+    await_negotiation();
     meet();
     options();
 }

@@ -74,7 +74,7 @@ int main(int argc, char **argv) {
         full_recv(fds[i], buf, 1);
     }
     meet();
-    settle();
+    await_negotiation();
     meet();
     if (is("exit")) {
         if (ends) exit(0);

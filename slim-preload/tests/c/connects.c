@@ -23,7 +23,7 @@ int main(void) {
     socklen_t n = sizeof from;
     int s = R(accept(l, (void *)&from, &n));
     line("from the client's port %d, length %d", ntohs(from.sin_port) == port_of(c), n);
-    settle();
+    await_negotiation();
     ping(c, s, "blocking");
     R(connect(s, (void *)&at, sizeof at));
     R(listen(c, 1));
@@ -39,7 +39,7 @@ int main(void) {
     line("%s", bits(wait_for(c, POLLIN | POLLOUT, 0)));
     R(connect(c, (void *)&at, sizeof at));
     s = R(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(c, s, "after a refusal, the same socket");
     close(c);
     close(s);
@@ -54,7 +54,7 @@ int main(void) {
     s = R(accept4(l, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
     line("flags %x %x", fcntl(s, F_GETFL), fcntl(s, F_GETFD));
     R(recv(s, buf, 1, 0));
-    settle();
+    await_negotiation();
     R(send(c, "nb", 2, 0));
     line("%s", bits(wait_for(s, POLLIN, 1000)));
     R(recv(s, buf, 9, 0));
@@ -103,7 +103,7 @@ int main(void) {
     R(epoll_wait(e, &ev, 1, 1000));
     line("%s data %" PRIx64, bits(ev.events), ev.data.u64);
     s = R(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     R(epoll_wait(e, &ev, 1, 0));
     MUST(send(s, "e", 1, 0));
     R(epoll_wait(e, &ev, 1, 1000));
@@ -150,7 +150,7 @@ int main(void) {
     R(bind(c, (void *)&any, sizeof any));
     struct sockaddr_in self = v4(port_of(c));
     R(connect(c, (void *)&self, sizeof self));
-    settle();
+    await_negotiation();
     R(send(c, "myself", 6, 0));
     R(recv(c, buf, 20, 0));
     R(shutdown(c, SHUT_WR));
@@ -160,7 +160,7 @@ int main(void) {
     line("-- dissolved and connected again");
     c = dial(port);
     s = R(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(c, s, "first");
     struct sockaddr un = {.sa_family = AF_UNSPEC};
     R(connect(c, &un, sizeof un));
@@ -172,7 +172,7 @@ int main(void) {
     R(send(c, "x", 1, MSG_NOSIGNAL));
     R(connect(c, (void *)&at, sizeof at));
     s = MUST(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(c, s, "second");
     close(c);
     close(s);
@@ -186,7 +186,7 @@ int main(void) {
     n = sizeof from;
     s = R(accept(l, (void *)&from, &n));
     line("from %s", inet_ntoa(from.sin_addr));
-    settle();
+    await_negotiation();
     ping(c, s, "bound before");
     close(c);
     close(s);
@@ -212,7 +212,7 @@ int main(void) {
     R(connect(c, (void *)&at6, sizeof at6));
     n = sizeof from6;
     s = R(accept(l6, (void *)&from6, &n));
-    settle();
+    await_negotiation();
     ping(c, s, "IPv6");
     close(c);
     close(s);
@@ -221,7 +221,7 @@ int main(void) {
     s = R(accept(l6, (void *)&from6, &n));
     char text[64];
     line("from %s length %d", inet_ntop(AF_INET6, &from6.sin6_addr, text, sizeof text), n);
-    settle();
+    await_negotiation();
     ping(c, s, "IPv4 into IPv6");
     close(c);
     close(s);
@@ -247,7 +247,7 @@ int main(void) {
     int cs[100], ss[100], good = 0;
     for (int i = 0; i < 100; i++) cs[i] = dial(port);
     for (int i = 0; i < 100; i++) ss[i] = MUST(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     for (int i = 0; i < 100; i++) MUST(write(cs[i], &i, sizeof i));
     for (int i = 0; i < 100; i++) {
         int v = -1;

@@ -88,7 +88,7 @@ int main(int argc, char **argv) {
         else MUST(full_recv(fds[i], &b, 1));
     }
     meet();
-    if (atoi(getenv("T_SETTLE") ?: "0")) ms(1000);
+    if (atoi(getenv("T_NEGOTIATION_MS") ?: "0")) ms(1000);
     meet();
     double begun = now_s();
     if (is_server() && atoi(getenv("T_BREAKS") ?: "0")) line("broken: %d", break_connections() >= count);

@@ -122,7 +122,7 @@ int main(void) {
     struct sockaddr_in at = v4(port_of(x.l));
     R(connect(x.c, (void *)&at, sizeof at));
     x.s = R(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     fprintf(early, "early %d", 1);
     fflush(early);
     memset(buf, 0, sizeof buf);
@@ -137,7 +137,7 @@ int main(void) {
     R(connect(x.c, (void *)&at, sizeof at));
     close(x.s);
     x.s = R(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(x.c, x.s, "the number after its stream");
     hang_up(x);
 
@@ -149,7 +149,7 @@ int main(void) {
     R(close(x.l));
     x.c = dial(port);
     x.s = R(accept(d, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(x.c, x.s, "accepted through the copy");
     R(close(d));
     ping(x.c, x.s, "without a listener");
@@ -164,7 +164,7 @@ int main(void) {
     R(listen(d, 5));
     y.c = dial(port);
     y.s = R(accept(d, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(y.c, y.s, "a new listener on the same port");
     ping(x.c, x.s, "and the old connection");
     close(y.c);

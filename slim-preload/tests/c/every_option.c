@@ -188,7 +188,7 @@ static void every(void) {
     for (int i = 0; i < count; i++)
         if (!is(rows[i].fate, "Nothing") && !is(rows[i].fate, "Like")) fds[i] = another(rows[i].level == IPPROTO_IPV6 ? 6 : 4, 0);
     meet();
-    settle();
+    await_negotiation();
     meet();
     int changed = 0, bound = 0;
     for (int i = 0; i < count; i++) {
@@ -264,7 +264,7 @@ static void marked(void) {
         R(connect(fd, (void *)&a, sizeof a));
     }
     meet();
-    settle();
+    await_negotiation();
     both_break();
     line("marked: %d", pinged(fd));
     both_break();

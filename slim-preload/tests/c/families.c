@@ -102,7 +102,7 @@ int main(int argc, char **argv) {
     }
     int class = 0x20;
     if (setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &class, sizeof class)) setsockopt(fd, IPPROTO_IP, IP_TOS, &class, sizeof class);
-    settle();
+    await_negotiation();
     meet();
     look(fd);
     if (!strcmp(then, "over")) {

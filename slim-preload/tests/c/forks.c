@@ -98,7 +98,7 @@ int main(int argc, char **argv) {
     int l = listener();
     for (int i = 0; i < 3; i++) {
         int c = dial(port_of(l)), s = MUST(accept(l, NULL, NULL));
-        settle();
+        await_negotiation();
         p = fork();
         if (!p) {
             close(l);
@@ -333,7 +333,7 @@ int main(int argc, char **argv) {
         hang_up(y);
         int c = dial(port_of(x.l));
         int s2 = MUST(accept(x.l, NULL, NULL));
-        settle();
+        await_negotiation();
         ping(c, s2, "through the inherited listener");
         _exit(0);
     }
@@ -341,7 +341,7 @@ int main(int argc, char **argv) {
     ping(x.c, x.s, "parent");
     int c = dial(port_of(x.l));
     s = MUST(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(c, s, "parent's listener");
     hang_up(x);
     line("SIGPIPE %d", pipes());

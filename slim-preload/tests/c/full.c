@@ -21,8 +21,8 @@ int main(int argc, char **argv) {
         if (is_server()) MUST(full_recv(fds[i], &b, 1));
         else MUST(full_send(fds[i], &b, 1));
     }
-    settle();
-    settle();
+    await_negotiation();
+    await_negotiation();
     meet();
     // Only the program with a low limit fills it; the other one has a usual limit.
     int full = limit.rlim_cur < 1000;

@@ -9,7 +9,7 @@ static void serve(void) {
     int l = listener();
     tell(port_of(l));
     s = MUST(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     full_recv(s, b, 1);
     MUST(full_send(s, "g", 1));
     // Waits until the client has exited and its kernel has sent the FIN.
@@ -37,7 +37,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     s = dial(hear());
-    settle();
+    await_negotiation();
     char b;
     MUST(full_send(s, "x", 1));
     full_recv(s, &b, 1);

@@ -157,7 +157,7 @@ static void connect_and_close(void) {
     int s = SAFE(accept(l, NULL, NULL));
     SAFE(write(c, big, 5000));
     SAFE(read(s, back, 5000));
-    settle();
+    await_negotiation();
     SAFE(shutdown(c, SHUT_WR));
     SAFE(read(s, back, 1));
     SAFE(close(c));
@@ -477,7 +477,7 @@ static void open_all(void) {
         fcntl(many[i].s, F_SETFL, 0);
         out[i] = in[i] = over[i] = 0;
     }
-    settle();
+    await_negotiation();
 }
 
 // `more` is the number of bytes that the program may still allocate.
@@ -533,7 +533,7 @@ static void given_back(void) {
             MUST(connect(all[i].c, (void *)&a, sizeof a));
             all[i].s = MUST(accept(x.l, NULL, NULL));
         }
-        settle();
+        await_negotiation();
         uint64_t sent[CROWD] = {0};
         // The connections take turns, with varying sizes, so that their allocations lie side by side.
         for (int full = 0; full < CROWD;) {

@@ -103,7 +103,7 @@ static void quick(void) {
     if (!p) {
         // The child makes its own connection.
         int c = dial(port_of(x.l));
-        settle();
+        await_negotiation();
         MUST(send(c, "last words", 10, 0));
         quick_exit(6);
     }

@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
             conns[i] = is_server() ? (int)MUST(accept(l, NULL, NULL)) : dial(port);
             meet();
         }
-        settle();
+        await_negotiation();
         meet();
         if (is_server()) {
             receive_all(round);

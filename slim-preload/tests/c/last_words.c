@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
         int l = listener();
         tell(port_of(l));
         last.fd = MUST(accept(l, NULL, NULL));
-        settle();
+        await_negotiation();
         meet();
         if (!strcmp(how, "atexit")) {
             mine = last;
@@ -70,7 +70,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     last.fd = dial(hear());
-    settle();
+    await_negotiation();
     meet();
     int breaks = atoi(getenv("T_BREAKS") ?: "0");
     if (full_recv(last.fd, got, CHUNK) != CHUNK || !verify(got, 0, CHUNK, 7)) line("recv: %s", ename(errno));

@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     }
     meet();
     // Many connections have to be negotiated.
-    for (int i = 0; i < 4; i++) settle();
+    for (int i = 0; i < 4; i++) await_negotiation();
     meet();
     if (is_server()) {
         hear();

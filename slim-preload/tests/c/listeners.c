@@ -26,7 +26,7 @@ static void at_once(void) {
             MUST(listen(l, 5));
             int s = MUST(accept(l, NULL, NULL));
             full_recv(s, b, 4);
-            settle();
+            await_negotiation();
             meet();
             close(s);
             close(l);
@@ -40,7 +40,7 @@ static void at_once(void) {
                 if (r) close(c);
             } while (r);
             MUST(full_send(c, "here", 4));
-            settle();
+            await_negotiation();
             meet();
             close(c);
         }
@@ -56,7 +56,7 @@ static void daemonised(void) {
             char b[4] = "";
             MUST(full_send(c, "ping", 4));
             line("%zd %.4s", full_recv(c, b, 4), b);
-            settle();
+            await_negotiation();
             meet();
             close(c);
         }
@@ -99,7 +99,7 @@ static void daemonised(void) {
         char b[4] = "";
         full_recv(s, b, 4);
         full_send(s, b, 4);
-        settle();
+        await_negotiation();
         meet();
         close(s);
     }

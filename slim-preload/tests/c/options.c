@@ -213,7 +213,7 @@ int main(void) {
     struct sockaddr_in a = v4(port_of(x.l));
     R(connect(x.c, (void *)&a, sizeof a));
     x.s = R(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     dump("client", x.c);
     dump("server", x.s);
     ping(x.c, x.s, "inherited");

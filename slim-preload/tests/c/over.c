@@ -148,7 +148,7 @@ static void connect_all(void) {
 static void connect_and_negotiate(void) {
     connect_all();
     meet();
-    settle();
+    await_negotiation();
     meet();
 }
 
@@ -517,7 +517,7 @@ static int helper(const char *kind, int argc, char **argv) {
         for (int i = 0; i < count; i++) fds[i] = dial(atoi(argv[1]));
         each(send_one);
         each(recv_one);
-        settle();
+        await_negotiation();
         write(50, &count, sizeof count);
         if (!strcmp(kind, "leaver")) exit(0);
         pause();
@@ -576,7 +576,7 @@ static void others(int at) {
         // Half of them are closed before their negotiation ends.
         if (i % 2) close(fds[i]);
     }
-    settle();
+    await_negotiation();
     for (int i = 0; i < count; i += 2) close(fds[i]);
 }
 
@@ -613,7 +613,7 @@ static void listener_first(int accepted) {
         if (is_server() && accepted) fds[i] = MUST(accept(at, NULL, NULL));
     }
     meet();
-    settle();
+    await_negotiation();
     if (is_server()) close(at);
     meet();
     if (is_server() && !accepted) return;

@@ -326,7 +326,7 @@ static void play(void) {
     }
     now_at("connections", CONNECTIONS);
     meet();
-    settle();
+    await_negotiation();
     meet();
     for (int k = 0; k < STEPS; k++) {
         now_at("step", k);

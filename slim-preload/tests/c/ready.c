@@ -147,7 +147,7 @@ int main(void) {
     show("to be accepted", x.l);
     show("not yet accepted", x.c);
     x.s = accept(x.l, NULL, NULL);
-    settle();
+    await_negotiation();
     show("idle", x.c);
     show("idle, server", x.s);
     show("accepted", x.l);

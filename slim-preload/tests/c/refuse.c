@@ -30,7 +30,7 @@ int main(int argc, char **argv) {
     int l = -1, how = strstr(k, "both") ? SHUT_RDWR : SHUT_RD;
     if (is_server()) tell(port_of(l = listener())), fd = MUST(accept(l, NULL, NULL));
     else fd = dial(hear());
-    settle();
+    await_negotiation();
     char b[8];
     if (is_server()) MUST(full_send(fd, "ping", 4)), MUST(full_recv(fd, b, 4));
     else MUST(full_recv(fd, b, 4)), MUST(full_send(fd, "pong", 4));

@@ -24,7 +24,7 @@ int main(int argc, char **argv) {
         R(connect(fd, (void *)&a, sizeof a));
         close(last - 1);
         int s = R(accept(x.l, NULL, NULL));
-        settle();
+        await_negotiation();
         ping(fd, s, "the last two");
         ping(x.c, x.s, "the first two");
     } else if (!strcmp(what, "nproc")) {
@@ -64,7 +64,7 @@ int main(int argc, char **argv) {
         }
         R(listen(l, 5));
         int c = dial(port_of(l)), s = R(accept(l, NULL, NULL));
-        settle();
+        await_negotiation();
         ping(c, s, "UDP taken");
         // A peer may send HELLO to that port. The program must still get its own datagrams.
         int w = dial(port_of(l));
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         int l = listener();
         struct sockaddr_in a = v4(port_of(l));
         int c = dial(port_of(l)), s = R(accept(l, NULL, NULL));
-        settle();
+        await_negotiation();
         int u = R(socket(AF_INET, SOCK_DGRAM, 0));
         R(bind(u, (void *)&a, sizeof a));
         int me = R(socket(AF_INET, SOCK_DGRAM, 0));
@@ -91,7 +91,7 @@ int main(int argc, char **argv) {
         close(me);
         c = dial(port_of(l));
         s = R(accept(l, NULL, NULL));
-        settle();
+        await_negotiation();
         ping(c, s, "TCP after it");
     } else if (!strcmp(what, "udp-any-after")) {
         int l = listener();

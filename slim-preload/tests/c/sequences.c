@@ -497,7 +497,7 @@ int main(int argc, char **argv) {
             MUST(fcntl(a[i], F_SETFL, O_NONBLOCK));
         }
         // In every fourth block the connections are used while they still negotiate.
-        if (block % 4) settle();
+        if (block % 4) await_negotiation();
         epoll[0] = MUST(epoll_create1(0));
         epoll[1] = MUST(fcntl(epoll[0], F_DUPFD, 800));
         for (int i = 0; i < SEQUENCES; i++) {

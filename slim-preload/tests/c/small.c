@@ -55,7 +55,7 @@ int main(int argc, char **argv) {
     struct sockaddr_in a = v4(port_of(l));
     MUST(connect(c, (void *)&a, sizeof a));
     int s = MUST(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     struct way there = {c, s, 3, 0, 0}, back = {s, c, 4, 0, 0};
     double longest = 0, last = 0;
     for (int round = 0; round < 6; round++) {

@@ -40,7 +40,7 @@ int main(void) {
             s[i] = MUST(accept(l, NULL, NULL));
             expected[c[i]] = 1;
         }
-        settle();
+        await_negotiation();
         // Resets make the library busy: it opens and closes descriptors of its own.
         struct linger none = {1, 0};
         for (int i = 0; i < PAIRS; i++) {

@@ -228,9 +228,9 @@ UNUSED static int dial(int port) {
     return c;
 }
 
-// Waits until the negotiation has ended, if T_SETTLE says so: the harness runs each program without and with this wait.
-UNUSED static void settle(void) {
-    const char *s = getenv("T_SETTLE");
+// Waits until the negotiation has ended, if T_NEGOTIATION_MS says so: the harness runs each program without and with this wait.
+UNUSED static void await_negotiation(void) {
+    const char *s = getenv("T_NEGOTIATION_MS");
     if (s && atoi(s)) ms(atoi(s));
 }
 
@@ -244,7 +244,7 @@ UNUSED static struct conn connection(void) {
     x.l = listener();
     x.c = dial(port_of(x.l));
     x.s = MUST(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     return x;
 }
 
@@ -424,7 +424,7 @@ UNUSED static int pair_up(int *l) {
         fd = dial(hear());
     }
     meet();
-    settle();
+    await_negotiation();
     meet();
     return fd;
 }

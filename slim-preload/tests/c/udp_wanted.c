@@ -22,7 +22,7 @@ static void one(uint32_t host) {
     if (is_server()) l = listener(), port = port_of(l), tell(port);
     else port = hear();
     c = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
-    settle();
+    await_negotiation();
     talk(c);
     if (!is_server()) {
         int u = udp(port, host);

@@ -171,7 +171,7 @@ static void reused(const struct way *way, int seen) {
     struct sockaddr_in at = v4(port_of(x.l));
     R(connect(again, (void *)&at, sizeof at));
     int other = R(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(again, other, "the new connection");
     ends(x.s);
     ping(again, other, "still");
@@ -204,7 +204,7 @@ static void left(const struct way *way) {
     // The connection has a copy, which remains usable.
     x.c = dial(port_of(x.l));
     x.s = MUST(accept(x.l, NULL, NULL));
-    settle();
+    await_negotiation();
     int d = R(dup(x.c));
     R(way->close(x.c));
     ping(d, x.s, "the copy");
@@ -253,7 +253,7 @@ static void listeners(const struct way *way) {
     int on = 1, l = listener(), port = port_of(l);
     MUST(setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on));
     int c = dial(port), s = R(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     R(way->close(l));
     int null = R(open("/dev/null", O_RDWR));
     line("%d", null == l);
@@ -266,7 +266,7 @@ static void listeners(const struct way *way) {
     R(bind(l, (void *)&a, sizeof a));
     R(listen(l, 5));
     int c2 = dial(port), s2 = R(accept(l, NULL, NULL));
-    settle();
+    await_negotiation();
     ping(c2, s2, "again on that port");
     close(c2);
     close(s2);
@@ -290,7 +290,7 @@ static void calls_by_number(void) {
     int c = R(syscall(SYS_socket, AF_INET, SOCK_STREAM, 0));
     R(syscall(SYS_connect, c, &a, sizeof a));
     int s = R(syscall(SYS_accept4, l, NULL, NULL, 0));
-    settle();
+    await_negotiation();
     R(syscall(SYS_sendto, c, "hello", 5, 0, NULL, 0));
     memset(buf, 0, sizeof buf);
     R(syscall(SYS_recvfrom, s, buf, 9, 0, NULL, NULL));

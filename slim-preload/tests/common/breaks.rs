@@ -1,7 +1,7 @@
 //! Programs that must not notice that their connections break: run bare on unbroken connections, and then under the preload while every
 //! connection of their network namespace is destroyed (`SOCK_DESTROY`) again and again. Needs root.
 
-use super::{Outcome, Program, SETTLED, compare, compile, own_network, pair};
+use super::{NEGOTIATED_MS, Outcome, Program, compare, compile, own_network, pair};
 use std::path::Path;
 
 pub fn run(
@@ -9,7 +9,7 @@ pub fn run(
     args: &str,
     breaks: u32,
     preloaded: bool,
-    settle: u32,
+    negotiation: u32,
 ) -> (Outcome, Outcome) {
     let one = || {
         Program::new(program)
@@ -17,7 +17,7 @@ pub fn run(
             .env("T_BREAKS", breaks.to_string())
             .env("T_OWN_NETWORK", "1")
             .preloaded(preloaded)
-            .settle(settle)
+            .negotiation_ms(negotiation)
     };
     pair(one(), one())
 }
@@ -43,7 +43,7 @@ pub fn unnoticed_with(flags: &[&str], program: &str, args: &[&str], breaks: u32)
     let mut bad = Vec::new();
     for args in args {
         let bare = run(&binary, args, 0, false, 0);
-        let got = run(&binary, args, breaks, true, SETTLED);
+        let got = run(&binary, args, breaks, true, NEGOTIATED_MS);
         bad.extend(differences(&format!("{program} {args}"), &bare, &got));
     }
     assert!(bad.is_empty(), "\n{}", bad.join("\n"));

@@ -168,8 +168,8 @@ impl Program {
     }
 
     /// How long the program waits after it made a connection, in milliseconds, so that the negotiation can end.
-    pub fn settle(self, ms: u32) -> Self {
-        self.env("T_SETTLE", ms.to_string())
+    pub fn negotiation_ms(self, ms: u32) -> Self {
+        self.env("T_NEGOTIATION_MS", ms.to_string())
     }
 
     /// Passes `fd` to the program, under the descriptor number that T_SYNC names.
@@ -323,7 +323,7 @@ pub fn compare(name: &str, want: &Outcome, got: &Outcome) -> Option<String> {
 }
 
 /// Milliseconds after which a negotiation on loopback has ended.
-pub const SETTLED: u32 = 120;
+pub const NEGOTIATED_MS: u32 = 120;
 
 /// Keeps the ports of this test's programs apart from those of other tests, by a network namespace of its own. Without the
 /// privilege for one the host's network is used.
@@ -339,18 +339,18 @@ pub fn apart() {
 pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
     apart();
     let program = compile(name, flags);
-    let run = |preloaded, settle| {
+    let run = |preloaded, negotiation| {
         Program::new(&program)
             .args(args)
             .preloaded(preloaded)
-            .settle(settle)
+            .negotiation_ms(negotiation)
             .run()
     };
     let bare = run(false, 0);
     assert!(bare.ok(), "{name} fails bare:\n{}", bare.transcript());
     let bad: Vec<_> = [
         ("negotiating", run(true, 0)),
-        ("settled", run(true, SETTLED)),
+        ("negotiated", run(true, NEGOTIATED_MS)),
         (
             "off",
             Program::new(&program)
@@ -370,12 +370,12 @@ pub fn same_alone(name: &str, flags: &[&str], args: &[&str]) {
 pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
     apart();
     let program = compile(name, flags);
-    let run = |server, client, settle| {
+    let run = |server, client, negotiation| {
         let one = |preloaded| {
             Program::new(&program)
                 .env("T_ARGS", args.join(" "))
                 .preloaded(preloaded)
-                .settle(settle)
+                .negotiation_ms(negotiation)
         };
         pair(one(server), one(client))
     };
@@ -389,11 +389,11 @@ pub fn same_pair(name: &str, flags: &[&str], args: &[&str]) {
     let mut bad = Vec::new();
     for (mode, got) in [
         ("both negotiating", run(true, true, 0)),
-        ("both settled", run(true, true, SETTLED)),
+        ("both negotiated", run(true, true, NEGOTIATED_MS)),
         ("server only", run(true, false, 0)),
         ("client only", run(false, true, 0)),
-        ("server only, settled", run(true, false, SETTLED)),
-        ("client only, settled", run(false, true, SETTLED)),
+        ("server only, negotiated", run(true, false, NEGOTIATED_MS)),
+        ("client only, negotiated", run(false, true, NEGOTIATED_MS)),
     ] {
         bad.extend(compare(&format!("{name} server, {mode}"), &bare.0, &got.0));
         bad.extend(compare(&format!("{name} client, {mode}"), &bare.1, &got.1));

@@ -23,8 +23,8 @@ import urllib.request
 BIG = bytes(range(256)) * 40000
 
 
-def settle():
-    time.sleep(int(os.environ.get("T_SETTLE", "0")) / 1000)
+def await_negotiation():
+    time.sleep(int(os.environ.get("T_NEGOTIATION_MS", "0")) / 1000)
 
 
 def say(*words):
@@ -58,7 +58,7 @@ def http_client(directory):
     c = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     for n in range(5):
         c.request("GET", "/big")
-        settle()
+        await_negotiation()
         r = c.getresponse()
         say(r.status, hashlib.sha256(r.read()).hexdigest()[:16], r.getheader("Content-Length"))
     c.request("POST", "/", body=BIG)
@@ -91,7 +91,7 @@ def coroutines():
 
     async def ask(port, n):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.sleep(int(os.environ.get("T_SETTLE", "0")) / 1000)
+        await asyncio.sleep(int(os.environ.get("T_NEGOTIATION_MS", "0")) / 1000)
         good = 0
         for i in range(20):
             writer.write(f"question {n} {i}\n".encode())
@@ -138,7 +138,7 @@ def forking():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     for n in range(5):
         with socket.create_connection(server.server_address) as s:
-            settle()
+            await_negotiation()
             f = s.makefile("rwb")
             for i in range(3):
                 f.write(b"%d and %d\n" % (n, i))
@@ -154,7 +154,7 @@ def plain():
     listener = socket.create_server(("127.0.0.1", 0))
     a = socket.create_connection(listener.getsockname())
     b, _ = listener.accept()
-    settle()
+    await_negotiation()
     a.settimeout(0.05)
     try:
         a.recv(1)
@@ -192,7 +192,7 @@ def plain():
     b.close()
     c = socket.create_connection(listener.getsockname())
     d, _ = listener.accept()
-    settle()
+    await_negotiation()
     d.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     d.close()
     try:
@@ -212,7 +212,7 @@ def plain():
     say(child.stdout)
     e = socket.create_connection(listener.getsockname())
     f, _ = listener.accept()
-    settle()
+    await_negotiation()
     child = subprocess.run(["cat"], stdin=subprocess.DEVNULL, stdout=e.fileno(), check=True)
     child = subprocess.Popen(["sh", "-c", "read line; echo heard $line"], stdin=e.fileno(), stdout=e.fileno())
     f.sendall(b"from afar\n")
