@@ -196,7 +196,9 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const PENDING: &str = include_str!("../src/endpoint/pending.rs");
     const REFUSALS: &str = include_str!("../src/endpoint/refusals.rs");
     const INQUIRY: &str = include_str!("../src/endpoint/inquiry.rs");
+    const INQUIRIES: &str = include_str!("../src/endpoint/inquiries.rs");
     const CLOSE: &str = include_str!("../src/endpoint/close.rs");
+    const EXPLAIN: &str = include_str!("../src/endpoint/explain.rs");
     const RESPOND: &str = include_str!("../src/endpoint/respond.rs");
     const ATTEMPTS: &str = include_str!("../src/endpoint/attempts.rs");
     const CONNECTING: &str = include_str!("../src/endpoint/connecting.rs");
@@ -275,12 +277,12 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "QUERY is sent up to five times",
         ),
         (
-            INQUIRY,
+            INQUIRIES,
             "CONFIRM_DEATH: Duration = Duration::from_millis(150)",
             "so again 150 ms later or more",
         ),
         (
-            INQUIRY,
+            INQUIRIES,
             "GONE_AGE: Duration = Duration::from_secs(5)",
             "it within the next 5 s",
         ),

@@ -11,9 +11,9 @@
 //! The two exclude each other, but neither waits for its own kind: making takes some microseconds,
 //! and a call that takes a number has it after some hundred nanoseconds. A call in [`take_and_wait`]
 //! can also sleep when it has its number (`accept`, or `open` of a FIFO), be cancelled, or be left by
-//! `longjmp`. So making waits only for calls that have begun since it last waited, and a call that began some milliseconds ago is taken
-//! to sleep. A call in [`take`] does not sleep, so making waits for it until its thread has run. Signals are blocked there: a handler that
-//! connected would wait for the call that it has interrupted.
+//! `longjmp`. So a call that began some milliseconds ago is taken to sleep, and making does not wait for it. A call in [`take`] does not
+//! sleep, so making waits until its thread has run. Signals are blocked there: a handler that connected would wait for the call that it
+//! has interrupted.
 //!
 //! A forked child gets a copy of every descriptor, and closes those that are registered as ours
 //! ([`crate::fds`]). So a fork waits until each of them is registered or closed ([`whole`]).
@@ -44,26 +44,24 @@ static MAKERS: AtomicU32 = AtomicU32::new(0);
 static SLEEPERS: AtomicU32 = AtomicU32::new(0);
 /// Calls in [`take`]. They do not sleep, and no handler interrupts them: they end as soon as their thread runs.
 static PROMPT: Takers = Takers::new(MADE);
-/// Calls in [`take_and_wait`]. A call that began this long ago sleeps, and has its number: the kernel chooses it first of all. Shorter
-/// would be wrong on a busy machine, whose scheduler stops threads for milliseconds.
+/// Calls in [`take_and_wait`]. A call that began this long ago sleeps, and has its number: the kernel chooses it first of all. A shorter
+/// limit would be wrong on a busy machine, whose scheduler stops threads for milliseconds.
 static PATIENT: Takers = Takers::new(Duration::from_millis(5));
-/// Making waits at least this long for a call, because its time of entry may be that of an earlier one.
-const AT_LEAST: Duration = Duration::from_micros(500);
+
+/// How many calls of one kind can be waited for at a time; further ones are not waited for.
+const SLOTS: usize = 64;
 
 /// Calls that take numbers.
 struct Takers {
-    /// How many there are (low half), and have ever been (high half).
-    calls: AtomicU64,
-    /// How many there had ever been when making last waited for all of them.
-    awaited: AtomicU32,
-    /// When the latest of them began, in nanoseconds ([`now`]).
-    latest: AtomicU64,
-    /// Making waits until the latest of them began this long ago.
+    /// When each of them began, in nanoseconds ([`now`]); 0 in a free slot. A call that never returns leaves its slot behind, so
+    /// a slot is free again when its call began [`limit`](Self::limit) ago.
+    slots: [AtomicU64; SLOTS],
+    /// Making does not wait for a call that began this long ago.
     limit: Duration,
 }
 
-/// One call, in [`Takers::calls`].
-const CALL: u64 = (1 << 32) + 1;
+/// A call's slot, and when the call began.
+type Taker = Option<(&'static AtomicU64, u64)>;
 
 /// Threads in [`whole`].
 static CHANGING: AtomicU32 = AtomicU32::new(0);
@@ -131,7 +129,7 @@ fn leave() {
     }
 }
 
-/// Steps back, so that the fork can go on, until there is none.
+/// Lets forks go on, until there are none.
 #[cold]
 fn wait_for_forks() {
     let begun = Instant::now();
@@ -142,7 +140,7 @@ fn wait_for_forks() {
     }
 }
 
-/// A thread is about to fork: waits until nobody is in [`whole`], and keeps others out of it.
+/// A thread is about to fork: waits until no thread is in [`whole`], and keeps others out of it.
 pub fn before_fork() {
     FORKING.fetch_add(1, Ordering::SeqCst);
     // A signal handler that forks may have interrupted its own thread in `whole`: waiting for that would never end.
@@ -210,46 +208,58 @@ pub fn forget_in_child() {
 impl Takers {
     const fn new(limit: Duration) -> Self {
         Self {
-            calls: AtomicU64::new(0),
-            awaited: AtomicU32::new(0),
-            latest: AtomicU64::new(0),
+            slots: [const { AtomicU64::new(0) }; SLOTS],
             limit,
         }
     }
 
-    /// Whether calls of this thread count: there is an agent, and they are not its own.
+    /// Whether calls of this thread are to be waited for: there is an agent, and they are not its own.
     #[inline]
     fn counts() -> bool {
         IN_USE.load(Ordering::Relaxed) && !in_agent()
     }
 
     #[inline]
-    fn take<R>(&self, f: impl FnOnce() -> R) -> R {
+    fn take<R>(&'static self, f: impl FnOnce() -> R) -> R {
         if !Self::counts() {
             return f();
         }
-        self.begin();
+        let mut taker = self.enter();
         if MAKERS.load(Ordering::SeqCst) != 0 {
-            self.step_back();
+            taker = self.step_back(taker);
         }
         let taken = f();
-        self.calls.fetch_sub(1, Ordering::SeqCst);
+        leave_slot(taker);
         taken
     }
 
     #[inline]
-    fn begin(&self) {
-        self.latest.store(now(), Ordering::SeqCst);
-        self.calls.fetch_add(CALL, Ordering::SeqCst);
+    fn enter(&'static self) -> Taker {
+        let now = now();
+        // Threads begin to look at different slots.
+        let first = IN_CHANGE.with(|own| std::ptr::from_ref(own).addr() >> 6);
+        (0..SLOTS).find_map(|n| {
+            let slot = &self.slots[first.wrapping_add(n) % SLOTS];
+            let was = slot.load(Ordering::Relaxed);
+            let free = was == 0 || self.is_old(was, now);
+            let taken = |()| {
+                let taken = slot.compare_exchange(was, now, Ordering::SeqCst, Ordering::Relaxed);
+                taken.ok().map(|_| (slot, now))
+            };
+            free.then_some(()).and_then(taken)
+        })
     }
 
-    /// Waits until the calls that have begun have ended. Those that begin from now on see a maker, and wait.
+    fn is_old(&self, begun: u64, now: u64) -> bool {
+        u128::from(now.saturating_sub(begun)) >= self.limit.as_nanos()
+    }
+
+    /// Waits until the calls that have begun have ended, or sleep. Those that begin from now on see a maker, and wait.
     fn wait(&self) {
-        let ever = (self.calls.load(Ordering::SeqCst) >> 32) as u32;
-        if self.any() && ever != self.awaited.load(Ordering::SeqCst) {
-            let begun = Instant::now();
+        for slot in &self.slots {
+            let begun = slot.load(Ordering::SeqCst);
             let mut looks = 0;
-            while self.any() && (begun.elapsed() < AT_LEAST || self.age() < self.limit) {
+            while begun != 0 && slot.load(Ordering::SeqCst) == begun && !self.is_old(begun, now()) {
                 looks += 1;
                 match looks {
                     ..SHORTLY => hint::spin_loop(),
@@ -258,34 +268,33 @@ impl Takers {
                 }
             }
         }
-        self.awaited.store(ever, Ordering::SeqCst);
-    }
-
-    /// How long ago the latest call began.
-    fn age(&self) -> Duration {
-        Duration::from_nanos(now().saturating_sub(self.latest.load(Ordering::SeqCst)))
-    }
-
-    fn any(&self) -> bool {
-        self.calls.load(Ordering::SeqCst) as u32 != 0
     }
 
     /// Lets the makers go on, until there are none.
     #[cold]
-    fn step_back(&self) {
+    fn step_back(&'static self, mut taker: Taker) -> Taker {
         let begun = Instant::now();
         while MAKERS.load(Ordering::SeqCst) != 0 && begun.elapsed() < MADE {
-            self.calls.fetch_sub(1, Ordering::SeqCst);
+            leave_slot(taker);
             SLEEPERS.fetch_add(1, Ordering::SeqCst);
             wait_until_zero(&MAKERS, MADE, begun);
             SLEEPERS.fetch_sub(1, Ordering::SeqCst);
-            self.begin();
+            taker = self.enter();
         }
+        taker
     }
 
     fn forget(&self) {
-        self.calls.store(0, Ordering::Relaxed);
-        self.awaited.store(0, Ordering::Relaxed);
+        let slots = self.slots.iter();
+        slots.for_each(|slot| slot.store(0, Ordering::Relaxed));
+    }
+}
+
+/// Frees the slot, unless another call has taken it over.
+#[inline]
+fn leave_slot(taker: Taker) {
+    if let Some((slot, begun)) = taker {
+        let _ = slot.compare_exchange(begun, 0, Ordering::SeqCst, Ordering::Relaxed);
     }
 }
 
