@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use slim_core::config::Config;
@@ -45,6 +45,8 @@ struct AgentInner {
     together: Together,
     /// Fork generation in which the thread was started; see [`Agent::after_fork_child`].
     generation: u64,
+    /// The thread has ended.
+    ended: AtomicBool,
 }
 
 /// Fork generation; handles from before a fork are inert.
@@ -71,7 +73,7 @@ impl Agent {
     ) -> io::Result<Agent> {
         numbers::begin();
         // Everything is created inside `make`, because the runtime creates descriptors, too.
-        numbers::make(|| {
+        let started = numbers::make(|| {
             let (commands, receiver) = command::channel().map_err(during("create an eventfd"))?;
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
@@ -87,9 +89,14 @@ impl Agent {
                     commands,
                     together,
                     generation: GENERATION.load(Ordering::Acquire),
+                    ended: AtomicBool::new(false),
                 }),
             })
-        })
+        });
+        if started.is_err() {
+            numbers::end();
+        }
+        started
     }
 
     /// A connection exists: `connect` or `accept` has returned it, or is about to. Addresses are as this side sees
@@ -295,7 +302,11 @@ impl Agent {
     /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued
     /// afterwards are not carried out.
     pub fn retire(&self, limit: Duration) -> bool {
-        self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit))
+        let ended = self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit));
+        if ended && !self.inner.ended.swap(true, Ordering::SeqCst) {
+            numbers::end();
+        }
+        ended
     }
 
     /// In a forked child: closes the descriptors shared with the parent's agent and forgets the

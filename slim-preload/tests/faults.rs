@@ -435,6 +435,7 @@ fn filters_and_last_threads() {
         "by-number",
         "seccomp",
         "killed",
+        "numbers",
         "main-exits",
         "main-exits-first",
     ] {

@@ -23,12 +23,12 @@
 
 use std::cell::Cell;
 use std::hint;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::lock::block_signals;
-use crate::{as_agent, futex_wait, futex_wake_all, in_agent, now};
+use crate::{as_agent, futex_wait, futex_wake_all, in_agent, now, pid};
 
 /// How often a thread in [`make`] checks again at once, and how long it sleeps between checks from then on.
 const SHORTLY: u32 = 50;
@@ -36,8 +36,10 @@ const NAP: Duration = Duration::from_micros(20);
 /// Bound on waiting for threads in [`make`]. A thread that takes longer, on however busy a machine, never ends.
 const MADE: Duration = Duration::from_secs(2);
 
-/// Whether an agent, which makes descriptors, has been started in this process.
-static IN_USE: AtomicBool = AtomicBool::new(false);
+/// Number of agents in this process. Only they make descriptors.
+static AGENTS: AtomicU32 = AtomicU32::new(0);
+/// The process that has them. A vforked child shares this memory, but has descriptors of its own.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
 /// Threads in [`make`].
 static MAKERS: AtomicU32 = AtomicU32::new(0);
 /// Threads that sleep until no thread is in [`make`].
@@ -173,7 +175,8 @@ fn wait_until_zero(word: &AtomicU32, limit: Duration, begun: Instant) {
 /// while no descriptor of ours has a number that it should not have. `f` does not sleep; signals are blocked meanwhile.
 #[inline]
 pub fn take<R>(f: impl FnOnce() -> R) -> R {
-    if !Takers::counts() {
+    // A vforked child that is killed in here would leave its parent's thread with signals that are taken to be blocked.
+    if !Takers::counts() || pid() != PROCESS.load(Ordering::Relaxed) {
         return f();
     }
     // Dropped last.
@@ -190,12 +193,19 @@ pub fn take_and_wait<R>(f: impl FnOnce() -> R) -> R {
 
 /// An agent is about to be started.
 pub fn begin() {
-    IN_USE.store(true, Ordering::SeqCst);
+    PROCESS.store(pid(), Ordering::SeqCst);
+    AGENTS.fetch_add(1, Ordering::SeqCst);
+}
+
+/// An agent has ended, or could not be started. When the last one has, the application's calls are made as they are, with no other
+/// system call beside them: a filter of the application may forbid that.
+pub fn end() {
+    AGENTS.fetch_sub(1, Ordering::SeqCst);
 }
 
 /// Resets the state in a forked child, which has no other threads.
 pub fn forget_in_child() {
-    IN_USE.store(false, Ordering::Relaxed);
+    AGENTS.store(0, Ordering::Relaxed);
     MAKERS.store(0, Ordering::Relaxed);
     SLEEPERS.store(0, Ordering::Relaxed);
     PROMPT.forget();
@@ -216,7 +226,7 @@ impl Takers {
     /// Whether calls of this thread are to be waited for: there is an agent, and they are not its own.
     #[inline]
     fn counts() -> bool {
-        IN_USE.load(Ordering::Relaxed) && !in_agent()
+        AGENTS.load(Ordering::Relaxed) != 0 && !in_agent()
     }
 
     #[inline]

@@ -5,10 +5,13 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
 static const char *kase;
+static void say(const char *what);
 static int is(const char *k) { return !strcmp(kase, k); }
 static int l = -1, fd;
 
@@ -29,6 +32,38 @@ static void filter(unsigned otherwise) {
         MUST(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &p));
     else
         MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+}
+
+// Calls that the program does not make itself end the process.
+static void forbid(void) {
+    static const int forbidden[] = {SYS_rt_sigprocmask, SYS_getpid, SYS_gettid, SYS_sendto, SYS_sendmsg, SYS_recvmsg, SYS_getsockopt};
+    enum { N = sizeof forbidden / sizeof *forbidden };
+    struct sock_filter f[N + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
+    for (int i = 0; i < N; i++) f[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, forbidden[i], N - i, 0);
+    f[N + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+    f[N + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
+    struct sock_fprog p = {N + 3, f};
+    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+}
+
+// Calls that return or take descriptor numbers.
+static void numbers(void) {
+    int s = MUST(socket(AF_INET, SOCK_STREAM, 0)), two[2];
+    struct sockaddr_in a = v4(0);
+    MUST(bind(s, (void *)&a, sizeof a));
+    MUST(close(MUST(dup(s))));
+    MUST(close(MUST(fcntl(s, F_DUPFD, 10))));
+    MUST(pipe(two));
+    MUST(dup2(two[0], two[1]));
+    MUST(close(two[0]));
+    MUST(close(two[1]));
+    MUST(close(MUST(memfd_create("filters", 0))));
+    MUST(close(MUST(epoll_create1(0))));
+    MUST(close(MUST(eventfd(0, 0))));
+    MUST(close(MUST(open("/dev/null", O_RDONLY))));
+    MUST(close(s));
+    say("numbers\n");
 }
 
 static void say(const char *what) {
@@ -83,6 +118,12 @@ int main(int argc, char **argv) {
     }
     if (is("thread") || is("process") || is("by-number") || is("seccomp")) {
         filter(is("thread") ? SECCOMP_RET_KILL_THREAD : SECCOMP_RET_KILL_PROCESS);
+        echo();
+        syscall(SYS_exit_group, 0);
+    }
+    if (is("numbers")) {
+        forbid();
+        numbers();
         echo();
         syscall(SYS_exit_group, 0);
     }
