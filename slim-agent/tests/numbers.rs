@@ -63,7 +63,7 @@ fn the_application_always_gets_the_lowest_number() {
     sleeping_calls_do_not_delay_the_agent();
 }
 
-/// A call may sleep for ever once it has its number, as `accept` does.
+/// A call may sleep for ever once it has its number, as `accept` does. It delays nothing, even if other calls begin all the time.
 fn sleeping_calls_do_not_delay_the_agent() {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -73,6 +73,11 @@ fn sleeping_calls_do_not_delay_the_agent() {
             }
         };
         let sleeper = scope.spawn(move || numbers::take_and_wait(sleep));
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                numbers::take_and_wait(|| ());
+            }
+        });
         thread::sleep(Duration::from_millis(10));
         let begun = Instant::now();
         for _ in 0..1000 {

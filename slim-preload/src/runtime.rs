@@ -237,9 +237,17 @@ fn enough_descriptors() -> io::Result<()> {
     Ok(())
 }
 
-/// Ending the session when memory runs out needs memory, too: this reserves it.
+/// Ending the session when memory runs out needs memory, too: this reserves it. Starting a thread takes some of the program's, and ends
+/// the program if there is none.
 fn enough_memory() -> io::Result<()> {
-    match heap::prepare() {
+    // SAFETY: what is allocated is freed, and not used.
+    let theirs = unsafe {
+        // The compiler would leave out memory that it knows to be unused.
+        let probe = std::hint::black_box(libc::malloc(4096));
+        libc::free(probe);
+        !probe.is_null()
+    };
+    match theirs && heap::prepare() {
         true => Ok(()),
         false => Err(io::Error::from(io::ErrorKind::OutOfMemory)),
     }

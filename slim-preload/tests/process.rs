@@ -168,6 +168,31 @@ fn handlers_do_what_they_have_interrupted() {
     }
 }
 
+/// `dup2` over a connection with SO_LINGER takes its time, as in a bare run, but holds no lock meanwhile.
+#[test]
+fn a_dup2_that_lingers_holds_up_no_other_call() {
+    unnoticed("lingering", "");
+}
+
+/// Starting SLIM's thread takes memory of the program. Where there is none, connections are plain TCP.
+#[test]
+fn a_program_without_memory_for_the_first_connection() {
+    let program = compile("no_malloc", &[]);
+    let run = |preloaded| {
+        let one = Program::new(&program).preloaded(preloaded);
+        one.negotiation_ms(NEGOTIATED_MS).run()
+    };
+    let (bare, mut got) = (run(false), run(true));
+    assert!(
+        bare.ok() && got.stderr.contains("out of memory"),
+        "{}",
+        got.transcript()
+    );
+    got.stderr.clear();
+    let difference = compare("no_malloc", &bare, &got);
+    assert_eq!(difference, None);
+}
+
 /// The preload looks libc's functions up when it is loaded, never in a call that a signal handler may make.
 #[test]
 fn first_uses_look_nothing_up() {

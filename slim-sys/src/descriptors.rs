@@ -24,6 +24,13 @@ pub fn close(fd: c_int) {
     });
 }
 
+/// As [`close`], of a file for which the kernel may wait (`SO_LINGER`). Signals come in, and end the wait; forks do not wait.
+pub fn close_and_wait(fd: c_int) {
+    numbers::whole(|| fds::release(fd));
+    // SAFETY: the descriptor is ours and is not used again.
+    unsafe { io::close(fd) };
+}
+
 /// Closes a descriptor that is not registered as ours. Dropping it would call libc's `close`, which our hook replaces.
 pub(crate) fn close_unregistered(fd: OwnedFd) {
     // SAFETY: owned, and not used again.

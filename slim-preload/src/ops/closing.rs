@@ -224,7 +224,7 @@ fn announce_close(flow: &Flow, ctl: &Ctl, end: u64) -> bool {
 }
 
 /// For how long `close` waits, if the application has set SO_LINGER; 0 resets the connection.
-fn lingers(fd: c_int) -> Option<c_int> {
+pub fn lingers(fd: c_int) -> Option<c_int> {
     let linger: libc::linger = sys::option(fd, libc::SOL_SOCKET, libc::SO_LINGER)?;
     (linger.l_onoff != 0).then_some(linger.l_linger)
 }

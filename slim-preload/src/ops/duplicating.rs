@@ -1,6 +1,6 @@
 //! Descriptor numbers: `dup` and `fcntl`.
 
-use super::closing::{finish, given_out, overwrite};
+use super::closing::{finish, given_out, lingers, overwrite};
 use super::demoting::{for_stdio, hand_over};
 use crate::descriptors::{has_stream, is_ours, note_number};
 use crate::table::{self, Entry};
@@ -50,6 +50,12 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
         return real();
     }
     let left = to.and_then(overwrite);
+    // The kernel would wait for a target with SO_LINGER in here, with the lock held and signals blocked.
+    let lingering = to
+        .filter(|to| {
+            guard.is_some() && sys::keep_errno(|| lingers(*to).is_some_and(|time| time > 0))
+        })
+        .and_then(|to| sys::keep_errno(|| sys::dup_high(to)).ok());
     let new = real();
     note_number(new);
     let before = table::entry(new);
@@ -75,6 +81,9 @@ pub fn duplicate(from: c_int, to: Option<c_int>, real: impl Fn() -> c_int) -> c_
         }
     }
     drop(guard);
+    if let Some(copy) = lingering {
+        sys::keep_errno(|| sys::close_and_wait(copy));
+    }
     if let (None, Entry::Flow(closed)) = (to, before) {
         sys::keep_errno(|| drop(closed.own()));
     }
