@@ -45,6 +45,8 @@ struct AgentInner {
     together: Together,
     /// Of the process the thread was started in; see [`Agent::after_fork_child`].
     generation: u64,
+    /// The number of the thread.
+    thread: i32,
 }
 
 /// Counts forks along a line of processes: a handle from before a fork differs, and is dead.
@@ -75,7 +77,7 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
-            thread::start(
+            let thread = thread::start(
                 config,
                 receiver,
                 together.clone(),
@@ -86,6 +88,7 @@ impl Agent {
                     commands,
                     together,
                     generation: GENERATION.load(Ordering::Acquire),
+                    thread,
                 }),
             })
         })
@@ -293,7 +296,7 @@ impl Agent {
     /// Ends the agent's thread, and waits for that, at most `limit`; whether it has ended. Nothing that is asked for
     /// afterwards is done.
     pub fn retire(&self, limit: Duration) -> bool {
-        self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit))
+        self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(self.inner.thread, limit))
     }
 
     /// In a forked child: closes the descriptors shared with the parent's agent and forgets the

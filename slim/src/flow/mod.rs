@@ -1,0 +1,149 @@
+//! Flows: the handle that a program has.
+
+mod control;
+mod core;
+mod wait;
+
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use self::core::FlowCore;
+pub(crate) use self::wait::Until;
+use crate::error::{ConnectError, TransferError};
+use crate::event::{FlowStats, StreamState};
+use crate::hub::Hub;
+use crate::socket;
+use slim_core::Role;
+use slim_sys::OwnFd;
+
+/// One byte stream between two processes, in both directions.
+///
+/// Its methods may be called from any thread. Bytes of sends, and of receives, that are made at the same time come in any order.
+/// A flow that is dropped is [closed](Self::close).
+pub struct SessionFlow {
+    core: Arc<FlowCore>,
+}
+
+impl SessionFlow {
+    /// Begins to connect.
+    pub(crate) fn connect(hub: &Arc<Hub>, to: SocketAddr) -> Result<Self, ConnectError> {
+        if hub.is_closed() {
+            return Err(ConnectError::Closed);
+        }
+        let (fd, stands) = socket::connect(to).map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create(hub, fd, Role::Connector, to).map_err(ConnectError::Kernel)?;
+        if stands {
+            core.look_at_connecting();
+        }
+        Ok(Self { core })
+    }
+
+    /// Of a connection that was accepted.
+    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, slim_sys::Errno> {
+        // The peer may have gone already.
+        let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
+        let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
+        core.begin();
+        Ok(Self { core })
+    }
+
+    /// The flow's number: no other flow or endpoint of the process has, or has had it.
+    pub fn id(&self) -> u64 {
+        self.core.id()
+    }
+
+    /// How the flow stands.
+    pub fn state(&self) -> StreamState {
+        self.core.state()
+    }
+
+    /// Counters.
+    pub fn stats(&self) -> FlowStats {
+        self.core.counters()
+    }
+
+    /// This end of the first connection; `None` before it stands.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.core.first_local()
+    }
+
+    /// The peer's end of the first connection.
+    pub fn remote_addr(&self) -> SocketAddr {
+        self.core.remote()
+    }
+
+    /// Both ends of the present connection, this one first; `None` while the flow has none.
+    pub fn connection(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.core.present_ends()
+    }
+
+    /// Sends what the kernel takes at once, and says how many bytes.
+    ///
+    /// # Errors
+    /// [`TransferError::WouldBlock`] if that is nothing; [`Update::writable`](crate::Update::writable) tells when to try again.
+    pub fn try_send(&self, data: &[u8]) -> Result<usize, TransferError> {
+        self.core.send(&[IoSlice::new(data)])
+    }
+
+    /// As [`try_send`](Self::try_send), of several pieces. The kernel takes at most 1024.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn try_send_vectored(&self, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+        self.core.send(data)
+    }
+
+    /// Receives what is there, and says how many bytes: 0 at the end of the peer's stream, or if there is no room in `into`.
+    ///
+    /// # Errors
+    /// [`TransferError::WouldBlock`] if nothing is there; [`Update::readable`](crate::Update::readable) tells when to try again.
+    pub fn try_recv(&self, into: &mut [u8]) -> Result<usize, TransferError> {
+        self.core.recv(&mut [IoSliceMut::new(into)])
+    }
+
+    /// As [`try_recv`](Self::try_recv), into several pieces. The kernel takes at most 1024.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn try_recv_vectored(&self, into: &mut [IoSliceMut<'_>]) -> Result<usize, TransferError> {
+        self.core.recv(into)
+    }
+
+    /// Ends this direction: the peer receives what was sent, then the end of the stream. This end still receives.
+    ///
+    /// # Errors
+    /// [`TransferError::WouldBlock`] before the first connection stands; [`TransferError::Closed`].
+    pub fn finish(&self) -> Result<(), TransferError> {
+        self.core.finish()
+    }
+
+    /// Closes the flow. What was sent is delivered all the same, by the agent, also if the connection breaks; for how long it
+    /// tries is [`Config::linger`](crate::Config::linger). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
+    /// that have not been received.
+    pub fn close(self) {
+        self.core.close(false);
+    }
+
+    /// Closes the flow, and throws away what is not delivered yet: the peer gets `ECONNRESET`.
+    pub fn reset(self) {
+        self.core.close(true);
+    }
+}
+
+impl Drop for SessionFlow {
+    fn drop(&mut self) {
+        self.core.close(false);
+    }
+}
+
+impl fmt::Debug for SessionFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Flow")
+            .field("id", &self.id())
+            .field("state", &self.state())
+            .field("remote", &self.remote_addr())
+            .finish_non_exhaustive()
+    }
+}
