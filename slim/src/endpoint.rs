@@ -135,6 +135,10 @@ impl Member for EndpointCore {
         self.hub.remove(self.id, None);
     }
 
+    fn id(&self) -> u64 {
+        self.id
+    }
+
     fn stats(&self) -> Option<FlowStats> {
         None
     }

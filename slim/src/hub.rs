@@ -20,6 +20,11 @@ const EVENTS: usize = 4096;
 const BATCH: usize = 64;
 /// The number of the eventfd in the poll set; flows and endpoints begin with 1.
 const WAKE: u64 = 0;
+/// That of the alarm.
+const ALARM: u64 = u64::MAX;
+/// How soon it is looked whether the peer's kernel has what was posted, at first and at last. Nothing tells of that.
+const PUMP_FIRST: Duration = Duration::from_micros(200);
+const PUMP_LAST: Duration = Duration::from_millis(20);
 
 /// What has changed about a flow or an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub struct Update {
     pub changed: bool,
     /// The flow has failed.
     pub ended: bool,
+    /// The peer's kernel has more of what was [posted](crate::Flow::post).
+    pub completed: bool,
 }
 
 /// Bits of what has changed.
@@ -44,6 +51,7 @@ pub(crate) mod bits {
     pub(crate) const WRITABLE: u32 = 2;
     pub(crate) const CHANGED: u32 = 4;
     pub(crate) const ENDED: u32 = 8;
+    pub(crate) const COMPLETED: u32 = 16;
 }
 
 /// A member of the poll set.
@@ -52,8 +60,22 @@ pub(crate) trait Member: Send + Sync {
     fn ready(self: Arc<Self>, flags: epoll::EventFlags);
     /// Takes what has changed since the last time.
     fn take_update(&self) -> Update;
+    /// Its number.
+    fn id(&self) -> u64;
+    /// Something is posted on it.
+    fn is_posting(&self) -> bool {
+        false
+    }
+    /// ... that the kernel has not taken.
+    fn is_queued(&self) -> bool {
+        false
+    }
     /// Closes it.
     fn close(&self);
+    /// Looks after what is posted: whether there still is something.
+    fn pump(self: Arc<Self>) -> bool {
+        false
+    }
     /// Its counters, if it is a flow.
     fn stats(&self) -> Option<FlowStats>;
 }
@@ -68,7 +90,9 @@ pub(crate) struct Hub {
     wake: OwnFd,
     /// The eventfd is readable, or about to be.
     awake: AtomicBool,
+    alarm: OwnFd,
     members: Mutex<HashMap<u64, Weak<dyn Member>>>,
+    pumped: Mutex<Pumped>,
     changed: Mutex<Vec<u64>>,
     events: Mutex<Events>,
     callback: Mutex<Option<Callback>>,
@@ -82,6 +106,16 @@ pub(crate) struct Hub {
 struct Events {
     kept: VecDeque<SessionEvent>,
     lost: u64,
+}
+
+/// Flows with something posted.
+struct Pumped {
+    /// They stay until that is done, whoever drops them.
+    flows: HashMap<u64, Arc<dyn Member>>,
+    /// After which time they are looked at again.
+    pause: Duration,
+    /// The alarm is set.
+    armed: bool,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -101,12 +135,21 @@ impl Hub {
         let wake = slim_sys::eventfd()?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&set, &wake, data, epoll::EventFlags::IN)?;
+        let alarm = slim_sys::timerfd()?;
+        let data = epoll::EventData::new_u64(ALARM);
+        epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
         Ok(Self {
             agent,
             set,
             wake,
             awake: AtomicBool::new(false),
+            alarm,
             members: Mutex::default(),
+            pumped: Mutex::new(Pumped {
+                flows: HashMap::new(),
+                pause: PUMP_FIRST,
+                armed: false,
+            }),
             changed: Mutex::default(),
             events: Mutex::default(),
             callback: Mutex::default(),
@@ -224,6 +267,7 @@ impl Hub {
     /// What has changed since the last time. Calls the callback for events.
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
+        self.pump();
         let mut changed = std::mem::take(&mut *locked(&self.changed));
         for id in &changed {
             let member = locked(&self.members).get(id).and_then(Weak::upgrade);
@@ -263,6 +307,11 @@ impl Hub {
             let count = events.len();
             for event in events {
                 let id = event.data.u64();
+                if id == ALARM {
+                    slim_sys::reset_eventfd(self.alarm.as_raw_fd());
+                    locked(&self.pumped).armed = false;
+                    continue;
+                }
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
                     self.awake.store(false, Ordering::Release);
@@ -277,6 +326,73 @@ impl Hub {
                 return;
             }
         }
+    }
+
+    /// Something is posted on a flow: it is looked after from now on.
+    pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
+        let mut pumped = locked(&self.pumped);
+        let before = pumped.flows.insert(flow.id(), flow);
+        pumped.pause = PUMP_FIRST;
+        self.set_alarm(&mut pumped);
+        drop(pumped);
+        // Its last owner, perhaps.
+        drop(before);
+    }
+
+    /// Nothing tells of acknowledgements but the alarm.
+    fn set_alarm(&self, pumped: &mut Pumped) {
+        if !std::mem::replace(&mut pumped.armed, true) {
+            slim_sys::set_timerfd(self.alarm.as_raw_fd(), Some(pumped.pause));
+            pumped.pause = (pumped.pause * 2).min(PUMP_LAST);
+        }
+    }
+
+    /// Looks after what is posted: whether something still is.
+    pub(crate) fn pump(&self) -> bool {
+        let flows: Vec<_> = locked(&self.pumped).flows.values().cloned().collect();
+        if flows.is_empty() {
+            return false;
+        }
+        let mut done = Vec::new();
+        for flow in flows {
+            if !flow.clone().pump() {
+                done.push(flow);
+            }
+        }
+        let mut pumped = locked(&self.pumped);
+        for flow in &done {
+            // Something more may have been posted since.
+            if !flow.is_posting() {
+                pumped.flows.remove(&flow.id());
+            }
+        }
+        let any = !pumped.flows.is_empty();
+        if any {
+            self.set_alarm(&mut pumped);
+        }
+        drop(pumped);
+        any
+    }
+
+    /// Posts were completed: the next ones may be soon.
+    pub(crate) fn completes(&self) {
+        locked(&self.pumped).pause = PUMP_FIRST;
+    }
+
+    /// Waits until everything that is posted is with the kernel, at most `limit`, and lets go of what is not.
+    pub(crate) fn finish_pumping(&self, limit: Duration) {
+        let begun = Instant::now();
+        let queued = |hub: &Self| {
+            locked(&hub.pumped)
+                .flows
+                .values()
+                .any(|flow| flow.is_queued())
+        };
+        while self.pump() && queued(self) && begun.elapsed() < limit {
+            slim_sys::nap(PUMP_FIRST);
+        }
+        let rest = std::mem::take(&mut locked(&self.pumped).flows);
+        drop(rest);
     }
 
     /// A closed flow has bytes on their way, or has no more.

@@ -173,8 +173,10 @@ impl Session {
         }
         let begun = Instant::now();
         self.hub.set_callback(None);
+        self.hub.finish_pumping(limit);
         self.hub.members().iter().for_each(|member| member.close());
-        self.hub.wait_for_lingering(limit);
+        self.hub
+            .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         agents::leave(
             &self.options.config,
             limit.saturating_sub(begun.elapsed()).max(limit / 2),

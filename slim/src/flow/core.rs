@@ -17,6 +17,7 @@ use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
 use slim_stream::{Inside, ReceiveHalf, SendHalf, Stream};
 use slim_sys::{Errno, KeepAlive, OwnFd, SignalsBlocked};
 
+use super::posts::Posts;
 use crate::error::TransferError;
 use crate::event::{FlowChange, FlowStats, StreamState};
 use crate::hub::{Hub, Member, Update, bits, next_id};
@@ -38,11 +39,14 @@ pub(crate) struct FlowCore {
     pub(super) live: AtomicBool,
     closed: AtomicBool,
     /// A send found no room, or none was tried yet: that there is room again is told.
-    blocked: AtomicBool,
+    pub(super) blocked: AtomicBool,
     /// What has changed, in [`bits`].
     news: AtomicU32,
-    sent: AtomicU64,
+    pub(super) sent: AtomicU64,
     received: AtomicU64,
+    /// Something is posted that the kernel has not taken: other sends wait for it.
+    pub(super) queued: AtomicBool,
+    pub(super) posts: Mutex<Posts>,
     ctl: Mutex<FlowCtl>,
 }
 
@@ -110,6 +114,8 @@ impl FlowCore {
             news: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
+            queued: AtomicBool::new(false),
+            posts: Mutex::default(),
             ctl: Mutex::new(FlowCtl {
                 sock: Some(fd.clone()),
                 receiving: ReceiveHalf::new(role == Role::Connector),
@@ -198,7 +204,7 @@ impl FlowCore {
         self.stream.wake();
     }
 
-    fn note_and(&self, what: u32, wake: bool) {
+    pub(super) fn note_and(&self, what: u32, wake: bool) {
         let before = self.news.fetch_or(what, Ordering::AcqRel);
         if before == 0 {
             self.hub.change(self.id(), wake);
@@ -266,6 +272,9 @@ impl FlowCore {
     }
 
     fn try_send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+        if self.queued.load(Ordering::SeqCst) {
+            return Err(self.refuses_posts().unwrap_or(TransferError::WouldBlock));
+        }
         loop {
             if !self.enter()? {
                 return self.outside(|verdict| match verdict {
@@ -280,13 +289,9 @@ impl FlowCore {
                 _ => false,
             };
             self.leave();
-            if again {
-                continue;
+            if !again {
+                return sent;
             }
-            if let Ok(n) = sent {
-                self.sent.fetch_add(n as u64, Ordering::Relaxed);
-            }
-            return sent;
         }
     }
 
@@ -301,6 +306,8 @@ impl FlowCore {
                 let copy = |from, replay: &mut Replay| push_from(data, from, n, replay);
                 half.account(n, copy, || self.stream.unacked(fd));
             }
+            // In the order of the stream: posts are told by it how far they got.
+            self.sent.fetch_add(n as u64, Ordering::Relaxed);
             Ok(n)
         })?;
         if !self.plain.load(Ordering::Relaxed) {
@@ -364,7 +371,7 @@ impl FlowCore {
     }
 
     /// Whether the caller is inside now; `leave` afterwards.
-    fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
+    pub(super) fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
         if self.connecting.load(Ordering::Acquire) {
             self.look_at_connecting();
         }
@@ -374,7 +381,7 @@ impl FlowCore {
         Ok(!self.connecting.load(Ordering::Acquire) && self.stream.enter())
     }
 
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         if self.stream.leave(Inside::Counted).last_and_barred {
             self.conclude(&mut self.ctl());
         }
@@ -427,7 +434,7 @@ impl FlowCore {
 
     /// A call that is inside has found the transport dead, or at an end that nobody has announced. Whether it is to look
     /// again: else its error is the program's.
-    fn fault(&self, cause: Cause) -> bool {
+    pub(super) fn fault(&self, cause: Cause) -> bool {
         let mut ctl = self.ctl();
         if self.plain.load(Ordering::Acquire) {
             if let (Cause::Errno(errno), None) = (cause, ctl.given_up) {
@@ -455,34 +462,45 @@ impl FlowCore {
     /// Ends our direction.
     pub(super) fn finish(self: &Arc<Self>) -> Result<(), TransferError> {
         self.look_at_connecting();
+        match self.finish_after_posts() {
+            true => Ok(()),
+            false => self.finish_now(),
+        }
+    }
+
+    /// Why nothing more can be posted, if that is so.
+    pub(super) fn refuses_posts(&self) -> Option<TransferError> {
         let ctl = self.ctl();
-        if ctl.closed {
-            return Err(TransferError::Closed);
+        match ctl.verdict {
+            _ if ctl.closed => Some(TransferError::Closed),
+            Some(Verdict::Errno(errno)) => Some(TransferError::Lost(errno)),
+            Some(Verdict::Eof) => Some(TransferError::ShutDown),
+            None => None,
         }
-        if !ctl.known {
-            return Err(TransferError::WouldBlock);
-        }
-        if let Some(end) = self.end_sending() {
-            self.agent().shut(self.token, end, FinHow::HalfClose);
-            self.shut_transport(&ctl);
-        }
-        Ok(())
     }
 
     /// Where our stream ends, unless it has ended before.
-    fn end_sending(&self) -> Option<u64> {
+    pub(super) fn end_sending(&self) -> Option<u64> {
         self.with_half(|half| self.stream.end_at(half.sent()).then(|| half.sent()))
     }
 
     /// The kernel tells the peer's; a transport that is away is not touched, and the next one is shut when it is installed.
-    fn shut_transport(&self, ctl: &FlowCtl) {
+    pub(super) fn shut_transport(&self, ctl: &FlowCtl) {
         if let Some(sock) = ctl.sock.as_ref().filter(|_| !self.stream.is_barred()) {
             slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
         }
     }
 
-    /// Closes the flow. With `reset`, or with bytes that were not received, what is under way is thrown away.
+    /// Closes the flow, behind what is posted. With `reset`, or with bytes that were not received, what is under way is thrown
+    /// away.
     pub(super) fn close(&self, reset: bool) {
+        if reset || !self.close_after_posts() {
+            self.close_now(reset);
+        }
+    }
+
+    /// Likewise, whatever is posted.
+    pub(super) fn close_now(&self, reset: bool) {
         let mut ctl = self.ctl();
         if std::mem::replace(&mut ctl.closed, true) {
             return;
@@ -570,7 +588,7 @@ impl FlowCore {
 }
 
 /// What a data call is told of an error of the kernel's.
-fn refused(errno: Errno) -> TransferError {
+pub(super) fn refused(errno: Errno) -> TransferError {
     match errno {
         libc::EAGAIN => TransferError::WouldBlock,
         errno if socket::is_end(errno) => TransferError::Lost(errno),
@@ -623,11 +641,28 @@ impl Member for FlowCore {
             writable: news & bits::WRITABLE != 0,
             changed: news & bits::CHANGED != 0,
             ended: news & bits::ENDED != 0,
+            completed: news & bits::COMPLETED != 0,
         }
     }
 
     fn close(&self) {
-        FlowCore::close(self, false);
+        self.close_now(false);
+    }
+
+    fn id(&self) -> u64 {
+        self.token.0
+    }
+
+    fn is_posting(&self) -> bool {
+        self.has_posts()
+    }
+
+    fn is_queued(&self) -> bool {
+        self.queued.load(Ordering::SeqCst)
+    }
+
+    fn pump(self: Arc<Self>) -> bool {
+        self.pump_posts(false)
     }
 
     fn stats(&self) -> Option<FlowStats> {

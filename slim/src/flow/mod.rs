@@ -2,6 +2,7 @@
 
 mod control;
 mod core;
+mod posts;
 mod wait;
 
 use std::fmt;
@@ -11,6 +12,8 @@ use std::sync::Arc;
 
 use self::core::FlowCore;
 pub(crate) use self::wait::Until;
+use bytes::Bytes;
+
 use crate::error::{ConnectError, TransferError};
 use crate::event::{FlowStats, StreamState};
 use crate::hub::Hub;
@@ -111,6 +114,25 @@ impl SessionFlow {
         self.core.recv(into)
     }
 
+    /// Posts a buffer: it is sent behind everything before it, and kept as it is, not copied, until the peer's kernel has all of
+    /// it. Never waits; how much is posted is for the program to bound. The number of the post, counted from 1 for each flow.
+    ///
+    /// What the kernel does not take at once is sent by [`Session::progress`](crate::Session::progress). Until it has taken
+    /// everything, [`try_send`](Self::try_send) would block. Buffers of less than a kilobyte may be copied. When the buffer is
+    /// dropped, and by which thread, is not said; should it have an owner of its own (`Bytes::from_owner`), that must not call the library.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`], [`TransferError::ShutDown`], [`TransferError::Closed`]; the buffer is dropped.
+    pub fn post(&self, buffer: Bytes) -> Result<u64, TransferError> {
+        self.core.post(buffer)
+    }
+
+    /// How many posts the peer's kernel has, in their order. [`Update::completed`](crate::Update::completed) tells when it has
+    /// more. The posts of a flow that fails are not completed.
+    pub fn completed(&self) -> u64 {
+        self.core.posted().1
+    }
+
     /// Ends this direction: the peer receives what was sent, then the end of the stream. This end still receives.
     ///
     /// # Errors
@@ -120,7 +142,8 @@ impl SessionFlow {
     }
 
     /// Closes the flow. What was sent is delivered all the same, by the agent, also if the connection breaks; for how long it
-    /// tries is [`Config::linger`](crate::Config::linger). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
+    /// tries is [`Config::linger`](crate::Config::linger). What was posted, and the kernel has not taken yet, is still sent by
+    /// [`Session::progress`](crate::Session::progress) and [`Session::close`](crate::Session::close). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
     /// that have not been received.
     pub fn close(self) {
         self.core.close(false);
