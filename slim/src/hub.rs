@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use slim_agent::Agent;
+use slim_core::auth::JobKey;
 use slim_sys::{Errno, OwnFd};
 
+use crate::blob::JobOf;
 use crate::event::{FlowChange, FlowStats, SessionEvent, SessionStats};
 
 /// Events that are kept until somebody takes them.
@@ -86,6 +88,8 @@ pub(crate) type Callback = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
 /// The shared part of a session.
 pub(crate) struct Hub {
     pub(crate) agent: Agent,
+    job: String,
+    key: Option<JobKey>,
     set: OwnedFd,
     wake: OwnFd,
     /// The eventfd is readable, or about to be.
@@ -130,7 +134,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    pub(crate) fn new(agent: Agent) -> io::Result<Self> {
+    pub(crate) fn new(agent: Agent, job: &str, key: Option<&JobKey>) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = slim_sys::eventfd()?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -140,6 +144,8 @@ impl Hub {
         epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
         Ok(Self {
             agent,
+            job: job.to_owned(),
+            key: key.cloned(),
             set,
             wake,
             awake: AtomicBool::new(false),
@@ -157,6 +163,14 @@ impl Hub {
             lingering: AtomicU32::new(0),
             closed: AtomicBool::new(false),
         })
+    }
+
+    /// Whose blobs count here.
+    pub(crate) fn job(&self) -> JobOf<'_> {
+        JobOf {
+            key: self.key.as_ref(),
+            name: &self.job,
+        }
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
@@ -215,8 +229,8 @@ impl Hub {
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
-    /// A listener: as long as connections wait.
-    pub(crate) fn watch_listener(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
+    /// What an endpoint polls: as long as connections wait.
+    pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)
     }
 

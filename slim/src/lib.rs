@@ -63,7 +63,9 @@
 //! | --- | --- |
 //! | `session` | [`Session`]: opening, progress, events, statistics, closing |
 //! | `endpoint` | [`Endpoint`] |
+//! | `door` | where peers come to that have an endpoint's blob |
 //! | `flow` | [`Flow`]: its data calls, what blocks, and what the agent asks of it |
+//! | `blob` | what endpoints publish, and the messages between two ends that know each other by that |
 //! | `hub` | what the flows of a session share: the poll set, updates, events |
 //! | `agents` | the agents of this process |
 //! | `event` | events and statistics |
@@ -71,6 +73,8 @@
 //! | `socket` | system calls for sockets |
 
 mod agents;
+mod blob;
+mod door;
 mod endpoint;
 mod error;
 mod event;
@@ -79,6 +83,7 @@ mod hub;
 mod session;
 mod socket;
 
+pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};
 pub use event::{FlowChange, FlowStats, SessionEvent, SessionStats, StreamState};

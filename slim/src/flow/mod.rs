@@ -1,7 +1,12 @@
 //! Flows: the handle that a program has.
 
+mod calls;
 mod control;
 mod core;
+mod ending;
+mod introducing;
+mod member;
+mod posting;
 mod posts;
 mod wait;
 
@@ -10,16 +15,20 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use self::core::FlowCore;
-pub(crate) use self::wait::Until;
 use bytes::Bytes;
+use slim_core::Role;
+use slim_core::endpoint::Agreed;
+use slim_sys::{Errno, OwnFd};
 
+use self::core::FlowCore;
+use self::introducing::Introducing;
+use crate::blob::DoorKey;
 use crate::error::{ConnectError, TransferError};
 use crate::event::{FlowStats, StreamState};
 use crate::hub::Hub;
 use crate::socket;
-use slim_core::Role;
-use slim_sys::OwnFd;
+
+pub(crate) use self::wait::Until;
 
 /// One byte stream between two processes, in both directions.
 ///
@@ -44,11 +53,37 @@ impl SessionFlow {
     }
 
     /// Of a connection that was accepted.
-    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, slim_sys::Errno> {
+    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, Errno> {
         // The peer may have gone already.
         let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
-        core.begin();
+        core.begin(None);
+        Ok(Self { core })
+    }
+
+    /// Begins to connect to the door of an endpoint whose blob is known.
+    pub(crate) fn connect_by_name(
+        hub: &Arc<Hub>,
+        door: SocketAddr,
+        key: DoorKey,
+    ) -> Result<Self, ConnectError> {
+        if hub.is_closed() {
+            return Err(ConnectError::Closed);
+        }
+        let introducing = Introducing::new(&hub.agent, key).map_err(ConnectError::Kernel)?;
+        let (fd, _) = socket::connect(door).map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create(hub, fd, Role::Connector, door);
+        let core = core.map_err(ConnectError::Kernel)?;
+        core.ctl().introducing = Some(Box::new(introducing));
+        core.look_at_connecting();
+        Ok(Self { core })
+    }
+
+    /// Of a connection at the door, all of whose messages are exchanged.
+    pub(crate) fn introduced(hub: &Arc<Hub>, fd: OwnFd, agreed: Agreed) -> Result<Self, Errno> {
+        let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
+        let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
+        core.begin(Some(agreed));
         Ok(Self { core })
     }
 

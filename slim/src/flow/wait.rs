@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::SessionFlow;
+use super::introducing::Introducing;
 use crate::error::{ConnectError, TransferError};
 use crate::event::StreamState;
 
@@ -45,8 +46,15 @@ impl SessionFlow {
                 StreamState::Closed => return Err(ConnectError::Closed),
                 _ => return Ok(()),
             }
-            self.sleep(libc::POLLOUT, until)
-                .ok_or(ConnectError::TimedOut)?;
+            let introducing = self
+                .core
+                .ctl()
+                .introducing
+                .as_deref()
+                .map(Introducing::waits);
+            let answer = introducing.unwrap_or(false);
+            let events = if answer { libc::POLLIN } else { libc::POLLOUT };
+            self.sleep(events, until).ok_or(ConnectError::TimedOut)?;
         }
     }
 
