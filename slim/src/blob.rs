@@ -6,14 +6,16 @@
 //!     │  TCP connect ────────────────────────────► │
 //!     │  INTRODUCTION: random, who I am ─────────► │
 //!     │ ◄─────────────── WELCOME: random, who I am │
-//!     │  opens the flow as agreed                  │
 //!     │  PROOF ──────────────────────────────────► │  opens the flow as agreed
+//!     │ ◄──────────────────────────────── ADMITTED │
+//!     │  opens the flow as agreed                  │
 //!     │ ◄═══════ bytes of the program ═══════════► │
 //! ```
 //!
 //! All messages have a code under a key made of the job key and the blob's secret. The key of the flow is made by the core of its two
 //! secrets and the job key; the secrets are made of the two random numbers and that key, so that who reads the connection and not
 //! the blob has neither. WELCOME answers this introduction, and PROOF this welcome: recorded ones are worth nothing.
+//! When the connector has read ADMITTED, both know the flow, and it can be resumed from either side.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -39,6 +41,8 @@ pub(crate) const INTRODUCTION: usize = 8 + 32 + DESCRIPTION + CODE;
 pub(crate) const WELCOME: usize = INTRODUCTION;
 /// Bytes of the answer to that.
 pub(crate) const PROOF: usize = CODE;
+/// Bytes of the answer to that.
+pub(crate) const ADMITTED: usize = CODE;
 
 /// Why a blob cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,6 +207,16 @@ pub(crate) fn proof(welcome: &[u8], key: &DoorKey) -> [u8; PROOF] {
 /// Whether this is the proof for that welcome.
 pub(crate) fn is_proof(said: &[u8], welcome: &[u8], key: &DoorKey) -> bool {
     is_code(&key.0, b"slim proof v1", &[welcome], said)
+}
+
+/// What the acceptor says last.
+pub(crate) fn admitted(proof: &[u8], key: &DoorKey) -> [u8; ADMITTED] {
+    code(&key.0, b"slim admitted v1", &[proof])
+}
+
+/// Whether this is the answer to that proof.
+pub(crate) fn is_admitted(said: &[u8], proof: &[u8], key: &DoorKey) -> bool {
+    is_code(&key.0, b"slim admitted v1", &[proof], said)
 }
 
 /// What both ends open the flow with: the connector's and the acceptor's random number, and who the other end is.
@@ -379,6 +393,9 @@ mod tests {
         let proof = super::proof(&told, &key);
         assert!(is_proof(&proof, &told, &key));
         assert!(!is_proof(&proof, &asked, &key) && !is_proof(&proof, &told, &other));
+        let admitted = super::admitted(&proof, &key);
+        assert!(is_admitted(&admitted, &proof, &key));
+        assert!(!is_admitted(&proof, &proof, &key) && !is_admitted(&admitted, &told, &key));
         // Who has not the blob cannot make the secrets of what he reads.
         let randoms = [&[1; 32], &[2; 32]];
         let ours = agreed(&key, randoms, who()).secrets;

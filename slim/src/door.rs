@@ -10,7 +10,7 @@ use slim_core::endpoint::Agreed;
 use slim_core::wire::MAX_ADDRS;
 use slim_sys::OwnFd;
 
-use crate::blob::{self, Blob, DoorKey, INTRODUCTION, Introduction, PROOF, Welcome};
+use crate::blob::{self, ADMITTED, Blob, DoorKey, INTRODUCTION, Introduction, PROOF, Welcome};
 use crate::error::SessionError;
 use crate::hub::Hub;
 use crate::socket;
@@ -40,6 +40,14 @@ struct DoorGuest {
     heard: Vec<u8>,
     /// What we have answered, and what both ends agree on if that is proved to have come.
     welcomed: Option<(Vec<u8>, Agreed)>,
+}
+
+/// Somebody who has proved to be one of the job.
+pub(crate) struct Admitted {
+    pub(crate) fd: OwnFd,
+    pub(crate) agreed: Agreed,
+    /// What is to be said when the flow is open here.
+    pub(crate) last: [u8; ADMITTED],
 }
 
 /// What becomes of a guest.
@@ -90,14 +98,14 @@ impl EndpointDoor {
         Ok(blob)
     }
 
-    /// A connection on which everything is said that is to be said before it is a flow's.
-    pub(crate) fn introduced(&self, hub: &Hub, set: &OwnFd) -> Option<(OwnFd, Agreed)> {
+    /// A connection on which all is said but that it is a flow's now.
+    pub(crate) fn introduced(&self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
         self.state().as_mut()?.introduced(hub, set)
     }
 }
 
 impl OpenDoor {
-    fn introduced(&mut self, hub: &Hub, set: &OwnFd) -> Option<(OwnFd, Agreed)> {
+    fn introduced(&mut self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
         while let Ok(fd) = socket::accept(&self.listener) {
             // Without memory for it nobody would look at it again.
             if socket::watch(set, &fd).is_err() {
@@ -122,7 +130,11 @@ impl OpenDoor {
                     let guest = self.guests.remove(at)?;
                     socket::unwatch(set, &guest.fd);
                     let (_, agreed) = guest.welcomed?;
-                    return Some((guest.fd, agreed));
+                    return Some(Admitted {
+                        fd: guest.fd,
+                        agreed,
+                        last: blob::admitted(&guest.heard, &self.key),
+                    });
                 }
             }
         }

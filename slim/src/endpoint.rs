@@ -1,6 +1,7 @@
 //! Endpoints: where a session accepts flows.
 
 use std::fmt;
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -110,8 +111,8 @@ impl SessionEndpoint {
                 Err(errno) => return Err(AcceptError::Kernel(errno)),
             }
         }
-        while let Some((fd, agreed)) = open.door.introduced(&self.core.hub, &open.set) {
-            match SessionFlow::introduced(&self.core.hub, fd, agreed) {
+        while let Some(admitted) = open.door.introduced(&self.core.hub, &open.set) {
+            match SessionFlow::introduced(&self.core.hub, admitted) {
                 Err(libc::ECONNABORTED) => {}
                 flow => return flow.map_err(AcceptError::Kernel),
             }
@@ -181,6 +182,9 @@ impl Member for EndpointCore {
 
 impl Drop for SessionEndpoint {
     fn drop(&mut self) {
+        if self.core.hub.is_parents() {
+            return mem::forget(self.core.clone());
+        }
         self.core.close();
     }
 }

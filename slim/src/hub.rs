@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -90,6 +91,8 @@ pub(crate) struct Hub {
     pub(crate) agent: Agent,
     job: String,
     key: Option<JobKey>,
+    /// The process that has the agent.
+    pid: u32,
     set: OwnedFd,
     wake: OwnFd,
     /// The eventfd is readable, or about to be.
@@ -146,6 +149,7 @@ impl Hub {
             agent,
             job: job.to_owned(),
             key: key.cloned(),
+            pid: process::id(),
             set,
             wake,
             awake: AtomicBool::new(false),
@@ -175,6 +179,12 @@ impl Hub {
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
+    }
+
+    /// In a forked child of the session's process: the agent is not there, connections are the parent's, and descriptor numbers may
+    /// be others' by now. What is dropped there is forgotten.
+    pub(crate) fn is_parents(&self) -> bool {
+        self.pid != process::id()
     }
 
     pub(crate) fn is_closed(&self) -> bool {

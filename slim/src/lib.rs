@@ -55,7 +55,8 @@
 //! - After [`Session::close`] no thread and no descriptor of the session is left. Sessions with equal settings share one agent thread;
 //!   the last one ends it.
 //!
-//! It is not for signal handlers. A forked child must not use a session of its parent; it may exec, or open its own.
+//! It is not for signal handlers. A forked child must not use a session of its parent, but may drop it, exec, or open
+//! its own.
 //!
 //! # Map
 //!

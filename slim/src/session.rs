@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -195,7 +196,7 @@ impl Session {
     }
 
     /// Has `callback` called with each event, by the thread that calls [`progress`](Self::progress) or [`wait`](Self::wait), and
-    /// no other. It must not open or close a callback itself.
+    /// no other. It takes the place of the one before.
     pub fn on_event(&self, callback: impl Fn(&SessionEvent) + Send + Sync + 'static) {
         self.hub.set_callback(Some(Arc::new(callback)));
     }
@@ -223,7 +224,7 @@ impl Session {
     }
 
     fn end(&self, limit: Duration) -> bool {
-        if !self.hub.close() {
+        if self.hub.is_parents() || !self.hub.close() {
             return true;
         }
         let begun = Instant::now();
@@ -252,6 +253,9 @@ fn read_job_key(config: &mut Config) -> io::Result<()> {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.hub.is_parents() {
+            return mem::forget(self.hub.clone());
+        }
         self.end(DROPPED);
     }
 }

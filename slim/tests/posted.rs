@@ -53,7 +53,9 @@ fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
     });
     let completed = near.completed() as usize;
     assert!(completed < 16, "{completed}");
-    assert_eq!(left.load(Ordering::SeqCst), 16 - completed);
+    // The agent may have let go of what has been acknowledged since.
+    let held = left.load(Ordering::SeqCst);
+    assert!((1..=16 - completed).contains(&held), "{held}, {completed}");
     // What is sent otherwise comes behind.
     assert_eq!(near.try_send(b"tail"), Err(TransferError::WouldBlock));
     let reader = std::thread::spawn(move || {

@@ -3,6 +3,7 @@
 //! Data calls are inside of the stream until they have counted, and none waits there, so that the descriptor they use is the
 //! present transport's. All else lies under the lock of [`FlowCtl`], which is never held over a call that waits.
 
+use std::io::IoSlice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -233,7 +234,7 @@ impl FlowCore {
             Ok(None) => {}
             Ok(Some(agreed)) => {
                 drop(ctl);
-                self.begin(agreed);
+                self.begin(agreed.map(|agreed| (agreed, &[][..])));
             }
             Err(errno) => {
                 ctl.verdict = Some(Verdict::Errno(errno));
@@ -247,8 +248,9 @@ impl FlowCore {
         }
     }
 
-    /// The first connection stands: the agent negotiates, or hears what both ends have agreed on.
-    pub(super) fn begin(self: &Arc<Self>, agreed: Option<Agreed>) {
+    /// The first connection stands: the agent negotiates, or hears what both ends have agreed on; then
+    /// `last` is said there, if anything, before it is the flow's.
+    pub(super) fn begin(self: &Arc<Self>, agreed: Option<(Agreed, &[u8])>) {
         let mut ctl = self.ctl();
         let Some(sock) = ctl.sock.clone().filter(|_| !ctl.known && !ctl.closed) else {
             return;
@@ -261,12 +263,16 @@ impl FlowCore {
         ctl.introducing = None;
         self.stream.renew();
         let io: Arc<dyn FlowIo> = self.clone();
-        if let Some(agreed) = agreed {
+        if let Some((agreed, last)) = agreed {
             let ends = (local, self.remote);
             // Whoever is asked about it knows it.
             self.live.store(true, Ordering::Release);
             self.agent()
                 .open_agreed(self.token, io, self.role, ends, agreed);
+            if !last.is_empty() {
+                // It fits; if the connection is dead, the first call meets that.
+                let _ = socket::send(sock.raw(), &[IoSlice::new(last)]);
+            }
             // What was said until here does not count.
             self.stream.carried_by(&mut ctl.receiving, sock.raw());
         } else {

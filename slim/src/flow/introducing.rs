@@ -8,7 +8,7 @@ use slim_agent::Agent;
 use slim_core::endpoint::Agreed;
 use slim_sys::Errno;
 
-use crate::blob::{self, DoorKey, Introduction, WELCOME, Welcome};
+use crate::blob::{self, ADMITTED, DoorKey, Introduction, PROOF, WELCOME, Welcome};
 use crate::socket;
 
 /// How long the agent may take to say who we are.
@@ -22,6 +22,8 @@ pub(super) struct Introducing {
     /// Bytes of that which are sent.
     sent: usize,
     answer: Vec<u8>,
+    /// What both ends agree on, and our proof, from when the answer has come.
+    agreed: Option<(Agreed, [u8; PROOF])>,
 }
 
 impl Introducing {
@@ -36,6 +38,7 @@ impl Introducing {
             said,
             sent: 0,
             answer: Vec::new(),
+            agreed: None,
         })
     }
 
@@ -53,28 +56,48 @@ impl Introducing {
                 Err(errno) => return Err(errno),
             }
         }
-        while self.answer.len() < WELCOME {
-            // Not a byte more: those of the stream follow.
-            let mut buf = [0; WELCOME];
-            let wanted = buf.get_mut(self.answer.len()..).unwrap_or_default();
-            match socket::recv(fd, &mut [IoSliceMut::new(wanted)]) {
-                // Nobody there takes us for one of the job.
-                Ok(0) => return Err(libc::ECONNREFUSED),
-                Ok(n) => self.answer.extend_from_slice(&wanted[..n]),
-                Err(libc::EAGAIN) => return Ok(None),
+        if self.agreed.is_none() {
+            if !hear(fd, &mut self.answer, WELCOME)? {
+                return Ok(None);
+            }
+            let welcome = Welcome::decode(&self.answer, &self.said, &self.key);
+            let welcome = welcome.ok_or(libc::EPROTO)?;
+            let proof = blob::proof(&self.answer, &self.key);
+            // The buffer is empty by now: it fits.
+            match socket::send(fd, &[IoSlice::new(&proof)]) {
+                Ok(n) if n == proof.len() => {}
+                Ok(_) => return Err(libc::EPROTO),
                 Err(errno) => return Err(errno),
             }
+            let randoms = [&self.random, &welcome.random];
+            let agreed = blob::agreed(&self.key, randoms, welcome.who);
+            self.agreed = Some((agreed, proof));
+            self.answer.clear();
         }
-        let welcome = Welcome::decode(&self.answer, &self.said, &self.key);
-        let welcome = welcome.ok_or(libc::EPROTO)?;
-        let proof = blob::proof(&self.answer, &self.key);
-        // The buffer is empty by now: it fits.
-        match socket::send(fd, &[IoSlice::new(&proof)]) {
-            Ok(n) if n == proof.len() => {}
-            Ok(_) => return Err(libc::EPROTO),
+        if !hear(fd, &mut self.answer, ADMITTED)? {
+            return Ok(None);
+        }
+        match self.agreed.take() {
+            Some((agreed, proof)) if blob::is_admitted(&self.answer, &proof, &self.key) => {
+                Ok(Some(agreed))
+            }
+            _ => Err(libc::EPROTO),
+        }
+    }
+}
+
+/// Receives up to so many bytes in all, and not one more: those of the stream follow. Whether they are there.
+fn hear(fd: RawFd, heard: &mut Vec<u8>, all: usize) -> Result<bool, Errno> {
+    while heard.len() < all {
+        let mut buf = [0; WELCOME];
+        let wanted = buf.get_mut(..all - heard.len()).unwrap_or_default();
+        match socket::recv(fd, &mut [IoSliceMut::new(wanted)]) {
+            // Nobody there takes us for one of the job.
+            Ok(0) => return Err(libc::ECONNREFUSED),
+            Ok(n) => heard.extend_from_slice(&wanted[..n]),
+            Err(libc::EAGAIN) => return Ok(false),
             Err(errno) => return Err(errno),
         }
-        let randoms = [&self.random, &welcome.random];
-        Ok(Some(blob::agreed(&self.key, randoms, welcome.who)))
     }
+    Ok(true)
 }

@@ -12,17 +12,18 @@ mod wait;
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use slim_core::Role;
-use slim_core::endpoint::Agreed;
 use slim_sys::{Errno, OwnFd};
 
 use self::core::FlowCore;
 use self::introducing::Introducing;
 use crate::blob::DoorKey;
+use crate::door::Admitted;
 use crate::error::{ConnectError, TransferError};
 use crate::event::{FlowStats, StreamState};
 use crate::hub::Hub;
@@ -79,11 +80,12 @@ impl SessionFlow {
         Ok(Self { core })
     }
 
-    /// Of a connection at the door, all of whose messages are exchanged.
-    pub(crate) fn introduced(hub: &Arc<Hub>, fd: OwnFd, agreed: Agreed) -> Result<Self, Errno> {
-        let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
-        let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
-        core.begin(Some(agreed));
+    /// Of a connection at the door.
+    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, Errno> {
+        // It may be over already; then the connector has no flow either.
+        let (_, remote) = socket::ends(&admitted.fd).ok_or(libc::ECONNABORTED)?;
+        let core = FlowCore::create(hub, admitted.fd, Role::Acceptor, remote)?;
+        core.begin(Some((admitted.agreed, &admitted.last)));
         Ok(Self { core })
     }
 
@@ -181,17 +183,22 @@ impl SessionFlow {
     /// [`Session::progress`](crate::Session::progress) and [`Session::close`](crate::Session::close). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
     /// that have not been received.
     pub fn close(self) {
-        self.core.close(false);
+        drop(self);
     }
 
     /// Closes the flow, and throws away what is not delivered yet: the peer gets `ECONNRESET`.
     pub fn reset(self) {
-        self.core.close(true);
+        if !self.core.hub.is_parents() {
+            self.core.close(true);
+        }
     }
 }
 
 impl Drop for SessionFlow {
     fn drop(&mut self) {
+        if self.core.hub.is_parents() {
+            return mem::forget(self.core.clone());
+        }
         self.core.close(false);
     }
 }
