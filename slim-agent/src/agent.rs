@@ -8,12 +8,12 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::{MailboxState, Opened, Pairs};
+use slim_core::endpoint::{Agreed, Announcement, MailboxState, Opened, Pairs};
 use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
@@ -47,6 +47,8 @@ struct AgentInner {
     generation: u64,
     /// The thread has ended.
     ended: AtomicBool,
+    /// Thread id of the agent thread.
+    thread: i32,
 }
 
 /// Fork generation; handles from before a fork are inert.
@@ -78,7 +80,7 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
-            thread::start(
+            let thread = thread::start(
                 config,
                 receiver,
                 together.clone(),
@@ -90,6 +92,7 @@ impl Agent {
                     together,
                     generation: GENERATION.load(Ordering::Acquire),
                     ended: AtomicBool::new(false),
+                    thread,
                 }),
             })
         });
@@ -155,6 +158,39 @@ impl Agent {
             opened,
         };
         self.send_when(false, open);
+    }
+
+    /// As [`open`](Self::open), for a flow that both ends have agreed on by other means: it is live at once
+    /// (`docs/PROTOCOL.md`, section "Flows agreed on by other means").
+    pub fn open_agreed(
+        &self,
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        role: Role,
+        (local, remote): (SocketAddr, SocketAddr),
+        agreed: Agreed,
+    ) {
+        self.send(Command::OpenAgreed {
+            token,
+            io,
+            role,
+            local: canonical(local),
+            remote: canonical(remote),
+            agreed: Box::new(agreed),
+        });
+    }
+
+    /// What the other end of such a flow is to know of this process. Waits for the agent thread, at most `limit`.
+    pub fn announcement(&self, limit: Duration) -> Option<Announcement> {
+        let answer = Arc::<Mutex<Option<Announcement>>>::default();
+        let (done, is_done) = done::done();
+        let describe = Command::Describe {
+            answer: answer.clone(),
+            done,
+        };
+        let told = self.send(describe) && uncancelled(|| is_done.wait(limit));
+        told.then(|| answer.lock().unwrap_or_else(PoisonError::into_inner).take())
+            .flatten()
     }
 
     /// Sends FIN for a flow whose OPEN was sent by [`dial`](Self::dial): the application closes the flow after
@@ -302,7 +338,8 @@ impl Agent {
     /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued
     /// afterwards are not carried out.
     pub fn retire(&self, limit: Duration) -> bool {
-        let ended = self.send(Command::Retire) && uncancelled(|| thread::wait_for_end(limit));
+        let ended = self.send(Command::Retire)
+            && uncancelled(|| thread::wait_for_end(self.inner.thread, limit));
         if ended && !self.inner.ended.swap(true, Ordering::SeqCst) {
             numbers::end();
         }

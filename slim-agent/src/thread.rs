@@ -42,13 +42,9 @@ const STACK: usize = 512 * 1024;
 /// Tasks that run between two polls of the sockets. Small, so that a flood on one socket does not delay the others.
 const TASKS_PER_LOOK: u32 = 8;
 
-/// Thread id of the agent thread, once it runs.
-static THREAD: AtomicI32 = AtomicI32::new(0);
-
-/// Waits until the thread has ended, after the command `Retire`. Returns whether it has.
-pub(crate) fn wait_for_end(limit: Duration) -> bool {
+/// Waits until the thread with this id has ended, after the command `Retire`. Returns whether it has.
+pub(crate) fn wait_for_end(thread: i32, limit: Duration) -> bool {
     let begun = Instant::now();
-    let thread = THREAD.load(Ordering::Acquire);
     loop {
         if !slim_sys::thread_lives(thread) {
             return true;
@@ -65,6 +61,8 @@ pub(crate) fn wait_for_end(limit: Duration) -> bool {
 struct Parts {
     config: Config,
     shared: Together,
+    /// Where the thread puts its number. A process may have several agents.
+    thread: Arc<AtomicI32>,
     ports: Ports,
     places: Vec<Place>,
     alarm: OwnFd,
@@ -72,19 +70,21 @@ struct Parts {
     providers: Providers,
 }
 
-/// Creates the process-wide sockets and starts the thread. Returns once the thread has reported that it runs.
+/// Creates the process-wide sockets and starts the thread. Returns its thread id, once the thread has reported that it runs.
 pub(crate) fn start(
     config: Config,
     commands: CommandReceiver,
     shared: Together,
     providers: Providers,
-) -> io::Result<()> {
+) -> io::Result<i32> {
     let mut seed = [0; 40];
     getrandom::fill(&mut seed).map_err(|e| during("get random numbers")(io::Error::other(e)))?;
     let (ports, places) = places::take().map_err(during("bind a control socket and a listener"))?;
+    let thread = Arc::<AtomicI32>::default();
     let parts = Parts {
         config,
         shared,
+        thread: thread.clone(),
         ports,
         places,
         alarm: slim_sys::timerfd().map_err(during("create a timer"))?,
@@ -105,12 +105,13 @@ pub(crate) fn start(
     let mut said = outcome.lock().unwrap_or_else(PoisonError::into_inner);
     said.take()
         .unwrap_or_else(|| Err(io::Error::other("the agent thread ended while starting")))
+        .map(|()| thread.load(Ordering::Acquire))
 }
 
 fn run(parts: Parts, commands: CommandReceiver, report: StartReport) {
     let report = Rc::new(report);
     be_agent_thread();
-    THREAD.store(slim_sys::tid(), Ordering::Release);
+    parts.thread.store(slim_sys::tid(), Ordering::Release);
     turn::take_own();
     let commands = Rc::new(commands);
     let survivor = Survivor::prepare(

@@ -198,7 +198,6 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const INQUIRY: &str = include_str!("../src/endpoint/inquiry.rs");
     const INQUIRIES: &str = include_str!("../src/endpoint/inquiries.rs");
     const CLOSE: &str = include_str!("../src/endpoint/close.rs");
-    const EXPLAIN: &str = include_str!("../src/endpoint/explain.rs");
     const RESPOND: &str = include_str!("../src/endpoint/respond.rs");
     const ATTEMPTS: &str = include_str!("../src/endpoint/attempts.rs");
     const CONNECTING: &str = include_str!("../src/endpoint/connecting.rs");

@@ -1,0 +1,199 @@
+//! Endpoints: where a session accepts flows.
+
+use std::fmt;
+use std::mem;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use rustix::event::epoll::EventFlags;
+use slim_sys::OwnFd;
+
+use crate::door::EndpointDoor;
+use crate::error::{AcceptError, SessionError};
+use crate::event::FlowStats;
+use crate::flow::{SessionFlow, Until};
+use crate::hub::{Hub, Member, Update, next_id};
+use crate::socket;
+
+/// An address at which a session accepts flows. Closed when it is dropped; flows that were accepted stay.
+pub struct SessionEndpoint {
+    core: Arc<EndpointCore>,
+}
+
+struct EndpointCore {
+    hub: Arc<Hub>,
+    id: u64,
+    addr: SocketAddr,
+    /// Shared with threads that wait for it. `None` once it is closed.
+    open: Mutex<Option<Arc<EndpointParts>>>,
+    acceptable: AtomicBool,
+}
+
+/// What an open endpoint has.
+struct EndpointParts {
+    listener: OwnFd,
+    door: EndpointDoor,
+    /// Of the listener, the door, and who stands there: readable when a flow may wait.
+    set: OwnFd,
+}
+
+impl SessionEndpoint {
+    pub(crate) fn listen(hub: &Arc<Hub>, addr: SocketAddr) -> Result<Self, SessionError> {
+        if hub.is_closed() {
+            return Err(SessionError::Closed);
+        }
+        let kernel = |(what, errno)| SessionError::Kernel(what, errno);
+        let listener = socket::listen(addr).map_err(kernel)?;
+        let addr = socket::local(&listener).ok_or(kernel(("getsockname", libc::EINVAL)))?;
+        let set = socket::poll_set().map_err(|errno| kernel(("epoll_create", errno)))?;
+        let core = Arc::new(EndpointCore {
+            hub: hub.clone(),
+            id: next_id(),
+            addr,
+            open: Mutex::new(None),
+            acceptable: AtomicBool::new(false),
+        });
+        let weak: Weak<EndpointCore> = Arc::downgrade(&core);
+        hub.add(core.id, weak, false);
+        let watched = socket::watch(&set, &listener).and_then(|()| hub.watch_set(&set, core.id));
+        watched.map_err(|errno| kernel(("epoll_ctl", errno)))?;
+        hub.agent.listen(listener.as_fd(), addr);
+        let door = EndpointDoor::default();
+        *core.open() = Some(Arc::new(EndpointParts {
+            listener,
+            door,
+            set,
+        }));
+        Ok(Self { core })
+    }
+
+    /// What this endpoint publishes: with it [`Session::connect_blob`](crate::Session::connect_blob) opens flows to it that are
+    /// protected from the beginning, without asking first. Some hundred bytes, to be told to the other processes of the job by
+    /// whatever means they have. It holds a secret: who has it, and the job key if there is one, can open a flow.
+    ///
+    /// From the first call on the endpoint listens on one port more, its *door*.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`]: no port, or no address to tell.
+    pub fn blob(&self) -> Result<Vec<u8>, SessionError> {
+        let open = self.core.open().clone().ok_or(SessionError::Closed)?;
+        open.door.blob(&self.core.hub, self.core.addr, &open.set)
+    }
+
+    /// The endpoint's number: no other flow or endpoint of the process has, or has had it.
+    pub fn id(&self) -> u64 {
+        self.core.id
+    }
+
+    /// Where it listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.core.addr
+    }
+
+    /// Takes a flow that waits. Of a connection at the door it asks the agent thread, which takes some microseconds.
+    ///
+    /// # Errors
+    /// [`AcceptError::WouldBlock`] if none does; [`Update::acceptable`] tells when one may.
+    pub fn try_accept(&self) -> Result<SessionFlow, AcceptError> {
+        let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
+        loop {
+            match socket::accept(&open.listener) {
+                Ok(fd) => match SessionFlow::accepted(&self.core.hub, fd) {
+                    // It was over before it was accepted.
+                    Err(libc::ECONNABORTED) => {}
+                    flow => return flow.map_err(AcceptError::Kernel),
+                },
+                Err(libc::ECONNABORTED | libc::EINTR) => {}
+                Err(libc::EAGAIN) => break,
+                Err(errno) => return Err(AcceptError::Kernel(errno)),
+            }
+        }
+        while let Some(admitted) = open.door.introduced(&self.core.hub, &open.set) {
+            match SessionFlow::introduced(&self.core.hub, admitted) {
+                Err(libc::ECONNABORTED) => {}
+                flow => return flow.map_err(AcceptError::Kernel),
+            }
+        }
+        Err(AcceptError::WouldBlock)
+    }
+
+    /// Waits for a flow, at most `limit`.
+    ///
+    /// # Errors
+    /// [`AcceptError::TimedOut`], and those of the kernel.
+    pub fn accept(&self, limit: Option<Duration>) -> Result<SessionFlow, AcceptError> {
+        let until = Until::new(limit);
+        loop {
+            match self.try_accept() {
+                Err(AcceptError::WouldBlock) => {}
+                accepted => return accepted,
+            }
+            let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
+            let slice = until.slice().ok_or(AcceptError::TimedOut)?;
+            slim_sys::poll(open.set.raw(), libc::POLLIN, Some(slice));
+        }
+    }
+}
+
+impl EndpointCore {
+    fn open(&self) -> MutexGuard<'_, Option<Arc<EndpointParts>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member for EndpointCore {
+    fn ready(self: Arc<Self>, _: EventFlags) {
+        if !self.acceptable.swap(true, Ordering::AcqRel) {
+            self.hub.change(self.id, false);
+        }
+    }
+
+    fn take_update(&self) -> Update {
+        Update {
+            id: self.id,
+            acceptable: self.acceptable.swap(false, Ordering::AcqRel),
+            ..Update::default()
+        }
+    }
+
+    fn close(&self) {
+        let Some(open) = self.open().take() else {
+            return;
+        };
+        self.hub.unwatch(&open.set);
+        // Who waits for it comes out.
+        slim_sys::shutdown(open.listener.raw(), libc::SHUT_RDWR);
+        drop(open);
+        self.hub.agent.unlisten(self.addr);
+        self.hub.remove(self.id, None);
+    }
+
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn stats(&self) -> Option<FlowStats> {
+        None
+    }
+}
+
+impl Drop for SessionEndpoint {
+    fn drop(&mut self) {
+        if self.core.hub.is_parents() {
+            return mem::forget(self.core.clone());
+        }
+        self.core.close();
+    }
+}
+
+impl fmt::Debug for SessionEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("id", &self.core.id)
+            .field("addr", &self.core.addr)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,398 @@
+//! What the agent asks of a flow. All of it runs on the agent's thread, but for what a data call does when it is the last one out.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use slim_agent::{FlowIo, Transport, TransportRef};
+use slim_core::{Cause, Verdict};
+use slim_stream::{Delivery, Drained, Probe, SendHalf, Stream, Undelivered};
+use slim_sys::{Errno, KeepAlive, OwnFd};
+
+use super::core::{FlowCore, FlowCtl};
+use crate::event::FlowChange;
+use crate::hub::bits;
+
+/// What a flow shows whose transport may be another one, or usable again: edges may have been missed meanwhile.
+const BACK: u32 = bits::CHANGED | bits::READABLE | bits::WRITABLE;
+
+impl FlowCore {
+    /// Takes note of a suspension, and tells of it if that is wanted.
+    pub(super) fn suspended(&self, ctl: &mut FlowCtl, errno: Option<Errno>, tell: bool) {
+        if ctl.closed || ctl.verdict.is_some() {
+            return;
+        }
+        ctl.suspended.get_or_insert_with(Instant::now);
+        if tell && !std::mem::replace(&mut ctl.told, true) {
+            self.hub.tell(self.id(), FlowChange::Suspended { errno });
+            self.note(bits::CHANGED);
+        }
+    }
+
+    /// The suspension is over: how long it took, and whether it was told.
+    fn suspended_no_more(&self, ctl: &mut FlowCtl) -> (Duration, bool) {
+        let away = ctl.suspended.take().map_or(Duration::ZERO, |s| s.elapsed());
+        ctl.away += away;
+        (away, std::mem::take(&mut ctl.told))
+    }
+
+    /// The old transport is read dry and closed.
+    fn drain_into(&self, ctl: &mut FlowCtl) {
+        ctl.fault = None;
+        let Some(sock) = self.unwatch(ctl) else {
+            return;
+        };
+        let (fd, sent) = (sock.raw(), self.stream.sent());
+        ctl.receiving.shut_down(fd);
+        let drained = self.stream.drain(&mut ctl.receiving, fd, sent);
+        self.stashed
+            .store(!ctl.receiving.stash.is_empty(), Ordering::Release);
+        if !ctl.receiving.retire() {
+            // The kernel is not to go on with it; threads that wait for it come out.
+            slim_sys::disconnect(fd);
+        }
+        if drained.is_err() {
+            self.out_of_step(ctl);
+        }
+    }
+
+    /// What follows cannot be right: the flow ends in an error, and the peer is told.
+    fn out_of_step(&self, ctl: &mut FlowCtl) {
+        self.stream.bar();
+        let errno = ctl.taken.unwrap_or(libc::ECONNRESET);
+        ctl.given_up.get_or_insert(Verdict::Errno(errno));
+        self.agent().demote(self.token);
+    }
+
+    /// When nobody is inside any more: the agent hears of a fault, and not before; what is given up is read dry, and has its
+    /// verdict.
+    pub(super) fn conclude(&self, ctl: &mut FlowCtl) {
+        if let Some((cause, told @ false)) = &mut ctl.fault
+            && self.stream.idle()
+        {
+            *told = true;
+            let cause = *cause;
+            // As without SLIM, since nobody is left to resume it.
+            if !self.agent().fault(self.token, cause) {
+                ctl.given_up.get_or_insert(verdict(cause));
+            }
+        }
+        if ctl.given_up.is_none() || ctl.verdict.is_some() || !self.stream.idle() {
+            return;
+        }
+        self.drain_into(ctl);
+        ctl.verdict = ctl.given_up;
+        // Nothing is sent again: what is kept, posted buffers among it, goes.
+        self.stream.with_half(|half| half.trim_to(0));
+        self.linger_no_more(ctl);
+        self.suspended_no_more(ctl);
+        if !ctl.closed {
+            let errno = match ctl.verdict {
+                Some(Verdict::Errno(errno)) => Some(errno),
+                _ => None,
+            };
+            self.hub.failed();
+            self.hub.tell(self.id(), FlowChange::Escalated { errno });
+        }
+        self.note(BACK | bits::ENDED);
+    }
+
+    fn linger_no_more(&self, ctl: &mut FlowCtl) {
+        if std::mem::take(&mut ctl.lingers) {
+            self.hub.lingers(false);
+        }
+    }
+
+    /// The transport that is there can be used again, or goes on as plain TCP.
+    fn reopen(&self, ctl: &FlowCtl) {
+        if let Some(sock) = ctl
+            .sock
+            .as_ref()
+            .filter(|_| self.stream.local_final().is_some())
+        {
+            slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
+        }
+        self.stream.open();
+    }
+
+    /// The application's setting of the old transport, which the kernel asks the peer's on.
+    fn stop_asking(ctl: &mut FlowCtl) {
+        if let (Some(as_it_was), Some(sock)) = (ctl.asking.take(), &ctl.sock) {
+            as_it_was.set(sock.raw());
+        }
+    }
+}
+
+/// What the program sees of a transport that is lost for good.
+fn verdict(cause: Cause) -> Verdict {
+    match cause {
+        Cause::Errno(errno) => Verdict::Errno(errno),
+        Cause::Eof { .. } => Verdict::Eof,
+        Cause::PeerAsked | Cause::Stall => Verdict::Errno(libc::ECONNRESET),
+    }
+}
+
+impl FlowIo for FlowCore {
+    fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    fn live(&self) {
+        self.live.store(true, Ordering::Release);
+        self.hub.tell(self.id(), FlowChange::Protected);
+        self.note(bits::CHANGED);
+    }
+
+    fn legacy(&self, refused: bool) {
+        let mut ctl = self.ctl();
+        if ctl.verdict.is_some() {
+            return;
+        }
+        self.plain.store(true, Ordering::Release);
+        self.stream.with_half(|half| *half = SendHalf::new());
+        self.linger_no_more(&mut ctl);
+        let taken = match ctl.fault.take() {
+            Some((Cause::Errno(errno), _)) => Some(errno),
+            _ => ctl.taken.take(),
+        };
+        if refused {
+            self.stream.bar();
+            ctl.given_up = Some(Verdict::Errno(libc::ECONNREFUSED));
+        } else if let Some(errno) = taken.or(ctl.sock.is_none().then_some(libc::ECONNRESET)) {
+            self.stream.bar();
+            ctl.given_up.get_or_insert(Verdict::Errno(errno));
+        } else if ctl.given_up.is_none() {
+            self.suspended_no_more(&mut ctl);
+            self.reopen(&ctl);
+            self.hub.tell(self.id(), FlowChange::Plain);
+        }
+        self.conclude(&mut ctl);
+        drop(ctl);
+        self.note(BACK);
+    }
+
+    fn suspend(&self) -> bool {
+        let mut ctl = self.ctl();
+        self.stream.bar();
+        self.suspended(&mut ctl, None, false);
+        self.stream.idle()
+    }
+
+    fn idle(&self) -> bool {
+        self.stream.idle()
+    }
+
+    fn connection_exists(&self) -> bool {
+        let ctl = self.ctl();
+        let state = ctl.sock.as_ref().and_then(|s| slim_sys::tcp_state(s.raw()));
+        state.is_some_and(|state| state != slim_sys::TCP_CLOSE)
+    }
+
+    fn connection(&self) -> Option<u64> {
+        self.ctl().accepted?.1
+    }
+
+    fn age(&self) -> Option<Duration> {
+        Some(self.ctl().accepted?.0.elapsed())
+    }
+
+    fn drain(&self) -> Drained {
+        let mut ctl = self.ctl();
+        Self::stop_asking(&mut ctl);
+        // From here on it is certain that it has lost its transport.
+        let errno = match ctl.fault {
+            Some((Cause::Errno(errno), _)) => Some(errno),
+            _ => ctl.taken,
+        };
+        self.suspended(&mut ctl, errno, true);
+        self.drain_into(&mut ctl);
+        self.conclude(&mut ctl);
+        self.stream.drained()
+    }
+
+    fn stash(&self, data: &[u8]) {
+        let mut ctl = self.ctl();
+        if ctl.closed || ctl.verdict.is_some() {
+            // Nobody is to read it.
+            return self.stream.add_received(data.len() as u64);
+        }
+        if self.stream.stash(&mut ctl.receiving, data).is_err() {
+            self.out_of_step(&mut ctl);
+            return self.conclude(&mut ctl);
+        }
+        self.stashed
+            .store(!ctl.receiving.stash.is_empty(), Ordering::Release);
+    }
+
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+        match self.stream.replay(from, f) {
+            Ok(at) => {
+                self.ctl().replayed += at - from;
+                at
+            }
+            Err(_) => {
+                // Nothing more is to be written: the connection is not wanted any more, and goes when it is installed.
+                let mut ctl = self.ctl();
+                self.out_of_step(&mut ctl);
+                self.conclude(&mut ctl);
+                self.stream.sent()
+            }
+        }
+    }
+
+    fn maps_v4(&self) -> bool {
+        match self.remote() {
+            std::net::SocketAddr::V6(addr) => addr.ip().to_ipv4_mapped().is_some(),
+            std::net::SocketAddr::V4(_) => false,
+        }
+    }
+
+    fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        Self::stop_asking(&mut self.ctl());
+        transport.descriptor().map(drop)
+    }
+
+    fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
+        Self::stop_asking(&mut self.ctl());
+        // The agent's connections have the one option that ours have.
+        transport.descriptor().map(drop)
+    }
+
+    fn install(&self, transport: Transport) {
+        let mut ctl = self.ctl();
+        // Others were refused before.
+        let Some(fd) = transport.into_descriptor() else {
+            return;
+        };
+        let ended = self.stream.ends_at(self.stream.received());
+        if ctl.end_shown && !ended && !ctl.closed {
+            // A stranger had ended the stream, and the program was shown that: nothing can follow.
+            self.out_of_step(&mut ctl);
+        }
+        if ctl.given_up.is_some() {
+            slim_sys::disconnect(fd.raw());
+            self.agent().demote(self.token);
+            return self.conclude(&mut ctl);
+        }
+        self.stream.install(&mut ctl.receiving, fd.raw());
+        self.fd.store(fd.raw(), Ordering::Relaxed);
+        ctl.taken = None;
+        ctl.resumes += 1;
+        let (away, _) = self.suspended_no_more(&mut ctl);
+        if !ctl.closed {
+            // Without memory for it the program finds out by itself: what has come is told below.
+            let _ = self.hub.watch_flow(&fd, self.id());
+            let replayed = ctl.replayed;
+            self.hub
+                .tell(self.id(), FlowChange::Resumed { replayed, away });
+        }
+        ctl.sock = Some(Arc::new(fd));
+        self.stream.open();
+        drop(ctl);
+        self.note(BACK);
+    }
+
+    fn reinstate(&self, legacy: bool) {
+        let mut ctl = self.ctl();
+        Self::stop_asking(&mut ctl);
+        if ctl.verdict.is_some() {
+            return;
+        }
+        let met = match ctl.fault.take() {
+            Some((Cause::Errno(errno), _)) => Some(errno),
+            _ => ctl.taken,
+        };
+        ctl.receiving.reinstate();
+        if let Some(errno) = met.or(ctl.sock.is_none().then_some(libc::ECONNRESET)) {
+            // A call has met an error since the agent decided that: what becomes of the flow is decided anew.
+            if legacy {
+                ctl.given_up.get_or_insert(Verdict::Errno(errno));
+            } else {
+                ctl.fault = Some((Cause::Errno(errno), false));
+            }
+            return self.conclude(&mut ctl);
+        }
+        let (_, told) = self.suspended_no_more(&mut ctl);
+        if legacy {
+            self.plain.store(true, Ordering::Release);
+            self.stream.with_half(|half| *half = SendHalf::new());
+            self.linger_no_more(&mut ctl);
+            self.hub.tell(self.id(), FlowChange::Plain);
+        } else if told {
+            self.hub.tell(self.id(), FlowChange::Reinstated);
+        }
+        self.reopen(&ctl);
+        drop(ctl);
+        self.note(BACK);
+    }
+
+    fn peer_final(&self, seq: u64) {
+        self.stream.set_peer_final(seq);
+        self.stream.wake();
+    }
+
+    fn escalate(&self, verdict: Verdict) {
+        let mut ctl = self.ctl();
+        Self::stop_asking(&mut ctl);
+        self.stream.bar();
+        let verdict = match (verdict, ctl.taken) {
+            // The end had come before the transport failed: it is what we sent that was refused.
+            (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
+            (verdict, _) => verdict,
+        };
+        ctl.given_up.get_or_insert(verdict);
+        self.conclude(&mut ctl);
+    }
+
+    fn probe(&self) -> Probe {
+        let ctl = self.ctl();
+        let sock = ctl.sock.as_ref().filter(|_| !self.stream.is_barred());
+        sock.map_or(Probe::BUSY, |sock| self.stream.probe(sock.as_raw_fd()))
+    }
+
+    fn ask_kernel(&self, on: bool) {
+        let mut ctl = self.ctl();
+        if !on {
+            return Self::stop_asking(&mut ctl);
+        }
+        let sock = ctl.sock.as_ref().map(|sock| sock.raw());
+        if let (Some(fd), None) = (sock, &ctl.asking) {
+            ctl.asking = KeepAlive::of(fd);
+            KeepAlive::SOON.set(fd);
+        }
+    }
+
+    fn kernel_answered(&self, since: Duration) -> bool {
+        let ctl = self.ctl();
+        let sock: Option<&OwnFd> = ctl.sock.as_deref();
+        sock.is_some_and(|sock| slim_sys::answered_within(sock.raw(), since))
+    }
+
+    fn undelivered(&self) -> Option<Undelivered> {
+        let mut ctl = self.ctl();
+        let away = self.stream.is_barred();
+        let owed = match ctl.sock.as_ref().filter(|_| ctl.verdict.is_none()) {
+            _ if ctl.verdict.is_some() => None,
+            _ if !ctl.closed => Some(self.stream.undelivered()),
+            None => away.then(|| self.stream.undelivered()),
+            Some(_) if away => Some(self.stream.undelivered()),
+            Some(sock) => match self.stream.delivery(sock.raw()) {
+                Delivery::Done => None,
+                Delivery::Undelivered(owed) => Some(owed),
+                Delivery::Broken(owed) => {
+                    self.stream.bar();
+                    self.agent()
+                        .fault(self.token, Cause::Errno(libc::ECONNRESET));
+                    Some(owed)
+                }
+            },
+        };
+        if owed.is_none() {
+            self.unwatch(&mut ctl);
+            self.linger_no_more(&mut ctl);
+        }
+        owed
+    }
+}

@@ -1,0 +1,342 @@
+//! A flow: what data calls and control share.
+//!
+//! Data calls are inside of the stream until they have counted, and none waits there, so that the descriptor they use is the
+//! present transport's. All else lies under the lock of [`FlowCtl`], which is never held over a call that waits.
+
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use slim_agent::{Agent, FlowIo};
+use slim_core::endpoint::Agreed;
+use slim_core::{Cause, FlowToken, Role, Verdict};
+use slim_stream::{Inside, ReceiveHalf, SendHalf, Stream};
+use slim_sys::{Errno, KeepAlive, OwnFd};
+
+use super::introducing::Introducing;
+use super::posts::Posts;
+use crate::error::TransferError;
+use crate::event::{FlowChange, FlowStats, StreamState};
+use crate::hub::{Hub, bits, next_id};
+use crate::socket;
+
+/// One end of a flow.
+pub(crate) struct FlowCore {
+    pub(super) hub: Arc<Hub>,
+    pub(super) token: FlowToken,
+    pub(super) role: Role,
+    remote: SocketAddr,
+    pub(super) stream: Stream,
+    /// The transport, for who is inside.
+    pub(super) fd: AtomicI32,
+    /// There are bytes in the stash. It changes only while nobody is inside, or by who takes them.
+    pub(super) stashed: AtomicBool,
+    pub(super) connecting: AtomicBool,
+    pub(super) plain: AtomicBool,
+    pub(super) live: AtomicBool,
+    pub(super) closed: AtomicBool,
+    /// A send found no room, or none was tried yet: that there is room again is told.
+    pub(super) blocked: AtomicBool,
+    /// What has changed, in [`bits`].
+    pub(super) news: AtomicU32,
+    pub(super) sent: AtomicU64,
+    pub(super) received: AtomicU64,
+    /// Something is posted that the kernel has not taken: other sends wait for it.
+    pub(super) queued: AtomicBool,
+    pub(super) posts: Mutex<Posts>,
+    ctl: Mutex<FlowCtl>,
+}
+
+/// The part of a flow that changes with its transport.
+pub(super) struct FlowCtl {
+    /// Shared with threads that wait for it, so that its number stays its own.
+    pub(super) sock: Option<Arc<OwnFd>>,
+    pub(super) receiving: ReceiveHalf,
+    /// Our end of the first connection.
+    pub(super) local: Option<SocketAddr>,
+    /// What was met on the transport, which says it once; and whether the agent has heard it.
+    pub(super) fault: Option<(Cause, bool)>,
+    /// An error that another call met, when the flow was suspended for the end of the peer's stream.
+    pub(super) taken: Option<Errno>,
+    /// Given up; the verdict counts when everything has been read that the transport had.
+    pub(super) given_up: Option<Verdict>,
+    pub(super) verdict: Option<Verdict>,
+    /// The agent knows the flow.
+    pub(super) known: bool,
+    /// What is said on the first connection before it is the flow's, if the peer is known by its blob.
+    pub(super) introducing: Option<Box<Introducing>>,
+    pub(super) closed: bool,
+    /// Closed, and counted as lingering.
+    pub(super) lingers: bool,
+    /// An end of the stream was passed on before anybody could be asked about it.
+    pub(super) end_shown: bool,
+    /// Of an accepted connection: since when it stands, and the kernel's number of it.
+    pub(super) accepted: Option<(Instant, Option<u64>)>,
+    /// As it was before the kernel was asked about the peer.
+    pub(super) asking: Option<KeepAlive>,
+    pub(super) suspended: Option<Instant>,
+    /// The suspension has been told.
+    pub(super) told: bool,
+    pub(super) resumes: u64,
+    pub(super) replayed: u64,
+    pub(super) away: Duration,
+}
+
+impl FlowCore {
+    /// With its first transport, which need not stand yet.
+    pub(super) fn create(
+        hub: &Arc<Hub>,
+        fd: OwnFd,
+        role: Role,
+        remote: SocketAddr,
+    ) -> Result<Arc<Self>, Errno> {
+        let (id, fd) = (next_id(), Arc::new(fd));
+        let accepted = (role == Role::Acceptor).then(|| {
+            let age = slim_sys::age_of_accepted(fd.raw()).unwrap_or_default();
+            let now = Instant::now();
+            let since = now.checked_sub(age).unwrap_or(now);
+            (since, slim_sys::cookie(fd.raw()))
+        });
+        let core = Arc::new(Self {
+            hub: hub.clone(),
+            token: FlowToken(id),
+            role,
+            remote,
+            stream: Stream::new(),
+            fd: AtomicI32::new(fd.raw()),
+            stashed: AtomicBool::new(false),
+            connecting: AtomicBool::new(role == Role::Connector),
+            plain: AtomicBool::new(false),
+            live: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            blocked: AtomicBool::new(true),
+            news: AtomicU32::new(0),
+            sent: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            queued: AtomicBool::new(false),
+            posts: Mutex::default(),
+            ctl: Mutex::new(FlowCtl {
+                sock: Some(fd.clone()),
+                receiving: ReceiveHalf::new(role == Role::Connector),
+                local: None,
+                fault: None,
+                taken: None,
+                given_up: None,
+                verdict: None,
+                known: false,
+                introducing: None,
+                closed: false,
+                lingers: false,
+                end_shown: false,
+                accepted,
+                asking: None,
+                suspended: None,
+                told: false,
+                resumes: 0,
+                replayed: 0,
+                away: Duration::ZERO,
+            }),
+        });
+        let weak: Weak<Self> = Arc::downgrade(&core);
+        hub.add(id, weak, true);
+        hub.watch_flow(&fd, id)?;
+        Ok(core)
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.token.0
+    }
+
+    pub(super) fn agent(&self) -> &Agent {
+        &self.hub.agent
+    }
+
+    pub(super) fn ctl(&self) -> MutexGuard<'_, FlowCtl> {
+        self.ctl.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    pub(super) fn first_local(&self) -> Option<SocketAddr> {
+        self.ctl().local
+    }
+
+    pub(super) fn present_ends(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let ctl = self.ctl();
+        let sock = ctl.sock.as_ref().filter(|_| !self.stream.is_barred())?;
+        socket::ends(sock)
+    }
+
+    pub(super) fn state(self: &Arc<Self>) -> StreamState {
+        self.look_at_connecting();
+        let ctl = self.ctl();
+        match ctl.verdict {
+            _ if ctl.closed => StreamState::Closed,
+            Some(Verdict::Errno(errno)) => StreamState::Failed(Some(errno)),
+            Some(Verdict::Eof) => StreamState::Failed(None),
+            None if !ctl.known => StreamState::Connecting,
+            None if self.stream.is_barred() => StreamState::Suspended,
+            None if self.plain.load(Ordering::Acquire) => StreamState::Plain,
+            None if self.live.load(Ordering::Acquire) => StreamState::Protected,
+            None => StreamState::Negotiating,
+        }
+    }
+
+    pub(super) fn counters(&self) -> FlowStats {
+        let ctl = self.ctl();
+        let now = ctl
+            .suspended
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        FlowStats {
+            sent: self.sent.load(Ordering::Relaxed),
+            received: self.received.load(Ordering::Relaxed),
+            resumes: ctl.resumes,
+            replayed: ctl.replayed,
+            suspended: ctl.away + now,
+        }
+    }
+
+    /// Something has changed that the program is to hear of.
+    pub(super) fn note(&self, what: u32) {
+        self.note_and(what, true);
+        self.stream.wake();
+    }
+
+    pub(super) fn note_and(&self, what: u32, wake: bool) {
+        let before = self.news.fetch_or(what, Ordering::AcqRel);
+        if before == 0 {
+            self.hub.change(self.id(), wake);
+        }
+    }
+
+    /// The first connection may stand by now, or have failed.
+    pub(super) fn look_at_connecting(self: &Arc<Self>) {
+        if !self.connecting.load(Ordering::Acquire) {
+            return;
+        }
+        let mut ctl = self.ctl();
+        let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
+            return;
+        };
+        if slim_sys::ready(fd, libc::POLLOUT) == 0 || !self.connecting.load(Ordering::Acquire) {
+            return;
+        }
+        let failed = match (socket::error(fd), &mut ctl.introducing) {
+            (Some(errno), _) => Err(errno),
+            (None, None) => Ok(Some(None)),
+            (None, Some(introducing)) => introducing.go_on(fd).map(|all| all.map(Some)),
+        };
+        match failed {
+            Ok(None) => {}
+            Ok(Some(agreed)) => {
+                drop(ctl);
+                self.begin(agreed.map(|agreed| (agreed, &[][..])));
+            }
+            Err(errno) => {
+                ctl.verdict = Some(Verdict::Errno(errno));
+                self.stream.bar();
+                self.connecting.store(false, Ordering::Release);
+                self.unwatch(&mut ctl);
+                drop(ctl);
+                self.hub.failed();
+                self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE | bits::ENDED);
+            }
+        }
+    }
+
+    /// The first connection stands: the agent negotiates, or hears what both ends have agreed on; then
+    /// `last` is said there, if anything, before it is the flow's.
+    pub(super) fn begin(self: &Arc<Self>, agreed: Option<(Agreed, &[u8])>) {
+        let mut ctl = self.ctl();
+        let Some(sock) = ctl.sock.clone().filter(|_| !ctl.known && !ctl.closed) else {
+            return;
+        };
+        let Some(local) = socket::local(&sock) else {
+            return;
+        };
+        ctl.local = Some(local);
+        ctl.known = true;
+        ctl.introducing = None;
+        self.stream.renew();
+        let io: Arc<dyn FlowIo> = self.clone();
+        if let Some((agreed, last)) = agreed {
+            let ends = (local, self.remote);
+            // Whoever is asked about it knows it.
+            self.live.store(true, Ordering::Release);
+            self.agent()
+                .open_agreed(self.token, io, self.role, ends, agreed);
+            if !last.is_empty() {
+                // It fits; if the connection is dead, the first call meets that.
+                let _ = socket::send(sock.raw(), &[IoSlice::new(last)]);
+            }
+            // What was said until here does not count.
+            self.stream.install(&mut ctl.receiving, sock.raw());
+        } else {
+            self.agent()
+                .open(self.token, io, self.role, local, self.remote);
+        }
+        self.stream.begin();
+        self.connecting.store(false, Ordering::Release);
+        drop(ctl);
+        self.hub.tell(self.id(), FlowChange::Connected);
+        self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
+    }
+
+    /// Whether the caller is inside now; `leave` afterwards.
+    pub(super) fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
+        if self.connecting.load(Ordering::Acquire) {
+            self.look_at_connecting();
+        }
+        if self.closed.load(Ordering::Acquire) {
+            return Err(TransferError::Closed);
+        }
+        Ok(!self.connecting.load(Ordering::Acquire) && self.stream.enter())
+    }
+
+    pub(super) fn leave(&self) {
+        if self.stream.leave(Inside::Counted).last_and_barred {
+            self.conclude(&mut self.ctl());
+        }
+    }
+
+    /// Why nothing more can be posted, if that is so.
+    pub(super) fn refuses_posts(&self) -> Option<TransferError> {
+        let ctl = self.ctl();
+        match ctl.verdict {
+            _ if ctl.closed => Some(TransferError::Closed),
+            Some(Verdict::Errno(errno)) => Some(TransferError::Lost(errno)),
+            Some(Verdict::Eof) => Some(TransferError::ShutDown),
+            None => None,
+        }
+    }
+
+    /// The transport is not asked any more.
+    pub(super) fn unwatch(&self, ctl: &mut FlowCtl) -> Option<Arc<OwnFd>> {
+        let sock = ctl.sock.take()?;
+        self.hub.unwatch(&sock);
+        Some(sock)
+    }
+
+    /// Runs `f` with the sending half. Not in a signal's handler.
+    pub(super) fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
+        self.stream.lock_half();
+        // SAFETY: taken one line above, given back after `f` has given its reference back.
+        let r = f(unsafe { self.stream.half() });
+        self.stream.unlock_half();
+        r
+    }
+}
+
+impl Drop for FlowCore {
+    fn drop(&mut self) {
+        let mut ctl = self.ctl();
+        if std::mem::take(&mut ctl.lingers) {
+            self.hub.lingers(false);
+        }
+        self.unwatch(&mut ctl);
+    }
+}

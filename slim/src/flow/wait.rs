@@ -1,0 +1,199 @@
+//! Calls that wait.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::SessionFlow;
+use super::introducing::Introducing;
+use crate::error::{ConnectError, TransferError};
+use crate::event::StreamState;
+
+/// How long a thread sleeps at most before it looks again, should another one close what it waits for.
+const SLICE: Duration = Duration::from_secs(1);
+
+/// When a call that waits is to give up.
+#[derive(Clone, Copy)]
+pub(crate) struct Until(Option<Instant>);
+
+impl Until {
+    pub(crate) fn new(limit: Option<Duration>) -> Self {
+        Self(limit.and_then(|limit| Instant::now().checked_add(limit)))
+    }
+
+    /// How long may be slept now; `None` when the time is over.
+    pub(crate) fn slice(self) -> Option<Duration> {
+        match self.0 {
+            None => Some(SLICE),
+            Some(at) => {
+                let left = at.saturating_duration_since(Instant::now());
+                (!left.is_zero()).then_some(left.min(SLICE))
+            }
+        }
+    }
+}
+
+impl SessionFlow {
+    /// Waits until the first connection stands, at most `limit`.
+    ///
+    /// # Errors
+    /// The connection failed; [`ConnectError::TimedOut`]: it is still being made.
+    pub fn wait_connected(&self, limit: Option<Duration>) -> Result<(), ConnectError> {
+        let until = Until::new(limit);
+        loop {
+            match self.state() {
+                StreamState::Connecting => {}
+                StreamState::Failed(Some(errno)) => return Err(ConnectError::Kernel(errno)),
+                StreamState::Closed => return Err(ConnectError::Closed),
+                _ => return Ok(()),
+            }
+            let introducing = self
+                .core
+                .ctl()
+                .introducing
+                .as_deref()
+                .map(Introducing::waits);
+            let answer = introducing.unwrap_or(false);
+            let events = if answer { libc::POLLIN } else { libc::POLLOUT };
+            self.sleep(events, until).ok_or(ConnectError::TimedOut)?;
+        }
+    }
+
+    /// Waits until it is known whether the peer has SLIM, at most `limit`; how the flow stands then.
+    pub fn wait_negotiated(&self, limit: Option<Duration>) -> StreamState {
+        let until = Until::new(limit);
+        loop {
+            let seen = self.core.stream.signal();
+            let state = self.state();
+            let open = matches!(state, StreamState::Connecting | StreamState::Negotiating);
+            let Some(slice) = until.slice().filter(|_| open) else {
+                return state;
+            };
+            // A signal that came in between, or a timeout, is looked at above.
+            let _ = self.core.stream.wait(seen, Some(slice));
+        }
+    }
+
+    /// Sends some bytes, at least one unless `data` is empty; waits for that at most `limit`.
+    ///
+    /// # Errors
+    /// [`TransferError::TimedOut`], and why nothing can be sent.
+    pub fn send(&self, data: &[u8], limit: Option<Duration>) -> Result<usize, TransferError> {
+        let until = Until::new(limit);
+        self.again(libc::POLLOUT, until, || self.try_send(data))
+    }
+
+    /// Sends all of `data`; waits at most `limit`.
+    ///
+    /// # Errors
+    /// [`TransferError::TimedOut`], and why nothing more can be sent. How much was sent, [`stats`](Self::stats) says.
+    pub fn send_all(&self, mut data: &[u8], limit: Option<Duration>) -> Result<(), TransferError> {
+        let until = Until::new(limit);
+        while !data.is_empty() {
+            let n = self.again(libc::POLLOUT, until, || self.try_send(data))?;
+            data = data.get(n..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Receives some bytes; waits for them at most `limit`. 0 at the end of the peer's stream.
+    ///
+    /// # Errors
+    /// [`TransferError::TimedOut`], and why nothing can be received.
+    pub fn recv(&self, into: &mut [u8], limit: Option<Duration>) -> Result<usize, TransferError> {
+        let until = Until::new(limit);
+        self.again(libc::POLLIN, until, || self.try_recv(into))
+    }
+
+    /// Receives as many bytes as there is room for; waits at most `limit`.
+    ///
+    /// # Errors
+    /// [`TransferError::Ended`] if the peer's stream ends before, [`TransferError::TimedOut`], and why nothing more can be received.
+    /// What has come by then is lost.
+    pub fn recv_exact(
+        &self,
+        mut into: &mut [u8],
+        limit: Option<Duration>,
+    ) -> Result<(), TransferError> {
+        let until = Until::new(limit);
+        while !into.is_empty() {
+            match self.again(libc::POLLIN, until, || self.try_recv(into))? {
+                0 => return Err(TransferError::Ended),
+                n => into = into.get_mut(n..).unwrap_or_default(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the peer's kernel has all that was posted, at most `limit`.
+    ///
+    /// # Errors
+    /// [`TransferError::TimedOut`]; why the rest will never be there.
+    pub fn wait_completed(&self, limit: Option<Duration>) -> Result<(), TransferError> {
+        let until = Until::new(limit);
+        let mut pause = Duration::from_micros(20);
+        loop {
+            self.core.pump_posts(true);
+            let (posted, completed) = self.core.posted();
+            if completed == posted {
+                return Ok(());
+            }
+            if let Some(error) = self.core.refuses_posts() {
+                return Err(error);
+            }
+            let slice = until.slice().ok_or(TransferError::TimedOut)?;
+            if self.core.queued.load(Ordering::SeqCst) {
+                self.sleep(libc::POLLOUT, until);
+            } else {
+                // Nothing tells of an acknowledgement.
+                slim_sys::nap(pause.min(slice));
+                pause = (pause * 2).min(Duration::from_millis(5));
+            }
+        }
+    }
+
+    /// Asks until the answer is another one than "not now".
+    fn again(
+        &self,
+        events: i16,
+        until: Until,
+        mut ask: impl FnMut() -> Result<usize, TransferError>,
+    ) -> Result<usize, TransferError> {
+        loop {
+            match ask() {
+                Err(TransferError::WouldBlock) => {}
+                answer => return answer,
+            }
+            if events == libc::POLLOUT && self.core.queued.load(Ordering::SeqCst) {
+                // What is posted goes first.
+                self.core.pump_posts(true);
+                if !self.core.queued.load(Ordering::SeqCst) {
+                    continue;
+                }
+            }
+            self.sleep(events, until).ok_or(TransferError::TimedOut)?;
+        }
+    }
+
+    /// Sleeps until the flow may be ready for that; `None` when the time is over.
+    fn sleep(&self, events: i16, until: Until) -> Option<()> {
+        let slice = until.slice()?;
+        let core = &self.core;
+        let seen = core.stream.signal();
+        let sock = {
+            let ctl = core.ctl();
+            if ctl.verdict.is_some() || ctl.closed {
+                return Some(());
+            }
+            // Held while the thread sleeps, so that the number stays this socket's.
+            ctl.sock.clone().filter(|_| !core.stream.is_barred())
+        };
+        match sock {
+            Some(sock) => {
+                slim_sys::poll(sock.raw(), events, Some(slice));
+            }
+            // A signal that came in between, or a timeout, is looked at by the caller.
+            None => drop(core.stream.wait(seen, Some(slice))),
+        }
+        Some(())
+    }
+}

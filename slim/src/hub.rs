@@ -1,0 +1,443 @@
+//! What the flows and endpoints of a session share: one set of descriptors to poll, updates, events, sums.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use slim_agent::Agent;
+use slim_core::auth::JobKey;
+use slim_sys::{Errno, OwnFd};
+
+use crate::blob::JobOf;
+use crate::event::{FlowChange, FlowStats, SessionEvent, SessionStats};
+
+/// Events that are kept until somebody takes them.
+const EVENTS: usize = 4096;
+/// Descriptors that are asked about at once.
+const BATCH: usize = 64;
+/// The number of the eventfd in the poll set; flows and endpoints begin with 1.
+const WAKE: u64 = 0;
+/// That of the alarm.
+const ALARM: u64 = u64::MAX;
+/// How soon it is looked whether the peer's kernel has what was posted, at first and at last. Nothing tells of that.
+const PUMP_FIRST: Duration = Duration::from_micros(200);
+const PUMP_LAST: Duration = Duration::from_millis(20);
+
+/// What has changed about a flow or an endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Update {
+    /// The number of the [flow](crate::Flow::id) or [endpoint](crate::Endpoint::id).
+    pub id: u64,
+    /// Of an endpoint: flows wait to be accepted.
+    pub acceptable: bool,
+    /// There may be something to receive, or to be learned by receiving.
+    pub readable: bool,
+    /// A flow that took no more bytes, or has just been opened, may take some.
+    pub writable: bool,
+    /// The state of the flow is another one.
+    pub changed: bool,
+    /// The flow has failed.
+    pub ended: bool,
+    /// The peer's kernel has more of what was [posted](crate::Flow::post).
+    pub completed: bool,
+}
+
+/// Bits of what has changed.
+pub(crate) mod bits {
+    pub(crate) const READABLE: u32 = 1;
+    pub(crate) const WRITABLE: u32 = 2;
+    pub(crate) const CHANGED: u32 = 4;
+    pub(crate) const ENDED: u32 = 8;
+    pub(crate) const COMPLETED: u32 = 16;
+}
+
+/// A member of the poll set.
+pub(crate) trait Member: Send + Sync {
+    /// The kernel has something to say about its descriptor.
+    fn ready(self: Arc<Self>, flags: epoll::EventFlags);
+    /// Takes what has changed since the last time.
+    fn take_update(&self) -> Update;
+    /// Its number.
+    fn id(&self) -> u64;
+    /// Something is posted on it.
+    fn is_posting(&self) -> bool {
+        false
+    }
+    /// ... that the kernel has not taken.
+    fn is_queued(&self) -> bool {
+        false
+    }
+    /// Closes it.
+    fn close(&self);
+    /// Looks after what is posted: whether there still is something.
+    fn pump(self: Arc<Self>) -> bool {
+        false
+    }
+    /// Its counters, if it is a flow.
+    fn stats(&self) -> Option<FlowStats>;
+}
+
+/// What a callback for events is.
+pub(crate) type Callback = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
+
+/// The shared part of a session.
+pub(crate) struct Hub {
+    pub(crate) agent: Agent,
+    job: String,
+    key: Option<JobKey>,
+    /// The process that has the agent.
+    pid: u32,
+    set: OwnedFd,
+    wake: OwnFd,
+    /// The eventfd is readable, or about to be.
+    awake: AtomicBool,
+    alarm: OwnFd,
+    members: Mutex<HashMap<u64, Weak<dyn Member>>>,
+    pumped: Mutex<Pumped>,
+    changed: Mutex<Vec<u64>>,
+    events: Mutex<Events>,
+    callback: Mutex<Option<Callback>>,
+    past: Mutex<SessionStats>,
+    /// Closed flows with bytes on their way.
+    lingering: AtomicU32,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct Events {
+    kept: VecDeque<SessionEvent>,
+    lost: u64,
+}
+
+/// Flows with something posted.
+struct Pumped {
+    /// They stay until that is done, whoever drops them.
+    flows: HashMap<u64, Arc<dyn Member>>,
+    /// After which time they are looked at again.
+    pause: Duration,
+    /// The alarm is set.
+    armed: bool,
+}
+
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// A number that no other flow or endpoint of the process has.
+pub(crate) fn next_id() -> u64 {
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Hub {
+    pub(crate) fn new(agent: Agent, job: &str, key: Option<&JobKey>) -> io::Result<Self> {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = slim_sys::eventfd()?;
+        let data = epoll::EventData::new_u64(WAKE);
+        epoll::add(&set, &wake, data, epoll::EventFlags::IN)?;
+        let alarm = slim_sys::timerfd()?;
+        let data = epoll::EventData::new_u64(ALARM);
+        epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
+        Ok(Self {
+            agent,
+            job: job.to_owned(),
+            key: key.cloned(),
+            pid: process::id(),
+            set,
+            wake,
+            awake: AtomicBool::new(false),
+            alarm,
+            members: Mutex::default(),
+            pumped: Mutex::new(Pumped {
+                flows: HashMap::new(),
+                pause: PUMP_FIRST,
+                armed: false,
+            }),
+            changed: Mutex::default(),
+            events: Mutex::default(),
+            callback: Mutex::default(),
+            past: Mutex::default(),
+            lingering: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Whose blobs count here.
+    pub(crate) fn job(&self) -> JobOf<'_> {
+        JobOf {
+            key: self.key.as_ref(),
+            name: &self.job,
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+
+    /// In a forked child of the session's process: the agent is not there, connections are the parent's, and descriptor numbers may
+    /// be others' by now. What is dropped there is forgotten.
+    pub(crate) fn is_parents(&self) -> bool {
+        self.pid != process::id()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Whether it was open until now.
+    pub(crate) fn close(&self) -> bool {
+        !self.closed.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn add(&self, id: u64, member: Weak<dyn Member>, is_flow: bool) {
+        locked(&self.members).insert(id, member);
+        if is_flow {
+            locked(&self.past).flows += 1;
+        }
+    }
+
+    /// A flow or an endpoint is over. `last`: what a flow adds to the sums.
+    pub(crate) fn remove(&self, id: u64, last: Option<FlowStats>) {
+        let removed = locked(&self.members).remove(&id);
+        if let (Some(_), Some(stats)) = (removed, last) {
+            locked(&self.past).total.add(&stats);
+        }
+    }
+
+    pub(crate) fn failed(&self) {
+        locked(&self.past).failed += 1;
+    }
+
+    /// Members that are not dropped. They may be the last to be so in the caller's hands, where no lock is held.
+    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
+        let members = locked(&self.members);
+        members.values().filter_map(Weak::upgrade).collect()
+    }
+
+    pub(crate) fn stats(&self) -> SessionStats {
+        let mut stats = *locked(&self.past);
+        for member in self.members() {
+            if let Some(flow) = member.stats() {
+                stats.open += 1;
+                stats.total.add(&flow);
+            }
+        }
+        stats.lost_events = locked(&self.events).lost;
+        stats
+    }
+
+    /// A flow's transport: an edge for each change.
+    pub(crate) fn watch_flow(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
+        use epoll::EventFlags as E;
+        self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
+    }
+
+    /// What an endpoint polls: as long as connections wait.
+    pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
+        self.watch(fd, id, epoll::EventFlags::IN)
+    }
+
+    fn watch(&self, fd: &OwnFd, id: u64, flags: epoll::EventFlags) -> Result<(), Errno> {
+        let data = epoll::EventData::new_u64(id);
+        epoll::add(&self.set, fd, data, flags).map_err(|e| e.raw_os_error())
+    }
+
+    /// To be called before the descriptor is closed, since the agent may have a copy of it for a moment.
+    pub(crate) fn unwatch(&self, fd: &OwnFd) {
+        let _ = epoll::delete(&self.set, fd);
+    }
+
+    /// Something has changed about the member with this number. With `wake` the poll set becomes readable.
+    pub(crate) fn change(&self, id: u64, wake: bool) {
+        locked(&self.changed).push(id);
+        if wake && !self.awake.swap(true, Ordering::AcqRel) {
+            slim_sys::signal_eventfd(self.wake.as_raw_fd());
+        }
+    }
+
+    pub(crate) fn tell(&self, flow: u64, change: FlowChange) {
+        let mut events = locked(&self.events);
+        if events.kept.len() == EVENTS {
+            events.kept.pop_front();
+            events.lost += 1;
+        }
+        events.kept.push_back(SessionEvent { flow, change });
+        drop(events);
+        if locked(&self.callback).is_some() && !self.awake.swap(true, Ordering::AcqRel) {
+            slim_sys::signal_eventfd(self.wake.as_raw_fd());
+        }
+    }
+
+    pub(crate) fn set_callback(&self, callback: Option<Callback>) {
+        *locked(&self.callback) = callback;
+    }
+
+    pub(crate) fn take_events(&self) -> Vec<SessionEvent> {
+        locked(&self.events).kept.drain(..).collect()
+    }
+
+    /// Waits until something has changed, at most `limit`.
+    pub(crate) fn wait(&self, limit: Option<Duration>) {
+        slim_sys::poll(self.set.as_raw_fd(), libc::POLLIN, limit);
+    }
+
+    /// What has changed since the last time. Calls the callback for events.
+    pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
+        self.ask_kernel();
+        self.pump();
+        let mut changed = std::mem::take(&mut *locked(&self.changed));
+        for id in &changed {
+            let member = locked(&self.members).get(id).and_then(Weak::upgrade);
+            let update = member.map(|member| member.take_update());
+            updates.extend(update.filter(|update| {
+                *update
+                    != Update {
+                        id: *id,
+                        ..Update::default()
+                    }
+            }));
+        }
+        // The memory for the next ones.
+        changed.clear();
+        let mut now = locked(&self.changed);
+        if now.is_empty() {
+            *now = changed;
+        }
+        drop(now);
+        let callback = locked(&self.callback).clone();
+        if let Some(callback) = callback {
+            self.take_events().iter().for_each(|event| callback(event));
+        }
+    }
+
+    fn ask_kernel(&self) {
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // Listeners are reported again and again.
+        for _ in 0..BATCH {
+            let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
+            let Ok((events, _)) = epoll::wait(&self.set, &mut buffer, Some(&at_once)) else {
+                return;
+            };
+            let count = events.len();
+            for event in events {
+                let id = event.data.u64();
+                if id == ALARM {
+                    slim_sys::reset_eventfd(self.alarm.as_raw_fd());
+                    locked(&self.pumped).armed = false;
+                    continue;
+                }
+                if id == WAKE {
+                    slim_sys::reset_eventfd(self.wake.as_raw_fd());
+                    self.awake.store(false, Ordering::Release);
+                    continue;
+                }
+                let member = locked(&self.members).get(&id).and_then(Weak::upgrade);
+                if let Some(member) = member {
+                    member.ready(event.flags);
+                }
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Something is posted on a flow: it is looked after from now on.
+    pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
+        let mut pumped = locked(&self.pumped);
+        let before = pumped.flows.insert(flow.id(), flow);
+        pumped.pause = PUMP_FIRST;
+        self.set_alarm(&mut pumped);
+        drop(pumped);
+        // Its last owner, perhaps.
+        drop(before);
+    }
+
+    /// Nothing tells of acknowledgements but the alarm.
+    fn set_alarm(&self, pumped: &mut Pumped) {
+        if !std::mem::replace(&mut pumped.armed, true) {
+            slim_sys::set_timerfd(self.alarm.as_raw_fd(), Some(pumped.pause));
+            pumped.pause = (pumped.pause * 2).min(PUMP_LAST);
+        }
+    }
+
+    /// Looks after what is posted: whether something still is.
+    pub(crate) fn pump(&self) -> bool {
+        let flows: Vec<_> = locked(&self.pumped).flows.values().cloned().collect();
+        if flows.is_empty() {
+            return false;
+        }
+        let mut done = Vec::new();
+        for flow in flows {
+            if !flow.clone().pump() {
+                done.push(flow);
+            }
+        }
+        let mut pumped = locked(&self.pumped);
+        for flow in &done {
+            // Something more may have been posted since.
+            if !flow.is_posting() {
+                pumped.flows.remove(&flow.id());
+            }
+        }
+        let any = !pumped.flows.is_empty();
+        if any {
+            self.set_alarm(&mut pumped);
+        }
+        drop(pumped);
+        any
+    }
+
+    /// Posts were completed: the next ones may be soon.
+    pub(crate) fn completes(&self) {
+        locked(&self.pumped).pause = PUMP_FIRST;
+    }
+
+    /// Waits until everything that is posted is with the kernel, at most `limit`, and lets go of what is not.
+    pub(crate) fn finish_pumping(&self, limit: Duration) {
+        let begun = Instant::now();
+        let queued = |hub: &Self| {
+            locked(&hub.pumped)
+                .flows
+                .values()
+                .any(|flow| flow.is_queued())
+        };
+        while self.pump() && queued(self) && begun.elapsed() < limit {
+            slim_sys::nap(PUMP_FIRST);
+        }
+        let rest = std::mem::take(&mut locked(&self.pumped).flows);
+        drop(rest);
+    }
+
+    /// A closed flow has bytes on their way, or has no more.
+    pub(crate) fn lingers(&self, begins: bool) {
+        if begins {
+            self.lingering.fetch_add(1, Ordering::AcqRel);
+        } else if self.lingering.fetch_sub(1, Ordering::AcqRel) == 1 {
+            slim_sys::futex_wake_all(&self.lingering);
+        }
+    }
+
+    /// Waits until no closed flow has bytes on their way, at most `limit`.
+    pub(crate) fn wait_for_lingering(&self, limit: Duration) {
+        let begun = Instant::now();
+        loop {
+            let lingering = self.lingering.load(Ordering::Acquire);
+            let left = limit.saturating_sub(begun.elapsed());
+            if lingering == 0 || left.is_zero() {
+                return;
+            }
+            let _ = slim_sys::futex_wait(&self.lingering, lingering, Some(left));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! System calls for sockets.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+
+use libc::c_int;
+use rustix::event::epoll;
+use rustix::io::Errno as Raw;
+use rustix::net::{
+    self, AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags,
+    SocketFlags, SocketType, sockopt,
+};
+use slim_sys::{Errno, OwnFd, at};
+
+/// As many connections as the kernel allows may wait to be accepted.
+const BACKLOG: c_int = 4096;
+
+fn errno(e: Raw) -> Errno {
+    e.raw_os_error()
+}
+
+fn flags() -> SocketFlags {
+    SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
+}
+
+fn stream(addr: SocketAddr) -> Result<OwnFd, Errno> {
+    let family = match addr {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let make = || Ok(net::socket_with(family, SocketType::STREAM, flags(), None)?);
+    OwnFd::make(make).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))
+}
+
+/// A listener.
+pub(crate) fn listen(addr: SocketAddr) -> Result<OwnFd, (&'static str, Errno)> {
+    let fd = stream(addr).map_err(|e| ("socket", e))?;
+    let reuse = sockopt::set_socket_reuseaddr(&fd, true);
+    reuse.map_err(|e| ("setsockopt", errno(e)))?;
+    slim_sys::bind(fd.raw(), addr).map_err(|e| ("bind", e))?;
+    slim_sys::listen(fd.raw(), BACKLOG).map_err(|e| ("listen", e))?;
+    Ok(fd)
+}
+
+/// A connection that waits at a listener.
+pub(crate) fn accept(listener: &OwnFd) -> Result<OwnFd, Errno> {
+    let accept = || Ok(net::accept_with(listener, flags())?);
+    let fd = OwnFd::make(accept).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
+    set_nodelay(&fd);
+    Ok(fd)
+}
+
+/// Begins to connect; whether the connection stands already.
+pub(crate) fn connect(addr: SocketAddr) -> Result<(OwnFd, bool), Errno> {
+    let fd = stream(addr)?;
+    set_nodelay(&fd);
+    match slim_sys::connect(fd.raw(), addr) {
+        Ok(()) => Ok((fd, true)),
+        Err(libc::EINPROGRESS | libc::EINTR) => Ok((fd, false)),
+        Err(e) => Err(e),
+    }
+}
+
+/// Bytes leave at once, as on the connections that the agent makes.
+fn set_nodelay(fd: &OwnFd) {
+    let on: c_int = 1;
+    slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
+}
+
+/// A set of descriptors to poll, of the library's own.
+pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
+    let make = || Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    OwnFd::make(make).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))
+}
+
+/// The set is readable while this one is.
+pub(crate) fn watch(set: &OwnFd, fd: &OwnFd) -> Result<(), Errno> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(set, fd, data, epoll::EventFlags::IN).map_err(errno)
+}
+
+/// No more.
+pub(crate) fn unwatch(set: &OwnFd, fd: &OwnFd) {
+    let _ = epoll::delete(set, fd);
+}
+
+/// Both ends of a connection, ours first.
+pub(crate) fn ends(fd: &OwnFd) -> Option<(SocketAddr, SocketAddr)> {
+    Some((local(fd)?, net::getpeername(fd).ok()??.try_into().ok()?))
+}
+
+/// Our end.
+pub(crate) fn local(fd: &OwnFd) -> Option<SocketAddr> {
+    net::getsockname(fd).ok()?.try_into().ok()
+}
+
+/// The error that the kernel has to report, if it has one.
+pub(crate) fn error(fd: RawFd) -> Option<Errno> {
+    slim_sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|e| *e != 0)
+}
+
+/// Sends what the kernel takes at once.
+pub(crate) fn send(fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, Errno> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    loop {
+        match net::sendmsg(at(fd), data, &mut SendAncillaryBuffer::default(), flags) {
+            Err(Raw::INTR) => {}
+            other => return other.map_err(errno),
+        }
+    }
+}
+
+/// Receives what is there.
+pub(crate) fn recv(fd: RawFd, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
+    let mut no_control = RecvAncillaryBuffer::default();
+    loop {
+        match net::recvmsg(at(fd), into, &mut no_control, RecvFlags::DONTWAIT) {
+            Err(Raw::INTR) => {}
+            other => return other.map(|got| got.bytes).map_err(errno),
+        }
+    }
+}
+
+/// Whether an error says that the connection is of no use any more.
+pub(crate) fn is_end(errno: Errno) -> bool {
+    ![
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EFAULT,
+        libc::EINVAL,
+        libc::EMSGSIZE,
+        libc::EBADF,
+    ]
+    .contains(&errno)
+}

@@ -1,0 +1,164 @@
+//! What the tests share: sessions, faults, patterns.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use slim::{Endpoint, Flow, Session, SessionOptions, StreamState};
+
+/// Nothing takes as long.
+pub const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+
+pub fn session() -> Session {
+    session_with(&[])
+}
+
+/// With the settings that these pairs of variable and value give.
+pub fn session_with(vars: &[(&str, &str)]) -> Session {
+    let mut options = SessionOptions::new("test");
+    let vars = vars.iter().map(|(k, v)| (k.to_string(), v.to_string()));
+    let (config, problems) = slim::Config::from_vars(vars);
+    assert!(problems.is_empty(), "{problems:?}");
+    let log = options.config.log;
+    options.config = slim::Config { log, ..config };
+    Session::open(options).expect("the session opens")
+}
+
+pub fn loopback() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+pub fn listen(session: &Session) -> Endpoint {
+    session.listen(loopback()).unwrap()
+}
+
+/// Two ends of a flow that is protected.
+pub fn pair(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
+    let near = session.connect(endpoint.local_addr(), LIMIT).unwrap();
+    let far = endpoint.accept(LIMIT).unwrap();
+    for flow in [&near, &far] {
+        assert_eq!(flow.wait_negotiated(LIMIT), StreamState::Protected);
+    }
+    (near, far)
+}
+
+/// Waits until `f` holds.
+pub fn wait_until(what: &str, f: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !f() {
+        assert!(begun.elapsed() < LIMIT.unwrap(), "not {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until the flow has been resumed more often than `before`. It may have been so twice for one kill, when both ends begin at once.
+pub fn wait_resumed(session: &Session, flow: &Flow, before: u64) {
+    let begun = Instant::now();
+    while flow.stats().resumes <= before {
+        session.progress(&mut Vec::new());
+        let (state, stats) = (flow.state(), flow.stats());
+        assert!(
+            begun.elapsed() < LIMIT.unwrap(),
+            "not resumed: {state:?}, {stats:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// How a connection is broken.
+#[derive(Clone, Copy, Debug)]
+pub enum Kill {
+    /// As `ss -K` does: an error at this end, a reset at the other.
+    Destroy,
+    /// Ended in both directions, past the library.
+    Fin,
+}
+
+/// The kinds of faults that can be made here.
+pub fn kills() -> Vec<Kill> {
+    if rustix::process::geteuid().is_root() {
+        vec![Kill::Destroy, Kill::Fin]
+    } else {
+        println!("ss -K needs root: connections are only ended, not destroyed");
+        vec![Kill::Fin]
+    }
+}
+
+/// Breaks the flow's present connection, if it has one.
+pub fn kill(flow: &Flow, how: Kill) -> bool {
+    flow.connection().is_some_and(|ends| kill_ends(ends, how))
+}
+
+/// Likewise, by the ends of the connection.
+pub fn kill_ends((local, remote): (SocketAddr, SocketAddr), how: Kill) -> bool {
+    match how {
+        Kill::Destroy => {
+            let filter = format!(
+                "( sport = :{} and dport = :{} )",
+                local.port(),
+                remote.port()
+            );
+            let done = Command::new("ss").args(["-KHtn", &filter]).output();
+            done.is_ok_and(|done| done.status.success() && !done.stdout.is_empty())
+        }
+        Kill::Fin => descriptor_of(local, remote)
+            .is_some_and(|fd| slim_sys::try_shutdown(fd, libc::SHUT_RDWR).is_ok()),
+    }
+}
+
+/// A descriptor of this process for the IPv4 connection with these ends.
+fn descriptor_of(local: SocketAddr, remote: SocketAddr) -> Option<i32> {
+    let hex = |addr: SocketAddr| match addr {
+        SocketAddr::V4(v4) => format!(
+            "{:08X}:{:04X}",
+            u32::from_ne_bytes(v4.ip().octets()),
+            v4.port()
+        ),
+        SocketAddr::V6(_) => String::new(),
+    };
+    let (local, remote) = (hex(local), hex(remote));
+    let table = fs::read_to_string("/proc/self/net/tcp").ok()?;
+    let inode: u64 = table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let found = fields[1] == local && fields[2] == remote;
+        found.then(|| fields[9].parse().ok())?
+    })?;
+    fs::read_dir("/proc/self/fd").ok()?.find_map(|entry| {
+        let entry = entry.ok()?;
+        let found = fs::metadata(entry.path()).ok()?.ino() == inode;
+        found.then(|| entry.file_name().to_str()?.parse().ok())?
+    })
+}
+
+/// Threads of the agent in this process.
+pub fn agent_threads() -> usize {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    let name = |entry: std::io::Result<fs::DirEntry>| {
+        fs::read_to_string(entry.ok()?.path().join("comm")).ok()
+    };
+    tasks
+        .filter_map(name)
+        .filter(|name| name.trim() == "slim-agent")
+        .count()
+}
+
+/// Descriptors of this process.
+pub fn descriptors() -> Vec<(String, String)> {
+    let link = |entry: fs::DirEntry| {
+        let to = fs::read_link(entry.path()).ok()?;
+        Some((
+            entry.file_name().into_string().ok()?,
+            to.display().to_string(),
+        ))
+    };
+    let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
+    let mut all: Vec<_> = all.filter_map(link).collect();
+    // That of the directory itself.
+    all.retain(|(_, to)| !to.contains("/fd"));
+    all.sort();
+    all
+}

@@ -1,0 +1,236 @@
+//! Connections are killed, 20 times for each test and kind of fault: every byte arrives, once.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use sha2::{Digest, Sha256};
+use slim::{Flow, Session, TransferError, Update};
+
+const KILLS: u64 = 20;
+
+/// Kills the present connection, however long it takes until there is one. It may be dead already, and nobody has met that yet.
+fn kill_now(session: &Session, flow: &Flow, how: Kill) {
+    wait_until("killed", || {
+        session.progress(&mut Vec::new());
+        kill(flow, how)
+    });
+}
+
+#[test]
+fn echo() {
+    for how in kills() {
+        let session = session();
+        let endpoint = listen(&session);
+        let (near, far) = pair(&session, &endpoint);
+        let server = std::thread::spawn(move || {
+            let mut buf = [0; 1000];
+            loop {
+                match far.recv(&mut buf, LIMIT).unwrap() {
+                    0 => return far.stats(),
+                    n => far.send_all(&buf[..n], LIMIT).unwrap(),
+                }
+            }
+        });
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut got = vec![0; 3000];
+        for n in 1..=KILLS {
+            let sent: Vec<u8> = (0..3000).map(|_| rng.u8(..)).collect();
+            near.send_all(&sent[..1000], LIMIT).unwrap();
+            let before = near.stats().resumes;
+            kill_now(&session, &near, how);
+            near.send_all(&sent[1000..], LIMIT).unwrap();
+            near.recv_exact(&mut got, LIMIT).unwrap();
+            assert!(got == sent, "{how:?} {n}");
+            wait_resumed(&session, &near, before);
+        }
+        near.finish().unwrap();
+        assert_eq!(near.recv(&mut got, LIMIT), Ok(0));
+        let far = server.join().unwrap();
+        let near_stats = near.stats();
+        println!("{how:?}: {near_stats:?}");
+        assert_eq!((near_stats.sent, near_stats.received), (60_000, 60_000));
+        assert!(far.resumes >= KILLS && near_stats.resumes >= KILLS);
+        assert!(near_stats.suspended > Duration::ZERO);
+    }
+}
+
+/// One end of many: what it still has to send, and what it has received.
+struct End {
+    flow: Flow,
+    sent: u64,
+    received: u64,
+}
+
+/// Byte `n` of the stream of the flow with this index.
+fn byte(index: usize, n: u64) -> u8 {
+    (n.wrapping_mul(31).wrapping_add(index as u64) >> 3) as u8
+}
+
+impl End {
+    fn send(&mut self, index: usize, total: u64) {
+        let mut buf = [0; 4096];
+        while self.sent < total {
+            let n = buf.len().min((total - self.sent) as usize);
+            for (at, b) in (self.sent..).zip(&mut buf[..n]) {
+                *b = byte(index, at);
+            }
+            match self.flow.try_send(&buf[..n]) {
+                Ok(n) => self.sent += n as u64,
+                Err(TransferError::WouldBlock) => return,
+                Err(e) => panic!("flow {index}: {e}"),
+            }
+        }
+    }
+
+    fn receive(&mut self, index: usize) {
+        let mut buf = [0; 4096];
+        loop {
+            match self.flow.try_recv(&mut buf) {
+                Ok(0) => panic!("flow {index} has ended"),
+                Ok(n) => {
+                    for (at, b) in (self.received..).zip(&buf[..n]) {
+                        assert_eq!(*b, byte(index, at), "flow {index}, byte {at}");
+                    }
+                    self.received += n as u64;
+                }
+                Err(TransferError::WouldBlock) => return,
+                Err(e) => panic!("flow {index}: {e}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn many_flows_with_poll() {
+    const FLOWS: usize = 32;
+    const TOTAL: u64 = 2 << 20;
+    for how in kills() {
+        let session = session();
+        let endpoint = listen(&session);
+        let mut ends = Vec::new();
+        for _ in 0..FLOWS {
+            let (near, far) = pair(&session, &endpoint);
+            ends.extend([near, far].map(|flow| End {
+                flow,
+                sent: 0,
+                received: 0,
+            }));
+        }
+        let by_id: std::collections::HashMap<u64, usize> = ends
+            .iter()
+            .enumerate()
+            .map(|(n, e)| (e.flow.id(), n))
+            .collect();
+        let mut rng = fastrand::Rng::with_seed(2);
+        let all = FLOWS as u64 * 2 * TOTAL;
+        let (mut updates, mut killed) = (Vec::<Update>::new(), 0);
+        let done = |ends: &[End]| ends.iter().map(|end| end.received).sum::<u64>();
+        while done(&ends) < all {
+            updates.clear();
+            let progress = session.wait(&mut updates, LIMIT);
+            assert!(progress, "{how:?}: stuck at {} of {all}", done(&ends));
+            for update in &updates {
+                // Spread over the whole transfer.
+                if done(&ends) >= killed * all / (KILLS + 1) && killed < KILLS {
+                    let victim = rng.usize(..ends.len());
+                    killed += u64::from(kill(&ends[victim].flow, how));
+                }
+                let Some(n) = by_id.get(&update.id).copied() else {
+                    continue;
+                };
+                if update.readable {
+                    ends[n].receive(n / 2);
+                }
+                if update.writable {
+                    ends[n].send(n / 2, TOTAL);
+                }
+            }
+        }
+        assert_eq!(killed, KILLS);
+        let resumes: u64 = ends.iter().map(|end| end.flow.stats().resumes).sum();
+        println!("{how:?}: {resumes} resumes of {killed} kills, at two ends");
+        assert!(resumes >= KILLS, "{how:?}: {resumes}");
+    }
+}
+
+/// Sends `total` bytes of a pattern; their checksum.
+fn send_pattern(flow: &Flow, total: usize) -> [u8; 32] {
+    let (mut rng, mut sum) = (fastrand::Rng::with_seed(3), Sha256::new());
+    let mut block = vec![0; 256 << 10];
+    for _ in 0..total / block.len() {
+        rng.fill(&mut block);
+        sum.update(&block);
+        flow.send_all(&block, LIMIT).unwrap();
+    }
+    flow.finish().unwrap();
+    sum.finalize().into()
+}
+
+fn receive_all(flow: &Flow) -> (usize, [u8; 32]) {
+    let (mut sum, mut buf, mut total) = (Sha256::new(), vec![0; 64 << 10], 0);
+    loop {
+        match flow.recv(&mut buf, LIMIT).unwrap() {
+            0 => return (total, sum.finalize().into()),
+            n => {
+                sum.update(&buf[..n]);
+                total += n;
+            }
+        }
+    }
+}
+
+fn transfer(session: &Session, how: Kill) {
+    const TOTAL: usize = 64 << 20;
+    let endpoint = listen(session);
+    let (near, far) = pair(session, &endpoint);
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| receive_all(&far));
+        let sending = scope.spawn(|| send_pattern(&near, TOTAL));
+        // While bytes are on their way, at either end.
+        let killing = scope.spawn(|| {
+            let step = TOTAL as u64 / (KILLS + 1);
+            for n in 1..=KILLS {
+                wait_until("got so far", || far.stats().received >= n * step);
+                kill_now(session, [&near, &far][n as usize % 2], how);
+            }
+        });
+        let sent = sending.join().unwrap();
+        assert_eq!(receiving.join().unwrap(), (TOTAL, sent), "{how:?}");
+        killing.join().unwrap();
+    });
+    let stats = near.stats();
+    println!("{how:?}: {stats:?}");
+    assert!(
+        stats.resumes > 0 && stats.replayed > 0,
+        "{how:?}: {stats:?}"
+    );
+    assert_eq!(stats.sent, TOTAL as u64);
+}
+
+#[test]
+fn a_large_transfer() {
+    for how in kills() {
+        transfer(&session(), how);
+    }
+}
+
+#[test]
+fn a_connection_that_dies_while_nobody_uses_it_is_replaced_when_progress_is_asked() {
+    for how in kills() {
+        let session = session();
+        let endpoint = listen(&session);
+        let (near, far) = pair(&session, &endpoint);
+        for n in 1..=KILLS {
+            kill_now(&session, &near, how);
+            let begun = std::time::Instant::now();
+            while near.stats().resumes < n || far.stats().resumes < n {
+                session.wait(&mut Vec::new(), Some(Duration::from_millis(100)));
+                assert!(begun.elapsed() < LIMIT.unwrap(), "{how:?} {n}");
+            }
+        }
+        near.send_all(b"x", LIMIT).unwrap();
+        far.recv_exact(&mut [0], LIMIT).unwrap();
+    }
+}
