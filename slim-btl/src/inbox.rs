@@ -4,8 +4,11 @@ use std::ops::Range;
 
 use crate::hdr::{FrameHeader, HEADER};
 
-/// Bytes of a fresh buffer: some frames of the usual largest size. Memory that is never used is never touched.
-const BYTES: usize = 512 << 10;
+/// The most that is read when no frame has begun: what has just been read is to be in the processor's cache when it is delivered.
+const READ: usize = 64 << 10;
+/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings. Memory that is never used is
+/// never touched.
+const BYTES: usize = 256 << 10;
 
 /// What came is no sequence of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +39,10 @@ impl FrameReader {
                 self.buf.resize(needed, 0);
             }
         }
-        &mut self.buf[self.end..]
+        // Of a long frame no more than its rest, so that nothing has to be moved.
+        let most = self.wanted.saturating_sub(self.end - self.start).max(READ);
+        let until = self.buf.len().min(self.end + most);
+        &mut self.buf[self.end..until]
     }
 
     /// So many bytes have come to [`room`](Self::room).
