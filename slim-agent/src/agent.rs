@@ -8,12 +8,12 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use slim_core::config::Config;
-use slim_core::endpoint::{Heard, Opened, Pairs};
+use slim_core::endpoint::{Agreed, Announcement, Heard, Opened, Pairs};
 use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
@@ -149,6 +149,39 @@ impl Agent {
             opened,
         };
         self.send_when(false, open);
+    }
+
+    /// As [`open`](Self::open), for a flow that both ends have agreed on by other means: it is live at once
+    /// (`docs/PROTOCOL.md`, section "Flows agreed on by other means").
+    pub fn open_agreed(
+        &self,
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        role: Role,
+        (local, remote): (SocketAddr, SocketAddr),
+        agreed: Agreed,
+    ) {
+        self.send(Command::OpenAgreed {
+            token,
+            io,
+            role,
+            local: canonical(local),
+            remote: canonical(remote),
+            agreed: Box::new(agreed),
+        });
+    }
+
+    /// What the other end of such a flow is to know of this process. Waits for the agent thread, at most `limit`.
+    pub fn announcement(&self, limit: Duration) -> Option<Announcement> {
+        let answer = Arc::<Mutex<Option<Announcement>>>::default();
+        let (done, is_done) = done::done();
+        let describe = Command::Describe {
+            answer: answer.clone(),
+            done,
+        };
+        let told = self.send(describe) && uncancelled(|| is_done.wait(limit));
+        told.then(|| answer.lock().unwrap_or_else(PoisonError::into_inner).take())
+            .flatten()
     }
 
     /// Tells the process that was [told](Self::dial) of a flow that the application closes it after `final_seq` bytes. If

@@ -209,6 +209,15 @@ pub(crate) fn answer_random(secret: &[u8; 32], hello: &Hello) -> [u8; 32] {
     hmac.finalize().into_bytes().into()
 }
 
+/// A code under the job key, or under the empty key, for messages that are none of the protocol's: front ends have them. `label` says
+/// what for, and begins none of the labels here.
+pub fn code_with_job(job: Option<&JobKey>, label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
+    let mut hmac = keyed(job.map_or(&[], |key| &key.0));
+    hmac.update(label);
+    parts.iter().for_each(|part| hmac.update(part));
+    hmac.finalize().into_bytes().into()
+}
+
 /// The bytes of a `message` for which no flow key exists: authenticated with the job key, or with
 /// zeros if there is none.
 pub fn seal_with_job(job: Option<&JobKey>, message: &Message) -> Vec<u8> {

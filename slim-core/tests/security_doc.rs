@@ -20,6 +20,7 @@ fn every_test_that_is_named_exists() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut text = String::new();
     for krate in [
+        "slim",
         "slim-core",
         "slim-agent",
         "slim-preload",

@@ -1,5 +1,6 @@
 //! The sending direction: a copy of what the peer may not have, and when the kernel is asked what that is.
 
+use bytes::Bytes;
 use slim_core::replay::Replay;
 
 use crate::answers::Owed;
@@ -74,6 +75,27 @@ impl SendHalf {
         self.trim(unacked);
     }
 
+    /// As [`account`](Self::account), of buffers that the caller shares: `pieces` are what the kernel has taken. They are kept
+    /// themselves, but for those of less than `copied` bytes.
+    pub fn account_shared(
+        &mut self,
+        pieces: impl Iterator<Item = Bytes>,
+        copied: usize,
+        unacked: impl FnOnce() -> u64,
+    ) {
+        let before = self.sent();
+        for piece in pieces {
+            if piece.len() < copied {
+                self.replay.push(&piece);
+            } else {
+                self.replay.push_shared(piece);
+            }
+        }
+        if self.sent() - before >= LARGE as u64 || self.replay.len() > self.trim_at {
+            self.trim_now(unacked);
+        }
+    }
+
     #[cold]
     #[inline(never)]
     fn trim_now(&mut self, unacked: impl FnOnce() -> u64) {
@@ -81,7 +103,7 @@ impl SendHalf {
     }
 
     /// Forgets what the peer's kernel has, which lacks the last `unacked` bytes; how many that are, as far as they are kept.
-    pub(crate) fn trim_to(&mut self, unacked: u64) -> u64 {
+    pub fn trim_to(&mut self, unacked: u64) -> u64 {
         let unacked = unacked.min(self.replay.len() as u64);
         self.replay.trim(self.replay.end() - unacked);
         unacked
@@ -143,6 +165,34 @@ mod tests {
         assert_eq!(kept.unwrap()[0], bytes(sent - 1001, 1)[0]);
         assert_eq!(send(&mut half, LARGE, u64::MAX), LARGE);
         assert_eq!(half.replay.len(), 1000 + LARGE);
+    }
+
+    #[test]
+    fn of_shared_buffers_what_is_acknowledged_is_let_go_and_small_ones_are_copied() {
+        let mut half = SendHalf::new();
+        let at = |half: &SendHalf, n| Bytes::from(bytes(half.sent(), n));
+        let (small, large) = (at(&half, 100), Bytes::from(bytes(100, 3 * LARGE)));
+        let place = large.as_ptr();
+        let pieces = [small.clone(), large.clone()];
+        half.account_shared(pieces.into_iter(), 101, || LARGE as u64);
+        assert!(small.is_unique() && !large.is_unique());
+        let sent = 100 + 3 * LARGE as u64;
+        assert_eq!((half.sent(), half.replay.len()), (sent, LARGE));
+        let kept = half.replay.chunk_at(sent - 10).unwrap().unwrap();
+        assert_eq!(kept.as_ptr(), place.wrapping_add(3 * LARGE - 10));
+        assert_eq!(kept, &bytes(sent - 10, 10));
+        assert_eq!(half.trim_to(0), 0);
+        assert!(large.is_unique());
+        // Small ones ask the kernel seldom.
+        let mut asked = 0;
+        for _ in 0..=(TRIM_STEP + LARGE) / 1024 {
+            let piece = at(&half, 1024);
+            half.account_shared([piece].into_iter(), 0, || {
+                asked += 1;
+                0
+            });
+        }
+        assert_eq!(asked, 1);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Endpoints: where a session accepts flows.
 
 use std::fmt;
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use std::time::Duration;
 use rustix::event::epoll::EventFlags;
 use slim_sys::OwnFd;
 
+use crate::door::EndpointDoor;
 use crate::error::{AcceptError, SessionError};
 use crate::event::FlowStats;
 use crate::flow::{SessionFlow, Until};
@@ -26,8 +28,16 @@ struct EndpointCore {
     id: u64,
     addr: SocketAddr,
     /// Shared with threads that wait for it. `None` once it is closed.
-    listener: Mutex<Option<Arc<OwnFd>>>,
+    open: Mutex<Option<Arc<EndpointParts>>>,
     acceptable: AtomicBool,
+}
+
+/// What an open endpoint has.
+struct EndpointParts {
+    listener: OwnFd,
+    door: EndpointDoor,
+    /// Of the listener, the door, and who stands there: readable when a flow may wait.
+    set: OwnFd,
 }
 
 impl SessionEndpoint {
@@ -36,22 +46,41 @@ impl SessionEndpoint {
             return Err(SessionError::Closed);
         }
         let kernel = |(what, errno)| SessionError::Kernel(what, errno);
-        let fd = socket::listen(addr).map_err(kernel)?;
-        let addr = socket::local(&fd).ok_or(kernel(("getsockname", libc::EINVAL)))?;
+        let listener = socket::listen(addr).map_err(kernel)?;
+        let addr = socket::local(&listener).ok_or(kernel(("getsockname", libc::EINVAL)))?;
+        let set = socket::poll_set().map_err(|errno| kernel(("epoll_create", errno)))?;
         let core = Arc::new(EndpointCore {
             hub: hub.clone(),
             id: next_id(),
             addr,
-            listener: Mutex::new(None),
+            open: Mutex::new(None),
             acceptable: AtomicBool::new(false),
         });
         let weak: Weak<EndpointCore> = Arc::downgrade(&core);
         hub.add(core.id, weak, false);
-        let watched = hub.watch_listener(&fd, core.id);
+        let watched = socket::watch(&set, &listener).and_then(|()| hub.watch_set(&set, core.id));
         watched.map_err(|errno| kernel(("epoll_ctl", errno)))?;
-        hub.agent.listen(fd.as_fd(), addr);
-        *core.listener() = Some(Arc::new(fd));
+        hub.agent.listen(listener.as_fd(), addr);
+        let door = EndpointDoor::default();
+        *core.open() = Some(Arc::new(EndpointParts {
+            listener,
+            door,
+            set,
+        }));
         Ok(Self { core })
+    }
+
+    /// What this endpoint publishes: with it [`Session::connect_blob`](crate::Session::connect_blob) opens flows to it that are
+    /// protected from the beginning, without asking first. Some hundred bytes, to be told to the other processes of the job by
+    /// whatever means they have. It holds a secret: who has it, and the job key if there is one, can open a flow.
+    ///
+    /// From the first call on the endpoint listens on one port more, its *door*.
+    ///
+    /// # Errors
+    /// [`SessionError::Kernel`]: no port, or no address to tell.
+    pub fn blob(&self) -> Result<Vec<u8>, SessionError> {
+        let open = self.core.open().clone().ok_or(SessionError::Closed)?;
+        open.door.blob(&self.core.hub, self.core.addr, &open.set)
     }
 
     /// The endpoint's number: no other flow or endpoint of the process has, or has had it.
@@ -64,24 +93,31 @@ impl SessionEndpoint {
         self.core.addr
     }
 
-    /// Takes a flow that waits.
+    /// Takes a flow that waits. Of a connection at the door it asks the agent thread, which takes some microseconds.
     ///
     /// # Errors
     /// [`AcceptError::WouldBlock`] if none does; [`Update::acceptable`] tells when one may.
     pub fn try_accept(&self) -> Result<SessionFlow, AcceptError> {
-        let listener = self.core.listener().clone().ok_or(AcceptError::Closed)?;
+        let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
         loop {
-            match socket::accept(&listener) {
+            match socket::accept(&open.listener) {
                 Ok(fd) => match SessionFlow::accepted(&self.core.hub, fd) {
                     // It was over before it was accepted.
                     Err(libc::ECONNABORTED) => {}
                     flow => return flow.map_err(AcceptError::Kernel),
                 },
                 Err(libc::ECONNABORTED | libc::EINTR) => {}
-                Err(libc::EAGAIN) => return Err(AcceptError::WouldBlock),
+                Err(libc::EAGAIN) => break,
                 Err(errno) => return Err(AcceptError::Kernel(errno)),
             }
         }
+        while let Some(admitted) = open.door.introduced(&self.core.hub, &open.set) {
+            match SessionFlow::introduced(&self.core.hub, admitted) {
+                Err(libc::ECONNABORTED) => {}
+                flow => return flow.map_err(AcceptError::Kernel),
+            }
+        }
+        Err(AcceptError::WouldBlock)
     }
 
     /// Waits for a flow, at most `limit`.
@@ -95,16 +131,16 @@ impl SessionEndpoint {
                 Err(AcceptError::WouldBlock) => {}
                 accepted => return accepted,
             }
-            let listener = self.core.listener().clone().ok_or(AcceptError::Closed)?;
+            let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
             let slice = until.slice().ok_or(AcceptError::TimedOut)?;
-            slim_sys::poll(listener.raw(), libc::POLLIN, Some(slice));
+            slim_sys::poll(open.set.raw(), libc::POLLIN, Some(slice));
         }
     }
 }
 
 impl EndpointCore {
-    fn listener(&self) -> MutexGuard<'_, Option<Arc<OwnFd>>> {
-        self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open(&self) -> MutexGuard<'_, Option<Arc<EndpointParts>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -124,15 +160,19 @@ impl Member for EndpointCore {
     }
 
     fn close(&self) {
-        let Some(fd) = self.listener().take() else {
+        let Some(open) = self.open().take() else {
             return;
         };
-        self.hub.unwatch(&fd);
+        self.hub.unwatch(&open.set);
         // Who waits for it comes out.
-        slim_sys::shutdown(fd.raw(), libc::SHUT_RDWR);
-        drop(fd);
+        slim_sys::shutdown(open.listener.raw(), libc::SHUT_RDWR);
+        drop(open);
         self.hub.agent.unlisten(self.addr);
         self.hub.remove(self.id, None);
+    }
+
+    fn id(&self) -> u64 {
+        self.id
     }
 
     fn stats(&self) -> Option<FlowStats> {
@@ -142,6 +182,9 @@ impl Member for EndpointCore {
 
 impl Drop for SessionEndpoint {
     fn drop(&mut self) {
+        if self.core.hub.is_parents() {
+            return mem::forget(self.core.clone());
+        }
         self.core.close();
     }
 }

@@ -5,6 +5,8 @@ use std::io;
 
 use slim_sys::Errno;
 
+use crate::blob::BlobError;
+
 /// Why a session, or its endpoint, could not be opened or closed.
 #[derive(Debug)]
 pub enum SessionError {
@@ -34,6 +36,8 @@ pub enum AcceptError {
 /// Why a flow could not be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectError {
+    /// The endpoint's blob cannot be used.
+    Blob(BlobError),
     /// The session, or the flow, is closed.
     Closed,
     /// The kernel's error number, `ECONNREFUSED` for example.
@@ -87,7 +91,7 @@ impl ConnectError {
     pub fn errno(&self) -> Option<Errno> {
         match self {
             Self::Kernel(errno) => Some(*errno),
-            Self::Closed | Self::TimedOut => None,
+            Self::Blob(_) | Self::Closed | Self::TimedOut => None,
         }
     }
 }
@@ -132,6 +136,10 @@ impl fmt::Display for AcceptError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Blob(BlobError::Garbage) => f.write_str("that is no blob of an endpoint"),
+            Self::Blob(BlobError::OtherJob) => {
+                f.write_str("the endpoint is another job's, or has another job key")
+            }
             Self::Closed => f.write_str("the session or the flow is closed"),
             Self::Kernel(errno) => write!(f, "no connection: {}", text(*errno)),
             Self::TimedOut => f.write_str("no connection in time"),
@@ -184,6 +192,7 @@ impl From<ConnectError> for io::Error {
     fn from(e: ConnectError) -> Self {
         match e {
             ConnectError::Kernel(errno) => text(errno),
+            ConnectError::Blob(_) => io::Error::new(io::ErrorKind::InvalidInput, e),
             ConnectError::Closed => io::Error::new(io::ErrorKind::NotConnected, e),
             ConnectError::TimedOut => io::ErrorKind::TimedOut.into(),
         }

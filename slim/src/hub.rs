@@ -4,14 +4,17 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use slim_agent::Agent;
+use slim_core::auth::JobKey;
 use slim_sys::{Errno, OwnFd};
 
+use crate::blob::JobOf;
 use crate::event::{FlowChange, FlowStats, SessionEvent, SessionStats};
 
 /// Events that are kept until somebody takes them.
@@ -20,6 +23,11 @@ const EVENTS: usize = 4096;
 const BATCH: usize = 64;
 /// The number of the eventfd in the poll set; flows and endpoints begin with 1.
 const WAKE: u64 = 0;
+/// That of the alarm.
+const ALARM: u64 = u64::MAX;
+/// How soon it is looked whether the peer's kernel has what was posted, at first and at last. Nothing tells of that.
+const PUMP_FIRST: Duration = Duration::from_micros(200);
+const PUMP_LAST: Duration = Duration::from_millis(20);
 
 /// What has changed about a flow or an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,6 +44,8 @@ pub struct Update {
     pub changed: bool,
     /// The flow has failed.
     pub ended: bool,
+    /// The peer's kernel has more of what was [posted](crate::Flow::post).
+    pub completed: bool,
 }
 
 /// Bits of what has changed.
@@ -44,6 +54,7 @@ pub(crate) mod bits {
     pub(crate) const WRITABLE: u32 = 2;
     pub(crate) const CHANGED: u32 = 4;
     pub(crate) const ENDED: u32 = 8;
+    pub(crate) const COMPLETED: u32 = 16;
 }
 
 /// A member of the poll set.
@@ -52,8 +63,22 @@ pub(crate) trait Member: Send + Sync {
     fn ready(self: Arc<Self>, flags: epoll::EventFlags);
     /// Takes what has changed since the last time.
     fn take_update(&self) -> Update;
+    /// Its number.
+    fn id(&self) -> u64;
+    /// Something is posted on it.
+    fn is_posting(&self) -> bool {
+        false
+    }
+    /// ... that the kernel has not taken.
+    fn is_queued(&self) -> bool {
+        false
+    }
     /// Closes it.
     fn close(&self);
+    /// Looks after what is posted: whether there still is something.
+    fn pump(self: Arc<Self>) -> bool {
+        false
+    }
     /// Its counters, if it is a flow.
     fn stats(&self) -> Option<FlowStats>;
 }
@@ -64,11 +89,17 @@ pub(crate) type Callback = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
 /// The shared part of a session.
 pub(crate) struct Hub {
     pub(crate) agent: Agent,
+    job: String,
+    key: Option<JobKey>,
+    /// The process that has the agent.
+    pid: u32,
     set: OwnedFd,
     wake: OwnFd,
     /// The eventfd is readable, or about to be.
     awake: AtomicBool,
+    alarm: OwnFd,
     members: Mutex<HashMap<u64, Weak<dyn Member>>>,
+    pumped: Mutex<Pumped>,
     changed: Mutex<Vec<u64>>,
     events: Mutex<Events>,
     callback: Mutex<Option<Callback>>,
@@ -84,6 +115,16 @@ struct Events {
     lost: u64,
 }
 
+/// Flows with something posted.
+struct Pumped {
+    /// They stay until that is done, whoever drops them.
+    flows: HashMap<u64, Arc<dyn Member>>,
+    /// After which time they are looked at again.
+    pause: Duration,
+    /// The alarm is set.
+    armed: bool,
+}
+
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 /// A number that no other flow or endpoint of the process has.
@@ -96,17 +137,29 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    pub(crate) fn new(agent: Agent) -> io::Result<Self> {
+    pub(crate) fn new(agent: Agent, job: &str, key: Option<&JobKey>) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = slim_sys::eventfd()?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&set, &wake, data, epoll::EventFlags::IN)?;
+        let alarm = slim_sys::timerfd()?;
+        let data = epoll::EventData::new_u64(ALARM);
+        epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
         Ok(Self {
             agent,
+            job: job.to_owned(),
+            key: key.cloned(),
+            pid: process::id(),
             set,
             wake,
             awake: AtomicBool::new(false),
+            alarm,
             members: Mutex::default(),
+            pumped: Mutex::new(Pumped {
+                flows: HashMap::new(),
+                pause: PUMP_FIRST,
+                armed: false,
+            }),
             changed: Mutex::default(),
             events: Mutex::default(),
             callback: Mutex::default(),
@@ -116,8 +169,22 @@ impl Hub {
         })
     }
 
+    /// Whose blobs count here.
+    pub(crate) fn job(&self) -> JobOf<'_> {
+        JobOf {
+            key: self.key.as_ref(),
+            name: &self.job,
+        }
+    }
+
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.set.as_fd()
+    }
+
+    /// In a forked child of the session's process: the agent is not there, connections are the parent's, and descriptor numbers may
+    /// be others' by now. What is dropped there is forgotten.
+    pub(crate) fn is_parents(&self) -> bool {
+        self.pid != process::id()
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -172,8 +239,8 @@ impl Hub {
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
-    /// A listener: as long as connections wait.
-    pub(crate) fn watch_listener(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
+    /// What an endpoint polls: as long as connections wait.
+    pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)
     }
 
@@ -224,6 +291,7 @@ impl Hub {
     /// What has changed since the last time. Calls the callback for events.
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
+        self.pump();
         let mut changed = std::mem::take(&mut *locked(&self.changed));
         for id in &changed {
             let member = locked(&self.members).get(id).and_then(Weak::upgrade);
@@ -263,6 +331,11 @@ impl Hub {
             let count = events.len();
             for event in events {
                 let id = event.data.u64();
+                if id == ALARM {
+                    slim_sys::reset_eventfd(self.alarm.as_raw_fd());
+                    locked(&self.pumped).armed = false;
+                    continue;
+                }
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
                     self.awake.store(false, Ordering::Release);
@@ -277,6 +350,73 @@ impl Hub {
                 return;
             }
         }
+    }
+
+    /// Something is posted on a flow: it is looked after from now on.
+    pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
+        let mut pumped = locked(&self.pumped);
+        let before = pumped.flows.insert(flow.id(), flow);
+        pumped.pause = PUMP_FIRST;
+        self.set_alarm(&mut pumped);
+        drop(pumped);
+        // Its last owner, perhaps.
+        drop(before);
+    }
+
+    /// Nothing tells of acknowledgements but the alarm.
+    fn set_alarm(&self, pumped: &mut Pumped) {
+        if !std::mem::replace(&mut pumped.armed, true) {
+            slim_sys::set_timerfd(self.alarm.as_raw_fd(), Some(pumped.pause));
+            pumped.pause = (pumped.pause * 2).min(PUMP_LAST);
+        }
+    }
+
+    /// Looks after what is posted: whether something still is.
+    pub(crate) fn pump(&self) -> bool {
+        let flows: Vec<_> = locked(&self.pumped).flows.values().cloned().collect();
+        if flows.is_empty() {
+            return false;
+        }
+        let mut done = Vec::new();
+        for flow in flows {
+            if !flow.clone().pump() {
+                done.push(flow);
+            }
+        }
+        let mut pumped = locked(&self.pumped);
+        for flow in &done {
+            // Something more may have been posted since.
+            if !flow.is_posting() {
+                pumped.flows.remove(&flow.id());
+            }
+        }
+        let any = !pumped.flows.is_empty();
+        if any {
+            self.set_alarm(&mut pumped);
+        }
+        drop(pumped);
+        any
+    }
+
+    /// Posts were completed: the next ones may be soon.
+    pub(crate) fn completes(&self) {
+        locked(&self.pumped).pause = PUMP_FIRST;
+    }
+
+    /// Waits until everything that is posted is with the kernel, at most `limit`, and lets go of what is not.
+    pub(crate) fn finish_pumping(&self, limit: Duration) {
+        let begun = Instant::now();
+        let queued = |hub: &Self| {
+            locked(&hub.pumped)
+                .flows
+                .values()
+                .any(|flow| flow.is_queued())
+        };
+        while self.pump() && queued(self) && begun.elapsed() < limit {
+            slim_sys::nap(PUMP_FIRST);
+        }
+        let rest = std::mem::take(&mut locked(&self.pumped).flows);
+        drop(rest);
     }
 
     /// A closed flow has bytes on their way, or has no more.

@@ -55,7 +55,8 @@
 //! - After [`Session::close`] no thread and no descriptor of the session is left. Sessions with equal settings share one agent thread;
 //!   the last one ends it.
 //!
-//! It is not for signal handlers. A forked child must not use a session of its parent; it may exec, or open its own.
+//! It is not for signal handlers. A forked child must not use a session of its parent, but may drop it, exec, or open
+//! its own.
 //!
 //! # Map
 //!
@@ -63,7 +64,9 @@
 //! | --- | --- |
 //! | `session` | [`Session`]: opening, progress, events, statistics, closing |
 //! | `endpoint` | [`Endpoint`] |
+//! | `door` | where peers come to that have an endpoint's blob |
 //! | `flow` | [`Flow`]: its data calls, what blocks, and what the agent asks of it |
+//! | `blob` | what endpoints publish, and the messages between two ends that know each other by that |
 //! | `hub` | what the flows of a session share: the poll set, updates, events |
 //! | `agents` | the agents of this process |
 //! | `event` | events and statistics |
@@ -71,6 +74,8 @@
 //! | `socket` | system calls for sockets |
 
 mod agents;
+mod blob;
+mod door;
 mod endpoint;
 mod error;
 mod event;
@@ -79,6 +84,7 @@ mod hub;
 mod session;
 mod socket;
 
+pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};
 pub use event::{FlowChange, FlowStats, SessionEvent, SessionStats, StreamState};

@@ -1,6 +1,8 @@
 //! Sessions.
 
 use std::fmt;
+use std::io;
+use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use slim_core::config::{Config, LogLevel};
 
 use crate::agents;
+use crate::blob::{Blob, BlobError, DoorKey};
 use crate::endpoint::SessionEndpoint;
 use crate::error::{ConnectError, SessionError};
 use crate::event::{SessionEvent, SessionStats};
@@ -54,9 +57,11 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Agent`]: no socket, descriptor or thread for it.
-    pub fn open(options: SessionOptions) -> Result<Self, SessionError> {
+    pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
+        read_job_key(&mut options.config).map_err(SessionError::Agent)?;
         let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
-        match Hub::new(agent) {
+        let key = options.config.job_key.as_ref();
+        match Hub::new(agent, &options.job, key) {
             Ok(hub) => Ok(Self {
                 options,
                 hub: Arc::new(hub),
@@ -110,6 +115,57 @@ impl Session {
         Ok(flow)
     }
 
+    /// Begins to connect to the endpoint that has published this [blob](crate::Endpoint::blob), at the first of its addresses. The
+    /// flow is protected as soon as it is connected: nobody is asked. Waits for the agent thread, some microseconds.
+    ///
+    /// # Errors
+    /// [`ConnectError::Blob`], and those that the kernel reports at once.
+    pub fn try_connect_blob(&self, blob: &[u8]) -> Result<SessionFlow, ConnectError> {
+        let (doors, key) = self.doors(blob)?;
+        let first = doors
+            .first()
+            .ok_or(ConnectError::Blob(BlobError::Garbage))?;
+        SessionFlow::connect_by_name(&self.hub, *first, key)
+    }
+
+    /// As [`try_connect_blob`](Self::try_connect_blob); tries one address after the other, and waits at most `limit` until the endpoint
+    /// has accepted the flow.
+    ///
+    /// # Errors
+    /// [`ConnectError::TimedOut`], [`ConnectError::Blob`], and those of the kernel about the last address. `ECONNREFUSED`: the
+    /// endpoint is gone, or does not take us for one of its job.
+    pub fn connect_blob(
+        &self,
+        blob: &[u8],
+        limit: Option<Duration>,
+    ) -> Result<SessionFlow, ConnectError> {
+        let (doors, key) = self.doors(blob)?;
+        let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut last = ConnectError::Blob(BlobError::Garbage);
+        for (n, door) in doors.iter().enumerate() {
+            let left = until.map(|at| at.saturating_duration_since(Instant::now()));
+            // Each of those that are left gets as much of the time.
+            let share = left.map(|left| left / (doors.len() - n) as u32);
+            let connect = || {
+                let flow = SessionFlow::connect_by_name(&self.hub, *door, key.clone())?;
+                flow.wait_connected(share)?;
+                Ok(flow)
+            };
+            match connect() {
+                Ok(flow) => return Ok(flow),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    fn doors(&self, blob: &[u8]) -> Result<(Vec<SocketAddr>, DoorKey), ConnectError> {
+        let job = self.hub.job();
+        let blob = Blob::decode(blob, &job).map_err(ConnectError::Blob)?;
+        let key = job.door_key(&blob.secret);
+        Ok((blob.doors, key))
+    }
+
     /// A descriptor that is readable when [`progress`](Self::progress) may have something to tell: for poll, select or epoll. It
     /// is the session's, and must not be read from or closed.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
@@ -140,7 +196,7 @@ impl Session {
     }
 
     /// Has `callback` called with each event, by the thread that calls [`progress`](Self::progress) or [`wait`](Self::wait), and
-    /// no other. It must not open or close a callback itself.
+    /// no other. It takes the place of the one before.
     pub fn on_event(&self, callback: impl Fn(&SessionEvent) + Send + Sync + 'static) {
         self.hub.set_callback(Some(Arc::new(callback)));
     }
@@ -168,13 +224,15 @@ impl Session {
     }
 
     fn end(&self, limit: Duration) -> bool {
-        if !self.hub.close() {
+        if self.hub.is_parents() || !self.hub.close() {
             return true;
         }
         let begun = Instant::now();
         self.hub.set_callback(None);
+        self.hub.finish_pumping(limit);
         self.hub.members().iter().for_each(|member| member.close());
-        self.hub.wait_for_lingering(limit);
+        self.hub
+            .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         agents::leave(
             &self.options.config,
             limit.saturating_sub(begun.elapsed()).max(limit / 2),
@@ -182,8 +240,22 @@ impl Session {
     }
 }
 
+/// Where the key is in a file that has not been read yet.
+fn read_job_key(config: &mut Config) -> io::Result<()> {
+    if let Some(path) = config.job_key_file.clone() {
+        let file = slim_agent::read_job_key(&path);
+        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+        let taken = config.set_job_key(file.map_err(String::as_str));
+        taken.map_err(|problem| io::Error::other(problem.to_string()))?;
+    }
+    Ok(())
+}
+
 impl Drop for Session {
     fn drop(&mut self) {
+        if self.hub.is_parents() {
+            return mem::forget(self.hub.clone());
+        }
         self.end(DROPPED);
     }
 }

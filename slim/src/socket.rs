@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use libc::c_int;
+use rustix::event::epoll;
 use rustix::io::Errno as Raw;
 use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags,
@@ -65,6 +66,23 @@ pub(crate) fn connect(addr: SocketAddr) -> Result<(OwnFd, bool), Errno> {
 fn set_nodelay(fd: &OwnFd) {
     let on: c_int = 1;
     slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
+}
+
+/// A set of descriptors to poll, of the library's own.
+pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
+    let make = || Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+    OwnFd::make(make).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))
+}
+
+/// The set is readable while this one is.
+pub(crate) fn watch(set: &OwnFd, fd: &OwnFd) -> Result<(), Errno> {
+    let data = epoll::EventData::new_u64(0);
+    epoll::add(set, fd, data, epoll::EventFlags::IN).map_err(errno)
+}
+
+/// No more.
+pub(crate) fn unwatch(set: &OwnFd, fd: &OwnFd) {
+    let _ = epoll::delete(set, fd);
 }
 
 /// Both ends of a connection, ours first.

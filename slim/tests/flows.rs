@@ -100,14 +100,12 @@ fn progress_tells_what_to_do_and_the_descriptor_when() {
     wait_until("told", seen(near.id(), FlowChange::Connected));
     wait_until("told", seen(far.id(), FlowChange::Protected));
     assert!(session.events().is_empty());
-    // Nothing more is to be told.
-    std::thread::sleep(Duration::from_millis(50));
-    session.progress(&mut Vec::new());
-    assert!(!session.wait(&mut Vec::new(), Some(Duration::from_millis(50))));
-    assert_eq!(
-        slim_sys::ready(std::os::fd::AsRawFd::as_raw_fd(&session), libc::POLLIN),
-        0
-    );
+    // When everything is told the descriptor is quiet.
+    wait_until("quiet", || {
+        session.progress(&mut Vec::new());
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&session);
+        slim_sys::poll(fd, libc::POLLIN, Some(Duration::from_millis(50))) == 0
+    });
 }
 
 #[test]
@@ -223,7 +221,11 @@ fn without_slim_everything_is_plain_at_once() {
 #[test]
 fn what_the_kernel_refuses_is_told_with_its_number() {
     let session = session();
-    let closed = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    // Taken, so that nobody else listens there.
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&taken, &loopback()).unwrap();
+    let closed = getsockname(&taken).unwrap().try_into().unwrap();
     let refused = session.connect(closed, LIMIT).unwrap_err();
     assert_eq!(refused, ConnectError::Kernel(libc::ECONNREFUSED));
     assert_eq!(
@@ -267,7 +269,7 @@ fn a_reset_is_the_peer_s_error() {
 
 #[test]
 fn two_sessions_in_one_process_with_keys_of_their_own() {
-    let key = |key: &str| session_with(&[("SLIM_JOB_KEY", key), ("SLIM_HELLO_TIMEOUT", "0.5")]);
+    let key = |key: &str| session_with(&[("SLIM_JOB_KEY", key)]);
     let (one, other) = (key("the first job's key"), key("the other job's key"));
     let (at_one, at_other) = (listen(&one), listen(&other));
     drop(pair(&one, &at_one));

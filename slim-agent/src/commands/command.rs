@@ -3,11 +3,11 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slim_core::endpoint::Opened;
+use slim_core::endpoint::{Agreed, Announcement, Opened};
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
@@ -33,6 +33,20 @@ pub(crate) enum Command {
         io: Arc<dyn FlowIo>,
         local: SocketAddr,
         opened: Arc<Opened>,
+    },
+    /// The same for a flow that both ends have agreed on by other means.
+    OpenAgreed {
+        token: FlowToken,
+        io: Arc<dyn FlowIo>,
+        role: Role,
+        local: SocketAddr,
+        remote: SocketAddr,
+        agreed: Box<Agreed>,
+    },
+    /// What the other end of such a flow is to know of this process.
+    Describe {
+        answer: Arc<Mutex<Option<Announcement>>>,
+        done: Done,
     },
     /// A connection with these addresses is about to be made.
     AboutToConnect {

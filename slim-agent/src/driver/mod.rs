@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use slim_core::config::Config;
@@ -231,6 +231,29 @@ impl Driver {
             } => {
                 self.add_flow(now, token, io);
                 self.endpoint.open_known(now, token, local, &opened);
+            }
+            Command::OpenAgreed {
+                token,
+                io,
+                role,
+                local,
+                remote,
+                agreed,
+            } => {
+                self.add_flow(now, token, io);
+                // Where nobody can come to us it is plain TCP, as a flow that asks.
+                let served = self.serve_at(local);
+                self.endpoint
+                    .open_agreed(now, token, role, (local, remote), &agreed);
+                if !served {
+                    self.endpoint.demote(now, token);
+                }
+            }
+            Command::Describe { answer, done } => {
+                let mut answer = answer.lock().unwrap_or_else(PoisonError::into_inner);
+                *answer = Some(self.endpoint.announcement());
+                drop(answer);
+                done.tell();
             }
             Command::AboutToConnect { local, remote } => {
                 self.endpoint.about_to_connect(now, local, remote);

@@ -173,7 +173,9 @@ impl Survivor {
 
     fn obey(&self, command: Command) {
         match command {
-            Command::Open { io, .. } | Command::OpenKnown { io, .. } => io.legacy(self.required),
+            Command::Open { io, .. }
+            | Command::OpenAgreed { io, .. }
+            | Command::OpenKnown { io, .. } => io.legacy(self.required),
             Command::Unlisten {
                 done: Some(done), ..
             }

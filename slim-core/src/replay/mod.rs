@@ -22,12 +22,17 @@
 //! small and each new one twice as large, up to [`CHUNK`], so that a flow that has little on its way takes
 //! little memory; chunks of the full size come from a process-wide pool. No chunk is filled with zeros first.
 //!
+//! Bytes in a buffer that the caller shares ([`Replay::push_shared`]) are not copied: the buffer itself is a chunk, until all of its
+//! bytes are trimmed.
+//!
 //! Where no memory is to be had the buffer goes on without what it should have kept. That harms nobody as long as the
 //! peer's kernel gets those bytes; should a resume ask for one of them the flow ends, as it would without SLIM.
 
 mod pool;
 
 use std::fmt;
+
+use bytes::Bytes;
 
 use crate::memory::{self, OutOfMemory};
 
@@ -55,12 +60,36 @@ pub struct Replay {
 struct Chunk {
     /// Sequence number of its first byte.
     from: u64,
-    bytes: Vec<u8>,
+    bytes: KeptBytes,
+}
+
+/// What a chunk without room has.
+enum KeptBytes {
+    Copied(Vec<u8>),
+    Shared(Bytes),
+}
+
+impl KeptBytes {
+    #[inline]
+    fn get(&self) -> &[u8] {
+        match self {
+            Self::Copied(bytes) => bytes,
+            Self::Shared(bytes) => bytes,
+        }
+    }
+
+    /// What can be used again.
+    fn into_copied(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Copied(bytes) => Some(bytes),
+            Self::Shared(_) => None,
+        }
+    }
 }
 
 impl Chunk {
     fn to(&self) -> u64 {
-        self.from + self.bytes.len() as u64
+        self.from + self.bytes.get().len() as u64
     }
 }
 
@@ -155,21 +184,51 @@ impl Replay {
         }
     }
 
+    /// Bytes sent: keeps the buffer itself, if there is memory to note it, and advances [`end`](Replay::end). It is dropped when all of
+    /// it is trimmed; the byte before [`start`](Replay::start) is a copy.
+    pub fn push_shared(&mut self, bytes: Bytes) {
+        let len = bytes.len() as u64;
+        if len == 0 {
+            return;
+        }
+        // One place for it, and one for the chunk with room, which comes before it.
+        if self.reserve(2).is_err() {
+            return self.skip_to(self.end + len);
+        }
+        if !self.last.is_empty() {
+            let from = self.end - self.last.len() as u64;
+            let bytes = KeptBytes::Copied(std::mem::take(&mut self.last));
+            self.full.push(Chunk { from, bytes });
+        }
+        let (from, bytes) = (self.end, KeptBytes::Shared(bytes));
+        self.full.push(Chunk { from, bytes });
+        self.end += len;
+    }
+
+    /// Makes room for so many chunks.
+    fn reserve(&mut self, chunks: usize) -> Result<(), OutOfMemory> {
+        // Most flows never have a full chunk.
+        if self.full.capacity() - self.full.len() < chunks {
+            let more = self.full.len().max(4);
+            memory::reserve(&mut self.full, more)?;
+        }
+        Ok(())
+    }
+
     /// The last chunk is full: makes a new one, for `wanted` bytes if they are not too many.
     fn grow(&mut self, wanted: usize) -> Result<(), OutOfMemory> {
         let twice = 2 * self.last.capacity();
         let size = twice.max(wanted.next_power_of_two()).clamp(FIRST, CHUNK);
-        // Most flows never have a full chunk.
-        if !self.last.is_empty() && self.full.len() == self.full.capacity() {
-            let more = self.full.len().max(4);
-            memory::reserve(&mut self.full, more)?;
+        if !self.last.is_empty() {
+            self.reserve(1)?;
         }
         let full = std::mem::replace(&mut self.last, POOL.take(size)?);
         if full.is_empty() {
             POOL.give([full]);
         } else {
             let from = self.end - full.len() as u64;
-            self.full.push(Chunk { from, bytes: full });
+            let bytes = KeptBytes::Copied(full);
+            self.full.push(Chunk { from, bytes });
         }
         Ok(())
     }
@@ -251,8 +310,8 @@ impl Replay {
     fn held(&self, seq: u64) -> &[u8] {
         let before = self.full.partition_point(|c| c.to() <= seq);
         let (from, bytes) = match self.full.get(before) {
-            Some(chunk) => (chunk.from, &chunk.bytes),
-            None => (self.end - self.last.len() as u64, &self.last),
+            Some(chunk) => (chunk.from, chunk.bytes.get()),
+            None => (self.end - self.last.len() as u64, &self.last[..]),
         };
         &bytes[(seq - from) as usize..]
     }
@@ -260,7 +319,8 @@ impl Replay {
     /// Gives the first `count` full chunks back.
     fn release(&mut self, count: usize) {
         if count > 0 {
-            POOL.give(self.full.drain(..count).map(|c| c.bytes));
+            let released = self.full.drain(..count);
+            POOL.give(released.filter_map(|c| c.bytes.into_copied()));
         }
     }
 }
@@ -268,7 +328,8 @@ impl Replay {
 impl Drop for Replay {
     fn drop(&mut self) {
         let last = std::mem::take(&mut self.last);
-        POOL.give(self.full.drain(..).map(|c| c.bytes).chain([last]));
+        let full = self.full.drain(..);
+        POOL.give(full.filter_map(|c| c.bytes.into_copied()).chain([last]));
     }
 }
 
@@ -302,14 +363,24 @@ mod tests {
         all
     }
 
+    /// Of copies.
     fn memory(replay: &Replay) -> usize {
-        let full: usize = replay.full.iter().map(|c| c.bytes.capacity()).sum();
-        full + replay.last.capacity()
+        let copied = |c: &Chunk| match &c.bytes {
+            KeptBytes::Copied(bytes) => bytes.capacity(),
+            KeptBytes::Shared(_) => 0,
+        };
+        replay.full.iter().map(copied).sum::<usize>() + replay.last.capacity()
+    }
+
+    fn shared(replay: &Replay) -> usize {
+        let is_shared = |c: &&Chunk| matches!(c.bytes, KeptBytes::Shared(_));
+        replay.full.iter().filter(is_shared).count()
     }
 
     #[derive(Clone, Debug)]
     enum Op {
         Push(u64),
+        Share(u64),
         Skip(u64),
         /// Thousandths of what is held.
         Trim(u64),
@@ -322,6 +393,8 @@ mod tests {
             4 => (0..64u64).prop_map(Op::Push),
             2 => (0..3 * chunk).prop_map(Op::Push),
             1 => prop_oneof![Just(chunk - 1), Just(chunk), Just(chunk + 1)].prop_map(Op::Push),
+            2 => (0..3 * chunk).prop_map(Op::Share),
+            1 => (0..64u64).prop_map(Op::Share),
             1 => (0..2 * chunk).prop_map(Op::Skip),
             3 => (0..=1000u64).prop_map(Op::Trim),
             1 => Just(Op::Trim(1000)),
@@ -345,6 +418,10 @@ mod tests {
                 match op {
                     Op::Push(n) => {
                         replay.push(&bytes(end, n));
+                        end += n;
+                    }
+                    Op::Share(n) => {
+                        replay.push_shared(bytes(end, n).into());
                         end += n;
                     }
                     Op::Skip(n) => {
@@ -374,8 +451,9 @@ mod tests {
                     prop_assert!(start == 0 || replay.chunk_at(start - 1).is_err());
                 }
                 prop_assert!(start < 2 || replay.chunk_at(start - 2).is_err());
-                // Bounded by what is in flight: two chunks may be partly used.
-                prop_assert!(memory(&replay) <= replay.len() + 2 * CHUNK);
+                // Bounded by what is in flight: two chunks may be partly used, and the one before each shared buffer.
+                let partly = 2 + shared(&replay);
+                prop_assert!(memory(&replay) <= replay.len() + partly * CHUNK);
                 prop_assert!(!replay.is_empty() || replay.full.is_empty());
             }
         }
@@ -396,6 +474,47 @@ mod tests {
         assert_eq!(replay.chunk_at(101), Err(error(101)));
         assert_eq!(replay.chunk_at(100), Ok(None));
         assert_eq!(replay.chunk_at(40), Ok(Some(&bytes(40, 60)[..])));
+    }
+
+    /// Says when it is dropped.
+    struct Owner(Vec<u8>, std::sync::mpsc::Sender<()>);
+
+    impl AsRef<[u8]> for Owner {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    impl Drop for Owner {
+        fn drop(&mut self) {
+            let _ = self.1.send(());
+        }
+    }
+
+    #[test]
+    fn a_shared_buffer_is_not_copied_and_goes_when_all_of_it_is_trimmed() {
+        let mut replay = Replay::new();
+        let (tell, dropped) = std::sync::mpsc::channel();
+        replay.push(&bytes(0, 10));
+        let buffer = Bytes::from_owner(Owner(bytes(10, 100), tell));
+        let at = buffer.as_ptr();
+        // In two parts, as a kernel takes it.
+        replay.push_shared(buffer.slice(..60));
+        replay.push_shared(buffer.slice(60..));
+        drop(buffer);
+        replay.push(&bytes(110, 5));
+        assert_eq!(held_from(&replay, 0), bytes(0, 115));
+        assert_eq!(replay.chunk_at(10).unwrap().unwrap().as_ptr(), at);
+        assert!(memory(&replay) <= 2 * FIRST);
+        replay.trim(109);
+        assert!(dropped.try_recv().is_err());
+        assert_eq!(held_from(&replay, 108), bytes(108, 7));
+        replay.trim(110);
+        assert!(dropped.try_recv().is_ok());
+        // The byte before is there all the same.
+        assert_eq!(held_from(&replay, 109), bytes(109, 6));
+        replay.push_shared(Bytes::new());
+        assert_eq!((replay.start(), replay.end()), (110, 115));
     }
 
     #[test]
@@ -449,7 +568,7 @@ mod tests {
             replay
                 .full
                 .iter()
-                .all(|c| c.bytes.len() == c.bytes.capacity())
+                .all(|c| matches!(&c.bytes, KeptBytes::Copied(b) if b.len() == b.capacity()))
         );
         assert!(memory(&replay) <= replay.len() + CHUNK);
     }

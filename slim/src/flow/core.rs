@@ -3,46 +3,49 @@
 //! Data calls are inside of the stream until they have counted, and none waits there, so that the descriptor they use is the
 //! present transport's. All else lies under the lock of [`FlowCtl`], which is never held over a call that waits.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::net::SocketAddr;
-use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::epoll::EventFlags;
-use slim_agent::{Agent, FlowIo, Heard};
-use slim_core::replay::Replay;
-use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
+use slim_agent::{Agent, FlowIo};
+use slim_core::endpoint::Agreed;
+use slim_core::{Cause, FlowToken, Role, Verdict};
 use slim_stream::{Inside, ReceiveHalf, SendHalf, Stream};
-use slim_sys::{Errno, KeepAlive, OwnFd, SignalsBlocked};
+use slim_sys::{Errno, KeepAlive, OwnFd};
 
+use super::introducing::Introducing;
+use super::posts::Posts;
 use crate::error::TransferError;
 use crate::event::{FlowChange, FlowStats, StreamState};
-use crate::hub::{Hub, Member, Update, bits, next_id};
+use crate::hub::{Hub, bits, next_id};
 use crate::socket;
 
 /// One end of a flow.
 pub(crate) struct FlowCore {
     pub(super) hub: Arc<Hub>,
     pub(super) token: FlowToken,
-    role: Role,
+    pub(super) role: Role,
     remote: SocketAddr,
     pub(super) stream: Stream,
     /// The transport, for who is inside.
     pub(super) fd: AtomicI32,
     /// There are bytes in the stash. It changes only while nobody is inside, or by who takes them.
     pub(super) stashed: AtomicBool,
-    connecting: AtomicBool,
+    pub(super) connecting: AtomicBool,
     pub(super) plain: AtomicBool,
     pub(super) live: AtomicBool,
-    closed: AtomicBool,
+    pub(super) closed: AtomicBool,
     /// A send found no room, or none was tried yet: that there is room again is told.
-    blocked: AtomicBool,
+    pub(super) blocked: AtomicBool,
     /// What has changed, in [`bits`].
-    news: AtomicU32,
-    sent: AtomicU64,
-    received: AtomicU64,
+    pub(super) news: AtomicU32,
+    pub(super) sent: AtomicU64,
+    pub(super) received: AtomicU64,
+    /// Something is posted that the kernel has not taken: other sends wait for it.
+    pub(super) queued: AtomicBool,
+    pub(super) posts: Mutex<Posts>,
     ctl: Mutex<FlowCtl>,
 }
 
@@ -62,6 +65,8 @@ pub(super) struct FlowCtl {
     pub(super) verdict: Option<Verdict>,
     /// The agent knows the flow.
     pub(super) known: bool,
+    /// What is said on the first connection before it is the flow's, if the peer is known by its blob.
+    pub(super) introducing: Option<Box<Introducing>>,
     pub(super) closed: bool,
     /// Closed, and counted as lingering.
     pub(super) lingers: bool,
@@ -110,6 +115,8 @@ impl FlowCore {
             news: AtomicU32::new(0),
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
+            queued: AtomicBool::new(false),
+            posts: Mutex::default(),
             ctl: Mutex::new(FlowCtl {
                 sock: Some(fd.clone()),
                 receiving: ReceiveHalf::new(role == Role::Connector),
@@ -119,6 +126,7 @@ impl FlowCore {
                 given_up: None,
                 verdict: None,
                 known: false,
+                introducing: None,
                 closed: false,
                 lingers: false,
                 end_shown: false,
@@ -198,7 +206,7 @@ impl FlowCore {
         self.stream.wake();
     }
 
-    fn note_and(&self, what: u32, wake: bool) {
+    pub(super) fn note_and(&self, what: u32, wake: bool) {
         let before = self.news.fetch_or(what, Ordering::AcqRel);
         if before == 0 {
             self.hub.change(self.id(), wake);
@@ -217,12 +225,18 @@ impl FlowCore {
         if slim_sys::ready(fd, libc::POLLOUT) == 0 || !self.connecting.load(Ordering::Acquire) {
             return;
         }
-        match socket::error(fd) {
-            None => {
+        let failed = match (socket::error(fd), &mut ctl.introducing) {
+            (Some(errno), _) => Err(errno),
+            (None, None) => Ok(Some(None)),
+            (None, Some(introducing)) => introducing.go_on(fd).map(|all| all.map(Some)),
+        };
+        match failed {
+            Ok(None) => {}
+            Ok(Some(agreed)) => {
                 drop(ctl);
-                self.begin();
+                self.begin(agreed.map(|agreed| (agreed, &[][..])));
             }
-            Some(errno) => {
+            Err(errno) => {
                 ctl.verdict = Some(Verdict::Errno(errno));
                 self.stream.bar();
                 self.connecting.store(false, Ordering::Release);
@@ -234,137 +248,46 @@ impl FlowCore {
         }
     }
 
-    /// The first connection stands: the agent negotiates.
-    pub(super) fn begin(self: &Arc<Self>) {
+    /// The first connection stands: the agent negotiates, or hears what both ends have agreed on; then
+    /// `last` is said there, if anything, before it is the flow's.
+    pub(super) fn begin(self: &Arc<Self>, agreed: Option<(Agreed, &[u8])>) {
         let mut ctl = self.ctl();
-        let local = ctl.sock.as_ref().and_then(|sock| socket::local(sock));
-        let Some(local) = local.filter(|_| !ctl.known && !ctl.closed) else {
+        let Some(sock) = ctl.sock.clone().filter(|_| !ctl.known && !ctl.closed) else {
+            return;
+        };
+        let Some(local) = socket::local(&sock) else {
             return;
         };
         ctl.local = Some(local);
         ctl.known = true;
+        ctl.introducing = None;
         self.stream.renew();
-        self.stream.begin();
         let io: Arc<dyn FlowIo> = self.clone();
-        self.agent()
-            .open(self.token, io, self.role, local, self.remote);
+        if let Some((agreed, last)) = agreed {
+            let ends = (local, self.remote);
+            // Whoever is asked about it knows it.
+            self.live.store(true, Ordering::Release);
+            self.agent()
+                .open_agreed(self.token, io, self.role, ends, agreed);
+            if !last.is_empty() {
+                // It fits; if the connection is dead, the first call meets that.
+                let _ = socket::send(sock.raw(), &[IoSlice::new(last)]);
+            }
+            // What was said until here does not count.
+            self.stream.carried_by(&mut ctl.receiving, sock.raw());
+        } else {
+            self.agent()
+                .open(self.token, io, self.role, local, self.remote);
+        }
+        self.stream.begin();
         self.connecting.store(false, Ordering::Release);
         drop(ctl);
         self.hub.tell(self.id(), FlowChange::Connected);
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
     }
 
-    /// Sends what the kernel takes.
-    pub(super) fn send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
-        let first = self.try_send(data);
-        if first != Err(TransferError::WouldBlock) {
-            return first;
-        }
-        // Room that there is from now on is told; what has come in between is found.
-        self.blocked.store(true, Ordering::SeqCst);
-        self.try_send(data)
-    }
-
-    fn try_send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
-        loop {
-            if !self.enter()? {
-                return self.outside(|verdict| match verdict {
-                    Verdict::Errno(errno) => Err(TransferError::Lost(errno)),
-                    Verdict::Eof => Err(TransferError::ShutDown),
-                });
-            }
-            let fd = self.fd.load(Ordering::Relaxed);
-            let sent = self.send_inside(fd, data);
-            let again = match sent {
-                Err(TransferError::Lost(errno)) => self.fault(Cause::Errno(errno)),
-                _ => false,
-            };
-            self.leave();
-            if again {
-                continue;
-            }
-            if let Ok(n) = sent {
-                self.sent.fetch_add(n as u64, Ordering::Relaxed);
-            }
-            return sent;
-        }
-    }
-
-    fn send_inside(&self, fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
-        let sent = self.with_half(|half| {
-            // Looked at with the half: the end is where the last send was.
-            if self.stream.local_final().is_some() {
-                return Err(TransferError::ShutDown);
-            }
-            let n = socket::send(fd, data).map_err(refused)?;
-            if !self.plain.load(Ordering::Acquire) {
-                let copy = |from, replay: &mut Replay| push_from(data, from, n, replay);
-                half.account(n, copy, || self.stream.unacked(fd));
-            }
-            Ok(n)
-        })?;
-        if !self.plain.load(Ordering::Relaxed) {
-            self.stream.mark_dirty(|| self.agent().dirty(self.token));
-        }
-        Ok(sent)
-    }
-
-    /// Receives what is there.
-    pub(super) fn recv(
-        self: &Arc<Self>,
-        into: &mut [IoSliceMut<'_>],
-    ) -> Result<usize, TransferError> {
-        let room = into.iter().any(|piece| !piece.is_empty());
-        let received = self.try_recv(into, room);
-        if let Ok(n) = received {
-            self.received.fetch_add(n as u64, Ordering::Relaxed);
-        }
-        received
-    }
-
-    fn try_recv(
-        self: &Arc<Self>,
-        into: &mut [IoSliceMut<'_>],
-        room: bool,
-    ) -> Result<usize, TransferError> {
-        loop {
-            let inside = self.enter()?;
-            if self.stashed.load(Ordering::Acquire) {
-                let n = self.take_stashed(into);
-                if inside {
-                    self.leave();
-                }
-                if n > 0 || !room {
-                    return Ok(n);
-                }
-                continue;
-            }
-            if !inside {
-                return self.outside(|verdict| match verdict {
-                    Verdict::Errno(errno) => Err(TransferError::Lost(errno)),
-                    Verdict::Eof => Ok(0),
-                });
-            }
-            let fd = self.fd.load(Ordering::Relaxed);
-            let got = socket::recv(fd, into).map_err(refused);
-            let again = match got {
-                Ok(0) if room => self.end_of_stream(),
-                Ok(n) => {
-                    self.stream.count(&Inside::Counted, n);
-                    false
-                }
-                Err(TransferError::Lost(errno)) => self.fault(Cause::Errno(errno)),
-                Err(_) => false,
-            };
-            self.leave();
-            if !again {
-                return got;
-            }
-        }
-    }
-
     /// Whether the caller is inside now; `leave` afterwards.
-    fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
+    pub(super) fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
         if self.connecting.load(Ordering::Acquire) {
             self.look_at_connecting();
         }
@@ -374,159 +297,21 @@ impl FlowCore {
         Ok(!self.connecting.load(Ordering::Acquire) && self.stream.enter())
     }
 
-    fn leave(&self) {
+    pub(super) fn leave(&self) {
         if self.stream.leave(Inside::Counted).last_and_barred {
             self.conclude(&mut self.ctl());
         }
     }
 
-    /// What a call is told while nobody gets inside.
-    fn outside<T>(
-        &self,
-        of: impl FnOnce(Verdict) -> Result<T, TransferError>,
-    ) -> Result<T, TransferError> {
-        match self.ctl().verdict {
-            Some(verdict) => of(verdict),
-            None => Err(TransferError::WouldBlock),
-        }
-    }
-
-    fn take_stashed(&self, into: &mut [IoSliceMut<'_>]) -> usize {
-        let mut ctl = self.ctl();
-        let stash = &mut ctl.receiving.stash;
-        let n = into.iter_mut().map(|piece| stash.read(piece)).sum();
-        self.stashed.store(!stash.is_empty(), Ordering::Release);
-        n
-    }
-
-    /// A call that is inside has met the end of the transport. Whether it is to look again: else that is the end of the stream.
-    fn end_of_stream(&self) -> bool {
-        let received = self.stream.received();
-        if self.plain.load(Ordering::Acquire) || self.stream.ends_at(received) {
-            return false;
-        }
-        if !self.live.load(Ordering::Acquire) && !self.hear() {
-            // There is nobody yet who could be asked about it.
-            self.ctl().end_shown = true;
-            return false;
-        }
-        self.fault(Cause::Eof { received })
-    }
-
-    /// Whether the peer of an accepted flow has said that it has SLIM; that wakes nobody where it was said by OPEN.
-    fn hear(&self) -> bool {
+    /// Why nothing more can be posted, if that is so.
+    pub(super) fn refuses_posts(&self) -> Option<TransferError> {
         let ctl = self.ctl();
-        let local = ctl.local.filter(|_| !ctl.receiving.has_moved());
-        let (Some(local), Role::Acceptor) = (local, self.role) else {
-            return false;
-        };
-        drop(ctl);
-        let _signals = SignalsBlocked::new();
-        self.agent().heard(local, self.remote) != Heard::Nothing
-    }
-
-    /// A call that is inside has found the transport dead, or at an end that nobody has announced. Whether it is to look
-    /// again: else its error is the program's.
-    fn fault(&self, cause: Cause) -> bool {
-        let mut ctl = self.ctl();
-        if self.plain.load(Ordering::Acquire) {
-            if let (Cause::Errno(errno), None) = (cause, ctl.given_up) {
-                // The kernel says it once.
-                self.stream.bar();
-                ctl.given_up = Some(Verdict::Errno(errno));
-            }
-            return false;
+        match ctl.verdict {
+            _ if ctl.closed => Some(TransferError::Closed),
+            Some(Verdict::Errno(errno)) => Some(TransferError::Lost(errno)),
+            Some(Verdict::Eof) => Some(TransferError::ShutDown),
+            None => None,
         }
-        if !self.stream.is_barred() {
-            self.stream.bar();
-            ctl.fault = Some((cause, false));
-            let errno = match cause {
-                Cause::Errno(errno) => Some(errno),
-                _ => None,
-            };
-            // Most unannounced ends are announced in the next moment.
-            self.suspended(&mut ctl, errno, errno.is_some());
-        } else if let (Cause::Errno(errno), Some((Cause::Eof { .. }, _))) = (cause, ctl.fault) {
-            ctl.taken.get_or_insert(errno);
-        }
-        true
-    }
-
-    /// Ends our direction.
-    pub(super) fn finish(self: &Arc<Self>) -> Result<(), TransferError> {
-        self.look_at_connecting();
-        let ctl = self.ctl();
-        if ctl.closed {
-            return Err(TransferError::Closed);
-        }
-        if !ctl.known {
-            return Err(TransferError::WouldBlock);
-        }
-        if let Some(end) = self.end_sending() {
-            self.agent().shut(self.token, end, FinHow::HalfClose);
-            self.shut_transport(&ctl);
-        }
-        Ok(())
-    }
-
-    /// Where our stream ends, unless it has ended before.
-    fn end_sending(&self) -> Option<u64> {
-        self.with_half(|half| self.stream.end_at(half.sent()).then(|| half.sent()))
-    }
-
-    /// The kernel tells the peer's; a transport that is away is not touched, and the next one is shut when it is installed.
-    fn shut_transport(&self, ctl: &FlowCtl) {
-        if let Some(sock) = ctl.sock.as_ref().filter(|_| !self.stream.is_barred()) {
-            slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
-        }
-    }
-
-    /// Closes the flow. With `reset`, or with bytes that were not received, what is under way is thrown away.
-    pub(super) fn close(&self, reset: bool) {
-        let mut ctl = self.ctl();
-        if std::mem::replace(&mut ctl.closed, true) {
-            return;
-        }
-        self.closed.store(true, Ordering::Release);
-        if let Some(since) = ctl.suspended.take() {
-            ctl.away += since.elapsed();
-        }
-        if !ctl.known || ctl.verdict.is_some() {
-            self.unwatch(&mut ctl);
-            drop(ctl);
-            return self.hub.remove(self.id(), Some(self.counters()));
-        }
-        let sock = ctl.sock.clone();
-        let in_use = sock.as_ref().filter(|_| !self.stream.is_barred());
-        let in_kernel = || in_use.is_some_and(|sock| slim_sys::readable(sock.raw()) > 0);
-        let reset = reset || !ctl.receiving.stash.is_empty() || in_kernel();
-        let end = self.end_sending().or_else(|| self.stream.local_final());
-        let how = if reset { FinHow::Reset } else { FinHow::Close };
-        if !self.plain.load(Ordering::Acquire) {
-            // Before the kernel sends anything of it: who asks about an end must not be told that the flow is open.
-            let end = end.unwrap_or_default();
-            self.agent().finish(self.token, end, how);
-        }
-        if let Some(sock) = &sock {
-            self.hub.unwatch(sock);
-        }
-        ctl.receiving.stash = slim_core::stash::Stash::new();
-        if reset {
-            if let Some(sock) = ctl.sock.take() {
-                let at_once = slim_sys::AT_ONCE;
-                slim_sys::set_option(sock.raw(), libc::SOL_SOCKET, libc::SO_LINGER, &at_once);
-            }
-            self.agent().gone(self.token);
-        } else {
-            self.shut_transport(&ctl);
-            if !self.plain.load(Ordering::Acquire) {
-                ctl.lingers = true;
-                self.hub.lingers(true);
-            }
-        }
-        drop(ctl);
-        self.stream.wake();
-        self.hub.remove(self.id(), Some(self.counters()));
     }
 
     /// The transport is not asked any more.
@@ -543,95 +328,6 @@ impl FlowCore {
         let r = f(unsafe { self.stream.half() });
         self.stream.unlock_half();
         r
-    }
-
-    /// The kernel says that the transport is dead, or has ended, when no call has met that yet.
-    fn look_at_end(self: &Arc<Self>) {
-        if !matches!(self.enter(), Ok(true)) {
-            return;
-        }
-        let fd = self.fd.load(Ordering::Relaxed);
-        let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // What both ends have ended is over in good order. What is plain TCP is received before its error is told.
-        let failed = !self.plain.load(Ordering::Acquire)
-            && slim_sys::is_over(fd)
-            && (self.stream.local_final().is_none() || slim_sys::has_error(fd));
-        if failed {
-            self.fault(Cause::Errno(socket::error(fd).unwrap_or(libc::ECONNRESET)));
-            return self.leave();
-        }
-        match slim_sys::recv(fd, &mut [0], look) {
-            Ok(0) => drop(self.end_of_stream()),
-            Err(errno) if socket::is_end(errno) => drop(self.fault(Cause::Errno(errno))),
-            _ => {}
-        }
-        self.leave();
-    }
-}
-
-/// What a data call is told of an error of the kernel's.
-fn refused(errno: Errno) -> TransferError {
-    match errno {
-        libc::EAGAIN => TransferError::WouldBlock,
-        errno if socket::is_end(errno) => TransferError::Lost(errno),
-        errno => TransferError::Kernel(errno),
-    }
-}
-
-/// Appends the bytes from the `from`th to the `to`th of all pieces.
-fn push_from(data: &[IoSlice<'_>], from: usize, to: usize, replay: &mut Replay) {
-    let mut at = 0;
-    for piece in data {
-        let (first, last) = (from.max(at) - at, to.min(at + piece.len()).max(at) - at);
-        if first < last {
-            replay.push(&piece[first..last]);
-        }
-        at += piece.len();
-    }
-}
-
-/// [`Member`] is for the shared pointer: the agent gets one when the flow begins.
-impl Member for FlowCore {
-    fn ready(self: Arc<Self>, flags: EventFlags) {
-        let connecting = self.connecting.load(Ordering::Acquire);
-        self.look_at_connecting();
-        if flags.intersects(EventFlags::ERR | EventFlags::HUP | EventFlags::RDHUP) {
-            self.look_at_end();
-        }
-        let mut what = 0;
-        if flags.intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::ERR | EventFlags::HUP)
-        {
-            what |= bits::READABLE;
-        }
-        if flags.intersects(EventFlags::OUT | EventFlags::ERR | EventFlags::HUP)
-            && self.blocked.swap(false, Ordering::SeqCst)
-        {
-            what |= bits::WRITABLE;
-        }
-        // What is away has nothing to offer, and tells when it is back.
-        if what != 0 && !connecting && !self.stream.is_barred() {
-            self.note_and(what, false);
-        }
-    }
-
-    fn take_update(&self) -> Update {
-        let news = self.news.swap(0, Ordering::AcqRel);
-        Update {
-            id: self.id(),
-            acceptable: false,
-            readable: news & bits::READABLE != 0,
-            writable: news & bits::WRITABLE != 0,
-            changed: news & bits::CHANGED != 0,
-            ended: news & bits::ENDED != 0,
-        }
-    }
-
-    fn close(&self) {
-        FlowCore::close(self, false);
-    }
-
-    fn stats(&self) -> Option<FlowStats> {
-        Some(self.counters())
     }
 }
 

@@ -1,22 +1,35 @@
 //! Flows: the handle that a program has.
 
+mod calls;
 mod control;
 mod core;
+mod ending;
+mod introducing;
+mod member;
+mod posting;
+mod posts;
 mod wait;
 
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
+use std::mem;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use bytes::Bytes;
+use slim_core::Role;
+use slim_sys::{Errno, OwnFd};
+
 use self::core::FlowCore;
-pub(crate) use self::wait::Until;
+use self::introducing::Introducing;
+use crate::blob::DoorKey;
+use crate::door::Admitted;
 use crate::error::{ConnectError, TransferError};
 use crate::event::{FlowStats, StreamState};
 use crate::hub::Hub;
 use crate::socket;
-use slim_core::Role;
-use slim_sys::OwnFd;
+
+pub(crate) use self::wait::Until;
 
 /// One byte stream between two processes, in both directions.
 ///
@@ -41,11 +54,38 @@ impl SessionFlow {
     }
 
     /// Of a connection that was accepted.
-    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, slim_sys::Errno> {
+    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, Errno> {
         // The peer may have gone already.
         let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
-        core.begin();
+        core.begin(None);
+        Ok(Self { core })
+    }
+
+    /// Begins to connect to the door of an endpoint whose blob is known.
+    pub(crate) fn connect_by_name(
+        hub: &Arc<Hub>,
+        door: SocketAddr,
+        key: DoorKey,
+    ) -> Result<Self, ConnectError> {
+        if hub.is_closed() {
+            return Err(ConnectError::Closed);
+        }
+        let introducing = Introducing::new(&hub.agent, key).map_err(ConnectError::Kernel)?;
+        let (fd, _) = socket::connect(door).map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create(hub, fd, Role::Connector, door);
+        let core = core.map_err(ConnectError::Kernel)?;
+        core.ctl().introducing = Some(Box::new(introducing));
+        core.look_at_connecting();
+        Ok(Self { core })
+    }
+
+    /// Of a connection at the door.
+    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, Errno> {
+        // It may be over already; then the connector has no flow either.
+        let (_, remote) = socket::ends(&admitted.fd).ok_or(libc::ECONNABORTED)?;
+        let core = FlowCore::create(hub, admitted.fd, Role::Acceptor, remote)?;
+        core.begin(Some((admitted.agreed, &admitted.last)));
         Ok(Self { core })
     }
 
@@ -111,6 +151,25 @@ impl SessionFlow {
         self.core.recv(into)
     }
 
+    /// Posts a buffer: it is sent behind everything before it, and kept as it is, not copied, until the peer's kernel has all of
+    /// it. Never waits; how much is posted is for the program to bound. The number of the post, counted from 1 for each flow.
+    ///
+    /// What the kernel does not take at once is sent by [`Session::progress`](crate::Session::progress). Until it has taken
+    /// everything, [`try_send`](Self::try_send) would block. Buffers of less than a kilobyte may be copied. When the buffer is
+    /// dropped, and by which thread, is not said; should it have an owner of its own (`Bytes::from_owner`), that must not call the library.
+    ///
+    /// # Errors
+    /// [`TransferError::Lost`], [`TransferError::ShutDown`], [`TransferError::Closed`]; the buffer is dropped.
+    pub fn post(&self, buffer: Bytes) -> Result<u64, TransferError> {
+        self.core.post(buffer)
+    }
+
+    /// How many posts the peer's kernel has, in their order. [`Update::completed`](crate::Update::completed) tells when it has
+    /// more. The posts of a flow that fails are not completed.
+    pub fn completed(&self) -> u64 {
+        self.core.posted().1
+    }
+
     /// Ends this direction: the peer receives what was sent, then the end of the stream. This end still receives.
     ///
     /// # Errors
@@ -120,20 +179,26 @@ impl SessionFlow {
     }
 
     /// Closes the flow. What was sent is delivered all the same, by the agent, also if the connection breaks; for how long it
-    /// tries is [`Config::linger`](crate::Config::linger). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
+    /// tries is [`Config::linger`](crate::Config::linger). What was posted, and the kernel has not taken yet, is still sent by
+    /// [`Session::progress`](crate::Session::progress) and [`Session::close`](crate::Session::close). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
     /// that have not been received.
     pub fn close(self) {
-        self.core.close(false);
+        drop(self);
     }
 
     /// Closes the flow, and throws away what is not delivered yet: the peer gets `ECONNRESET`.
     pub fn reset(self) {
-        self.core.close(true);
+        if !self.core.hub.is_parents() {
+            self.core.close(true);
+        }
     }
 }
 
 impl Drop for SessionFlow {
     fn drop(&mut self) {
+        if self.core.hub.is_parents() {
+            return mem::forget(self.core.clone());
+        }
         self.core.close(false);
     }
 }

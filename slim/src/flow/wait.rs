@@ -1,8 +1,10 @@
 //! Calls that wait.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::SessionFlow;
+use super::introducing::Introducing;
 use crate::error::{ConnectError, TransferError};
 use crate::event::StreamState;
 
@@ -44,8 +46,15 @@ impl SessionFlow {
                 StreamState::Closed => return Err(ConnectError::Closed),
                 _ => return Ok(()),
             }
-            self.sleep(libc::POLLOUT, until)
-                .ok_or(ConnectError::TimedOut)?;
+            let introducing = self
+                .core
+                .ctl()
+                .introducing
+                .as_deref()
+                .map(Introducing::waits);
+            let answer = introducing.unwrap_or(false);
+            let events = if answer { libc::POLLIN } else { libc::POLLOUT };
+            self.sleep(events, until).ok_or(ConnectError::TimedOut)?;
         }
     }
 
@@ -115,6 +124,33 @@ impl SessionFlow {
         Ok(())
     }
 
+    /// Waits until the peer's kernel has all that was posted, at most `limit`.
+    ///
+    /// # Errors
+    /// [`TransferError::TimedOut`]; why the rest will never be there.
+    pub fn wait_completed(&self, limit: Option<Duration>) -> Result<(), TransferError> {
+        let until = Until::new(limit);
+        let mut pause = Duration::from_micros(20);
+        loop {
+            self.core.pump_posts(true);
+            let (posted, completed) = self.core.posted();
+            if completed == posted {
+                return Ok(());
+            }
+            if let Some(error) = self.core.refuses_posts() {
+                return Err(error);
+            }
+            let slice = until.slice().ok_or(TransferError::TimedOut)?;
+            if self.core.queued.load(Ordering::SeqCst) {
+                self.sleep(libc::POLLOUT, until);
+            } else {
+                // Nothing tells of an acknowledgement.
+                slim_sys::nap(pause.min(slice));
+                pause = (pause * 2).min(Duration::from_millis(5));
+            }
+        }
+    }
+
     /// Asks until the answer is another one than "not now".
     fn again(
         &self,
@@ -126,6 +162,13 @@ impl SessionFlow {
             match ask() {
                 Err(TransferError::WouldBlock) => {}
                 answer => return answer,
+            }
+            if events == libc::POLLOUT && self.core.queued.load(Ordering::SeqCst) {
+                // What is posted goes first.
+                self.core.pump_posts(true);
+                if !self.core.queued.load(Ordering::SeqCst) {
+                    continue;
+                }
             }
             self.sleep(events, until).ok_or(TransferError::TimedOut)?;
         }

@@ -1,0 +1,244 @@
+//! Data calls, which do not wait, and what they find out about the transport.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use slim_agent::Heard;
+use slim_core::replay::Replay;
+use slim_core::{Cause, Role, Verdict};
+use slim_stream::Inside;
+use slim_sys::{Errno, SignalsBlocked};
+
+use super::core::FlowCore;
+use crate::error::TransferError;
+use crate::socket;
+
+impl FlowCore {
+    /// Sends what the kernel takes.
+    pub(super) fn send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+        let first = self.try_send(data);
+        if first != Err(TransferError::WouldBlock) {
+            return first;
+        }
+        // Room that there is from now on is told; what has come in between is found.
+        self.blocked.store(true, Ordering::SeqCst);
+        self.try_send(data)
+    }
+
+    fn try_send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+        if self.queued.load(Ordering::SeqCst) {
+            return Err(self.refuses_posts().unwrap_or(TransferError::WouldBlock));
+        }
+        loop {
+            if !self.enter()? {
+                return self.outside(|verdict| match verdict {
+                    Verdict::Errno(errno) => Err(TransferError::Lost(errno)),
+                    Verdict::Eof => Err(TransferError::ShutDown),
+                });
+            }
+            let fd = self.fd.load(Ordering::Relaxed);
+            let sent = self.send_inside(fd, data);
+            let again = match sent {
+                Err(TransferError::Lost(errno)) => self.fault(Cause::Errno(errno)),
+                _ => false,
+            };
+            self.leave();
+            if !again {
+                return sent;
+            }
+        }
+    }
+
+    fn send_inside(&self, fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+        let sent = self.with_half(|half| {
+            // Looked at with the half: the end is where the last send was.
+            if self.stream.local_final().is_some() {
+                return Err(TransferError::ShutDown);
+            }
+            let n = socket::send(fd, data).map_err(refused)?;
+            if !self.plain.load(Ordering::Acquire) {
+                let copy = |from, replay: &mut Replay| push_from(data, from, n, replay);
+                half.account(n, copy, || self.stream.unacked(fd));
+            }
+            // In the order of the stream: posts are told by it how far they got.
+            self.sent.fetch_add(n as u64, Ordering::Relaxed);
+            Ok(n)
+        })?;
+        if !self.plain.load(Ordering::Relaxed) {
+            self.stream.mark_dirty(|| self.agent().dirty(self.token));
+        }
+        Ok(sent)
+    }
+
+    /// Receives what is there.
+    pub(super) fn recv(
+        self: &Arc<Self>,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<usize, TransferError> {
+        let room = into.iter().any(|piece| !piece.is_empty());
+        let received = self.try_recv(into, room);
+        if let Ok(n) = received {
+            self.received.fetch_add(n as u64, Ordering::Relaxed);
+        }
+        received
+    }
+
+    fn try_recv(
+        self: &Arc<Self>,
+        into: &mut [IoSliceMut<'_>],
+        room: bool,
+    ) -> Result<usize, TransferError> {
+        loop {
+            let inside = self.enter()?;
+            if self.stashed.load(Ordering::Acquire) {
+                let n = self.take_stashed(into);
+                if inside {
+                    self.leave();
+                }
+                if n > 0 || !room {
+                    return Ok(n);
+                }
+                continue;
+            }
+            if !inside {
+                return self.outside(|verdict| match verdict {
+                    Verdict::Errno(errno) => Err(TransferError::Lost(errno)),
+                    Verdict::Eof => Ok(0),
+                });
+            }
+            let fd = self.fd.load(Ordering::Relaxed);
+            let got = socket::recv(fd, into).map_err(refused);
+            let again = match got {
+                Ok(0) if room => self.end_of_stream(),
+                Ok(n) => {
+                    self.stream.count(&Inside::Counted, n);
+                    false
+                }
+                Err(TransferError::Lost(errno)) => self.fault(Cause::Errno(errno)),
+                Err(_) => false,
+            };
+            self.leave();
+            if !again {
+                return got;
+            }
+        }
+    }
+
+    /// What a call is told while nobody gets inside.
+    fn outside<T>(
+        &self,
+        of: impl FnOnce(Verdict) -> Result<T, TransferError>,
+    ) -> Result<T, TransferError> {
+        match self.ctl().verdict {
+            Some(verdict) => of(verdict),
+            None => Err(TransferError::WouldBlock),
+        }
+    }
+
+    fn take_stashed(&self, into: &mut [IoSliceMut<'_>]) -> usize {
+        let mut ctl = self.ctl();
+        let stash = &mut ctl.receiving.stash;
+        let n = into.iter_mut().map(|piece| stash.read(piece)).sum();
+        self.stashed.store(!stash.is_empty(), Ordering::Release);
+        n
+    }
+
+    /// A call that is inside has met the end of the transport. Whether it is to look again: else that is the end of the stream.
+    fn end_of_stream(&self) -> bool {
+        let received = self.stream.received();
+        if self.plain.load(Ordering::Acquire) || self.stream.ends_at(received) {
+            return false;
+        }
+        if !self.live.load(Ordering::Acquire) && !self.hear() {
+            // There is nobody yet who could be asked about it.
+            self.ctl().end_shown = true;
+            return false;
+        }
+        self.fault(Cause::Eof { received })
+    }
+
+    /// Whether the peer of an accepted flow has said that it has SLIM; that wakes nobody where it was said by OPEN.
+    fn hear(&self) -> bool {
+        let ctl = self.ctl();
+        let local = ctl.local.filter(|_| !ctl.receiving.has_moved());
+        let (Some(local), Role::Acceptor) = (local, self.role) else {
+            return false;
+        };
+        drop(ctl);
+        let _signals = SignalsBlocked::new();
+        self.agent().heard(local, self.remote()) != Heard::Nothing
+    }
+
+    /// A call that is inside has found the transport dead, or at an end that nobody has announced. Whether it is to look
+    /// again: else its error is the program's.
+    pub(super) fn fault(&self, cause: Cause) -> bool {
+        let mut ctl = self.ctl();
+        if self.plain.load(Ordering::Acquire) {
+            if let (Cause::Errno(errno), None) = (cause, ctl.given_up) {
+                // The kernel says it once.
+                self.stream.bar();
+                ctl.given_up = Some(Verdict::Errno(errno));
+            }
+            return false;
+        }
+        if !self.stream.is_barred() {
+            self.stream.bar();
+            ctl.fault = Some((cause, false));
+            let errno = match cause {
+                Cause::Errno(errno) => Some(errno),
+                _ => None,
+            };
+            // Most unannounced ends are announced in the next moment.
+            self.suspended(&mut ctl, errno, errno.is_some());
+        } else if let (Cause::Errno(errno), Some((Cause::Eof { .. }, _))) = (cause, ctl.fault) {
+            ctl.taken.get_or_insert(errno);
+        }
+        true
+    }
+
+    /// The kernel says that the transport is dead, or has ended, when no call has met that yet.
+    pub(super) fn look_at_end(self: &Arc<Self>) {
+        if !matches!(self.enter(), Ok(true)) {
+            return;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // What both ends have ended is over in good order. What is plain TCP is received before its error is told.
+        let failed = !self.plain.load(Ordering::Acquire)
+            && slim_sys::is_over(fd)
+            && (self.stream.local_final().is_none() || slim_sys::has_error(fd));
+        if failed {
+            self.fault(Cause::Errno(socket::error(fd).unwrap_or(libc::ECONNRESET)));
+            return self.leave();
+        }
+        match slim_sys::recv(fd, &mut [0], look) {
+            Ok(0) => drop(self.end_of_stream()),
+            Err(errno) if socket::is_end(errno) => drop(self.fault(Cause::Errno(errno))),
+            _ => {}
+        }
+        self.leave();
+    }
+}
+
+/// What a data call is told of an error of the kernel's.
+pub(super) fn refused(errno: Errno) -> TransferError {
+    match errno {
+        libc::EAGAIN => TransferError::WouldBlock,
+        errno if socket::is_end(errno) => TransferError::Lost(errno),
+        errno => TransferError::Kernel(errno),
+    }
+}
+
+/// Appends the bytes from the `from`th to the `to`th of all pieces.
+fn push_from(data: &[IoSlice<'_>], from: usize, to: usize, replay: &mut Replay) {
+    let mut at = 0;
+    for piece in data {
+        let (first, last) = (from.max(at) - at, to.min(at + piece.len()).max(at) - at);
+        if first < last {
+            replay.push(&piece[first..last]);
+        }
+        at += piece.len();
+    }
+}

@@ -1,0 +1,226 @@
+//! Posted sends: buffers that the program leaves with the flow, in order, until the peer's kernel has them.
+//!
+//! ```text
+//!   post ──► queued ──► taken by the kernel: kept as they are, and sent again if the connection breaks ──► completed
+//!             │                       │
+//!             └── the sender's half of the stream gets slices of the same buffers; nothing is copied
+//! ```
+
+use std::io::IoSlice;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use bytes::{Buf, Bytes};
+use slim_core::{Cause, FinHow};
+
+use super::calls::refused;
+use super::core::FlowCore;
+use super::posts::{AfterPosts, Posts, TakenSlices};
+use crate::error::TransferError;
+use crate::hub::bits;
+use crate::socket;
+
+/// Smaller pieces are copied: `docs/design/posted-sends.md` has the measurement.
+const COPIED: usize = 1024;
+/// Buffers that one system call takes.
+const PIECES: usize = 64;
+
+impl FlowCore {
+    fn posts(&self) -> MutexGuard<'_, Posts> {
+        self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Queues a buffer, and has the kernel take what it takes at once. The number of the post, counted from 1.
+    pub(super) fn post(self: &Arc<Self>, buffer: Bytes) -> Result<u64, TransferError> {
+        if let Some(error) = self.refuses_posts() {
+            return Err(error);
+        }
+        let mut posts = self.posts();
+        if posts.then != AfterPosts::More || self.stream.local_final().is_some() {
+            return Err(TransferError::ShutDown);
+        }
+        // Else it is looked after already.
+        let first = posts.queue.is_empty() && posts.taken.is_empty();
+        posts.queue.push_back(buffer);
+        posts.posted += 1;
+        let number = posts.posted;
+        self.queued.store(true, Ordering::SeqCst);
+        self.send_queued(&mut posts);
+        drop(posts);
+        if first {
+            self.hub.pump_later(self.clone());
+        }
+        Ok(number)
+    }
+
+    /// How many posts were made, and how many are with the peer's kernel.
+    pub(super) fn posted(&self) -> (u64, u64) {
+        let posts = self.posts();
+        (posts.posted, posts.completed)
+    }
+
+    pub(super) fn has_posts(&self) -> bool {
+        let posts = self.posts();
+        !posts.queue.is_empty() || !posts.taken.is_empty()
+    }
+
+    /// To be done when the queue is empty; false if it is.
+    fn after_posts(&self, then: AfterPosts) -> bool {
+        let mut posts = self.posts();
+        let queued = !posts.queue.is_empty() && self.refuses_posts().is_none();
+        if queued && posts.then != AfterPosts::Close {
+            posts.then = then;
+        }
+        queued
+    }
+
+    /// Ends our direction behind what is posted; false if nothing is.
+    pub(super) fn finish_after_posts(&self) -> bool {
+        self.after_posts(AfterPosts::Finish)
+    }
+
+    /// Closes the flow behind what is posted; false if nothing is.
+    pub(super) fn close_after_posts(&self) -> bool {
+        self.after_posts(AfterPosts::Close)
+    }
+
+    /// Looks what can go on: true if something is still posted. What has changed is told; with `wake` also to who polls the
+    /// session's descriptor.
+    pub(super) fn pump_posts(self: &Arc<Self>, wake: bool) -> bool {
+        let mut posts = self.posts();
+        let queued = !posts.queue.is_empty();
+        self.send_queued(&mut posts);
+        let before = posts.completed;
+        self.complete(&mut posts);
+        let completed = posts.completed > before;
+        let empty = posts.queue.is_empty();
+        let lost = self.refuses_posts().is_some();
+        if lost {
+            // What the kernel has not taken is nobody's any more, and what it has is not known to have arrived.
+            posts.queue.clear();
+            posts.taken.clear();
+        }
+        let then = match empty || lost {
+            true => std::mem::take(&mut posts.then),
+            false => AfterPosts::More,
+        };
+        let more = !posts.queue.is_empty() || !posts.taken.is_empty();
+        if empty || lost {
+            self.queued.store(false, Ordering::SeqCst);
+        }
+        drop(posts);
+        match then {
+            AfterPosts::More => {}
+            // Nobody waits for the answer.
+            AfterPosts::Finish => drop(self.finish_now()),
+            AfterPosts::Close => self.close_now(false),
+        }
+        let mut what = 0;
+        if completed {
+            what |= bits::COMPLETED;
+            self.hub.completes();
+        }
+        if queued && empty && self.blocked.swap(false, Ordering::SeqCst) {
+            what |= bits::WRITABLE;
+        }
+        if what != 0 {
+            self.note_and(what, wake);
+        }
+        more
+    }
+
+    /// Has the kernel take what it takes of the queue.
+    fn send_queued(self: &Arc<Self>, posts: &mut Posts) {
+        while !posts.queue.is_empty() {
+            if !matches!(self.enter(), Ok(true)) {
+                return;
+            }
+            let sent = self.send_posts(posts);
+            if let Err(TransferError::Lost(errno)) = sent {
+                self.fault(Cause::Errno(errno));
+            }
+            self.leave();
+            if sent.is_err() {
+                return;
+            }
+        }
+        self.queued.store(false, Ordering::SeqCst);
+    }
+
+    /// One system call, inside.
+    fn send_posts(&self, posts: &mut Posts) -> Result<(), TransferError> {
+        let fd = self.fd.load(Ordering::Relaxed);
+        let mut slices = [IoSlice::new(&[]); PIECES];
+        let mut count = 0;
+        for (slice, piece) in slices.iter_mut().zip(&posts.queue) {
+            *slice = IoSlice::new(piece);
+            count += 1;
+        }
+        let (n, end) = self.with_half(|half| {
+            if self.stream.local_final().is_some() {
+                return Err(TransferError::ShutDown);
+            }
+            let n = socket::send(fd, &slices[..count]).map_err(refused)?;
+            if !self.plain.load(Ordering::Acquire) {
+                let pieces = TakenSlices::new(&posts.queue, n);
+                half.account_shared(pieces, COPIED, || self.stream.unacked(fd));
+            }
+            let before = self.sent.fetch_add(n as u64, Ordering::Relaxed);
+            Ok((n, before + n as u64))
+        })?;
+        let mut left = n;
+        let mut at = end - n as u64;
+        while let Some(front) = posts.queue.front_mut() {
+            let len = front.len();
+            if len > left {
+                front.advance(left);
+                break;
+            }
+            left -= len;
+            at += len as u64;
+            posts.queue.pop_front();
+            posts.taken.push_back(at);
+        }
+        if !self.plain.load(Ordering::Relaxed) {
+            self.stream.mark_dirty(|| self.agent().dirty(self.token));
+        }
+        Ok(())
+    }
+
+    /// Counts the posts that the peer's kernel has.
+    fn complete(self: &Arc<Self>, posts: &mut Posts) {
+        if posts.taken.is_empty() || !matches!(self.enter(), Ok(true)) {
+            return;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        let acked = self.with_half(|half| {
+            let unacked = self.stream.unacked(fd);
+            if self.plain.load(Ordering::Acquire) {
+                return self.sent.load(Ordering::Relaxed).saturating_sub(unacked);
+            }
+            half.trim_to(unacked);
+            half.replay.start()
+        });
+        self.leave();
+        while posts.taken.front().is_some_and(|end| *end <= acked) {
+            posts.taken.pop_front();
+            posts.completed += 1;
+        }
+    }
+
+    /// Ends our direction: everything that was posted is with the kernel.
+    pub(super) fn finish_now(self: &Arc<Self>) -> Result<(), TransferError> {
+        let ctl = self.ctl();
+        if ctl.closed {
+            return Err(TransferError::Closed);
+        }
+        if !ctl.known {
+            return Err(TransferError::WouldBlock);
+        }
+        if let Some(end) = self.end_sending() {
+            self.agent().shut(self.token, end, FinHow::HalfClose);
+            self.shut_transport(&ctl);
+        }
+        Ok(())
+    }
+}

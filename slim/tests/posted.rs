@@ -1,0 +1,234 @@
+//! Posted sends: in order, not copied, completed when the peer's kernel has them, and sent again when connections are killed.
+
+mod common;
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::*;
+use sha2::{Digest, Sha256};
+use slim::{StreamState, TransferError};
+
+/// A buffer whose owner counts those that are left.
+struct Lent(Vec<u8>, Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.1.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn lend(data: Vec<u8>, left: &Arc<AtomicUsize>) -> Bytes {
+    left.fetch_add(1, Ordering::SeqCst);
+    Bytes::from_owner(Lent(data, left.clone()))
+}
+
+#[test]
+fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
+    let session = session();
+    let endpoint = listen(&session);
+    let (near, far) = pair(&session, &endpoint);
+    let left = Arc::new(AtomicUsize::new(0));
+    let block = 1 << 20;
+    for n in 0..16 {
+        assert_eq!(near.post(lend(vec![n; block], &left)), Ok(u64::from(n) + 1));
+    }
+    // More than the kernels hold: nobody receives. All buffers are used as they are.
+    wait_until("steady", || {
+        session.progress(&mut Vec::new());
+        let before = near.completed();
+        std::thread::sleep(Duration::from_millis(20));
+        session.progress(&mut Vec::new());
+        near.completed() == before
+    });
+    let completed = near.completed() as usize;
+    assert!(completed < 16, "{completed}");
+    // The agent may have let go of what has been acknowledged since.
+    let held = left.load(Ordering::SeqCst);
+    assert!((1..=16 - completed).contains(&held), "{held}, {completed}");
+    // What is sent otherwise comes behind.
+    assert_eq!(near.try_send(b"tail"), Err(TransferError::WouldBlock));
+    let reader = std::thread::spawn(move || {
+        let mut got = vec![0; block];
+        for n in 0..16 {
+            far.recv_exact(&mut got, LIMIT).unwrap();
+            assert!(got.iter().all(|b| *b == n));
+        }
+        far.recv_exact(&mut got[..4], LIMIT).unwrap();
+        assert_eq!(&got[..4], b"tail");
+        assert_eq!(far.recv(&mut got, LIMIT), Ok(0));
+        far
+    });
+    let (mut updates, mut writable, mut told) = (Vec::new(), false, completed);
+    while told < 16 || !writable {
+        updates.clear();
+        assert!(
+            session.wait(&mut updates, LIMIT),
+            "nothing to do after {told}"
+        );
+        for update in updates.iter().filter(|u| u.id == near.id()) {
+            writable |= update.writable;
+            if update.completed {
+                assert!(near.completed() as usize > told);
+                told = near.completed() as usize;
+            }
+        }
+    }
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+    near.send_all(b"tail", LIMIT).unwrap();
+    near.close();
+    drop(reader.join().unwrap());
+}
+
+#[test]
+fn posts_of_all_sizes_arrive_whatever_is_killed() {
+    for how in kills() {
+        let session = session();
+        let endpoint = listen(&session);
+        let (near, far) = pair(&session, &endpoint);
+        let left = Arc::new(AtomicUsize::new(0));
+        let mut rng = fastrand::Rng::with_seed(7);
+        let (mut sum, mut total) = (Sha256::new(), 0_u64);
+        let reader = std::thread::spawn(move || {
+            let (mut sum, mut buf) = (Sha256::new(), vec![0; 50_000]);
+            loop {
+                match far.recv(&mut buf, LIMIT).unwrap() {
+                    0 => return (sum.finalize(), far),
+                    n => sum.update(&buf[..n]),
+                }
+            }
+        });
+        for n in 0..400 {
+            let len = match n % 4 {
+                0 => rng.usize(1..100),
+                1 => rng.usize(900..1200),
+                2 => rng.usize(1..70_000),
+                _ => rng.usize(1..400_000),
+            };
+            let data: Vec<u8> = std::iter::repeat_with(|| rng.u8(..)).take(len).collect();
+            sum.update(&data);
+            total += len as u64;
+            near.post(lend(data, &left)).unwrap();
+            if n % 20 == 10 {
+                wait_until("killed", || {
+                    session.progress(&mut Vec::new());
+                    kill(&near, how)
+                });
+            }
+            if n % 50 == 49 {
+                // In between, and by a call that copies.
+                near.send_all(b"copied", LIMIT).unwrap();
+                sum.update(b"copied");
+                total += 6;
+            }
+            session.progress(&mut Vec::new());
+        }
+        near.finish().unwrap();
+        assert_eq!(near.post(Bytes::new()), Err(TransferError::ShutDown));
+        near.wait_completed(LIMIT).unwrap();
+        assert_eq!(near.completed(), 400);
+        let (got, far) = reader.join().unwrap();
+        assert!(got == sum.finalize(), "{how:?}");
+        let stats = near.stats();
+        println!("{how:?}: {stats:?}");
+        assert_eq!(stats.sent, total);
+        assert!(stats.resumes > 10, "{stats:?}");
+        // What was ended in good order has delivered everything.
+        let replays = matches!(how, Kill::Destroy);
+        assert!(stats.replayed > 0 || !replays, "{stats:?}");
+        assert_eq!(left.load(Ordering::SeqCst), 0);
+        drop(far);
+    }
+}
+
+#[test]
+fn what_was_posted_is_sent_before_the_flow_and_the_session_are_closed() {
+    for _ in 0..10 {
+        let (session, theirs) = (session(), session());
+        let endpoint = listen(&theirs);
+        let (near, far) = pair(&session, &endpoint);
+        let sent: Vec<u8> = (0..20 << 20).map(|n: u32| (n % 251) as u8).collect();
+        let all = Bytes::from(sent.clone());
+        for at in (0..all.len()).step_by(1 << 20) {
+            near.post(all.slice(at..at + (1 << 20))).unwrap();
+        }
+        near.close();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; 20 << 20];
+            far.recv_exact(&mut got, LIMIT).unwrap();
+            assert_eq!(far.recv(&mut [0], LIMIT), Ok(0));
+            got
+        });
+        session.close(Duration::from_secs(30)).unwrap();
+        assert!(reader.join().unwrap() == sent);
+        // Delivered; the agent, which the other session still has, lets go of it in the next moment.
+        wait_until("let go of", || all.is_unique());
+    }
+}
+
+#[test]
+fn posts_to_a_plain_peer_are_completed_too() {
+    let session = session_with(&[("SLIM_HELLO_TIMEOUT", "0.1")]);
+    let listener = TcpListener::bind(loopback()).unwrap();
+    let near = session
+        .connect(listener.local_addr().unwrap(), LIMIT)
+        .unwrap();
+    let mut far = listener.accept().unwrap().0;
+    near.post(vec![1; 5000].into()).unwrap();
+    assert_eq!(near.wait_negotiated(LIMIT), StreamState::Plain);
+    near.post(vec![2; 5000].into()).unwrap();
+    near.wait_completed(LIMIT).unwrap();
+    let mut got = vec![0; 10_000];
+    far.read_exact(&mut got).unwrap();
+    assert!(got[..5000] == [1; 5000] && got[5000..] == [2; 5000]);
+    assert_eq!(near.completed(), 2);
+}
+
+#[test]
+fn posts_of_a_flow_that_fails_are_let_go_and_not_completed() {
+    let session = session();
+    let endpoint = listen(&session);
+    let (near, far) = pair(&session, &endpoint);
+    let left = Arc::new(AtomicUsize::new(0));
+    near.post(lend(vec![0; 32 << 20], &left)).unwrap();
+    near.post(lend(vec![0; 32 << 20], &left)).unwrap();
+    far.reset();
+    let begun = Instant::now();
+    let lost = near.wait_completed(LIMIT).unwrap_err();
+    assert!(matches!(lost, TransferError::Lost(_)), "{lost:?}");
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    assert_eq!(near.completed(), 0);
+    let again = near.post(Bytes::from_static(b"x"));
+    assert!(matches!(again, Err(TransferError::Lost(_))), "{again:?}");
+    near.close();
+    session.close(Duration::from_secs(10)).unwrap();
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_program_that_only_polls_is_woken_for_a_completion() {
+    let session = session();
+    let endpoint = listen(&session);
+    let (near, _far) = pair(&session, &endpoint);
+    let mut updates = Vec::new();
+    session.progress(&mut updates);
+    near.post(vec![1; 4000].into()).unwrap();
+    let begun = Instant::now();
+    while near.completed() == 0 {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&session);
+        assert!(slim_sys::poll(fd, libc::POLLIN, LIMIT) != 0);
+        session.progress(&mut updates);
+    }
+    println!("completed after {:?}", begun.elapsed());
+    assert!(updates.iter().any(|u| u.id == near.id() && u.completed));
+}
