@@ -148,6 +148,33 @@ fn spawned_processes_are_reached() {
     undisturbed("spawn", KINDS, 2, &["spawn", "2"]);
 }
 
+#[test]
+fn ompi_info_documents_the_parameters() {
+    let Some(bench) = ComponentBench::new("info") else {
+        return;
+    };
+    let lab = bench.lab();
+    let info = bench.bench.mpi.mpirun().with_file_name("ompi_info");
+    let mut command = lab.node(0).command(info);
+    let path = slim_lab::mpi::component_path(&bench.dir);
+    command.env("OMPI_MCA_mca_base_component_path", path);
+    command.args(["--param", "btl", "slim", "--level", "9", "--parsable"]);
+    let output = command.output().expect("run ompi_info");
+    let text = String::from_utf8_lossy(&output.stdout);
+    for name in [
+        "if_include",
+        "if_exclude",
+        "verbose",
+        "eager_limit",
+        "rndv_eager_limit",
+        "max_send_size",
+    ] {
+        let line = format!("mca:btl:slim:param:btl_slim_{name}:help:");
+        let help = text.lines().find_map(|l| l.strip_prefix(&line));
+        assert!(help.is_some_and(|help| help.len() > 20), "{name}: {text}");
+    }
+}
+
 /// Kills connections of the ranks while the job works; all runs must finish with all data right.
 fn survives(test: &str, program: &str, ranks: usize, kind: Option<&str>, kills: &Kills) {
     let Some(bench) = ComponentBench::new(test) else {

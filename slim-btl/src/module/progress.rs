@@ -51,7 +51,7 @@ pub(super) struct BtlLink {
 
 /// How a flow is after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
+enum LinkFate {
     /// Read again.
     Busy,
     /// Nothing is there: the session tells when there is.
@@ -146,12 +146,12 @@ impl BtlModule {
                 continue;
             };
             match self.serve(link, patience, &mut events) {
-                Served::Busy => at += 1,
-                Served::Quiet => {
+                LinkFate::Busy => at += 1,
+                LinkFate::Quiet => {
                     link.busy = false;
                     state.busy.swap_remove(at);
                 }
-                Served::Over => {
+                LinkFate::Over => {
                     state.links.remove(&id);
                     state.busy.swap_remove(at);
                 }
@@ -253,9 +253,9 @@ impl BtlModule {
     }
 
     /// Reads a flow and delivers what has come.
-    fn serve(&self, link: &mut BtlLink, patience: u32, events: &mut usize) -> Served {
+    fn serve(&self, link: &mut BtlLink, patience: u32, events: &mut usize) -> LinkFate {
         let Some(flow) = link.flow.clone() else {
-            return Served::Over;
+            return LinkFate::Over;
         };
         for _ in 0..READS {
             let room = link.reader.room();
@@ -266,11 +266,11 @@ impl BtlModule {
                 Err(TransferError::WouldBlock) => {
                     link.idle += 1;
                     return match link.idle < patience {
-                        true => Served::Busy,
-                        false => Served::Quiet,
+                        true => LinkFate::Busy,
+                        false => LinkFate::Quiet,
                     };
                 }
-                Err(TransferError::Kernel(_)) => return Served::Busy,
+                Err(TransferError::Kernel(_)) => return LinkFate::Busy,
                 Err(e) => return self.ended(link, &e.to_string()),
             };
             link.idle = 0;
@@ -281,7 +281,7 @@ impl BtlModule {
                     Ok(Some((header, at))) => {
                         *events += 1;
                         if !self.handle(link, &flow, header, at) {
-                            return Served::Over;
+                            return LinkFate::Over;
                         }
                     }
                     Err(_) => return self.ended(link, "it sent what is no frame"),
@@ -291,7 +291,7 @@ impl BtlModule {
                 break;
             }
         }
-        Served::Busy
+        LinkFate::Busy
     }
 
     /// One frame; whether the link goes on.
@@ -307,6 +307,10 @@ impl BtlModule {
                 let Some(endpoint) = &link.endpoint else {
                     return false;
                 };
+                if endpoint.has_departed() {
+                    // Open MPI has let go of the peer, and must not hear from it.
+                    return true;
+                }
                 let payload = link.reader.payload(at);
                 let (data, len) = (payload.as_mut_ptr(), payload.len());
                 let endpoint = Arc::as_ptr(endpoint).cast();
@@ -345,7 +349,7 @@ impl BtlModule {
                 link.endpoint.iter().for_each(|e| e.rejected(flow.id()));
                 false
             }
-            _ => self.ended(link, "it sent a frame out of turn") != Served::Over,
+            _ => self.ended(link, "it sent a frame out of turn") != LinkFate::Over,
         }
     }
 
@@ -356,9 +360,9 @@ impl BtlModule {
     }
 
     /// A flow is over.
-    fn ended(&self, link: &mut BtlLink, why: &str) -> Served {
+    fn ended(&self, link: &mut BtlLink, why: &str) -> LinkFate {
         let (Some(endpoint), Some(flow)) = (&link.endpoint, &link.flow) else {
-            return Served::Over;
+            return LinkFate::Over;
         };
         match link.stage {
             LinkStage::Up if endpoint.has_departed() => {
@@ -374,7 +378,7 @@ impl BtlModule {
             }
             LinkStage::Unnamed => {}
         }
-        Served::Over
+        LinkFate::Over
     }
 
     /// A peer is lost: Open MPI is told, once.

@@ -24,7 +24,7 @@ pub fn arguments(
     }
     let program = env::current_exe().map_err(|e| e.to_string())?;
     let dir = find(&program)?;
-    let info = Info::ask(mpirun)?;
+    let info = OmpiInfo::ask(mpirun)?;
     if !info.loads_components {
         return Err(format!(
             "{} is built without dlopen and takes no components",
@@ -63,13 +63,13 @@ fn places_near(program: &Path) -> Vec<PathBuf> {
 }
 
 /// What `ompi_info` says of an Open MPI.
-struct Info {
+struct OmpiInfo {
     loads_components: bool,
     /// Where its own components are.
     components: String,
 }
 
-impl Info {
+impl OmpiInfo {
     fn ask(mpirun: &Path) -> Result<Self, String> {
         let real = mpirun.canonicalize().unwrap_or_else(|_| mpirun.into());
         let beside = [mpirun, &real].map(|program| program.with_file_name("ompi_info"));
@@ -157,12 +157,12 @@ mod tests {
     #[test]
     fn what_ompi_info_says_is_read() {
         let text = "option:heterogeneous:no\noption:dlopen:yes\npath:pkglibdir:/usr/lib/x\n";
-        let info = Info::parse(text).unwrap();
+        let info = OmpiInfo::parse(text).unwrap();
         assert!(info.loads_components);
         assert_eq!(info.components, "/usr/lib/x");
-        let info = Info::parse("path:pkglibdir:/x\noption:dlopen:no\n").unwrap();
+        let info = OmpiInfo::parse("path:pkglibdir:/x\noption:dlopen:no\n").unwrap();
         assert!(!info.loads_components);
-        assert!(Info::parse("").is_none());
+        assert!(OmpiInfo::parse("").is_none());
     }
 
     #[test]

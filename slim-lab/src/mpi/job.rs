@@ -74,8 +74,8 @@ const BY_TCP: [(&str, &str); 3] = [
     ("MPIR_CVAR_NOLOCAL", "1"),
 ];
 
-/// This directory before Debian's own components.
-fn component_path(dir: &Path) -> OsString {
+/// What `mca_base_component_path` has to be: this directory before Debian's own components.
+pub fn component_path(dir: &Path) -> OsString {
     let mut path = OsString::from(dir);
     path.push(":/usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3");
     path
