@@ -270,7 +270,7 @@ fn uses(krate: &str) -> BTreeSet<String> {
     let (_, dependencies) = manifest.split_once("\n[dependencies]\n").unwrap();
     let lines = dependencies.lines().take_while(|l| !l.starts_with('['));
     let names = lines.filter_map(|l| l.split(['.', ' ', '=']).next());
-    let ours = names.filter(|name| name.starts_with("slim-"));
+    let ours = names.filter(|name| *name == "slim" || name.starts_with("slim-"));
     ours.map(str::to_owned).collect()
 }
 

@@ -1,5 +1,6 @@
 //! `slim run`: runs a command under the preload library, on this and on other hosts.
 
+pub mod component;
 pub mod hosts;
 pub mod launcher;
 pub mod openmpi;
@@ -43,6 +44,10 @@ pub struct RunOptions {
     /// Any other setting, as SLIM_NAME=VALUE; may be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
+    /// Have the ranks of Open MPI 4.1 talk by the native component (slim-btl) instead of btl/tcp; the library stays under
+    /// everything. Where that cannot be, a line says why, and the job runs without the component.
+    #[arg(long)]
+    pub btl: bool,
     /// Print the command with its environment instead of running it.
     #[arg(long)]
     pub print: bool,
@@ -58,6 +63,8 @@ pub struct RunPlan {
     args: Vec<OsString>,
     set: Vec<(String, OsString)>,
     unset: Vec<String>,
+    /// Lines for the user.
+    notes: Vec<String>,
 }
 
 /// Runs the command. Returns only on failure.
@@ -66,6 +73,9 @@ pub fn main(options: &RunOptions) -> CliError {
         Ok(plan) => plan,
         Err(failure) => return failure,
     };
+    for note in &plan.notes {
+        eprintln!("slim: {note}");
+    }
     if options.print {
         println!("{}", plan.line());
         exit(0);
@@ -92,8 +102,12 @@ impl RunPlan {
             args: args.to_vec(),
             set: vec![("LD_PRELOAD".into(), joined.into())],
             unset: TOOL_VARIABLES.map(String::from).to_vec(),
+            notes: Vec::new(),
         };
         match launcher::classify(&plan.program) {
+            Launcher::Plain if options.btl => {
+                plan.notes.push(without_component("this is no mpirun"));
+            }
             Launcher::Plain => {}
             Launcher::NotYet(what) => {
                 let library = library.display().to_string();
@@ -108,6 +122,14 @@ impl RunPlan {
                 let ready =
                     openmpi::prepare(version, &plan.program, args, &names, &library, &wrapper);
                 plan.args = ready.args;
+                if options.btl {
+                    match component::arguments(version, &plan.program, args) {
+                        Ok(front) => {
+                            plan.args.splice(0..0, front);
+                        }
+                        Err(why) => plan.notes.push(without_component(&why)),
+                    }
+                }
                 plan.set.extend(ready.set);
                 plan.unset.extend(ready.unset);
             }
@@ -174,6 +196,10 @@ fn refuse_visible_key(settings: &Settings) -> Result<(), CliError> {
         )),
         None => Ok(()),
     }
+}
+
+fn without_component(why: &str) -> String {
+    format!("--btl: the native component is not used: {why}")
 }
 
 /// The path of the agent wrapper, next to this program.

@@ -1,6 +1,11 @@
 //! Builds mpirun's command line, and runs the job.
 
-use std::{ffi::OsString, path::PathBuf, process::Command, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
 
 use super::{Flavor, Mpi, Outcome, Progress};
 use crate::{Lab, Result, artifacts, launch, output::Running, standstill};
@@ -14,6 +19,7 @@ pub struct Job<'a> {
     args: Vec<OsString>,
     ranks: usize,
     preload: Option<PathBuf>,
+    component: Option<PathBuf>,
     bare_nodes: bool,
     options: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -22,17 +28,29 @@ pub struct Job<'a> {
 /// Arguments for Open MPI's mpirun: spreads `ranks` evenly over the nodes of the lab, and makes them communicate
 /// by TCP on its first path.
 pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
-    let where_to = ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()].map(str::to_owned);
-    where_to.into_iter().chain(by_tcp(&lab.subnet(0))).collect()
+    let how = by_tcp(&lab.subnet(0));
+    on_nodes(lab, ranks).into_iter().chain(how).collect()
+}
+
+fn on_nodes(lab: &Lab, ranks: usize) -> Vec<String> {
+    ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()]
+        .map(str::to_owned)
+        .into()
 }
 
 /// Arguments for Open MPI's mpirun: makes ranks communicate by TCP only, on this network or interface.
 pub fn by_tcp(network: &str) -> Vec<String> {
+    by("tcp", network)
+}
+
+/// Ranks that talk by this byte-transfer component and nothing else, on this network or interface.
+fn by(component: &str, network: &str) -> Vec<String> {
     // No binding: all nodes share this machine's cores, and would bind their first rank to the same one.
     let how = ["--bind-to", "none", "--mca", "pml", "ob1"];
-    let path = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include"];
-    let words = how.into_iter().chain(path).chain([network]);
-    words.map(str::to_owned).collect()
+    let list = format!("{component},self");
+    let include = format!("btl_{component}_if_include");
+    let path = ["--mca", "btl", &list, "--mca", &include, network];
+    how.into_iter().chain(path).map(str::to_owned).collect()
 }
 
 /// [`placement`] for MPICH's launcher, hydra.
@@ -56,6 +74,13 @@ const BY_TCP: [(&str, &str); 3] = [
     ("MPIR_CVAR_NOLOCAL", "1"),
 ];
 
+/// What `mca_base_component_path` has to be: this directory before Debian's own components.
+pub fn component_path(dir: &Path) -> OsString {
+    let mut path = OsString::from(dir);
+    path.push(":/usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3");
+    path
+}
+
 impl<'a> Job<'a> {
     /// A job that runs `program` on two ranks, without SLIM.
     pub fn new(lab: &'a Lab, mpi: &'a Mpi, program: impl Into<PathBuf>) -> Self {
@@ -66,6 +91,7 @@ impl<'a> Job<'a> {
             args: Vec::new(),
             ranks: 2,
             preload: None,
+            component: None,
             bare_nodes: false,
             options: Vec::new(),
             env: Vec::new(),
@@ -87,6 +113,12 @@ impl<'a> Job<'a> {
     /// Runs mpirun, its daemons and the ranks under this preload library.
     pub fn preload(mut self, library: impl Into<PathBuf>) -> Self {
         self.preload = Some(library.into());
+        self
+    }
+
+    /// Makes the ranks use `mca_btl_slim.so` in this directory, and no other component (Open MPI 4.1).
+    pub fn component(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.component = Some(dir.into());
         self
     }
 
@@ -124,9 +156,18 @@ impl<'a> Job<'a> {
                 .arg(agent),
         };
         match self.mpi.flavor() {
-            Flavor::OpenMpi4 | Flavor::OpenMpi5 => command
-                .arg("--allow-run-as-root")
-                .args(placement(self.lab, self.ranks)),
+            Flavor::OpenMpi4 | Flavor::OpenMpi5 => {
+                command
+                    .arg("--allow-run-as-root")
+                    .args(on_nodes(self.lab, self.ranks));
+                match &self.component {
+                    None => command.args(by_tcp(&self.lab.subnet(0))),
+                    Some(dir) => command
+                        .args(["--mca", "mca_base_component_path"])
+                        .arg(component_path(dir))
+                        .args(by("slim", &self.lab.subnet(0))),
+                }
+            }
             Flavor::Mpich => command
                 .args(hydra_placement(self.lab, self.ranks))
                 .envs(BY_TCP)

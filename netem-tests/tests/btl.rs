@@ -1,0 +1,356 @@
+//! Open MPI jobs whose ranks talk by the native component (`mca_btl_slim.so`), without the preload library: all data is right, whatever
+//! happens to their connections.
+
+mod common;
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{
+    events::{Events, events_dir, word},
+    jobs::{Bench, PROGRAM, Slim, assert_finished, given_up},
+    kills::{Killed, Kills, Tally},
+    soak,
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use slim_lab::{
+    Error, Lab, SeededRng, artifacts,
+    faults::{
+        destroy::{self, Amount, Selector},
+        nft,
+    },
+    mpi::{Flavor, Job, JobVerdict, Outcome},
+    skip::skip,
+};
+
+const KINDS: &str = "slim_kinds";
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// What a job of this file needs: an MPI, its programs, and the directory with the component.
+struct ComponentBench {
+    bench: Bench,
+    dir: PathBuf,
+    pp: PathBuf,
+    kinds: PathBuf,
+}
+
+impl ComponentBench {
+    fn new(test: &str) -> Option<Self> {
+        static DIR: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+        let bench = Bench::new(&format!("btl-{test}"), Flavor::OpenMpi4)?;
+        let build = || match artifacts::component() {
+            Ok(dir) => Ok(dir),
+            Err(error @ Error::Missing { .. }) => Err(error.to_string()),
+            Err(error) => panic!("{error}"),
+        };
+        let dir = match DIR.get_or_init(build) {
+            Ok(dir) => dir.clone(),
+            Err(reason) => {
+                skip(test, reason);
+                return None;
+            }
+        };
+        let program = |name| bench.mpi.build_program(name).expect("build a test program");
+        Some(Self {
+            dir,
+            pp: program("slim_pp.c"),
+            kinds: program("slim_kinds.c"),
+            bench,
+        })
+    }
+
+    fn lab(&self) -> Lab {
+        self.bench.lab(1)
+    }
+
+    /// A job of `program` with the component, and an event log.
+    fn job<'a>(&'a self, lab: &'a Lab, program: &str, ranks: usize) -> Job<'a> {
+        let path = if program == KINDS {
+            &self.kinds
+        } else {
+            &self.pp
+        };
+        Job::new(lab, &self.bench.mpi, path)
+            .ranks(ranks)
+            .component(&self.dir)
+            .option("--oversubscribe")
+            .env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"))
+    }
+}
+
+/// The ranks' connections between the nodes are protected flows of the component: it alone writes event logs here.
+fn assert_used(lab: &Lab, ranks: usize) {
+    let events = Events::read(lab);
+    let live = |from: &str, to: &str| {
+        let is_between = |e: &&serde_json::Value| {
+            word(e, "sock").starts_with(from) && word(e, "peer").starts_with(to)
+        };
+        events.of_kind("live").filter(is_between).count()
+    };
+    let found = (
+        live("10.77.0.1", "10.77.0.2"),
+        live("10.77.0.2", "10.77.0.1"),
+    );
+    let wanted = ranks * ranks / 4;
+    assert!(
+        found.0 >= wanted && found.1 >= wanted,
+        "{ranks} ranks, protected flows: {found:?}"
+    );
+}
+
+fn undisturbed(test: &str, program: &str, ranks: usize, args: &[&str]) {
+    let Some(bench) = ComponentBench::new(test) else {
+        return;
+    };
+    let lab = bench.lab();
+    let mut job = bench.job(&lab, program, ranks);
+    for arg in args {
+        job = job.arg(*arg);
+    }
+    let what = || format!("{ranks} ranks, no fault");
+    let outcome = bench.bench.run(&lab, &job, LIMIT, |_| what());
+    assert_finished(test, &lab, &outcome);
+    assert_used(&lab, ranks);
+    assert_eq!(given_up(&lab, &outcome), Ok(()));
+}
+
+#[test]
+fn two_ranks_use_the_component() {
+    undisturbed("two", PROGRAM, 2, &["2"]);
+}
+
+#[test]
+fn four_ranks_use_the_component() {
+    undisturbed("four", PROGRAM, 4, &["2"]);
+}
+
+#[test]
+fn messages_of_all_sizes_and_strided_types_arrive() {
+    undisturbed("sizes", KINDS, 2, &["sizes", "2"]);
+    undisturbed("sizes", KINDS, 4, &["sizes", "2"]);
+}
+
+#[test]
+fn several_threads_use_the_component_at_the_same_time() {
+    undisturbed("threads", KINDS, 2, &["threads", "2"]);
+}
+
+#[test]
+fn spawned_processes_are_reached() {
+    undisturbed("spawn", KINDS, 2, &["spawn", "2"]);
+}
+
+#[test]
+fn ompi_info_documents_the_parameters() {
+    let Some(bench) = ComponentBench::new("info") else {
+        return;
+    };
+    let lab = bench.lab();
+    let info = bench.bench.mpi.mpirun().with_file_name("ompi_info");
+    let mut command = lab.node(0).command(info);
+    let path = slim_lab::mpi::component_path(&bench.dir);
+    command.env("OMPI_MCA_mca_base_component_path", path);
+    command.args(["--param", "btl", "slim", "--level", "9", "--parsable"]);
+    let output = command.output().expect("run ompi_info");
+    let text = String::from_utf8_lossy(&output.stdout);
+    for name in [
+        "if_include",
+        "if_exclude",
+        "verbose",
+        "eager_limit",
+        "rndv_eager_limit",
+        "max_send_size",
+    ] {
+        let line = format!("mca:btl:slim:param:btl_slim_{name}:help:");
+        let help = text.lines().find_map(|l| l.strip_prefix(&line));
+        assert!(help.is_some_and(|help| help.len() > 20), "{name}: {text}");
+    }
+}
+
+/// Kills connections of the ranks while the job works; all runs must finish with all data right.
+fn survives(test: &str, program: &str, ranks: usize, kind: Option<&str>, kills: &Kills) {
+    let Some(bench) = ComponentBench::new(test) else {
+        return;
+    };
+    let mut tally = Tally::new(&bench.bench.test);
+    for run in 0..if soak() { 50 } else { 1 } {
+        let seed = SeededRng::seed_from_env() + run;
+        let lab = bench.lab();
+        let go_on = lab.dir().join("go-on");
+        fs::write(&go_on, "").expect("write a file");
+        let mut job = bench.job(&lab, program, ranks);
+        if let Some(kind) = kind {
+            job = job.arg(kind);
+        }
+        let job = job.arg("2").arg(&go_on);
+        let mut killed = Killed::default();
+        let outcome = bench.bench.run(&lab, &job, LIMIT, |job| {
+            killed = kills.carry_out(&lab, job, &mut SeededRng::new(seed));
+            thread::sleep(Duration::from_millis(500));
+            fs::remove_file(&go_on).expect("remove a file");
+            format!("SLIM_LAB_SEED={seed}, {killed}")
+        });
+        let result = judge(&lab, &outcome, killed, kills);
+        tally.add(lab, &outcome, killed, result);
+    }
+    tally.assert_all_right();
+}
+
+fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
+    let verdict = outcome.verdict();
+    if !matches!(verdict, JobVerdict::Finished(_)) {
+        return Err(verdict.to_string());
+    }
+    if killed.times < kills.times {
+        return Err(format!("only {killed}"));
+    }
+    if Events::read(lab).count("resume") == 0 {
+        return Err("no resume".into());
+    }
+    given_up(lab, outcome)
+}
+
+fn kills_of(program: &str) -> Kills {
+    Kills {
+        pick: Selector::between_hosts().process(program),
+        times: 10,
+        ..Kills::one_by_one()
+    }
+}
+
+#[test]
+fn two_ranks_survive_kills() {
+    survives("two-kills", PROGRAM, 2, None, &kills_of(PROGRAM));
+}
+
+#[test]
+fn four_ranks_survive_kills_of_all_connections_at_once() {
+    let kills = Kills {
+        amount: Amount::All,
+        ..kills_of(PROGRAM)
+    };
+    survives("four-kills", PROGRAM, 4, None, &kills);
+}
+
+#[test]
+fn two_ranks_survive_kills_while_resuming() {
+    let kills = Kills {
+        amount: Amount::All,
+        again: 4,
+        times: 30,
+        ..kills_of(PROGRAM)
+    };
+    survives("kills-again", PROGRAM, 2, None, &kills);
+}
+
+#[test]
+fn all_sizes_survive_kills() {
+    let kills = kills_of(KINDS);
+    survives("sizes-kills", KINDS, 2, Some("sizes"), &kills);
+}
+
+#[test]
+fn threads_survive_kills() {
+    let kills = kills_of(KINDS);
+    survives("threads-kills", KINDS, 2, Some("threads"), &kills);
+}
+
+/// The counterpart: without sessions the component's connections are plain TCP, and a job does not survive.
+#[test]
+fn without_sessions_a_job_does_not_finish() {
+    let Some(bench) = ComponentBench::new("off") else {
+        return;
+    };
+    let lab = bench.lab();
+    let job = bench.job(&lab, PROGRAM, 2).arg("6").env("SLIM", "off");
+    let outcome = bench.bench.run(&lab, &job, Duration::from_secs(8), |job| {
+        let killed = kills_of(PROGRAM).carry_out(&lab, job, &mut SeededRng::new(1));
+        format!("SLIM=off, {killed}")
+    });
+    let verdict = outcome.verdict();
+    assert!(matches!(verdict, JobVerdict::Failed(_)), "{verdict}");
+}
+
+/// How long mpirun goes on after one of two ranks was killed.
+fn after_a_killed_rank(bench: &ComponentBench, slim: bool) -> Duration {
+    let lab = bench.lab();
+    let job = match slim {
+        true => bench.job(&lab, PROGRAM, 2).arg("60"),
+        false => bench.bench.job(&lab, Slim::Bare, 2, 60),
+    };
+    let mut took = Duration::MAX;
+    let outcome = bench.bench.run(&lab, &job, Duration::from_secs(20), |job| {
+        let ranks = lab.node(1).processes();
+        let rank = ranks.iter().find(|p| p.name == PROGRAM).expect("a rank");
+        kill(Pid::from_raw(rank.pid as i32), Signal::SIGKILL).expect("kill a rank");
+        let start = Instant::now();
+        job.running().wait(Duration::from_secs(20));
+        took = start.elapsed();
+        format!(
+            "rank killed, mpirun ended {:.2} s later",
+            took.as_secs_f64()
+        )
+    });
+    let verdict = outcome.verdict();
+    assert!(matches!(verdict, JobVerdict::Failed(_)), "{verdict}");
+    took
+}
+
+/// The best of three: the machine may be busy with something else.
+#[test]
+fn a_killed_rank_ends_the_job_as_soon_as_with_tcp() {
+    let Some(bench) = ComponentBench::new("killed-rank") else {
+        return;
+    };
+    let best = |slim| (0..3).map(|_| after_a_killed_rank(&bench, slim)).min();
+    let (tcp, slim) = (best(false).unwrap(), best(true).unwrap());
+    assert!(
+        slim <= tcp + Duration::from_secs(1),
+        "{slim:?}, tcp {tcp:?}"
+    );
+}
+
+/// A connection that cannot be replaced: no new one is let through.
+#[test]
+fn a_lost_peer_ends_the_job_with_one_line() {
+    let Some(bench) = ComponentBench::new("lost") else {
+        return;
+    };
+    let lab = bench.lab();
+    let job = bench.job(&lab, PROGRAM, 2).arg("60");
+    let job = job.env("SLIM_ATTEMPT_TIMEOUTS", "0.5,0.5");
+    let mut guards = Vec::new();
+    let outcome = bench.bench.run(&lab, &job, Duration::from_secs(20), |_| {
+        guards.push(
+            nft::Rule::guard()
+                .apply_to(lab.nodes())
+                .expect("a firewall"),
+        );
+        let (pick, rng) = (kills_of(PROGRAM).pick, &mut SeededRng::new(1));
+        for node in lab.nodes() {
+            destroy::destroy(node.net(), &pick, Amount::All, rng).expect("destroy connections");
+        }
+        "no new connections, all old ones killed".into()
+    });
+    let verdict = outcome.verdict();
+    assert!(matches!(verdict, JobVerdict::Failed(_)), "{verdict}");
+    for rank in 0..2 {
+        let line = format!("slim: rank {rank} has lost rank {}", 1 - rank);
+        let told = outcome.lines.iter().filter(|l| l.text.contains(&line));
+        assert!(told.count() <= 1, "{}", outcome.tail(20));
+    }
+    let told = |l: &&slim_lab::output::Line| l.text.contains("has lost rank");
+    assert!(
+        outcome.lines.iter().any(|l| told(&l)),
+        "{}",
+        outcome.tail(20)
+    );
+}

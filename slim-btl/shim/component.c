@@ -1,0 +1,126 @@
+/* The component: its parameters, its start. */
+#include "slim_btl.h"
+
+#include "opal/mca/pmix/pmix.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct slim_btl_module *slim_btl;
+
+static char *if_include, *if_exclude;
+static int verbose;
+
+void slim_btl_log(int level, const char *text, size_t len)
+{
+    (void)level;
+    opal_output(0, "btl:slim: %.*s", (int)len, text);
+}
+
+static int slim_open(void)
+{
+    return OPAL_SUCCESS;
+}
+
+static int slim_close(void)
+{
+    return OPAL_SUCCESS;
+}
+
+static void parameter(const char *name, const char *help, mca_base_var_type_t type, void *at)
+{
+    (void)mca_base_component_var_register(&mca_btl_slim_component.btl_version, name, help, type, NULL, 0, 0,
+                                          OPAL_INFO_LVL_1, MCA_BASE_VAR_SCOPE_READONLY, at);
+}
+
+static int slim_register(void)
+{
+    mca_btl_base_module_t *m = &mca_btl_slim_module;
+
+    if_include = "";
+    parameter("if_include",
+              "Interfaces and networks to use for messages, separated by commas (for example \"eth0,10.1.0.0/16\"); "
+              "empty: all that are up, but for those of if_exclude",
+              MCA_BASE_VAR_TYPE_STRING, &if_include);
+    if_exclude = "127.0.0.0/8,::1/128";
+    parameter("if_exclude",
+              "Interfaces and networks not to use, separated by commas; does not count if if_include is set. Where it "
+              "leaves none, loopback is used",
+              MCA_BASE_VAR_TYPE_STRING, &if_exclude);
+    verbose = 0;
+    parameter("verbose", "Messages of the component: 0 errors, 1 where it listens and what is odd, 2 each connection",
+              MCA_BASE_VAR_TYPE_INT, &verbose);
+
+    m->btl_eager_limit = 64 * 1024;
+    m->btl_rndv_eager_limit = 64 * 1024;
+    m->btl_max_send_size = 128 * 1024;
+    m->btl_rdma_pipeline_send_length = 128 * 1024;
+    m->btl_rdma_pipeline_frag_size = SIZE_MAX;
+    m->btl_min_rdma_pipeline_size = 0;
+    m->btl_exclusivity = MCA_BTL_EXCLUSIVITY_LOW + 200; /* more than btl/tcp, which uses the same lines */
+    m->btl_latency = 100;
+    m->btl_bandwidth = 1000;
+    m->btl_flags = MCA_BTL_FLAGS_SEND | MCA_BTL_FLAGS_SEND_INPLACE;
+    return mca_btl_base_param_register(&mca_btl_slim_component.btl_version, m);
+}
+
+static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool mpi_threads)
+{
+    const struct slim_btl_upcalls upcalls = {
+        .module = &mca_btl_slim_module,
+        .verbose = verbose,
+        .deliver = slim_btl_deliver,
+        .lost = slim_btl_lost,
+        .log = slim_btl_log,
+    };
+    mca_btl_base_module_t **modules;
+    unsigned char blob[4096];
+    size_t len;
+    int rc;
+
+    (void)progress_threads;
+    (void)mpi_threads;
+    *count = 0;
+    slim_btl = slim_btl_open(slim_btl_name(OPAL_PROC_MY_NAME), if_include, if_exclude, upcalls);
+    if (NULL == slim_btl) {
+        return NULL;
+    }
+    len = slim_btl_blob(slim_btl, blob, sizeof blob);
+    modules = malloc(sizeof *modules);
+    rc = OPAL_ERROR;
+    if (NULL != modules && len <= sizeof blob) {
+        OPAL_MODEX_SEND(rc, OPAL_PMIX_GLOBAL, &mca_btl_slim_component.btl_version, blob, len);
+    }
+    if (OPAL_SUCCESS != rc) {
+        free(modules);
+        slim_btl_close(slim_btl);
+        slim_btl = NULL;
+        return NULL;
+    }
+    modules[0] = &mca_btl_slim_module;
+    *count = 1;
+    return modules;
+}
+
+static int slim_progress(void)
+{
+    return NULL != slim_btl ? slim_btl_progress(slim_btl) : 0;
+}
+
+/* The only symbol that is seen from outside. */
+__attribute__((visibility("default"))) mca_btl_base_component_t mca_btl_slim_component = {
+    .btl_version =
+        {
+            MCA_BTL_DEFAULT_VERSION("slim"),
+            .mca_open_component = slim_open,
+            .mca_close_component = slim_close,
+            .mca_register_component_params = slim_register,
+        },
+    .btl_data = {.param_field = MCA_BASE_METADATA_PARAM_CHECKPOINT},
+    .btl_init = slim_init,
+    .btl_progress = slim_progress,
+};
+
+_Static_assert(sizeof(mca_btl_base_component_t) == 280, "component");
+_Static_assert(offsetof(mca_btl_base_component_t, btl_init) == 264, "btl_init");
+_Static_assert(offsetof(mca_btl_base_component_t, btl_progress) == 272, "btl_progress");

@@ -1,0 +1,220 @@
+//! The functions that the shim calls (`shim/slim_btl.h`).
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::{self, NonNull};
+use std::slice;
+use std::sync::Arc;
+
+use slim::Config;
+
+use crate::endpoint::BtlEndpoint;
+use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
+use crate::module::{BtlModule, ModuleOptions, Upcalls};
+use crate::proc::ProcName;
+
+/// The text of a C string that may be null.
+///
+/// # Safety
+/// It is null or ends with a zero byte.
+unsafe fn text(at: *const c_char) -> String {
+    if at.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { CStr::from_ptr(at) };
+    text.to_string_lossy().into_owned()
+}
+
+/// Bytes from C.
+///
+/// # Safety
+/// There are `len` bytes at `at`, for as long as the result is used.
+unsafe fn bytes<'a>(at: *const u8, len: usize) -> &'a [u8] {
+    match len {
+        0 => &[],
+        // SAFETY: the caller's promise.
+        _ => unsafe { slice::from_raw_parts(at, len) },
+    }
+}
+
+/// The endpoint that Open MPI has a pointer to.
+///
+/// # Safety
+/// It comes from [`slim_btl_add`], and was not given to [`slim_btl_remove`].
+unsafe fn shared(endpoint: *const BtlEndpoint) -> Arc<BtlEndpoint> {
+    // SAFETY: the caller's promise: Open MPI's pointer counts as one owner, so there is at least that one.
+    unsafe {
+        Arc::increment_strong_count(endpoint);
+        Arc::from_raw(endpoint)
+    }
+}
+
+/// The settings in the environment, and what is wrong with them.
+fn settings() -> (Config, Vec<String>) {
+    let vars = std::env::vars_os();
+    let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
+    let (mut config, problems) = Config::from_vars(vars);
+    let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
+    if let Some(path) = config.job_key_file.clone() {
+        let file = slim_agent::read_job_key(&path);
+        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+        let wrong = config.set_job_key(file.map_err(String::as_str)).err();
+        problems.extend(wrong.map(|problem| problem.to_string()));
+    }
+    (config, problems)
+}
+
+/// Opens the module: settings of the session are in the environment. Null, after a message, if that is impossible.
+///
+/// # Safety
+/// The strings are null or end with a zero byte; the functions in `upcalls` are as [`Upcalls`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_open(
+    name: u64,
+    if_include: *const c_char,
+    if_exclude: *const c_char,
+    upcalls: Upcalls,
+) -> *mut BtlModule {
+    let log = |level: c_int, message: &str| {
+        if level <= upcalls.verbose {
+            // SAFETY: the text lives until the function returns.
+            unsafe { (upcalls.log)(level, message.as_ptr().cast(), message.len()) };
+        }
+    };
+    let (config, problems) = settings();
+    for problem in &problems {
+        log(1, problem);
+    }
+    let options = ModuleOptions {
+        me: ProcName(name),
+        // SAFETY: the caller's promise.
+        if_include: unsafe { text(if_include) },
+        // SAFETY: the caller's promise.
+        if_exclude: unsafe { text(if_exclude) },
+        config,
+    };
+    match BtlModule::open(options, upcalls) {
+        Ok(module) => Box::into_raw(Box::new(module)),
+        Err(e) => {
+            log(0, &e.to_string());
+            ptr::null_mut()
+        }
+    }
+}
+
+/// Writes what is to be published to `to`, if it fits into `room` bytes; how many bytes it is.
+///
+/// # Safety
+/// The module is open, and there are `room` bytes at `to`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_blob(module: &BtlModule, to: *mut u8, room: usize) -> usize {
+    let blob = module.blob();
+    if blob.len() <= room {
+        // SAFETY: there is room for it, and it does not overlap a fresh vector.
+        unsafe { ptr::copy_nonoverlapping(blob.as_ptr(), to, blob.len()) };
+    }
+    blob.len()
+}
+
+/// The endpoint of a process, with its `opal_proc_t` and what it has published; null if it cannot be reached. The same for the
+/// same process, until it is removed.
+///
+/// # Safety
+/// The module is open, and there are `len` bytes at `blob`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_add(
+    module: &BtlModule,
+    name: u64,
+    proc: *mut c_void,
+    blob: *const u8,
+    len: usize,
+) -> *const BtlEndpoint {
+    // SAFETY: the caller's promise.
+    let blob = unsafe { bytes(blob, len) };
+    let endpoint = module.add(ProcName(name), proc, blob);
+    endpoint.map_or(ptr::null(), |endpoint| Arc::as_ptr(&endpoint))
+}
+
+/// Ends the connection with a process in good order.
+///
+/// # Safety
+/// The module is open; the endpoint is one of [`slim_btl_add`], and is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_remove(module: &BtlModule, endpoint: *const BtlEndpoint) {
+    // SAFETY: the caller's promise; this is the owner that `BtlModule::add` has left for Open MPI's pointer.
+    module.remove(&unsafe { Arc::from_raw(endpoint) });
+}
+
+/// A fragment with one segment; null without memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn slim_btl_alloc(size: usize, flags: u32, order: u8) -> *mut BtlDescriptor {
+    let frag = FragRef::allocate(size, flags, order);
+    frag.map_or(ptr::null_mut(), FragRef::into_raw)
+}
+
+/// Frees a fragment.
+///
+/// # Safety
+/// It comes from [`slim_btl_alloc`], and is not waiting to be sent.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_free(descriptor: NonNull<BtlDescriptor>) {
+    // SAFETY: the caller's promise.
+    unsafe { FragRef::from_raw(descriptor) }.free();
+}
+
+/// Sends a fragment; the result is `btl_send`'s.
+///
+/// # Safety
+/// The module is open, the endpoint one of its own, the fragment from [`slim_btl_alloc`]; its segments stay valid and unchanged
+/// until its callback.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_send(
+    module: &BtlModule,
+    endpoint: *const BtlEndpoint,
+    descriptor: NonNull<BtlDescriptor>,
+    tag: u8,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (endpoint, frag) = unsafe { (shared(endpoint), FragRef::from_raw(descriptor)) };
+    module.send(&endpoint, frag, tag)
+}
+
+/// Sends a header and a payload now: 0, or negative if they are not sent.
+///
+/// # Safety
+/// The endpoint is one of [`slim_btl_add`]; there are as many bytes as is said.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_send_now(
+    endpoint: &BtlEndpoint,
+    tag: u8,
+    header: *const u8,
+    header_len: usize,
+    payload: *const u8,
+    payload_len: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (header, payload) = unsafe { (bytes(header, header_len), bytes(payload, payload_len)) };
+    match endpoint.send_now(tag, header, payload) {
+        true => 0,
+        false => UNREACHABLE,
+    }
+}
+
+/// Makes progress; how many fragments were moved.
+///
+/// # Safety
+/// The module is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_progress(module: &BtlModule) -> c_int {
+    module.progress() as c_int
+}
+
+/// Closes the module.
+///
+/// # Safety
+/// It is open, and no thread uses it any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_close(module: *mut BtlModule) {
+    // SAFETY: it comes from slim_btl_open, and this is its last use.
+    unsafe { Box::from_raw(module) }.close();
+}

@@ -1,0 +1,150 @@
+//! Frames: what lies between two components on a flow.
+//!
+//! A frame is a header of 8 bytes, a payload, and padding up to the next multiple of 8, so that headers and payloads are aligned
+//! in the receiver's buffer. Numbers are little-endian.
+
+use crate::proc::ProcName;
+
+/// Bytes of a header.
+pub const HEADER: usize = 8;
+/// The longest payload that is believed.
+pub const MAX_PAYLOAD: usize = 1 << 30;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"SLBT");
+const VERSION: u32 = 1;
+const HELLO_BYTES: usize = 24;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// A fragment, for the callback of its tag.
+    Data = 0,
+    /// The first frame of a connector: its name.
+    Hello = 1,
+    /// The acceptor's answer: the flow is the one between both processes.
+    Accept = 2,
+    /// The acceptor's other answer: its own flow to the connector is the one.
+    Reject = 3,
+    /// The last frame: the end of the flow that follows is no failure.
+    Goodbye = 4,
+}
+
+/// The header of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What the frame is.
+    pub kind: FrameKind,
+    /// Of [`FrameKind::Data`]: which callback receives it.
+    pub tag: u8,
+    /// Bytes of payload.
+    pub len: usize,
+}
+
+impl FrameHeader {
+    /// The header of a frame without payload.
+    pub fn control(kind: FrameKind) -> Self {
+        Self {
+            kind,
+            tag: 0,
+            len: 0,
+        }
+    }
+
+    /// On the wire: length (4), kind (1), tag (1), zero (2).
+    pub fn encode(self) -> [u8; HEADER] {
+        let [a, b, c, d] = (self.len as u32).to_le_bytes();
+        [a, b, c, d, self.kind as u8, self.tag, 0, 0]
+    }
+
+    /// `None`: no component of this version has sent that.
+    pub fn parse(bytes: [u8; HEADER]) -> Option<Self> {
+        let [a, b, c, d, kind, tag, 0, 0] = bytes else {
+            return None;
+        };
+        let kind = match kind {
+            0 => FrameKind::Data,
+            1 => FrameKind::Hello,
+            2 => FrameKind::Accept,
+            3 => FrameKind::Reject,
+            4 => FrameKind::Goodbye,
+            _ => return None,
+        };
+        let len = u32::from_le_bytes([a, b, c, d]) as usize;
+        (len <= MAX_PAYLOAD).then_some(Self { kind, tag, len })
+    }
+
+    /// Bytes of the whole frame, padding included.
+    pub fn frame_len(self) -> usize {
+        HEADER + self.len + padding(self.len)
+    }
+}
+
+/// Bytes of padding behind a payload.
+pub fn padding(len: usize) -> usize {
+    len.wrapping_neg() % HEADER
+}
+
+/// A [`FrameKind::Hello`] frame: who connects, and the token from the acceptor's published addresses, which shows that the
+/// connector belongs to the job.
+pub fn hello(me: ProcName, token: u64) -> Vec<u8> {
+    let header = FrameHeader {
+        kind: FrameKind::Hello,
+        tag: 0,
+        len: HELLO_BYTES,
+    };
+    let mut frame = header.encode().to_vec();
+    frame.extend(MAGIC.to_le_bytes());
+    frame.extend(VERSION.to_le_bytes());
+    frame.extend(me.0.to_le_bytes());
+    frame.extend(token.to_le_bytes());
+    frame
+}
+
+/// The name in the payload of a hello; `None` if it is not for the process with this token.
+pub fn parse_hello(payload: &[u8], token: u64) -> Option<ProcName> {
+    let payload: &[u8; HELLO_BYTES] = payload.try_into().ok()?;
+    let (words, _) = payload.as_chunks::<8>();
+    let &[first, name, theirs] = words else {
+        return None;
+    };
+    let mut expected = [0; 8];
+    expected[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    expected[4..].copy_from_slice(&VERSION.to_le_bytes());
+    let is_ours = first == expected && u64::from_le_bytes(theirs) == token;
+    is_ours.then(|| ProcName(u64::from_le_bytes(name)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_header_survives_the_wire() {
+        for len in [0, 1, 7, 8, 131_072, MAX_PAYLOAD] {
+            let header = FrameHeader {
+                kind: FrameKind::Data,
+                tag: 0x41,
+                len,
+            };
+            assert_eq!(FrameHeader::parse(header.encode()), Some(header));
+            assert_eq!(header.frame_len() % 8, 0);
+        }
+    }
+
+    #[test]
+    fn a_header_with_an_unknown_kind_or_an_absurd_length_is_refused() {
+        assert_eq!(FrameHeader::parse([0, 0, 0, 0, 9, 0, 0, 0]), None);
+        assert_eq!(FrameHeader::parse([0, 0, 0, 0, 0, 0, 1, 0]), None);
+        assert_eq!(FrameHeader::parse([255; 8]), None);
+        assert_eq!(FrameHeader::parse([0, 0, 0, 0x80, 0, 0, 0, 0]), None);
+    }
+
+    #[test]
+    fn a_hello_counts_only_with_the_acceptors_token() {
+        let frame = hello(ProcName(7), 99);
+        let payload = &frame[HEADER..];
+        assert_eq!(parse_hello(payload, 99), Some(ProcName(7)));
+        assert_eq!(parse_hello(payload, 98), None);
+        assert_eq!(parse_hello(&payload[1..], 99), None);
+    }
+}

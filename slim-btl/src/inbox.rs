@@ -1,0 +1,139 @@
+//! The receiving side of a flow: bytes in, frames out.
+
+use std::ops::Range;
+
+use crate::hdr::{FrameHeader, HEADER};
+
+/// The most that is read when no frame has begun: what has just been read is to be in the processor's cache when it is delivered.
+const READ: usize = 64 << 10;
+/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings. Memory that is never used is
+/// never touched.
+const BYTES: usize = 256 << 10;
+
+/// What came is no sequence of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoFrame;
+
+/// Bytes that were received, and are cut into frames.
+#[derive(Debug, Default)]
+pub struct FrameReader {
+    buf: Vec<u8>,
+    start: usize,
+    end: usize,
+    /// Bytes of the frame at `start`, once its header is there.
+    wanted: usize,
+}
+
+impl FrameReader {
+    /// Where the next bytes go; never empty.
+    pub fn room(&mut self) -> &mut [u8] {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        // A frame that has begun stays where it is if the rest of it fits behind it.
+        if self.buf.len() - self.start < self.wanted.max(HEADER) || self.end == self.buf.len() {
+            self.buf.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            let needed = self.wanted.max(BYTES);
+            if self.buf.len() < needed {
+                self.buf.resize(needed, 0);
+            }
+        }
+        // Of a long frame no more than its rest, so that nothing has to be moved.
+        let most = self.wanted.saturating_sub(self.end - self.start).max(READ);
+        let until = self.buf.len().min(self.end + most);
+        &mut self.buf[self.end..until]
+    }
+
+    /// So many bytes have come to [`room`](Self::room).
+    pub fn filled(&mut self, n: usize) {
+        self.end += n;
+    }
+
+    /// The next whole frame: its header, and where its payload is. It stays there until the next call of [`room`](Self::room).
+    ///
+    /// # Errors
+    /// No component of this version sends that.
+    pub fn next_frame(&mut self) -> Result<Option<(FrameHeader, Range<usize>)>, NoFrame> {
+        let have = &self.buf[self.start..self.end];
+        let Some((header, _)) = have.split_first_chunk::<HEADER>() else {
+            self.wanted = HEADER;
+            return Ok(None);
+        };
+        let header = FrameHeader::parse(*header).ok_or(NoFrame)?;
+        self.wanted = header.frame_len();
+        if have.len() < self.wanted {
+            return Ok(None);
+        }
+        let payload = self.start + HEADER..self.start + HEADER + header.len;
+        self.start += self.wanted;
+        self.wanted = 0;
+        Ok(Some((header, payload)))
+    }
+
+    /// The payload that [`next_frame`](Self::next_frame) has found.
+    pub fn payload(&mut self, at: Range<usize>) -> &mut [u8] {
+        &mut self.buf[at]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hdr::{FrameKind, padding};
+
+    fn frame(tag: u8, payload: &[u8]) -> Vec<u8> {
+        let header = FrameHeader {
+            kind: FrameKind::Data,
+            tag,
+            len: payload.len(),
+        };
+        let mut bytes = header.encode().to_vec();
+        bytes.extend(payload);
+        bytes.extend(vec![0; padding(payload.len())]);
+        bytes
+    }
+
+    #[test]
+    fn frames_come_out_whole_and_in_order_however_their_bytes_arrive() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let sent: Vec<Vec<u8>> = (0..400)
+            .map(|n| {
+                let len = match n % 40 {
+                    0 => rng.usize(0..3 * BYTES),
+                    _ => rng.usize(0..5000),
+                };
+                (0..len).map(|_| rng.u8(..)).collect()
+            })
+            .collect();
+        let stream: Vec<u8> = (0..)
+            .zip(&sent)
+            .flat_map(|(n, payload)| frame(n as u8, payload))
+            .collect();
+        let (mut reader, mut at, mut got) = (FrameReader::default(), 0, 0);
+        while at < stream.len() {
+            let room = reader.room();
+            let n = rng
+                .usize(1..=200_000)
+                .min(room.len())
+                .min(stream.len() - at);
+            room[..n].copy_from_slice(&stream[at..at + n]);
+            reader.filled(n);
+            at += n;
+            while let Some((header, range)) = reader.next_frame().unwrap() {
+                assert_eq!(header.tag, got as u8);
+                assert!(reader.payload(range) == sent[got], "frame {got}");
+                got += 1;
+            }
+        }
+        assert_eq!(got, sent.len());
+    }
+
+    #[test]
+    fn a_stream_without_frames_is_refused() {
+        let mut reader = FrameReader::default();
+        reader.room()[..8].copy_from_slice(b"GET / HT");
+        reader.filled(8);
+        assert_eq!(reader.next_frame(), Err(NoFrame));
+    }
+}

@@ -1,0 +1,289 @@
+//! The module: one session, where it listens, and all peers.
+
+mod progress;
+
+use std::collections::HashMap;
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use slim::{Config, Session, SessionError, SessionOptions};
+
+use self::progress::{BtlLink, ProgressState};
+use crate::endpoint::{BtlEndpoint, SendOutcome};
+use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
+use crate::interfaces;
+use crate::proc::{ProcAddress, ProcBlob, ProcName};
+
+/// How long a goodbye, and what waits before it, may take.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// For how long at most a module that is closed waits for the goodbyes of its peers.
+const GOODBYES: Duration = Duration::from_millis(300);
+/// How long the session may take to end.
+const END: Duration = Duration::from_secs(1);
+/// How long a thread sleeps that waits for one of these.
+const NAP: Duration = Duration::from_micros(100);
+
+/// What the shim does for this library.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Upcalls {
+    /// Open MPI's module.
+    pub module: *mut c_void,
+    /// Messages up to this level are wanted.
+    pub verbose: c_int,
+    /// A fragment has come: endpoint, tag, data, length. The data is the receiver's until it returns.
+    pub deliver: unsafe extern "C" fn(*const c_void, u8, *mut u8, usize),
+    /// A peer is lost: proc or null, name, why (with its length). Called once for each.
+    pub lost: unsafe extern "C" fn(*mut c_void, u64, *const c_char, usize),
+    /// A message of this level, with its length.
+    pub log: unsafe extern "C" fn(c_int, *const c_char, usize),
+}
+
+// SAFETY: the functions may be called from any thread, and the module pointer is only passed on.
+unsafe impl Send for Upcalls {}
+// SAFETY: as above.
+unsafe impl Sync for Upcalls {}
+
+/// What a module is opened with.
+#[derive(Debug)]
+pub struct ModuleOptions {
+    /// This process.
+    pub me: ProcName,
+    /// Interfaces and networks to use; empty: all.
+    pub if_include: String,
+    /// Those not to use.
+    pub if_exclude: String,
+    /// Settings of the session.
+    pub config: Config,
+}
+
+/// The module. Its methods may be called by several threads at the same time.
+pub struct BtlModule {
+    me: ProcName,
+    upcalls: Upcalls,
+    session: Session,
+    blob: ProcBlob,
+    peers: Mutex<HashMap<ProcName, Arc<BtlEndpoint>>>,
+    /// Only ever tried, never waited for: callbacks make progress while it is held.
+    progress: Mutex<ProgressState>,
+    /// Links that progress does not know yet.
+    fresh: Mutex<Vec<BtlLink>>,
+    has_fresh: AtomicBool,
+}
+
+impl BtlModule {
+    /// Opens a session and listens.
+    ///
+    /// # Errors
+    /// Those of the session; [`SessionError::Kernel`] if there is no address to listen at.
+    pub fn open(options: ModuleOptions, upcalls: Upcalls) -> Result<Self, SessionError> {
+        let session = Session::open(SessionOptions {
+            job: format!("mpi {}", options.me),
+            config: options.config,
+        })?;
+        let host = interfaces::of_this_host();
+        let (include, exclude) = (&options.if_include, &options.if_exclude);
+        let mut listeners = Vec::new();
+        let mut addresses = Vec::new();
+        let mut failed = SessionError::Kernel("no interface", nix::libc::EADDRNOTAVAIL);
+        for address in interfaces::choose(&host, include, exclude) {
+            match session.listen(SocketAddr::new(address.ip, 0)) {
+                Ok(listener) => {
+                    addresses.push(ProcAddress {
+                        addr: listener.local_addr(),
+                        prefix: address.prefix,
+                    });
+                    listeners.push(listener);
+                }
+                Err(e) => failed = e,
+            }
+        }
+        if listeners.is_empty() {
+            return Err(failed);
+        }
+        let mut token = [0; 8];
+        getrandom::fill(&mut token)
+            .map_err(|e| SessionError::Agent(io::Error::other(e.to_string())))?;
+        let module = Self {
+            me: options.me,
+            upcalls,
+            session,
+            blob: ProcBlob {
+                token: u64::from_le_bytes(token),
+                addresses,
+            },
+            peers: Mutex::default(),
+            progress: Mutex::new(ProgressState::new(listeners)),
+            fresh: Mutex::default(),
+            has_fresh: AtomicBool::new(false),
+        };
+        module.log(1, || format!("listens at {:?}", module.blob.addresses));
+        Ok(module)
+    }
+
+    /// What the other processes need to connect.
+    pub fn blob(&self) -> Vec<u8> {
+        self.blob.encode()
+    }
+
+    fn log(&self, level: c_int, text: impl FnOnce() -> String) {
+        if level > self.upcalls.verbose {
+            return;
+        }
+        let text = text();
+        // SAFETY: the text lives until the function returns.
+        unsafe { (self.upcalls.log)(level, text.as_ptr().cast(), text.len()) };
+    }
+
+    fn peers(&self) -> MutexGuard<'_, HashMap<ProcName, Arc<BtlEndpoint>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peer with this name, known or not.
+    fn peer(&self, name: ProcName) -> Arc<BtlEndpoint> {
+        let mut peers = self.peers();
+        let new = || Arc::new(BtlEndpoint::new(name));
+        peers.entry(name).or_insert_with(new).clone()
+    }
+
+    /// Open MPI wants to reach this process: its endpoint, or `None` if what it has published is of no use. The endpoint stays until
+    /// [`remove`](Self::remove).
+    pub fn add(&self, name: ProcName, proc: *mut c_void, blob: &[u8]) -> Option<Arc<BtlEndpoint>> {
+        let blob = ProcBlob::parse(blob)?;
+        let candidates = blob.candidates(&self.blob.addresses);
+        if candidates.is_empty() {
+            return None;
+        }
+        let peer = self.peer(name);
+        if peer.proc().is_null() {
+            peer.describe(proc, &blob, candidates);
+            // Open MPI's pointer counts as an owner.
+            std::mem::forget(peer.clone());
+        }
+        Some(peer)
+    }
+
+    /// Open MPI wants nothing more from this process: says goodbye.
+    pub fn remove(&self, endpoint: &Arc<BtlEndpoint>) {
+        self.peers().remove(&endpoint.name);
+        let flow = endpoint.say_goodbye();
+        let begun = Instant::now();
+        loop {
+            let mut done = Vec::new();
+            endpoint.flush(&mut done);
+            self.complete(endpoint, done, SUCCESS);
+            let tries = flow.is_some() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
+            if !tries {
+                break;
+            }
+            thread::sleep(NAP);
+        }
+        endpoint.end().into_iter().for_each(FragRef::free);
+        if let Some(flow) = flow {
+            // Progress receives what is still to come, and closes it at the end of the peer's stream.
+            let _ = flow.finish();
+        }
+    }
+
+    /// Sends a fragment: 1 if it is sent, and completed; 0 if it waits; negative if the peer is gone, and the fragment still the
+    /// caller's.
+    pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
+        match endpoint.send(frag, tag) {
+            SendOutcome::Sent(frag) => {
+                self.complete(endpoint, [frag], SUCCESS);
+                1
+            }
+            SendOutcome::Queued => 0,
+            SendOutcome::Unconnected => {
+                if self.connect(endpoint) == Some(false) {
+                    // Nobody can be told from here: progress does that.
+                    self.announce(BtlLink::unreachable(endpoint.clone()));
+                }
+                0
+            }
+            SendOutcome::Unreachable(frag) => {
+                // The caller has the descriptor.
+                let _ = frag.into_raw();
+                UNREACHABLE
+            }
+        }
+    }
+
+    /// Connects to a peer, unless that is under way: whether it has begun.
+    fn connect(&self, endpoint: &Arc<BtlEndpoint>) -> Option<bool> {
+        endpoint.connect(|addr, token| match self.session.try_connect(addr) {
+            Ok(flow) => {
+                self.log(2, || format!("connects to {} at {addr}", endpoint.name));
+                let id = flow.id();
+                self.announce(BtlLink::connecting(flow, endpoint.clone(), token));
+                Some(id)
+            }
+            Err(e) => {
+                self.log(1, || format!("{} at {addr}: {e}", endpoint.name));
+                None
+            }
+        })
+    }
+
+    fn announce(&self, link: BtlLink) {
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        fresh.push(link);
+        self.has_fresh.store(true, Ordering::Release);
+    }
+
+    fn take_fresh(&self) -> Vec<BtlLink> {
+        if !self.has_fresh.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut fresh = self.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        self.has_fresh.store(false, Ordering::Release);
+        std::mem::take(&mut *fresh)
+    }
+
+    fn complete(
+        &self,
+        endpoint: &Arc<BtlEndpoint>,
+        done: impl IntoIterator<Item = FragRef>,
+        status: c_int,
+    ) {
+        let at = Arc::as_ptr(endpoint).cast_mut().cast();
+        for frag in done {
+            // SAFETY: both are what Open MPI knows them by; the caller holds no lock.
+            unsafe { frag.complete(self.upcalls.module, at, status) };
+        }
+    }
+
+    /// Says goodbye to all, and waits a little for theirs.
+    pub fn close(self) {
+        let peers: Vec<_> = self.peers().values().cloned().collect();
+        peers.iter().for_each(|peer| self.remove(peer));
+        let begun = Instant::now();
+        while begun.elapsed() < GOODBYES {
+            self.progress();
+            if self.is_alone() {
+                break;
+            }
+            thread::sleep(NAP);
+        }
+        let Self {
+            session, progress, ..
+        } = self;
+        drop(progress);
+        // At a timeout the agent still ends by itself.
+        let _ = session.close(END);
+    }
+}
+
+impl fmt::Debug for BtlModule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BtlModule")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}

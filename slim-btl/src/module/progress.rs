@@ -1,0 +1,394 @@
+//! Progress: what has come on the flows, and what can be sent now.
+//!
+//! One thread at a time makes progress; others, and callbacks that come back here, find it taken and return at once. So frames
+//! of a flow are delivered in order, and a receive buffer belongs to one callback.
+
+use std::collections::HashMap;
+use std::sync::{Arc, TryLockError};
+
+use slim::{Endpoint, Flow, StreamState, TransferError, Update};
+
+use super::BtlModule;
+use crate::endpoint::BtlEndpoint;
+use crate::frag::{SUCCESS, UNREACHABLE};
+use crate::hdr::{self, FrameHeader, FrameKind};
+use crate::inbox::FrameReader;
+
+/// A flow on which something has just come is read again so often without asking whether more has.
+const BUSY_READS: u32 = 256;
+/// While there are such flows, the session is asked for news at each so manieth call.
+const ASK_EVERY: u32 = 16;
+/// At each so manieth call all flows are looked at: the kernel may have had no memory for a send, and does not tell when it has.
+const RETRY_EVERY: u32 = 1 << 14;
+/// Reads of one flow in one call: others get their turn.
+const READS: usize = 4;
+
+/// How far a flow has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinkStage {
+    /// The connection does not stand yet.
+    Connecting,
+    /// This process has said its name.
+    Offered,
+    /// The peer has to say its name.
+    Unnamed,
+    /// Fragments go both ways.
+    Up,
+}
+
+/// A flow, with what has come on it.
+pub(super) struct BtlLink {
+    /// `None`: no address could be connected to.
+    flow: Option<Arc<Flow>>,
+    endpoint: Option<Arc<BtlEndpoint>>,
+    stage: LinkStage,
+    token: u64,
+    reader: FrameReader,
+    /// Reads in a row that found nothing.
+    idle: u32,
+    busy: bool,
+}
+
+/// How a flow is after it was served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LinkFate {
+    /// Read again.
+    Busy,
+    /// Nothing is there: the session tells when there is.
+    Quiet,
+    /// It is over.
+    Over,
+}
+
+/// What progress knows.
+pub(super) struct ProgressState {
+    listeners: Vec<Endpoint>,
+    links: HashMap<u64, BtlLink>,
+    /// Flows to be read without asking.
+    busy: Vec<u64>,
+    updates: Vec<Update>,
+    round: u32,
+}
+
+impl BtlLink {
+    fn new(flow: Option<Arc<Flow>>, endpoint: Option<Arc<BtlEndpoint>>, stage: LinkStage) -> Self {
+        Self {
+            flow,
+            endpoint,
+            stage,
+            token: 0,
+            reader: FrameReader::default(),
+            idle: 0,
+            busy: false,
+        }
+    }
+
+    /// This process connects.
+    pub(super) fn connecting(flow: Flow, endpoint: Arc<BtlEndpoint>, token: u64) -> Self {
+        let flow = Some(Arc::new(flow));
+        Self {
+            token,
+            ..Self::new(flow, Some(endpoint), LinkStage::Connecting)
+        }
+    }
+
+    /// No address of the peer can be connected to.
+    pub(super) fn unreachable(endpoint: Arc<BtlEndpoint>) -> Self {
+        Self::new(None, Some(endpoint), LinkStage::Connecting)
+    }
+}
+
+impl ProgressState {
+    pub(super) fn new(listeners: Vec<Endpoint>) -> Self {
+        Self {
+            listeners,
+            links: HashMap::new(),
+            busy: Vec::new(),
+            updates: Vec::new(),
+            round: 0,
+        }
+    }
+
+    /// From here on this flow is read without asking.
+    fn read_on(&mut self, id: u64) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.idle = 0;
+            if !std::mem::replace(&mut link.busy, true) {
+                self.busy.push(id);
+            }
+        }
+    }
+}
+
+impl BtlModule {
+    /// Receives, delivers and sends what can be; how much that was. Does not wait.
+    pub fn progress(&self) -> usize {
+        let mut state = match self.progress.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) => return 0,
+        };
+        let state = &mut *state;
+        let mut events = 0;
+        for link in self.take_fresh() {
+            self.adopt(state, link);
+        }
+        state.round = state.round.wrapping_add(1);
+        if state.busy.is_empty() || state.round.is_multiple_of(ASK_EVERY) {
+            events += self.ask_session(state);
+        }
+        let mut at = 0;
+        while at < state.busy.len() {
+            let id = state.busy[at];
+            let patience = BUSY_READS / state.busy.len() as u32;
+            let Some(link) = state.links.get_mut(&id) else {
+                state.busy.swap_remove(at);
+                continue;
+            };
+            match self.serve(link, patience, &mut events) {
+                LinkFate::Busy => at += 1,
+                LinkFate::Quiet => {
+                    link.busy = false;
+                    state.busy.swap_remove(at);
+                }
+                LinkFate::Over => {
+                    state.links.remove(&id);
+                    state.busy.swap_remove(at);
+                }
+            }
+        }
+        events
+    }
+
+    /// Whether no flow is left.
+    pub(super) fn is_alone(&self) -> bool {
+        let state = self.progress.try_lock();
+        state.is_ok_and(|state| state.links.is_empty())
+    }
+
+    /// A link that progress has not seen: what the session had to say about it may be lost.
+    fn adopt(&self, state: &mut ProgressState, link: BtlLink) {
+        let Some(id) = link.flow.as_ref().map(|flow| flow.id()) else {
+            if let Some(endpoint) = link.endpoint {
+                self.lose(&endpoint, "it cannot be connected to at any address");
+            }
+            return;
+        };
+        state.links.insert(id, link);
+        self.attend(state, id);
+    }
+
+    /// What the session has to tell; how many fragments were sent.
+    fn ask_session(&self, state: &mut ProgressState) -> usize {
+        let mut updates = std::mem::take(&mut state.updates);
+        self.session.progress(&mut updates);
+        let mut sent = 0;
+        for update in updates.drain(..) {
+            if update.acceptable {
+                self.accept_all(state, update.id);
+            } else {
+                sent += self.attend(state, update.id);
+            }
+        }
+        state.updates = updates;
+        if state.round.is_multiple_of(RETRY_EVERY) {
+            let ids: Vec<u64> = state.links.keys().copied().collect();
+            sent += ids.iter().map(|id| self.attend(state, *id)).sum::<usize>();
+        }
+        sent
+    }
+
+    fn accept_all(&self, state: &mut ProgressState, listener: u64) {
+        let mut accepted = Vec::new();
+        if let Some(listener) = state.listeners.iter().find(|l| l.id() == listener) {
+            while let Ok(flow) = listener.try_accept() {
+                accepted.push(Arc::new(flow));
+            }
+        }
+        for flow in accepted {
+            let link = BtlLink::new(Some(flow), None, LinkStage::Unnamed);
+            self.adopt(state, link);
+        }
+    }
+
+    /// Something has changed about a flow; how many fragments were sent.
+    fn attend(&self, state: &mut ProgressState, id: u64) -> usize {
+        let Some(link) = state.links.get_mut(&id) else {
+            return 0;
+        };
+        let sent = match link.stage {
+            LinkStage::Connecting => {
+                Self::offer(link, self);
+                0
+            }
+            LinkStage::Up => self.flush(link),
+            LinkStage::Offered | LinkStage::Unnamed => 0,
+        };
+        state.read_on(id);
+        sent
+    }
+
+    /// Says this process's name when the connection stands.
+    fn offer(link: &mut BtlLink, module: &Self) {
+        let Some(flow) = &link.flow else { return };
+        if flow.state() == StreamState::Connecting {
+            return;
+        }
+        let hello = hdr::hello(module.me, link.token);
+        // The first bytes of a connection: the kernel takes all or none.
+        if flow.try_send(&hello).is_ok_and(|n| n == hello.len()) {
+            link.stage = LinkStage::Offered;
+        }
+    }
+
+    fn flush(&self, link: &BtlLink) -> usize {
+        let Some(endpoint) = &link.endpoint else {
+            return 0;
+        };
+        let mut done = Vec::new();
+        endpoint.flush(&mut done);
+        let sent = done.len();
+        self.complete(endpoint, done, SUCCESS);
+        sent
+    }
+
+    /// Reads a flow and delivers what has come.
+    fn serve(&self, link: &mut BtlLink, patience: u32, events: &mut usize) -> LinkFate {
+        let Some(flow) = link.flow.clone() else {
+            return LinkFate::Over;
+        };
+        for _ in 0..READS {
+            let room = link.reader.room();
+            let asked = room.len();
+            let got = match flow.try_recv(room) {
+                Ok(0) => return self.ended(link, "it ended without a goodbye"),
+                Ok(got) => got,
+                Err(TransferError::WouldBlock) => {
+                    link.idle += 1;
+                    return match link.idle < patience {
+                        true => LinkFate::Busy,
+                        false => LinkFate::Quiet,
+                    };
+                }
+                Err(TransferError::Kernel(_)) => return LinkFate::Busy,
+                Err(e) => return self.ended(link, &e.to_string()),
+            };
+            link.idle = 0;
+            link.reader.filled(got);
+            loop {
+                match link.reader.next_frame() {
+                    Ok(None) => break,
+                    Ok(Some((header, at))) => {
+                        *events += 1;
+                        if !self.handle(link, &flow, header, at) {
+                            return LinkFate::Over;
+                        }
+                    }
+                    Err(_) => return self.ended(link, "it sent what is no frame"),
+                }
+            }
+            if got < asked {
+                break;
+            }
+        }
+        LinkFate::Busy
+    }
+
+    /// One frame; whether the link goes on.
+    fn handle(
+        &self,
+        link: &mut BtlLink,
+        flow: &Arc<Flow>,
+        header: FrameHeader,
+        at: std::ops::Range<usize>,
+    ) -> bool {
+        match (link.stage, header.kind) {
+            (LinkStage::Up, FrameKind::Data) => {
+                let Some(endpoint) = &link.endpoint else {
+                    return false;
+                };
+                if endpoint.has_departed() {
+                    // Open MPI has let go of the peer, and must not hear from it.
+                    return true;
+                }
+                let payload = link.reader.payload(at);
+                let (data, len) = (payload.as_mut_ptr(), payload.len());
+                let endpoint = Arc::as_ptr(endpoint).cast();
+                // SAFETY: the payload is the callback's until it returns: only this thread makes progress meanwhile.
+                unsafe { (self.upcalls.deliver)(endpoint, header.tag, data, len) };
+                true
+            }
+            (LinkStage::Up, FrameKind::Goodbye) => {
+                link.endpoint.iter().for_each(|e| e.departs());
+                true
+            }
+            (LinkStage::Unnamed, FrameKind::Hello) => {
+                let Some(name) = hdr::parse_hello(link.reader.payload(at), self.blob.token) else {
+                    self.log(1, || format!("a stranger at {}", flow.remote_addr()));
+                    return false;
+                };
+                let endpoint = self.peer(name);
+                if !endpoint.accept(self.me, flow) {
+                    // Its first bytes: the kernel takes them. They are delivered although the flow is closed.
+                    let _ = flow.try_send(&FrameHeader::control(FrameKind::Reject).encode());
+                    return false;
+                }
+                self.log(2, || format!("accepts {name} at {}", flow.remote_addr()));
+                link.endpoint = Some(endpoint);
+                self.goes_up(link);
+                true
+            }
+            (LinkStage::Offered, FrameKind::Accept) => {
+                let is_it = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
+                if is_it {
+                    self.goes_up(link);
+                }
+                is_it
+            }
+            (LinkStage::Offered, FrameKind::Reject) => {
+                link.endpoint.iter().for_each(|e| e.rejected(flow.id()));
+                false
+            }
+            _ => self.ended(link, "it sent a frame out of turn") != LinkFate::Over,
+        }
+    }
+
+    /// The flow is the one between both processes: sends what waits.
+    fn goes_up(&self, link: &mut BtlLink) {
+        link.stage = LinkStage::Up;
+        self.flush(link);
+    }
+
+    /// A flow is over.
+    fn ended(&self, link: &mut BtlLink, why: &str) -> LinkFate {
+        let (Some(endpoint), Some(flow)) = (&link.endpoint, &link.flow) else {
+            return LinkFate::Over;
+        };
+        match link.stage {
+            LinkStage::Up if endpoint.has_departed() => {
+                // What waits is of no interest to a peer that has left in good order.
+                self.complete(endpoint, endpoint.end(), SUCCESS);
+            }
+            LinkStage::Up => self.lose(endpoint, why),
+            LinkStage::Connecting | LinkStage::Offered => {
+                let failed = endpoint.attempt_failed(flow.id());
+                if failed && self.connect(endpoint) == Some(false) {
+                    self.lose(endpoint, why);
+                }
+            }
+            LinkStage::Unnamed => {}
+        }
+        LinkFate::Over
+    }
+
+    /// A peer is lost: Open MPI is told, once.
+    fn lose(&self, endpoint: &Arc<BtlEndpoint>, why: &str) {
+        let waiting = endpoint.end();
+        // SAFETY: the text lives until the function returns; the proc is Open MPI's own pointer, or null. No lock is held.
+        unsafe {
+            let why = (why.as_ptr().cast(), why.len());
+            (self.upcalls.lost)(endpoint.proc(), endpoint.name.0, why.0, why.1);
+        }
+        self.complete(endpoint, waiting, UNREACHABLE);
+    }
+}
