@@ -419,7 +419,7 @@ impl Hub {
         drop(rest);
     }
 
-    /// Counts closed flows with undelivered bytes: a flow begins to linger, or ends to.
+    /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.
     pub(crate) fn lingers(&self, begins: bool) {
         if begins {
             self.lingering.fetch_add(1, Ordering::AcqRel);

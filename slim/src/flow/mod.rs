@@ -157,8 +157,8 @@ impl SessionFlow {
     ///
     /// [`Session::progress`](crate::Session::progress) sends the bytes that the kernel does not take at once. Until the kernel has taken
     /// all posts, [`try_send`](Self::try_send) returns [`TransferError::WouldBlock`]. Buffers of less than a kilobyte may be copied. The
-    /// buffer may be dropped at any time after that, by any thread. The owner of a buffer (`Bytes::from_owner`) must not call the
-    /// library when it is dropped.
+    /// thread that drops the buffer, and the exact time, are unspecified. The owner of a buffer (`Bytes::from_owner`) must not call
+    /// the library when it is dropped.
     ///
     /// # Errors
     /// [`TransferError::Lost`], [`TransferError::ShutDown`], [`TransferError::Closed`]; the buffer is dropped.
