@@ -364,7 +364,7 @@ mod tests {
         all
     }
 
-    /// Of copies.
+    /// Memory of all copies, in bytes. Shared buffers count as 0.
     fn memory(replay: &Replay) -> usize {
         let copied = |c: &Chunk| match &c.bytes {
             KeptBytes::Copied(bytes) => bytes.capacity(),
