@@ -13,7 +13,7 @@ use rustix::net::{
 };
 use slim_sys::{Errno, OwnFd, at};
 
-/// Larger than the kernel's usual limit (`net.core.somaxconn`), so that the kernel's limit applies.
+/// Not less than the kernel's default limit (`net.core.somaxconn`), so that the kernel's limit applies.
 const BACKLOG: c_int = 4096;
 
 fn errno(e: Raw) -> Errno {

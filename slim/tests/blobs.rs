@@ -33,7 +33,7 @@ fn door(blob: &[u8]) -> std::net::SocketAddr {
 #[test]
 fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
     for how in kills() {
-        // Too short for a negotiation: a flow that needed an answer to HELLO would become plain.
+        // Leaves hardly any time for an answer to HELLO: the flow must be protected without one.
         let session = session_with(&[
             ("SLIM_HELLO_TIMEOUT", "0.05"),
             ("SLIM_JOB_KEY", "a key for all of the job"),

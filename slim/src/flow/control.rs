@@ -106,7 +106,7 @@ impl FlowCore {
         }
     }
 
-    /// Lets data calls use the present transport again, as a flow's or as plain TCP.
+    /// Lets data calls use the present transport again, whether the flow is protected or plain.
     fn reopen(&self, ctl: &FlowCtl) {
         if let Some(sock) = ctl
             .sock

@@ -266,7 +266,7 @@ impl FlowCore {
         let io: Arc<dyn FlowIo> = self.clone();
         if let Some((agreed, last)) = agreed {
             let ends = (local, self.remote);
-            // Both ends know the flow, so no negotiation is needed.
+            // The peer knows the flow, so it can be asked about an end of the stream.
             self.live.store(true, Ordering::Release);
             self.agent()
                 .open_agreed(self.token, io, self.role, ends, agreed);

@@ -64,7 +64,7 @@ impl FlowCore {
         !posts.queue.is_empty() || !posts.taken.is_empty()
     }
 
-    /// Has `then` done once the queue is empty. Returns false if it is empty already, or if the flow has failed.
+    /// Has `then` done once the queue is empty. Returns false if it is empty already, or if the flow takes no more posts.
     fn after_posts(&self, then: AfterPosts) -> bool {
         let mut posts = self.posts();
         let queued = !posts.queue.is_empty() && self.refuses_posts().is_none();
