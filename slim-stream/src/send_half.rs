@@ -75,8 +75,8 @@ impl SendHalf {
         self.trim(unacked);
     }
 
-    /// As [`account`](Self::account), of buffers that the caller shares: `pieces` are what the kernel has taken. They are kept
-    /// themselves, but for those of less than `copied` bytes.
+    /// Like [`account`](Self::account), for buffers that the caller shares. `pieces` are the bytes that the kernel has taken. Pieces of
+    /// fewer than `copied` bytes are copied; the others are kept without a copy.
     pub fn account_shared(
         &mut self,
         pieces: impl Iterator<Item = Bytes>,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn of_shared_buffers_what_is_acknowledged_is_let_go_and_small_ones_are_copied() {
+    fn shared_buffers_are_released_when_acknowledged_and_small_ones_are_copied() {
         let mut half = SendHalf::new();
         let at = |half: &SendHalf, n| Bytes::from(bytes(half.sent(), n));
         let (small, large) = (at(&half, 100), Bytes::from(bytes(100, 3 * LARGE)));
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(kept, &bytes(sent - 10, 10));
         assert_eq!(half.trim_to(0), 0);
         assert!(large.is_unique());
-        // Small ones ask the kernel seldom.
+        // After small pieces the kernel is seldom asked.
         let mut asked = 0;
         for _ in 0..=(TRIM_STEP + LARGE) / 1024 {
             let piece = at(&half, 1024);

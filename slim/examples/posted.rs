@@ -1,4 +1,4 @@
-//! A stream over loopback, copied and posted: processor time of the sending thread for each megabyte.
+//! Compares copied and posted sends over loopback: processor time of the sending thread per MiB.
 //!
 //! usage: `cargo run --release -p slim --example posted`
 
@@ -8,10 +8,10 @@ use bytes::Bytes;
 use slim::{Flow, Session, SessionOptions};
 
 const TOTAL: usize = 128 << 20;
-/// Bytes that are posted and not completed at most.
+/// Limit of bytes that are posted and not completed.
 const AHEAD: usize = 4 << 20;
 
-/// Of the calling thread.
+/// Processor time of the calling thread.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     ] {
         let buffer = Bytes::from(vec![1; size]);
         let mut best = [Duration::MAX; 2];
-        // In turns.
+        // Alternate the two, so that changes of the machine's speed affect both.
         for _ in 0..3 {
             for (which, best) in best.iter_mut().enumerate() {
                 let begun = processor_time();

@@ -14,7 +14,7 @@ struct JoinedAgent {
     config: Config,
     agent: Agent,
     sessions: usize,
-    /// The process that started it: a forked child has no such thread.
+    /// The process that started the agent: a forked child does not have the agent thread.
     pid: u32,
 }
 
@@ -24,10 +24,10 @@ fn agents() -> MutexGuard<'static, Vec<JoinedAgent>> {
     AGENTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The agent for these settings; [`leave`] afterwards.
+/// Returns the agent for these settings; starts it if necessary. The caller must call [`leave`] later.
 ///
 /// # Errors
-/// It cannot be started.
+/// The agent cannot be started.
 pub(crate) fn join(config: &Config) -> io::Result<Agent> {
     let mut agents = agents();
     forget_parents(&mut agents);
@@ -45,8 +45,8 @@ pub(crate) fn join(config: &Config) -> io::Result<Agent> {
     Ok(agent)
 }
 
-/// A session with these settings is over. The last one ends the agent, after at most `limit` for what is still to be delivered and
-/// as much for its end: whether it has ended, if it had to.
+/// Ends the use of an agent by one session. The last session ends the agent: it waits at most `limit` for the delivery of sent bytes,
+/// and at most `limit` again for the agent thread. Returns false if that thread has not ended.
 pub(crate) fn leave(config: &Config, limit: Duration) -> bool {
     let mut all = agents();
     let Some(at) = all.iter().position(|shared| shared.config == *config) else {
@@ -57,7 +57,7 @@ pub(crate) fn leave(config: &Config, limit: Duration) -> bool {
         return true;
     }
     let shared = all.swap_remove(at);
-    // Whoever opens a session with the same settings meanwhile starts an agent of its own.
+    // A session that is opened meanwhile with the same settings starts a new agent.
     drop(all);
     if shared.pid != process::id() {
         mem::forget(shared.agent);
@@ -67,11 +67,11 @@ pub(crate) fn leave(config: &Config, limit: Duration) -> bool {
     shared.agent.retire(limit)
 }
 
-/// In a forked child nothing is left of its parent's agents but their descriptors.
+/// Forgets the parent's agents in a forked child, where only their descriptors are left.
 fn forget_parents(agents: &mut Vec<JoinedAgent>) {
     if agents.iter().any(|shared| shared.pid != process::id()) {
         Agent::after_fork_child();
-        // Dropping one could need a lock that the lost thread had.
+        // Dropping an agent could need a lock that a thread of the parent held at the fork.
         mem::forget(mem::take(agents));
     }
 }

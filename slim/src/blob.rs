@@ -1,21 +1,22 @@
-//! Peers by name: what an endpoint publishes, and what two ends tell each other on the connection of a flow that is opened by that.
+//! Flows opened by blob: the blob that an endpoint publishes, and the messages that two ends exchange on a new connection.
 //!
 //! ```text
 //!  connector                                     acceptor, at the door of its endpoint
 //!     │   (has the endpoint's blob: addresses, port of the door, secret)
 //!     │  TCP connect ────────────────────────────► │
-//!     │  INTRODUCTION: random, who I am ─────────► │
-//!     │ ◄─────────────── WELCOME: random, who I am │
+//!     │  INTRODUCTION: random, identity ─────────► │
+//!     │ ◄─────────────── WELCOME: random, identity │
 //!     │  PROOF ──────────────────────────────────► │  opens the flow as agreed
 //!     │ ◄──────────────────────────────── ADMITTED │
 //!     │  opens the flow as agreed                  │
 //!     │ ◄═══════ bytes of the program ═══════════► │
 //! ```
 //!
-//! All messages have a code under a key made of the job key and the blob's secret. The key of the flow is made by the core of its two
-//! secrets and the job key; the secrets are made of the two random numbers and that key, so that who reads the connection and not
-//! the blob has neither. WELCOME answers this introduction, and PROOF this welcome: recorded ones are worth nothing.
-//! When the connector has read ADMITTED, both know the flow, and it can be resumed from either side.
+//! Each message carries an HMAC ("code") under the *door key*, which is derived from the job key, the job's name and the blob's secret.
+//! The flow's two secrets are derived from both random numbers and the door key. `slim-core` derives the flow's key from these secrets
+//! and the job key. So an observer of the connection that lacks the blob has neither the secrets nor the key.
+//! The code of each answer covers the message that it answers, so recorded messages cannot be replayed.
+//! Once the connector has read ADMITTED, both ends know the flow, and either can resume it.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -37,19 +38,19 @@ const CODE: usize = 32;
 const DESCRIPTION: usize = 16 + 4 + 8 + 8 + 2 + 2 + 1 + MAX_ADDRS * 16;
 /// Bytes of an introduction.
 pub(crate) const INTRODUCTION: usize = 8 + 32 + DESCRIPTION + CODE;
-/// Bytes of its answer.
+/// Bytes of a welcome.
 pub(crate) const WELCOME: usize = INTRODUCTION;
-/// Bytes of the answer to that.
+/// Bytes of a proof.
 pub(crate) const PROOF: usize = CODE;
-/// Bytes of the answer to that.
+/// Bytes of the last message, ADMITTED.
 pub(crate) const ADMITTED: usize = CODE;
 
 /// Why a blob cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlobError {
-    /// It is none, or one of another version, or damaged.
+    /// It is not a blob, or has another version, or is damaged.
     Garbage,
-    /// It was made with another job key, or by another job.
+    /// It was made with another job key or by another job; or its contents are damaged.
     OtherJob,
 }
 
@@ -61,17 +62,17 @@ pub(crate) struct Blob {
     pub(crate) secret: [u8; 32],
 }
 
-/// The job of a session, as far as blobs are concerned.
+/// The properties of a job that its blobs depend on.
 pub(crate) struct JobOf<'a> {
     pub(crate) key: Option<&'a JobKey>,
     pub(crate) name: &'a str,
 }
 
-/// The key of the messages between the ends of flows that are opened by one blob.
+/// The key of the messages of all introductions with one blob.
 #[derive(Clone)]
 pub(crate) struct DoorKey([u8; 32]);
 
-/// Random bytes that nobody can predict.
+/// Random bytes for cryptographic use.
 pub(crate) fn random() -> Result<[u8; 32], Errno> {
     let mut random = [0; 32];
     getrandom::fill(&mut random).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
@@ -85,7 +86,7 @@ fn code(key: &[u8], label: &[u8], parts: &[&[u8]]) -> [u8; 32] {
     code.finalize().into_bytes().into()
 }
 
-/// In a time that does not depend on the bytes.
+/// Compares codes in constant time.
 fn is_code(key: &[u8], label: &[u8], parts: &[&[u8]], said: &[u8]) -> bool {
     let mut code = Hmac::<Sha256>::new_from_slice(key).expect("a key of any length will do");
     code.update(label);
@@ -135,7 +136,7 @@ impl Blob {
         let blob = blob.ok_or(BlobError::Garbage)?;
         let right = job.code(b"slim blob v1", &[job.name.as_bytes(), said]);
         let differ = right.iter().zip(code).fold(0, |all, (a, b)| all | a ^ b);
-        // Damage cannot be told from another key; what has the form of a blob is mostly that of another job.
+        // A wrong code can mean damage or another key. In well-formed bytes another job is the likelier cause.
         match differ {
             0 => Ok(blob),
             _ => Err(BlobError::OtherJob),
@@ -143,7 +144,7 @@ impl Blob {
     }
 }
 
-/// What the connector says first.
+/// The connector's first message.
 pub(crate) struct Introduction {
     pub(crate) random: [u8; 32],
     pub(crate) who: Announcement,
@@ -171,7 +172,7 @@ impl Introduction {
     }
 }
 
-/// What the acceptor answers to the introduction with the code at the end of `asked`.
+/// The acceptor's answer to an introduction; its code covers the introduction (`asked`).
 pub(crate) struct Welcome {
     pub(crate) random: [u8; 32],
     pub(crate) who: Announcement,
@@ -199,34 +200,34 @@ impl Welcome {
     }
 }
 
-/// What the connector says last.
+/// PROOF, the connector's last message.
 pub(crate) fn proof(welcome: &[u8], key: &DoorKey) -> [u8; PROOF] {
     code(&key.0, b"slim proof v1", &[welcome])
 }
 
-/// Whether this is the proof for that welcome.
+/// Whether `said` is the proof for that welcome.
 pub(crate) fn is_proof(said: &[u8], welcome: &[u8], key: &DoorKey) -> bool {
     is_code(&key.0, b"slim proof v1", &[welcome], said)
 }
 
-/// What the acceptor says last.
+/// ADMITTED, the acceptor's last message.
 pub(crate) fn admitted(proof: &[u8], key: &DoorKey) -> [u8; ADMITTED] {
     code(&key.0, b"slim admitted v1", &[proof])
 }
 
-/// Whether this is the answer to that proof.
+/// Whether `said` is ADMITTED for that proof.
 pub(crate) fn is_admitted(said: &[u8], proof: &[u8], key: &DoorKey) -> bool {
     is_code(&key.0, b"slim admitted v1", &[proof], said)
 }
 
-/// What both ends open the flow with: the connector's and the acceptor's random number, and who the other end is.
+/// The agreement with which both ends open the flow. `randoms`: the connector's random number, then the acceptor's.
 pub(crate) fn agreed(key: &DoorKey, randoms: [&[u8; 32]; 2], peer: Announcement) -> Agreed {
     let made = |label: &[u8]| code(&key.0, label, &[randoms[0], randoms[1]]);
-    // Half of the code; never the name of an earlier flow, since both ends have a part in it.
+    // The name is half of the code. Both random numbers enter it, so neither end alone can repeat an earlier flow's name.
     let name = made(b"slim flow name v1");
     let mut flow = [0; 16];
     flow.copy_from_slice(&name[..16]);
-    // No connection with the same addresses is meant.
+    // The lowest bit is cleared: no earlier connection with the same addresses is to be considered (see `FlowId`).
     flow[15] &= !1;
     Agreed {
         flow: FlowId(flow),
@@ -249,7 +250,7 @@ fn address(octets: [u8; 16]) -> IpAddr {
     Ipv6Addr::from(octets).to_canonical()
 }
 
-/// Other kinds of transport than TCP are not announced: the library's flows take none.
+/// Encodes an announcement. Locators of transports other than TCP are left out: the library's flows do not accept such transports.
 fn describe(who: &Announcement, bytes: &mut Vec<u8>) {
     bytes.extend(who.id.host);
     bytes.extend(who.id.pid.to_be_bytes());
@@ -289,7 +290,7 @@ fn described(reader: &mut BlobReader<'_>) -> Option<Announcement> {
     })
 }
 
-/// Takes bytes from the front.
+/// Takes values from the front of a byte slice.
 struct BlobReader<'a>(&'a [u8]);
 
 impl BlobReader<'_> {
@@ -329,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blob_comes_back_for_its_job_only_and_nothing_else_is_one() {
+    fn a_blob_decodes_only_unchanged_and_for_its_job() {
         let key = JobKey::new(b"a key of the job's");
         let (key, other) = (key.as_ref(), JobKey::new(b"a key of another job"));
         let blob = Blob {
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn both_ends_make_the_same_of_what_they_say_and_one_changed_bit_is_noticed() {
+    fn introduction_messages_round_trip_and_changed_or_foreign_ones_are_refused() {
         let key = job(None, "job").door_key(&[3; 32]);
         let said = Introduction {
             random: [1; 32],
@@ -381,7 +382,7 @@ mod tests {
         assert_eq!(told.len(), WELCOME);
         let answer = Welcome::decode(&told, &asked, &key).unwrap();
         assert_eq!((answer.random, answer.who), ([2; 32], who()));
-        // An answer to another introduction, or under another secret, is none.
+        // Refused: a welcome for another introduction, and an introduction under another secret.
         assert!(Welcome::decode(&told, &told, &key).is_none());
         let other = job(None, "job").door_key(&[4; 32]);
         assert!(Introduction::decode(&asked, &other).is_none());
@@ -396,7 +397,7 @@ mod tests {
         let admitted = super::admitted(&proof, &key);
         assert!(is_admitted(&admitted, &proof, &key));
         assert!(!is_admitted(&proof, &proof, &key) && !is_admitted(&admitted, &told, &key));
-        // Who has not the blob cannot make the secrets of what he reads.
+        // The random numbers alone do not give the secrets: another door key gives other ones.
         let randoms = [&[1; 32], &[2; 32]];
         let ours = agreed(&key, randoms, who()).secrets;
         assert_ne!(ours, agreed(&other, randoms, who()).secrets);

@@ -15,14 +15,14 @@ use crate::error::SessionError;
 use crate::hub::Hub;
 use crate::socket;
 
-/// Connections at the door that have not proved anything yet. The oldest makes room for a new one.
+/// Limit of connections at the door that are not admitted yet. Beyond it a new connection replaces the oldest.
 const GUESTS: usize = 128;
-/// How long one may take.
+/// Time limit of such a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the agent may take to say who we are.
+/// Time limit for the agent to describe this process (its announcement).
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Shut until the endpoint publishes its blob.
+/// The door of an endpoint. `None` until the endpoint publishes its blob.
 #[derive(Default)]
 pub(crate) struct EndpointDoor(Mutex<Option<OpenDoor>>);
 
@@ -33,24 +33,24 @@ struct OpenDoor {
     guests: VecDeque<DoorGuest>,
 }
 
-/// Somebody at the door.
+/// A connection at the door that is not admitted yet.
 struct DoorGuest {
     fd: OwnFd,
     since: Instant,
     heard: Vec<u8>,
-    /// What we have answered, and what both ends agree on if that is proved to have come.
+    /// The WELCOME that was sent, and the agreement that holds if the connector proves that it has read WELCOME.
     welcomed: Option<(Vec<u8>, Agreed)>,
 }
 
-/// Somebody who has proved to be one of the job.
+/// A connection whose peer has proved that it belongs to the job.
 pub(crate) struct Admitted {
     pub(crate) fd: OwnFd,
     pub(crate) agreed: Agreed,
-    /// What is to be said when the flow is open here.
+    /// The ADMITTED message, to be sent once the flow is open here.
     pub(crate) last: [u8; ADMITTED],
 }
 
-/// What becomes of a guest.
+/// The state of a guest after its input was read.
 enum GuestFate {
     Stays,
     Goes,
@@ -62,7 +62,7 @@ impl EndpointDoor {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The blob of the endpoint that listens on `addr`. Opens the door.
+    /// Returns the blob of the endpoint that listens on `addr`. The first call opens the door.
     pub(crate) fn blob(
         &self,
         hub: &Hub,
@@ -98,7 +98,7 @@ impl EndpointDoor {
         Ok(blob)
     }
 
-    /// A connection on which all is said but that it is a flow's now.
+    /// Accepts connections and reads their messages. Returns one whose proof is valid: only ADMITTED is still to be sent.
     pub(crate) fn introduced(&self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
         self.state().as_mut()?.introduced(hub, set)
     }
@@ -107,7 +107,7 @@ impl EndpointDoor {
 impl OpenDoor {
     fn introduced(&mut self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
         while let Ok(fd) = socket::accept(&self.listener) {
-            // Without memory for it nobody would look at it again.
+            // An unwatched connection would never be read again, so it is closed.
             if socket::watch(set, &fd).is_err() {
                 continue;
             }
@@ -149,7 +149,7 @@ impl DoorGuest {
                 None => INTRODUCTION,
                 Some(_) => PROOF,
             };
-            // Not a byte more: those of the stream follow.
+            // Read no byte beyond the message.
             let mut buf = [0; INTRODUCTION];
             let room = buf.get_mut(..wanted - self.heard.len()).unwrap_or_default();
             match socket::recv(self.fd.raw(), &mut [IoSliceMut::new(room)]) {
@@ -174,13 +174,13 @@ impl DoorGuest {
         }
     }
 
-    /// Answers an introduction.
+    /// Answers INTRODUCTION with WELCOME.
     fn welcome(&self, hub: &Hub, key: &DoorKey) -> Option<(Vec<u8>, Agreed)> {
         let introduction = Introduction::decode(&self.heard, key)?;
         let random = blob::random().ok()?;
         let who = hub.agent.announcement(LIMIT)?;
         let welcome = Welcome { random, who }.encode(&self.heard, key);
-        // The first bytes on a connection fit.
+        // The send buffer of a new connection has room for it.
         let sent = socket::send(self.fd.raw(), &[IoSlice::new(&welcome)]);
         if sent != Ok(welcome.len()) {
             return None;
@@ -191,12 +191,12 @@ impl DoorGuest {
     }
 }
 
-/// Where a listener at the wildcard address is reached; loopback if the host has no other address.
+/// Addresses at which a listener on the wildcard address can be reached; loopback if the host has no other address.
 fn own_addresses(hub: &Hub, v4_only: bool) -> Option<Vec<IpAddr>> {
     let mut ips = hub.agent.announcement(LIMIT)?.addrs;
     let of_use = |ip: &IpAddr| match ip {
         IpAddr::V4(_) => true,
-        // A link-local address means something with its scope only, which is the host's own.
+        // A link-local address needs a scope, which has a meaning on this host only.
         IpAddr::V6(ip) => !v4_only && !ip.is_unicast_link_local(),
     };
     ips.retain(of_use);

@@ -1,4 +1,4 @@
-//! Endpoints: where a session accepts flows.
+//! Endpoints: the addresses at which a session accepts flows.
 
 use std::fmt;
 use std::mem;
@@ -18,7 +18,7 @@ use crate::flow::{SessionFlow, Until};
 use crate::hub::{Hub, Member, Update, next_id};
 use crate::socket;
 
-/// An address at which a session accepts flows. Closed when it is dropped; flows that were accepted stay.
+/// An address at which a session accepts flows. Dropping it closes the endpoint; accepted flows stay open.
 pub struct SessionEndpoint {
     core: Arc<EndpointCore>,
 }
@@ -27,16 +27,16 @@ struct EndpointCore {
     hub: Arc<Hub>,
     id: u64,
     addr: SocketAddr,
-    /// Shared with threads that wait for it. `None` once it is closed.
+    /// Shared with threads that wait in `accept`. `None` once the endpoint is closed.
     open: Mutex<Option<Arc<EndpointParts>>>,
     acceptable: AtomicBool,
 }
 
-/// What an open endpoint has.
+/// The descriptors of an open endpoint.
 struct EndpointParts {
     listener: OwnFd,
     door: EndpointDoor,
-    /// Of the listener, the door, and who stands there: readable when a flow may wait.
+    /// Poll set of the listener, the door's listener and the door's guests: readable when a flow may be acceptable.
     set: OwnFd,
 }
 
@@ -70,39 +70,40 @@ impl SessionEndpoint {
         Ok(Self { core })
     }
 
-    /// What this endpoint publishes: with it [`Session::connect_blob`](crate::Session::connect_blob) opens flows to it that are
-    /// protected from the beginning, without asking first. Some hundred bytes, to be told to the other processes of the job by
-    /// whatever means they have. It holds a secret: who has it, and the job key if there is one, can open a flow.
+    /// The endpoint's blob, a few hundred bytes. The program sends it to the other processes of the job by its own means. They pass
+    /// it to [`Session::connect_blob`](crate::Session::connect_blob), which opens flows that are protected from the beginning,
+    /// without negotiation. The blob holds a secret: any process that has the blob, and the job key if there is one, can open a flow.
     ///
-    /// From the first call on the endpoint listens on one port more, its *door*.
+    /// The first call opens one more listening port, the endpoint's *door*.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`]: no port, or no address to tell.
+    /// [`SessionError::Kernel`]: a system call failed. [`SessionError::TimedOut`]: the agent did not tell the host's addresses in
+    /// time. [`SessionError::Closed`].
     pub fn blob(&self) -> Result<Vec<u8>, SessionError> {
         let open = self.core.open().clone().ok_or(SessionError::Closed)?;
         open.door.blob(&self.core.hub, self.core.addr, &open.set)
     }
 
-    /// The endpoint's number: no other flow or endpoint of the process has, or has had it.
+    /// The endpoint's number. Numbers of flows and endpoints are unique in the process and are never reused.
     pub fn id(&self) -> u64 {
         self.core.id
     }
 
-    /// Where it listens.
+    /// The address on which the endpoint listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.core.addr
     }
 
-    /// Takes a flow that waits. Of a connection at the door it asks the agent thread, which takes some microseconds.
+    /// Accepts a flow if one is waiting. For a connection at the door it asks the agent thread, which takes a few microseconds.
     ///
     /// # Errors
-    /// [`AcceptError::WouldBlock`] if none does; [`Update::acceptable`] tells when one may.
+    /// [`AcceptError::WouldBlock`] if no flow is waiting; [`Update::acceptable`] tells when one may be.
     pub fn try_accept(&self) -> Result<SessionFlow, AcceptError> {
         let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
         loop {
             match socket::accept(&open.listener) {
                 Ok(fd) => match SessionFlow::accepted(&self.core.hub, fd) {
-                    // It was over before it was accepted.
+                    // The connection ended before it was accepted: try the next one.
                     Err(libc::ECONNABORTED) => {}
                     flow => return flow.map_err(AcceptError::Kernel),
                 },
@@ -120,10 +121,10 @@ impl SessionEndpoint {
         Err(AcceptError::WouldBlock)
     }
 
-    /// Waits for a flow, at most `limit`.
+    /// Accepts a flow; waits at most `limit`.
     ///
     /// # Errors
-    /// [`AcceptError::TimedOut`], and those of the kernel.
+    /// [`AcceptError::TimedOut`], [`AcceptError::Closed`], and errors of the kernel.
     pub fn accept(&self, limit: Option<Duration>) -> Result<SessionFlow, AcceptError> {
         let until = Until::new(limit);
         loop {
@@ -164,7 +165,7 @@ impl Member for EndpointCore {
             return;
         };
         self.hub.unwatch(&open.set);
-        // Who waits for it comes out.
+        // Wakes threads that wait in `accept`.
         slim_sys::shutdown(open.listener.raw(), libc::SHUT_RDWR);
         drop(open);
         self.hub.agent.unlisten(self.addr);

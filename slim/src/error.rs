@@ -14,9 +14,9 @@ pub enum SessionError {
     Agent(io::Error),
     /// The session is closed.
     Closed,
-    /// The kernel refused this operation.
+    /// The kernel refused the named operation with this error number.
     Kernel(&'static str, Errno),
-    /// The agent's thread has not ended within the limit.
+    /// The agent's thread has not ended, or has not answered, within the limit.
     TimedOut,
 }
 
@@ -42,26 +42,26 @@ pub enum ConnectError {
     Closed,
     /// The kernel's error number, `ECONNREFUSED` for example.
     Kernel(Errno),
-    /// The connection does not stand within the limit.
+    /// The connection was not established within the limit.
     TimedOut,
 }
 
 /// Why bytes were not sent, or not received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferError {
-    /// The flow is closed here.
+    /// This end has closed the flow.
     Closed,
-    /// The peer has ended the stream before as many bytes as were wanted.
+    /// The peer ended the stream before all requested bytes were received.
     Ended,
-    /// The kernel refuses the call with this error number; the flow goes on.
+    /// The kernel refused this call with this error number; the flow goes on.
     Kernel(Errno),
     /// The flow has failed: its connection broke with this error number, and was not replaced.
     Lost(Errno),
     /// This end has finished sending, or the peer has closed the flow.
     ShutDown,
-    /// Not all within the limit.
+    /// The call did not complete within the limit.
     TimedOut,
-    /// Nothing can be sent, or received, at the moment; also while the flow is suspended.
+    /// Nothing can be sent or received now. Also returned while the flow is suspended.
     WouldBlock,
 }
 
@@ -117,7 +117,7 @@ impl fmt::Display for SessionError {
             Self::Agent(e) => write!(f, "the agent could not be started: {e}"),
             Self::Closed => f.write_str("the session is closed"),
             Self::Kernel(what, errno) => write!(f, "{what}: {}", text(*errno)),
-            Self::TimedOut => f.write_str("the agent's thread has not ended in time"),
+            Self::TimedOut => f.write_str("the agent's thread did not end or answer in time"),
         }
     }
 }
@@ -126,9 +126,9 @@ impl fmt::Display for AcceptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("the endpoint is closed"),
-            Self::Kernel(errno) => write!(f, "no flow can be accepted: {}", text(*errno)),
+            Self::Kernel(errno) => write!(f, "cannot accept a flow: {}", text(*errno)),
             Self::TimedOut => f.write_str("no flow came in time"),
-            Self::WouldBlock => f.write_str("no flow waits to be accepted"),
+            Self::WouldBlock => f.write_str("no flow is waiting to be accepted"),
         }
     }
 }
@@ -136,13 +136,13 @@ impl fmt::Display for AcceptError {
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Blob(BlobError::Garbage) => f.write_str("that is no blob of an endpoint"),
+            Self::Blob(BlobError::Garbage) => f.write_str("not a blob of an endpoint"),
             Self::Blob(BlobError::OtherJob) => {
-                f.write_str("the endpoint is another job's, or has another job key")
+                f.write_str("the endpoint belongs to another job, or has another job key")
             }
             Self::Closed => f.write_str("the session or the flow is closed"),
-            Self::Kernel(errno) => write!(f, "no connection: {}", text(*errno)),
-            Self::TimedOut => f.write_str("no connection in time"),
+            Self::Kernel(errno) => write!(f, "cannot connect: {}", text(*errno)),
+            Self::TimedOut => f.write_str("the connection was not established in time"),
         }
     }
 }
@@ -151,12 +151,12 @@ impl fmt::Display for TransferError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("the flow is closed"),
-            Self::Ended => f.write_str("the peer has ended the stream too early"),
-            Self::Kernel(errno) => write!(f, "the kernel refuses the call: {}", text(*errno)),
+            Self::Ended => f.write_str("the peer ended the stream too early"),
+            Self::Kernel(errno) => write!(f, "the kernel refused the call: {}", text(*errno)),
             Self::Lost(errno) => write!(f, "the flow has failed: {}", text(*errno)),
             Self::ShutDown => f.write_str("the flow takes no more bytes"),
-            Self::TimedOut => f.write_str("not all was done in time"),
-            Self::WouldBlock => f.write_str("nothing can be done at the moment"),
+            Self::TimedOut => f.write_str("the operation did not complete in time"),
+            Self::WouldBlock => f.write_str("the operation would block"),
         }
     }
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_number_and_the_kind_are_kept() {
+    fn conversion_to_io_error_keeps_the_error_number_and_the_kind() {
         let lost = TransferError::Lost(libc::ETIMEDOUT);
         assert_eq!(lost.errno(), Some(libc::ETIMEDOUT));
         assert_eq!(io::Error::from(lost).raw_os_error(), Some(libc::ETIMEDOUT));

@@ -1,61 +1,62 @@
-//! What happens to flows, and how much.
+//! States, events and counters of flows.
 
 use std::time::Duration;
 
 use slim_sys::Errno;
 
-/// How a flow stands.
+/// State of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamState {
-    /// Its first connection does not stand yet.
+    /// The first connection is not established yet.
     Connecting,
-    /// It can be used, and the peer is being asked whether it has SLIM. Should the connection break now, it is resumed if it has.
+    /// The flow is usable, and the peer is being asked whether it has SLIM. If the connection breaks now, and the peer has SLIM, the
+    /// flow is resumed.
     Negotiating,
-    /// It outlives its connection.
+    /// The flow outlives its connection.
     Protected,
-    /// It is plain TCP: the peer has no SLIM, or the settings forbid it.
+    /// The flow is plain TCP: the peer does not have SLIM, or the settings forbid it.
     Plain,
-    /// Its connection is broken, or suspected, and is being replaced.
+    /// The connection is broken, or suspected to be, and is being replaced.
     Suspended,
-    /// It was given up. `None`: with an orderly end of the stream.
+    /// The flow was escalated with this error. `None`: with an orderly end of the stream.
     Failed(Option<Errno>),
-    /// Closed here.
+    /// This end has closed the flow.
     Closed,
 }
 
-/// Something that has happened to a flow.
+/// A change of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionEvent {
     /// The flow's [number](crate::Flow::id).
     pub flow: u64,
-    /// What has happened.
+    /// The change.
     pub change: FlowChange,
 }
 
-/// What has happened to a flow.
+/// Kind of change of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlowChange {
-    /// Its first connection stands.
+    /// The first connection is established.
     Connected,
-    /// The peer has SLIM: from here on the flow outlives its connection.
+    /// The peer has SLIM: from now on the flow outlives its connection.
     Protected,
-    /// It is plain TCP from here on.
+    /// The flow is plain TCP from now on.
     Plain,
-    /// Its connection is out of use.
+    /// The flow has lost its connection and is suspended.
     Suspended {
-        /// The error that this end met, if it was that.
+        /// The error of the connection, if this end met one.
         errno: Option<Errno>,
     },
-    /// It has a new connection.
+    /// The flow has a new connection.
     Resumed {
-        /// Bytes that this end sent again.
+        /// Bytes that this end has replayed, in all resumes of the flow so far.
         replayed: u64,
-        /// How long it was suspended.
+        /// Length of this suspension.
         away: Duration,
     },
-    /// It has its old connection back: nothing was wrong with it.
+    /// The flow goes on with its old connection, which proved to be intact.
     Reinstated,
-    /// It was given up, and the program gets this error; `None`: an end of the stream.
+    /// The flow was escalated: the program gets this error, or an end of the stream if it is `None`.
     Escalated {
         /// The error number.
         errno: Option<Errno>,
@@ -69,24 +70,24 @@ pub struct FlowStats {
     pub sent: u64,
     /// Bytes that the program has received.
     pub received: u64,
-    /// How often the flow got a new connection.
+    /// Number of resumes onto a new connection.
     pub resumes: u64,
-    /// Bytes that this end has sent again.
+    /// Bytes that this end has replayed.
     pub replayed: u64,
-    /// For how long the flow was suspended in all, until now.
+    /// Total time of all suspensions, the present one included.
     pub suspended: Duration,
 }
 
-/// Counters of a session: sums over its flows, those that are closed included.
+/// Counters of a session: sums over its flows, closed ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionStats {
     /// Flows that are open.
     pub open: u64,
     /// Flows that were opened or accepted.
     pub flows: u64,
-    /// Flows that were given up.
+    /// Flows that have failed.
     pub failed: u64,
-    /// Events that were dropped because nobody took them.
+    /// Events that were dropped because the program did not take them in time.
     pub lost_events: u64,
     /// Sums over all flows.
     pub total: FlowStats,

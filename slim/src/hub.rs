@@ -1,4 +1,4 @@
-//! What the flows and endpoints of a session share: one set of descriptors to poll, updates, events, sums.
+//! State that the flows and endpoints of a session share: one poll set, updates, events, statistics.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -17,15 +17,15 @@ use slim_sys::{Errno, OwnFd};
 use crate::blob::JobOf;
 use crate::event::{FlowChange, FlowStats, SessionEvent, SessionStats};
 
-/// Events that are kept until somebody takes them.
+/// Limit of events that are kept for the program. Beyond it the oldest are dropped.
 const EVENTS: usize = 4096;
-/// Descriptors that are asked about at once.
+/// Events that one `epoll_wait` returns at most.
 const BATCH: usize = 64;
-/// The number of the eventfd in the poll set; flows and endpoints begin with 1.
+/// The eventfd's number in the poll set; numbers of flows and endpoints begin with 1.
 const WAKE: u64 = 0;
-/// That of the alarm.
+/// The number of the alarm, a timerfd.
 const ALARM: u64 = u64::MAX;
-/// How soon it is looked whether the peer's kernel has what was posted, at first and at last. Nothing tells of that.
+/// First and longest interval of asking the kernel for acknowledgements of posts: the kernel does not report them by itself.
 const PUMP_FIRST: Duration = Duration::from_micros(200);
 const PUMP_LAST: Duration = Duration::from_millis(20);
 
@@ -34,21 +34,21 @@ const PUMP_LAST: Duration = Duration::from_millis(20);
 pub struct Update {
     /// The number of the [flow](crate::Flow::id) or [endpoint](crate::Endpoint::id).
     pub id: u64,
-    /// Of an endpoint: flows wait to be accepted.
+    /// For an endpoint: flows may be waiting to be accepted.
     pub acceptable: bool,
-    /// There may be something to receive, or to be learned by receiving.
+    /// A receive may return bytes, the end of the stream, or an error.
     pub readable: bool,
-    /// A flow that took no more bytes, or has just been opened, may take some.
+    /// A flow that took no more bytes, or that has just been opened, may take bytes now.
     pub writable: bool,
-    /// The state of the flow is another one.
+    /// The state of the flow may have changed.
     pub changed: bool,
     /// The flow has failed.
     pub ended: bool,
-    /// The peer's kernel has more of what was [posted](crate::Flow::post).
+    /// The peer's kernel has acknowledged more [posts](crate::Flow::post).
     pub completed: bool,
 }
 
-/// Bits of what has changed.
+/// Bits for the fields of [`Update`].
 pub(crate) mod bits {
     pub(crate) const READABLE: u32 = 1;
     pub(crate) const WRITABLE: u32 = 2;
@@ -59,31 +59,31 @@ pub(crate) mod bits {
 
 /// A member of the poll set.
 pub(crate) trait Member: Send + Sync {
-    /// The kernel has something to say about its descriptor.
+    /// Handles an epoll event of the member's descriptor.
     fn ready(self: Arc<Self>, flags: epoll::EventFlags);
-    /// Takes what has changed since the last time.
+    /// Takes the changes since the last call.
     fn take_update(&self) -> Update;
-    /// Its number.
+    /// The member's number.
     fn id(&self) -> u64;
-    /// Something is posted on it.
+    /// Whether posts are not completed yet.
     fn is_posting(&self) -> bool {
         false
     }
-    /// ... that the kernel has not taken.
+    /// Whether the kernel has not taken all posts yet.
     fn is_queued(&self) -> bool {
         false
     }
-    /// Closes it.
+    /// Closes the member.
     fn close(&self);
-    /// Looks after what is posted: whether there still is something.
+    /// Sends queued posts and counts completed ones. Returns whether posts are left.
     fn pump(self: Arc<Self>) -> bool {
         false
     }
-    /// Its counters, if it is a flow.
+    /// The counters of a flow; `None` for an endpoint.
     fn stats(&self) -> Option<FlowStats>;
 }
 
-/// What a callback for events is.
+/// The program's callback for events.
 pub(crate) type Callback = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
 
 /// The shared part of a session.
@@ -91,11 +91,11 @@ pub(crate) struct Hub {
     pub(crate) agent: Agent,
     job: String,
     key: Option<JobKey>,
-    /// The process that has the agent.
+    /// The process that opened the session.
     pid: u32,
     set: OwnedFd,
     wake: OwnFd,
-    /// The eventfd is readable, or about to be.
+    /// The eventfd is readable, or is about to become so.
     awake: AtomicBool,
     alarm: OwnFd,
     members: Mutex<HashMap<u64, Weak<dyn Member>>>,
@@ -104,7 +104,7 @@ pub(crate) struct Hub {
     events: Mutex<Events>,
     callback: Mutex<Option<Callback>>,
     past: Mutex<SessionStats>,
-    /// Closed flows with bytes on their way.
+    /// Number of closed flows with undelivered bytes.
     lingering: AtomicU32,
     closed: AtomicBool,
 }
@@ -115,11 +115,11 @@ struct Events {
     lost: u64,
 }
 
-/// Flows with something posted.
+/// Flows with posts that are not completed.
 struct Pumped {
-    /// They stay until that is done, whoever drops them.
+    /// Kept here until their posts are completed, even if the program drops its handles.
     flows: HashMap<u64, Arc<dyn Member>>,
-    /// After which time they are looked at again.
+    /// The next interval of the alarm.
     pause: Duration,
     /// The alarm is set.
     armed: bool,
@@ -127,7 +127,7 @@ struct Pumped {
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// A number that no other flow or endpoint of the process has.
+/// A number that is unique among the flows and endpoints of the process.
 pub(crate) fn next_id() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -169,7 +169,7 @@ impl Hub {
         })
     }
 
-    /// Whose blobs count here.
+    /// The job whose blobs this session makes and accepts.
     pub(crate) fn job(&self) -> JobOf<'_> {
         JobOf {
             key: self.key.as_ref(),
@@ -181,8 +181,8 @@ impl Hub {
         self.set.as_fd()
     }
 
-    /// In a forked child of the session's process: the agent is not there, connections are the parent's, and descriptor numbers may
-    /// be others' by now. What is dropped there is forgotten.
+    /// Whether this process is a forked child of the session's process. There the agent thread is missing, the connections belong to
+    /// the parent, and descriptor numbers may be reused. So objects that are dropped there are leaked, not closed.
     pub(crate) fn is_parents(&self) -> bool {
         self.pid != process::id()
     }
@@ -191,7 +191,7 @@ impl Hub {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Whether it was open until now.
+    /// Marks the session as closed. Returns whether it was open until now.
     pub(crate) fn close(&self) -> bool {
         !self.closed.swap(true, Ordering::AcqRel)
     }
@@ -203,7 +203,7 @@ impl Hub {
         }
     }
 
-    /// A flow or an endpoint is over. `last`: what a flow adds to the sums.
+    /// Removes a flow or an endpoint. `last`: the counters that a flow adds to the sums.
     pub(crate) fn remove(&self, id: u64, last: Option<FlowStats>) {
         let removed = locked(&self.members).remove(&id);
         if let (Some(_), Some(stats)) = (removed, last) {
@@ -215,7 +215,7 @@ impl Hub {
         locked(&self.past).failed += 1;
     }
 
-    /// Members that are not dropped. They may be the last to be so in the caller's hands, where no lock is held.
+    /// The members that are still alive. The caller may hold the last reference to one, and must drop it without holding a lock.
     pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
         let members = locked(&self.members);
         members.values().filter_map(Weak::upgrade).collect()
@@ -233,13 +233,13 @@ impl Hub {
         stats
     }
 
-    /// A flow's transport: an edge for each change.
+    /// Watches a flow's transport, edge-triggered.
     pub(crate) fn watch_flow(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         use epoll::EventFlags as E;
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
-    /// What an endpoint polls: as long as connections wait.
+    /// Watches an endpoint's poll set, level-triggered: readable as long as connections wait.
     pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)
     }
@@ -249,12 +249,12 @@ impl Hub {
         epoll::add(&self.set, fd, data, flags).map_err(|e| e.raw_os_error())
     }
 
-    /// To be called before the descriptor is closed, since the agent may have a copy of it for a moment.
+    /// Must be called before the descriptor is closed: the agent may hold a copy for a moment, and epoll would go on reporting it.
     pub(crate) fn unwatch(&self, fd: &OwnFd) {
         let _ = epoll::delete(&self.set, fd);
     }
 
-    /// Something has changed about the member with this number. With `wake` the poll set becomes readable.
+    /// Notes that the member with this number has changed. With `wake` the poll set becomes readable.
     pub(crate) fn change(&self, id: u64, wake: bool) {
         locked(&self.changed).push(id);
         if wake && !self.awake.swap(true, Ordering::AcqRel) {
@@ -283,12 +283,12 @@ impl Hub {
         locked(&self.events).kept.drain(..).collect()
     }
 
-    /// Waits until something has changed, at most `limit`.
+    /// Waits until the poll set is readable, at most `limit`.
     pub(crate) fn wait(&self, limit: Option<Duration>) {
         slim_sys::poll(self.set.as_raw_fd(), libc::POLLIN, limit);
     }
 
-    /// What has changed since the last time. Calls the callback for events.
+    /// Appends the changes since the last call to `updates`. Calls the callback for events.
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
         self.pump();
@@ -304,7 +304,7 @@ impl Hub {
                     }
             }));
         }
-        // The memory for the next ones.
+        // Reuse the vector's memory.
         changed.clear();
         let mut now = locked(&self.changed);
         if now.is_empty() {
@@ -322,7 +322,7 @@ impl Hub {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        // Listeners are reported again and again.
+        // The number of rounds is limited, since level-triggered listeners are reported in every round.
         for _ in 0..BATCH {
             let mut buffer = [MaybeUninit::<epoll::Event>::uninit(); BATCH];
             let Ok((events, _)) = epoll::wait(&self.set, &mut buffer, Some(&at_once)) else {
@@ -352,18 +352,18 @@ impl Hub {
         }
     }
 
-    /// Something is posted on a flow: it is looked after from now on.
+    /// Adds a flow with posts to those that are pumped.
     pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
         let mut pumped = locked(&self.pumped);
         let before = pumped.flows.insert(flow.id(), flow);
         pumped.pause = PUMP_FIRST;
         self.set_alarm(&mut pumped);
         drop(pumped);
-        // Its last owner, perhaps.
+        // This may be the last reference to the flow, so it is dropped after the lock.
         drop(before);
     }
 
-    /// Nothing tells of acknowledgements but the alarm.
+    /// Sets the alarm, after which the kernel is asked for acknowledgements: it does not report them by itself.
     fn set_alarm(&self, pumped: &mut Pumped) {
         if !std::mem::replace(&mut pumped.armed, true) {
             slim_sys::set_timerfd(self.alarm.as_raw_fd(), Some(pumped.pause));
@@ -371,7 +371,7 @@ impl Hub {
         }
     }
 
-    /// Looks after what is posted: whether something still is.
+    /// Pumps all flows with posts. Returns whether posts are left.
     pub(crate) fn pump(&self) -> bool {
         let flows: Vec<_> = locked(&self.pumped).flows.values().cloned().collect();
         if flows.is_empty() {
@@ -385,7 +385,7 @@ impl Hub {
         }
         let mut pumped = locked(&self.pumped);
         for flow in &done {
-            // Something more may have been posted since.
+            // The program may have posted more in the meantime.
             if !flow.is_posting() {
                 pumped.flows.remove(&flow.id());
             }
@@ -398,12 +398,12 @@ impl Hub {
         any
     }
 
-    /// Posts were completed: the next ones may be soon.
+    /// Resets the alarm's interval after completed posts: the next ones may follow soon.
     pub(crate) fn completes(&self) {
         locked(&self.pumped).pause = PUMP_FIRST;
     }
 
-    /// Waits until everything that is posted is with the kernel, at most `limit`, and lets go of what is not.
+    /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts.
     pub(crate) fn finish_pumping(&self, limit: Duration) {
         let begun = Instant::now();
         let queued = |hub: &Self| {
@@ -419,7 +419,7 @@ impl Hub {
         drop(rest);
     }
 
-    /// A closed flow has bytes on their way, or has no more.
+    /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.
     pub(crate) fn lingers(&self, begins: bool) {
         if begins {
             self.lingering.fetch_add(1, Ordering::AcqRel);
@@ -428,7 +428,7 @@ impl Hub {
         }
     }
 
-    /// Waits until no closed flow has bytes on their way, at most `limit`.
+    /// Waits until no closed flow has undelivered bytes, at most `limit`.
     pub(crate) fn wait_for_lingering(&self, limit: Duration) {
         let begun = Instant::now();
         loop {

@@ -1,7 +1,7 @@
-//! SLIM as a library: byte streams between processes that outlive the TCP connections which carry them.
+//! SLIM as a library: byte streams between processes. A stream outlives the TCP connection that carries it.
 //!
-//! A program that links this crate gets what `slim run` gives to unmodified programs, without `LD_PRELOAD`: a connection that
-//! breaks is replaced, what was lost on it is sent again, and the program notices a pause. A peer without SLIM sees plain TCP.
+//! A program that links this crate gets what `slim run` gives to unmodified programs, without `LD_PRELOAD`. A broken connection is
+//! replaced, lost bytes are replayed, and the program notices only a pause. A peer without SLIM sees plain TCP.
 //!
 //! # Objects
 //!
@@ -20,7 +20,7 @@
 //!
 //! # Example
 //!
-//! Two flows between an endpoint and its own process:
+//! A process opens two flows to its own endpoint:
 //!
 //! ```
 //! use slim::{Session, SessionOptions};
@@ -44,19 +44,19 @@
 //!
 //! # Without blocking
 //!
-//! [`Session::descriptor`] is readable when a flow may have news; [`Session::progress`] says which. As with edge-triggered epoll,
-//! an [`Update`] is told once: receive until [`TransferError::WouldBlock`], or remember that there is more.
-//! The `try_` methods never wait. The others take a limit, and `None` is for ever.
+//! [`Session::descriptor`] is readable when a flow may have changed; [`Session::progress`] says which flow. As with edge-triggered
+//! epoll, each [`Update`] is reported once: receive until [`TransferError::WouldBlock`], or remember that there is more.
+//! The `try_` methods never wait. The others take a time limit; `None` means no limit.
 //!
 //! # Promises
 //!
-//! - What one end receives is what the other has sent, in order, once; or the flow ends in an error.
-//! - Nothing is printed. Settings that print ([`Config::log`]) are off unless they are asked for.
+//! - Each end receives the bytes that the other end has sent, in order and once, or the flow ends in an error.
+//! - Nothing is printed by default: settings that print ([`Config::log`]) are off.
 //! - After [`Session::close`] no thread and no descriptor of the session is left. Sessions with equal settings share one agent thread;
-//!   the last one ends it.
+//!   the last session ends it.
 //!
-//! It is not for signal handlers. A forked child must not use a session of its parent, but may drop it, exec, or open
-//! its own.
+//! The library must not be called from signal handlers. A forked child must not use a session of its parent. The child may drop
+//! that session, exec, or open its own session.
 //!
 //! # Map
 //!
@@ -64,12 +64,12 @@
 //! | --- | --- |
 //! | `session` | [`Session`]: opening, progress, events, statistics, closing |
 //! | `endpoint` | [`Endpoint`] |
-//! | `door` | where peers come to that have an endpoint's blob |
-//! | `flow` | [`Flow`]: its data calls, what blocks, and what the agent asks of it |
-//! | `blob` | what endpoints publish, and the messages between two ends that know each other by that |
-//! | `hub` | what the flows of a session share: the poll set, updates, events |
+//! | `door` | listener for peers that have an endpoint's blob |
+//! | `flow` | [`Flow`]: data calls, blocking calls, and the agent's control calls |
+//! | `blob` | the blob that an endpoint publishes, and the messages that open a flow with it |
+//! | `hub` | state shared by the flows of a session: the poll set, updates, events |
 //! | `agents` | the agents of this process |
-//! | `event` | events and statistics |
+//! | `event` | states, events and statistics |
 //! | `error` | one type for each family of operations |
 //! | `socket` | system calls for sockets |
 

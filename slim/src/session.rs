@@ -18,13 +18,13 @@ use crate::event::{SessionEvent, SessionStats};
 use crate::flow::SessionFlow;
 use crate::hub::{Hub, Update};
 
-/// How long a session that is dropped waits for what is still to be delivered, and as long for the agent.
+/// Time limit of a dropped session for the delivery of sent bytes, and again for the end of the agent.
 const DROPPED: Duration = Duration::from_secs(1);
 
-/// What a session is opened with.
+/// Options of a session.
 #[derive(Clone, Debug)]
 pub struct SessionOptions {
-    /// Name of the job, for people.
+    /// Name of the job. Blobs are valid only in sessions with the same name.
     pub job: String,
     /// Policy, attempts and time limits, job key, peers. [`Config::from_vars`] reads them from the environment.
     pub config: Config,
@@ -46,17 +46,17 @@ impl SessionOptions {
 
 /// All endpoints and flows of one job in this process.
 ///
-/// A session that is dropped is [closed](Self::close), with a limit of a second.
+/// Dropping a session [closes](Self::close) it with a limit of one second.
 pub struct Session {
     options: SessionOptions,
     hub: Arc<Hub>,
 }
 
 impl Session {
-    /// Opens a session; starts the agent, unless a session with the same settings has one.
+    /// Opens a session. Starts an agent, unless another session with the same settings has one.
     ///
     /// # Errors
-    /// [`SessionError::Agent`]: no socket, descriptor or thread for it.
+    /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
     pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
         read_job_key(&mut options.config).map_err(SessionError::Agent)?;
         let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
@@ -83,10 +83,10 @@ impl Session {
         &self.options.config
     }
 
-    /// Accepts flows at this address; with port 0 the kernel chooses one.
+    /// Opens an endpoint that accepts flows at this address. With port 0 the kernel chooses a port.
     ///
     /// # Errors
-    /// [`SessionError::Kernel`]: the address is in use, or none of this host's.
+    /// [`SessionError::Kernel`]: for example, the address is in use, or does not belong to this host.
     pub fn listen(&self, addr: SocketAddr) -> Result<SessionEndpoint, SessionError> {
         SessionEndpoint::listen(&self.hub, addr)
     }
@@ -95,16 +95,16 @@ impl Session {
     /// [connecting](crate::StreamState::Connecting) at first.
     ///
     /// # Errors
-    /// Those that the kernel reports at once.
+    /// Errors that the kernel reports at once.
     pub fn try_connect(&self, to: SocketAddr) -> Result<SessionFlow, ConnectError> {
         SessionFlow::connect(&self.hub, to)
     }
 
-    /// Connects; waits at most `limit` until the connection stands. Whether the peer has SLIM is found out meanwhile and later
+    /// Connects; waits at most `limit` until the connection is established. The negotiation with the peer may still go on then
     /// ([`Flow::wait_negotiated`](crate::Flow::wait_negotiated)).
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`], and those of the kernel.
+    /// [`ConnectError::TimedOut`], and errors of the kernel.
     pub fn connect(
         &self,
         to: SocketAddr,
@@ -115,11 +115,11 @@ impl Session {
         Ok(flow)
     }
 
-    /// Begins to connect to the endpoint that has published this [blob](crate::Endpoint::blob), at the first of its addresses. The
-    /// flow is protected as soon as it is connected: nobody is asked. Waits for the agent thread, some microseconds.
+    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob), at the first of its addresses. The flow is protected
+    /// as soon as it is connected, without negotiation. The call waits a few microseconds for the agent thread.
     ///
     /// # Errors
-    /// [`ConnectError::Blob`], and those that the kernel reports at once.
+    /// [`ConnectError::Blob`], and errors that the kernel reports at once.
     pub fn try_connect_blob(&self, blob: &[u8]) -> Result<SessionFlow, ConnectError> {
         let (doors, key) = self.doors(blob)?;
         let first = doors
@@ -128,12 +128,12 @@ impl Session {
         SessionFlow::connect_by_name(&self.hub, *first, key)
     }
 
-    /// As [`try_connect_blob`](Self::try_connect_blob); tries one address after the other, and waits at most `limit` until the endpoint
-    /// has accepted the flow.
+    /// Like [`try_connect_blob`](Self::try_connect_blob), but tries one address after the other, and waits at most `limit` until the
+    /// endpoint has accepted the flow.
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`], [`ConnectError::Blob`], and those of the kernel about the last address. `ECONNREFUSED`: the
-    /// endpoint is gone, or does not take us for one of its job.
+    /// [`ConnectError::TimedOut`], [`ConnectError::Blob`], and the kernel's error for the last address. `ECONNREFUSED`: the
+    /// endpoint is closed, or does not recognize this process as one of its job.
     pub fn connect_blob(
         &self,
         blob: &[u8],
@@ -144,7 +144,7 @@ impl Session {
         let mut last = ConnectError::Blob(BlobError::Garbage);
         for (n, door) in doors.iter().enumerate() {
             let left = until.map(|at| at.saturating_duration_since(Instant::now()));
-            // Each of those that are left gets as much of the time.
+            // The remaining time is divided equally among the remaining addresses.
             let share = left.map(|left| left / (doors.len() - n) as u32);
             let connect = || {
                 let flow = SessionFlow::connect_by_name(&self.hub, *door, key.clone())?;
@@ -166,21 +166,21 @@ impl Session {
         Ok((blob.doors, key))
     }
 
-    /// A descriptor that is readable when [`progress`](Self::progress) may have something to tell: for poll, select or epoll. It
-    /// is the session's, and must not be read from or closed.
+    /// A descriptor for poll, select or epoll: readable when [`progress`](Self::progress) may have updates. It belongs to the session:
+    /// the program must not read from it or close it.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.hub.descriptor()
     }
 
-    /// Appends what has changed since the last time, one [`Update`] at most for each flow and endpoint, and says whether there
-    /// was something. Does not wait. Calls the [callback](Self::on_event).
+    /// Appends the changes since the last call to `updates` and returns whether there were any. Does not wait. Calls the
+    /// [callback](Self::on_event).
     pub fn progress(&self, updates: &mut Vec<Update>) -> bool {
         let before = updates.len();
         self.hub.progress(updates);
         updates.len() > before
     }
 
-    /// As [`progress`](Self::progress); waits until something has changed, at most `limit`.
+    /// Like [`progress`](Self::progress), but waits for an update, at most `limit`.
     pub fn wait(&self, updates: &mut Vec<Update>, limit: Option<Duration>) -> bool {
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
@@ -195,13 +195,13 @@ impl Session {
         }
     }
 
-    /// Has `callback` called with each event, by the thread that calls [`progress`](Self::progress) or [`wait`](Self::wait), and
-    /// no other. It takes the place of the one before.
+    /// Sets the callback for events, in place of any earlier one. Only [`progress`](Self::progress) and [`wait`](Self::wait) call it,
+    /// in the thread that called them.
     pub fn on_event(&self, callback: impl Fn(&SessionEvent) + Send + Sync + 'static) {
         self.hub.set_callback(Some(Arc::new(callback)));
     }
 
-    /// What has happened since the last time that was asked. Without a callback up to 4096 events are kept, the last ones.
+    /// Takes the events since the last call. Without a callback the last 4096 events are kept.
     pub fn events(&self) -> Vec<SessionEvent> {
         self.hub.take_events()
     }
@@ -211,11 +211,11 @@ impl Session {
         self.hub.stats()
     }
 
-    /// Closes all endpoints and flows. Waits at most `limit` until what was sent is delivered, and, if no other session uses the
-    /// agent, ends it, for which there is as much time again.
+    /// Closes all endpoints and flows. Waits at most `limit` until all sent bytes are delivered. If no other session uses the agent, the
+    /// call also ends the agent, which may take about as long again.
     ///
     /// # Errors
-    /// [`SessionError::TimedOut`]: the agent's thread has not ended; it still will.
+    /// [`SessionError::TimedOut`]: the agent's thread has not ended yet; it will end later.
     pub fn close(self, limit: Duration) -> Result<(), SessionError> {
         match self.end(limit) {
             true => Ok(()),
@@ -240,7 +240,7 @@ impl Session {
     }
 }
 
-/// Where the key is in a file that has not been read yet.
+/// Reads the job key's file, if the settings name one.
 fn read_job_key(config: &mut Config) -> io::Result<()> {
     if let Some(path) = config.job_key_file.clone() {
         let file = slim_agent::read_job_key(&path);

@@ -13,7 +13,7 @@ use rustix::net::{
 };
 use slim_sys::{Errno, OwnFd, at};
 
-/// As many connections as the kernel allows may wait to be accepted.
+/// Not less than the kernel's default limit (`net.core.somaxconn`), so that the kernel's limit applies.
 const BACKLOG: c_int = 4096;
 
 fn errno(e: Raw) -> Errno {
@@ -43,7 +43,7 @@ pub(crate) fn listen(addr: SocketAddr) -> Result<OwnFd, (&'static str, Errno)> {
     Ok(fd)
 }
 
-/// A connection that waits at a listener.
+/// Accepts a waiting connection.
 pub(crate) fn accept(listener: &OwnFd) -> Result<OwnFd, Errno> {
     let accept = || Ok(net::accept_with(listener, flags())?);
     let fd = OwnFd::make(accept).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
@@ -51,7 +51,7 @@ pub(crate) fn accept(listener: &OwnFd) -> Result<OwnFd, Errno> {
     Ok(fd)
 }
 
-/// Begins to connect; whether the connection stands already.
+/// Begins to connect. Returns whether the connection is established already.
 pub(crate) fn connect(addr: SocketAddr) -> Result<(OwnFd, bool), Errno> {
     let fd = stream(addr)?;
     set_nodelay(&fd);
@@ -62,45 +62,45 @@ pub(crate) fn connect(addr: SocketAddr) -> Result<(OwnFd, bool), Errno> {
     }
 }
 
-/// Bytes leave at once, as on the connections that the agent makes.
+/// Sends bytes without delay, like the connections that the agent makes.
 fn set_nodelay(fd: &OwnFd) {
     let on: c_int = 1;
     slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
 }
 
-/// A set of descriptors to poll, of the library's own.
+/// A new epoll set.
 pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
     let make = || Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?);
     OwnFd::make(make).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))
 }
 
-/// The set is readable while this one is.
+/// Adds `fd` to the set, level-triggered for input.
 pub(crate) fn watch(set: &OwnFd, fd: &OwnFd) -> Result<(), Errno> {
     let data = epoll::EventData::new_u64(0);
     epoll::add(set, fd, data, epoll::EventFlags::IN).map_err(errno)
 }
 
-/// No more.
+/// Removes `fd` from the set.
 pub(crate) fn unwatch(set: &OwnFd, fd: &OwnFd) {
     let _ = epoll::delete(set, fd);
 }
 
-/// Both ends of a connection, ours first.
+/// Both addresses of a connection, the local one first.
 pub(crate) fn ends(fd: &OwnFd) -> Option<(SocketAddr, SocketAddr)> {
     Some((local(fd)?, net::getpeername(fd).ok()??.try_into().ok()?))
 }
 
-/// Our end.
+/// The local address.
 pub(crate) fn local(fd: &OwnFd) -> Option<SocketAddr> {
     net::getsockname(fd).ok()?.try_into().ok()
 }
 
-/// The error that the kernel has to report, if it has one.
+/// Takes the pending error of the socket, if it has one.
 pub(crate) fn error(fd: RawFd) -> Option<Errno> {
     slim_sys::option::<c_int>(fd, libc::SOL_SOCKET, libc::SO_ERROR).filter(|e| *e != 0)
 }
 
-/// Sends what the kernel takes at once.
+/// Sends the bytes that the kernel takes at once.
 pub(crate) fn send(fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     loop {
@@ -111,7 +111,7 @@ pub(crate) fn send(fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, Errno> {
     }
 }
 
-/// Receives what is there.
+/// Receives the bytes that are available.
 pub(crate) fn recv(fd: RawFd, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
     let mut no_control = RecvAncillaryBuffer::default();
     loop {
@@ -122,7 +122,7 @@ pub(crate) fn recv(fd: RawFd, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errn
     }
 }
 
-/// Whether an error says that the connection is of no use any more.
+/// Whether the error means that the connection is dead.
 pub(crate) fn is_end(errno: Errno) -> bool {
     ![
         libc::EAGAIN,

@@ -1,4 +1,4 @@
-//! Peers by name: flows that are opened by an endpoint's blob, without asking.
+//! Flows that are opened by an endpoint's blob, without negotiation.
 
 mod common;
 
@@ -13,7 +13,7 @@ use sha2::Sha256;
 use slim::{AcceptError, BlobError, ConnectError, Endpoint, Flow, Session, StreamState};
 use slim::{SessionOptions, TransferError};
 
-/// Two ends of a flow that is opened by the endpoint's blob.
+/// Both ends of a flow that is opened by the endpoint's blob.
 fn pair_by_blob(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
     let blob = endpoint.blob().unwrap();
     std::thread::scope(|scope| {
@@ -23,7 +23,7 @@ fn pair_by_blob(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
     })
 }
 
-/// Where the door is: behind the magic and the number of addresses.
+/// The first address of the door, which follows the magic and the number of addresses in the blob.
 fn door(blob: &[u8]) -> std::net::SocketAddr {
     let ip: [u8; 16] = blob[9..25].try_into().unwrap();
     let port = u16::from_be_bytes([blob[25], blob[26]]);
@@ -33,7 +33,7 @@ fn door(blob: &[u8]) -> std::net::SocketAddr {
 #[test]
 fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
     for how in kills() {
-        // Nobody would answer a HELLO in time.
+        // Leaves hardly any time for an answer to HELLO: the flow must be protected without one.
         let session = session_with(&[
             ("SLIM_HELLO_TIMEOUT", "0.05"),
             ("SLIM_JOB_KEY", "a key for all of the job"),
@@ -74,7 +74,7 @@ fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
 }
 
 #[test]
-fn both_ways_of_connecting_go_to_one_endpoint() {
+fn one_endpoint_accepts_flows_by_address_and_by_blob() {
     let session = session();
     for addr in ["127.0.0.1:0", "0.0.0.0:0", "[::]:0", "[::1]:0"] {
         let Ok(endpoint) = session.listen(addr.parse().unwrap()) else {
@@ -99,7 +99,7 @@ fn both_ways_of_connecting_go_to_one_endpoint() {
 }
 
 #[test]
-fn without_blocking_progress_tells_when_both_ends_are_there() {
+fn progress_reports_when_a_flow_by_blob_is_open_at_both_ends() {
     let session = session();
     let endpoint = listen(&session);
     let blob = endpoint.blob().unwrap();
@@ -121,7 +121,7 @@ fn without_blocking_progress_tells_when_both_ends_are_there() {
             }
         }
     }
-    // Posted before anybody has received anything: right behind the proof.
+    // The first bytes of the stream, directly after the messages of the introduction.
     near.post(vec![5; 100_000].into()).unwrap();
     let mut got = vec![0; 100_000];
     std::thread::scope(|scope| {
@@ -132,7 +132,7 @@ fn without_blocking_progress_tells_when_both_ends_are_there() {
 }
 
 #[test]
-fn blobs_of_others_and_garbage_are_refused() {
+fn blobs_of_other_jobs_and_garbage_are_refused() {
     let session = session();
     let endpoint = listen(&session);
     let blob = endpoint.blob().unwrap();
@@ -155,11 +155,11 @@ fn blobs_of_others_and_garbage_are_refused() {
 }
 
 #[test]
-fn strangers_at_the_door_are_not_let_in_and_keep_nobody_out() {
+fn peers_without_the_blob_are_refused_and_do_not_block_others() {
     let session = session();
     let endpoint = listen(&session);
     let blob = endpoint.blob().unwrap();
-    // More than may wait.
+    // More than the door's limit of guests.
     let silent: Vec<TcpStream> = (0..150)
         .map(|_| TcpStream::connect(door(&blob)).unwrap())
         .collect();
@@ -176,7 +176,7 @@ fn strangers_at_the_door_are_not_let_in_and_keep_nobody_out() {
     assert_eq!(endpoint.try_accept().unwrap_err(), AcceptError::WouldBlock);
 }
 
-/// The same blob with the door at another address. Without a job key everybody who has a blob can make this.
+/// The same blob with another address of the door. Without a job key, anyone with a blob can make such a blob.
 fn with_door_at(blob: &[u8], at: std::net::SocketAddr) -> Vec<u8> {
     let std::net::IpAddr::V4(ip) = at.ip() else {
         panic!("{at}");
@@ -192,7 +192,7 @@ fn with_door_at(blob: &[u8], at: std::net::SocketAddr) -> Vec<u8> {
     bytes
 }
 
-/// Passes on what comes, until the end, and remembers it.
+/// Forwards all bytes until the end of the stream. Returns them.
 fn pass_on(mut from: TcpStream, mut to: TcpStream) -> Vec<u8> {
     let (mut all, mut buf) = (Vec::new(), [0; 4096]);
     while let Ok(n @ 1..) = from.read(&mut buf) {
@@ -206,11 +206,11 @@ fn pass_on(mut from: TcpStream, mut to: TcpStream) -> Vec<u8> {
 }
 
 #[test]
-fn nobody_is_let_in_by_what_was_said_to_others() {
+fn recorded_messages_of_an_introduction_admit_nobody() {
     let session = session();
     let endpoint = listen(&session);
     let blob = endpoint.blob().unwrap();
-    // Somebody on the path reads along.
+    // A proxy on the path records the connector's bytes.
     let tap = TcpListener::bind(loopback()).unwrap();
     let tapped = with_door_at(&blob, tap.local_addr().unwrap());
     let at = door(&blob);
@@ -235,7 +235,7 @@ fn nobody_is_let_in_by_what_was_said_to_others() {
     far.close();
     let said = tap.join().unwrap();
     assert!(said.starts_with(b"SLIMINT1") && said.ends_with(b"secret"));
-    // He says the same again. He is answered, and his proof is that of another welcome.
+    // The recorded bytes are sent again. The door may answer with WELCOME, but the recorded proof is for another WELCOME.
     let mut again = TcpStream::connect(at).unwrap();
     again.write_all(&said).unwrap();
     again.set_read_timeout(LIMIT).unwrap();
@@ -256,7 +256,7 @@ fn nobody_is_let_in_by_what_was_said_to_others() {
     );
 }
 
-/// Not a test by itself.
+/// Entry point of the child process; in a normal test run it does nothing.
 #[test]
 fn as_a_child() {
     if std::env::var_os("SLIM_LAB_CHILD").is_none() {
@@ -275,7 +275,7 @@ fn as_a_child() {
     let mut buf = [0; 5];
     flow.recv_exact(&mut buf, LIMIT).unwrap();
     flow.send_all(&buf, LIMIT).unwrap();
-    // Its parent kills it.
+    // The parent kills this process during the receive.
     let end = flow.recv(&mut buf, LIMIT);
     println!("{end:?}");
 }
@@ -292,7 +292,7 @@ fn a_flow_to_another_process_is_resumed_and_ends_with_the_process() {
     let hex = lines
         .map_while(Result::ok)
         .find_map(|line| Some(line.split_once("blob ")?.1.trim().to_owned()))
-        .expect("the child tells its blob");
+        .expect("the child prints its blob");
     let blob: Vec<u8> = (0..hex.len() / 2)
         .map(|n| u8::from_str_radix(&hex[2 * n..2 * n + 2], 16).unwrap())
         .collect();

@@ -1,4 +1,4 @@
-//! Flows that end: closed with bytes on the way, by processes that die, by a killed connection at the last moment.
+//! Ends of flows: a close with bytes in flight, with and without a killed connection; a close by the peer; the death of the peer.
 
 mod common;
 
@@ -10,7 +10,7 @@ use common::*;
 use slim::{StreamState, TransferError};
 
 #[test]
-fn what_is_owed_after_a_close_is_delivered_whatever_breaks() {
+fn sent_bytes_are_delivered_after_a_close_although_the_connection_is_killed() {
     for how in kills() {
         for n in 0..20 {
             let (session, theirs) = (session(), session());
@@ -18,7 +18,7 @@ fn what_is_owed_after_a_close_is_delivered_whatever_breaks() {
             let (near, far) = pair(&session, &endpoint);
             let sent = vec![n; 1 << 20];
             let mut at = 0;
-            // Until the kernels have no more room: some of it is on its way for as long as nobody receives.
+            // Send until the kernels have no more room. Then bytes stay in flight until the peer receives.
             while let Ok(taken) = near.try_send(&sent[at..]) {
                 at += taken;
                 if at == sent.len() {
@@ -48,7 +48,7 @@ fn what_is_owed_after_a_close_is_delivered_whatever_breaks() {
                     kill_ends(ends, how);
                 }
             }
-            // It waits for what the closed flow owes.
+            // Waits until the closed flow's bytes are delivered.
             session.close(Duration::from_secs(30)).unwrap();
             let got = reader.join().unwrap();
             assert!(got == sent, "{how:?} {n}: {} bytes, {rest} late", got.len());
@@ -57,7 +57,7 @@ fn what_is_owed_after_a_close_is_delivered_whatever_breaks() {
 }
 
 #[test]
-fn a_flow_that_is_closed_by_the_peer_ends_and_refuses() {
+fn a_flow_closed_by_the_peer_ends_and_refuses_sends() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);
@@ -74,7 +74,7 @@ fn a_flow_that_is_closed_by_the_peer_ends_and_refuses() {
         }
         assert!(
             begun.elapsed() < Duration::from_secs(10),
-            "bytes for nobody"
+            "sends still succeed after the peer has closed"
         );
     };
     let errno = refused.errno();
@@ -86,7 +86,7 @@ fn a_flow_that_is_closed_by_the_peer_ends_and_refuses() {
     );
 }
 
-/// The test program again, as a process that accepts one flow.
+/// Starts the test program again, as a process that accepts one flow. Returns its address.
 fn server() -> (Child, std::net::SocketAddr) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "as_a_child", "--nocapture"])
@@ -102,7 +102,7 @@ fn server() -> (Child, std::net::SocketAddr) {
     (child, addr.expect("the child tells where it listens"))
 }
 
-/// Not a test by itself.
+/// Entry point of the child process; in a normal test run it does nothing.
 #[test]
 fn as_a_child() {
     if std::env::var_os("SLIM_LAB_CHILD").is_none() {
@@ -113,13 +113,13 @@ fn as_a_child() {
     println!("at {}", endpoint.local_addr());
     let flow = endpoint.accept(LIMIT).unwrap();
     flow.send_all(b"hello", LIMIT).unwrap();
-    // Its parent kills it.
+    // The parent kills this process during the receive.
     let end = flow.recv(&mut [0; 16], LIMIT);
     println!("{end:?}");
 }
 
 #[test]
-fn a_peer_that_dies_is_an_error_or_an_end_and_soon() {
+fn death_of_the_peer_is_an_error_or_an_end_within_seconds() {
     for waits in [true, false] {
         let session = session();
         let (mut child, addr) = server();
@@ -128,7 +128,7 @@ fn a_peer_that_dies_is_an_error_or_an_end_and_soon() {
         assert_eq!(near.wait_negotiated(LIMIT), StreamState::Protected);
         let begun = Instant::now();
         if waits {
-            // It dies while a thread waits.
+            // The peer dies while a thread waits in `recv`.
             std::thread::scope(|scope| {
                 let waiting = scope.spawn(|| near.recv(&mut [0; 16], LIMIT));
                 std::thread::sleep(Duration::from_millis(20));
@@ -144,7 +144,7 @@ fn a_peer_that_dies_is_an_error_or_an_end_and_soon() {
             let ended = |state| matches!(state, StreamState::Failed(_));
             while !ended(near.state()) {
                 session.wait(&mut updates, Some(Duration::from_millis(10)));
-                // An orderly end is no failure: the kernel of the dead process said so.
+                // An end of the stream is also valid: the dead process's kernel may have sent a FIN.
                 if near.try_recv(&mut [0; 16]) == Ok(0) {
                     break;
                 }

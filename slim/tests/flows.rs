@@ -1,4 +1,4 @@
-//! Flows: states, ends, errors, plain peers.
+//! Flows: states, ends of the stream, errors, plain peers.
 
 mod common;
 
@@ -13,7 +13,7 @@ use slim::{
 };
 
 #[test]
-fn bytes_go_both_ways_and_half_closes_are_ends() {
+fn bytes_go_both_ways_and_a_half_close_ends_one_direction() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);
@@ -51,7 +51,7 @@ fn bytes_go_both_ways_and_half_closes_are_ends() {
 }
 
 #[test]
-fn progress_tells_what_to_do_and_the_descriptor_when() {
+fn progress_reports_updates_and_the_descriptor_is_quiet_afterwards() {
     let session = session();
     let endpoint = listen(&session);
     let mut updates = Vec::new();
@@ -100,7 +100,7 @@ fn progress_tells_what_to_do_and_the_descriptor_when() {
     wait_until("told", seen(near.id(), FlowChange::Connected));
     wait_until("told", seen(far.id(), FlowChange::Protected));
     assert!(session.events().is_empty());
-    // When everything is told the descriptor is quiet.
+    // After everything is reported, the descriptor is not readable.
     wait_until("quiet", || {
         session.progress(&mut Vec::new());
         let fd = std::os::fd::AsRawFd::as_raw_fd(&session);
@@ -142,7 +142,7 @@ fn a_full_flow_is_writable_again_when_the_peer_reads() {
 }
 
 #[test]
-fn a_server_that_is_plain_and_a_client_that_is() {
+fn flows_with_a_plain_server_and_a_plain_client() {
     let session = session_with(&[("SLIM_HELLO_TIMEOUT", "0.1")]);
     let listener = TcpListener::bind(loopback()).unwrap();
     let near = session
@@ -169,7 +169,7 @@ fn a_server_that_is_plain_and_a_client_that_is() {
     assert_eq!(far.wait_negotiated(LIMIT), StreamState::Plain);
     far.send_all(b"reply", LIMIT).unwrap();
     near.read_exact(&mut buf).unwrap();
-    // What breaks stays broken, with the kernel's error; what came before is received.
+    // A broken plain flow is not resumed: the program gets the kernel's error. Bytes that came before may still be received.
     near.write_all(b"last!").unwrap();
     wait_until("there", || far.stats().received == 5);
     socket_linger_0(&near);
@@ -194,7 +194,7 @@ fn socket_linger_0(sock: &TcpStream) {
 }
 
 #[test]
-fn where_a_session_is_required_a_plain_peer_is_refused() {
+fn a_plain_peer_is_refused_if_slim_is_required() {
     let session = session_with(&[("SLIM", "required"), ("SLIM_HELLO_TIMEOUT", "0.1")]);
     let listener = TcpListener::bind(loopback()).unwrap();
     let near = session
@@ -207,7 +207,7 @@ fn where_a_session_is_required_a_plain_peer_is_refused() {
 }
 
 #[test]
-fn without_slim_everything_is_plain_at_once() {
+fn with_slim_off_a_flow_is_plain_at_once() {
     let session = session_with(&[("SLIM", "off")]);
     let endpoint = listen(&session);
     let near = session.connect(endpoint.local_addr(), LIMIT).unwrap();
@@ -219,9 +219,9 @@ fn without_slim_everything_is_plain_at_once() {
 }
 
 #[test]
-fn what_the_kernel_refuses_is_told_with_its_number() {
+fn kernel_errors_are_reported_with_their_number() {
     let session = session();
-    // Taken, so that nobody else listens there.
+    // Bound but not listening: connections are refused, and no other process can listen there.
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
     let taken = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&taken, &loopback()).unwrap();
@@ -247,7 +247,7 @@ fn what_the_kernel_refuses_is_told_with_its_number() {
 }
 
 #[test]
-fn a_reset_is_the_peer_s_error() {
+fn a_reset_gives_the_peer_econnreset() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);
@@ -268,13 +268,13 @@ fn a_reset_is_the_peer_s_error() {
 }
 
 #[test]
-fn two_sessions_in_one_process_with_keys_of_their_own() {
+fn two_sessions_with_different_job_keys_in_one_process() {
     let key = |key: &str| session_with(&[("SLIM_JOB_KEY", key)]);
     let (one, other) = (key("the first job's key"), key("the other job's key"));
     let (at_one, at_other) = (listen(&one), listen(&other));
     drop(pair(&one, &at_one));
     drop(pair(&other, &at_other));
-    // Of different jobs: no session.
+    // Between different jobs a flow is plain TCP.
     let near = one.connect(at_other.local_addr(), LIMIT).unwrap();
     let far = at_other.accept(LIMIT).unwrap();
     assert_eq!(near.wait_negotiated(LIMIT), StreamState::Plain);
@@ -289,7 +289,7 @@ fn two_sessions_in_one_process_with_keys_of_their_own() {
 }
 
 #[test]
-fn a_closed_session_closes_what_it_had() {
+fn closing_a_session_closes_its_flows_and_endpoints() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);

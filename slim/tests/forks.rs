@@ -1,4 +1,5 @@
-//! A forked child: it leaves its parent's session alone, and has one of its own. One test, since the child has one thread only.
+//! A forked child drops its parent's session and opens its own. The file has one test, so that no other test thread holds a lock
+//! at the fork.
 
 mod common;
 
@@ -7,9 +8,9 @@ use std::time::Duration;
 
 use common::*;
 
-/// What the child does; its exit code.
+/// Runs in the child. Returns its exit code.
 fn child(parents: impl Sized) -> i32 {
-    // Nothing of the parent's is closed or told by that.
+    // This must neither close the parent's connections nor send anything on them.
     drop(parents);
     let session = session();
     let endpoint = listen(&session);
@@ -41,7 +42,7 @@ fn a_child_may_drop_its_parents_session_and_open_its_own() {
         let parents = (near, far, endpoint, session);
         let code = panic::catch_unwind(AssertUnwindSafe(|| child(parents)));
         let code = code.unwrap_or(2);
-        // SAFETY: ends the child here: what runs at exit is the parent's.
+        // SAFETY: ends the child without the parent's exit handlers.
         unsafe { libc::_exit(code) };
     }
     near.send_all(b"parent", LIMIT).unwrap();

@@ -1,4 +1,4 @@
-//! Connections are killed, 20 times for each test and kind of fault: every byte arrives, once.
+//! Connections are killed 20 times for each test and kind of fault. Every byte must arrive exactly once.
 
 mod common;
 
@@ -10,7 +10,7 @@ use slim::{Flow, Session, TransferError, Update};
 
 const KILLS: u64 = 20;
 
-/// Kills the present connection, however long it takes until there is one. It may be dead already, and nobody has met that yet.
+/// Kills the present connection. Waits until there is one: the last one may be dead already without any call having met that.
 fn kill_now(session: &Session, flow: &Flow, how: Kill) {
     wait_until("killed", || {
         session.progress(&mut Vec::new());
@@ -19,7 +19,7 @@ fn kill_now(session: &Session, flow: &Flow, how: Kill) {
 }
 
 #[test]
-fn echo() {
+fn echoed_bytes_survive_kills() {
     for how in kills() {
         let session = session();
         let endpoint = listen(&session);
@@ -56,7 +56,7 @@ fn echo() {
     }
 }
 
-/// One end of many: what it still has to send, and what it has received.
+/// One end of a flow, with the numbers of bytes sent and received.
 struct End {
     flow: Flow,
     sent: u64,
@@ -103,7 +103,7 @@ impl End {
 }
 
 #[test]
-fn many_flows_with_poll() {
+fn many_polled_flows_survive_kills() {
     const FLOWS: usize = 32;
     const TOTAL: u64 = 2 << 20;
     for how in kills() {
@@ -132,7 +132,7 @@ fn many_flows_with_poll() {
             let progress = session.wait(&mut updates, LIMIT);
             assert!(progress, "{how:?}: stuck at {} of {all}", done(&ends));
             for update in &updates {
-                // Spread over the whole transfer.
+                // Spread the kills over the whole transfer.
                 if done(&ends) >= killed * all / (KILLS + 1) && killed < KILLS {
                     let victim = rng.usize(..ends.len());
                     killed += u64::from(kill(&ends[victim].flow, how));
@@ -155,7 +155,7 @@ fn many_flows_with_poll() {
     }
 }
 
-/// Sends `total` bytes of a pattern; their checksum.
+/// Sends `total` pseudo-random bytes. Returns their checksum.
 fn send_pattern(flow: &Flow, total: usize) -> [u8; 32] {
     let (mut rng, mut sum) = (fastrand::Rng::with_seed(3), Sha256::new());
     let mut block = vec![0; 256 << 10];
@@ -188,7 +188,7 @@ fn transfer(session: &Session, how: Kill) {
     std::thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_all(&far));
         let sending = scope.spawn(|| send_pattern(&near, TOTAL));
-        // While bytes are on their way, at either end.
+        // Kill at both ends in turn, while bytes are in flight.
         let killing = scope.spawn(|| {
             let step = TOTAL as u64 / (KILLS + 1);
             for n in 1..=KILLS {
@@ -210,14 +210,14 @@ fn transfer(session: &Session, how: Kill) {
 }
 
 #[test]
-fn a_large_transfer() {
+fn a_large_transfer_survives_kills() {
     for how in kills() {
         transfer(&session(), how);
     }
 }
 
 #[test]
-fn a_connection_that_dies_while_nobody_uses_it_is_replaced_when_progress_is_asked() {
+fn progress_replaces_an_idle_connection_that_dies() {
     for how in kills() {
         let session = session();
         let endpoint = listen(&session);

@@ -1,4 +1,5 @@
-//! What is left after a session: nothing. Alone in its process, so that all threads and descriptors are its.
+//! A closed session leaves no thread and no descriptor. The test is alone in its process, so that all threads and descriptors
+//! belong to it.
 
 mod common;
 

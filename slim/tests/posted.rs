@@ -1,4 +1,4 @@
-//! Posted sends: in order, not copied, completed when the peer's kernel has them, and sent again when connections are killed.
+//! Posted sends: in order, not copied, completed when the peer's kernel has acknowledged them, and replayed after killed connections.
 
 mod common;
 
@@ -13,7 +13,7 @@ use common::*;
 use sha2::{Digest, Sha256};
 use slim::{StreamState, TransferError};
 
-/// A buffer whose owner counts those that are left.
+/// The owner of a posted buffer. A shared counter holds the number of owners that are alive.
 struct Lent(Vec<u8>, Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Lent {
@@ -34,7 +34,7 @@ fn lend(data: Vec<u8>, left: &Arc<AtomicUsize>) -> Bytes {
 }
 
 #[test]
-fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
+fn posts_are_completed_only_when_the_peer_s_kernel_has_them() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);
@@ -43,7 +43,7 @@ fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
     for n in 0..16 {
         assert_eq!(near.post(lend(vec![n; block], &left)), Ok(u64::from(n) + 1));
     }
-    // More than the kernels hold: nobody receives. All buffers are used as they are.
+    // The posts exceed the kernels' buffers, and the peer does not receive yet. No buffer is copied.
     wait_until("steady", || {
         session.progress(&mut Vec::new());
         let before = near.completed();
@@ -53,10 +53,10 @@ fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
     });
     let completed = near.completed() as usize;
     assert!(completed < 16, "{completed}");
-    // The agent may have let go of what has been acknowledged since.
+    // The agent may have released more buffers, which were acknowledged meanwhile.
     let held = left.load(Ordering::SeqCst);
     assert!((1..=16 - completed).contains(&held), "{held}, {completed}");
-    // What is sent otherwise comes behind.
+    // Other sends must wait for the posts.
     assert_eq!(near.try_send(b"tail"), Err(TransferError::WouldBlock));
     let reader = std::thread::spawn(move || {
         let mut got = vec![0; block];
@@ -91,7 +91,7 @@ fn posts_are_completed_when_the_peer_s_kernel_has_them_and_not_before() {
 }
 
 #[test]
-fn posts_of_all_sizes_arrive_whatever_is_killed() {
+fn posts_of_all_sizes_arrive_although_connections_are_killed() {
     for how in kills() {
         let session = session();
         let endpoint = listen(&session);
@@ -126,7 +126,7 @@ fn posts_of_all_sizes_arrive_whatever_is_killed() {
                 });
             }
             if n % 50 == 49 {
-                // In between, and by a call that copies.
+                // A copying send between the posts.
                 near.send_all(b"copied", LIMIT).unwrap();
                 sum.update(b"copied");
                 total += 6;
@@ -143,7 +143,7 @@ fn posts_of_all_sizes_arrive_whatever_is_killed() {
         println!("{how:?}: {stats:?}");
         assert_eq!(stats.sent, total);
         assert!(stats.resumes > 10, "{stats:?}");
-        // What was ended in good order has delivered everything.
+        // `Kill::Fin` ends the connection in an orderly way, which may deliver everything, so that nothing is replayed.
         let replays = matches!(how, Kill::Destroy);
         assert!(stats.replayed > 0 || !replays, "{stats:?}");
         assert_eq!(left.load(Ordering::SeqCst), 0);
@@ -152,7 +152,7 @@ fn posts_of_all_sizes_arrive_whatever_is_killed() {
 }
 
 #[test]
-fn what_was_posted_is_sent_before_the_flow_and_the_session_are_closed() {
+fn posts_are_sent_before_the_flow_and_the_session_close() {
     for _ in 0..10 {
         let (session, theirs) = (session(), session());
         let endpoint = listen(&theirs);
@@ -171,8 +171,8 @@ fn what_was_posted_is_sent_before_the_flow_and_the_session_are_closed() {
         });
         session.close(Duration::from_secs(30)).unwrap();
         assert!(reader.join().unwrap() == sent);
-        // Delivered; the agent, which the other session still has, lets go of it in the next moment.
-        wait_until("let go of", || all.is_unique());
+        // All bytes are delivered. The agent, which the other session still uses, releases the buffer a moment later.
+        wait_until("released", || all.is_unique());
     }
 }
 
@@ -195,7 +195,7 @@ fn posts_to_a_plain_peer_are_completed_too() {
 }
 
 #[test]
-fn posts_of_a_flow_that_fails_are_let_go_and_not_completed() {
+fn posts_of_a_failed_flow_are_released_and_not_completed() {
     let session = session();
     let endpoint = listen(&session);
     let (near, far) = pair(&session, &endpoint);
@@ -212,7 +212,7 @@ fn posts_of_a_flow_that_fails_are_let_go_and_not_completed() {
     assert!(matches!(again, Err(TransferError::Lost(_))), "{again:?}");
     near.close();
     session.close(Duration::from_secs(10)).unwrap();
-    wait_until("let go of", || left.load(Ordering::SeqCst) == 0);
+    wait_until("released", || left.load(Ordering::SeqCst) == 0);
 }
 
 #[test]

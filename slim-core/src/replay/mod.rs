@@ -23,8 +23,8 @@
 //! small and each new one twice as large, up to [`CHUNK`], so that a flow with little in flight takes
 //! little memory. Chunks of the full size come from a process-wide pool. Chunks are not zeroed first.
 //!
-//! Bytes in a buffer that the caller shares ([`Replay::push_shared`]) are not copied: the buffer itself is a chunk, until all of its
-//! bytes are trimmed.
+//! Bytes in a buffer that the caller shares ([`Replay::push_shared`]) are not copied: the buffer itself becomes a chunk. It is dropped
+//! when all of its bytes are trimmed.
 //!
 //! If memory is refused, the buffer goes on without the bytes that it should have kept. That does no harm as long as the
 //! peer's kernel gets those bytes. If a resume asks for one of them, the flow ends, as it would without SLIM.
@@ -64,7 +64,7 @@ struct Chunk {
     bytes: KeptBytes,
 }
 
-/// What a chunk without room has.
+/// The bytes of a full chunk: our copy, or a buffer shared with the caller.
 enum KeptBytes {
     Copied(Vec<u8>),
     Shared(Bytes),
@@ -79,7 +79,7 @@ impl KeptBytes {
         }
     }
 
-    /// What can be used again.
+    /// The memory of a copy, which can be reused.
     fn into_copied(self) -> Option<Vec<u8>> {
         match self {
             Self::Copied(bytes) => Some(bytes),
@@ -185,14 +185,14 @@ impl Replay {
         }
     }
 
-    /// Bytes sent: keeps the buffer itself, if there is memory to note it, and advances [`end`](Replay::end). It is dropped when all of
-    /// it is trimmed; the byte before [`start`](Replay::start) is a copy.
+    /// Appends sent bytes without a copy and advances [`end`](Replay::end). The buffer itself is kept, unless memory for its entry is
+    /// refused. It is dropped when all of it is trimmed; the byte before [`start`](Replay::start) is a copy.
     pub fn push_shared(&mut self, bytes: Bytes) {
         let len = bytes.len() as u64;
         if len == 0 {
             return;
         }
-        // One place for it, and one for the chunk with room, which comes before it.
+        // One entry for the buffer, and one for the chunk with room, which comes before the buffer.
         if self.reserve(2).is_err() {
             return self.skip_to(self.end + len);
         }
@@ -364,7 +364,7 @@ mod tests {
         all
     }
 
-    /// Of copies.
+    /// Memory of all copies, in bytes. Shared buffers count as 0.
     fn memory(replay: &Replay) -> usize {
         let copied = |c: &Chunk| match &c.bytes {
             KeptBytes::Copied(bytes) => bytes.capacity(),
@@ -452,7 +452,7 @@ mod tests {
                     prop_assert!(start == 0 || replay.chunk_at(start - 1).is_err());
                 }
                 prop_assert!(start < 2 || replay.chunk_at(start - 2).is_err());
-                // Bounded by what is in flight: two chunks may be partly used, and the one before each shared buffer.
+                // Bounded by the bytes in flight. Two chunks may be partly used, and also the chunk before each shared buffer.
                 let partly = 2 + shared(&replay);
                 prop_assert!(memory(&replay) <= replay.len() + partly * CHUNK);
                 prop_assert!(!replay.is_empty() || replay.full.is_empty());
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(replay.chunk_at(40), Ok(Some(&bytes(40, 60)[..])));
     }
 
-    /// Says when it is dropped.
+    /// Sends a message when it is dropped.
     struct Owner(Vec<u8>, std::sync::mpsc::Sender<()>);
 
     impl AsRef<[u8]> for Owner {
@@ -493,13 +493,13 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_buffer_is_not_copied_and_goes_when_all_of_it_is_trimmed() {
+    fn a_shared_buffer_is_not_copied_and_is_dropped_when_all_of_it_is_trimmed() {
         let mut replay = Replay::new();
         let (tell, dropped) = std::sync::mpsc::channel();
         replay.push(&bytes(0, 10));
         let buffer = Bytes::from_owner(Owner(bytes(10, 100), tell));
         let at = buffer.as_ptr();
-        // In two parts, as a kernel takes it.
+        // In two slices, as if two system calls had taken the buffer.
         replay.push_shared(buffer.slice(..60));
         replay.push_shared(buffer.slice(60..));
         drop(buffer);
@@ -512,7 +512,7 @@ mod tests {
         assert_eq!(held_from(&replay, 108), bytes(108, 7));
         replay.trim(110);
         assert!(dropped.try_recv().is_ok());
-        // The byte before is there all the same.
+        // The byte before `start` is still held, as a copy.
         assert_eq!(held_from(&replay, 109), bytes(109, 6));
         replay.push_shared(Bytes::new());
         assert_eq!((replay.start(), replay.end()), (110, 115));

@@ -1,4 +1,4 @@
-//! Data calls, which do not wait, and what they find out about the transport.
+//! Data calls, which never wait, and the faults that they meet on the transport.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
@@ -16,13 +16,13 @@ use crate::error::TransferError;
 use crate::socket;
 
 impl FlowCore {
-    /// Sends what the kernel takes.
+    /// Sends the bytes that the kernel takes.
     pub(super) fn send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
         let first = self.try_send(data);
         if first != Err(TransferError::WouldBlock) {
             return first;
         }
-        // Room that there is from now on is told; what has come in between is found.
+        // From now on new room is reported. The second try finds room that appeared before.
         self.blocked.store(true, Ordering::SeqCst);
         self.try_send(data)
     }
@@ -53,7 +53,7 @@ impl FlowCore {
 
     fn send_inside(&self, fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
         let sent = self.with_half(|half| {
-            // Looked at with the half: the end is where the last send was.
+            // Checked while holding the half, so that no send follows the end of the stream.
             if self.stream.local_final().is_some() {
                 return Err(TransferError::ShutDown);
             }
@@ -62,7 +62,7 @@ impl FlowCore {
                 let copy = |from, replay: &mut Replay| push_from(data, from, n, replay);
                 half.account(n, copy, || self.stream.unacked(fd));
             }
-            // In the order of the stream: posts are told by it how far they got.
+            // Updated while holding the half, in the order of the stream: posts derive their positions from it.
             self.sent.fetch_add(n as u64, Ordering::Relaxed);
             Ok(n)
         })?;
@@ -72,7 +72,7 @@ impl FlowCore {
         Ok(sent)
     }
 
-    /// Receives what is there.
+    /// Receives the bytes that are available.
     pub(super) fn recv(
         self: &Arc<Self>,
         into: &mut [IoSliceMut<'_>],
@@ -126,7 +126,7 @@ impl FlowCore {
         }
     }
 
-    /// What a call is told while nobody gets inside.
+    /// The result of a call that could not enter the stream.
     fn outside<T>(
         &self,
         of: impl FnOnce(Verdict) -> Result<T, TransferError>,
@@ -145,21 +145,22 @@ impl FlowCore {
         n
     }
 
-    /// A call that is inside has met the end of the transport. Whether it is to look again: else that is the end of the stream.
+    /// A call inside the stream has met an end of the transport. Returns true if the call must try again, false if the end is the end
+    /// of the stream.
     fn end_of_stream(&self) -> bool {
         let received = self.stream.received();
         if self.plain.load(Ordering::Acquire) || self.stream.ends_at(received) {
             return false;
         }
         if !self.live.load(Ordering::Acquire) && !self.hear() {
-            // There is nobody yet who could be asked about it.
+            // The peer is not known to have SLIM, so it cannot be asked.
             self.ctl().end_shown = true;
             return false;
         }
         self.fault(Cause::Eof { received })
     }
 
-    /// Whether the peer of an accepted flow has said that it has SLIM; that wakes nobody where it was said by OPEN.
+    /// Whether the peer of an accepted flow has announced that it has SLIM. Reads the mailboxes, because an OPEN there wakes no thread.
     fn hear(&self) -> bool {
         let ctl = self.ctl();
         let local = ctl.local.filter(|_| !ctl.receiving.has_moved());
@@ -171,13 +172,13 @@ impl FlowCore {
         self.agent().read_mailboxes(local, self.remote()) != MailboxState::Nothing
     }
 
-    /// A call that is inside has found the transport dead, or at an end that nobody has announced. Whether it is to look
-    /// again: else its error is the program's.
+    /// A call inside the stream has found the transport dead, or at an end that the peer has not announced. Returns true if the call
+    /// must try again, false if the program gets the error.
     pub(super) fn fault(&self, cause: Cause) -> bool {
         let mut ctl = self.ctl();
         if self.plain.load(Ordering::Acquire) {
             if let (Cause::Errno(errno), None) = (cause, ctl.given_up) {
-                // The kernel says it once.
+                // The kernel reports an error once, so keep it.
                 self.stream.bar();
                 ctl.given_up = Some(Verdict::Errno(errno));
             }
@@ -190,7 +191,7 @@ impl FlowCore {
                 Cause::Errno(errno) => Some(errno),
                 _ => None,
             };
-            // Most unannounced ends are announced in the next moment.
+            // The program is not told of a suspension for an end: most ends are announced a moment later.
             self.suspended(&mut ctl, errno, errno.is_some());
         } else if let (Cause::Errno(errno), Some((Cause::Eof { .. }, _))) = (cause, ctl.fault) {
             ctl.taken.get_or_insert(errno);
@@ -198,14 +199,14 @@ impl FlowCore {
         true
     }
 
-    /// The kernel says that the transport is dead, or has ended, when no call has met that yet.
+    /// Checks the transport after epoll reported an error or an end that no data call may have met yet.
     pub(super) fn look_at_end(self: &Arc<Self>) {
         if !matches!(self.enter(), Ok(true)) {
             return;
         }
         let fd = self.fd.load(Ordering::Relaxed);
         let look = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-        // What both ends have ended is over in good order. What is plain TCP is received before its error is told.
+        // A connection that both ends have finished is closed in an orderly way. On plain TCP the bytes before an error are received first.
         let failed = !self.plain.load(Ordering::Acquire)
             && slim_sys::is_over(fd)
             && (self.stream.local_final().is_none() || slim_sys::has_error(fd));
@@ -222,7 +223,7 @@ impl FlowCore {
     }
 }
 
-/// What a data call is told of an error of the kernel's.
+/// The result of a data call for an error of the kernel.
 pub(super) fn refused(errno: Errno) -> TransferError {
     match errno {
         libc::EAGAIN => TransferError::WouldBlock,
@@ -231,7 +232,7 @@ pub(super) fn refused(errno: Errno) -> TransferError {
     }
 }
 
-/// Appends the bytes from the `from`th to the `to`th of all pieces.
+/// Appends the bytes `from..to` of the concatenated pieces to the replay buffer.
 fn push_from(data: &[IoSlice<'_>], from: usize, to: usize, replay: &mut Replay) {
     let mut at = 0;
     for piece in data {

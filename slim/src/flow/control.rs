@@ -1,4 +1,5 @@
-//! What the agent asks of a flow. All of it runs on the agent's thread, but for what a data call does when it is the last one out.
+//! The agent's control calls on a flow. They run on the agent's thread; `conclude` also runs in the last data call to leave the
+//! stream.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,11 +16,11 @@ use super::core::{FlowCore, FlowCtl};
 use crate::event::FlowChange;
 use crate::hub::bits;
 
-/// What a flow shows whose transport may be another one, or usable again: edges may have been missed meanwhile.
+/// Changes to report when the transport was replaced or is usable again: edges of the poll set may have been missed meanwhile.
 const BACK: u32 = bits::CHANGED | bits::READABLE | bits::WRITABLE;
 
 impl FlowCore {
-    /// Takes note of a suspension, and tells of it if that is wanted.
+    /// Records a suspension. With `tell` the program is told.
     pub(super) fn suspended(&self, ctl: &mut FlowCtl, errno: Option<Errno>, tell: bool) {
         if ctl.closed || ctl.verdict.is_some() {
             return;
@@ -31,14 +32,14 @@ impl FlowCore {
         }
     }
 
-    /// The suspension is over: how long it took, and whether it was told.
+    /// Records the end of a suspension. Returns its length, and whether the program was told of it.
     fn suspended_no_more(&self, ctl: &mut FlowCtl) -> (Duration, bool) {
         let away = ctl.suspended.take().map_or(Duration::ZERO, |s| s.elapsed());
         ctl.away += away;
         (away, std::mem::take(&mut ctl.told))
     }
 
-    /// The old transport is read dry and closed.
+    /// Drains the old transport into the stash and closes it.
     fn drain_into(&self, ctl: &mut FlowCtl) {
         ctl.fault = None;
         let Some(sock) = self.unwatch(ctl) else {
@@ -50,7 +51,7 @@ impl FlowCore {
         self.stashed
             .store(!ctl.receiving.stash.is_empty(), Ordering::Release);
         if !ctl.receiving.retire() {
-            // The kernel is not to go on with it; threads that wait for it come out.
+            // Stops the kernel from sending on it, and wakes waiting threads.
             slim_sys::disconnect(fd);
         }
         if drained.is_err() {
@@ -58,7 +59,7 @@ impl FlowCore {
         }
     }
 
-    /// What follows cannot be right: the flow ends in an error, and the peer is told.
+    /// The two ends disagree about the stream: ends the flow with an error, and has the agent tell the peer.
     fn out_of_step(&self, ctl: &mut FlowCtl) {
         self.stream.bar();
         let errno = ctl.taken.unwrap_or(libc::ECONNRESET);
@@ -66,15 +67,15 @@ impl FlowCore {
         self.agent().demote(self.token);
     }
 
-    /// When nobody is inside any more: the agent hears of a fault, and not before; what is given up is read dry, and has its
-    /// verdict.
+    /// Acts once no call is inside the stream, and not before: reports a fault to the agent; drains a flow that is given up, and sets
+    /// its verdict.
     pub(super) fn conclude(&self, ctl: &mut FlowCtl) {
         if let Some((cause, told @ false)) = &mut ctl.fault
             && self.stream.idle()
         {
             *told = true;
             let cause = *cause;
-            // As without SLIM, since nobody is left to resume it.
+            // The agent cannot resume the flow, so it ends as it would without SLIM.
             if !self.agent().fault(self.token, cause) {
                 ctl.given_up.get_or_insert(verdict(cause));
             }
@@ -84,7 +85,7 @@ impl FlowCore {
         }
         self.drain_into(ctl);
         ctl.verdict = ctl.given_up;
-        // Nothing is sent again: what is kept, posted buffers among it, goes.
+        // Nothing will be replayed: release the replay buffer, posted buffers included.
         self.stream.with_half(|half| half.trim_to(0));
         self.linger_no_more(ctl);
         self.suspended_no_more(ctl);
@@ -105,7 +106,7 @@ impl FlowCore {
         }
     }
 
-    /// The transport that is there can be used again, or goes on as plain TCP.
+    /// Lets data calls use the present transport again, whether the flow is protected or plain.
     fn reopen(&self, ctl: &FlowCtl) {
         if let Some(sock) = ctl
             .sock
@@ -117,7 +118,7 @@ impl FlowCore {
         self.stream.open();
     }
 
-    /// The application's setting of the old transport, which the kernel asks the peer's on.
+    /// Restores the keepalive settings of the transport, with which the kernel questioned the peer's kernel.
     fn stop_asking(ctl: &mut FlowCtl) {
         if let (Some(as_it_was), Some(sock)) = (ctl.asking.take(), &ctl.sock) {
             as_it_was.set(sock.raw());
@@ -125,7 +126,7 @@ impl FlowCore {
     }
 }
 
-/// What the program sees of a transport that is lost for good.
+/// The verdict for a transport that is lost and not replaced.
 fn verdict(cause: Cause) -> Verdict {
     match cause {
         Cause::Errno(errno) => Verdict::Errno(errno),
@@ -201,7 +202,7 @@ impl FlowIo for FlowCore {
     fn drain(&self) -> Drained {
         let mut ctl = self.ctl();
         Self::stop_asking(&mut ctl);
-        // From here on it is certain that it has lost its transport.
+        // Only now is it certain that the flow has lost its transport.
         let errno = match ctl.fault {
             Some((Cause::Errno(errno), _)) => Some(errno),
             _ => ctl.taken,
@@ -215,7 +216,7 @@ impl FlowIo for FlowCore {
     fn stash(&self, data: &[u8]) {
         let mut ctl = self.ctl();
         if ctl.closed || ctl.verdict.is_some() {
-            // Nobody is to read it.
+            // The program will not read these bytes: only count them.
             return self.stream.add_received(data.len() as u64);
         }
         if self.stream.stash(&mut ctl.receiving, data).is_err() {
@@ -233,7 +234,7 @@ impl FlowIo for FlowCore {
                 at
             }
             Err(_) => {
-                // Nothing more is to be written: the connection is not wanted any more, and goes when it is installed.
+                // The replay buffer lacks a byte. The flow ends; `install` will close the new connection.
                 let mut ctl = self.ctl();
                 self.out_of_step(&mut ctl);
                 self.conclude(&mut ctl);
@@ -256,19 +257,19 @@ impl FlowIo for FlowCore {
 
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
         Self::stop_asking(&mut self.ctl());
-        // The agent's connections have the one option that ours have.
+        // Nothing to set: the agent's connections have `TCP_NODELAY`, the only option that the library sets.
         transport.descriptor().map(drop)
     }
 
     fn install(&self, transport: Transport) {
         let mut ctl = self.ctl();
-        // Others were refused before.
+        // Only transports with a descriptor come here: `before_connect` and `prepare` refuse others.
         let Some(fd) = transport.into_descriptor() else {
             return;
         };
         let ended = self.stream.ends_at(self.stream.received());
         if ctl.end_shown && !ended && !ctl.closed {
-            // A stranger had ended the stream, and the program was shown that: nothing can follow.
+            // The program was shown an end of the stream that the peer did not send. No bytes may follow it.
             self.out_of_step(&mut ctl);
         }
         if ctl.given_up.is_some() {
@@ -282,7 +283,7 @@ impl FlowIo for FlowCore {
         ctl.resumes += 1;
         let (away, _) = self.suspended_no_more(&mut ctl);
         if !ctl.closed {
-            // Without memory for it the program finds out by itself: what has come is told below.
+            // If this fails for lack of memory, `note` below still reports the flow, and data calls find its state.
             let _ = self.hub.watch_flow(&fd, self.id());
             let replayed = ctl.replayed;
             self.hub
@@ -306,7 +307,7 @@ impl FlowIo for FlowCore {
         };
         ctl.receiving.reinstate();
         if let Some(errno) = met.or(ctl.sock.is_none().then_some(libc::ECONNRESET)) {
-            // A call has met an error since the agent decided that: what becomes of the flow is decided anew.
+            // A call has met an error since the agent's decision: start over with that error.
             if legacy {
                 ctl.given_up.get_or_insert(Verdict::Errno(errno));
             } else {
@@ -338,7 +339,7 @@ impl FlowIo for FlowCore {
         Self::stop_asking(&mut ctl);
         self.stream.bar();
         let verdict = match (verdict, ctl.taken) {
-            // The end had come before the transport failed: it is what we sent that was refused.
+            // The end of the stream came before the transport failed, so the error concerns the bytes that this end sent.
             (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
             (verdict, _) => verdict,
         };
@@ -373,26 +374,26 @@ impl FlowIo for FlowCore {
     fn undelivered(&self) -> Option<Undelivered> {
         let mut ctl = self.ctl();
         let away = self.stream.is_barred();
-        let owed = match ctl.sock.as_ref().filter(|_| ctl.verdict.is_none()) {
+        let undelivered = match ctl.sock.as_ref().filter(|_| ctl.verdict.is_none()) {
             _ if ctl.verdict.is_some() => None,
             _ if !ctl.closed => Some(self.stream.undelivered()),
             None => away.then(|| self.stream.undelivered()),
             Some(_) if away => Some(self.stream.undelivered()),
             Some(sock) => match self.stream.delivery(sock.raw()) {
                 Delivery::Done => None,
-                Delivery::Undelivered(owed) => Some(owed),
-                Delivery::Broken(owed) => {
+                Delivery::Undelivered(rest) => Some(rest),
+                Delivery::Broken(rest) => {
                     self.stream.bar();
                     self.agent()
                         .fault(self.token, Cause::Errno(libc::ECONNRESET));
-                    Some(owed)
+                    Some(rest)
                 }
             },
         };
-        if owed.is_none() {
+        if undelivered.is_none() {
             self.unwatch(&mut ctl);
             self.linger_no_more(&mut ctl);
         }
-        owed
+        undelivered
     }
 }

@@ -1,7 +1,8 @@
-//! A flow: what data calls and control share.
+//! The core of a flow: state that data calls and the agent's control calls share.
 //!
-//! Data calls are inside of the stream until they have counted, and none waits there, so that the descriptor they use is the
-//! present transport's. All else lies under the lock of [`FlowCtl`], which is never held over a call that waits.
+//! A data call is *inside* the stream from before its system call until it has counted the bytes, and never waits there. So the
+//! descriptor that it uses is the present transport's. All other state is under the lock of [`FlowCtl`], which is never held across a
+//! blocking call.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -29,21 +30,21 @@ pub(crate) struct FlowCore {
     pub(super) role: Role,
     remote: SocketAddr,
     pub(super) stream: Stream,
-    /// The transport, for who is inside.
+    /// The transport's descriptor. Valid only for calls inside the stream.
     pub(super) fd: AtomicI32,
-    /// There are bytes in the stash. It changes only while nobody is inside, or by who takes them.
+    /// The stash is not empty. Changed only while no call is inside, or by the call that takes bytes from the stash.
     pub(super) stashed: AtomicBool,
     pub(super) connecting: AtomicBool,
     pub(super) plain: AtomicBool,
     pub(super) live: AtomicBool,
     pub(super) closed: AtomicBool,
-    /// A send found no room, or none was tried yet: that there is room again is told.
+    /// A send found no room, or no send was tried yet: report when the flow becomes writable.
     pub(super) blocked: AtomicBool,
-    /// What has changed, in [`bits`].
+    /// Changes that the program has not taken yet, in [`bits`].
     pub(super) news: AtomicU32,
     pub(super) sent: AtomicU64,
     pub(super) received: AtomicU64,
-    /// Something is posted that the kernel has not taken: other sends wait for it.
+    /// The kernel has not taken all posts: other sends must wait.
     pub(super) queued: AtomicBool,
     pub(super) posts: Mutex<Posts>,
     ctl: Mutex<FlowCtl>,
@@ -51,33 +52,33 @@ pub(crate) struct FlowCore {
 
 /// The part of a flow that changes with its transport.
 pub(super) struct FlowCtl {
-    /// Shared with threads that wait for it, so that its number stays its own.
+    /// The transport. Shared with waiting threads, so that its descriptor number is not reused while they poll it.
     pub(super) sock: Option<Arc<OwnFd>>,
     pub(super) receiving: ReceiveHalf,
     /// Our end of the first connection.
     pub(super) local: Option<SocketAddr>,
-    /// What was met on the transport, which says it once; and whether the agent has heard it.
+    /// The fault that a call met on the transport, which reports it only once; and whether the agent has been told.
     pub(super) fault: Option<(Cause, bool)>,
-    /// An error that another call met, when the flow was suspended for the end of the peer's stream.
+    /// An error that another call met after an end of the stream had suspended the flow.
     pub(super) taken: Option<Errno>,
-    /// Given up; the verdict counts when everything has been read that the transport had.
+    /// The flow is given up. This verdict takes effect once the transport is drained.
     pub(super) given_up: Option<Verdict>,
     pub(super) verdict: Option<Verdict>,
     /// The agent knows the flow.
     pub(super) known: bool,
-    /// What is said on the first connection before it is the flow's, if the peer is known by its blob.
+    /// For a flow opened by blob: the introduction on the first connection, until the flow is open.
     pub(super) introducing: Option<Box<Introducing>>,
     pub(super) closed: bool,
     /// Closed, and counted as lingering.
     pub(super) lingers: bool,
-    /// An end of the stream was passed on before anybody could be asked about it.
+    /// The program was shown an end of the stream before the peer could be asked about it.
     pub(super) end_shown: bool,
-    /// Of an accepted connection: since when it stands, and the kernel's number of it.
+    /// For an accepted connection: when it was established, and its number in the kernel (`SO_COOKIE`).
     pub(super) accepted: Option<(Instant, Option<u64>)>,
-    /// As it was before the kernel was asked about the peer.
+    /// The keepalive settings to restore after the kernel has questioned the peer's kernel.
     pub(super) asking: Option<KeepAlive>,
     pub(super) suspended: Option<Instant>,
-    /// The suspension has been told.
+    /// The program was told of the suspension.
     pub(super) told: bool,
     pub(super) resumes: u64,
     pub(super) replayed: u64,
@@ -85,7 +86,7 @@ pub(super) struct FlowCtl {
 }
 
 impl FlowCore {
-    /// With its first transport, which need not stand yet.
+    /// Makes a flow with its first transport, which may still be connecting.
     pub(super) fn create(
         hub: &Arc<Hub>,
         fd: OwnFd,
@@ -200,7 +201,7 @@ impl FlowCore {
         }
     }
 
-    /// Something has changed that the program is to hear of.
+    /// Notes a change for the program, and wakes waiting threads.
     pub(super) fn note(&self, what: u32) {
         self.note_and(what, true);
         self.stream.wake();
@@ -213,7 +214,7 @@ impl FlowCore {
         }
     }
 
-    /// The first connection may stand by now, or have failed.
+    /// Checks whether the first connection is established by now, or has failed.
     pub(super) fn look_at_connecting(self: &Arc<Self>) {
         if !self.connecting.load(Ordering::Acquire) {
             return;
@@ -248,8 +249,8 @@ impl FlowCore {
         }
     }
 
-    /// The first connection stands: the agent negotiates, or hears what both ends have agreed on; then
-    /// `last` is said there, if anything, before it is the flow's.
+    /// Opens the flow on its first connection, which is established. Without `agreed` the agent negotiates. With it, the agent opens
+    /// the flow as agreed, and the message `last`, if not empty, is sent before the flow's first bytes.
     pub(super) fn begin(self: &Arc<Self>, agreed: Option<(Agreed, &[u8])>) {
         let mut ctl = self.ctl();
         let Some(sock) = ctl.sock.clone().filter(|_| !ctl.known && !ctl.closed) else {
@@ -265,15 +266,15 @@ impl FlowCore {
         let io: Arc<dyn FlowIo> = self.clone();
         if let Some((agreed, last)) = agreed {
             let ends = (local, self.remote);
-            // Whoever is asked about it knows it.
+            // The peer knows the flow, so it can be asked about an end of the stream.
             self.live.store(true, Ordering::Release);
             self.agent()
                 .open_agreed(self.token, io, self.role, ends, agreed);
             if !last.is_empty() {
-                // It fits; if the connection is dead, the first call meets that.
+                // The send buffer has room for it. If the connection is dead, the first data call meets the error.
                 let _ = socket::send(sock.raw(), &[IoSlice::new(last)]);
             }
-            // What was said until here does not count.
+            // The messages of the introduction do not count as bytes of the stream.
             self.stream.install(&mut ctl.receiving, sock.raw());
         } else {
             self.agent()
@@ -286,7 +287,7 @@ impl FlowCore {
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
     }
 
-    /// Whether the caller is inside now; `leave` afterwards.
+    /// Enters the stream. Returns whether the caller is inside; then it must call `leave`.
     pub(super) fn enter(self: &Arc<Self>) -> Result<bool, TransferError> {
         if self.connecting.load(Ordering::Acquire) {
             self.look_at_connecting();
@@ -303,7 +304,7 @@ impl FlowCore {
         }
     }
 
-    /// Why nothing more can be posted, if that is so.
+    /// The reason why nothing more can be posted, if there is one.
     pub(super) fn refuses_posts(&self) -> Option<TransferError> {
         let ctl = self.ctl();
         match ctl.verdict {
@@ -314,14 +315,14 @@ impl FlowCore {
         }
     }
 
-    /// The transport is not asked any more.
+    /// Takes the transport out of the poll set and out of the flow.
     pub(super) fn unwatch(&self, ctl: &mut FlowCtl) -> Option<Arc<OwnFd>> {
         let sock = ctl.sock.take()?;
         self.hub.unwatch(&sock);
         Some(sock)
     }
 
-    /// Runs `f` with the sending half. Not in a signal's handler.
+    /// Runs `f` with the sending half. Must not be called in a signal handler.
     pub(super) fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
         self.stream.lock_half();
         // SAFETY: taken one line above, given back after `f` has given its reference back.

@@ -1,4 +1,4 @@
-//! How a program ends a flow.
+//! Half-close, close and reset of a flow by the program.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::core::{FlowCore, FlowCtl};
 use crate::error::TransferError;
 
 impl FlowCore {
-    /// Ends our direction.
+    /// Ends our direction, after queued posts.
     pub(super) fn finish(self: &Arc<Self>) -> Result<(), TransferError> {
         self.look_at_connecting();
         match self.finish_after_posts() {
@@ -19,27 +19,26 @@ impl FlowCore {
         }
     }
 
-    /// Where our stream ends, unless it has ended before.
+    /// Ends our stream. Returns its end in the sequence space, or `None` if the stream has ended before.
     pub(super) fn end_sending(&self) -> Option<u64> {
         self.with_half(|half| self.stream.end_at(half.sent()).then(|| half.sent()))
     }
 
-    /// The kernel tells the peer's; a transport that is away is not touched, and the next one is shut when it is installed.
+    /// Half-closes the transport. A suspended flow's transport is not touched: the next one is half-closed when it is installed.
     pub(super) fn shut_transport(&self, ctl: &FlowCtl) {
         if let Some(sock) = ctl.sock.as_ref().filter(|_| !self.stream.is_barred()) {
             slim_sys::shutdown(sock.raw(), libc::SHUT_WR);
         }
     }
 
-    /// Closes the flow, behind what is posted. With `reset`, or with bytes that were not received, what is under way is thrown
-    /// away.
+    /// Closes the flow after queued posts. With `reset` it closes at once and discards undelivered bytes.
     pub(super) fn close(&self, reset: bool) {
         if reset || !self.close_after_posts() {
             self.close_now(reset);
         }
     }
 
-    /// Likewise, whatever is posted.
+    /// Closes the flow at once. Discards undelivered bytes with `reset`, or if there are bytes that this end has not received.
     pub(super) fn close_now(&self, reset: bool) {
         let mut ctl = self.ctl();
         if std::mem::replace(&mut ctl.closed, true) {
@@ -61,7 +60,7 @@ impl FlowCore {
         let end = self.end_sending().or_else(|| self.stream.local_final());
         let how = if reset { FinHow::Reset } else { FinHow::Close };
         if !self.plain.load(Ordering::Acquire) {
-            // Before the kernel sends anything of it: who asks about an end must not be told that the flow is open.
+            // The agent must know before the kernel sends the FIN: the peer may ask about it, and must not hear that the flow is open.
             let end = end.unwrap_or_default();
             self.agent().finish(self.token, end, how);
         }

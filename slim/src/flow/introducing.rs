@@ -1,4 +1,4 @@
-//! The connector's half of an introduction, on a connection that is not the flow's yet.
+//! The connector's half of an introduction, before the connection carries the flow.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::RawFd;
@@ -11,23 +11,23 @@ use slim_sys::Errno;
 use crate::blob::{self, ADMITTED, DoorKey, Introduction, PROOF, WELCOME, Welcome};
 use crate::socket;
 
-/// How long the agent may take to say who we are.
+/// Time limit for the agent to describe this process (its announcement).
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// How far it has come.
+/// Progress of an introduction.
 pub(super) struct Introducing {
     key: DoorKey,
     random: [u8; 32],
     said: Vec<u8>,
-    /// Bytes of that which are sent.
+    /// Bytes of `said` that the kernel has taken.
     sent: usize,
     answer: Vec<u8>,
-    /// What both ends agree on, and our proof, from when the answer has come.
+    /// The agreement and our proof, once WELCOME has arrived.
     agreed: Option<(Agreed, [u8; PROOF])>,
 }
 
 impl Introducing {
-    /// Who we are.
+    /// Prepares INTRODUCTION.
     pub(super) fn new(agent: &Agent, key: DoorKey) -> Result<Self, Errno> {
         let random = blob::random()?;
         let who = agent.announcement(LIMIT).ok_or(libc::ETIMEDOUT)?;
@@ -42,12 +42,12 @@ impl Introducing {
         })
     }
 
-    /// Whether only the answer is wanting.
+    /// Whether everything is sent and only answers are missing.
     pub(super) fn waits(&self) -> bool {
         self.sent == self.said.len()
     }
 
-    /// Goes on where the connection is ready: what both ends have agreed on, once that is known to both.
+    /// Sends and receives as far as the connection is ready. Returns the agreement once both ends know it.
     pub(super) fn go_on(&mut self, fd: RawFd) -> Result<Option<Agreed>, Errno> {
         while let Some(rest @ [_, ..]) = self.said.get(self.sent..) {
             match socket::send(fd, &[IoSlice::new(rest)]) {
@@ -63,7 +63,7 @@ impl Introducing {
             let welcome = Welcome::decode(&self.answer, &self.said, &self.key);
             let welcome = welcome.ok_or(libc::EPROTO)?;
             let proof = blob::proof(&self.answer, &self.key);
-            // The buffer is empty by now: it fits.
+            // The peer has answered INTRODUCTION, so the send buffer is empty and has room for the proof.
             match socket::send(fd, &[IoSlice::new(&proof)]) {
                 Ok(n) if n == proof.len() => {}
                 Ok(_) => return Err(libc::EPROTO),
@@ -86,13 +86,13 @@ impl Introducing {
     }
 }
 
-/// Receives up to so many bytes in all, and not one more: those of the stream follow. Whether they are there.
+/// Receives until `heard` has `all` bytes, and no byte more, since the stream's bytes follow. Returns whether all have arrived.
 fn hear(fd: RawFd, heard: &mut Vec<u8>, all: usize) -> Result<bool, Errno> {
     while heard.len() < all {
         let mut buf = [0; WELCOME];
         let wanted = buf.get_mut(..all - heard.len()).unwrap_or_default();
         match socket::recv(fd, &mut [IoSliceMut::new(wanted)]) {
-            // Nobody there takes us for one of the job.
+            // The acceptor has closed the connection: it does not recognize this process as one of the job.
             Ok(0) => return Err(libc::ECONNREFUSED),
             Ok(n) => heard.extend_from_slice(&wanted[..n]),
             Err(libc::EAGAIN) => return Ok(false),

@@ -1,4 +1,4 @@
-//! A flow in the poll set of its session.
+//! A flow as a member of its session's poll set.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -26,7 +26,7 @@ impl Member for FlowCore {
         {
             what |= bits::WRITABLE;
         }
-        // What is away has nothing to offer, and tells when it is back.
+        // A suspended flow can transfer nothing, and reports when it is resumed.
         if what != 0 && !connecting && !self.stream.is_barred() {
             self.note_and(what, false);
         }

@@ -1,4 +1,4 @@
-//! Flows: the handle that a program has.
+//! Flows: the handle that the program holds.
 
 mod calls;
 mod control;
@@ -33,8 +33,8 @@ pub(crate) use self::wait::Until;
 
 /// One byte stream between two processes, in both directions.
 ///
-/// Its methods may be called from any thread. Bytes of sends, and of receives, that are made at the same time come in any order.
-/// A flow that is dropped is [closed](Self::close).
+/// Its methods may be called from any thread. The order of concurrent sends, and of concurrent receives, is undefined.
+/// Dropping a flow [closes](Self::close) it.
 pub struct SessionFlow {
     core: Arc<FlowCore>,
 }
@@ -53,16 +53,16 @@ impl SessionFlow {
         Ok(Self { core })
     }
 
-    /// Of a connection that was accepted.
+    /// Makes a flow of an accepted connection.
     pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, Errno> {
-        // The peer may have gone already.
+        // Fails if the peer has reset the connection already.
         let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
         core.begin(None);
         Ok(Self { core })
     }
 
-    /// Begins to connect to the door of an endpoint whose blob is known.
+    /// Begins to connect to the door of an endpoint, with the key from its blob.
     pub(crate) fn connect_by_name(
         hub: &Arc<Hub>,
         door: SocketAddr,
@@ -80,21 +80,21 @@ impl SessionFlow {
         Ok(Self { core })
     }
 
-    /// Of a connection at the door.
+    /// Makes a flow of a connection that the door has admitted.
     pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, Errno> {
-        // It may be over already; then the connector has no flow either.
+        // The connection may have ended already. Then the connector has no flow either.
         let (_, remote) = socket::ends(&admitted.fd).ok_or(libc::ECONNABORTED)?;
         let core = FlowCore::create(hub, admitted.fd, Role::Acceptor, remote)?;
         core.begin(Some((admitted.agreed, &admitted.last)));
         Ok(Self { core })
     }
 
-    /// The flow's number: no other flow or endpoint of the process has, or has had it.
+    /// The flow's number. Numbers of flows and endpoints are unique in the process and are never reused.
     pub fn id(&self) -> u64 {
         self.core.id()
     }
 
-    /// How the flow stands.
+    /// The flow's state.
     pub fn state(&self) -> StreamState {
         self.core.state()
     }
@@ -104,7 +104,7 @@ impl SessionFlow {
         self.core.counters()
     }
 
-    /// This end of the first connection; `None` before it stands.
+    /// This end of the first connection; `None` before that is established.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.core.first_local()
     }
@@ -119,44 +119,46 @@ impl SessionFlow {
         self.core.present_ends()
     }
 
-    /// Sends what the kernel takes at once, and says how many bytes.
+    /// Sends the bytes that the kernel takes at once, and returns their number.
     ///
     /// # Errors
-    /// [`TransferError::WouldBlock`] if that is nothing; [`Update::writable`](crate::Update::writable) tells when to try again.
+    /// [`TransferError::WouldBlock`] if the kernel takes none; [`Update::writable`](crate::Update::writable) tells when to try again.
     pub fn try_send(&self, data: &[u8]) -> Result<usize, TransferError> {
         self.core.send(&[IoSlice::new(data)])
     }
 
-    /// As [`try_send`](Self::try_send), of several pieces. The kernel takes at most 1024.
+    /// Like [`try_send`](Self::try_send), with several pieces. The kernel takes at most 1024 pieces.
     ///
     /// # Errors
-    /// Likewise.
+    /// Those of [`try_send`](Self::try_send).
     pub fn try_send_vectored(&self, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
         self.core.send(data)
     }
 
-    /// Receives what is there, and says how many bytes: 0 at the end of the peer's stream, or if there is no room in `into`.
+    /// Receives the bytes that are available, and returns their number: 0 at the end of the peer's stream, or if `into` is empty.
     ///
     /// # Errors
-    /// [`TransferError::WouldBlock`] if nothing is there; [`Update::readable`](crate::Update::readable) tells when to try again.
+    /// [`TransferError::WouldBlock`] if none are available; [`Update::readable`](crate::Update::readable) tells when to try again.
     pub fn try_recv(&self, into: &mut [u8]) -> Result<usize, TransferError> {
         self.core.recv(&mut [IoSliceMut::new(into)])
     }
 
-    /// As [`try_recv`](Self::try_recv), into several pieces. The kernel takes at most 1024.
+    /// Like [`try_recv`](Self::try_recv), into several pieces. The kernel takes at most 1024 pieces.
     ///
     /// # Errors
-    /// Likewise.
+    /// Those of [`try_recv`](Self::try_recv).
     pub fn try_recv_vectored(&self, into: &mut [IoSliceMut<'_>]) -> Result<usize, TransferError> {
         self.core.recv(into)
     }
 
-    /// Posts a buffer: it is sent behind everything before it, and kept as it is, not copied, until the peer's kernel has all of
-    /// it. Never waits; how much is posted is for the program to bound. The number of the post, counted from 1 for each flow.
+    /// Posts a buffer: sends it after all earlier sends and posts, and keeps the buffer itself, not a copy, until the peer's kernel has
+    /// acknowledged all of it. Never waits; the program must limit the amount of posted bytes. Returns the number of the post, counted
+    /// from 1 for each flow.
     ///
-    /// What the kernel does not take at once is sent by [`Session::progress`](crate::Session::progress). Until it has taken
-    /// everything, [`try_send`](Self::try_send) would block. Buffers of less than a kilobyte may be copied. When the buffer is
-    /// dropped, and by which thread, is not said; should it have an owner of its own (`Bytes::from_owner`), that must not call the library.
+    /// [`Session::progress`](crate::Session::progress) sends the bytes that the kernel does not take at once. Until the kernel has taken
+    /// all posts, [`try_send`](Self::try_send) returns [`TransferError::WouldBlock`]. Buffers of less than a kilobyte may be copied. The
+    /// thread that drops the buffer, and the exact time, are unspecified. The owner of a buffer (`Bytes::from_owner`) must not call
+    /// the library when it is dropped.
     ///
     /// # Errors
     /// [`TransferError::Lost`], [`TransferError::ShutDown`], [`TransferError::Closed`]; the buffer is dropped.
@@ -164,29 +166,30 @@ impl SessionFlow {
         self.core.post(buffer)
     }
 
-    /// How many posts the peer's kernel has, in their order. [`Update::completed`](crate::Update::completed) tells when it has
-    /// more. The posts of a flow that fails are not completed.
+    /// The number of completed posts: those that the peer's kernel has acknowledged. Posts are completed in order.
+    /// [`Update::completed`](crate::Update::completed) tells when the number has grown. Pending posts of a flow that fails are never
+    /// completed.
     pub fn completed(&self) -> u64 {
         self.core.posted().1
     }
 
-    /// Ends this direction: the peer receives what was sent, then the end of the stream. This end still receives.
+    /// Ends this direction: the peer receives all sent bytes, then the end of the stream. This end can still receive.
     ///
     /// # Errors
-    /// [`TransferError::WouldBlock`] before the first connection stands; [`TransferError::Closed`].
+    /// [`TransferError::WouldBlock`] before the first connection is established; [`TransferError::Closed`].
     pub fn finish(&self) -> Result<(), TransferError> {
         self.core.finish()
     }
 
-    /// Closes the flow. What was sent is delivered all the same, by the agent, also if the connection breaks; for how long it
-    /// tries is [`Config::linger`](crate::Config::linger). What was posted, and the kernel has not taken yet, is still sent by
-    /// [`Session::progress`](crate::Session::progress) and [`Session::close`](crate::Session::close). As with `close(2)`, the flow is [reset](Self::reset) if there are bytes
-    /// that have not been received.
+    /// Closes the flow. The agent still delivers the sent bytes, even if the connection breaks, for at most
+    /// [`Config::linger`](crate::Config::linger). Posts that the kernel has not taken yet are still sent by
+    /// [`Session::progress`](crate::Session::progress) and [`Session::close`](crate::Session::close). As with `close(2)`, the flow is
+    /// [reset](Self::reset) if there are bytes that this end has not received.
     pub fn close(self) {
         drop(self);
     }
 
-    /// Closes the flow, and throws away what is not delivered yet: the peer gets `ECONNRESET`.
+    /// Closes the flow and discards undelivered bytes: the peer gets `ECONNRESET`.
     pub fn reset(self) {
         if !self.core.hub.is_parents() {
             self.core.close(true);

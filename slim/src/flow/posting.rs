@@ -1,9 +1,9 @@
-//! Posted sends: buffers that the program leaves with the flow, in order, until the peer's kernel has them.
+//! Posted sends: buffers that the program hands to the flow, which keeps them until the peer's kernel has acknowledged them.
 //!
 //! ```text
-//!   post ──► queued ──► taken by the kernel: kept as they are, and sent again if the connection breaks ──► completed
+//!   post ──► queued ──► taken by the kernel: kept as they are, and replayed if the connection breaks ──► completed
 //!             │                       │
-//!             └── the sender's half of the stream gets slices of the same buffers; nothing is copied
+//!             └── the sending half of the stream gets slices of the same buffers; only small ones are copied
 //! ```
 
 use std::io::IoSlice;
@@ -20,9 +20,9 @@ use crate::error::TransferError;
 use crate::hub::bits;
 use crate::socket;
 
-/// Smaller pieces are copied: `docs/design/posted-sends.md` has the measurement.
+/// Pieces with fewer bytes are copied. `docs/design/posted-sends.md` has the measurement.
 const COPIED: usize = 1024;
-/// Buffers that one system call takes.
+/// Limit of buffers in one system call.
 const PIECES: usize = 64;
 
 impl FlowCore {
@@ -30,7 +30,7 @@ impl FlowCore {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a buffer, and has the kernel take what it takes at once. The number of the post, counted from 1.
+    /// Queues a buffer, and sends what the kernel takes at once. Returns the number of the post, counted from 1.
     pub(super) fn post(self: &Arc<Self>, buffer: Bytes) -> Result<u64, TransferError> {
         if let Some(error) = self.refuses_posts() {
             return Err(error);
@@ -39,7 +39,7 @@ impl FlowCore {
         if posts.then != AfterPosts::More || self.stream.local_final().is_some() {
             return Err(TransferError::ShutDown);
         }
-        // Else it is looked after already.
+        // Otherwise the session pumps the flow already.
         let first = posts.queue.is_empty() && posts.taken.is_empty();
         posts.queue.push_back(buffer);
         posts.posted += 1;
@@ -53,7 +53,7 @@ impl FlowCore {
         Ok(number)
     }
 
-    /// How many posts were made, and how many are with the peer's kernel.
+    /// The number of posts, and the number of completed ones.
     pub(super) fn posted(&self) -> (u64, u64) {
         let posts = self.posts();
         (posts.posted, posts.completed)
@@ -64,7 +64,7 @@ impl FlowCore {
         !posts.queue.is_empty() || !posts.taken.is_empty()
     }
 
-    /// To be done when the queue is empty; false if it is.
+    /// Has `then` done once the queue is empty. Returns false if it is empty already, or if the flow takes no more posts.
     fn after_posts(&self, then: AfterPosts) -> bool {
         let mut posts = self.posts();
         let queued = !posts.queue.is_empty() && self.refuses_posts().is_none();
@@ -74,18 +74,18 @@ impl FlowCore {
         queued
     }
 
-    /// Ends our direction behind what is posted; false if nothing is.
+    /// Ends our direction after queued posts. Returns false if none are queued.
     pub(super) fn finish_after_posts(&self) -> bool {
         self.after_posts(AfterPosts::Finish)
     }
 
-    /// Closes the flow behind what is posted; false if nothing is.
+    /// Closes the flow after queued posts. Returns false if none are queued.
     pub(super) fn close_after_posts(&self) -> bool {
         self.after_posts(AfterPosts::Close)
     }
 
-    /// Looks what can go on: true if something is still posted. What has changed is told; with `wake` also to who polls the
-    /// session's descriptor.
+    /// Sends queued posts and counts completed ones. Returns true if posts are left. Changes are noted for the program; with `wake` the
+    /// session's descriptor becomes readable, too.
     pub(super) fn pump_posts(self: &Arc<Self>, wake: bool) -> bool {
         let mut posts = self.posts();
         let queued = !posts.queue.is_empty();
@@ -96,7 +96,7 @@ impl FlowCore {
         let empty = posts.queue.is_empty();
         let lost = self.refuses_posts().is_some();
         if lost {
-            // What the kernel has not taken is nobody's any more, and what it has is not known to have arrived.
+            // Queued posts will not be sent, and the taken ones are not known to have arrived.
             posts.queue.clear();
             posts.taken.clear();
         }
@@ -111,7 +111,7 @@ impl FlowCore {
         drop(posts);
         match then {
             AfterPosts::More => {}
-            // Nobody waits for the answer.
+            // The program's call has returned already, so an error has no receiver.
             AfterPosts::Finish => drop(self.finish_now()),
             AfterPosts::Close => self.close_now(false),
         }
@@ -129,7 +129,7 @@ impl FlowCore {
         more
     }
 
-    /// Has the kernel take what it takes of the queue.
+    /// Sends queued posts until the kernel takes no more.
     fn send_queued(self: &Arc<Self>, posts: &mut Posts) {
         while !posts.queue.is_empty() {
             if !matches!(self.enter(), Ok(true)) {
@@ -147,7 +147,7 @@ impl FlowCore {
         self.queued.store(false, Ordering::SeqCst);
     }
 
-    /// One system call, inside.
+    /// Sends queued posts with one system call. The caller is inside the stream.
     fn send_posts(&self, posts: &mut Posts) -> Result<(), TransferError> {
         let fd = self.fd.load(Ordering::Relaxed);
         let mut slices = [IoSlice::new(&[]); PIECES];
@@ -187,7 +187,7 @@ impl FlowCore {
         Ok(())
     }
 
-    /// Counts the posts that the peer's kernel has.
+    /// Counts the posts that the peer's kernel has acknowledged.
     fn complete(self: &Arc<Self>, posts: &mut Posts) {
         if posts.taken.is_empty() || !matches!(self.enter(), Ok(true)) {
             return;
@@ -208,7 +208,7 @@ impl FlowCore {
         }
     }
 
-    /// Ends our direction: everything that was posted is with the kernel.
+    /// Ends our direction. The kernel has taken all posts.
     pub(super) fn finish_now(self: &Arc<Self>) -> Result<(), TransferError> {
         let ctl = self.ctl();
         if ctl.closed {

@@ -1,24 +1,24 @@
-//! Buffers that are posted on a flow.
+//! The queue of a flow's posts.
 
 use std::collections::VecDeque;
 use std::collections::vec_deque::Iter;
 
 use bytes::Bytes;
 
-/// Buffers of one flow.
+/// Posts of one flow.
 #[derive(Default)]
 pub(super) struct Posts {
-    /// What the kernel has not taken yet.
+    /// Buffers that the kernel has not taken yet; a partly taken one keeps its rest.
     pub(super) queue: VecDeque<Bytes>,
-    /// Where each post ends in the stream that the kernel has taken, and is not known to be with the peer's kernel.
+    /// End, in the sequence space, of each post that the kernel has taken and the peer's kernel has not acknowledged.
     pub(super) taken: VecDeque<u64>,
     pub(super) posted: u64,
     pub(super) completed: u64,
-    /// What is to be done when the queue is empty.
+    /// Action to take when the queue is empty.
     pub(super) then: AfterPosts,
 }
 
-/// What comes behind the last post.
+/// Action that follows the last post. `More`: none.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum AfterPosts {
     #[default]
@@ -27,7 +27,7 @@ pub(super) enum AfterPosts {
     Close,
 }
 
-/// Slices of what the kernel has taken of a queue.
+/// Slices of the first `left` bytes of a queue: those that the kernel has taken.
 pub(super) struct TakenSlices<'a> {
     queue: Iter<'a, Bytes>,
     left: usize,

@@ -1,4 +1,4 @@
-//! Calls that wait.
+//! Blocking calls.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use super::introducing::Introducing;
 use crate::error::{ConnectError, TransferError};
 use crate::event::StreamState;
 
-/// How long a thread sleeps at most before it looks again, should another one close what it waits for.
+/// Longest sleep of a waiting thread. It limits the delay of a wait whose flow or endpoint another thread closes.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// When a call that waits is to give up.
+/// Deadline of a blocking call.
 #[derive(Clone, Copy)]
 pub(crate) struct Until(Option<Instant>);
 
@@ -20,7 +20,7 @@ impl Until {
         Self(limit.and_then(|limit| Instant::now().checked_add(limit)))
     }
 
-    /// How long may be slept now; `None` when the time is over.
+    /// Length of the next sleep; `None` after the deadline.
     pub(crate) fn slice(self) -> Option<Duration> {
         match self.0 {
             None => Some(SLICE),
@@ -33,10 +33,10 @@ impl Until {
 }
 
 impl SessionFlow {
-    /// Waits until the first connection stands, at most `limit`.
+    /// Waits until the first connection is established, at most `limit`.
     ///
     /// # Errors
-    /// The connection failed; [`ConnectError::TimedOut`]: it is still being made.
+    /// [`ConnectError::TimedOut`]: the connection is still being made. Other errors: it failed.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<(), ConnectError> {
         let until = Until::new(limit);
         loop {
@@ -58,7 +58,7 @@ impl SessionFlow {
         }
     }
 
-    /// Waits until it is known whether the peer has SLIM, at most `limit`; how the flow stands then.
+    /// Waits until the negotiation has ended, at most `limit`. Returns the flow's state then.
     pub fn wait_negotiated(&self, limit: Option<Duration>) -> StreamState {
         let until = Until::new(limit);
         loop {
@@ -68,15 +68,15 @@ impl SessionFlow {
             let Some(slice) = until.slice().filter(|_| open) else {
                 return state;
             };
-            // A signal that came in between, or a timeout, is looked at above.
+            // Every result of the wait leads to the checks above.
             let _ = self.core.stream.wait(seen, Some(slice));
         }
     }
 
-    /// Sends some bytes, at least one unless `data` is empty; waits for that at most `limit`.
+    /// Sends at least one byte, unless `data` is empty. Waits at most `limit`. Returns the number of bytes.
     ///
     /// # Errors
-    /// [`TransferError::TimedOut`], and why nothing can be sent.
+    /// [`TransferError::TimedOut`], or the reason why nothing can be sent.
     pub fn send(&self, data: &[u8], limit: Option<Duration>) -> Result<usize, TransferError> {
         let until = Until::new(limit);
         self.again(libc::POLLOUT, until, || self.try_send(data))
@@ -85,7 +85,7 @@ impl SessionFlow {
     /// Sends all of `data`; waits at most `limit`.
     ///
     /// # Errors
-    /// [`TransferError::TimedOut`], and why nothing more can be sent. How much was sent, [`stats`](Self::stats) says.
+    /// [`TransferError::TimedOut`], or the reason why nothing more can be sent. [`stats`](Self::stats) tells how much was sent.
     pub fn send_all(&self, mut data: &[u8], limit: Option<Duration>) -> Result<(), TransferError> {
         let until = Until::new(limit);
         while !data.is_empty() {
@@ -95,20 +95,20 @@ impl SessionFlow {
         Ok(())
     }
 
-    /// Receives some bytes; waits for them at most `limit`. 0 at the end of the peer's stream.
+    /// Receives at least one byte; waits at most `limit`. Returns the number of bytes: 0 at the end of the peer's stream.
     ///
     /// # Errors
-    /// [`TransferError::TimedOut`], and why nothing can be received.
+    /// [`TransferError::TimedOut`], or the reason why nothing can be received.
     pub fn recv(&self, into: &mut [u8], limit: Option<Duration>) -> Result<usize, TransferError> {
         let until = Until::new(limit);
         self.again(libc::POLLIN, until, || self.try_recv(into))
     }
 
-    /// Receives as many bytes as there is room for; waits at most `limit`.
+    /// Fills `into`; waits at most `limit`.
     ///
     /// # Errors
-    /// [`TransferError::Ended`] if the peer's stream ends before, [`TransferError::TimedOut`], and why nothing more can be received.
-    /// What has come by then is lost.
+    /// [`TransferError::Ended`] if the peer's stream ends before, [`TransferError::TimedOut`], or the reason why nothing more can be
+    /// received. The error does not tell how many bytes `into` has received; these are not received again.
     pub fn recv_exact(
         &self,
         mut into: &mut [u8],
@@ -124,10 +124,10 @@ impl SessionFlow {
         Ok(())
     }
 
-    /// Waits until the peer's kernel has all that was posted, at most `limit`.
+    /// Waits until all posts are completed, at most `limit`.
     ///
     /// # Errors
-    /// [`TransferError::TimedOut`]; why the rest will never be there.
+    /// [`TransferError::TimedOut`], or the reason why the remaining posts will never be completed.
     pub fn wait_completed(&self, limit: Option<Duration>) -> Result<(), TransferError> {
         let until = Until::new(limit);
         let mut pause = Duration::from_micros(20);
@@ -144,14 +144,14 @@ impl SessionFlow {
             if self.core.queued.load(Ordering::SeqCst) {
                 self.sleep(libc::POLLOUT, until);
             } else {
-                // Nothing tells of an acknowledgement.
+                // The kernel does not report acknowledgements, so poll for them.
                 slim_sys::nap(pause.min(slice));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }
     }
 
-    /// Asks until the answer is another one than "not now".
+    /// Repeats `ask` until it returns anything but `WouldBlock`.
     fn again(
         &self,
         events: i16,
@@ -164,7 +164,7 @@ impl SessionFlow {
                 answer => return answer,
             }
             if events == libc::POLLOUT && self.core.queued.load(Ordering::SeqCst) {
-                // What is posted goes first.
+                // Posts are sent first.
                 self.core.pump_posts(true);
                 if !self.core.queued.load(Ordering::SeqCst) {
                     continue;
@@ -174,7 +174,7 @@ impl SessionFlow {
         }
     }
 
-    /// Sleeps until the flow may be ready for that; `None` when the time is over.
+    /// Sleeps until the flow may be ready for `events`; `None` after the deadline.
     fn sleep(&self, events: i16, until: Until) -> Option<()> {
         let slice = until.slice()?;
         let core = &self.core;
@@ -184,14 +184,14 @@ impl SessionFlow {
             if ctl.verdict.is_some() || ctl.closed {
                 return Some(());
             }
-            // Held while the thread sleeps, so that the number stays this socket's.
+            // Held during the sleep, so that the descriptor number is not reused.
             ctl.sock.clone().filter(|_| !core.stream.is_barred())
         };
         match sock {
             Some(sock) => {
                 slim_sys::poll(sock.raw(), events, Some(slice));
             }
-            // A signal that came in between, or a timeout, is looked at by the caller.
+            // The caller checks again after every result of the wait.
             None => drop(core.stream.wait(seen, Some(slice))),
         }
         Some(())

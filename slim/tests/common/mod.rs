@@ -1,6 +1,6 @@
-//! What the tests share: sessions, faults, patterns.
+//! Helpers of the tests: sessions, faults, threads and descriptors.
 
-#![allow(dead_code, reason = "each test program uses a part of it")]
+#![allow(dead_code, reason = "each test program uses only a part")]
 
 use std::fs;
 use std::net::SocketAddr;
@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use slim::{Endpoint, Flow, Session, SessionOptions, StreamState};
 
-/// Nothing takes as long.
+/// Time limit of every wait; far longer than any should take.
 pub const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 pub fn session() -> Session {
     session_with(&[])
 }
 
-/// With the settings that these pairs of variable and value give.
+/// Opens a session with the settings of these environment variables and values.
 pub fn session_with(vars: &[(&str, &str)]) -> Session {
     let mut options = SessionOptions::new("test");
     let vars = vars.iter().map(|(k, v)| (k.to_string(), v.to_string()));
@@ -36,7 +36,7 @@ pub fn listen(session: &Session) -> Endpoint {
     session.listen(loopback()).unwrap()
 }
 
-/// Two ends of a flow that is protected.
+/// Both ends of a protected flow.
 pub fn pair(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
     let near = session.connect(endpoint.local_addr(), LIMIT).unwrap();
     let far = endpoint.accept(LIMIT).unwrap();
@@ -55,7 +55,7 @@ pub fn wait_until(what: &str, f: impl Fn() -> bool) {
     }
 }
 
-/// Waits until the flow has been resumed more often than `before`. It may have been so twice for one kill, when both ends begin at once.
+/// Waits until the flow has been resumed more than `before` times. One kill may cause two resumes, if both ends begin at once.
 pub fn wait_resumed(session: &Session, flow: &Flow, before: u64) {
     let begun = Instant::now();
     while flow.stats().resumes <= before {
@@ -74,11 +74,11 @@ pub fn wait_resumed(session: &Session, flow: &Flow, before: u64) {
 pub enum Kill {
     /// As `ss -K` does: an error at this end, a reset at the other.
     Destroy,
-    /// Ended in both directions, past the library.
+    /// Shut down in both directions on the descriptor, without the library's knowledge.
     Fin,
 }
 
-/// The kinds of faults that can be made here.
+/// The kinds of faults that this user can cause.
 pub fn kills() -> Vec<Kill> {
     if rustix::process::geteuid().is_root() {
         vec![Kill::Destroy, Kill::Fin]
@@ -93,7 +93,7 @@ pub fn kill(flow: &Flow, how: Kill) -> bool {
     flow.connection().is_some_and(|ends| kill_ends(ends, how))
 }
 
-/// Likewise, by the ends of the connection.
+/// Breaks the connection with these ends.
 pub fn kill_ends((local, remote): (SocketAddr, SocketAddr), how: Kill) -> bool {
     match how {
         Kill::Destroy => {
@@ -134,7 +134,7 @@ fn descriptor_of(local: SocketAddr, remote: SocketAddr) -> Option<i32> {
     })
 }
 
-/// Threads of the agent in this process.
+/// Number of agent threads in this process.
 pub fn agent_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
     let name = |entry: std::io::Result<fs::DirEntry>| {
@@ -146,7 +146,7 @@ pub fn agent_threads() -> usize {
         .count()
 }
 
-/// Descriptors of this process.
+/// Descriptors of this process, and the files that they refer to.
 pub fn descriptors() -> Vec<(String, String)> {
     let link = |entry: fs::DirEntry| {
         let to = fs::read_link(entry.path()).ok()?;
@@ -157,7 +157,7 @@ pub fn descriptors() -> Vec<(String, String)> {
     };
     let all = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let mut all: Vec<_> = all.filter_map(link).collect();
-    // That of the directory itself.
+    // Leave out the descriptor of the directory that is being read.
     all.retain(|(_, to)| !to.contains("/fd"));
     all.sort();
     all
