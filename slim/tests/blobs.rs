@@ -151,7 +151,9 @@ fn blobs_of_other_jobs_and_garbage_are_refused() {
     assert_eq!(refused(&session, &changed), BlobError::OtherJob);
     drop(endpoint);
     let gone = session.connect_blob(&blob, LIMIT).unwrap_err();
-    assert_eq!(gone, ConnectError::Kernel(libc::ECONNREFUSED));
+    // The agent may hold the listener for a moment: then the kernel accepts the connection, and resets it.
+    let refused = [libc::ECONNREFUSED, libc::ECONNRESET].map(ConnectError::Kernel);
+    assert!(refused.contains(&gone), "{gone:?}");
 }
 
 #[test]

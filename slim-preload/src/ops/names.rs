@@ -66,7 +66,9 @@ unsafe fn known(
         return unsafe { kept(fd, end, addr, len, real) };
     };
     let Some(ctl) = flow.ctl_of(fd) else {
-        return real();
+        // It has become plain TCP since the look at the table.
+        // SAFETY: the caller's contract.
+        return unsafe { kept(fd, end, addr, len, real) };
     };
     if let Mode::Dead(_) = ctl.mode() {
         drop(ctl);
