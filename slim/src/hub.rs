@@ -403,8 +403,8 @@ impl Hub {
         locked(&self.pumped).pause = PUMP_FIRST;
     }
 
-    /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts.
-    pub(crate) fn finish_pumping(&self, limit: Duration) {
+    /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts. Returns whether all were taken.
+    pub(crate) fn finish_pumping(&self, limit: Duration) -> bool {
         let begun = Instant::now();
         let queued = |hub: &Self| {
             locked(&hub.pumped)
@@ -415,8 +415,10 @@ impl Hub {
         while self.pump() && queued(self) && begun.elapsed() < limit {
             slim_sys::nap(PUMP_FIRST);
         }
+        let sent = !queued(self);
         let rest = std::mem::take(&mut locked(&self.pumped).flows);
         drop(rest);
+        sent
     }
 
     /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.

@@ -215,7 +215,8 @@ impl Session {
     /// call also ends the agent, which may take about as long again.
     ///
     /// # Errors
-    /// [`SessionError::TimedOut`]: the agent's thread has not ended yet; it will end later.
+    /// [`SessionError::TimedOut`]: posts were left that the kernel did not take within the limit, and their flows were reset; or the agent's
+    /// thread has not ended yet, and will end later.
     pub fn close(self, limit: Duration) -> Result<(), SessionError> {
         match self.end(limit) {
             true => Ok(()),
@@ -229,14 +230,12 @@ impl Session {
         }
         let begun = Instant::now();
         self.hub.set_callback(None);
-        self.hub.finish_pumping(limit);
+        let sent = self.hub.finish_pumping(limit);
         self.hub.members().iter().for_each(|member| member.close());
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
-        agents::leave(
-            &self.options.config,
-            limit.saturating_sub(begun.elapsed()).max(limit / 2),
-        )
+        let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
+        agents::leave(&self.options.config, left) && sent
     }
 }
 

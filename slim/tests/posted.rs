@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::*;
 use sha2::{Digest, Sha256};
-use slim::{StreamState, TransferError};
+use slim::{SessionError, StreamState, TransferError};
 
 /// The owner of a posted buffer. A shared counter holds the number of owners that are alive.
 struct Lent(Vec<u8>, Arc<AtomicUsize>);
@@ -242,4 +242,27 @@ fn a_program_that_only_polls_is_woken_for_a_completion() {
     }
     println!("completed after {:?}", begun.elapsed());
     assert!(updates.iter().any(|u| u.id == near.id() && u.completed));
+}
+
+/// Posts that a session could not send within its limit end in an error at both ends, never in an orderly end before them.
+#[test]
+fn posts_that_are_not_sent_when_a_session_closes_reset_their_flow() {
+    let (session, theirs) = (session(), session());
+    let endpoint = listen(&theirs);
+    let (near, far) = pair(&session, &endpoint);
+    let all = Bytes::from(vec![7; 64 << 20]);
+    for at in (0..all.len()).step_by(1 << 20) {
+        near.post(all.slice(at..at + (1 << 20))).unwrap();
+    }
+    let closed = session.close(Duration::from_millis(300));
+    assert!(matches!(closed, Err(SessionError::TimedOut)), "{closed:?}");
+    let (mut got, mut buf) = (0, vec![0; 1 << 20]);
+    let end = loop {
+        match far.recv(&mut buf, LIMIT) {
+            Ok(n @ 1..) => got += n,
+            end => break end,
+        }
+    };
+    assert!(end.is_err() && got < all.len(), "{end:?} after {got}");
+    drop(near);
 }

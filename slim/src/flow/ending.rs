@@ -38,7 +38,8 @@ impl FlowCore {
         }
     }
 
-    /// Closes the flow at once. Discards undelivered bytes with `reset`, or if there are bytes that this end has not received.
+    /// Closes the flow at once. Discards undelivered bytes with `reset`, or if there are bytes that this end has not received, or posts that
+    /// are not sent: the peer must not see an orderly end before them.
     pub(super) fn close_now(&self, reset: bool) {
         let mut ctl = self.ctl();
         if std::mem::replace(&mut ctl.closed, true) {
@@ -56,7 +57,8 @@ impl FlowCore {
         let sock = ctl.sock.clone();
         let in_use = sock.as_ref().filter(|_| !self.stream.is_barred());
         let in_kernel = || in_use.is_some_and(|sock| slim_sys::readable(sock.raw()) > 0);
-        let reset = reset || !ctl.receiving.stash.is_empty() || in_kernel();
+        let unread = || !ctl.receiving.stash.is_empty() || in_kernel();
+        let reset = reset || self.queued.load(Ordering::SeqCst) || unread();
         let end = self.end_sending().or_else(|| self.stream.local_final());
         let how = if reset { FinHow::Reset } else { FinHow::Close };
         if !self.plain.load(Ordering::Acquire) {

@@ -210,6 +210,14 @@ impl FlowCore {
 
     /// Ends our direction. The kernel has taken all posts.
     pub(super) fn finish_now(self: &Arc<Self>) -> Result<(), TransferError> {
+        // Held until the stream has ended: a post comes before that, or is refused.
+        let mut posts = self.posts();
+        if !posts.queue.is_empty() {
+            if posts.then != AfterPosts::Close {
+                posts.then = AfterPosts::Finish;
+            }
+            return Ok(());
+        }
         let ctl = self.ctl();
         if ctl.closed {
             return Err(TransferError::Closed);
