@@ -15,16 +15,14 @@ static void say(const char *what);
 static int is(const char *k) { return !strcmp(kase, k); }
 static int l = -1, fd;
 
-// Any other call than the allowed ones ends the thread or the process. In the case "by-number" the filter is installed by
-// `syscall`.
-static void filter(unsigned otherwise) {
-    static const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm};
-    enum { N = sizeof allowed / sizeof *allowed };
-    struct sock_filter f[N + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
-    for (int i = 0; i < N; i++) f[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, allowed[i], N - i, 0);
-    f[N + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, otherwise);
-    f[N + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    struct sock_fprog p = {N + 3, f};
+// Installs a filter with one answer for `count` calls and another for all others. In the case "by-number" it is installed by `syscall`.
+static void install(const int *calls, int count, unsigned answer, unsigned otherwise) {
+    struct sock_filter f[count + 3];
+    f[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+    for (int i = 0; i < count; i++) f[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, calls[i], count - i, 0);
+    f[count + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, otherwise);
+    f[count + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, answer);
+    struct sock_fprog p = {count + 3, f};
     MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
     if (is("by-number"))
         MUST(syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
@@ -34,17 +32,16 @@ static void filter(unsigned otherwise) {
         MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
 }
 
+// Any other call than the allowed ones ends the thread or the process.
+static void filter(unsigned otherwise) {
+    static const int allowed[] = {SYS_read, SYS_write, SYS_exit, SYS_exit_group, SYS_rt_sigreturn, SYS_alarm};
+    install(allowed, sizeof allowed / sizeof *allowed, SECCOMP_RET_ALLOW, otherwise);
+}
+
 // Calls that the program does not make itself end the process.
 static void forbid(void) {
     static const int forbidden[] = {SYS_rt_sigprocmask, SYS_getpid, SYS_gettid, SYS_sendto, SYS_sendmsg, SYS_recvmsg, SYS_getsockopt};
-    enum { N = sizeof forbidden / sizeof *forbidden };
-    struct sock_filter f[N + 3] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))};
-    for (int i = 0; i < N; i++) f[i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, forbidden[i], N - i, 0);
-    f[N + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-    f[N + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS);
-    struct sock_fprog p = {N + 3, f};
-    MUST(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
-    MUST(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
+    install(forbidden, sizeof forbidden / sizeof *forbidden, SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_ALLOW);
 }
 
 // Calls that return or take descriptor numbers.
