@@ -68,6 +68,11 @@ fn set_nodelay(fd: &OwnFd) {
     slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
 }
 
+/// Limits the bytes that the kernel takes and has not sent yet.
+pub(crate) fn limit_unsent(fd: &OwnFd, bytes: u32) {
+    slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes);
+}
+
 /// A new epoll set.
 pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
     let make = || Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?);

@@ -1,6 +1,7 @@
 //! The module: one session, where it listens, and all peers.
 
 mod progress;
+mod rails;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -92,12 +93,19 @@ impl BtlModule {
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         let mut failed = SessionError::Kernel("no interface", nix::libc::EADDRNOTAVAIL);
+        let mut lines: Vec<String> = Vec::new();
         for address in interfaces::choose(&host, include, exclude) {
             match session.listen(SocketAddr::new(address.ip, 0)) {
                 Ok(listener) => {
+                    let known = lines.iter().position(|name| *name == address.interface);
+                    let line = known.unwrap_or(lines.len());
+                    if known.is_none() {
+                        lines.push(address.interface);
+                    }
                     addresses.push(ProcAddress {
                         addr: listener.local_addr(),
                         prefix: address.prefix,
+                        line: line as u8,
                     });
                     listeners.push(listener);
                 }
@@ -156,53 +164,56 @@ impl BtlModule {
     /// [`remove`](Self::remove).
     pub fn add(&self, name: ProcName, proc: *mut c_void, blob: &[u8]) -> Option<Arc<BtlEndpoint>> {
         let blob = ProcBlob::parse(blob)?;
-        let candidates = blob.candidates(&self.blob.addresses);
-        if candidates.is_empty() {
+        let own = &self.blob.addresses;
+        if blob.candidates(own).is_empty() {
             return None;
         }
         let peer = self.peer(name);
         if peer.proc().is_null() {
-            peer.describe(proc, &blob, candidates);
+            peer.describe(proc, &blob, own);
             // Open MPI's pointer counts as an owner.
             std::mem::forget(peer.clone());
         }
         Some(peer)
     }
 
-    /// Open MPI wants nothing more from this process: says goodbye.
+    /// Open MPI lets go of this process: says goodbye.
     pub fn remove(&self, endpoint: &Arc<BtlEndpoint>) {
         self.peers().remove(&endpoint.name);
-        let flow = endpoint.say_goodbye();
+        let flows = endpoint.say_goodbye();
         let begun = Instant::now();
         loop {
             let mut done = Vec::new();
             endpoint.flush(&mut done);
             self.complete(endpoint, done, SUCCESS);
-            let tries = flow.is_some() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
+            let tries = !flows.is_empty() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
             if !tries {
                 break;
             }
             thread::sleep(NAP);
         }
         endpoint.end().into_iter().for_each(FragRef::free);
-        if let Some(flow) = flow {
-            // Progress receives what is still to come, and closes it at the end of the peer's stream.
+        for flow in flows {
+            // Progress receives the rest, and closes the flow at the end of the peer's stream.
             let _ = flow.finish();
         }
     }
 
-    /// Sends a fragment: 1 if it is sent, and completed; 0 if it waits; negative if the peer is gone, and the fragment still the
-    /// caller's.
+    /// Sends a fragment: 1 if it is sent, and completed; 0 if its callback was or will be called; negative if the peer is lost, and
+    /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
         match endpoint.send(frag, tag) {
             SendOutcome::Sent(frag) => {
                 self.complete(endpoint, [frag], SUCCESS);
                 1
             }
-            SendOutcome::Queued => 0,
+            SendOutcome::Queued(done) => {
+                self.complete(endpoint, done, SUCCESS);
+                0
+            }
             SendOutcome::Unconnected => {
                 if self.connect(endpoint) == Some(false) {
-                    // Nobody can be told from here: progress does that.
+                    // Open MPI cannot be told from here: progress does that.
                     self.announce(BtlLink::unreachable(endpoint.clone()));
                 }
                 0
@@ -221,7 +232,7 @@ impl BtlModule {
             Ok(flow) => {
                 self.log(2, || format!("connects to {} at {addr}", endpoint.name));
                 let id = flow.id();
-                self.announce(BtlLink::connecting(flow, endpoint.clone(), token));
+                self.announce(BtlLink::connecting(flow, endpoint.clone(), token, false));
                 Some(id)
             }
             Err(e) => {

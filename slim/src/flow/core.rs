@@ -77,6 +77,8 @@ pub(super) struct FlowCtl {
     pub(super) accepted: Option<(Instant, Option<u64>)>,
     /// The keepalive settings to restore after the kernel has questioned the peer's kernel.
     pub(super) asking: Option<KeepAlive>,
+    /// Limit of bytes that the kernel takes and has not sent yet, if the program has set one.
+    pub(super) unsent_limit: Option<u32>,
     pub(super) suspended: Option<Instant>,
     /// The program was told of the suspension.
     pub(super) told: bool,
@@ -133,6 +135,7 @@ impl FlowCore {
                 end_shown: false,
                 accepted,
                 asking: None,
+                unsent_limit: None,
                 suspended: None,
                 told: false,
                 resumes: 0,
@@ -285,6 +288,15 @@ impl FlowCore {
         drop(ctl);
         self.hub.tell(self.id(), FlowChange::Connected);
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
+    }
+
+    /// Limits the bytes that the kernel takes and has not sent yet, on this transport and on later ones.
+    pub(super) fn limit_unsent(&self, bytes: u32) {
+        let mut ctl = self.ctl();
+        ctl.unsent_limit = Some(bytes);
+        if let Some(sock) = &ctl.sock {
+            socket::limit_unsent(sock, bytes);
+        }
     }
 
     /// Enters the stream. Returns whether the caller is inside; then it must call `leave`.

@@ -119,6 +119,12 @@ impl SessionFlow {
         self.core.present_ends()
     }
 
+    /// Limits the bytes that the kernel takes and has not sent to the network yet (`TCP_NOTSENT_LOWAT`); the limit holds for later
+    /// connections of the flow, too. With a low limit a program that spreads bytes over several flows learns early which of them is fast.
+    pub fn limit_unsent(&self, bytes: u32) {
+        self.core.limit_unsent(bytes);
+    }
+
     /// Sends the bytes that the kernel takes at once, and returns their number.
     ///
     /// # Errors
