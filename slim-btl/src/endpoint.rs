@@ -322,6 +322,11 @@ impl BtlEndpoint {
         }
     }
 
+    /// Finds rails that stand still; see [`Rails::watch`].
+    pub(crate) fn watch_rails(&self, now: Instant) {
+        self.state().rails.watch(now);
+    }
+
     /// This process begins to add a rail, by the flow with this number.
     pub(crate) fn adding_rail(&self, line: u8, flow: u64, now: Instant) {
         self.state().attempts.push((line, flow, now));

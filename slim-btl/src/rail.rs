@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use slim::Flow;
 
@@ -18,6 +19,13 @@ use crate::hdr::{FrameHeader, FrameKind};
 /// the end of a message: about 2 ms on a line of 1 Gb/s.
 const UNSENT: u32 = 256 << 10;
 
+/// A rail without an acknowledgement for this time and two round trips is suspected, if another rail has gone on meanwhile. On a
+/// working line the peer's kernel acknowledges every few packets.
+const STANDSTILL: Duration = Duration::from_millis(15);
+
+/// Packets in flight that a standstill counts from: the peer's kernel delays the acknowledgement of fewer.
+const IN_FLIGHT: u32 = 4;
+
 /// One flow to a peer, with the frames that wait for it.
 #[derive(Debug)]
 pub(crate) struct Rail {
@@ -25,6 +33,17 @@ pub(crate) struct Rail {
     /// The peer's line that the rail was made for.
     pub(crate) line: u8,
     pub(crate) backlog: Backlog,
+    acks: RailAcks,
+}
+
+/// The progress of acknowledgements on a rail.
+#[derive(Debug, Default)]
+struct RailAcks {
+    bytes: u64,
+    /// When the number of bytes has last grown.
+    grew: Option<Instant>,
+    /// Since when it has not grown although packets are in flight.
+    stands: Option<Instant>,
 }
 
 /// Result of offering a fragment to a rail.
@@ -44,7 +63,26 @@ impl Rail {
             flow: flow.clone(),
             line,
             backlog,
+            acks: RailAcks::default(),
         }
+    }
+
+    /// Looks at the acknowledged bytes. If their number does not grow although packets are in flight: returns since when, and the
+    /// time after which that is suspicious.
+    fn look(&mut self, now: Instant) -> Option<(Instant, Duration)> {
+        let delivery = self.flow.delivery()?;
+        let acks = &mut self.acks;
+        if acks.bytes != delivery.acknowledged {
+            acks.bytes = delivery.acknowledged;
+            acks.grew = Some(now);
+            acks.stands = None;
+        }
+        if delivery.in_flight < IN_FLIGHT {
+            acks.stands = None;
+            return None;
+        }
+        let since = *acks.stands.get_or_insert(now);
+        Some((since, STANDSTILL + 2 * delivery.round_trip))
     }
 
     /// Sends a sealed fragment now, as far as the kernel takes it.
@@ -154,6 +192,30 @@ impl Rails {
             }
             left
         });
+    }
+
+    /// Finds rails that stand still while another rail goes on, and has their flows replaced over other lines.
+    pub(crate) fn watch(&mut self, now: Instant) {
+        let stands: Vec<_> = self.all.iter_mut().map(|rail| rail.look(now)).collect();
+        for (at, stand) in stands.into_iter().enumerate() {
+            let Some((since, limit)) = stand else {
+                continue;
+            };
+            if now.saturating_duration_since(since) >= limit
+                && self.others_go_on(at, since + limit / 2)
+            {
+                self.all[at].flow.suspect();
+                self.all[at].acks = RailAcks::default();
+            }
+        }
+    }
+
+    /// Whether a rail on another line than this one has gone on after that time.
+    fn others_go_on(&self, at: usize, after: Instant) -> bool {
+        let line = self.all[at].remote_ip();
+        let goes_on = |rail: &&Rail| rail.acks.grew.is_some_and(|last| last >= after);
+        let mut going = self.all.iter().filter(goes_on);
+        going.any(|rail| rail.remote_ip().is_some_and(|ip| Some(ip) != line))
     }
 
     /// Whether nothing waits.

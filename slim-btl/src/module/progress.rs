@@ -21,6 +21,8 @@ const BUSY_READS: u32 = 256;
 const ASK_EVERY: u32 = 16;
 /// At each so manieth call all flows are looked at: the kernel may have had no memory for a send, and does not tell when it has.
 const RETRY_EVERY: u32 = 1 << 14;
+/// At each so manieth call the clock is read.
+const CLOCK_EVERY: u32 = 64;
 /// Reads of one flow in one call: others get their turn.
 const READS: usize = 4;
 
@@ -43,11 +45,11 @@ pub(super) enum LinkStage {
 pub(super) struct BtlLink {
     /// `None`: no address could be connected to.
     flow: Option<Arc<Flow>>,
-    endpoint: Option<Arc<BtlEndpoint>>,
+    pub(super) endpoint: Option<Arc<BtlEndpoint>>,
     pub(super) stage: LinkStage,
     token: u64,
     /// A further rail, not the first flow.
-    is_rail: bool,
+    pub(super) is_rail: bool,
     /// The peer has sent a frame after the handshake.
     has_received: bool,
     /// The peer has said goodbye.
@@ -79,6 +81,8 @@ pub(super) struct ProgressState {
     round: u32,
     /// When the rails of all peers were last tended.
     pub(super) tended: Instant,
+    /// When they were last watched.
+    pub(super) watched: Instant,
 }
 
 impl BtlLink {
@@ -127,6 +131,7 @@ impl ProgressState {
             updates: Vec::new(),
             round: 0,
             tended: Instant::now(),
+            watched: Instant::now(),
         }
     }
 
@@ -157,6 +162,9 @@ impl BtlModule {
         state.round = state.round.wrapping_add(1);
         if state.busy.is_empty() || state.round.is_multiple_of(ASK_EVERY) {
             events += self.ask_session(state);
+        }
+        if state.round.is_multiple_of(CLOCK_EVERY) {
+            self.watch_rails(state);
         }
         let mut at = 0;
         while at < state.busy.len() {

@@ -6,11 +6,27 @@ use std::time::{Duration, Instant};
 use super::BtlModule;
 use super::progress::{BtlLink, LinkStage, ProgressState};
 use crate::endpoint::{BtlEndpoint, RailChanges};
+use crate::frag::SUCCESS;
 
 /// Interval at which the rails of all peers are tended: a line that works again gets its rail back.
 const INTERVAL: Duration = Duration::from_secs(1);
 
+/// Interval at which they are watched.
+const WATCH: Duration = Duration::from_millis(5);
+
 impl BtlModule {
+    /// Finds rails that stand still.
+    pub(super) fn watch_rails(&self, state: &mut ProgressState) {
+        let now = Instant::now();
+        if now.saturating_duration_since(state.watched) < WATCH {
+            return;
+        }
+        state.watched = now;
+        for link in state.links.values().filter(|link| link.is_rail) {
+            link.endpoint.iter().for_each(|e| e.watch_rails(now));
+        }
+    }
+
     /// Connects the rails that a new link needs.
     pub(super) fn add_rails(&self, endpoint: &Arc<BtlEndpoint>) {
         let now = Instant::now();
@@ -40,7 +56,7 @@ impl BtlModule {
             self.connect_rails(&peer, &changes, now);
             let mut done = Vec::new();
             peer.flush(&mut done);
-            self.complete(&peer, done, crate::frag::SUCCESS);
+            self.complete(&peer, done, SUCCESS);
         }
     }
 

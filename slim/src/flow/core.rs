@@ -19,7 +19,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 use super::introducing::Introducing;
 use super::posts::Posts;
 use crate::error::TransferError;
-use crate::event::{FlowChange, FlowStats, StreamState};
+use crate::event::{FlowChange, FlowDelivery, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
 use crate::socket;
 
@@ -296,6 +296,35 @@ impl FlowCore {
         ctl.unsent_limit = Some(bytes);
         if let Some(sock) = &ctl.sock {
             socket::limit_unsent(sock, bytes);
+        }
+    }
+
+    /// What the kernel knows of the delivery on the present connection.
+    pub(super) fn delivery(self: &Arc<Self>) -> Option<FlowDelivery> {
+        if !matches!(self.enter(), Ok(true)) {
+            return None;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        // Read while holding the half, so that no send comes between both numbers.
+        let (sent, unacked) = self.with_half(|_| {
+            let sent = self.sent.load(Ordering::Relaxed);
+            (sent, self.stream.unacked(fd))
+        });
+        let info = slim_sys::tcp_info(fd);
+        self.leave();
+        Some(FlowDelivery {
+            sent,
+            acknowledged: sent.saturating_sub(unacked),
+            in_flight: info.map_or(0, |info| info.tcpi_unacked),
+            round_trip: Duration::from_micros(info.map_or(0, |info| info.tcpi_rtt).into()),
+        })
+    }
+
+    /// Has the agent replace the connection, which stays in use meanwhile.
+    pub(super) fn suspect(&self) {
+        let usable = !self.plain.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire);
+        if usable && self.live.load(Ordering::Acquire) {
+            self.agent().fault(self.token, Cause::Stall);
         }
     }
 
