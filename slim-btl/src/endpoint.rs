@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use slim::Flow;
 
-use crate::backlog::{Backlog, Outgoing, send_pieces};
+use crate::backlog::{Backlog, Outgoing};
 use crate::frag::FragRef;
 use crate::hdr::{FrameHeader, FrameKind, HEADER, padding};
 use crate::proc::{LineAddresses, ProcAddress, ProcBlob, ProcName};
-use crate::rail::{self, Rail, RailAnswer, Rails};
+use crate::rail::{self, Rail, Rails};
 
 /// The tag of `ob1`'s data fragments (`MCA_PML_OB1_HDR_TYPE_FRAG`). Each names its place in the message, so their order is free.
 const FRAGMENT_TAG: u8 = 0x46;
@@ -26,14 +26,23 @@ const RAILS: usize = 16;
 /// Result of a send.
 #[derive(Debug)]
 pub enum SendOutcome {
-    /// The kernel has the fragment: it is to be completed.
+    /// The kernel has the fragment, or a copy waits: the fragment is to be completed.
     Sent(FragRef),
-    /// The fragment is sent, now or later, and its callback is owed. These fragments are sent and are to be completed.
-    Queued(Vec<FragRef>),
+    /// The fragment is sent, now or later, and its callback is owed.
+    Queued,
     /// The fragment waits, and the caller must connect.
     Unconnected,
     /// The peer is lost: the fragment belongs to the caller again.
     Unreachable(FragRef),
+}
+
+/// What follows from a send for other fragments.
+#[derive(Debug, Default)]
+pub struct SendEffects {
+    /// Fragments that are sent and are to be completed.
+    pub done: Vec<FragRef>,
+    /// Frames wait for the next system call: progress must flush the endpoint.
+    pub deferred: bool,
 }
 
 /// How a process and its peer are connected.
@@ -128,44 +137,49 @@ impl BtlEndpoint {
         self.let_go.load(Ordering::Acquire)
     }
 
-    /// Sends a fragment: at once if nothing waits before it and the kernel takes all of it.
-    pub fn send(&self, mut frag: FragRef, tag: u8) -> SendOutcome {
+    /// Sends a fragment. The first send since the process last made progress (`round`) goes to the kernel at once; those that follow
+    /// share system calls, the last of them in the next progress.
+    pub fn send(
+        &self,
+        mut frag: FragRef,
+        tag: u8,
+        round: u64,
+        effects: &mut SendEffects,
+    ) -> SendOutcome {
         frag.seal(tag);
         let mut state = self.state();
         let state = &mut *state;
-        let mut done = Vec::new();
         match state.link {
             PeerLink::Over => return SendOutcome::Unreachable(frag),
             PeerLink::Up if tag == FRAGMENT_TAG && state.rails.are_several() => {
-                state.rails.share(frag, &mut done);
-                return SendOutcome::Queued(done);
+                state.rails.share(frag, &mut effects.done);
+                return SendOutcome::Queued;
             }
             _ => {}
         }
-        let backlog = match state.rails.first() {
-            Some(first) => match first.offer(frag) {
-                RailAnswer::Sent(frag) => return SendOutcome::Sent(frag),
-                RailAnswer::Kept => return SendOutcome::Queued(done),
-                RailAnswer::Refused(refused) => {
-                    frag = refused;
-                    &mut first.backlog
-                }
-            },
-            None => &mut state.early,
+        let Some(first) = state.rails.first() else {
+            frag.owe_callback();
+            state.early.push(Outgoing::Fragment(frag));
+            return match state.link {
+                PeerLink::None => SendOutcome::Unconnected,
+                _ => SendOutcome::Queued,
+            };
         };
-        frag.owe_callback();
-        backlog.push(Outgoing::Fragment(frag));
-        match state.link {
-            PeerLink::None => SendOutcome::Unconnected,
-            _ => SendOutcome::Queued(done),
-        }
+        let sent = first.send(frag, round, &mut effects.done);
+        effects.deferred = first.is_deferring();
+        sent.map_or(SendOutcome::Queued, SendOutcome::Sent)
     }
 
-    /// Sends a payload of two parts now, or not at all. Returns whether it is sent. Copies the rest that the kernel does not take.
-    pub fn send_now(&self, tag: u8, head: &[u8], body: &[u8]) -> bool {
+    /// Sends a payload of two parts, or a copy of it later. Returns false if the first rail takes nothing now.
+    pub fn send_now(
+        &self,
+        tag: u8,
+        [head, body]: [&[u8]; 2],
+        round: u64,
+        effects: &mut SendEffects,
+    ) -> bool {
         let mut state = self.state();
-        let first = state.rails.first();
-        let Some(rail) = first.filter(|rail| rail.backlog.is_empty()) else {
+        let Some(rail) = state.rails.first() else {
             return false;
         };
         let len = head.len() + body.len();
@@ -177,16 +191,9 @@ impl BtlEndpoint {
         let header = header.encode();
         let padding = &[0; HEADER][..padding(len)];
         let pieces = [&header[..], head, body, padding];
-        let total = header.len() + len + padding.len();
-        let sent = send_pieces(&rail.flow, &pieces, total);
-        if sent == 0 {
-            return false;
-        }
-        if sent < total {
-            let frame = Outgoing::Bytes(pieces.concat());
-            rail.backlog.put_partial(frame, sent);
-        }
-        true
+        let sent = rail.send_copied(&pieces, round, &mut effects.done);
+        effects.deferred = rail.is_deferring();
+        sent
     }
 
     /// Sends what waits, as far as the kernel takes it. Appends the fragments that are sent to `done`.
@@ -277,7 +284,8 @@ impl BtlEndpoint {
         };
         if take {
             let answer = FrameHeader::control(FrameKind::Accept).encode();
-            let mut backlog = Backlog::starting_with(answer.into());
+            let mut backlog = Backlog::default();
+            backlog.copy(&[&answer, &[], &[], &[]]);
             backlog.append(&mut state.early);
             state.link = PeerLink::Up;
             state.rails.add(Rail::new(flow, 0, backlog));
@@ -383,18 +391,19 @@ mod tests {
     #[test]
     fn a_lost_peer_refuses_fragments_and_returns_those_that_waited() {
         let endpoint = BtlEndpoint::new(ProcName(3));
-        let SendOutcome::Unconnected = endpoint.send(fragment(5, 1), 1) else {
+        let effects = &mut SendEffects::default();
+        let SendOutcome::Unconnected = endpoint.send(fragment(5, 1), 1, 1, effects) else {
             panic!("not queued");
         };
         assert_eq!(endpoint.connect(|_, _| Some(9)), Some(false));
         let waited = endpoint.end();
         assert_eq!(waited.len(), 1);
         waited.into_iter().for_each(FragRef::free);
-        let SendOutcome::Unreachable(frag) = endpoint.send(fragment(5, 1), 1) else {
+        let SendOutcome::Unreachable(frag) = endpoint.send(fragment(5, 1), 1, 1, effects) else {
             panic!("not refused");
         };
         frag.free();
-        assert!(!endpoint.send_now(1, b"a", b"b"));
+        assert!(!endpoint.send_now(1, [b"a", b"b"], 1, effects));
     }
 
     #[test]

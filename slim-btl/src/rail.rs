@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use slim::Flow;
 
-use crate::backlog::{Backlog, Outgoing, send_pieces};
+use crate::backlog::{Backlog, FRAME_SLICES, Outgoing, send_pieces, total};
 use crate::frag::FragRef;
 use crate::hdr::{FrameHeader, FrameKind};
 
@@ -26,6 +26,13 @@ const STANDSTILL: Duration = Duration::from_millis(15);
 /// Packets in flight that a standstill counts from: the peer's kernel delays the acknowledgement of fewer.
 const IN_FLIGHT: u32 = 4;
 
+/// Frames up to this size are copied when they wait for a later system call, so that the sender need not wait for it.
+const COPIED: usize = 4096 + 128;
+/// Frames that wait are sent as soon as there are so many bytes of them.
+const LONG: usize = 32 << 10;
+/// Limit of waiting bytes beyond which nothing more is copied.
+const HELD: usize = 256 << 10;
+
 /// One flow to a peer, with the frames that wait for it.
 #[derive(Debug)]
 pub(crate) struct Rail {
@@ -33,6 +40,8 @@ pub(crate) struct Rail {
     /// The peer's line that the rail was made for.
     pub(crate) line: u8,
     pub(crate) backlog: Backlog,
+    /// The round of progress before the last send.
+    round: u64,
     acks: RailAcks,
 }
 
@@ -63,6 +72,7 @@ impl Rail {
             flow: flow.clone(),
             line,
             backlog,
+            round: 0,
             acks: RailAcks::default(),
         }
     }
@@ -85,13 +95,16 @@ impl Rail {
         Some((since, STANDSTILL + 2 * delivery.round_trip))
     }
 
-    /// Sends a sealed fragment now, as far as the kernel takes it.
-    pub(crate) fn offer(&mut self, mut frag: FragRef) -> RailAnswer {
+    /// Sends a sealed fragment now, as far as the kernel takes it, unless something waits before it.
+    fn offer(&mut self, mut frag: FragRef, done: &mut Vec<FragRef>) -> RailAnswer {
+        if !self.backlog.is_empty() && !self.backlog.is_blocked() {
+            self.flush(done);
+        }
         if !self.backlog.is_empty() {
             return RailAnswer::Refused(frag);
         }
         let pieces = frag.pieces();
-        let total: usize = pieces.iter().map(|p| p.len()).sum();
+        let total = total(&pieces);
         match send_pieces(&self.flow, &pieces, total) {
             0 => RailAnswer::Refused(frag),
             sent if sent == total => RailAnswer::Sent(frag),
@@ -101,6 +114,82 @@ impl Rail {
                 RailAnswer::Kept
             }
         }
+    }
+
+    /// Whether a send joins earlier ones: it is not the first one since the process last made progress (`round`), or frames wait.
+    fn joins(&mut self, round: u64) -> bool {
+        let before = std::mem::replace(&mut self.round, round);
+        before == round || !self.backlog.is_empty()
+    }
+
+    /// Sends a sealed fragment, or keeps it for a later system call. Returns the fragment if it is to be completed now.
+    pub(crate) fn send(
+        &mut self,
+        mut frag: FragRef,
+        round: u64,
+        done: &mut Vec<FragRef>,
+    ) -> Option<FragRef> {
+        if !self.joins(round) {
+            match self.offer(frag, done) {
+                RailAnswer::Sent(frag) => return Some(frag),
+                RailAnswer::Kept => return None,
+                RailAnswer::Refused(refused) => frag = refused,
+            }
+        }
+        let pieces = frag.pieces();
+        let copies = total(&pieces) <= COPIED && self.backlog.bytes() <= HELD;
+        if copies {
+            self.backlog.copy(&pieces);
+        } else {
+            frag.owe_callback();
+        }
+        let left = match copies {
+            true => Some(frag),
+            false => {
+                self.backlog.push(Outgoing::Fragment(frag));
+                None
+            }
+        };
+        self.flush_if_long(done);
+        left
+    }
+
+    /// Sends the pieces of a frame, or keeps a copy of the rest. Returns false if too much waits already.
+    pub(crate) fn send_copied(
+        &mut self,
+        pieces: &[&[u8]; FRAME_SLICES],
+        round: u64,
+        done: &mut Vec<FragRef>,
+    ) -> bool {
+        let total = total(pieces);
+        if self.joins(round) {
+            if self.backlog.bytes() > HELD {
+                return false;
+            }
+            self.backlog.copy(pieces);
+            self.flush_if_long(done);
+            return true;
+        }
+        let sent = send_pieces(&self.flow, pieces, total);
+        if sent == 0 {
+            self.backlog.copy(pieces);
+            self.flush(done);
+        } else if sent < total {
+            let frame = Outgoing::Bytes(pieces.concat());
+            self.backlog.put_partial(frame, sent);
+        }
+        true
+    }
+
+    fn flush_if_long(&mut self, done: &mut Vec<FragRef>) {
+        if self.backlog.bytes() >= LONG && !self.backlog.is_blocked() {
+            self.flush(done);
+        }
+    }
+
+    /// Whether frames wait that the kernel could take.
+    pub(crate) fn is_deferring(&self) -> bool {
+        !self.backlog.is_empty() && !self.backlog.is_blocked()
     }
 
     pub(crate) fn flush(&mut self, done: &mut Vec<FragRef>) {
@@ -164,7 +253,7 @@ impl Rails {
             && let Some(frag) = self.shared.pop_front()
         {
             self.turn = (self.turn + 1) % self.all.len();
-            match self.all[self.turn].offer(frag) {
+            match self.all[self.turn].offer(frag, done) {
                 RailAnswer::Sent(frag) => {
                     done.push(frag);
                     refused = 0;

@@ -1,5 +1,6 @@
 //! The module: one session, where it listens, and all peers.
 
+mod deferred;
 mod progress;
 mod rails;
 
@@ -8,15 +9,16 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use slim::{Config, Session, SessionError, SessionOptions};
 
+use self::deferred::{Deferred, DeferredThread};
 use self::progress::{BtlLink, ProgressState};
-use crate::endpoint::{BtlEndpoint, SendOutcome};
+use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
@@ -76,6 +78,10 @@ pub struct BtlModule {
     /// Links that progress does not know yet.
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
+    /// Number of calls of progress.
+    round: AtomicU64,
+    deferred: Arc<Deferred>,
+    deferred_thread: DeferredThread,
 }
 
 impl BtlModule {
@@ -130,6 +136,9 @@ impl BtlModule {
             progress: Mutex::new(ProgressState::new(listeners)),
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
+            round: AtomicU64::new(1),
+            deferred: Arc::default(),
+            deferred_thread: DeferredThread::default(),
         };
         module.log(1, || format!("listens at {:?}", module.blob.addresses));
         Ok(module)
@@ -202,15 +211,16 @@ impl BtlModule {
     /// Sends a fragment: 1 if it is sent, and completed; 0 if its callback was or will be called; negative if the peer is lost, and
     /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
-        match endpoint.send(frag, tag) {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let outcome = endpoint.send(frag, tag, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        match outcome {
             SendOutcome::Sent(frag) => {
                 self.complete(endpoint, [frag], SUCCESS);
                 1
             }
-            SendOutcome::Queued(done) => {
-                self.complete(endpoint, done, SUCCESS);
-                0
-            }
+            SendOutcome::Queued => 0,
             SendOutcome::Unconnected => {
                 if self.connect(endpoint) == Some(false) {
                     // Open MPI cannot be told from here: progress does that.
@@ -224,6 +234,38 @@ impl BtlModule {
                 UNREACHABLE
             }
         }
+    }
+
+    /// Sends a payload of two parts. Returns false if that is not possible now.
+    pub fn send_now(&self, endpoint: &Arc<BtlEndpoint>, tag: u8, payload: [&[u8]; 2]) -> bool {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let sent = endpoint.send_now(tag, payload, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        sent
+    }
+
+    fn take_effect(&self, endpoint: &Arc<BtlEndpoint>, effects: SendEffects) {
+        if effects.deferred {
+            self.deferred_thread.defer(&self.deferred, endpoint);
+        }
+        self.complete(endpoint, effects.done, SUCCESS);
+    }
+
+    /// Sends the frames that wait for a system call, and completes what the thread has sent. Returns the number of fragments.
+    fn flush_deferred(&self) -> usize {
+        let mut sent = 0;
+        for endpoint in self.deferred.take() {
+            let mut done = Vec::new();
+            endpoint.flush(&mut done);
+            sent += done.len();
+            self.complete(&endpoint, done, SUCCESS);
+        }
+        for (endpoint, frag) in self.deferred.take_sent() {
+            sent += 1;
+            self.complete(&endpoint, [frag], SUCCESS);
+        }
+        sent
     }
 
     /// Connects to a peer, unless that is under way: whether it has begun.
@@ -282,6 +324,8 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
+        self.deferred_thread.end(&self.deferred);
+        self.flush_deferred();
         let Self {
             session, progress, ..
         } = self;

@@ -4,6 +4,7 @@
 //! of a flow are delivered in order, and a receive buffer belongs to one callback.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
 use std::time::Instant;
 
@@ -155,7 +156,8 @@ impl BtlModule {
             Err(TryLockError::WouldBlock) => return 0,
         };
         let state = &mut *state;
-        let mut events = 0;
+        self.round.fetch_add(1, Ordering::Relaxed);
+        let mut events = self.flush_deferred();
         for link in self.take_fresh() {
             self.adopt(state, link);
         }
@@ -186,7 +188,8 @@ impl BtlModule {
                 }
             }
         }
-        events
+        // Sends of the callbacks.
+        events + self.flush_deferred()
     }
 
     /// Whether no flow is left.
