@@ -1,4 +1,4 @@
-//! Progress: what has come on the flows, and what can be sent now.
+//! Progress: receives and delivers frames, and sends what waits.
 //!
 //! One thread at a time makes progress; others, and callbacks that come back here, find it taken and return at once. So frames
 //! of a flow are delivered in order, and a receive buffer belongs to one callback.
