@@ -6,8 +6,7 @@ use crate::hdr::{FrameHeader, HEADER};
 
 /// The most that is read when no frame has begun: what has just been read is to be in the processor's cache when it is delivered.
 const READ: usize = 64 << 10;
-/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings. Memory that is never used is
-/// never touched.
+/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings.
 const BYTES: usize = 256 << 10;
 
 /// What came is no sequence of frames.
@@ -25,6 +24,21 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
+    /// Gives the reader a buffer, unless it has one. A reader without a buffer makes one.
+    pub fn lend(&mut self, from: &mut Vec<Vec<u8>>) {
+        if self.buf.is_empty() {
+            self.buf = from.pop().unwrap_or_default();
+        }
+    }
+
+    /// Takes the buffer back if it holds no part of a frame: an idle flow needs none, and the next flow finds it in the processor's cache.
+    pub fn give_back(&mut self, to: &mut Vec<Vec<u8>>) {
+        if self.start == self.end && !self.buf.is_empty() {
+            (self.start, self.end) = (0, 0);
+            to.push(std::mem::take(&mut self.buf));
+        }
+    }
+
     /// Where the next bytes go; never empty.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {

@@ -79,6 +79,8 @@ pub(super) struct ProgressState {
     /// Flows to be read without asking.
     busy: Vec<u64>,
     updates: Vec<Update>,
+    /// Buffers that no flow uses now.
+    buffers: Vec<Vec<u8>>,
     round: u32,
     /// When the rails of all peers were last tended.
     pub(super) tended: Instant,
@@ -130,6 +132,7 @@ impl ProgressState {
             links: HashMap::new(),
             busy: Vec::new(),
             updates: Vec::new(),
+            buffers: Vec::new(),
             round: 0,
             tended: Instant::now(),
             watched: Instant::now(),
@@ -176,7 +179,10 @@ impl BtlModule {
                 state.busy.swap_remove(at);
                 continue;
             };
-            match self.serve(link, patience, &mut events) {
+            link.reader.lend(&mut state.buffers);
+            let fate = self.serve(link, patience, &mut events);
+            link.reader.give_back(&mut state.buffers);
+            match fate {
                 LinkFate::Busy => at += 1,
                 LinkFate::Quiet => {
                     link.busy = false;
