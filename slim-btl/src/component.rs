@@ -49,7 +49,7 @@ unsafe fn shared(endpoint: *const BtlEndpoint) -> Arc<BtlEndpoint> {
     }
 }
 
-/// The settings in the environment, and what is wrong with them.
+/// The settings in the environment, and the problems with them.
 fn settings() -> (Config, Vec<String>) {
     let vars = std::env::vars_os();
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
@@ -102,7 +102,7 @@ pub unsafe extern "C" fn slim_btl_open(
     }
 }
 
-/// Writes what is to be published to `to`, if it fits into `room` bytes; how many bytes it is.
+/// Writes the blob to publish to `to` if it fits into `room` bytes. Returns its length.
 ///
 /// # Safety
 /// The module is open, and there are `room` bytes at `to`.
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn slim_btl_blob(module: &BtlModule, to: *mut u8, room: us
     blob.len()
 }
 
-/// The endpoint of a process, with its `opal_proc_t` and what it has published; null if it cannot be reached. The same for the
-/// same process, until it is removed.
+/// Returns the endpoint of a process from its `opal_proc_t` and its blob; null if the process cannot be reached. It is the same for
+/// the same process, until it is removed.
 ///
 /// # Safety
 /// The module is open, and there are `len` bytes at `blob`.
