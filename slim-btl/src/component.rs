@@ -162,6 +162,15 @@ pub unsafe extern "C" fn slim_btl_free(descriptor: NonNull<BtlDescriptor>) {
     unsafe { FragRef::from_raw(descriptor) }.free();
 }
 
+/// Limits the payload of one fragment.
+///
+/// # Safety
+/// The endpoint is one of [`slim_btl_add`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_limit(endpoint: &BtlEndpoint, len: usize) -> usize {
+    endpoint.limit(len)
+}
+
 /// Sends a fragment; the result is `btl_send`'s.
 ///
 /// # Safety
