@@ -23,13 +23,6 @@ fn pair_by_blob(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
     })
 }
 
-/// The first address of the door, which follows the magic and the number of addresses in the blob.
-fn door(blob: &[u8]) -> std::net::SocketAddr {
-    let ip: [u8; 16] = blob[9..25].try_into().unwrap();
-    let port = u16::from_be_bytes([blob[25], blob[26]]);
-    (std::net::IpAddr::from(ip).to_canonical(), port).into()
-}
-
 #[test]
 fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
     for how in kills() {

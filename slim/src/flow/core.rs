@@ -18,7 +18,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 
 use super::introducing::Introducing;
 use super::posts::Posts;
-use crate::error::TransferError;
+use crate::error::{NotOpened, TransferError};
 use crate::event::{FlowChange, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
 use crate::socket;
@@ -82,6 +82,8 @@ pub(super) struct FlowCtl {
     pub(super) told: bool,
     pub(super) resumes: u64,
     pub(super) replayed: u64,
+    /// The part of `replayed` that belongs to the present attempt at a resume.
+    pub(super) replaying: u64,
     pub(super) away: Duration,
 }
 
@@ -92,7 +94,7 @@ impl FlowCore {
         fd: OwnFd,
         role: Role,
         remote: SocketAddr,
-    ) -> Result<Arc<Self>, Errno> {
+    ) -> Result<Arc<Self>, NotOpened> {
         let (id, fd) = (next_id(), Arc::new(fd));
         let accepted = (role == Role::Acceptor).then(|| {
             let age = slim_sys::age_of_accepted(fd.raw()).unwrap_or_default();
@@ -137,12 +139,17 @@ impl FlowCore {
                 told: false,
                 resumes: 0,
                 replayed: 0,
+                replaying: 0,
                 away: Duration::ZERO,
             }),
         });
         let weak: Weak<Self> = Arc::downgrade(&core);
-        hub.add(id, weak, true);
-        hub.watch_flow(&fd, id)?;
+        hub.add(id, weak)?;
+        if let Err(errno) = hub.watch_flow(&fd, id) {
+            hub.remove(id, None);
+            return Err(NotOpened::Kernel(errno));
+        }
+        hub.opened();
         Ok(core)
     }
 
@@ -299,6 +306,13 @@ impl FlowCore {
     }
 
     pub(super) fn leave(&self) {
+        if self.stream.leave(Inside::Counted).last_and_barred {
+            self.conclude_unlocked(self.ctl());
+        }
+    }
+
+    /// [`leave`](Self::leave) for a caller that holds the posts and looks at the verdict itself.
+    pub(super) fn leave_with_posts(&self) {
         if self.stream.leave(Inside::Counted).last_and_barred {
             self.conclude(&mut self.ctl());
         }
