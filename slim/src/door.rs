@@ -135,14 +135,22 @@ impl OpenDoor {
                 GuestState::Pending => at += 1,
                 GuestState::Refused => drop(self.guests.remove(at)),
                 GuestState::Proved => {
-                    let proved = self.guests.remove(at);
-                    return Ok(proved.and_then(|guest| self.admit(guest, set)));
+                    let Some(guest) = self.guests.remove(at) else {
+                        return Ok(None);
+                    };
+                    set.unwatch(&guest.fd);
+                    return Ok(self.admit(guest));
                 }
             }
         }
         for _ in 0..ACCEPTS {
             match self.listener.accept(set) {
-                Ok(fd) => self.receive(fd, hub, set),
+                Ok(fd) => {
+                    let admitted = self.receive(fd, hub, set);
+                    if admitted.is_some() {
+                        return Ok(admitted);
+                    }
+                }
                 Err(libc::EAGAIN) => break,
                 Err(errno) => return Err(errno),
             }
@@ -151,31 +159,31 @@ impl OpenDoor {
         Ok(None)
     }
 
-    /// Makes a guest of a new connection. It is read at once: the guests that are replaced first are those that have said nothing.
-    fn receive(&mut self, fd: OwnFd, hub: &Hub, set: &AcceptSet) {
+    /// Makes a guest of a new connection. It is read at once: the guests that are replaced first are those that have said nothing. A peer
+    /// that answers quickly may have proved by then that it belongs to the job.
+    fn receive(&mut self, fd: OwnFd, hub: &Hub, set: &AcceptSet) -> Option<Admitted> {
         let mut guest = DoorGuest {
             fd,
             since: Instant::now(),
             heard: Vec::new(),
             welcomed: None,
         };
-        // It cannot have proved anything yet: that takes an answer to WELCOME.
-        if !matches!(guest.go_on(hub, &self.key), GuestState::Pending) {
-            return;
+        match guest.go_on(hub, &self.key) {
+            GuestState::Pending => {}
+            GuestState::Refused => return None,
+            GuestState::Proved => return self.admit(guest),
         }
         // An unwatched connection would never be read again, so it is closed.
-        if set.watch(&guest.fd).is_err() {
-            return;
-        }
+        set.watch(&guest.fd).ok()?;
         if self.guests.len() == GUESTS {
             let silent = self.guests.iter().position(|g| g.welcomed.is_none());
             self.guests.remove(silent.unwrap_or(0));
         }
         self.guests.push_back(guest);
+        None
     }
 
-    fn admit(&self, guest: DoorGuest, set: &AcceptSet) -> Option<Admitted> {
-        set.unwatch(&guest.fd);
+    fn admit(&self, guest: DoorGuest) -> Option<Admitted> {
         let (_, agreed) = guest.welcomed?;
         Some(Admitted {
             fd: guest.fd,

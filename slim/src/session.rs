@@ -116,17 +116,15 @@ impl Session {
         Ok(flow)
     }
 
-    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob), at the first of its addresses. The flow is protected
-    /// as soon as it is connected, without negotiation. The call waits a few microseconds for the agent thread.
+    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob). Its addresses are tried in order: the next one, if there
+    /// is one, when the present one fails or has not admitted this process within three seconds. The flow is protected as soon as it is
+    /// connected, without negotiation. The call waits a few microseconds for the agent thread.
     ///
     /// # Errors
     /// [`ConnectError::Blob`], and errors that the kernel reports at once.
     pub fn try_connect_blob(&self, blob: &[u8]) -> Result<SessionFlow, ConnectError> {
         let (doors, key) = self.doors(blob)?;
-        let first = doors
-            .first()
-            .ok_or(ConnectError::Blob(BlobError::Garbage))?;
-        SessionFlow::connect_by_name(&self.hub, *first, key)
+        SessionFlow::connect_by_name(&self.hub, doors, key)
     }
 
     /// Like [`try_connect_blob`](Self::try_connect_blob), but tries one address after the other, and waits at most `limit` until the
@@ -148,7 +146,7 @@ impl Session {
             // The remaining time is divided equally among the remaining addresses.
             let share = left.map(|left| left / (doors.len() - n) as u32);
             let connect = || {
-                let flow = SessionFlow::connect_by_name(&self.hub, *door, key.clone())?;
+                let flow = SessionFlow::connect_by_name(&self.hub, vec![*door], key.clone())?;
                 flow.wait_connected(share)?;
                 Ok(flow)
             };

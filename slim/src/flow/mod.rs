@@ -26,7 +26,7 @@ use crate::blob::DoorKey;
 use crate::door::Admitted;
 use crate::error::{ConnectError, NotOpened, TransferError};
 use crate::event::{FlowStats, StreamState};
-use crate::hub::Hub;
+use crate::hub::{Hub, next_id};
 use crate::socket;
 
 pub(crate) use self::wait::Until;
@@ -62,19 +62,21 @@ impl SessionFlow {
         Ok(Self { core })
     }
 
-    /// Begins to connect to the door of an endpoint, with the key from its blob.
+    /// Begins to connect to the door of an endpoint, at the first of these addresses that works, with the key from its blob.
     pub(crate) fn connect_by_name(
         hub: &Arc<Hub>,
-        door: SocketAddr,
+        doors: Vec<SocketAddr>,
         key: DoorKey,
     ) -> Result<Self, ConnectError> {
         if hub.is_closed() {
             return Err(ConnectError::Closed);
         }
-        let introducing = Introducing::new(&hub.agent, key).map_err(ConnectError::Kernel)?;
-        let (fd, _) = socket::connect(door).map_err(ConnectError::Kernel)?;
-        let core = FlowCore::create(hub, fd, Role::Connector, door)?;
-        core.ctl().introducing = Some(Box::new(introducing));
+        let introducing = Introducing::new(&hub.agent, doors, key);
+        let mut introducing = introducing.map_err(ConnectError::Kernel)?;
+        let id = next_id();
+        let first = introducing.next_connection(hub, id, libc::EDESTADDRREQ);
+        let (door, fd) = first.map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create_introducing(hub, id, fd, door, introducing)?;
         core.look_at_connecting();
         Ok(Self { core })
     }

@@ -73,12 +73,15 @@ impl EventQueue {
         self.state().lost
     }
 
+    /// Whether there are a callback and an event for it.
+    #[inline]
+    pub(super) fn is_due(&self) -> bool {
+        self.due.load(Ordering::Acquire)
+    }
+
     /// Passes all events to the callback, one by one and in order, without a lock held. If another thread does so already, or this thread
     /// is in the callback, the call returns at once. If the callback panics, the panic reaches the caller, and later events stay.
     pub(super) fn call_back(&self) {
-        if !self.due.load(Ordering::Acquire) {
-            return;
-        }
         let mut state = self.state();
         if mem::replace(&mut state.calling, true) {
             return;

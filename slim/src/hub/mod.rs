@@ -228,7 +228,7 @@ impl Hub {
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
-    /// Watches an endpoint's poll set, level-triggered: readable as long as connections wait.
+    /// Watches another descriptor of a member, level-triggered: an endpoint's poll set, or an alarm.
     pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)
     }
@@ -284,11 +284,15 @@ impl Hub {
     /// system call and takes no lock.
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
-        self.pump.pump();
+        if self.pump.has_flows() {
+            self.pump.pump();
+        }
         if self.any_changed.load(Ordering::Acquire) {
             self.take_changes(updates);
         }
-        self.events.call_back();
+        if self.events.is_due() {
+            self.events.call_back();
+        }
     }
 
     fn take_changes(&self, updates: &mut Vec<Update>) {

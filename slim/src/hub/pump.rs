@@ -90,11 +90,14 @@ impl PostPump {
         self.state().pause = PAUSE_FIRST;
     }
 
+    /// Whether there is a flow with posts.
+    #[inline]
+    pub(super) fn has_flows(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
     /// Pumps all flows with posts. Returns whether posts are left.
     pub(super) fn pump(&self) -> bool {
-        if !self.any.load(Ordering::Acquire) {
-            return false;
-        }
         let flows: Vec<_> = self.state().flows.values().cloned().collect();
         let mut done = Vec::new();
         for flow in flows {
