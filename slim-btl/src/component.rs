@@ -55,12 +55,8 @@ fn settings() -> (Config, Vec<String>) {
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let (mut config, problems) = Config::from_vars(vars);
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let wrong = config.set_job_key(file.map_err(String::as_str)).err();
-        problems.extend(wrong.map(|problem| problem.to_string()));
-    }
+    let no_key = slim::read_job_key(&mut config).err();
+    problems.extend(no_key.map(|problem| problem.to_string()));
     (config, problems)
 }
 
