@@ -92,7 +92,7 @@ mod socket;
 pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};
-pub use event::{FlowChange, FlowStats, SessionEvent, SessionStats, StreamState};
+pub use event::{FlowChange, FlowDelivery, FlowStats, SessionEvent, SessionStats, StreamState};
 pub use flow::SessionFlow as Flow;
 pub use hub::Update;
 pub use session::{Session, SessionOptions, read_job_key};
