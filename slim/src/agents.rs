@@ -30,6 +30,8 @@ fn agents() -> MutexGuard<'static, Vec<JoinedAgent>> {
 /// The agent cannot be started.
 pub(crate) fn join(config: &Config) -> io::Result<Agent> {
     let mut agents = agents();
+    // Before the first descriptor is made.
+    slim_sys::copies::join();
     forget_parents(&mut agents);
     if let Some(shared) = agents.iter_mut().find(|shared| shared.config == *config) {
         shared.sessions += 1;
