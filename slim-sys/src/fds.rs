@@ -10,7 +10,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
@@ -192,7 +192,13 @@ pub fn for_each_watched(f: impl FnMut(RawFd)) {
     }
 }
 
-pub(crate) fn unwatched(fd: RawFd) {
+/// Exchanges the sockets recorded by [`watched`] in this thread for others: another thread owned those until now, or will own these.
+pub fn swap_watched(all: &mut BTreeSet<RawFd>) {
+    WATCHED.with_borrow_mut(|watched| mem::swap(&mut **watched, all));
+}
+
+/// The thread owns the socket no more, or does not wait for it any more.
+pub fn unwatched(fd: RawFd) {
     // The variable may be gone while the thread ends.
     let _ = WATCHED.try_with(|all| all.borrow_mut().remove(&fd));
 }

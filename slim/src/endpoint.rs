@@ -134,7 +134,8 @@ impl SessionEndpoint {
             }
             let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
             let slice = until.slice().ok_or(AcceptError::TimedOut)?;
-            slim_sys::poll(open.set.raw(), libc::POLLIN, Some(slice));
+            let set = open.set.raw();
+            self.core.hub.agent.wait_for(set, libc::POLLIN, slice);
         }
     }
 }

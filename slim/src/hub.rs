@@ -25,6 +25,8 @@ const BATCH: usize = 64;
 const WAKE: u64 = 0;
 /// The number of the alarm, a timerfd.
 const ALARM: u64 = u64::MAX;
+/// The number of the agent's descriptor, if the agent has no thread.
+const AGENT: u64 = u64::MAX - 1;
 /// First and longest interval of asking the kernel for acknowledgements of posts: the kernel does not report them by itself.
 const PUMP_FIRST: Duration = Duration::from_micros(200);
 const PUMP_LAST: Duration = Duration::from_millis(20);
@@ -145,6 +147,10 @@ impl Hub {
         let alarm = slim_sys::timerfd()?;
         let data = epoll::EventData::new_u64(ALARM);
         epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
+        if let Some(agent) = agent.descriptor() {
+            let data = epoll::EventData::new_u64(AGENT);
+            epoll::add(&set, slim_sys::at(agent), data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             agent,
             job: job.to_owned(),
@@ -292,6 +298,7 @@ impl Hub {
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
         self.pump();
+        self.agent.attend();
         let mut changed = std::mem::take(&mut *locked(&self.changed));
         for id in &changed {
             let member = locked(&self.members).get(id).and_then(Weak::upgrade);
@@ -317,6 +324,14 @@ impl Hub {
         }
     }
 
+    /// Sleeps for a moment, in a call that waits for something that wakes no thread.
+    pub(crate) fn nap(&self, time: Duration) {
+        match self.agent.descriptor() {
+            Some(agent) => self.agent.wait_for(agent, libc::POLLIN, time),
+            None => slim_sys::nap(time),
+        }
+    }
+
     fn ask_kernel(&self) {
         let at_once = Timespec {
             tv_sec: 0,
@@ -339,6 +354,10 @@ impl Hub {
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
                     self.awake.store(false, Ordering::Release);
+                    continue;
+                }
+                if id == AGENT {
+                    self.agent.drive();
                     continue;
                 }
                 let member = locked(&self.members).get(&id).and_then(Weak::upgrade);
@@ -413,7 +432,7 @@ impl Hub {
                 .any(|flow| flow.is_queued())
         };
         while self.pump() && queued(self) && begun.elapsed() < limit {
-            slim_sys::nap(PUMP_FIRST);
+            self.nap(PUMP_FIRST);
         }
         let sent = !queued(self);
         let rest = std::mem::take(&mut locked(&self.pumped).flows);
@@ -433,6 +452,11 @@ impl Hub {
     /// Waits until no closed flow has undelivered bytes, at most `limit`.
     pub(crate) fn wait_for_lingering(&self, limit: Duration) {
         let begun = Instant::now();
+        if self.agent.is_driven() {
+            let none = || self.lingering.load(Ordering::Acquire) == 0;
+            self.agent.drive_until(limit, none);
+            return;
+        }
         loop {
             let lingering = self.lingering.load(Ordering::Acquire);
             let left = limit.saturating_sub(begun.elapsed());

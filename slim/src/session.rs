@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use slim_core::config::{Config, LogLevel};
 
-use crate::agents;
+use crate::agents::{self, AgentThread};
 use crate::blob::{Blob, BlobError, DoorKey};
 use crate::endpoint::SessionEndpoint;
 use crate::error::{ConnectError, SessionError};
@@ -28,6 +28,8 @@ pub struct SessionOptions {
     pub job: String,
     /// Policy, attempts and time limits, job key, peers. [`Config::from_vars`] reads them from the environment.
     pub config: Config,
+    /// The thread on which the session's agent works.
+    pub agent_thread: AgentThread,
 }
 
 impl SessionOptions {
@@ -40,7 +42,16 @@ impl SessionOptions {
         Self {
             job: job.into(),
             config,
+            agent_thread: AgentThread::Own,
         }
+    }
+
+    /// Has the session run without a thread: its agent works only while the program is in [`Session::progress`] or [`Session::wait`], or
+    /// waits in a blocking call of the session, its endpoints and flows, or in [`Session::close`]. So the program must call `progress`
+    /// when [`Session::descriptor`] is readable. docs/LIBRARY.md says what happens if it is late.
+    pub fn without_thread(mut self) -> Self {
+        self.agent_thread = AgentThread::None;
+        self
     }
 }
 
@@ -59,7 +70,8 @@ impl Session {
     /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
     pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
         read_job_key(&mut options.config).map_err(SessionError::Agent)?;
-        let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
+        let thread = options.agent_thread;
+        let agent = agents::join(&options.config, thread).map_err(SessionError::Agent)?;
         let key = options.config.job_key.as_ref();
         match Hub::new(agent, &options.job, key) {
             Ok(hub) => Ok(Self {
@@ -67,7 +79,7 @@ impl Session {
                 hub: Arc::new(hub),
             }),
             Err(e) => {
-                agents::leave(&options.config, DROPPED);
+                agents::leave(&options.config, thread, DROPPED);
                 Err(SessionError::Agent(e))
             }
         }
@@ -173,7 +185,8 @@ impl Session {
     }
 
     /// Appends the changes since the last call to `updates` and returns whether there were any. Does not wait. Calls the
-    /// [callback](Self::on_event).
+    /// [callback](Self::on_event). Without an agent thread it does the agent's work; if another thread is doing that, it goes on at
+    /// once.
     pub fn progress(&self, updates: &mut Vec<Update>) -> bool {
         let before = updates.len();
         self.hub.progress(updates);
@@ -235,7 +248,7 @@ impl Session {
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
-        agents::leave(&self.options.config, left) && sent
+        agents::leave(&self.options.config, self.options.agent_thread, left) && sent
     }
 }
 

@@ -68,8 +68,7 @@ impl SessionFlow {
             let Some(slice) = until.slice().filter(|_| open) else {
                 return state;
             };
-            // Every result of the wait leads to the checks above.
-            let _ = self.core.stream.wait(seen, Some(slice));
+            self.await_signal(seen, slice);
         }
     }
 
@@ -145,7 +144,7 @@ impl SessionFlow {
                 self.sleep(libc::POLLOUT, until);
             } else {
                 // The kernel does not report acknowledgements, so poll for them.
-                slim_sys::nap(pause.min(slice));
+                self.core.hub.nap(pause.min(slice));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }
@@ -158,6 +157,7 @@ impl SessionFlow {
         until: Until,
         mut ask: impl FnMut() -> Result<usize, TransferError>,
     ) -> Result<usize, TransferError> {
+        self.core.agent().attend();
         loop {
             match ask() {
                 Err(TransferError::WouldBlock) => {}
@@ -188,12 +188,21 @@ impl SessionFlow {
             ctl.sock.clone().filter(|_| !core.stream.is_barred())
         };
         match sock {
-            Some(sock) => {
-                slim_sys::poll(sock.raw(), events, Some(slice));
-            }
-            // The caller checks again after every result of the wait.
-            None => drop(core.stream.wait(seen, Some(slice))),
+            Some(sock) => core.agent().wait_for(sock.raw(), events, slice),
+            None => self.await_signal(seen, slice),
         }
         Some(())
+    }
+
+    /// Waits until the stream is woken, at most `limit`. The caller checks again after every result of the wait. `seen` is
+    /// `Stream::signal` from before its last check.
+    fn await_signal(&self, seen: u32, limit: Duration) {
+        let core = &self.core;
+        if core.agent().is_driven() {
+            let woken = || core.stream.signal() != seen;
+            core.agent().drive_until(limit, woken);
+        } else {
+            let _ = core.stream.wait(seen, Some(limit));
+        }
     }
 }
