@@ -149,7 +149,7 @@ static int slim_sendi(mca_btl_base_module_t *btl, struct mca_btl_base_endpoint_t
             (void)opal_convertor_pack(convertor, &iov, &count, &len);
         }
         if (len == payload_size &&
-            0 == slim_btl_send_now(endpoint, tag, header, header_size, iov.iov_base, payload_size)) {
+            0 == slim_btl_send_now(slim_btl, endpoint, tag, header, header_size, iov.iov_base, payload_size)) {
             return OPAL_SUCCESS;
         }
         if (payload_size > 0) {

@@ -179,13 +179,14 @@ pub unsafe extern "C" fn slim_btl_send(
     module.send(&endpoint, frag, tag)
 }
 
-/// Sends a header and a payload now: 0, or negative if they are not sent.
+/// Sends a header and a payload: 0, or negative if they are not sent.
 ///
 /// # Safety
-/// The endpoint is one of [`slim_btl_add`]; there are as many bytes as is said.
+/// The module is open; the endpoint is one of [`slim_btl_add`]; there are as many bytes as is said.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slim_btl_send_now(
-    endpoint: &BtlEndpoint,
+    module: &BtlModule,
+    endpoint: *const BtlEndpoint,
     tag: u8,
     header: *const u8,
     header_len: usize,
@@ -194,7 +195,9 @@ pub unsafe extern "C" fn slim_btl_send_now(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (header, payload) = unsafe { (bytes(header, header_len), bytes(payload, payload_len)) };
-    match endpoint.send_now(tag, header, payload) {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { shared(endpoint) };
+    match module.send_now(&endpoint, tag, [header, payload]) {
         true => 0,
         false => UNREACHABLE,
     }

@@ -210,8 +210,16 @@ fn layout(len: usize) -> Option<Layout> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A sealed fragment with `len` bytes, each of them `tag`.
+    pub(crate) fn fragment(len: usize, tag: u8) -> FragRef {
+        let mut frag = FragRef::allocate(len, 0, 255).unwrap();
+        fill(&frag, tag);
+        frag.seal(tag);
+        frag
+    }
 
     fn fill(frag: &FragRef, with: u8) {
         let segment = &frag.segments()[0];

@@ -88,7 +88,7 @@ pub use agents::AgentThread;
 pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};
-pub use event::{FlowChange, FlowStats, SessionEvent, SessionStats, StreamState};
+pub use event::{FlowChange, FlowDelivery, FlowStats, SessionEvent, SessionStats, StreamState};
 pub use flow::SessionFlow as Flow;
 pub use hub::Update;
 pub use session::{Session, SessionOptions};

@@ -1,21 +1,24 @@
 //! The module: one session, where it listens, and all peers.
 
+mod deferred;
 mod progress;
+mod rails;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use slim::{Config, Session, SessionError, SessionOptions};
 
+use self::deferred::{Deferred, DeferredThread};
 use self::progress::{BtlLink, ProgressState};
-use crate::endpoint::{BtlEndpoint, SendOutcome};
+use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
@@ -75,6 +78,10 @@ pub struct BtlModule {
     /// Links that progress does not know yet.
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
+    /// Number of calls of progress.
+    round: AtomicU64,
+    deferred: Arc<Deferred>,
+    deferred_thread: DeferredThread,
 }
 
 impl BtlModule {
@@ -92,12 +99,19 @@ impl BtlModule {
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         let mut failed = SessionError::Kernel("no interface", nix::libc::EADDRNOTAVAIL);
+        let mut lines: Vec<String> = Vec::new();
         for address in interfaces::choose(&host, include, exclude) {
             match session.listen(SocketAddr::new(address.ip, 0)) {
                 Ok(listener) => {
+                    let known = lines.iter().position(|name| *name == address.interface);
+                    let line = known.unwrap_or(lines.len());
+                    if known.is_none() {
+                        lines.push(address.interface);
+                    }
                     addresses.push(ProcAddress {
                         addr: listener.local_addr(),
                         prefix: address.prefix,
+                        line: line as u8,
                     });
                     listeners.push(listener);
                 }
@@ -122,6 +136,9 @@ impl BtlModule {
             progress: Mutex::new(ProgressState::new(listeners)),
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
+            round: AtomicU64::new(1),
+            deferred: Arc::default(),
+            deferred_thread: DeferredThread::default(),
         };
         module.log(1, || format!("listens at {:?}", module.blob.addresses));
         Ok(module)
@@ -156,45 +173,49 @@ impl BtlModule {
     /// [`remove`](Self::remove).
     pub fn add(&self, name: ProcName, proc: *mut c_void, blob: &[u8]) -> Option<Arc<BtlEndpoint>> {
         let blob = ProcBlob::parse(blob)?;
-        let candidates = blob.candidates(&self.blob.addresses);
-        if candidates.is_empty() {
+        let own = &self.blob.addresses;
+        if blob.candidates(own).is_empty() {
             return None;
         }
         let peer = self.peer(name);
         if peer.proc().is_null() {
-            peer.describe(proc, &blob, candidates);
+            peer.describe(proc, &blob, own);
             // Open MPI's pointer counts as an owner.
             std::mem::forget(peer.clone());
         }
         Some(peer)
     }
 
-    /// Open MPI wants nothing more from this process: says goodbye.
+    /// Open MPI lets go of this process: says goodbye.
     pub fn remove(&self, endpoint: &Arc<BtlEndpoint>) {
         self.peers().remove(&endpoint.name);
-        let flow = endpoint.say_goodbye();
+        let flows = endpoint.say_goodbye();
         let begun = Instant::now();
         loop {
             let mut done = Vec::new();
             endpoint.flush(&mut done);
             self.complete(endpoint, done, SUCCESS);
-            let tries = flow.is_some() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
+            let tries = !flows.is_empty() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
             if !tries {
                 break;
             }
             thread::sleep(NAP);
         }
         endpoint.end().into_iter().for_each(FragRef::free);
-        if let Some(flow) = flow {
-            // Progress receives what is still to come, and closes it at the end of the peer's stream.
+        for flow in flows {
+            // Progress receives the rest, and closes the flow at the end of the peer's stream.
             let _ = flow.finish();
         }
     }
 
-    /// Sends a fragment: 1 if it is sent, and completed; 0 if it waits; negative if the peer is gone, and the fragment still the
-    /// caller's.
+    /// Sends a fragment: 1 if it is sent, and completed; 0 if its callback was or will be called; negative if the peer is lost, and
+    /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
-        match endpoint.send(frag, tag) {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let outcome = endpoint.send(frag, tag, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        match outcome {
             SendOutcome::Sent(frag) => {
                 self.complete(endpoint, [frag], SUCCESS);
                 1
@@ -202,7 +223,7 @@ impl BtlModule {
             SendOutcome::Queued => 0,
             SendOutcome::Unconnected => {
                 if self.connect(endpoint) == Some(false) {
-                    // Nobody can be told from here: progress does that.
+                    // Open MPI cannot be told from here: progress does that.
                     self.announce(BtlLink::unreachable(endpoint.clone()));
                 }
                 0
@@ -215,13 +236,45 @@ impl BtlModule {
         }
     }
 
+    /// Sends a payload of two parts. Returns false if that is not possible now.
+    pub fn send_now(&self, endpoint: &Arc<BtlEndpoint>, tag: u8, payload: [&[u8]; 2]) -> bool {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let sent = endpoint.send_now(tag, payload, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        sent
+    }
+
+    fn take_effect(&self, endpoint: &Arc<BtlEndpoint>, effects: SendEffects) {
+        if effects.deferred {
+            self.deferred_thread.defer(&self.deferred, endpoint);
+        }
+        self.complete(endpoint, effects.done, SUCCESS);
+    }
+
+    /// Sends the frames that wait for a system call, and completes what the thread has sent. Returns the number of fragments.
+    fn flush_deferred(&self) -> usize {
+        let mut sent = 0;
+        for endpoint in self.deferred.take() {
+            let mut done = Vec::new();
+            endpoint.flush(&mut done);
+            sent += done.len();
+            self.complete(&endpoint, done, SUCCESS);
+        }
+        for (endpoint, frag) in self.deferred.take_sent() {
+            sent += 1;
+            self.complete(&endpoint, [frag], SUCCESS);
+        }
+        sent
+    }
+
     /// Connects to a peer, unless that is under way: whether it has begun.
     fn connect(&self, endpoint: &Arc<BtlEndpoint>) -> Option<bool> {
         endpoint.connect(|addr, token| match self.session.try_connect(addr) {
             Ok(flow) => {
                 self.log(2, || format!("connects to {} at {addr}", endpoint.name));
                 let id = flow.id();
-                self.announce(BtlLink::connecting(flow, endpoint.clone(), token));
+                self.announce(BtlLink::connecting(flow, endpoint.clone(), token, false));
                 Some(id)
             }
             Err(e) => {
@@ -271,6 +324,8 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
+        self.deferred_thread.end(&self.deferred);
+        self.flush_deferred();
         let Self {
             session, progress, ..
         } = self;

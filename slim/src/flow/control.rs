@@ -15,6 +15,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 use super::core::{FlowCore, FlowCtl};
 use crate::event::FlowChange;
 use crate::hub::bits;
+use crate::socket;
 
 /// Changes to report when the transport was replaced or is usable again: edges of the poll set may have been missed meanwhile.
 const BACK: u32 = bits::CHANGED | bits::READABLE | bits::WRITABLE;
@@ -288,6 +289,9 @@ impl FlowIo for FlowCore {
             let replayed = ctl.replayed;
             self.hub
                 .tell(self.id(), FlowChange::Resumed { replayed, away });
+        }
+        if let Some(bytes) = ctl.unsent_limit {
+            socket::limit_unsent(&fd, bytes);
         }
         ctl.sock = Some(Arc::new(fd));
         self.stream.open();

@@ -19,7 +19,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 use super::introducing::Introducing;
 use super::posts::Posts;
 use crate::error::TransferError;
-use crate::event::{FlowChange, FlowStats, StreamState};
+use crate::event::{FlowChange, FlowDelivery, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
 use crate::socket;
 
@@ -77,6 +77,8 @@ pub(super) struct FlowCtl {
     pub(super) accepted: Option<(Instant, Option<u64>)>,
     /// The keepalive settings to restore after the kernel has questioned the peer's kernel.
     pub(super) asking: Option<KeepAlive>,
+    /// Limit of bytes that the kernel takes and has not sent yet, if the program has set one.
+    pub(super) unsent_limit: Option<u32>,
     pub(super) suspended: Option<Instant>,
     /// The program was told of the suspension.
     pub(super) told: bool,
@@ -133,6 +135,7 @@ impl FlowCore {
                 end_shown: false,
                 accepted,
                 asking: None,
+                unsent_limit: None,
                 suspended: None,
                 told: false,
                 resumes: 0,
@@ -285,6 +288,44 @@ impl FlowCore {
         drop(ctl);
         self.hub.tell(self.id(), FlowChange::Connected);
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
+    }
+
+    /// Limits the bytes that the kernel takes and has not sent yet, on this transport and on later ones.
+    pub(super) fn limit_unsent(&self, bytes: u32) {
+        let mut ctl = self.ctl();
+        ctl.unsent_limit = Some(bytes);
+        if let Some(sock) = &ctl.sock {
+            socket::limit_unsent(sock, bytes);
+        }
+    }
+
+    /// What the kernel knows of the delivery on the present connection.
+    pub(super) fn delivery(self: &Arc<Self>) -> Option<FlowDelivery> {
+        if !matches!(self.enter(), Ok(true)) {
+            return None;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        // Read while holding the half, so that no send comes between both numbers.
+        let (sent, unacked) = self.with_half(|_| {
+            let sent = self.sent.load(Ordering::Relaxed);
+            (sent, self.stream.unacked(fd))
+        });
+        let info = slim_sys::tcp_info(fd);
+        self.leave();
+        Some(FlowDelivery {
+            sent,
+            acknowledged: sent.saturating_sub(unacked),
+            in_flight: info.map_or(0, |info| info.tcpi_unacked),
+            round_trip: Duration::from_micros(info.map_or(0, |info| info.tcpi_rtt).into()),
+        })
+    }
+
+    /// Has the agent replace the connection, which stays in use meanwhile.
+    pub(super) fn suspect(&self) {
+        let usable = !self.plain.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire);
+        if usable && self.live.load(Ordering::Acquire) {
+            self.agent().fault(self.token, Cause::Stall);
+        }
     }
 
     /// Enters the stream. Returns whether the caller is inside; then it must call `leave`.

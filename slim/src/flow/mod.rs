@@ -25,7 +25,7 @@ use self::introducing::Introducing;
 use crate::blob::DoorKey;
 use crate::door::Admitted;
 use crate::error::{ConnectError, TransferError};
-use crate::event::{FlowStats, StreamState};
+use crate::event::{FlowDelivery, FlowStats, StreamState};
 use crate::hub::Hub;
 use crate::socket;
 
@@ -117,6 +117,23 @@ impl SessionFlow {
     /// Both ends of the present connection, this one first; `None` while the flow has none.
     pub fn connection(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.core.present_ends()
+    }
+
+    /// Limits the bytes that the kernel takes and has not sent to the network yet (`TCP_NOTSENT_LOWAT`); the limit holds for later
+    /// connections of the flow, too. With a low limit a program that spreads bytes over several flows learns early which of them is fast.
+    pub fn limit_unsent(&self, bytes: u32) {
+        self.core.limit_unsent(bytes);
+    }
+
+    /// What the kernel knows of the delivery on the present connection; `None` while the flow is suspended or has ended.
+    pub fn delivery(&self) -> Option<FlowDelivery> {
+        self.core.delivery()
+    }
+
+    /// Tells the session that the connection seems to be stuck. The session tries to replace it, over another path first. The flow
+    /// goes on with the present connection until it has a new one, so a wrong suspicion costs one connection and no pause.
+    pub fn suspect(&self) {
+        self.core.suspect();
     }
 
     /// Sends the bytes that the kernel takes at once, and returns their number.
