@@ -12,9 +12,20 @@ use slim_core::config::Config;
 
 use crate::forks;
 
+/// The thread on which the agent of a session works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AgentThread {
+    /// No thread: the agent works while the program is in [`Session::progress`](crate::Session::progress), or waits in a blocking call.
+    None,
+    /// A thread of its own.
+    #[default]
+    Own,
+}
+
 /// An agent, with the sessions that use it.
 struct JoinedAgent {
     config: Config,
+    thread: AgentThread,
     agent: Agent,
     sessions: usize,
 }
@@ -55,19 +66,28 @@ fn agents() -> MutexGuard<'static, Vec<JoinedAgent>> {
     }
 }
 
-/// Returns the agent for these settings; starts it if necessary. The caller must call [`leave`] later.
+/// Returns the agent for these settings and this kind of thread; starts it if necessary. The caller must call [`leave`] later.
 ///
 /// # Errors
 /// The agent cannot be started.
-pub(crate) fn join(config: &Config) -> io::Result<Agent> {
+pub(crate) fn join(config: &Config, thread: AgentThread) -> io::Result<Agent> {
     let mut agents = agents();
-    if let Some(shared) = agents.iter_mut().find(|shared| shared.config == *config) {
+    // Before the first descriptor is made.
+    slim_sys::copies::join();
+    let found = agents
+        .iter_mut()
+        .find(|shared| shared.config == *config && shared.thread == thread);
+    if let Some(shared) = found {
         shared.sessions += 1;
         return Ok(shared.agent.clone());
     }
-    let agent = forks::keep_out(|| Agent::start(config.clone()))?;
+    let agent = forks::keep_out(|| match thread {
+        AgentThread::None => Agent::start_driven(config.clone()),
+        AgentThread::Own => Agent::start(config.clone()),
+    })?;
     agents.push(JoinedAgent {
         config: config.clone(),
+        thread,
         agent: agent.clone(),
         sessions: 1,
     });
@@ -76,9 +96,10 @@ pub(crate) fn join(config: &Config) -> io::Result<Agent> {
 
 /// Ends the use of an agent by one session. The last session ends the agent: it waits at most `limit` for the delivery of sent bytes,
 /// and at most `limit` again for the agent thread. Returns false if that thread has not ended.
-pub(crate) fn leave(config: &Config, limit: Duration) -> bool {
+pub(crate) fn leave(config: &Config, thread: AgentThread, limit: Duration) -> bool {
     let mut all = agents();
-    let Some(at) = all.iter().position(|shared| shared.config == *config) else {
+    let is_it = |shared: &JoinedAgent| shared.config == *config && shared.thread == thread;
+    let Some(at) = all.iter().position(is_it) else {
         return true;
     };
     all[at].sessions -= 1;

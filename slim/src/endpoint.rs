@@ -156,7 +156,8 @@ impl SessionEndpoint {
             }
             let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
             let slice = until.slice().ok_or(AcceptError::TimedOut)?;
-            slim_sys::poll(open.set.fd().raw(), libc::POLLIN, Some(slice));
+            let set = open.set.fd().raw();
+            self.core.hub.agent.wait_for(set, libc::POLLIN, slice);
         }
     }
 }

@@ -89,6 +89,7 @@ mod hub;
 mod session;
 mod socket;
 
+pub use agents::AgentThread;
 pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};

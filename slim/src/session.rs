@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use slim_core::config::{Config, LogLevel, Problem};
 
-use crate::agents;
+use crate::agents::{self, AgentThread};
 use crate::blob::{Blob, BlobError, DoorKey};
 use crate::endpoint::SessionEndpoint;
 use crate::error::{ConnectError, SessionError};
@@ -28,6 +28,8 @@ pub struct SessionOptions {
     pub job: String,
     /// Policy, attempts and time limits, job key, peers. [`Config::from_vars`] reads them from the environment.
     pub config: Config,
+    /// The thread on which the session's agent works.
+    pub agent_thread: AgentThread,
 }
 
 impl SessionOptions {
@@ -40,7 +42,16 @@ impl SessionOptions {
         Self {
             job: job.into(),
             config,
+            agent_thread: AgentThread::Own,
         }
+    }
+
+    /// Has the session run without a thread: its agent works only while the program is in [`Session::progress`] or [`Session::wait`], or
+    /// waits in a blocking call of the session, its endpoints and flows, or in [`Session::close`]. So the program must call `progress`
+    /// when [`Session::descriptor`] is readable. docs/LIBRARY.md says what happens if it is late.
+    pub fn without_thread(mut self) -> Self {
+        self.agent_thread = AgentThread::None;
+        self
     }
 }
 
@@ -60,7 +71,8 @@ impl Session {
     pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
         read_job_key(&mut options.config)
             .map_err(|problem| SessionError::Agent(io::Error::other(problem.to_string())))?;
-        let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
+        let thread = options.agent_thread;
+        let agent = agents::join(&options.config, thread).map_err(SessionError::Agent)?;
         let key = options.config.job_key.as_ref();
         match Hub::new(agent, &options.job, key) {
             Ok(hub) => Ok(Self {
@@ -68,7 +80,7 @@ impl Session {
                 hub: Arc::new(hub),
             }),
             Err(e) => {
-                agents::leave(&options.config, DROPPED);
+                agents::leave(&options.config, thread, DROPPED);
                 Err(SessionError::Agent(e))
             }
         }
@@ -172,7 +184,8 @@ impl Session {
     }
 
     /// Appends the changes since the last call to `updates` and returns whether there were any. Does not wait. Calls the
-    /// [callback](Self::on_event).
+    /// [callback](Self::on_event). Without an agent thread it does the agent's work; if another thread is doing that, it goes on at
+    /// once.
     pub fn progress(&self, updates: &mut Vec<Update>) -> bool {
         let before = updates.len();
         self.hub.progress(updates);
@@ -236,7 +249,7 @@ impl Session {
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
-        agents::leave(&self.options.config, left) && sent
+        agents::leave(&self.options.config, self.options.agent_thread, left) && sent
     }
 }
 

@@ -91,8 +91,8 @@ impl BtlModule {
     /// Those of the session; [`SessionError::Kernel`] if there is no address to listen at.
     pub fn open(options: ModuleOptions, upcalls: Upcalls) -> Result<Self, SessionError> {
         let session = Session::open(SessionOptions {
-            job: format!("mpi {}", options.me),
             config: options.config,
+            ..SessionOptions::new(format!("mpi {}", options.me))
         })?;
         let host = interfaces::of_this_host();
         let (include, exclude) = (&options.if_include, &options.if_exclude);

@@ -198,7 +198,10 @@ impl SessionFlow {
     /// # Errors
     /// [`TransferError::WouldBlock`] before the first connection is established; [`TransferError::Closed`].
     pub fn finish(&self) -> Result<(), TransferError> {
-        self.core.finish()
+        let finished = self.core.finish();
+        // Tells the peer at once, also without an agent thread.
+        self.core.agent().attend();
+        finished
     }
 
     /// Closes the flow. The agent still delivers the sent bytes, even if the connection breaks, for at most
@@ -213,6 +216,7 @@ impl SessionFlow {
     pub fn reset(self) {
         if !self.core.hub.is_parents() {
             self.core.close(true);
+            self.core.agent().attend();
         }
     }
 }
@@ -223,6 +227,7 @@ impl Drop for SessionFlow {
             return mem::forget(self.core.clone());
         }
         self.core.close(false);
+        self.core.agent().attend();
     }
 }
 

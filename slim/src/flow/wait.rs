@@ -73,8 +73,7 @@ impl SessionFlow {
             let Some(slice) = until.slice().filter(|_| open) else {
                 return state;
             };
-            // Every result of the wait leads to the checks above.
-            let _ = self.core.stream.wait(seen, Some(slice));
+            self.await_signal(seen, slice);
         }
     }
 
@@ -151,7 +150,7 @@ impl SessionFlow {
                 self.sleep(libc::POLLOUT, until, seen);
             } else {
                 // The kernel does not report acknowledgements, so poll for them.
-                slim_sys::nap(pause.min(slice));
+                self.core.hub.nap(pause.min(slice));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }
@@ -169,6 +168,7 @@ impl SessionFlow {
         until: Until,
         mut ask: impl FnMut() -> Result<usize, TransferError>,
     ) -> Result<usize, TransferError> {
+        self.core.agent().attend();
         loop {
             let seen = self.core.stream.signal();
             match ask() {
@@ -204,12 +204,21 @@ impl SessionFlow {
             // The flow may have got this transport since the caller looked, and bytes in the stash with it.
             Some(_) if core.stream.signal() != seen => {}
             // If the transport is drained from here on, it is shut down first, which ends the poll.
-            Some(sock) => {
-                slim_sys::poll(sock.raw(), events, Some(slice));
-            }
-            // The caller checks again after every result of the wait.
-            None => drop(core.stream.wait(seen, Some(slice))),
+            Some(sock) => core.agent().wait_for(sock.raw(), events, slice),
+            None => self.await_signal(seen, slice),
         }
         Some(())
+    }
+
+    /// Waits until the stream is woken, at most `limit`. The caller checks again after every result of the wait. `seen` is
+    /// `Stream::signal` from before its last check.
+    fn await_signal(&self, seen: u32, limit: Duration) {
+        let core = &self.core;
+        if core.agent().is_driven() {
+            let woken = || core.stream.signal() != seen;
+            core.agent().drive_until(limit, woken);
+        } else {
+            let _ = core.stream.wait(seen, Some(limit));
+        }
     }
 }

@@ -29,6 +29,9 @@ const BATCH: usize = 64;
 const WAKE: u64 = 0;
 /// The number of the alarm, a timerfd.
 const ALARM: u64 = u64::MAX;
+/// The number of the agent's descriptor, if the agent has no thread.
+const AGENT: u64 = u64::MAX - 1;
+
 /// What has changed about a flow or an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Update {
@@ -127,6 +130,10 @@ impl Hub {
         let pump = PostPump::new(slim_sys::timerfd()?);
         let data = epoll::EventData::new_u64(ALARM);
         epoll::add(&set, pump.alarm(), data, epoll::EventFlags::IN)?;
+        if let Some(agent) = agent.descriptor() {
+            let data = epoll::EventData::new_u64(AGENT);
+            epoll::add(&set, slim_sys::at(agent), data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             agent,
             job: job.to_owned(),
@@ -287,6 +294,7 @@ impl Hub {
         if self.pump.has_flows() {
             self.pump.pump();
         }
+        self.agent.attend();
         if self.any_changed.load(Ordering::Acquire) {
             self.take_changes(updates);
         }
@@ -319,6 +327,14 @@ impl Hub {
         }
     }
 
+    /// Sleeps for a moment, in a call that waits for something that wakes no thread.
+    pub(crate) fn nap(&self, time: Duration) {
+        match self.agent.descriptor() {
+            Some(agent) => self.agent.wait_for(agent, libc::POLLIN, time),
+            None => slim_sys::nap(time),
+        }
+    }
+
     fn ask_kernel(&self) {
         let at_once = Timespec {
             tv_sec: 0,
@@ -340,6 +356,10 @@ impl Hub {
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
                     self.awake.store(false, Ordering::Release);
+                    continue;
+                }
+                if id == AGENT {
+                    self.agent.drive();
                     continue;
                 }
                 let member = locked(&self.members).get(&id).and_then(Weak::upgrade);
@@ -365,7 +385,7 @@ impl Hub {
 
     /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts. Returns whether all were taken.
     pub(crate) fn finish_pumping(&self, limit: Duration) -> bool {
-        self.pump.finish(limit)
+        self.pump.finish(limit, |time| self.nap(time))
     }
 
     /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.
@@ -380,6 +400,11 @@ impl Hub {
     /// Waits until no closed flow has undelivered bytes, at most `limit`.
     pub(crate) fn wait_for_lingering(&self, limit: Duration) {
         let begun = Instant::now();
+        if self.agent.is_driven() {
+            let none = || self.lingering.load(Ordering::Acquire) == 0;
+            self.agent.drive_until(limit, none);
+            return;
+        }
         loop {
             let lingering = self.lingering.load(Ordering::Acquire);
             let left = limit.saturating_sub(begun.elapsed());

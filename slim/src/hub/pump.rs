@@ -126,12 +126,12 @@ impl PostPump {
         flows.iter().any(|flow| flow.is_queued())
     }
 
-    /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts, and takes no more. Returns whether
-    /// all were taken.
-    pub(super) fn finish(&self, limit: Duration) -> bool {
+    /// Waits until the kernel has taken all posts, at most `limit`; `nap` sleeps meanwhile. Then releases all flows with posts, and takes no
+    /// more. Returns whether all were taken.
+    pub(super) fn finish(&self, limit: Duration, nap: impl Fn(Duration)) -> bool {
         let begun = Instant::now();
         while self.pump() && self.is_queued() && begun.elapsed() < limit {
-            slim_sys::nap(PAUSE_FIRST);
+            nap(PAUSE_FIRST);
         }
         let mut state = self.state();
         state.closed = true;

@@ -19,13 +19,18 @@ pub fn session() -> Session {
 
 /// Opens a session with the settings of these environment variables and values.
 pub fn session_with(vars: &[(&str, &str)]) -> Session {
+    Session::open(options(vars)).expect("the session opens")
+}
+
+/// Options with the settings of these environment variables and values.
+pub fn options(vars: &[(&str, &str)]) -> SessionOptions {
     let mut options = SessionOptions::new("test");
     let vars = vars.iter().map(|(k, v)| (k.to_string(), v.to_string()));
     let (config, problems) = slim::Config::from_vars(vars);
     assert!(problems.is_empty(), "{problems:?}");
     let log = options.config.log;
     options.config = slim::Config { log, ..config };
-    Session::open(options).expect("the session opens")
+    options
 }
 
 pub fn loopback() -> SocketAddr {
