@@ -9,6 +9,8 @@ use crate::frag::FragRef;
 
 /// Limit of the slices that one system call sends: up to 16 small fragments.
 const SLICES: usize = 64;
+/// Room for copies that is made at once.
+const COPIES: usize = 4096;
 /// Frames up to this size are sent as one piece.
 const JOINED: usize = 512;
 /// Slices of one frame: header, two segments, padding.
@@ -44,8 +46,6 @@ pub(crate) struct Backlog {
     bytes: usize,
     /// The kernel took no more at the last flush.
     blocked: bool,
-    /// Memory for the next copies.
-    spare: Vec<u8>,
 }
 
 impl Backlog {
@@ -71,8 +71,8 @@ impl Backlog {
     /// Adds a copy of a frame.
     pub(crate) fn copy(&mut self, pieces: &[&[u8]; FRAME_SLICES]) {
         if !matches!(self.queue.back(), Some(Outgoing::Bytes(_))) {
-            self.queue
-                .push_back(Outgoing::Bytes(std::mem::take(&mut self.spare)));
+            let bytes = Vec::with_capacity(COPIES);
+            self.queue.push_back(Outgoing::Bytes(bytes));
         }
         if let Some(Outgoing::Bytes(bytes)) = self.queue.back_mut() {
             let before = bytes.len();
@@ -127,13 +127,8 @@ impl Backlog {
             }
             self.sent -= len;
             self.bytes -= len;
-            match self.queue.pop_front() {
-                Some(Outgoing::Fragment(frag)) => done.push(frag),
-                Some(Outgoing::Bytes(mut bytes)) => {
-                    bytes.clear();
-                    self.spare = bytes;
-                }
-                None => {}
+            if let Some(Outgoing::Fragment(frag)) = self.queue.pop_front() {
+                done.push(frag);
             }
         }
     }

@@ -50,18 +50,14 @@ unsafe fn shared(endpoint: *const BtlEndpoint) -> Arc<BtlEndpoint> {
     }
 }
 
-/// The settings in the environment, and what is wrong with them.
+/// The settings in the environment, and the problems with them.
 fn settings() -> (Config, Vec<String>) {
     let vars = std::env::vars_os();
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let (mut config, problems) = Config::from_vars(vars);
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let wrong = config.set_job_key(file.map_err(String::as_str)).err();
-        problems.extend(wrong.map(|problem| problem.to_string()));
-    }
+    let no_key = slim::read_job_key(&mut config).err();
+    problems.extend(no_key.map(|problem| problem.to_string()));
     (config, problems)
 }
 
@@ -106,7 +102,7 @@ pub unsafe extern "C" fn slim_btl_open(
     }
 }
 
-/// Writes what is to be published to `to`, if it fits into `room` bytes; how many bytes it is.
+/// Writes the blob to publish to `to` if it fits into `room` bytes. Returns its length.
 ///
 /// # Safety
 /// The module is open, and there are `room` bytes at `to`.
@@ -120,8 +116,8 @@ pub unsafe extern "C" fn slim_btl_blob(module: &BtlModule, to: *mut u8, room: us
     blob.len()
 }
 
-/// The endpoint of a process, with its `opal_proc_t` and what it has published; null if it cannot be reached. The same for the
-/// same process, until it is removed.
+/// Returns the endpoint of a process from its `opal_proc_t` and its blob; null if the process cannot be reached. It is the same for
+/// the same process, until it is removed.
 ///
 /// # Safety
 /// The module is open, and there are `len` bytes at `blob`.
@@ -164,6 +160,15 @@ pub extern "C" fn slim_btl_alloc(size: usize, flags: u32, order: u8) -> *mut Btl
 pub unsafe extern "C" fn slim_btl_free(descriptor: NonNull<BtlDescriptor>) {
     // SAFETY: the caller's promise.
     unsafe { FragRef::from_raw(descriptor) }.free();
+}
+
+/// Limits the payload of one fragment.
+///
+/// # Safety
+/// The endpoint is one of [`slim_btl_add`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_limit(endpoint: &BtlEndpoint, len: usize) -> usize {
+    endpoint.limit(len)
 }
 
 /// Sends a fragment; the result is `btl_send`'s.

@@ -20,6 +20,8 @@ use crate::rail::{self, Rail, Rails};
 const FRAGMENT_TAG: u8 = 0x46;
 /// Time limit of an attempt to add a rail. The line may be dead; a later attempt finds out when it works again.
 const RAIL_ATTEMPT: Duration = Duration::from_secs(3);
+/// Limit of a fragment's payload when there are several rails.
+const SPREAD: usize = 128 << 10;
 /// Limit of rails to one peer that the peer may add.
 const RAILS: usize = 16;
 
@@ -72,6 +74,8 @@ pub struct BtlEndpoint {
     proc: AtomicPtr<c_void>,
     /// Open MPI has let go of the peer.
     let_go: AtomicBool,
+    /// Fragments are spread over several rails.
+    spreads: AtomicBool,
 }
 
 #[derive(Default)]
@@ -112,6 +116,7 @@ impl BtlEndpoint {
             state: Mutex::default(),
             proc: AtomicPtr::new(ptr::null_mut()),
             let_go: AtomicBool::new(false),
+            spreads: AtomicBool::new(false),
         }
     }
 
@@ -137,6 +142,21 @@ impl BtlEndpoint {
     /// Whether Open MPI has let go of the peer.
     pub(crate) fn is_let_go(&self) -> bool {
         self.let_go.load(Ordering::Acquire)
+    }
+
+    /// Limits the payload of one fragment: short ones balance several rails better.
+    pub fn limit(&self, len: usize) -> usize {
+        match self.spreads.load(Ordering::Relaxed) {
+            true => len.min(SPREAD),
+            false => len,
+        }
+    }
+
+    /// Adds a rail.
+    fn add_rail(&self, state: &mut EndpointState, rail: Rail) {
+        state.rails.add(rail);
+        let several = state.rails.are_several();
+        self.spreads.store(several, Ordering::Relaxed);
     }
 
     /// Sends a fragment. The first send since the process last made progress (`round`) goes to the kernel at once; those that follow
@@ -258,7 +278,7 @@ impl BtlEndpoint {
             state.makes_rails = true;
             let early = std::mem::take(&mut state.early);
             let rail = Rail::new(flow, state.line, early);
-            state.rails.add(rail);
+            self.add_rail(state, rail);
             return true;
         }
         let mut attempts = state.attempts.iter();
@@ -269,7 +289,7 @@ impl BtlEndpoint {
         let goes_up = state.link == PeerLink::Up;
         if goes_up {
             let rail = Rail::new(flow, line, Backlog::default());
-            state.rails.add(rail);
+            self.add_rail(state, rail);
         }
         goes_up
     }
@@ -290,7 +310,7 @@ impl BtlEndpoint {
             backlog.copy(&[&answer, &[], &[], &[]]);
             backlog.append(&mut state.early);
             state.link = PeerLink::Up;
-            state.rails.add(Rail::new(flow, 0, backlog));
+            self.add_rail(state, Rail::new(flow, 0, backlog));
         }
         take
     }

@@ -1,4 +1,4 @@
-//! Frames: what lies between two components on a flow.
+//! Frames: the messages of two components on a flow.
 //!
 //! A frame is a header of 8 bytes, a payload, and padding up to the next multiple of 8, so that headers and payloads are aligned
 //! in the receiver's buffer. Numbers are little-endian.
@@ -7,14 +7,14 @@ use crate::proc::ProcName;
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
-/// The longest payload that is believed.
+/// Limit of a payload.
 pub const MAX_PAYLOAD: usize = 1 << 30;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"SLBT");
 const VERSION: u32 = 2;
 const HELLO_BYTES: usize = 32;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// A fragment, for the callback of its tag.
@@ -32,7 +32,7 @@ pub enum FrameKind {
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What the frame is.
+    /// Its kind.
     pub kind: FrameKind,
     /// Of [`FrameKind::Data`]: which callback receives it.
     pub tag: u8,
@@ -56,7 +56,7 @@ impl FrameHeader {
         [a, b, c, d, self.kind as u8, self.tag, 0, 0]
     }
 
-    /// `None`: no component of this version has sent that.
+    /// `None`: not a header of this version.
     pub fn parse(bytes: [u8; HEADER]) -> Option<Self> {
         let [a, b, c, d, kind, tag, 0, 0] = bytes else {
             return None;

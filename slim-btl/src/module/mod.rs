@@ -1,4 +1,4 @@
-//! The module: one session, where it listens, and all peers.
+//! The module: one session, its listeners, and all peers.
 
 mod deferred;
 mod doubt;
@@ -25,30 +25,30 @@ use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
 
-/// How long a goodbye, and what waits before it, may take.
+/// Time limit for sending a goodbye and the frames before it.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// For how long at most a module that is closed waits for the goodbyes of its peers.
+/// Time limit of a closing module for the goodbyes of its peers.
 const GOODBYES: Duration = Duration::from_millis(300);
-/// How long the session may take to end.
+/// Time limit for the end of the session.
 const END: Duration = Duration::from_secs(1);
-/// How long a thread sleeps that waits for one of these.
+/// Interval of the checks meanwhile.
 const NAP: Duration = Duration::from_micros(100);
 
-/// What the shim does for this library.
+/// The shim's functions for this library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Upcalls {
     /// Open MPI's module.
     pub module: *mut c_void,
-    /// Messages up to this level are wanted.
+    /// Messages up to this level are reported.
     pub verbose: c_int,
     /// Not 0: the job goes on without a lost peer (ULFM), so two ranks must not report each other.
     pub survives_losses: c_int,
-    /// A fragment has come: endpoint, tag, data, length. The data is the receiver's until it returns.
+    /// Delivers a fragment: endpoint, tag, data, length. The data belongs to the function until it returns.
     pub deliver: unsafe extern "C" fn(*const c_void, u8, *mut u8, usize),
-    /// A peer is lost: proc or null, name, why (with its length). Called once for each.
+    /// Reports a lost peer: proc or null, name, reason with its length. Called once for each peer.
     pub lost: unsafe extern "C" fn(*mut c_void, u64, *const c_char, usize),
-    /// A message of this level, with its length.
+    /// Reports a message of this level, with its length.
     pub log: unsafe extern "C" fn(c_int, *const c_char, usize),
     /// Whether Open MPI knows already that a peer has failed: proc or null, name. Never called unless `survives_losses`.
     pub has_failed: unsafe extern "C" fn(*mut c_void, u64) -> c_int,
@@ -59,7 +59,7 @@ unsafe impl Send for Upcalls {}
 // SAFETY: as above.
 unsafe impl Sync for Upcalls {}
 
-/// What a module is opened with.
+/// Options of a module.
 #[derive(Debug)]
 pub struct ModuleOptions {
     /// This process.
@@ -79,9 +79,9 @@ pub struct BtlModule {
     session: Session,
     blob: ProcBlob,
     peers: Mutex<HashMap<ProcName, Arc<BtlEndpoint>>>,
-    /// Only ever tried, never waited for: callbacks make progress while it is held.
+    /// Never waited for, because callbacks call progress while it is held.
     progress: Mutex<ProgressState>,
-    /// Links that progress does not know yet.
+    /// New links, which progress does not know yet.
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
     doubts: Doubts,
@@ -152,7 +152,7 @@ impl BtlModule {
         Ok(module)
     }
 
-    /// What the other processes need to connect.
+    /// The blob that other processes need to connect.
     pub fn blob(&self) -> Vec<u8> {
         self.blob.encode()
     }
@@ -170,14 +170,14 @@ impl BtlModule {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peer with this name, known or not.
+    /// The peer with this name; makes it if it is unknown.
     fn peer(&self, name: ProcName) -> Arc<BtlEndpoint> {
         let mut peers = self.peers();
         let new = || Arc::new(BtlEndpoint::new(name));
         peers.entry(name).or_insert_with(new).clone()
     }
 
-    /// Open MPI wants to reach this process: its endpoint, or `None` if what it has published is of no use. The endpoint stays until
+    /// Returns the endpoint of a process that Open MPI wants to reach; `None` if its blob cannot be used. The endpoint stays until
     /// [`remove`](Self::remove).
     pub fn add(&self, name: ProcName, proc: *mut c_void, blob: &[u8]) -> Option<Arc<BtlEndpoint>> {
         let blob = ProcBlob::parse(blob)?;
@@ -276,7 +276,7 @@ impl BtlModule {
         sent
     }
 
-    /// Connects to a peer, unless that is under way: whether it has begun.
+    /// Begins to connect to a peer, unless that is under way (`None`). Returns whether it has begun.
     fn connect(&self, endpoint: &Arc<BtlEndpoint>) -> Option<bool> {
         endpoint.connect(|addr, token| match self.session.try_connect(addr) {
             Ok(flow) => {
@@ -315,12 +315,12 @@ impl BtlModule {
     ) {
         let at = Arc::as_ptr(endpoint).cast_mut().cast();
         for frag in done {
-            // SAFETY: both are what Open MPI knows them by; the caller holds no lock.
+            // SAFETY: both are Open MPI's own pointers; the caller holds no lock of an endpoint.
             unsafe { frag.complete(self.upcalls.module, at, status) };
         }
     }
 
-    /// Says goodbye to all, and waits a little for theirs.
+    /// Says goodbye to all peers, and waits a little for their goodbyes.
     pub fn close(self) {
         let peers: Vec<_> = self.peers().values().cloned().collect();
         peers.iter().for_each(|peer| self.remove(peer));

@@ -1,7 +1,7 @@
-//! Progress: what has come on the flows, and what can be sent now.
+//! Progress: receives and delivers frames, and sends what waits.
 //!
-//! One thread at a time makes progress; others, and callbacks that come back here, find it taken and return at once. So frames
-//! of a flow are delivered in order, and a receive buffer belongs to one callback.
+//! One thread at a time makes progress. Other threads, and callbacks that call progress, find the lock taken and return at once. So the
+//! frames of a flow are delivered in order, and a receive buffer belongs to one callback.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -16,25 +16,25 @@ use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::hdr::{BtlHello, FrameHeader, FrameKind};
 use crate::inbox::FrameReader;
 
-/// A flow on which something has just come is read again so often without asking whether more has.
+/// Number of reads that may find nothing before progress waits for the session to report the flow again.
 const BUSY_READS: u32 = 256;
-/// While there are such flows, the session is asked for news at each so manieth call.
+/// While some flows are read without a report, every 16th call of progress asks the session for updates.
 const ASK_EVERY: u32 = 16;
-/// At each so manieth call all flows are looked at: the kernel may have had no memory for a send, and does not tell when it has.
+/// Number of calls between two checks of all flows: the kernel may have had no memory for a send, and does not report when it has.
 const RETRY_EVERY: u32 = 1 << 14;
-/// At each so manieth call the clock is read.
+/// Number of calls between two readings of the clock.
 const CLOCK_EVERY: u32 = 64;
-/// Reads of one flow in one call: others get their turn.
+/// Limit of reads of one flow in one call, so that the others get their turn.
 const READS: usize = 4;
 
-/// How far a flow has come.
+/// Stage of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkStage {
-    /// The connection does not stand yet.
+    /// The connection is not established yet.
     Connecting,
-    /// This process has said its name.
+    /// This process has sent its hello.
     Offered,
-    /// The peer has to say its name.
+    /// The peer's hello is expected.
     Unnamed,
     /// The flow is used in both directions.
     Up,
@@ -42,7 +42,7 @@ pub(super) enum LinkStage {
     Draining,
 }
 
-/// A flow, with what has come on it.
+/// A flow, with its received bytes.
 pub(super) struct BtlLink {
     /// `None`: no address could be connected to.
     flow: Option<Arc<Flow>>,
@@ -61,24 +61,26 @@ pub(super) struct BtlLink {
     busy: bool,
 }
 
-/// How a flow is after it was served.
+/// State of a flow after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkFate {
     /// Read again.
     Busy,
-    /// Nothing is there: the session tells when there is.
+    /// Nothing was received for a while: the session reports the flow when there is something.
     Quiet,
-    /// It is over.
+    /// The flow has ended.
     Over,
 }
 
-/// What progress knows.
+/// State that belongs to the thread that makes progress.
 pub(super) struct ProgressState {
     listeners: Vec<Endpoint>,
     pub(super) links: HashMap<u64, BtlLink>,
-    /// Flows to be read without asking.
+    /// Flows to read without a report of the session.
     busy: Vec<u64>,
     updates: Vec<Update>,
+    /// Buffers that no flow uses now.
+    buffers: Vec<Vec<u8>>,
     round: u32,
     /// When the rails of all peers were last tended.
     pub(super) tended: Instant,
@@ -130,13 +132,14 @@ impl ProgressState {
             links: HashMap::new(),
             busy: Vec::new(),
             updates: Vec::new(),
+            buffers: Vec::new(),
             round: 0,
             tended: Instant::now(),
             watched: Instant::now(),
         }
     }
 
-    /// From here on this flow is read without asking.
+    /// Reads this flow from now on without a report of the session.
     fn read_on(&mut self, id: u64) {
         if let Some(link) = self.links.get_mut(&id) {
             link.idle = 0;
@@ -148,7 +151,7 @@ impl ProgressState {
 }
 
 impl BtlModule {
-    /// Receives, delivers and sends what can be; how much that was. Does not wait.
+    /// Receives, delivers and sends without waiting. Returns the number of fragments.
     pub fn progress(&self) -> usize {
         let mut state = match self.progress.try_lock() {
             Ok(state) => state,
@@ -177,7 +180,10 @@ impl BtlModule {
                 state.busy.swap_remove(at);
                 continue;
             };
-            match self.serve(link, patience, &mut events) {
+            link.reader.lend(&mut state.buffers);
+            let fate = self.serve(link, patience, &mut events);
+            link.reader.give_back(&mut state.buffers);
+            match fate {
                 LinkFate::Busy => at += 1,
                 LinkFate::Quiet => {
                     link.busy = false;
@@ -193,13 +199,13 @@ impl BtlModule {
         events + self.flush_deferred()
     }
 
-    /// Whether no flow is left.
+    /// Whether all flows have ended.
     pub(super) fn is_alone(&self) -> bool {
         let state = self.progress.try_lock();
         state.is_ok_and(|state| state.links.is_empty())
     }
 
-    /// A link that progress has not seen: what the session had to say about it may be lost.
+    /// Adds a new link, and attends to it: earlier reports of the session about it may have been lost.
     fn adopt(&self, state: &mut ProgressState, link: BtlLink) {
         let Some(id) = link.flow.as_ref().map(|flow| flow.id()) else {
             if let Some(endpoint) = link.endpoint {
@@ -211,7 +217,7 @@ impl BtlModule {
         self.attend(state, id);
     }
 
-    /// What the session has to tell; how many fragments were sent.
+    /// Acts on the session's updates. Returns the number of sent fragments.
     fn ask_session(&self, state: &mut ProgressState) -> usize {
         let mut updates = std::mem::take(&mut state.updates);
         self.session.progress(&mut updates);
@@ -245,7 +251,7 @@ impl BtlModule {
         }
     }
 
-    /// Something has changed about a flow; how many fragments were sent.
+    /// Acts on a change of a flow. Returns the number of sent fragments.
     fn attend(&self, state: &mut ProgressState, id: u64) -> usize {
         let Some(link) = state.links.get_mut(&id) else {
             return 0;
@@ -269,7 +275,7 @@ impl BtlModule {
         sent
     }
 
-    /// Says this process's name when the connection stands.
+    /// Sends the hello once the connection is established.
     fn offer(link: &mut BtlLink, module: &Self) {
         let Some(flow) = &link.flow else { return };
         if flow.state() == StreamState::Connecting {
@@ -312,7 +318,7 @@ impl BtlModule {
         sent
     }
 
-    /// Reads a flow and delivers what has come.
+    /// Reads a flow and delivers the received frames.
     fn serve(&self, link: &mut BtlLink, patience: u32, events: &mut usize) -> LinkFate {
         let Some(flow) = link.flow.clone() else {
             return LinkFate::Over;
@@ -465,7 +471,7 @@ impl BtlModule {
         LinkFate::Over
     }
 
-    /// A peer is lost: Open MPI is told, once.
+    /// Tells Open MPI, once, that a peer is lost.
     pub(super) fn report(&self, endpoint: &Arc<BtlEndpoint>, why: &str) {
         if endpoint.is_over() {
             return; // another rail has told
