@@ -11,6 +11,7 @@ use crate::endpoint::BtlEndpoint;
 use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
+use crate::report;
 
 /// The text of a C string that may be null.
 ///
@@ -90,7 +91,10 @@ pub unsafe extern "C" fn slim_btl_open(
         config,
     };
     match BtlModule::open(options, upcalls) {
-        Ok(module) => Box::into_raw(Box::new(module)),
+        Ok(module) => {
+            report::report(ProcName(name));
+            Box::into_raw(Box::new(module))
+        }
         Err(e) => {
             log(0, &e.to_string());
             ptr::null_mut()
