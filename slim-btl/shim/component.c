@@ -4,6 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Least bytes of a fragment: room for the headers of ob1, and for some data. */
+#define LEAST_SEND_SIZE 1024
+
 struct slim_btl_module *slim_btl;
 
 static char *if_include, *if_exclude;
@@ -31,9 +34,24 @@ static void parameter(const char *name, const char *help, mca_base_var_type_t ty
                                           OPAL_INFO_LVL_1, MCA_BASE_VAR_SCOPE_READONLY, at);
 }
 
+/* A fragment has at most max_send_size bytes, so an eager message must fit into it. A longer one would arrive without its end. */
+static void reconcile(mca_btl_base_module_t *m)
+{
+    if (m->btl_max_send_size < LEAST_SEND_SIZE) {
+        m->btl_max_send_size = LEAST_SEND_SIZE;
+    }
+    if (m->btl_eager_limit > m->btl_max_send_size) {
+        m->btl_eager_limit = m->btl_max_send_size;
+    }
+    if (m->btl_rndv_eager_limit > m->btl_max_send_size) {
+        m->btl_rndv_eager_limit = m->btl_max_send_size;
+    }
+}
+
 static int slim_register(void)
 {
     mca_btl_base_module_t *m = &mca_btl_slim_module;
+    int rc;
 
     if_include = "";
     parameter("if_include",
@@ -59,7 +77,9 @@ static int slim_register(void)
     m->btl_latency = 100;
     m->btl_bandwidth = 1000;
     m->btl_flags = MCA_BTL_FLAGS_SEND | MCA_BTL_FLAGS_SEND_INPLACE;
-    return mca_btl_base_param_register(&mca_btl_slim_component.btl_version, m);
+    rc = mca_btl_base_param_register(&mca_btl_slim_component.btl_version, m);
+    reconcile(m);
+    return rc;
 }
 
 static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool mpi_threads)

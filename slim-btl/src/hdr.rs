@@ -12,7 +12,8 @@ pub const MAX_PAYLOAD: usize = 1 << 30;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"SLBT");
 const VERSION: u32 = 2;
-const HELLO_BYTES: usize = 32;
+/// Payload bytes of a hello, the longest payload of a handshake.
+pub const HELLO_BYTES: usize = 32;
 
 /// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -65,16 +65,23 @@ impl FrameReader {
     }
 
     /// The next whole frame: its header, and the place of its payload, which is valid until the next call of [`room`](Self::room).
+    /// A reader makes room for the payload that a header announces, so `most` limits the memory that a stranger can use up.
     ///
     /// # Errors
-    /// The bytes are not a frame of this version.
-    pub fn next_frame(&mut self) -> Result<Option<(FrameHeader, Range<usize>)>, NoFrame> {
+    /// The bytes are not a frame of this version, or its payload is longer than `most` bytes.
+    pub fn next_frame(
+        &mut self,
+        most: usize,
+    ) -> Result<Option<(FrameHeader, Range<usize>)>, NoFrame> {
         let have = &self.buf[self.start..self.end];
         let Some((header, _)) = have.split_first_chunk::<HEADER>() else {
             self.wanted = HEADER;
             return Ok(None);
         };
         let header = FrameHeader::parse(*header).ok_or(NoFrame)?;
+        if header.len > most {
+            return Err(NoFrame);
+        }
         self.wanted = header.frame_len();
         if have.len() < self.wanted {
             return Ok(None);
@@ -94,7 +101,7 @@ impl FrameReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hdr::{FrameKind, padding};
+    use crate::hdr::{FrameKind, MAX_PAYLOAD, padding};
 
     fn frame(tag: u8, payload: &[u8]) -> Vec<u8> {
         let header = FrameHeader {
@@ -134,7 +141,7 @@ mod tests {
             room[..n].copy_from_slice(&stream[at..at + n]);
             reader.filled(n);
             at += n;
-            while let Some((header, range)) = reader.next_frame().unwrap() {
+            while let Some((header, range)) = reader.next_frame(MAX_PAYLOAD).unwrap() {
                 assert_eq!(header.tag, got as u8);
                 assert!(reader.payload(range) == sent[got], "frame {got}");
                 got += 1;
@@ -148,6 +155,22 @@ mod tests {
         let mut reader = FrameReader::default();
         reader.room()[..8].copy_from_slice(b"GET / HT");
         reader.filled(8);
-        assert_eq!(reader.next_frame(), Err(NoFrame));
+        assert_eq!(reader.next_frame(MAX_PAYLOAD), Err(NoFrame));
+    }
+
+    #[test]
+    fn a_frame_beyond_the_limit_is_refused_before_there_is_room_for_it() {
+        let header = FrameHeader {
+            kind: FrameKind::Hello,
+            tag: 0,
+            len: MAX_PAYLOAD,
+        };
+        let mut reader = FrameReader::default();
+        reader.room()[..HEADER].copy_from_slice(&header.encode());
+        reader.filled(HEADER);
+        assert_eq!(reader.next_frame(MAX_PAYLOAD - 1), Err(NoFrame));
+        reader.room();
+        assert_eq!(reader.buf.len(), BYTES);
+        assert_eq!(reader.next_frame(MAX_PAYLOAD), Ok(None));
     }
 }

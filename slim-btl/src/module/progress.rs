@@ -13,7 +13,7 @@ use slim::{Endpoint, Flow, StreamState, TransferError, Update};
 use super::BtlModule;
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
-use crate::hdr::{BtlHello, FrameHeader, FrameKind};
+use crate::hdr::{BtlHello, FrameHeader, FrameKind, HELLO_BYTES, MAX_PAYLOAD};
 use crate::inbox::FrameReader;
 
 /// Number of reads that may find nothing before progress waits for the session to report the flow again.
@@ -116,6 +116,14 @@ impl BtlLink {
             token,
             is_rail,
             ..Self::new(flow, Some(endpoint), LinkStage::Connecting)
+        }
+    }
+
+    /// Limit of a frame's payload. Whoever has not shown the token yet may be a stranger.
+    fn longest_payload(&self) -> usize {
+        match self.stage {
+            LinkStage::Up | LinkStage::Draining => MAX_PAYLOAD,
+            LinkStage::Connecting | LinkStage::Offered | LinkStage::Unnamed => HELLO_BYTES,
         }
     }
 
@@ -342,7 +350,7 @@ impl BtlModule {
             link.idle = 0;
             link.reader.filled(got);
             loop {
-                match link.reader.next_frame() {
+                match link.reader.next_frame(link.longest_payload()) {
                     Ok(None) => break,
                     Ok(Some((header, at))) => {
                         *events += 1;

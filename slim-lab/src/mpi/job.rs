@@ -20,6 +20,7 @@ pub struct Job<'a> {
     ranks: usize,
     preload: Option<PathBuf>,
     component: Option<PathBuf>,
+    networks: Option<String>,
     bare_nodes: bool,
     options: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
@@ -113,6 +114,7 @@ impl<'a> Job<'a> {
             ranks: 2,
             preload: None,
             component: None,
+            networks: None,
             bare_nodes: false,
             options: Vec::new(),
             env: Vec::new(),
@@ -140,6 +142,12 @@ impl<'a> Job<'a> {
     /// Makes the ranks use `mca_btl_slim.so` in this directory, on all paths of the lab, and no other component.
     pub fn component(mut self, dir: impl Into<PathBuf>) -> Self {
         self.component = Some(dir.into());
+        self
+    }
+
+    /// Makes the component use these interfaces and networks, with commas between, and not the networks of all paths.
+    pub fn networks(mut self, networks: impl Into<String>) -> Self {
+        self.networks = Some(networks.into());
         self
     }
 
@@ -191,9 +199,10 @@ impl<'a> Job<'a> {
                     .args(on_nodes(self.lab, self.ranks));
                 match &self.component {
                     None => command.args(by_tcp(&self.subnets())),
-                    Some(dir) => command
-                        .args(component_arguments(self.mpi, dir))
-                        .args(by("slim", &self.subnets())),
+                    Some(dir) => command.args(component_arguments(self.mpi, dir)).args(by(
+                        "slim",
+                        self.networks.as_ref().unwrap_or(&self.subnets()),
+                    )),
                 }
             }
             Flavor::Mpich => command
