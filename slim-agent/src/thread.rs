@@ -98,7 +98,10 @@ pub(crate) fn start(
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
         .stack_size(slim_sys::stack_size(STACK))
-        .spawn(move || as_agent(|| run(parts, commands, report)));
+        .spawn(move || {
+            as_agent(|| run(parts, commands, report));
+            slim_sys::fds::forget_watched();
+        });
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
     answered.wait(Duration::MAX);

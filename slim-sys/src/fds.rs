@@ -185,9 +185,18 @@ pub fn watched(fd: RawFd) {
 /// Calls `f` with each socket recorded by [`watched`] in this thread.
 pub fn for_each_watched(f: impl FnMut(RawFd)) {
     // The other borrows last for one call each, and none of those calls this function.
-    if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
+    let copy = |all: &RefCell<ManuallyDrop<BTreeSet<RawFd>>>| {
+        let all = all.try_borrow().ok()?;
+        Some(BTreeSet::clone(&all))
+    };
+    if let Ok(Some(all)) = WATCHED.try_with(copy) {
         all.iter().copied().for_each(f);
     }
+}
+
+/// Forgets the sockets recorded in this thread, which is about to end: nothing else frees the memory of the record.
+pub fn forget_watched() {
+    drop(WATCHED.with_borrow_mut(|all| std::mem::take(&mut **all)));
 }
 
 pub(crate) fn unwatched(fd: RawFd) {

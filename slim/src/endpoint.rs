@@ -160,7 +160,7 @@ impl Member for EndpointCore {
         }
     }
 
-    fn close(&self) {
+    fn close(&self, _reset: bool) {
         let Some(open) = self.open().take() else {
             return;
         };
@@ -186,7 +186,7 @@ impl Drop for SessionEndpoint {
         if self.core.hub.is_parents() {
             return mem::forget(self.core.clone());
         }
-        self.core.close();
+        self.core.close(false);
     }
 }
 

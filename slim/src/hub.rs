@@ -73,8 +73,10 @@ pub(crate) trait Member: Send + Sync {
     fn is_queued(&self) -> bool {
         false
     }
-    /// Closes the member.
-    fn close(&self);
+    /// Closes the member. With `reset` a flow discards undelivered bytes.
+    fn close(&self, reset: bool);
+    /// Releases the posted buffers that are kept for a replay. If the connection breaks now, the flow ends.
+    fn release_posts(&self) {}
     /// Sends queued posts and counts completed ones. Returns whether posts are left.
     fn pump(self: Arc<Self>) -> bool {
         false
@@ -100,6 +102,8 @@ pub(crate) struct Hub {
     alarm: OwnFd,
     members: Mutex<HashMap<u64, Weak<dyn Member>>>,
     pumped: Mutex<Pumped>,
+    /// Flows with posts that still exist, closed ones included.
+    posters: Mutex<HashMap<u64, Weak<dyn Member>>>,
     changed: Mutex<Vec<u64>>,
     events: Mutex<Events>,
     callback: Mutex<Option<Callback>>,
@@ -160,6 +164,7 @@ impl Hub {
                 pause: PUMP_FIRST,
                 armed: false,
             }),
+            posters: Mutex::default(),
             changed: Mutex::default(),
             events: Mutex::default(),
             callback: Mutex::default(),
@@ -279,8 +284,10 @@ impl Hub {
         *locked(&self.callback) = callback;
     }
 
-    pub(crate) fn take_events(&self) -> Vec<SessionEvent> {
-        locked(&self.events).kept.drain(..).collect()
+    pub(crate) fn take_events(&self, limit: usize) -> Vec<SessionEvent> {
+        let mut events = locked(&self.events);
+        let count = events.kept.len().min(limit);
+        events.kept.drain(..count).collect()
     }
 
     /// Waits until the poll set is readable, at most `limit`.
@@ -313,7 +320,9 @@ impl Hub {
         drop(now);
         let callback = locked(&self.callback).clone();
         if let Some(callback) = callback {
-            self.take_events().iter().for_each(|event| callback(event));
+            self.take_events(usize::MAX)
+                .iter()
+                .for_each(|event| callback(event));
         }
     }
 
@@ -354,6 +363,7 @@ impl Hub {
 
     /// Adds a flow with posts to those that are pumped.
     pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
+        locked(&self.posters).insert(flow.id(), Arc::downgrade(&flow));
         let mut pumped = locked(&self.pumped);
         let before = pumped.flows.insert(flow.id(), flow);
         pumped.pause = PUMP_FIRST;
@@ -419,6 +429,18 @@ impl Hub {
         let rest = std::mem::take(&mut locked(&self.pumped).flows);
         drop(rest);
         sent
+    }
+
+    /// A flow with posts is dropped.
+    pub(crate) fn posts_no_more(&self, id: u64) {
+        locked(&self.posters).remove(&id);
+    }
+
+    /// Releases the posted buffers of all flows.
+    pub(crate) fn release_posts(&self) {
+        let posters = std::mem::take(&mut *locked(&self.posters));
+        let flows: Vec<_> = posters.values().filter_map(Weak::upgrade).collect();
+        flows.iter().for_each(|flow| flow.release_posts());
     }
 
     /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.
