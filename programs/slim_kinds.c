@@ -2,12 +2,14 @@
  * slim_kinds: an MPI program that moves data of many kinds and checks every word of it.
  *
  *   mpicc -O2 -pthread -o slim_kinds slim_kinds.c
- *   mpirun -n 2 ./slim_kinds sizes|threads|spawn SECONDS [FILE]
+ *   mpirun -n 2 ./slim_kinds sizes|threads|spawn|compute SECONDS [FILE]
  *
  * It works for SECONDS, and then for as long as there is a FILE.
  *
  *   sizes    0 B to 16 MiB between neighbours in both directions; every other word of a vector; reductions, all-to-all
  *   threads  MPI_THREAD_MULTIPLE: four threads of each rank, each with messages and collectives of its own
+ *   compute  each rank sends three messages to the next one at once, and then computes for a while without calling MPI. The
+ *            next one must have them all long before that ends: otherwise they count as wrong
  *   spawn    each round spawns a process, exchanges data with it over the intercommunicator, and disconnects
  *
  * Rank 0 prints the same lines as slim_pp. Exit status: 0 all data right, 2 bad usage, 3 wrong data.
@@ -170,6 +172,37 @@ static void threads(MPI_Comm comms[THREADS], uint64_t round)
     step_done(bytes);
 }
 
+/* The first half of the ranks computes after its sends, the other half waits for the messages; in the next round the other way round. */
+static void compute(uint64_t *out, uint64_t *in, uint64_t round)
+{
+    enum { MESSAGES = 3 };
+    static const size_t words[MESSAGES] = {4, 4, 2000};
+    const double busy = 0.3, late = 0.15;
+    int peer = (rank + ranks / 2) % ranks, computes = (rank < ranks / 2) == (round % 2 == 0);
+    MPI_Request requests[MESSAGES];
+
+    MPI_Barrier(MPI_COMM_WORLD);
+    double begun = MPI_Wtime();
+    for (int m = 0; m < MESSAGES; m++) {
+        uint64_t *at = (computes ? out : in) + m * 4000;
+        if (computes) {
+            fill(at, words[m], round + (uint64_t)m, rank, peer);
+            MPI_Isend(at, (int)words[m], MPI_UINT64_T, peer, 5, MPI_COMM_WORLD, &requests[m]);
+        } else {
+            MPI_Recv(at, (int)words[m], MPI_UINT64_T, peer, 5, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+            check(at, words[m], 1, round + (uint64_t)m, peer, rank);
+        }
+    }
+    if (computes) {
+        usleep((useconds_t)(busy * 1e6));
+        MPI_Waitall(MESSAGES, requests, MPI_STATUSES_IGNORE);
+    } else if (MPI_Wtime() - begun > late) {
+        fprintf(stderr, "slim_kinds: rank %d: the messages came only after %.3f s\n", rank, MPI_Wtime() - begun);
+        wrong++;
+    }
+    step_done(8 * (4 + 4 + 2000));
+}
+
 /* Everybody of the parents sends to the spawned process, which sends it back. */
 static void spawn(char *self, uint64_t *out, uint64_t *in, uint64_t round)
 {
@@ -203,7 +236,8 @@ int main(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "";
     const char *file = argc > 3 ? argv[3] : NULL;
-    int provided, is_threads = strcmp(kind, "threads") == 0, is_spawn = strcmp(kind, "spawn") == 0;
+    int provided, is_threads = strcmp(kind, "threads") == 0, is_spawn = strcmp(kind, "spawn") == 0,
+                  is_compute = strcmp(kind, "compute") == 0;
     MPI_Comm parent, comms[THREADS];
 
     MPI_Init_thread(&argc, &argv, is_threads ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &provided);
@@ -214,8 +248,8 @@ int main(int argc, char **argv)
         return be_spawned(parent);
     double seconds = argc > 2 ? atof(argv[2]) : 0;
     if (!(seconds > 0) || (is_threads && provided < MPI_THREAD_MULTIPLE) ||
-        (!is_threads && !is_spawn && strcmp(kind, "sizes") != 0)) {
-        fprintf(stderr, "usage: slim_kinds sizes|threads|spawn SECONDS [FILE]\n");
+        (!is_threads && !is_spawn && !is_compute && strcmp(kind, "sizes") != 0)) {
+        fprintf(stderr, "usage: slim_kinds sizes|threads|spawn|compute SECONDS [FILE]\n");
         MPI_Finalize();
         return 2;
     }
@@ -234,6 +268,8 @@ int main(int argc, char **argv)
             threads(comms, round);
         } else if (is_spawn) {
             spawn(argv[0], out, in, round);
+        } else if (is_compute) {
+            compute(out, in, round);
         } else {
             size_t bytes = sizes[round % N_SIZES];
             neighbours(MPI_COMM_WORLD, out, in, bytes, round);

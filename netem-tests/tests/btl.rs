@@ -143,6 +143,12 @@ fn several_threads_use_the_component_at_the_same_time() {
     undisturbed("threads", KINDS, 2, &["threads", "2"]);
 }
 
+/// Messages that share system calls leave although the sender makes no progress.
+#[test]
+fn messages_of_a_sender_that_computes_are_not_held_back() {
+    undisturbed("compute", KINDS, 2, &["compute", "2"]);
+}
+
 #[test]
 fn spawned_processes_are_reached() {
     undisturbed("spawn", KINDS, 2, &["spawn", "2"]);

@@ -53,7 +53,7 @@ static int slim_register(void)
 
     m->btl_eager_limit = 64 * 1024;
     m->btl_rndv_eager_limit = 64 * 1024;
-    m->btl_max_send_size = 128 * 1024;
+    m->btl_max_send_size = 512 * 1024;
     m->btl_rdma_pipeline_send_length = 128 * 1024;
     m->btl_rdma_pipeline_frag_size = SIZE_MAX;
     m->btl_min_rdma_pipeline_size = 0;

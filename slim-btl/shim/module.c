@@ -96,10 +96,10 @@ static mca_btl_base_descriptor_t *slim_prepare_src(mca_btl_base_module_t *btl,
     bool in_place;
     mca_btl_base_descriptor_t *descriptor;
 
-    (void)endpoint;
     if (reserve + len > btl->btl_max_send_size) {
         len = btl->btl_max_send_size - reserve;
     }
+    len = slim_btl_limit(endpoint, len);
     in_place = len >= IN_PLACE && !opal_convertor_need_buffers(convertor);
     descriptor = slim_btl_alloc(reserve + (in_place ? 0 : len), flags, order);
     if (NULL == descriptor) {
@@ -149,7 +149,7 @@ static int slim_sendi(mca_btl_base_module_t *btl, struct mca_btl_base_endpoint_t
             (void)opal_convertor_pack(convertor, &iov, &count, &len);
         }
         if (len == payload_size &&
-            0 == slim_btl_send_now(endpoint, tag, header, header_size, iov.iov_base, payload_size)) {
+            0 == slim_btl_send_now(slim_btl, endpoint, tag, header, header_size, iov.iov_base, payload_size)) {
             return OPAL_SUCCESS;
         }
         if (payload_size > 0) {

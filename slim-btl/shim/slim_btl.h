@@ -34,10 +34,11 @@ struct mca_btl_base_endpoint_t *slim_btl_add(struct slim_btl_module *module, uin
 void slim_btl_remove(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint);
 mca_btl_base_descriptor_t *slim_btl_alloc(size_t size, uint32_t flags, uint8_t order);
 void slim_btl_free(mca_btl_base_descriptor_t *descriptor);
+size_t slim_btl_limit(const struct mca_btl_base_endpoint_t *endpoint, size_t len);
 int slim_btl_send(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint,
                   mca_btl_base_descriptor_t *descriptor, uint8_t tag);
-int slim_btl_send_now(struct mca_btl_base_endpoint_t *endpoint, uint8_t tag, const void *header, size_t header_len,
-                      const void *payload, size_t payload_len);
+int slim_btl_send_now(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t tag,
+                      const void *header, size_t header_len, const void *payload, size_t payload_len);
 int slim_btl_progress(struct slim_btl_module *module);
 void slim_btl_close(struct slim_btl_module *module);
 

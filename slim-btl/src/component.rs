@@ -49,18 +49,14 @@ unsafe fn shared(endpoint: *const BtlEndpoint) -> Arc<BtlEndpoint> {
     }
 }
 
-/// The settings in the environment, and what is wrong with them.
+/// The settings in the environment, and the problems with them.
 fn settings() -> (Config, Vec<String>) {
     let vars = std::env::vars_os();
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let (mut config, problems) = Config::from_vars(vars);
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let wrong = config.set_job_key(file.map_err(String::as_str)).err();
-        problems.extend(wrong.map(|problem| problem.to_string()));
-    }
+    let no_key = slim::read_job_key(&mut config).err();
+    problems.extend(no_key.map(|problem| problem.to_string()));
     (config, problems)
 }
 
@@ -102,7 +98,7 @@ pub unsafe extern "C" fn slim_btl_open(
     }
 }
 
-/// Writes what is to be published to `to`, if it fits into `room` bytes; how many bytes it is.
+/// Writes the blob to publish to `to` if it fits into `room` bytes. Returns its length.
 ///
 /// # Safety
 /// The module is open, and there are `room` bytes at `to`.
@@ -116,8 +112,8 @@ pub unsafe extern "C" fn slim_btl_blob(module: &BtlModule, to: *mut u8, room: us
     blob.len()
 }
 
-/// The endpoint of a process, with its `opal_proc_t` and what it has published; null if it cannot be reached. The same for the
-/// same process, until it is removed.
+/// Returns the endpoint of a process from its `opal_proc_t` and its blob; null if the process cannot be reached. It is the same for
+/// the same process, until it is removed.
 ///
 /// # Safety
 /// The module is open, and there are `len` bytes at `blob`.
@@ -162,6 +158,15 @@ pub unsafe extern "C" fn slim_btl_free(descriptor: NonNull<BtlDescriptor>) {
     unsafe { FragRef::from_raw(descriptor) }.free();
 }
 
+/// Limits the payload of one fragment.
+///
+/// # Safety
+/// The endpoint is one of [`slim_btl_add`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_limit(endpoint: &BtlEndpoint, len: usize) -> usize {
+    endpoint.limit(len)
+}
+
 /// Sends a fragment; the result is `btl_send`'s.
 ///
 /// # Safety
@@ -179,13 +184,14 @@ pub unsafe extern "C" fn slim_btl_send(
     module.send(&endpoint, frag, tag)
 }
 
-/// Sends a header and a payload now: 0, or negative if they are not sent.
+/// Sends a header and a payload: 0, or negative if they are not sent.
 ///
 /// # Safety
-/// The endpoint is one of [`slim_btl_add`]; there are as many bytes as is said.
+/// The module is open; the endpoint is one of [`slim_btl_add`]; there are as many bytes as is said.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slim_btl_send_now(
-    endpoint: &BtlEndpoint,
+    module: &BtlModule,
+    endpoint: *const BtlEndpoint,
     tag: u8,
     header: *const u8,
     header_len: usize,
@@ -194,7 +200,9 @@ pub unsafe extern "C" fn slim_btl_send_now(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let (header, payload) = unsafe { (bytes(header, header_len), bytes(payload, payload_len)) };
-    match endpoint.send_now(tag, header, payload) {
+    // SAFETY: the caller's promise.
+    let endpoint = unsafe { shared(endpoint) };
+    match module.send_now(&endpoint, tag, [header, payload]) {
         true => 0,
         false => UNREACHABLE,
     }

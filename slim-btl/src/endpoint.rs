@@ -1,103 +1,120 @@
-//! One peer: the flow to it, and what waits to be sent on it.
+//! One peer: the link to it, its rails, and the frames that wait for the first rail.
 
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::fmt;
-use std::io::IoSlice;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use slim::Flow;
 
+use crate::backlog::{Backlog, Outgoing};
 use crate::frag::FragRef;
 use crate::hdr::{FrameHeader, FrameKind, HEADER, padding};
-use crate::proc::{ProcBlob, ProcName};
+use crate::proc::{LineAddresses, ProcAddress, ProcBlob, ProcName};
+use crate::rail::{self, Rail, Rails};
 
-/// Pieces that one system call sends: up to 16 small fragments.
-const PIECES: usize = 64;
-/// What one fragment needs of them.
-const PIECES_OF_ONE: usize = 4;
+/// The tag of `ob1`'s data fragments (`MCA_PML_OB1_HDR_TYPE_FRAG`). Each names its place in the message, so their order is free.
+const FRAGMENT_TAG: u8 = 0x46;
+/// Time limit of an attempt to add a rail. The line may be dead; a later attempt finds out when it works again.
+const RAIL_ATTEMPT: Duration = Duration::from_secs(3);
+/// Limit of a fragment's payload when there are several rails.
+const SPREAD: usize = 128 << 10;
+/// Limit of rails to one peer that the peer may add.
+const RAILS: usize = 16;
 
-/// How a send went.
+/// Result of a send.
 #[derive(Debug)]
 pub enum SendOutcome {
-    /// The kernel has it; the fragment is to be completed.
+    /// The kernel has the fragment, or a copy waits: the fragment is to be completed.
     Sent(FragRef),
-    /// It is sent later; the callback is owed.
+    /// The fragment is sent, now or later, and its callback is owed.
     Queued,
-    /// It is sent later, and somebody has to connect.
+    /// The fragment waits, and the caller must connect.
     Unconnected,
-    /// The peer is gone: the fragment is the caller's again.
+    /// The peer is lost: the fragment belongs to the caller again.
     Unreachable(FragRef),
 }
 
+/// What follows from a send for other fragments.
+#[derive(Debug, Default)]
+pub struct SendEffects {
+    /// Fragments that are sent and are to be completed.
+    pub done: Vec<FragRef>,
+    /// Frames wait for the next system call: progress must flush the endpoint.
+    pub deferred: bool,
+}
+
 /// How a process and its peer are connected.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PeerLink {
-    /// Not at all, yet.
+    /// Not yet.
+    #[default]
     None,
-    /// By this process, on the flow with this number; the peer has not accepted yet.
+    /// This process connects, by the flow with this number; the peer has not accepted yet.
     Connecting(u64),
-    /// The peer connects: its flow is the one if both connect at the same time.
+    /// The peer connects: its flow is used if both connect at the same time.
     Expected,
-    /// By this flow.
-    Up(Arc<Flow>),
-    /// Not any more.
+    /// By the rails.
+    Up,
+    /// The link has ended.
     Over,
-}
-
-/// Something to be sent.
-#[derive(Debug)]
-enum Outgoing {
-    Fragment(FragRef),
-    Bytes(Vec<u8>),
-}
-
-impl Outgoing {
-    fn pieces(&self) -> [&[u8]; PIECES_OF_ONE] {
-        match self {
-            Self::Fragment(frag) => frag.pieces(),
-            Self::Bytes(bytes) => [bytes, &[], &[], &[]],
-        }
-    }
 }
 
 /// A peer. Open MPI has a pointer to it (`mca_btl_base_endpoint_t`).
 pub struct BtlEndpoint {
-    /// Its name.
+    /// The peer's name.
     pub name: ProcName,
     state: Mutex<EndpointState>,
-    /// Open MPI's `opal_proc_t` of it; null as long as only the peer has asked for the connection.
+    /// Open MPI's `opal_proc_t` of the peer; null while only the peer has asked for the connection.
     proc: AtomicPtr<c_void>,
-    /// It has said goodbye, or this process has.
-    departed: AtomicBool,
+    /// Open MPI has let go of the peer.
+    let_go: AtomicBool,
+    /// Fragments are spread over several rails.
+    spreads: AtomicBool,
 }
 
+#[derive(Default)]
 struct EndpointState {
     link: PeerLink,
     token: u64,
-    /// Addresses that were not tried yet, the next one last.
-    untried: Vec<SocketAddr>,
-    queue: VecDeque<Outgoing>,
-    /// Bytes of the first in the queue that are sent.
-    sent: usize,
+    /// All addresses of the peer with their lines.
+    addresses: Vec<(u8, SocketAddr)>,
+    /// The lines that get a rail.
+    lines: Vec<LineAddresses>,
+    /// Addresses that were not tried yet for the first flow, the next one last.
+    untried: Vec<(u8, SocketAddr)>,
+    /// The line of the first flow that this process makes.
+    line: u8,
+    /// Frames that wait for the first rail.
+    early: Backlog,
+    rails: Rails,
+    /// This process has made the first flow, so it makes the other rails, too.
+    makes_rails: bool,
+    /// Attempts to add a rail: line, number of the flow, begin.
+    attempts: Vec<(u8, u64, Instant)>,
+}
+
+/// The changes to a peer's rails that are due.
+#[derive(Debug, Default)]
+pub(crate) struct RailChanges {
+    /// Lines to connect to, with the peer's token.
+    pub(crate) connect: Vec<LineAddresses>,
+    pub(crate) token: u64,
+    /// Flows of attempts that took too long.
+    pub(crate) give_up: Vec<u64>,
 }
 
 impl BtlEndpoint {
     pub(crate) fn new(name: ProcName) -> Self {
         Self {
             name,
-            state: Mutex::new(EndpointState {
-                link: PeerLink::None,
-                token: 0,
-                untried: Vec::new(),
-                queue: VecDeque::new(),
-                sent: 0,
-            }),
+            state: Mutex::default(),
             proc: AtomicPtr::new(ptr::null_mut()),
-            departed: AtomicBool::new(false),
+            let_go: AtomicBool::new(false),
+            spreads: AtomicBool::new(false),
         }
     }
 
@@ -110,63 +127,82 @@ impl BtlEndpoint {
         self.proc.load(Ordering::Acquire)
     }
 
-    /// Open MPI wants to send to it: what it has published, and its proc.
-    pub(crate) fn describe(&self, proc: *mut c_void, blob: &ProcBlob, candidates: Vec<SocketAddr>) {
+    /// Open MPI wants to send to the peer: its proc, and what the peer has published, as seen from this process's addresses.
+    pub(crate) fn describe(&self, proc: *mut c_void, blob: &ProcBlob, own: &[ProcAddress]) {
         let mut state = self.state();
         state.token = blob.token;
-        state.untried = candidates.into_iter().rev().collect();
+        state.addresses = blob.candidates(own);
+        state.untried = state.addresses.iter().rev().copied().collect();
+        state.lines = blob.lines(own);
         self.proc.store(proc, Ordering::Release);
     }
 
-    /// Whether an end of the flow is no failure.
-    pub(crate) fn has_departed(&self) -> bool {
-        self.departed.load(Ordering::Acquire)
+    /// Whether Open MPI has let go of the peer.
+    pub(crate) fn is_let_go(&self) -> bool {
+        self.let_go.load(Ordering::Acquire)
     }
 
-    /// The peer has said goodbye.
-    pub(crate) fn departs(&self) {
-        self.departed.store(true, Ordering::Release);
+    /// Limits the payload of one fragment: short ones balance several rails better.
+    pub fn limit(&self, len: usize) -> usize {
+        match self.spreads.load(Ordering::Relaxed) {
+            true => len.min(SPREAD),
+            false => len,
+        }
     }
 
-    /// Sends a fragment: at once if nothing waits before it and the kernel takes all of it.
-    pub fn send(&self, mut frag: FragRef, tag: u8) -> SendOutcome {
+    /// Adds a rail.
+    fn add_rail(&self, state: &mut EndpointState, rail: Rail) {
+        state.rails.add(rail);
+        let several = state.rails.are_several();
+        self.spreads.store(several, Ordering::Relaxed);
+    }
+
+    /// Sends a fragment. The first send since the process last made progress (`round`) goes to the kernel at once; those that follow
+    /// share system calls, the last of them in the next progress.
+    pub fn send(
+        &self,
+        mut frag: FragRef,
+        tag: u8,
+        round: u64,
+        effects: &mut SendEffects,
+    ) -> SendOutcome {
         frag.seal(tag);
         let mut state = self.state();
-        let mut sent = 0;
-        match &state.link {
+        let state = &mut *state;
+        match state.link {
             PeerLink::Over => return SendOutcome::Unreachable(frag),
-            PeerLink::Up(flow) if state.queue.is_empty() => {
-                let pieces = frag.pieces();
-                let total: usize = pieces.iter().map(|p| p.len()).sum();
-                // An error of the flow is found by progress, which ends it.
-                sent = send_pieces(flow, &pieces, total);
-                if sent == total {
-                    return SendOutcome::Sent(frag);
-                }
+            PeerLink::Up if tag == FRAGMENT_TAG && state.rails.are_several() => {
+                state.rails.share(frag, &mut effects.done);
+                return SendOutcome::Queued;
             }
             _ => {}
         }
-        frag.owe_callback();
-        if state.queue.is_empty() {
-            state.sent = sent;
-        }
-        state.queue.push_back(Outgoing::Fragment(frag));
-        match state.link {
-            PeerLink::None => SendOutcome::Unconnected,
-            _ => SendOutcome::Queued,
-        }
+        let Some(first) = state.rails.first() else {
+            frag.owe_callback();
+            state.early.push(Outgoing::Fragment(frag));
+            return match state.link {
+                PeerLink::None => SendOutcome::Unconnected,
+                _ => SendOutcome::Queued,
+            };
+        };
+        let sent = first.send(frag, round, &mut effects.done);
+        effects.deferred = first.is_deferring();
+        sent.map_or(SendOutcome::Queued, SendOutcome::Sent)
     }
 
-    /// Sends a payload of two parts now, or not at all: whether it is sent. What the kernel does not take of it is copied.
-    pub fn send_now(&self, tag: u8, first: &[u8], second: &[u8]) -> bool {
+    /// Sends a payload of two parts, or a copy of it later. Returns false if the first rail takes nothing now.
+    pub fn send_now(
+        &self,
+        tag: u8,
+        [head, body]: [&[u8]; 2],
+        round: u64,
+        effects: &mut SendEffects,
+    ) -> bool {
         let mut state = self.state();
-        let PeerLink::Up(flow) = &state.link else {
+        let Some(rail) = state.rails.first() else {
             return false;
         };
-        if !state.queue.is_empty() {
-            return false;
-        }
-        let len = first.len() + second.len();
+        let len = head.len() + body.len();
         let header = FrameHeader {
             kind: FrameKind::Data,
             tag,
@@ -174,130 +210,188 @@ impl BtlEndpoint {
         };
         let header = header.encode();
         let padding = &[0; HEADER][..padding(len)];
-        let pieces = [&header[..], first, second, padding];
-        let total = header.len() + len + padding.len();
-        let sent = send_pieces(flow, &pieces, total);
-        if sent == 0 {
-            return false;
-        }
-        if sent < total {
-            state.sent = sent;
-            state.queue.push_back(Outgoing::Bytes(pieces.concat()));
-        }
-        true
+        let pieces = [&header[..], head, body, padding];
+        let sent = rail.send_copied(&pieces, round, &mut effects.done);
+        effects.deferred = rail.is_deferring();
+        sent
     }
 
-    /// Sends what waits, several fragments in one call; appends those that are sent to `done`.
+    /// Sends what waits, as far as the kernel takes it. Appends the fragments that are sent to `done`.
     pub(crate) fn flush(&self, done: &mut Vec<FragRef>) {
-        let mut state = self.state();
-        let state = &mut *state;
-        let PeerLink::Up(flow) = &state.link else {
-            return;
-        };
-        while !state.queue.is_empty() {
-            let mut pieces = [IoSlice::new(&[]); PIECES];
-            let waiting = state.queue.iter().flat_map(Outgoing::pieces);
-            let count = gather(waiting, state.sent, &mut pieces);
-            match flow.try_send_vectored(&pieces[..count]) {
-                Ok(n) => advance(&mut state.queue, &mut state.sent, n, done),
-                // The flow tells when there is room again; an error of it is found by progress.
-                Err(_) => return,
-            }
-        }
+        self.state().rails.flush(done);
     }
 
-    /// Whether all is sent.
+    /// Whether all frames are sent.
     pub(crate) fn is_flushed(&self) -> bool {
-        self.state().queue.is_empty()
+        self.state().rails.are_flushed()
     }
 
-    /// If nobody connects yet, `connect` begins to, to one address after the other until it succeeds. `None`: nothing to do;
+    /// If nobody connects yet, `connect` begins to: to one address after the other until it succeeds. `None`: nothing to do;
     /// otherwise whether it has begun.
     pub(crate) fn connect(
         &self,
         mut connect: impl FnMut(SocketAddr, u64) -> Option<u64>,
     ) -> Option<bool> {
         let mut state = self.state();
-        if !matches!(state.link, PeerLink::None) {
+        if state.link != PeerLink::None {
             return None;
         }
-        while let Some(addr) = state.untried.pop() {
+        while let Some((line, addr)) = state.untried.pop() {
             if let Some(flow) = connect(addr, state.token) {
                 state.link = PeerLink::Connecting(flow);
+                state.line = line;
                 return Some(true);
             }
         }
         Some(false)
     }
 
-    /// The flow with this number, by which this process connected, is over before it was accepted: whether another address is to
-    /// be tried.
+    /// The flow with this number, by which this process connected, ended before it was accepted. Returns whether another address is
+    /// to be tried.
     pub(crate) fn attempt_failed(&self, flow: u64) -> bool {
         let mut state = self.state();
-        let mine = matches!(state.link, PeerLink::Connecting(id) if id == flow);
-        if mine {
+        state.attempts.retain(|attempt| attempt.1 != flow);
+        let is_first = state.link == PeerLink::Connecting(flow);
+        if is_first {
             state.link = PeerLink::None;
         }
-        mine
+        is_first
     }
 
-    /// The peer has rejected this process's flow, because its own is the one.
+    /// The peer has rejected this process's flow, because the peer's own flow is used.
     pub(crate) fn rejected(&self, flow: u64) {
         let mut state = self.state();
-        if matches!(state.link, PeerLink::Connecting(id) if id == flow) {
+        state.attempts.retain(|attempt| attempt.1 != flow);
+        if state.link == PeerLink::Connecting(flow) {
             state.link = PeerLink::Expected;
         }
     }
 
-    /// The peer has accepted this process's flow: whether it is the one.
+    /// The peer has accepted a flow of this process. Returns whether the flow is used: as the first, or as a further rail.
     pub(crate) fn accepted(&self, flow: &Arc<Flow>) -> bool {
         let mut state = self.state();
-        let is_it = matches!(state.link, PeerLink::Connecting(id) if id == flow.id());
-        if is_it {
-            state.link = PeerLink::Up(flow.clone());
+        let state = &mut *state;
+        if state.link == PeerLink::Connecting(flow.id()) {
+            state.link = PeerLink::Up;
+            state.makes_rails = true;
+            let early = std::mem::take(&mut state.early);
+            let rail = Rail::new(flow, state.line, early);
+            self.add_rail(state, rail);
+            return true;
         }
-        is_it
+        let mut attempts = state.attempts.iter();
+        let Some(at) = attempts.position(|attempt| attempt.1 == flow.id()) else {
+            return false;
+        };
+        let (line, ..) = state.attempts.swap_remove(at);
+        let goes_up = state.link == PeerLink::Up;
+        if goes_up {
+            let rail = Rail::new(flow, line, Backlog::default());
+            self.add_rail(state, rail);
+        }
+        goes_up
     }
 
-    /// The peer connects by this flow: whether it is the one. Of two that cross, that of the lower name is.
-    pub(crate) fn accept(&self, me: ProcName, flow: &Arc<Flow>) -> bool {
+    /// The peer connects by this flow. Returns whether the flow is used. Of two first flows that cross, the lower name's is used.
+    pub(crate) fn accept(&self, me: ProcName, flow: &Arc<Flow>, is_rail: bool) -> bool {
         let mut state = self.state();
+        let state = &mut *state;
         let take = match state.link {
-            PeerLink::None | PeerLink::Expected => true,
-            PeerLink::Connecting(_) => self.name < me,
-            PeerLink::Up(_) | PeerLink::Over => false,
+            PeerLink::None | PeerLink::Expected => !is_rail,
+            PeerLink::Connecting(_) => !is_rail && self.name < me,
+            PeerLink::Up => is_rail && !self.is_let_go() && state.rails.len() < RAILS,
+            PeerLink::Over => false,
         };
         if take {
             let answer = FrameHeader::control(FrameKind::Accept).encode();
-            state.queue.push_front(Outgoing::Bytes(answer.into()));
-            state.link = PeerLink::Up(flow.clone());
+            let mut backlog = Backlog::default();
+            backlog.copy(&[&answer, &[], &[], &[]]);
+            backlog.append(&mut state.early);
+            state.link = PeerLink::Up;
+            self.add_rail(state, Rail::new(flow, 0, backlog));
         }
         take
     }
 
-    /// The flow is over: what was not sent.
+    /// Finds the changes to the rails that are due, and retires superfluous rails. `has_met`: whether the flow with this number is
+    /// connected; the peer may already use it, so it is not given up.
+    pub(crate) fn tend_rails(&self, now: Instant, has_met: impl Fn(u64) -> bool) -> RailChanges {
+        let mut state = self.state();
+        let state = &mut *state;
+        if !state.makes_rails || state.link != PeerLink::Up || self.is_let_go() {
+            return RailChanges::default();
+        }
+        let is_late = |attempt: &mut (u8, u64, Instant)| {
+            now.saturating_duration_since(attempt.2) > RAIL_ATTEMPT && !has_met(attempt.1)
+        };
+        let late = state.attempts.extract_if(.., is_late);
+        let give_up = late.map(|attempt| attempt.1).collect();
+        let lines: Vec<u8> = state.lines.iter().map(|line| line.line).collect();
+        let line_of = |ip: IpAddr| {
+            let mut addresses = state.addresses.iter();
+            addresses
+                .find(|(_, addr)| addr.ip() == ip)
+                .map(|(line, _)| *line)
+        };
+        let places = state.rails.places(line_of);
+        let connecting: Vec<u8> = state.attempts.iter().map(|attempt| attempt.0).collect();
+        let plan = rail::plan(&lines, &places, &connecting);
+        for flow in plan.retire {
+            state.rails.retire(flow);
+        }
+        let connect = state
+            .lines
+            .iter()
+            .filter(|l| plan.connect.contains(&l.line));
+        RailChanges {
+            connect: connect.cloned().collect(),
+            token: state.token,
+            give_up,
+        }
+    }
+
+    /// Finds rails that stand still; see [`Rails::watch`].
+    pub(crate) fn watch_rails(&self, now: Instant) {
+        self.state().rails.watch(now);
+    }
+
+    /// This process begins to add a rail, by the flow with this number.
+    pub(crate) fn adding_rail(&self, line: u8, flow: u64, now: Instant) {
+        self.state().attempts.push((line, flow, now));
+    }
+
+    /// The peer has said goodbye on this rail. If it is not the first one, this process says goodbye on it, too.
+    pub(crate) fn peer_retires(&self, flow: u64) {
+        if !self.is_let_go() {
+            self.state().rails.retire(flow);
+        }
+    }
+
+    /// Whether frames wait on this rail, which is not the first one and gets no more.
+    pub(crate) fn is_leaving(&self, flow: u64) -> bool {
+        self.state().rails.is_leaving(flow)
+    }
+
+    /// Removes a rail that has ended, unless it is the first one: returns whether it is not, and its fragments that were not sent.
+    pub(crate) fn remove_rail(&self, flow: u64) -> Option<Vec<FragRef>> {
+        self.state().rails.remove(flow)
+    }
+
+    /// The link has ended: returns the fragments that were not sent.
     pub(crate) fn end(&self) -> Vec<FragRef> {
         let mut state = self.state();
         state.link = PeerLink::Over;
-        state.sent = 0;
-        let fragments = state.queue.drain(..).filter_map(|out| match out {
-            Outgoing::Fragment(frag) => Some(frag),
-            Outgoing::Bytes(_) => None,
-        });
-        fragments.collect()
+        let mut fragments = state.early.take_fragments();
+        fragments.extend(std::mem::take(&mut state.rails).take_fragments());
+        fragments
     }
 
-    /// This process says goodbye, behind all that waits. The flow, if there is one.
-    pub(crate) fn say_goodbye(&self) -> Option<Arc<Flow>> {
-        self.departs();
+    /// Open MPI lets go of the peer: a goodbye follows all that waits, on each rail. Returns the flows.
+    pub(crate) fn say_goodbye(&self) -> Vec<Arc<Flow>> {
+        self.let_go.store(true, Ordering::Release);
         let mut state = self.state();
-        let PeerLink::Up(flow) = &state.link else {
-            return None;
-        };
-        let flow = flow.clone();
-        let goodbye = FrameHeader::control(FrameKind::Goodbye).encode();
-        state.queue.push_back(Outgoing::Bytes(goodbye.into()));
-        Some(flow)
+        state.rails.say_goodbye();
+        state.rails.flows()
     }
 }
 
@@ -309,120 +403,45 @@ impl fmt::Debug for BtlEndpoint {
     }
 }
 
-/// Sends these pieces until all `total` bytes are sent or the kernel takes no more, which is when the flow tells that there is room
-/// again; how many bytes.
-fn send_pieces(flow: &Flow, pieces: &[&[u8]; PIECES_OF_ONE], total: usize) -> usize {
-    let mut sent = 0;
-    while sent < total {
-        let mut rest = [IoSlice::new(&[]); PIECES_OF_ONE];
-        let count = gather(pieces.iter().copied(), sent, &mut rest);
-        match flow.try_send_vectored(&rest[..count]) {
-            Ok(n) => sent += n,
-            Err(_) => break,
-        }
-    }
-    sent
-}
-
-/// All pieces but for the first `skip` bytes, as many as there is room for; how many.
-fn gather<'a>(
-    pieces: impl Iterator<Item = &'a [u8]>,
-    mut skip: usize,
-    out: &mut [IoSlice<'a>],
-) -> usize {
-    let mut count = 0;
-    for piece in pieces {
-        if count == out.len() {
-            break;
-        }
-        let skipped = skip.min(piece.len());
-        skip -= skipped;
-        if skipped < piece.len() {
-            out[count] = IoSlice::new(&piece[skipped..]);
-            count += 1;
-        }
-    }
-    count
-}
-
-/// `n` more bytes are sent: removes what is sent as a whole.
-fn advance(queue: &mut VecDeque<Outgoing>, sent: &mut usize, n: usize, done: &mut Vec<FragRef>) {
-    *sent += n;
-    while let Some(first) = queue.front() {
-        let len = first.pieces().iter().map(|p| p.len()).sum();
-        if *sent < len {
-            return;
-        }
-        *sent -= len;
-        if let Some(Outgoing::Fragment(frag)) = queue.pop_front() {
-            done.push(frag);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn fragment(len: usize, tag: u8) -> FragRef {
-        let mut frag = FragRef::allocate(len, 0, 255).unwrap();
-        let raw = frag.pieces()[1].as_ptr().cast_mut();
-        // SAFETY: the memory is the fragment's own.
-        unsafe { ptr::write_bytes(raw, tag, len) };
-        frag.seal(tag);
-        frag
-    }
+    use crate::frag::tests::fragment;
 
     #[test]
-    fn what_is_sent_in_parts_is_the_whole_once() {
-        let mut rng = fastrand::Rng::with_seed(2);
-        let mut queue = VecDeque::new();
-        for n in 0..40 {
-            queue.push_back(match n % 5 {
-                0 => Outgoing::Bytes(FrameHeader::control(FrameKind::Accept).encode().into()),
-                _ => Outgoing::Fragment(fragment(rng.usize(0..300), n)),
-            });
-        }
-        let all: Vec<u8> = queue.iter().flat_map(|o| o.pieces().concat()).collect();
-        let (mut sent, mut done, mut got) = (0, Vec::new(), Vec::<u8>::new());
-        while !queue.is_empty() {
-            let mut pieces = [IoSlice::new(&[]); PIECES];
-            let count = gather(queue.iter().flat_map(Outgoing::pieces), sent, &mut pieces);
-            let bytes: Vec<u8> = pieces[..count].iter().flat_map(|p| p.to_vec()).collect();
-            let n = rng.usize(1..=bytes.len());
-            got.extend(&bytes[..n]);
-            advance(&mut queue, &mut sent, n, &mut done);
-        }
-        assert!(got == all);
-        assert_eq!((sent, done.len()), (0, 32));
-        done.into_iter().for_each(FragRef::free);
-    }
-
-    #[test]
-    fn a_peer_that_is_gone_refuses_and_gives_back_what_waited() {
+    fn a_lost_peer_refuses_fragments_and_returns_those_that_waited() {
         let endpoint = BtlEndpoint::new(ProcName(3));
-        let SendOutcome::Unconnected = endpoint.send(fragment(5, 1), 1) else {
+        let effects = &mut SendEffects::default();
+        let SendOutcome::Unconnected = endpoint.send(fragment(5, 1), 1, 1, effects) else {
             panic!("not queued");
         };
         assert_eq!(endpoint.connect(|_, _| Some(9)), Some(false));
         let waited = endpoint.end();
         assert_eq!(waited.len(), 1);
         waited.into_iter().for_each(FragRef::free);
-        let SendOutcome::Unreachable(frag) = endpoint.send(fragment(5, 1), 1) else {
+        let SendOutcome::Unreachable(frag) = endpoint.send(fragment(5, 1), 1, 1, effects) else {
             panic!("not refused");
         };
         frag.free();
-        assert!(!endpoint.send_now(1, b"a", b"b"));
+        assert!(!endpoint.send_now(1, [b"a", b"b"], 1, effects));
     }
 
     #[test]
     fn addresses_are_tried_one_after_the_other() {
         let endpoint = BtlEndpoint::new(ProcName(3));
-        let blob = ProcBlob::default();
         let addrs: Vec<SocketAddr> = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]
             .map(|a| a.parse().unwrap())
             .into();
-        endpoint.describe(ptr::null_mut(), &blob, addrs.clone());
+        let address = |addr: &SocketAddr| ProcAddress {
+            addr: *addr,
+            prefix: 24,
+            line: 0,
+        };
+        let blob = ProcBlob {
+            token: 7,
+            addresses: addrs.iter().map(address).collect(),
+        };
+        endpoint.describe(ptr::null_mut(), &blob, &[]);
         let mut tried = Vec::new();
         let mut connect = |addr: SocketAddr, _| {
             tried.push(addr);

@@ -1,4 +1,4 @@
-//! Fragments: what Open MPI sends, as it sees it (a descriptor) and as this component keeps it.
+//! Fragments: Open MPI's descriptors, with the component's header.
 //!
 //! The layouts are those of Open MPI 4.1 and 5.0 on x86-64. The shim asserts the same offsets against Open MPI's headers.
 
@@ -114,7 +114,7 @@ impl FragRef {
     /// From the descriptor that Open MPI hands back.
     ///
     /// # Safety
-    /// It comes from [`into_raw`](Self::into_raw), and nobody else uses the fragment.
+    /// It comes from [`into_raw`](Self::into_raw), and nothing else uses the fragment.
     pub unsafe fn from_raw(descriptor: NonNull<BtlDescriptor>) -> Self {
         Self(descriptor.cast())
     }
@@ -186,7 +186,7 @@ impl FragRef {
         [&self.frag().header, first, second, padding]
     }
 
-    /// Tells Open MPI how the send ended, if it is to be told, and frees the fragment, if that is this component's to do.
+    /// Calls the callback if it is owed, and frees the fragment if the component owns it.
     ///
     /// # Safety
     /// `module` and `endpoint` are those that Open MPI knows. No lock is held: the callback may send, and make progress.
@@ -210,8 +210,16 @@ fn layout(len: usize) -> Option<Layout> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A sealed fragment with `len` bytes, each of them `tag`.
+    pub(crate) fn fragment(len: usize, tag: u8) -> FragRef {
+        let mut frag = FragRef::allocate(len, 0, 255).unwrap();
+        fill(&frag, tag);
+        frag.seal(tag);
+        frag
+    }
 
     fn fill(frag: &FragRef, with: u8) {
         let segment = &frag.segments()[0];

@@ -1,4 +1,4 @@
-//! Frames: what lies between two components on a flow.
+//! Frames: the messages of two components on a flow.
 //!
 //! A frame is a header of 8 bytes, a payload, and padding up to the next multiple of 8, so that headers and payloads are aligned
 //! in the receiver's buffer. Numbers are little-endian.
@@ -7,14 +7,14 @@ use crate::proc::ProcName;
 
 /// Bytes of a header.
 pub const HEADER: usize = 8;
-/// The longest payload that is believed.
+/// Limit of a payload.
 pub const MAX_PAYLOAD: usize = 1 << 30;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"SLBT");
-const VERSION: u32 = 1;
-const HELLO_BYTES: usize = 24;
+const VERSION: u32 = 2;
+const HELLO_BYTES: usize = 32;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameKind {
     /// A fragment, for the callback of its tag.
@@ -25,14 +25,14 @@ pub enum FrameKind {
     Accept = 2,
     /// The acceptor's other answer: its own flow to the connector is the one.
     Reject = 3,
-    /// The last frame: the end of the flow that follows is no failure.
+    /// The last frame of a flow: the end that follows is no failure.
     Goodbye = 4,
 }
 
 /// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What the frame is.
+    /// Its kind.
     pub kind: FrameKind,
     /// Of [`FrameKind::Data`]: which callback receives it.
     pub tag: u8,
@@ -56,7 +56,7 @@ impl FrameHeader {
         [a, b, c, d, self.kind as u8, self.tag, 0, 0]
     }
 
-    /// `None`: no component of this version has sent that.
+    /// `None`: not a header of this version.
     pub fn parse(bytes: [u8; HEADER]) -> Option<Self> {
         let [a, b, c, d, kind, tag, 0, 0] = bytes else {
             return None;
@@ -84,34 +84,52 @@ pub fn padding(len: usize) -> usize {
     len.wrapping_neg() % HEADER
 }
 
-/// A [`FrameKind::Hello`] frame: who connects, and the token from the acceptor's published addresses, which shows that the
-/// connector belongs to the job.
-pub fn hello(me: ProcName, token: u64) -> Vec<u8> {
-    let header = FrameHeader {
-        kind: FrameKind::Hello,
-        tag: 0,
-        len: HELLO_BYTES,
-    };
-    let mut frame = header.encode().to_vec();
-    frame.extend(MAGIC.to_le_bytes());
-    frame.extend(VERSION.to_le_bytes());
-    frame.extend(me.0.to_le_bytes());
-    frame.extend(token.to_le_bytes());
-    frame
+/// The content of a [`FrameKind::Hello`] frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BtlHello {
+    /// The connector.
+    pub name: ProcName,
+    /// The acceptor's published token. It shows that the connector belongs to the job.
+    pub token: u64,
+    /// The flow is a further rail, beside the first flow.
+    pub is_rail: bool,
 }
 
-/// The name in the payload of a hello; `None` if it is not for the process with this token.
-pub fn parse_hello(payload: &[u8], token: u64) -> Option<ProcName> {
-    let payload: &[u8; HELLO_BYTES] = payload.try_into().ok()?;
-    let (words, _) = payload.as_chunks::<8>();
-    let &[first, name, theirs] = words else {
-        return None;
-    };
-    let mut expected = [0; 8];
-    expected[..4].copy_from_slice(&MAGIC.to_le_bytes());
-    expected[4..].copy_from_slice(&VERSION.to_le_bytes());
-    let is_ours = first == expected && u64::from_le_bytes(theirs) == token;
-    is_ours.then(|| ProcName(u64::from_le_bytes(name)))
+impl BtlHello {
+    /// The frame.
+    pub fn encode(self) -> Vec<u8> {
+        let header = FrameHeader {
+            kind: FrameKind::Hello,
+            tag: 0,
+            len: HELLO_BYTES,
+        };
+        let mut frame = header.encode().to_vec();
+        frame.extend(MAGIC.to_le_bytes());
+        frame.extend(VERSION.to_le_bytes());
+        frame.extend(self.name.0.to_le_bytes());
+        frame.extend(self.token.to_le_bytes());
+        frame.extend(u64::from(self.is_rail).to_le_bytes());
+        frame
+    }
+
+    /// Reads the payload of a frame. `None`: no component of this version has sent it to the process with this token.
+    pub fn parse(payload: &[u8], token: u64) -> Option<Self> {
+        let payload: &[u8; HELLO_BYTES] = payload.try_into().ok()?;
+        let (words, _) = payload.as_chunks::<8>();
+        let &[first, name, theirs, is_rail] = words else {
+            return None;
+        };
+        let mut expected = [0; 8];
+        expected[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        expected[4..].copy_from_slice(&VERSION.to_le_bytes());
+        let is_rail = u64::from_le_bytes(is_rail);
+        let is_ours = first == expected && u64::from_le_bytes(theirs) == token && is_rail <= 1;
+        is_ours.then(|| Self {
+            name: ProcName(u64::from_le_bytes(name)),
+            token,
+            is_rail: is_rail == 1,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -141,10 +159,17 @@ mod tests {
 
     #[test]
     fn a_hello_counts_only_with_the_acceptors_token() {
-        let frame = hello(ProcName(7), 99);
-        let payload = &frame[HEADER..];
-        assert_eq!(parse_hello(payload, 99), Some(ProcName(7)));
-        assert_eq!(parse_hello(payload, 98), None);
-        assert_eq!(parse_hello(&payload[1..], 99), None);
+        for is_rail in [false, true] {
+            let hello = BtlHello {
+                name: ProcName(7),
+                token: 99,
+                is_rail,
+            };
+            let frame = hello.encode();
+            let payload = &frame[HEADER..];
+            assert_eq!(BtlHello::parse(payload, 99), Some(hello));
+            assert_eq!(BtlHello::parse(payload, 98), None);
+            assert_eq!(BtlHello::parse(&payload[1..], 99), None);
+        }
     }
 }

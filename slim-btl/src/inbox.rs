@@ -4,17 +4,16 @@ use std::ops::Range;
 
 use crate::hdr::{FrameHeader, HEADER};
 
-/// The most that is read when no frame has begun: what has just been read is to be in the processor's cache when it is delivered.
+/// Limit of a read when no frame has begun: the bytes are then still in the processor's cache when they are delivered.
 const READ: usize = 64 << 10;
-/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings. Memory that is never used is
-/// never touched.
+/// Bytes of a fresh buffer: a frame of the usual largest size behind as much as one read brings.
 const BYTES: usize = 256 << 10;
 
-/// What came is no sequence of frames.
+/// The received bytes are not a sequence of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoFrame;
 
-/// Bytes that were received, and are cut into frames.
+/// Received bytes, which are cut into frames.
 #[derive(Debug, Default)]
 pub struct FrameReader {
     buf: Vec<u8>,
@@ -25,7 +24,22 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
-    /// Where the next bytes go; never empty.
+    /// Gives the reader a buffer, unless it has one. A reader without a buffer makes one.
+    pub fn lend(&mut self, from: &mut Vec<Vec<u8>>) {
+        if self.buf.is_empty() {
+            self.buf = from.pop().unwrap_or_default();
+        }
+    }
+
+    /// Takes the buffer back if it holds no part of a frame: an idle flow needs none, and the next flow finds it in the processor's cache.
+    pub fn give_back(&mut self, to: &mut Vec<Vec<u8>>) {
+        if self.start == self.end && !self.buf.is_empty() {
+            (self.start, self.end) = (0, 0);
+            to.push(std::mem::take(&mut self.buf));
+        }
+    }
+
+    /// The memory for the next bytes; never empty.
     pub fn room(&mut self) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -39,21 +53,21 @@ impl FrameReader {
                 self.buf.resize(needed, 0);
             }
         }
-        // Of a long frame no more than its rest, so that nothing has to be moved.
+        // Of a long frame only the rest is read, so that nothing has to be moved.
         let most = self.wanted.saturating_sub(self.end - self.start).max(READ);
         let until = self.buf.len().min(self.end + most);
         &mut self.buf[self.end..until]
     }
 
-    /// So many bytes have come to [`room`](Self::room).
+    /// Counts bytes that were received into [`room`](Self::room).
     pub fn filled(&mut self, n: usize) {
         self.end += n;
     }
 
-    /// The next whole frame: its header, and where its payload is. It stays there until the next call of [`room`](Self::room).
+    /// The next whole frame: its header, and the place of its payload, which is valid until the next call of [`room`](Self::room).
     ///
     /// # Errors
-    /// No component of this version sends that.
+    /// The bytes are not a frame of this version.
     pub fn next_frame(&mut self) -> Result<Option<(FrameHeader, Range<usize>)>, NoFrame> {
         let have = &self.buf[self.start..self.end];
         let Some((header, _)) = have.split_first_chunk::<HEADER>() else {

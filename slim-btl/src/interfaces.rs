@@ -1,4 +1,4 @@
-//! At which addresses of this host a process listens.
+//! The addresses of this host at which a process listens.
 
 use std::net::IpAddr;
 

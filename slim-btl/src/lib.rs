@@ -5,9 +5,9 @@
 //! fragment to the callback of its tag.
 //!
 //! ```text
-//!   ob1 ──► shim/*.c ──► component ──► module ──► endpoint ──► slim::Flow
-//!            structs of     C ABI      session,    one peer:
-//!            Open MPI                  progress    link, queue
+//!   ob1 ──► shim/*.c ──► component ──► module ──► endpoint ──► rail ──► slim::Flow
+//!            structs of     C ABI      session,    one peer     one line
+//!            Open MPI                  progress
 //! ```
 //!
 //! What needs Open MPI's headers is in the shim: the structs of component and module, the modex, receive callbacks, packing by the
@@ -15,9 +15,12 @@
 //!
 //! # Connections
 //!
-//! One flow for each pair of processes, made by the first that sends. Its first frame is a hello with the connector's name;
-//! the acceptor answers with accept or reject. If both connect at the same time, the flow of the lower name is the one. The last
-//! frame is a goodbye; a flow that ends without it was lost, and Open MPI is told.
+//! The process that sends first connects. The first frame of a flow is a hello with the connector's name; the acceptor answers with
+//! accept or reject. If both connect at the same time, the flow of the lower name is used. The last frame is a goodbye; if a flow
+//! ends without it, the peer is lost, and Open MPI is told.
+//!
+//! Once the first flow is accepted, its connector makes a further flow for each pair of lines (interfaces) in a common network: the
+//! rails. Data fragments of long messages take any rail; all other frames take the first.
 //!
 //! # Map
 //!
@@ -26,12 +29,15 @@
 //! | `component` | the functions that the shim calls |
 //! | `module` | [`module::BtlModule`]: session, peers, progress |
 //! | `endpoint` | [`endpoint::BtlEndpoint`]: one peer |
+//! | `rail` | the flows to one peer, and which of them a fragment takes |
+//! | `backlog` | frames that wait for one flow |
 //! | `frag` | fragments, with Open MPI's descriptor |
 //! | `inbox` | received bytes, cut into frames |
 //! | `hdr` | frames on the wire |
 //! | `interfaces` | addresses to listen at |
 //! | `proc` | names of processes, and what they publish |
 
+mod backlog;
 pub mod component;
 pub mod endpoint;
 pub mod frag;
@@ -40,3 +46,4 @@ pub mod inbox;
 pub mod interfaces;
 pub mod module;
 pub mod proc;
+mod rail;

@@ -295,7 +295,7 @@ typedef struct slim_event {
      */
     int32_t error;
     /**
-     * With SLIM_EVENT_RESUMED: bytes that this end has replayed, in all resumes of the flow so far.
+     * With SLIM_EVENT_RESUMED: bytes that this end has replayed in this resume.
      */
     uint64_t replayed;
     /**

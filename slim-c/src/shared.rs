@@ -32,7 +32,7 @@ pub(crate) struct SessionShared {
 
 #[derive(Default)]
 struct Registry {
-    members: HashMap<u64, Registered>,
+    members: HashMap<u64, ApiMember>,
     /// Flows whose ledger is not empty.
     posting: BTreeSet<u64>,
     /// Ledgers of closed flows, until they are empty.
@@ -40,7 +40,7 @@ struct Registry {
 }
 
 /// A flow or an endpoint that the program has not closed.
-struct Registered {
+struct ApiMember {
     context: UserPointer,
     /// Upgraded only with the registry locked, so that `close` finds the handle's reference to be the last one.
     flow: Weak<FlowBody>,
@@ -66,7 +66,7 @@ impl SessionShared {
 
     fn add(&self, id: u64, flow: Weak<FlowBody>) {
         let context = UserPointer(ptr::null_mut());
-        let added = Registered { context, flow };
+        let added = ApiMember { context, flow };
         locked(&self.registry).members.insert(id, added);
     }
 

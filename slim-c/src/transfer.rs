@@ -294,7 +294,7 @@ unsafe fn bytes<'a>(data: *const c_void, len: usize) -> Result<&'a [u8], Refusal
 /// Memory of the program.
 ///
 /// # Safety
-/// As for [`bytes`], and nothing else uses the memory.
+/// As for [`bytes()`], and nothing else uses the memory.
 unsafe fn room<'a>(into: *mut c_void, len: usize) -> Result<&'a mut [u8], Refusal> {
     match (into.is_null(), len) {
         (_, 0) => Ok(&mut []),

@@ -94,7 +94,7 @@ pub struct SlimEvent {
     pub change: u32,
     /// An error number as in `errno`, or 0.
     pub error: i32,
-    /// With SLIM_EVENT_RESUMED: bytes that this end has replayed, in all resumes of the flow so far.
+    /// With SLIM_EVENT_RESUMED: bytes that this end has replayed in this resume.
     pub replayed: u64,
     /// With SLIM_EVENT_RESUMED: length of the suspension, in nanoseconds.
     pub away_ns: u64,

@@ -49,7 +49,7 @@ pub enum FlowChange {
     },
     /// The flow has a new connection.
     Resumed {
-        /// Bytes that this end has replayed, in all resumes of the flow so far.
+        /// Bytes that this end has replayed in this resume.
         replayed: u64,
         /// Length of this suspension.
         away: Duration,
@@ -76,6 +76,19 @@ pub struct FlowStats {
     pub replayed: u64,
     /// Total time of all suspensions, the present one included.
     pub suspended: Duration,
+}
+
+/// What the kernel knows of the delivery of a flow's bytes on its present connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowDelivery {
+    /// Bytes that the program has sent.
+    pub sent: u64,
+    /// Bytes of these that the peer's kernel has acknowledged.
+    pub acknowledged: u64,
+    /// Packets that are under way without an acknowledgement. If there are none, unacknowledged bytes wait for room at the peer.
+    pub in_flight: u32,
+    /// The smoothed round-trip time.
+    pub round_trip: Duration,
 }
 
 /// Counters of a session: sums over its flows, closed ones included.

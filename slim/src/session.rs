@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slim_core::config::{Config, LogLevel};
+use slim_core::config::{Config, LogLevel, Problem};
 
 use crate::agents;
 use crate::blob::{Blob, BlobError, DoorKey};
@@ -58,7 +58,8 @@ impl Session {
     /// # Errors
     /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
     pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
-        read_job_key(&mut options.config).map_err(SessionError::Agent)?;
+        read_job_key(&mut options.config)
+            .map_err(|problem| SessionError::Agent(io::Error::other(problem.to_string())))?;
         let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
         let key = options.config.job_key.as_ref();
         match Hub::new(agent, &options.job, key) {
@@ -115,17 +116,15 @@ impl Session {
         Ok(flow)
     }
 
-    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob), at the first of its addresses. The flow is protected
-    /// as soon as it is connected, without negotiation. The call waits a few microseconds for the agent thread.
+    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob). Its addresses are tried in order: the next one, if there
+    /// is one, when the present one fails or has not admitted this process within three seconds. The flow is protected as soon as it is
+    /// connected, without negotiation. The call waits a few microseconds for the agent thread.
     ///
     /// # Errors
     /// [`ConnectError::Blob`], and errors that the kernel reports at once.
     pub fn try_connect_blob(&self, blob: &[u8]) -> Result<SessionFlow, ConnectError> {
         let (doors, key) = self.doors(blob)?;
-        let first = doors
-            .first()
-            .ok_or(ConnectError::Blob(BlobError::Garbage))?;
-        SessionFlow::connect_by_name(&self.hub, *first, key)
+        SessionFlow::connect_by_name(&self.hub, doors, key)
     }
 
     /// Like [`try_connect_blob`](Self::try_connect_blob), but tries one address after the other, and waits at most `limit` until the
@@ -147,7 +146,7 @@ impl Session {
             // The remaining time is divided equally among the remaining addresses.
             let share = left.map(|left| left / (doors.len() - n) as u32);
             let connect = || {
-                let flow = SessionFlow::connect_by_name(&self.hub, *door, key.clone())?;
+                let flow = SessionFlow::connect_by_name(&self.hub, vec![*door], key.clone())?;
                 flow.wait_connected(share)?;
                 Ok(flow)
             };
@@ -182,10 +181,11 @@ impl Session {
 
     /// Like [`progress`](Self::progress), but waits for an update, at most `limit`.
     pub fn wait(&self, updates: &mut Vec<Update>, limit: Option<Duration>) -> bool {
+        let before = updates.len();
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             if self.progress(updates) || self.hub.is_closed() {
-                return !updates.is_empty();
+                return updates.len() > before;
             }
             let left = until.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -196,7 +196,8 @@ impl Session {
     }
 
     /// Sets the callback for events, in place of any earlier one. Only [`progress`](Self::progress) and [`wait`](Self::wait) call it,
-    /// in the thread that called them.
+    /// in the thread that called them. Events reach it one by one, in order. It may call the library. If it panics, so does the call,
+    /// and later events are kept for the next one.
     pub fn on_event(&self, callback: impl Fn(&SessionEvent) + Send + Sync + 'static) {
         self.hub.set_callback(Some(Arc::new(callback)));
     }
@@ -265,15 +266,18 @@ impl Session {
     }
 }
 
-/// Reads the job key's file, if the settings name one.
-fn read_job_key(config: &mut Config) -> io::Result<()> {
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let taken = config.set_job_key(file.map_err(String::as_str));
-        taken.map_err(|problem| io::Error::other(problem.to_string()))?;
-    }
-    Ok(())
+/// Reads the job key from the file that the settings name, if they name one. [`Session::open`] does so, too; this is for programs
+/// that want to tell the problem, and to go on: a file that gives no key switches SLIM off.
+///
+/// # Errors
+/// The file cannot be read, others than its owner can use it, or it holds no key.
+pub fn read_job_key(config: &mut Config) -> Result<(), Problem> {
+    let Some(path) = config.job_key_file.clone() else {
+        return Ok(());
+    };
+    let file = slim_agent::read_job_key(&path);
+    let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+    config.set_job_key(file.map_err(String::as_str))
 }
 
 impl Drop for Session {

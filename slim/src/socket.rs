@@ -68,6 +68,11 @@ fn set_nodelay(fd: &OwnFd) {
     slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &on);
 }
 
+/// Limits the bytes that the kernel takes and has not sent yet.
+pub(crate) fn limit_unsent(fd: &OwnFd, bytes: u32) {
+    slim_sys::set_option(fd.raw(), libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &bytes);
+}
+
 /// A new epoll set.
 pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
     let make = || Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?);
@@ -78,6 +83,11 @@ pub(crate) fn poll_set() -> Result<OwnFd, Errno> {
 pub(crate) fn watch(set: &OwnFd, fd: &OwnFd) -> Result<(), Errno> {
     let data = epoll::EventData::new_u64(0);
     epoll::add(set, fd, data, epoll::EventFlags::IN).map_err(errno)
+}
+
+/// Changes the events for which the set watches `fd`.
+pub(crate) fn rewatch(set: &OwnFd, fd: &OwnFd, flags: epoll::EventFlags) {
+    let _ = epoll::modify(set, fd, epoll::EventData::new_u64(0), flags);
 }
 
 /// Removes `fd` from the set.
@@ -104,7 +114,12 @@ pub(crate) fn error(fd: RawFd) -> Option<Errno> {
 pub(crate) fn send(fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     loop {
-        match net::sendmsg(at(fd), data, &mut SendAncillaryBuffer::default(), flags) {
+        let sent = match data {
+            // The kernel need not read a list of pieces.
+            [one] => net::send(at(fd), one, flags),
+            all => net::sendmsg(at(fd), all, &mut SendAncillaryBuffer::default(), flags),
+        };
+        match sent {
             Err(Raw::INTR) => {}
             other => return other.map_err(errno),
         }
@@ -114,10 +129,15 @@ pub(crate) fn send(fd: RawFd, data: &[IoSlice<'_>]) -> Result<usize, Errno> {
 /// Receives the bytes that are available.
 pub(crate) fn recv(fd: RawFd, into: &mut [IoSliceMut<'_>]) -> Result<usize, Errno> {
     let mut no_control = RecvAncillaryBuffer::default();
+    let flags = RecvFlags::DONTWAIT;
     loop {
-        match net::recvmsg(at(fd), into, &mut no_control, RecvFlags::DONTWAIT) {
+        let got = match &mut *into {
+            [one] => net::recv(at(fd), &mut **one, flags).map(|(n, _)| n),
+            all => net::recvmsg(at(fd), all, &mut no_control, flags).map(|got| got.bytes),
+        };
+        match got {
             Err(Raw::INTR) => {}
-            other => return other.map(|got| got.bytes).map_err(errno),
+            other => return other.map_err(errno),
         }
     }
 }

@@ -259,7 +259,9 @@ impl Driver {
                 self.endpoint.about_to_connect(now, local, remote);
             }
             Command::Fault { token, cause } => {
-                self.survivor.set_away(token, true);
+                if cause != Cause::Stall {
+                    self.survivor.set_away(token, true);
+                }
                 self.endpoint.fault(now, token, cause);
                 self.take_datagrams(now);
             }

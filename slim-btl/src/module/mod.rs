@@ -1,47 +1,50 @@
-//! The module: one session, where it listens, and all peers.
+//! The module: one session, its listeners, and all peers.
 
+mod deferred;
 mod progress;
+mod rails;
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use slim::{Config, Session, SessionError, SessionOptions};
 
+use self::deferred::{Deferred, DeferredThread};
 use self::progress::{BtlLink, ProgressState};
-use crate::endpoint::{BtlEndpoint, SendOutcome};
+use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
 use crate::proc::{ProcAddress, ProcBlob, ProcName};
 
-/// How long a goodbye, and what waits before it, may take.
+/// Time limit for sending a goodbye and the frames before it.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// For how long at most a module that is closed waits for the goodbyes of its peers.
+/// Time limit of a closing module for the goodbyes of its peers.
 const GOODBYES: Duration = Duration::from_millis(300);
-/// How long the session may take to end.
+/// Time limit for the end of the session.
 const END: Duration = Duration::from_secs(1);
-/// How long a thread sleeps that waits for one of these.
+/// Interval of the checks meanwhile.
 const NAP: Duration = Duration::from_micros(100);
 
-/// What the shim does for this library.
+/// The shim's functions for this library.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Upcalls {
     /// Open MPI's module.
     pub module: *mut c_void,
-    /// Messages up to this level are wanted.
+    /// Messages up to this level are reported.
     pub verbose: c_int,
-    /// A fragment has come: endpoint, tag, data, length. The data is the receiver's until it returns.
+    /// Delivers a fragment: endpoint, tag, data, length. The data belongs to the function until it returns.
     pub deliver: unsafe extern "C" fn(*const c_void, u8, *mut u8, usize),
-    /// A peer is lost: proc or null, name, why (with its length). Called once for each.
+    /// Reports a lost peer: proc or null, name, reason with its length. Called once for each peer.
     pub lost: unsafe extern "C" fn(*mut c_void, u64, *const c_char, usize),
-    /// A message of this level, with its length.
+    /// Reports a message of this level, with its length.
     pub log: unsafe extern "C" fn(c_int, *const c_char, usize),
 }
 
@@ -50,7 +53,7 @@ unsafe impl Send for Upcalls {}
 // SAFETY: as above.
 unsafe impl Sync for Upcalls {}
 
-/// What a module is opened with.
+/// Options of a module.
 #[derive(Debug)]
 pub struct ModuleOptions {
     /// This process.
@@ -70,11 +73,15 @@ pub struct BtlModule {
     session: Session,
     blob: ProcBlob,
     peers: Mutex<HashMap<ProcName, Arc<BtlEndpoint>>>,
-    /// Only ever tried, never waited for: callbacks make progress while it is held.
+    /// Never waited for, because callbacks call progress while it is held.
     progress: Mutex<ProgressState>,
-    /// Links that progress does not know yet.
+    /// New links, which progress does not know yet.
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
+    /// Number of calls of progress.
+    round: AtomicU64,
+    deferred: Arc<Deferred>,
+    deferred_thread: DeferredThread,
 }
 
 impl BtlModule {
@@ -92,12 +99,19 @@ impl BtlModule {
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         let mut failed = SessionError::Kernel("no interface", nix::libc::EADDRNOTAVAIL);
+        let mut lines: Vec<String> = Vec::new();
         for address in interfaces::choose(&host, include, exclude) {
             match session.listen(SocketAddr::new(address.ip, 0)) {
                 Ok(listener) => {
+                    let known = lines.iter().position(|name| *name == address.interface);
+                    let line = known.unwrap_or(lines.len());
+                    if known.is_none() {
+                        lines.push(address.interface);
+                    }
                     addresses.push(ProcAddress {
                         addr: listener.local_addr(),
                         prefix: address.prefix,
+                        line: line as u8,
                     });
                     listeners.push(listener);
                 }
@@ -122,12 +136,15 @@ impl BtlModule {
             progress: Mutex::new(ProgressState::new(listeners)),
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
+            round: AtomicU64::new(1),
+            deferred: Arc::default(),
+            deferred_thread: DeferredThread::default(),
         };
         module.log(1, || format!("listens at {:?}", module.blob.addresses));
         Ok(module)
     }
 
-    /// What the other processes need to connect.
+    /// The blob that other processes need to connect.
     pub fn blob(&self) -> Vec<u8> {
         self.blob.encode()
     }
@@ -145,56 +162,60 @@ impl BtlModule {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peer with this name, known or not.
+    /// The peer with this name; makes it if it is unknown.
     fn peer(&self, name: ProcName) -> Arc<BtlEndpoint> {
         let mut peers = self.peers();
         let new = || Arc::new(BtlEndpoint::new(name));
         peers.entry(name).or_insert_with(new).clone()
     }
 
-    /// Open MPI wants to reach this process: its endpoint, or `None` if what it has published is of no use. The endpoint stays until
+    /// Returns the endpoint of a process that Open MPI wants to reach; `None` if its blob cannot be used. The endpoint stays until
     /// [`remove`](Self::remove).
     pub fn add(&self, name: ProcName, proc: *mut c_void, blob: &[u8]) -> Option<Arc<BtlEndpoint>> {
         let blob = ProcBlob::parse(blob)?;
-        let candidates = blob.candidates(&self.blob.addresses);
-        if candidates.is_empty() {
+        let own = &self.blob.addresses;
+        if blob.candidates(own).is_empty() {
             return None;
         }
         let peer = self.peer(name);
         if peer.proc().is_null() {
-            peer.describe(proc, &blob, candidates);
+            peer.describe(proc, &blob, own);
             // Open MPI's pointer counts as an owner.
             std::mem::forget(peer.clone());
         }
         Some(peer)
     }
 
-    /// Open MPI wants nothing more from this process: says goodbye.
+    /// Open MPI lets go of this process: says goodbye.
     pub fn remove(&self, endpoint: &Arc<BtlEndpoint>) {
         self.peers().remove(&endpoint.name);
-        let flow = endpoint.say_goodbye();
+        let flows = endpoint.say_goodbye();
         let begun = Instant::now();
         loop {
             let mut done = Vec::new();
             endpoint.flush(&mut done);
             self.complete(endpoint, done, SUCCESS);
-            let tries = flow.is_some() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
+            let tries = !flows.is_empty() && !endpoint.is_flushed() && begun.elapsed() < GOODBYE;
             if !tries {
                 break;
             }
             thread::sleep(NAP);
         }
         endpoint.end().into_iter().for_each(FragRef::free);
-        if let Some(flow) = flow {
-            // Progress receives what is still to come, and closes it at the end of the peer's stream.
+        for flow in flows {
+            // Progress receives the rest, and closes the flow at the end of the peer's stream.
             let _ = flow.finish();
         }
     }
 
-    /// Sends a fragment: 1 if it is sent, and completed; 0 if it waits; negative if the peer is gone, and the fragment still the
-    /// caller's.
+    /// Sends a fragment: 1 if it is sent, and completed; 0 if its callback was or will be called; negative if the peer is lost, and
+    /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
-        match endpoint.send(frag, tag) {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let outcome = endpoint.send(frag, tag, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        match outcome {
             SendOutcome::Sent(frag) => {
                 self.complete(endpoint, [frag], SUCCESS);
                 1
@@ -202,7 +223,7 @@ impl BtlModule {
             SendOutcome::Queued => 0,
             SendOutcome::Unconnected => {
                 if self.connect(endpoint) == Some(false) {
-                    // Nobody can be told from here: progress does that.
+                    // Open MPI cannot be told from here: progress does that.
                     self.announce(BtlLink::unreachable(endpoint.clone()));
                 }
                 0
@@ -215,13 +236,45 @@ impl BtlModule {
         }
     }
 
-    /// Connects to a peer, unless that is under way: whether it has begun.
+    /// Sends a payload of two parts. Returns false if that is not possible now.
+    pub fn send_now(&self, endpoint: &Arc<BtlEndpoint>, tag: u8, payload: [&[u8]; 2]) -> bool {
+        let mut effects = SendEffects::default();
+        let round = self.round.load(Ordering::Relaxed);
+        let sent = endpoint.send_now(tag, payload, round, &mut effects);
+        self.take_effect(endpoint, effects);
+        sent
+    }
+
+    fn take_effect(&self, endpoint: &Arc<BtlEndpoint>, effects: SendEffects) {
+        if effects.deferred {
+            self.deferred_thread.defer(&self.deferred, endpoint);
+        }
+        self.complete(endpoint, effects.done, SUCCESS);
+    }
+
+    /// Sends the frames that wait for a system call, and completes what the thread has sent. Returns the number of fragments.
+    fn flush_deferred(&self) -> usize {
+        let mut sent = 0;
+        for endpoint in self.deferred.take() {
+            let mut done = Vec::new();
+            endpoint.flush(&mut done);
+            sent += done.len();
+            self.complete(&endpoint, done, SUCCESS);
+        }
+        for (endpoint, frag) in self.deferred.take_sent() {
+            sent += 1;
+            self.complete(&endpoint, [frag], SUCCESS);
+        }
+        sent
+    }
+
+    /// Begins to connect to a peer, unless that is under way (`None`). Returns whether it has begun.
     fn connect(&self, endpoint: &Arc<BtlEndpoint>) -> Option<bool> {
         endpoint.connect(|addr, token| match self.session.try_connect(addr) {
             Ok(flow) => {
                 self.log(2, || format!("connects to {} at {addr}", endpoint.name));
                 let id = flow.id();
-                self.announce(BtlLink::connecting(flow, endpoint.clone(), token));
+                self.announce(BtlLink::connecting(flow, endpoint.clone(), token, false));
                 Some(id)
             }
             Err(e) => {
@@ -254,12 +307,12 @@ impl BtlModule {
     ) {
         let at = Arc::as_ptr(endpoint).cast_mut().cast();
         for frag in done {
-            // SAFETY: both are what Open MPI knows them by; the caller holds no lock.
+            // SAFETY: both are Open MPI's own pointers; the caller holds no lock of an endpoint.
             unsafe { frag.complete(self.upcalls.module, at, status) };
         }
     }
 
-    /// Says goodbye to all, and waits a little for theirs.
+    /// Says goodbye to all peers, and waits a little for their goodbyes.
     pub fn close(self) {
         let peers: Vec<_> = self.peers().values().cloned().collect();
         peers.iter().for_each(|peer| self.remove(peer));
@@ -271,6 +324,8 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
+        self.deferred_thread.end(&self.deferred);
+        self.flush_deferred();
         let Self {
             session, progress, ..
         } = self;

@@ -1,73 +1,91 @@
-//! Progress: what has come on the flows, and what can be sent now.
+//! Progress: receives and delivers frames, and sends what waits.
 //!
-//! One thread at a time makes progress; others, and callbacks that come back here, find it taken and return at once. So frames
-//! of a flow are delivered in order, and a receive buffer belongs to one callback.
+//! One thread at a time makes progress. Other threads, and callbacks that call progress, find the lock taken and return at once. So the
+//! frames of a flow are delivered in order, and a receive buffer belongs to one callback.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
+use std::time::Instant;
 
 use slim::{Endpoint, Flow, StreamState, TransferError, Update};
 
 use super::BtlModule;
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{SUCCESS, UNREACHABLE};
-use crate::hdr::{self, FrameHeader, FrameKind};
+use crate::hdr::{BtlHello, FrameHeader, FrameKind};
 use crate::inbox::FrameReader;
 
-/// A flow on which something has just come is read again so often without asking whether more has.
+/// Number of reads that may find nothing before progress waits for the session to report the flow again.
 const BUSY_READS: u32 = 256;
-/// While there are such flows, the session is asked for news at each so manieth call.
+/// While some flows are read without a report, every 16th call of progress asks the session for updates.
 const ASK_EVERY: u32 = 16;
-/// At each so manieth call all flows are looked at: the kernel may have had no memory for a send, and does not tell when it has.
+/// Number of calls between two checks of all flows: the kernel may have had no memory for a send, and does not report when it has.
 const RETRY_EVERY: u32 = 1 << 14;
-/// Reads of one flow in one call: others get their turn.
+/// Number of calls between two readings of the clock.
+const CLOCK_EVERY: u32 = 64;
+/// Limit of reads of one flow in one call, so that the others get their turn.
 const READS: usize = 4;
 
-/// How far a flow has come.
+/// Stage of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinkStage {
-    /// The connection does not stand yet.
+pub(super) enum LinkStage {
+    /// The connection is not established yet.
     Connecting,
-    /// This process has said its name.
+    /// This process has sent its hello.
     Offered,
-    /// The peer has to say its name.
+    /// The peer's hello is expected.
     Unnamed,
-    /// Fragments go both ways.
+    /// The flow is used in both directions.
     Up,
+    /// The peer's stream has ended, and this process still sends what waits. Then the rail is gone.
+    Draining,
 }
 
-/// A flow, with what has come on it.
+/// A flow, with its received bytes.
 pub(super) struct BtlLink {
     /// `None`: no address could be connected to.
     flow: Option<Arc<Flow>>,
-    endpoint: Option<Arc<BtlEndpoint>>,
-    stage: LinkStage,
+    pub(super) endpoint: Option<Arc<BtlEndpoint>>,
+    pub(super) stage: LinkStage,
     token: u64,
+    /// A further rail, not the first flow.
+    pub(super) is_rail: bool,
+    /// The peer has sent a frame after the handshake.
+    has_received: bool,
+    /// The peer has said goodbye.
+    goodbye: bool,
     reader: FrameReader,
     /// Reads in a row that found nothing.
     idle: u32,
     busy: bool,
 }
 
-/// How a flow is after it was served.
+/// State of a flow after it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LinkFate {
     /// Read again.
     Busy,
-    /// Nothing is there: the session tells when there is.
+    /// Nothing was received for a while: the session reports the flow when there is something.
     Quiet,
-    /// It is over.
+    /// The flow has ended.
     Over,
 }
 
-/// What progress knows.
+/// State that belongs to the thread that makes progress.
 pub(super) struct ProgressState {
     listeners: Vec<Endpoint>,
-    links: HashMap<u64, BtlLink>,
-    /// Flows to be read without asking.
+    pub(super) links: HashMap<u64, BtlLink>,
+    /// Flows to read without a report of the session.
     busy: Vec<u64>,
     updates: Vec<Update>,
+    /// Buffers that no flow uses now.
+    buffers: Vec<Vec<u8>>,
     round: u32,
+    /// When the rails of all peers were last tended.
+    pub(super) tended: Instant,
+    /// When they were last watched.
+    pub(super) watched: Instant,
 }
 
 impl BtlLink {
@@ -77,6 +95,9 @@ impl BtlLink {
             endpoint,
             stage,
             token: 0,
+            is_rail: false,
+            has_received: false,
+            goodbye: false,
             reader: FrameReader::default(),
             idle: 0,
             busy: false,
@@ -84,10 +105,16 @@ impl BtlLink {
     }
 
     /// This process connects.
-    pub(super) fn connecting(flow: Flow, endpoint: Arc<BtlEndpoint>, token: u64) -> Self {
+    pub(super) fn connecting(
+        flow: Flow,
+        endpoint: Arc<BtlEndpoint>,
+        token: u64,
+        is_rail: bool,
+    ) -> Self {
         let flow = Some(Arc::new(flow));
         Self {
             token,
+            is_rail,
             ..Self::new(flow, Some(endpoint), LinkStage::Connecting)
         }
     }
@@ -105,11 +132,14 @@ impl ProgressState {
             links: HashMap::new(),
             busy: Vec::new(),
             updates: Vec::new(),
+            buffers: Vec::new(),
             round: 0,
+            tended: Instant::now(),
+            watched: Instant::now(),
         }
     }
 
-    /// From here on this flow is read without asking.
+    /// Reads this flow from now on without a report of the session.
     fn read_on(&mut self, id: u64) {
         if let Some(link) = self.links.get_mut(&id) {
             link.idle = 0;
@@ -121,7 +151,7 @@ impl ProgressState {
 }
 
 impl BtlModule {
-    /// Receives, delivers and sends what can be; how much that was. Does not wait.
+    /// Receives, delivers and sends without waiting. Returns the number of fragments.
     pub fn progress(&self) -> usize {
         let mut state = match self.progress.try_lock() {
             Ok(state) => state,
@@ -129,13 +159,17 @@ impl BtlModule {
             Err(TryLockError::WouldBlock) => return 0,
         };
         let state = &mut *state;
-        let mut events = 0;
+        self.round.fetch_add(1, Ordering::Relaxed);
+        let mut events = self.flush_deferred();
         for link in self.take_fresh() {
             self.adopt(state, link);
         }
         state.round = state.round.wrapping_add(1);
         if state.busy.is_empty() || state.round.is_multiple_of(ASK_EVERY) {
             events += self.ask_session(state);
+        }
+        if state.round.is_multiple_of(CLOCK_EVERY) {
+            self.watch_rails(state);
         }
         let mut at = 0;
         while at < state.busy.len() {
@@ -145,7 +179,10 @@ impl BtlModule {
                 state.busy.swap_remove(at);
                 continue;
             };
-            match self.serve(link, patience, &mut events) {
+            link.reader.lend(&mut state.buffers);
+            let fate = self.serve(link, patience, &mut events);
+            link.reader.give_back(&mut state.buffers);
+            match fate {
                 LinkFate::Busy => at += 1,
                 LinkFate::Quiet => {
                     link.busy = false;
@@ -157,16 +194,17 @@ impl BtlModule {
                 }
             }
         }
-        events
+        // Sends of the callbacks.
+        events + self.flush_deferred()
     }
 
-    /// Whether no flow is left.
+    /// Whether all flows have ended.
     pub(super) fn is_alone(&self) -> bool {
         let state = self.progress.try_lock();
         state.is_ok_and(|state| state.links.is_empty())
     }
 
-    /// A link that progress has not seen: what the session had to say about it may be lost.
+    /// Adds a new link, and attends to it: earlier reports of the session about it may have been lost.
     fn adopt(&self, state: &mut ProgressState, link: BtlLink) {
         let Some(id) = link.flow.as_ref().map(|flow| flow.id()) else {
             if let Some(endpoint) = link.endpoint {
@@ -178,7 +216,7 @@ impl BtlModule {
         self.attend(state, id);
     }
 
-    /// What the session has to tell; how many fragments were sent.
+    /// Acts on the session's updates. Returns the number of sent fragments.
     fn ask_session(&self, state: &mut ProgressState) -> usize {
         let mut updates = std::mem::take(&mut state.updates);
         self.session.progress(&mut updates);
@@ -194,6 +232,7 @@ impl BtlModule {
         if state.round.is_multiple_of(RETRY_EVERY) {
             let ids: Vec<u64> = state.links.keys().copied().collect();
             sent += ids.iter().map(|id| self.attend(state, *id)).sum::<usize>();
+            self.tend_all_rails(state);
         }
         sent
     }
@@ -211,7 +250,7 @@ impl BtlModule {
         }
     }
 
-    /// Something has changed about a flow; how many fragments were sent.
+    /// Acts on a change of a flow. Returns the number of sent fragments.
     fn attend(&self, state: &mut ProgressState, id: u64) -> usize {
         let Some(link) = state.links.get_mut(&id) else {
             return 0;
@@ -222,23 +261,49 @@ impl BtlModule {
                 0
             }
             LinkStage::Up => self.flush(link),
+            LinkStage::Draining => {
+                let sent = self.flush(link);
+                if self.is_drained(link, id) {
+                    state.links.remove(&id);
+                }
+                return sent;
+            }
             LinkStage::Offered | LinkStage::Unnamed => 0,
         };
         state.read_on(id);
         sent
     }
 
-    /// Says this process's name when the connection stands.
+    /// Sends the hello once the connection is established.
     fn offer(link: &mut BtlLink, module: &Self) {
         let Some(flow) = &link.flow else { return };
         if flow.state() == StreamState::Connecting {
             return;
         }
-        let hello = hdr::hello(module.me, link.token);
+        let hello = BtlHello {
+            name: module.me,
+            token: link.token,
+            is_rail: link.is_rail,
+        };
+        let hello = hello.encode();
         // The first bytes of a connection: the kernel takes all or none.
         if flow.try_send(&hello).is_ok_and(|n| n == hello.len()) {
             link.stage = LinkStage::Offered;
         }
+    }
+
+    /// Whether nothing is left to be sent on a rail that gets no more, or nothing can be.
+    fn is_drained(&self, link: &BtlLink, id: u64) -> bool {
+        let Some(endpoint) = &link.endpoint else {
+            return true;
+        };
+        let state = link.flow.as_ref().map(|flow| flow.state());
+        if let Some(StreamState::Failed(_)) = state {
+            // The peer has left this rail, so it does not need what waits.
+            let rest = endpoint.remove_rail(id);
+            self.complete(endpoint, rest.unwrap_or_default(), SUCCESS);
+        }
+        !endpoint.is_leaving(id)
     }
 
     fn flush(&self, link: &BtlLink) -> usize {
@@ -252,7 +317,7 @@ impl BtlModule {
         sent
     }
 
-    /// Reads a flow and delivers what has come.
+    /// Reads a flow and delivers the received frames.
     fn serve(&self, link: &mut BtlLink, patience: u32, events: &mut usize) -> LinkFate {
         let Some(flow) = link.flow.clone() else {
             return LinkFate::Over;
@@ -261,7 +326,7 @@ impl BtlModule {
             let room = link.reader.room();
             let asked = room.len();
             let got = match flow.try_recv(room) {
-                Ok(0) => return self.ended(link, "it ended without a goodbye"),
+                Ok(0) => return self.ended(link, None),
                 Ok(got) => got,
                 Err(TransferError::WouldBlock) => {
                     link.idle += 1;
@@ -271,7 +336,7 @@ impl BtlModule {
                     };
                 }
                 Err(TransferError::Kernel(_)) => return LinkFate::Busy,
-                Err(e) => return self.ended(link, &e.to_string()),
+                Err(e) => return self.ended(link, Some(&e.to_string())),
             };
             link.idle = 0;
             link.reader.filled(got);
@@ -284,7 +349,9 @@ impl BtlModule {
                             return LinkFate::Over;
                         }
                     }
-                    Err(_) => return self.ended(link, "it sent what is no frame"),
+                    Err(_) => {
+                        return self.ended(link, Some("it sent something that is not a frame"));
+                    }
                 }
             }
             if got < asked {
@@ -294,7 +361,7 @@ impl BtlModule {
         LinkFate::Busy
     }
 
-    /// One frame; whether the link goes on.
+    /// Handles one frame. Returns whether the link goes on.
     fn handle(
         &self,
         link: &mut BtlLink,
@@ -307,67 +374,87 @@ impl BtlModule {
                 let Some(endpoint) = &link.endpoint else {
                     return false;
                 };
-                if endpoint.has_departed() {
+                link.has_received = true;
+                if endpoint.is_let_go() {
                     // Open MPI has let go of the peer, and must not hear from it.
                     return true;
                 }
                 let payload = link.reader.payload(at);
                 let (data, len) = (payload.as_mut_ptr(), payload.len());
                 let endpoint = Arc::as_ptr(endpoint).cast();
-                // SAFETY: the payload is the callback's until it returns: only this thread makes progress meanwhile.
+                // SAFETY: the payload belongs to the callback until it returns: only this thread makes progress meanwhile.
                 unsafe { (self.upcalls.deliver)(endpoint, header.tag, data, len) };
                 true
             }
             (LinkStage::Up, FrameKind::Goodbye) => {
-                link.endpoint.iter().for_each(|e| e.departs());
+                link.goodbye = true;
+                link.endpoint.iter().for_each(|e| e.peer_retires(flow.id()));
+                self.flush(link);
                 true
             }
             (LinkStage::Unnamed, FrameKind::Hello) => {
-                let Some(name) = hdr::parse_hello(link.reader.payload(at), self.blob.token) else {
+                let payload = link.reader.payload(at);
+                let Some(hello) = BtlHello::parse(payload, self.blob.token) else {
                     self.log(1, || format!("a stranger at {}", flow.remote_addr()));
                     return false;
                 };
-                let endpoint = self.peer(name);
-                if !endpoint.accept(self.me, flow) {
-                    // Its first bytes: the kernel takes them. They are delivered although the flow is closed.
+                let endpoint = self.peer(hello.name);
+                if !endpoint.accept(self.me, flow, hello.is_rail) {
+                    // The first bytes of a connection: the kernel takes them. They are delivered although the flow is closed.
                     let _ = flow.try_send(&FrameHeader::control(FrameKind::Reject).encode());
                     return false;
                 }
+                let name = hello.name;
                 self.log(2, || format!("accepts {name} at {}", flow.remote_addr()));
                 link.endpoint = Some(endpoint);
+                link.is_rail = hello.is_rail;
                 self.goes_up(link);
                 true
             }
             (LinkStage::Offered, FrameKind::Accept) => {
-                let is_it = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
-                if is_it {
+                let is_used = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
+                if is_used {
                     self.goes_up(link);
+                } else {
+                    // The link has ended meanwhile: the peer must not take the end of this flow for a failure.
+                    let _ = flow.try_send(&FrameHeader::control(FrameKind::Goodbye).encode());
                 }
-                is_it
+                is_used
             }
             (LinkStage::Offered, FrameKind::Reject) => {
                 link.endpoint.iter().for_each(|e| e.rejected(flow.id()));
                 false
             }
-            _ => self.ended(link, "it sent a frame out of turn") != LinkFate::Over,
+            _ => self.ended(link, Some("it sent a frame out of turn")) != LinkFate::Over,
         }
     }
 
-    /// The flow is the one between both processes: sends what waits.
+    /// The flow is used from now on: sends what waits, and adds rails after the first one.
     fn goes_up(&self, link: &mut BtlLink) {
         link.stage = LinkStage::Up;
         self.flush(link);
+        if let Some(endpoint) = link.endpoint.as_ref().filter(|_| !link.is_rail) {
+            self.add_rails(endpoint);
+        }
     }
 
-    /// A flow is over.
-    fn ended(&self, link: &mut BtlLink, why: &str) -> LinkFate {
+    /// A flow has ended: `None`, with an orderly end of the stream.
+    fn ended(&self, link: &mut BtlLink, error: Option<&str>) -> LinkFate {
         let (Some(endpoint), Some(flow)) = (&link.endpoint, &link.flow) else {
             return LinkFate::Over;
         };
+        let why = error.unwrap_or("it ended without a goodbye");
+        // The peer has left before it learned that this rail is used. The first rail tells whether it has left in order.
+        let is_unused = link.is_rail && !link.has_received && error.is_none();
         match link.stage {
-            LinkStage::Up if endpoint.has_departed() => {
-                // What waits is of no interest to a peer that has left in good order.
-                self.complete(endpoint, endpoint.end(), SUCCESS);
+            LinkStage::Up if link.goodbye && endpoint.is_leaving(flow.id()) => {
+                link.stage = LinkStage::Draining;
+                return LinkFate::Quiet;
+            }
+            LinkStage::Up if link.goodbye || endpoint.is_let_go() || is_unused => {
+                // The peer has left in order, so it does not need what waits.
+                let rest = endpoint.remove_rail(flow.id());
+                self.complete(endpoint, rest.unwrap_or_else(|| endpoint.end()), SUCCESS);
             }
             LinkStage::Up => self.lose(endpoint, why),
             LinkStage::Connecting | LinkStage::Offered => {
@@ -376,12 +463,12 @@ impl BtlModule {
                     self.lose(endpoint, why);
                 }
             }
-            LinkStage::Unnamed => {}
+            LinkStage::Unnamed | LinkStage::Draining => {}
         }
         LinkFate::Over
     }
 
-    /// A peer is lost: Open MPI is told, once.
+    /// Tells Open MPI, once, that a peer is lost.
     fn lose(&self, endpoint: &Arc<BtlEndpoint>, why: &str) {
         let waiting = endpoint.end();
         // SAFETY: the text lives until the function returns; the proc is Open MPI's own pointer, or null. No lock is held.

@@ -22,6 +22,9 @@ pub enum Contender {
     /// SLIM.
     #[strum(to_string = "SLIM")]
     Slim,
+    /// The native component of Open MPI instead of btl/tcp; nothing is preloaded.
+    #[strum(to_string = "btl/slim")]
+    Component,
     /// The kernel's MPTCP, enabled by `mptcpize`.
     #[strum(to_string = "MPTCP")]
     Mptcp,
@@ -30,20 +33,34 @@ pub enum Contender {
     Framed,
 }
 
-/// A contender that can run here: a library to preload, or none.
+impl Contender {
+    /// The name, for files.
+    pub fn word(self) -> String {
+        self.to_string().replace('/', "-")
+    }
+}
+
+/// A contender that can run here, with the file that it needs, if any.
 #[derive(Clone, Debug)]
 pub struct Ready {
     /// The contender.
     pub contender: Contender,
     /// The value for `LD_PRELOAD`.
     pub library: Option<PathBuf>,
+    /// The directory of the native component.
+    pub component: Option<PathBuf>,
 }
 
 impl Contender {
-    /// Finds the library; the error names what is missing.
+    /// Finds the library or the component; the error names what is missing.
     pub fn ready(self) -> Result<Ready, CliError> {
+        let input = |e: slim_lab::Error| CliError::input(e.to_string());
+        let component = match self {
+            Self::Component => Some(artifacts::component().map_err(input)?),
+            _ => None,
+        };
         let library = match self {
-            Self::Bare => None,
+            Self::Bare | Self::Component => None,
             Self::Slim => Some(preload::find(None)?),
             Self::Mptcp => Some(mptcp_library()?),
             Self::Framed => Some(framed_library()?),
@@ -51,6 +68,7 @@ impl Contender {
         Ok(Ready {
             contender: self,
             library,
+            component,
         })
     }
 
@@ -59,7 +77,7 @@ impl Contender {
     pub fn was_used(self, lab: &Lab, events: &Path) -> Result<(), CliError> {
         let used = match self {
             Self::Bare => true,
-            Self::Slim => events::records(events)
+            Self::Slim | Self::Component => events::records(events)
                 .iter()
                 .any(|record| record.event == slim_core::event::Event::Live),
             Self::Mptcp => mptcp_handshakes(lab)? > 0,

@@ -314,9 +314,14 @@ impl MessagePlan {
         if let Some(library) = &ready.library {
             job = job.preload(library);
         }
+        if let Some(component) = &ready.component {
+            job = job.component(component);
+        }
         match ready.contender {
             Contender::Bare | Contender::Mptcp => job,
-            Contender::Slim => job.env("SLIM_EVENTS", logs.join("%h.%p.jsonl")),
+            Contender::Slim | Contender::Component => {
+                job.env("SLIM_EVENTS", logs.join("%h.%p.jsonl"))
+            }
             Contender::Framed => job.env("SLIM_FRAMED_LOG", contender::frames_log(logs)),
         }
     }
@@ -343,6 +348,7 @@ mod tests {
         let ready = |contender| Ready {
             contender,
             library: None,
+            component: None,
         };
         MessagePlan {
             flavor: Flavor::OpenMpi4,

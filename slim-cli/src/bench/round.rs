@@ -103,7 +103,7 @@ impl<'a> Round<'a> {
             backwards: number.is_multiple_of(2),
         };
         for ready in contenders {
-            let name = format!("{number}-{ranks}-{}", ready.contender);
+            let name = format!("{number}-{ranks}-{}", ready.contender.word());
             let dir = lab.dir().join(name);
             let io = |e: std::io::Error| CliError::failed(format!("{}: {e}", dir.display()));
             fs::create_dir(&dir).map_err(io)?;

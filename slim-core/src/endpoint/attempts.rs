@@ -33,6 +33,9 @@ pub(super) const PEER_SILENT: Duration = Duration::from_secs(2);
 /// stalled connection (`tcp_retries2` with its default value).
 const PATIENCE: Duration = Duration::from_secs(924);
 
+/// The first turn of a window that takes the second path instead of the first (see [`Paths::choose`]).
+const SECOND_PATH: u32 = 2;
+
 impl Endpoint {
     /// The flow's transport has failed or is suspected: starts the outage, and what its cause requires.
     pub(super) fn begin_outage(&mut self, now: Time, token: FlowToken, mut outage: Outage) {
@@ -130,17 +133,22 @@ impl Endpoint {
     fn begin_window(&mut self, now: Time, token: FlowToken, n: u32) {
         let ends = now + self.config.attempt_timeout(n);
         let flow = self.flow(token);
-        let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
+        let Some(outage) = &mut flow.outage else {
+            return;
+        };
+        let stalled = outage.cause == Cause::Stall;
+        let Some(attempts) = &mut outage.attempts else {
             return;
         };
         attempts.n = n;
         attempts.begun += 1;
-        attempts.turn = 0;
+        // A stalled connection still uses its path, which is probably dead: another one comes first.
+        attempts.turn = if stalled { SECOND_PATH } else { 0 };
         attempts.failures = 0;
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
-        let begun = attempts.begun;
-        let Some(path) = self.paths(token).choose(n, 0) else {
+        let (begun, turn) = (attempts.begun, attempts.turn);
+        let Some(path) = self.paths(token).choose(n, turn) else {
             return;
         };
         self.emit_later(token, Event::Attempt { n: begun, path });

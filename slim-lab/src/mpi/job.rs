@@ -116,7 +116,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Makes the ranks use `mca_btl_slim.so` in this directory, and no other component (Open MPI 4.1).
+    /// Makes the ranks use `mca_btl_slim.so` in this directory, on all paths of the lab, and no other component (Open MPI 4.1).
     pub fn component(mut self, dir: impl Into<PathBuf>) -> Self {
         self.component = Some(dir.into());
         self
@@ -140,6 +140,12 @@ impl<'a> Job<'a> {
         self
     }
 
+    /// The networks of all paths, with commas between.
+    fn subnets(&self) -> String {
+        let all = (0..self.lab.paths()).map(|path| self.lab.subnet(path));
+        all.collect::<Vec<_>>().join(",")
+    }
+
     /// The mpirun command, to be run on the first node.
     pub fn command(&self) -> Result<Command> {
         let agent = artifacts::program("slim-lab-agent")?;
@@ -161,11 +167,11 @@ impl<'a> Job<'a> {
                     .arg("--allow-run-as-root")
                     .args(on_nodes(self.lab, self.ranks));
                 match &self.component {
-                    None => command.args(by_tcp(&self.lab.subnet(0))),
+                    None => command.args(by_tcp(&self.subnets())),
                     Some(dir) => command
                         .args(["--mca", "mca_base_component_path"])
                         .arg(component_path(dir))
-                        .args(by("slim", &self.lab.subnet(0))),
+                        .args(by("slim", &self.subnets())),
                 }
             }
             Flavor::Mpich => command

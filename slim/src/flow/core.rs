@@ -18,8 +18,8 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 
 use super::introducing::Introducing;
 use super::posts::Posts;
-use crate::error::TransferError;
-use crate::event::{FlowChange, FlowStats, StreamState};
+use crate::error::{NotOpened, TransferError};
+use crate::event::{FlowChange, FlowDelivery, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
 use crate::socket;
 
@@ -28,7 +28,8 @@ pub(crate) struct FlowCore {
     pub(super) hub: Arc<Hub>,
     pub(super) token: FlowToken,
     pub(super) role: Role,
-    remote: SocketAddr,
+    /// The peer's end of the first connection. It changes while the doors of a blob are tried.
+    remote: Mutex<SocketAddr>,
     pub(super) stream: Stream,
     /// The transport's descriptor. Valid only for calls inside the stream.
     pub(super) fd: AtomicI32,
@@ -77,11 +78,15 @@ pub(super) struct FlowCtl {
     pub(super) accepted: Option<(Instant, Option<u64>)>,
     /// The keepalive settings to restore after the kernel has questioned the peer's kernel.
     pub(super) asking: Option<KeepAlive>,
+    /// Limit of bytes that the kernel takes and has not sent yet, if the program has set one.
+    pub(super) unsent_limit: Option<u32>,
     pub(super) suspended: Option<Instant>,
     /// The program was told of the suspension.
     pub(super) told: bool,
     pub(super) resumes: u64,
     pub(super) replayed: u64,
+    /// The part of `replayed` that belongs to the present attempt at a resume.
+    pub(super) replaying: u64,
     pub(super) away: Duration,
 }
 
@@ -92,8 +97,31 @@ impl FlowCore {
         fd: OwnFd,
         role: Role,
         remote: SocketAddr,
-    ) -> Result<Arc<Self>, Errno> {
-        let (id, fd) = (next_id(), Arc::new(fd));
+    ) -> Result<Arc<Self>, NotOpened> {
+        Self::make(hub, next_id(), fd, role, remote, None)
+    }
+
+    /// Makes the flow `id`, which is being introduced at this door.
+    pub(super) fn create_introducing(
+        hub: &Arc<Hub>,
+        id: u64,
+        fd: OwnFd,
+        door: SocketAddr,
+        introducing: Introducing,
+    ) -> Result<Arc<Self>, NotOpened> {
+        let introducing = Some(Box::new(introducing));
+        Self::make(hub, id, fd, Role::Connector, door, introducing)
+    }
+
+    fn make(
+        hub: &Arc<Hub>,
+        id: u64,
+        fd: OwnFd,
+        role: Role,
+        remote: SocketAddr,
+        introducing: Option<Box<Introducing>>,
+    ) -> Result<Arc<Self>, NotOpened> {
+        let fd = Arc::new(fd);
         let accepted = (role == Role::Acceptor).then(|| {
             let age = slim_sys::age_of_accepted(fd.raw()).unwrap_or_default();
             let now = Instant::now();
@@ -104,7 +132,7 @@ impl FlowCore {
             hub: hub.clone(),
             token: FlowToken(id),
             role,
-            remote,
+            remote: Mutex::new(remote),
             stream: Stream::new(),
             fd: AtomicI32::new(fd.raw()),
             stashed: AtomicBool::new(false),
@@ -127,22 +155,28 @@ impl FlowCore {
                 given_up: None,
                 verdict: None,
                 known: false,
-                introducing: None,
+                introducing,
                 closed: false,
                 lingers: false,
                 end_shown: false,
                 accepted,
                 asking: None,
+                unsent_limit: None,
                 suspended: None,
                 told: false,
                 resumes: 0,
                 replayed: 0,
+                replaying: 0,
                 away: Duration::ZERO,
             }),
         });
         let weak: Weak<Self> = Arc::downgrade(&core);
-        hub.add(id, weak, true);
-        hub.watch_flow(&fd, id)?;
+        hub.add(id, weak)?;
+        if let Err(errno) = hub.watch_flow(&fd, id) {
+            hub.remove(id, None);
+            return Err(NotOpened::Kernel(errno));
+        }
+        hub.opened();
         Ok(core)
     }
 
@@ -159,7 +193,7 @@ impl FlowCore {
     }
 
     pub(super) fn remote(&self) -> SocketAddr {
-        self.remote
+        *self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn first_local(&self) -> Option<SocketAddr> {
@@ -220,18 +254,10 @@ impl FlowCore {
             return;
         }
         let mut ctl = self.ctl();
-        let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
-            return;
-        };
-        if slim_sys::ready(fd, libc::POLLOUT) == 0 || !self.connecting.load(Ordering::Acquire) {
+        if !self.connecting.load(Ordering::Acquire) {
             return;
         }
-        let failed = match (socket::error(fd), &mut ctl.introducing) {
-            (Some(errno), _) => Err(errno),
-            (None, None) => Ok(Some(None)),
-            (None, Some(introducing)) => introducing.go_on(fd).map(|all| all.map(Some)),
-        };
-        match failed {
+        match self.go_on_connecting(&mut ctl) {
             Ok(None) => {}
             Ok(Some(agreed)) => {
                 drop(ctl);
@@ -247,6 +273,52 @@ impl FlowCore {
                 self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE | bits::ENDED);
             }
         }
+    }
+
+    /// Goes on with the first connection, and tries the next door if it fails. Returns `Some` once it is established, with the agreement
+    /// if it was introduced.
+    fn go_on_connecting(&self, ctl: &mut FlowCtl) -> Result<Option<Option<Agreed>>, Errno> {
+        loop {
+            let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
+                return Ok(None);
+            };
+            // The kernel reports the error once, so it is not asked before there is an answer.
+            let answered = slim_sys::ready(fd, libc::POLLOUT) != 0;
+            let failed = match answered.then(|| socket::error(fd)) {
+                None => Ok(None),
+                Some(Some(errno)) => Err(errno),
+                Some(None) => match &mut ctl.introducing {
+                    None => return Ok(Some(None)),
+                    Some(introducing) => introducing.go_on(fd),
+                },
+            };
+            let late = |i: &Introducing| i.is_late().then_some(libc::ETIMEDOUT);
+            let errno = match failed {
+                Ok(Some(agreed)) => return Ok(Some(Some(agreed))),
+                Ok(None) => ctl.introducing.as_deref().and_then(late),
+                Err(errno) => Some(errno),
+            };
+            let Some(errno) = errno else {
+                return Ok(None);
+            };
+            self.try_next_door(ctl, errno)?;
+        }
+    }
+
+    /// Connects to the next door of the blob. Fails with `errno` if there is none.
+    fn try_next_door(&self, ctl: &mut FlowCtl, errno: Errno) -> Result<(), Errno> {
+        let introducing = ctl.introducing.as_mut().ok_or(errno)?;
+        let (door, fd) = introducing.next_connection(&self.hub, self.id(), errno)?;
+        self.hub.watch_flow(&fd, self.id())?;
+        if let Some(old) = self.unwatch(ctl) {
+            // Wakes threads that wait on it.
+            slim_sys::disconnect(old.raw());
+        }
+        *self.remote.lock().unwrap_or_else(PoisonError::into_inner) = door;
+        self.fd.store(fd.raw(), Ordering::Relaxed);
+        ctl.sock = Some(Arc::new(fd));
+        self.stream.wake();
+        Ok(())
     }
 
     /// Opens the flow on its first connection, which is established. Without `agreed` the agent negotiates. With it, the agent opens
@@ -265,7 +337,7 @@ impl FlowCore {
         self.stream.renew();
         let io: Arc<dyn FlowIo> = self.clone();
         if let Some((agreed, last)) = agreed {
-            let ends = (local, self.remote);
+            let ends = (local, self.remote());
             // The peer knows the flow, so it can be asked about an end of the stream.
             self.live.store(true, Ordering::Release);
             self.agent()
@@ -278,13 +350,51 @@ impl FlowCore {
             self.stream.install(&mut ctl.receiving, sock.raw());
         } else {
             self.agent()
-                .open(self.token, io, self.role, local, self.remote);
+                .open(self.token, io, self.role, local, self.remote());
         }
         self.stream.begin();
         self.connecting.store(false, Ordering::Release);
         drop(ctl);
         self.hub.tell(self.id(), FlowChange::Connected);
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
+    }
+
+    /// Limits the bytes that the kernel takes and has not sent yet, on this transport and on later ones.
+    pub(super) fn limit_unsent(&self, bytes: u32) {
+        let mut ctl = self.ctl();
+        ctl.unsent_limit = Some(bytes);
+        if let Some(sock) = &ctl.sock {
+            socket::limit_unsent(sock, bytes);
+        }
+    }
+
+    /// What the kernel knows of the delivery on the present connection.
+    pub(super) fn delivery(self: &Arc<Self>) -> Option<FlowDelivery> {
+        if !matches!(self.enter(), Ok(true)) {
+            return None;
+        }
+        let fd = self.fd.load(Ordering::Relaxed);
+        // Read while holding the half, so that no send comes between both numbers.
+        let (sent, unacked) = self.with_half(|_| {
+            let sent = self.sent.load(Ordering::Relaxed);
+            (sent, self.stream.unacked(fd))
+        });
+        let info = slim_sys::tcp_info(fd);
+        self.leave();
+        Some(FlowDelivery {
+            sent,
+            acknowledged: sent.saturating_sub(unacked),
+            in_flight: info.map_or(0, |info| info.tcpi_unacked),
+            round_trip: Duration::from_micros(info.map_or(0, |info| info.tcpi_rtt).into()),
+        })
+    }
+
+    /// Has the agent replace the connection, which stays in use meanwhile.
+    pub(super) fn suspect(&self) {
+        let usable = !self.plain.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire);
+        if usable && self.live.load(Ordering::Acquire) {
+            self.agent().fault(self.token, Cause::Stall);
+        }
     }
 
     /// Enters the stream. Returns whether the caller is inside; then it must call `leave`.
@@ -299,6 +409,13 @@ impl FlowCore {
     }
 
     pub(super) fn leave(&self) {
+        if self.stream.leave(Inside::Counted).last_and_barred {
+            self.conclude_unlocked(self.ctl());
+        }
+    }
+
+    /// [`leave`](Self::leave) for a caller that holds the posts and looks at the verdict itself.
+    pub(super) fn leave_with_posts(&self) {
         if self.stream.leave(Inside::Counted).last_and_barred {
             self.conclude(&mut self.ctl());
         }

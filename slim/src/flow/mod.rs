@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use slim_core::Role;
-use slim_sys::{Errno, OwnFd};
+use slim_sys::OwnFd;
 
 use self::core::FlowCore;
 use self::introducing::Introducing;
 use crate::blob::DoorKey;
 use crate::door::Admitted;
-use crate::error::{ConnectError, TransferError};
-use crate::event::{FlowStats, StreamState};
-use crate::hub::Hub;
+use crate::error::{ConnectError, NotOpened, TransferError};
+use crate::event::{FlowDelivery, FlowStats, StreamState};
+use crate::hub::{Hub, next_id};
 use crate::socket;
 
 pub(crate) use self::wait::Until;
@@ -46,7 +46,7 @@ impl SessionFlow {
             return Err(ConnectError::Closed);
         }
         let (fd, stands) = socket::connect(to).map_err(ConnectError::Kernel)?;
-        let core = FlowCore::create(hub, fd, Role::Connector, to).map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create(hub, fd, Role::Connector, to)?;
         if stands {
             core.look_at_connecting();
         }
@@ -54,36 +54,38 @@ impl SessionFlow {
     }
 
     /// Makes a flow of an accepted connection.
-    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, Errno> {
+    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, NotOpened> {
         // Fails if the peer has reset the connection already.
-        let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
+        let (_, remote) = socket::ends(&fd).ok_or(NotOpened::Kernel(libc::ECONNABORTED))?;
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
         core.begin(None);
         Ok(Self { core })
     }
 
-    /// Begins to connect to the door of an endpoint, with the key from its blob.
+    /// Begins to connect to the door of an endpoint, at the first of these addresses that works, with the key from its blob.
     pub(crate) fn connect_by_name(
         hub: &Arc<Hub>,
-        door: SocketAddr,
+        doors: Vec<SocketAddr>,
         key: DoorKey,
     ) -> Result<Self, ConnectError> {
         if hub.is_closed() {
             return Err(ConnectError::Closed);
         }
-        let introducing = Introducing::new(&hub.agent, key).map_err(ConnectError::Kernel)?;
-        let (fd, _) = socket::connect(door).map_err(ConnectError::Kernel)?;
-        let core = FlowCore::create(hub, fd, Role::Connector, door);
-        let core = core.map_err(ConnectError::Kernel)?;
-        core.ctl().introducing = Some(Box::new(introducing));
+        let introducing = Introducing::new(&hub.agent, doors, key);
+        let mut introducing = introducing.map_err(ConnectError::Kernel)?;
+        let id = next_id();
+        let first = introducing.next_connection(hub, id, libc::EDESTADDRREQ);
+        let (door, fd) = first.map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create_introducing(hub, id, fd, door, introducing)?;
         core.look_at_connecting();
         Ok(Self { core })
     }
 
     /// Makes a flow of a connection that the door has admitted.
-    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, Errno> {
+    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, NotOpened> {
         // The connection may have ended already. Then the connector has no flow either.
-        let (_, remote) = socket::ends(&admitted.fd).ok_or(libc::ECONNABORTED)?;
+        let ends = socket::ends(&admitted.fd);
+        let (_, remote) = ends.ok_or(NotOpened::Kernel(libc::ECONNABORTED))?;
         let core = FlowCore::create(hub, admitted.fd, Role::Acceptor, remote)?;
         core.begin(Some((admitted.agreed, &admitted.last)));
         Ok(Self { core })
@@ -119,10 +121,28 @@ impl SessionFlow {
         self.core.present_ends()
     }
 
-    /// Sends the bytes that the kernel takes at once, and returns their number.
+    /// Limits the bytes that the kernel takes and has not sent to the network yet (`TCP_NOTSENT_LOWAT`); the limit holds for later
+    /// connections of the flow, too. With a low limit a program that spreads bytes over several flows learns early which of them is fast.
+    pub fn limit_unsent(&self, bytes: u32) {
+        self.core.limit_unsent(bytes);
+    }
+
+    /// What the kernel knows of the delivery on the present connection; `None` while the flow is suspended or has ended.
+    pub fn delivery(&self) -> Option<FlowDelivery> {
+        self.core.delivery()
+    }
+
+    /// Tells the session that the connection seems to be stuck. The session tries to replace it, over another path first. The flow
+    /// goes on with the present connection until it has a new one, so a wrong suspicion costs one connection and no pause.
+    pub fn suspect(&self) {
+        self.core.suspect();
+    }
+
+    /// Sends the bytes that the kernel takes at once, and returns their number. If these are not all,
+    /// [`Update::writable`](crate::Update::writable) tells when there is room again.
     ///
     /// # Errors
-    /// [`TransferError::WouldBlock`] if the kernel takes none; [`Update::writable`](crate::Update::writable) tells when to try again.
+    /// [`TransferError::WouldBlock`] if the kernel takes none, with the same update.
     pub fn try_send(&self, data: &[u8]) -> Result<usize, TransferError> {
         self.core.send(&[IoSlice::new(data)])
     }

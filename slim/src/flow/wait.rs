@@ -1,5 +1,6 @@
 //! Blocking calls.
 
+use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -33,13 +34,16 @@ impl Until {
 }
 
 impl SessionFlow {
-    /// Waits until the first connection is established, at most `limit`.
+    /// Waits until the first connection is established, at most `limit`. A connection that was established, and has ended in order since,
+    /// is no error: the peer may have sent bytes before.
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`]: the connection is still being made. Other errors: it failed.
+    /// [`ConnectError::TimedOut`]: the connection is still being made. [`ConnectError::Closed`]: this end has closed the flow. Other
+    /// errors: the flow has failed with this error.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<(), ConnectError> {
         let until = Until::new(limit);
         loop {
+            let seen = self.core.stream.signal();
             match self.state() {
                 StreamState::Connecting => {}
                 StreamState::Failed(Some(errno)) => return Err(ConnectError::Kernel(errno)),
@@ -54,7 +58,8 @@ impl SessionFlow {
                 .map(Introducing::waits);
             let answer = introducing.unwrap_or(false);
             let events = if answer { libc::POLLIN } else { libc::POLLOUT };
-            self.sleep(events, until).ok_or(ConnectError::TimedOut)?;
+            let slept = self.sleep(events, until, seen);
+            slept.ok_or(ConnectError::TimedOut)?;
         }
     }
 
@@ -79,7 +84,7 @@ impl SessionFlow {
     /// [`TransferError::TimedOut`], or the reason why nothing can be sent.
     pub fn send(&self, data: &[u8], limit: Option<Duration>) -> Result<usize, TransferError> {
         let until = Until::new(limit);
-        self.again(libc::POLLOUT, until, || self.try_send(data))
+        self.again(libc::POLLOUT, until, || self.send_unreported(data))
     }
 
     /// Sends all of `data`; waits at most `limit`.
@@ -89,7 +94,7 @@ impl SessionFlow {
     pub fn send_all(&self, mut data: &[u8], limit: Option<Duration>) -> Result<(), TransferError> {
         let until = Until::new(limit);
         while !data.is_empty() {
-            let n = self.again(libc::POLLOUT, until, || self.try_send(data))?;
+            let n = self.again(libc::POLLOUT, until, || self.send_unreported(data))?;
             data = data.get(n..).unwrap_or_default();
         }
         Ok(())
@@ -132,6 +137,7 @@ impl SessionFlow {
         let until = Until::new(limit);
         let mut pause = Duration::from_micros(20);
         loop {
+            let seen = self.core.stream.signal();
             self.core.pump_posts(true);
             let (posted, completed) = self.core.posted();
             if completed == posted {
@@ -142,13 +148,18 @@ impl SessionFlow {
             }
             let slice = until.slice().ok_or(TransferError::TimedOut)?;
             if self.core.queued.load(Ordering::SeqCst) {
-                self.sleep(libc::POLLOUT, until);
+                self.sleep(libc::POLLOUT, until, seen);
             } else {
                 // The kernel does not report acknowledgements, so poll for them.
                 slim_sys::nap(pause.min(slice));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }
+    }
+
+    /// Sends what the kernel takes. The caller waits for room itself, so that none need be reported.
+    fn send_unreported(&self, data: &[u8]) -> Result<usize, TransferError> {
+        self.core.try_send(&[IoSlice::new(data)])
     }
 
     /// Repeats `ask` until it returns anything but `WouldBlock`.
@@ -159,6 +170,7 @@ impl SessionFlow {
         mut ask: impl FnMut() -> Result<usize, TransferError>,
     ) -> Result<usize, TransferError> {
         loop {
+            let seen = self.core.stream.signal();
             match ask() {
                 Err(TransferError::WouldBlock) => {}
                 answer => return answer,
@@ -170,15 +182,16 @@ impl SessionFlow {
                     continue;
                 }
             }
-            self.sleep(events, until).ok_or(TransferError::TimedOut)?;
+            let slept = self.sleep(events, until, seen);
+            slept.ok_or(TransferError::TimedOut)?;
         }
     }
 
-    /// Sleeps until the flow may be ready for `events`; `None` after the deadline.
-    fn sleep(&self, events: i16, until: Until) -> Option<()> {
+    /// Sleeps until the flow may be ready for `events`; `None` after the deadline. `seen` is the stream's signal from before the caller
+    /// found no reason to go on: if it has changed since, the call returns at once.
+    fn sleep(&self, events: i16, until: Until, seen: u32) -> Option<()> {
         let slice = until.slice()?;
         let core = &self.core;
-        let seen = core.stream.signal();
         let sock = {
             let ctl = core.ctl();
             if ctl.verdict.is_some() || ctl.closed {
@@ -188,6 +201,9 @@ impl SessionFlow {
             ctl.sock.clone().filter(|_| !core.stream.is_barred())
         };
         match sock {
+            // The flow may have got this transport since the caller looked, and bytes in the stash with it.
+            Some(_) if core.stream.signal() != seen => {}
+            // If the transport is drained from here on, it is shut down first, which ends the poll.
             Some(sock) => {
                 slim_sys::poll(sock.raw(), events, Some(slice));
             }

@@ -199,6 +199,32 @@ fn a_stalled_transport_stays_in_use_until_the_peer_answers() {
     );
 }
 
+/// The path of a stalled connection is probably dead.
+#[test]
+fn a_stalled_transport_is_replaced_over_another_path_first() {
+    let other: std::net::IpAddr = "10.9.0.2".parse().unwrap();
+    for (cause, first) in [
+        (Cause::Stall, other),
+        (Cause::Errno(RESET), addrs()[B].ip()),
+    ] {
+        let mut pair = Pair::new();
+        let both = vec![addrs()[B].ip(), other];
+        pair.ends[B] = endpoint_at(id(B), both, Config::default(), 9);
+        pair.open(A);
+        pair.open(B);
+        pair.run();
+        assert_eq!(pair.states(), [State::Live; 2]);
+        pair.ends[A].fault(pair.now, FLOW, cause);
+        pair.run();
+        assert_eq!(pair.connects(A)[0].ip(), first, "{cause:?}");
+        let told = pair.events[A].iter().find_map(|event| match event {
+            Event::Attempt { path, .. } => path.to.tcp(),
+            _ => None,
+        });
+        assert_eq!(told.map(|to| to.ip()), Some(first), "{cause:?}");
+    }
+}
+
 #[test]
 fn a_suspended_stall_is_as_patient_as_the_kernel() {
     let mut pair = Pair::live();

@@ -1,0 +1,79 @@
+//! Adding and retiring rails.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::BtlModule;
+use super::progress::{BtlLink, LinkStage, ProgressState};
+use crate::endpoint::{BtlEndpoint, RailChanges};
+use crate::frag::SUCCESS;
+
+/// Interval at which the rails of all peers are tended: a line that works again gets its rail back.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Interval at which they are watched.
+const WATCH: Duration = Duration::from_millis(5);
+
+impl BtlModule {
+    /// Finds rails that stand still.
+    pub(super) fn watch_rails(&self, state: &mut ProgressState) {
+        let now = Instant::now();
+        if now.saturating_duration_since(state.watched) < WATCH {
+            return;
+        }
+        state.watched = now;
+        for link in state.links.values().filter(|link| link.is_rail) {
+            link.endpoint.iter().for_each(|e| e.watch_rails(now));
+        }
+    }
+
+    /// Connects the rails that a new link needs.
+    pub(super) fn add_rails(&self, endpoint: &Arc<BtlEndpoint>) {
+        let now = Instant::now();
+        let changes = endpoint.tend_rails(now, |_| true);
+        self.connect_rails(endpoint, &changes, now);
+    }
+
+    /// Adds missing rails and retires superfluous ones, of all peers.
+    pub(super) fn tend_all_rails(&self, state: &mut ProgressState) {
+        let now = Instant::now();
+        if now.saturating_duration_since(state.tended) < INTERVAL {
+            return;
+        }
+        state.tended = now;
+        let peers: Vec<_> = self.peers().values().cloned().collect();
+        for peer in peers {
+            let links = &state.links;
+            let has_met = |id: u64| {
+                links
+                    .get(&id)
+                    .is_some_and(|link| link.stage != LinkStage::Connecting)
+            };
+            let changes = peer.tend_rails(now, has_met);
+            for flow in &changes.give_up {
+                state.links.remove(flow);
+            }
+            self.connect_rails(&peer, &changes, now);
+            let mut done = Vec::new();
+            peer.flush(&mut done);
+            self.complete(&peer, done, SUCCESS);
+        }
+    }
+
+    fn connect_rails(&self, endpoint: &Arc<BtlEndpoint>, changes: &RailChanges, now: Instant) {
+        for line in &changes.connect {
+            let Some(addr) = line.addrs.first() else {
+                continue;
+            };
+            match self.session.try_connect(*addr) {
+                Ok(flow) => {
+                    self.log(2, || format!("adds a rail to {} at {addr}", endpoint.name));
+                    endpoint.adding_rail(line.line, flow.id(), now);
+                    let token = changes.token;
+                    self.announce(BtlLink::connecting(flow, endpoint.clone(), token, true));
+                }
+                Err(e) => self.log(1, || format!("{} at {addr}: {e}", endpoint.name)),
+            }
+        }
+    }
+}
