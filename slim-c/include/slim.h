@@ -413,8 +413,8 @@ int slim_session_descriptor(const struct slim_session *session);
 /**
  * Stores the updates since the last call in `updates`, an array with room for `room` of them, and returns their number. Does not wait.
  * Sends posted bytes, finds idle connections that have died, and calls the callback for events. Each change is reported once, as by
- * edge-triggered epoll: on SLIM_UPDATE_READABLE receive until SLIM_ERR_AGAIN, or remember that there is more. If it returns `room`, call it
- * again before you wait for the descriptor.
+ * edge-triggered epoll: on SLIM_UPDATE_READABLE receive until SLIM_ERR_AGAIN, or remember that there is more. If it returns `room`, call
+ * it again before you wait for the descriptor.
  *
  * Or returns SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread; concurrent calls divide the updates between them.
  */
@@ -490,8 +490,8 @@ int slim_connect(const struct slim_session *session,
  * flow, and tries one address of the endpoint after the other (negative: no limit). With 0 it tries only the first address and does not
  * wait: the flow is SLIM_STATE_CONNECTING.
  *
- * Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_BLOB, SLIM_ERR_JOB, SLIM_ERR_KERNEL (with `errno` ECONNREFUSED: the endpoint is closed, or does not
- * recognize this process as one of its job), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
+ * Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_BLOB, SLIM_ERR_JOB, SLIM_ERR_KERNEL (with `errno` ECONNREFUSED: the endpoint is closed, or does
+ * not recognize this process as one of its job), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
  */
 int slim_connect_blob(const struct slim_session *session,
                       const void *blob,
@@ -525,8 +525,8 @@ int slim_endpoint_address(const struct slim_endpoint *endpoint,
 
 /**
  * Stores the endpoint's blob, a few hundred bytes, in `blob`. `*len` is the room there, and then the length of the blob. The program sends
- * the blob to the other processes of the job by its own means; they pass it to slim_connect_blob(). The blob holds a secret: a process that
- * has the blob, and the job key if there is one, can open a flow. The first call opens one more listening port.
+ * the blob to the other processes of the job by its own means; they pass it to slim_connect_blob(). The blob holds a secret: a process
+ * that has the blob, and the job key if there is one, can open a flow. The first call opens one more listening port.
  *
  * Returns 0; SLIM_ERR_ROOM, and `*len` is the length that is needed; SLIM_ERR_KERNEL; SLIM_ERR_TIMEOUT: the library's thread did not tell
  * the host's addresses in time; SLIM_ERR_CLOSED; SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
@@ -638,8 +638,8 @@ void slim_flow_reset(struct slim_flow *flow);
  * number of bytes, which may be less than `len`.
  *
  * Or returns SLIM_ERR_AGAIN (only with 0; SLIM_UPDATE_WRITABLE tells when to try again), SLIM_ERR_TIMEOUT, SLIM_ERR_LOST,
- * SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_KERNEL (for example with `errno` ENOBUFS; the flow goes on), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread;
- * the order of concurrent sends is undefined.
+ * SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_KERNEL (for example with `errno` ENOBUFS; the flow goes on), SLIM_ERR_INVALID or
+ * SLIM_ERR_INTERNAL. Any thread; the order of concurrent sends is undefined.
  */
 ssize_t slim_flow_send(const struct slim_flow *flow,
                        const void *data,
@@ -704,8 +704,8 @@ int slim_flow_recv_all(const struct slim_flow *flow,
  * An update with SLIM_UPDATE_POST and `post` says when the buffer is free. Posts of a flow are reported in order, each of them exactly
  * once, unless the session is closed before: after slim_session_close() all buffers are free.
  *
- * Never waits, so the program must limit the amount of posted bytes. slim_session_progress() sends the bytes that the kernel does not
- * take at once; until it has taken all, slim_flow_send() returns SLIM_ERR_AGAIN. The bytes of buffers of less than a kilobyte may be copied.
+ * Never waits, so the program must limit the amount of posted bytes. slim_session_progress() sends the bytes that the kernel does not take
+ * at once; until it has taken all, slim_flow_send() returns SLIM_ERR_AGAIN. The bytes of buffers of less than a kilobyte may be copied.
  *
  * Returns 0, SLIM_ERR_LOST, SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. After SLIM_ERR_INTERNAL the buffer
  * may be in use until the session is closed; after another error it is not in use, and is not reported. Any thread.

@@ -87,8 +87,8 @@ pub unsafe extern "C" fn slim_endpoint_address(
 }
 
 /// Stores the endpoint's blob, a few hundred bytes, in `blob`. `*len` is the room there, and then the length of the blob. The program sends
-/// the blob to the other processes of the job by its own means; they pass it to slim_connect_blob(). The blob holds a secret: a process that
-/// has the blob, and the job key if there is one, can open a flow. The first call opens one more listening port.
+/// the blob to the other processes of the job by its own means; they pass it to slim_connect_blob(). The blob holds a secret: a process
+/// that has the blob, and the job key if there is one, can open a flow. The first call opens one more listening port.
 ///
 /// Returns 0; SLIM_ERR_ROOM, and `*len` is the length that is needed; SLIM_ERR_KERNEL; SLIM_ERR_TIMEOUT: the library's thread did not tell
 /// the host's addresses in time; SLIM_ERR_CLOSED; SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.

@@ -201,8 +201,8 @@ pub unsafe extern "C" fn slim_session_descriptor(session: *const SlimSession) ->
 
 /// Stores the updates since the last call in `updates`, an array with room for `room` of them, and returns their number. Does not wait.
 /// Sends posted bytes, finds idle connections that have died, and calls the callback for events. Each change is reported once, as by
-/// edge-triggered epoll: on SLIM_UPDATE_READABLE receive until SLIM_ERR_AGAIN, or remember that there is more. If it returns `room`, call it
-/// again before you wait for the descriptor.
+/// edge-triggered epoll: on SLIM_UPDATE_READABLE receive until SLIM_ERR_AGAIN, or remember that there is more. If it returns `room`, call
+/// it again before you wait for the descriptor.
 ///
 /// Or returns SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread; concurrent calls divide the updates between them.
 ///
@@ -434,8 +434,8 @@ pub unsafe extern "C" fn slim_connect(
 /// flow, and tries one address of the endpoint after the other (negative: no limit). With 0 it tries only the first address and does not
 /// wait: the flow is SLIM_STATE_CONNECTING.
 ///
-/// Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_BLOB, SLIM_ERR_JOB, SLIM_ERR_KERNEL (with `errno` ECONNREFUSED: the endpoint is closed, or does not
-/// recognize this process as one of its job), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
+/// Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_BLOB, SLIM_ERR_JOB, SLIM_ERR_KERNEL (with `errno` ECONNREFUSED: the endpoint is closed, or does
+/// not recognize this process as one of its job), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
 ///
 /// # Safety
 /// `session` is NULL or an open session; `blob` points to `len` bytes, `flow` to a pointer.

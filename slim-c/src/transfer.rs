@@ -19,8 +19,8 @@ const PIECES: usize = 1024;
 /// number of bytes, which may be less than `len`.
 ///
 /// Or returns SLIM_ERR_AGAIN (only with 0; SLIM_UPDATE_WRITABLE tells when to try again), SLIM_ERR_TIMEOUT, SLIM_ERR_LOST,
-/// SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_KERNEL (for example with `errno` ENOBUFS; the flow goes on), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread;
-/// the order of concurrent sends is undefined.
+/// SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_KERNEL (for example with `errno` ENOBUFS; the flow goes on), SLIM_ERR_INVALID or
+/// SLIM_ERR_INTERNAL. Any thread; the order of concurrent sends is undefined.
 ///
 /// # Safety
 /// `flow` is NULL or a handle that is not closed; `data` points to `len` bytes.
@@ -195,8 +195,8 @@ pub unsafe extern "C" fn slim_flow_recv_all(
 /// An update with SLIM_UPDATE_POST and `post` says when the buffer is free. Posts of a flow are reported in order, each of them exactly
 /// once, unless the session is closed before: after slim_session_close() all buffers are free.
 ///
-/// Never waits, so the program must limit the amount of posted bytes. slim_session_progress() sends the bytes that the kernel does not
-/// take at once; until it has taken all, slim_flow_send() returns SLIM_ERR_AGAIN. The bytes of buffers of less than a kilobyte may be copied.
+/// Never waits, so the program must limit the amount of posted bytes. slim_session_progress() sends the bytes that the kernel does not take
+/// at once; until it has taken all, slim_flow_send() returns SLIM_ERR_AGAIN. The bytes of buffers of less than a kilobyte may be copied.
 ///
 /// Returns 0, SLIM_ERR_LOST, SLIM_ERR_SHUTDOWN, SLIM_ERR_CLOSED, SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. After SLIM_ERR_INTERNAL the buffer
 /// may be in use until the session is closed; after another error it is not in use, and is not reported. Any thread.
