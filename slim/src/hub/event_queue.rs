@@ -181,6 +181,8 @@ mod tests {
 
     #[test]
     fn events_reach_the_callback_in_order_from_whatever_thread() {
+        // All events fit into the queue: the thread that calls may be preempted for long.
+        const EACH: usize = EVENTS / 4;
         let queue = EventQueue::default();
         let heard = Arc::new(Mutex::new(Vec::new()));
         let hears = heard.clone();
@@ -191,7 +193,7 @@ mod tests {
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..5000 {
+                    for _ in 0..EACH {
                         let mut next = next.lock().unwrap();
                         queue.push(event(*next));
                         *next += 1;
@@ -203,6 +205,6 @@ mod tests {
         });
         // Nothing is left behind by a thread that found another one calling.
         assert!(queue.take(usize::MAX).is_empty());
-        assert!(heard.lock().unwrap().iter().copied().eq(0..20_000));
+        assert!(heard.lock().unwrap().iter().copied().eq(0..EVENTS as u64));
     }
 }
