@@ -4,16 +4,14 @@
 mod common;
 
 use std::{
-    fs,
-    path::PathBuf,
-    sync::OnceLock,
-    thread,
+    fs, thread,
     time::{Duration, Instant},
 };
 
 use common::{
-    events::{Events, events_dir, word},
-    jobs::{Bench, PROGRAM, Slim, assert_finished, given_up},
+    component::{ComponentBench, KINDS, assert_used},
+    events::Events,
+    jobs::{PROGRAM, Slim, assert_finished, given_up},
     kills::{Killed, Kills, Tally},
     soak,
 };
@@ -22,92 +20,20 @@ use nix::{
     unistd::Pid,
 };
 use slim_lab::{
-    Error, Lab, SeededRng, artifacts,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
         nft,
     },
-    mpi::{Flavor, Job, JobVerdict, Outcome},
-    skip::skip,
+    mpi::{Flavor, JobVerdict, Outcome},
 };
 
-const KINDS: &str = "slim_kinds";
+use Flavor::{OpenMpi4, OpenMpi5Components};
+
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// What a job of this file needs: an MPI, its programs, and the directory with the component.
-struct ComponentBench {
-    bench: Bench,
-    dir: PathBuf,
-    pp: PathBuf,
-    kinds: PathBuf,
-}
-
-impl ComponentBench {
-    fn new(test: &str) -> Option<Self> {
-        static DIR: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-        let bench = Bench::new(&format!("btl-{test}"), Flavor::OpenMpi4)?;
-        let build = || match artifacts::component() {
-            Ok(dir) => Ok(dir),
-            Err(error @ Error::Missing { .. }) => Err(error.to_string()),
-            Err(error) => panic!("{error}"),
-        };
-        let dir = match DIR.get_or_init(build) {
-            Ok(dir) => dir.clone(),
-            Err(reason) => {
-                skip(test, reason);
-                return None;
-            }
-        };
-        let program = |name| bench.mpi.build_program(name).expect("build a test program");
-        Some(Self {
-            dir,
-            pp: program("slim_pp.c"),
-            kinds: program("slim_kinds.c"),
-            bench,
-        })
-    }
-
-    fn lab(&self) -> Lab {
-        self.bench.lab(1)
-    }
-
-    /// A job of `program` with the component, and an event log.
-    fn job<'a>(&'a self, lab: &'a Lab, program: &str, ranks: usize) -> Job<'a> {
-        let path = if program == KINDS {
-            &self.kinds
-        } else {
-            &self.pp
-        };
-        Job::new(lab, &self.bench.mpi, path)
-            .ranks(ranks)
-            .component(&self.dir)
-            .option("--oversubscribe")
-            .env("SLIM_EVENTS", events_dir(lab).join("%h.%p.jsonl"))
-    }
-}
-
-/// The ranks' connections between the nodes are protected flows of the component: it alone writes event logs here.
-fn assert_used(lab: &Lab, ranks: usize) {
-    let events = Events::read(lab);
-    let live = |from: &str, to: &str| {
-        let is_between = |e: &&serde_json::Value| {
-            word(e, "sock").starts_with(from) && word(e, "peer").starts_with(to)
-        };
-        events.of_kind("live").filter(is_between).count()
-    };
-    let found = (
-        live("10.77.0.1", "10.77.0.2"),
-        live("10.77.0.2", "10.77.0.1"),
-    );
-    let wanted = ranks * ranks / 4;
-    assert!(
-        found.0 >= wanted && found.1 >= wanted,
-        "{ranks} ranks, protected flows: {found:?}"
-    );
-}
-
-fn undisturbed(test: &str, program: &str, ranks: usize, args: &[&str]) {
-    let Some(bench) = ComponentBench::new(test) else {
+fn undisturbed(flavor: Flavor, test: &str, program: &str, ranks: usize, args: &[&str]) {
+    let Some(bench) = ComponentBench::new(test, flavor) else {
         return;
     };
     let lab = bench.lab();
@@ -124,45 +50,45 @@ fn undisturbed(test: &str, program: &str, ranks: usize, args: &[&str]) {
 
 #[test]
 fn two_ranks_use_the_component() {
-    undisturbed("two", PROGRAM, 2, &["2"]);
+    undisturbed(OpenMpi4, "two", PROGRAM, 2, &["2"]);
 }
 
 #[test]
 fn four_ranks_use_the_component() {
-    undisturbed("four", PROGRAM, 4, &["2"]);
+    undisturbed(OpenMpi4, "four", PROGRAM, 4, &["2"]);
 }
 
 #[test]
 fn messages_of_all_sizes_and_strided_types_arrive() {
-    undisturbed("sizes", KINDS, 2, &["sizes", "2"]);
-    undisturbed("sizes", KINDS, 4, &["sizes", "2"]);
+    undisturbed(OpenMpi4, "sizes", KINDS, 2, &["sizes", "2"]);
+    undisturbed(OpenMpi4, "sizes", KINDS, 4, &["sizes", "2"]);
 }
 
 #[test]
 fn several_threads_use_the_component_at_the_same_time() {
-    undisturbed("threads", KINDS, 2, &["threads", "2"]);
+    undisturbed(OpenMpi4, "threads", KINDS, 2, &["threads", "2"]);
 }
 
 /// Messages that share system calls leave although the sender makes no progress.
 #[test]
 fn messages_of_a_sender_that_computes_are_not_held_back() {
-    undisturbed("compute", KINDS, 2, &["compute", "2"]);
+    undisturbed(OpenMpi4, "compute", KINDS, 2, &["compute", "2"]);
 }
 
 #[test]
 fn spawned_processes_are_reached() {
-    undisturbed("spawn", KINDS, 2, &["spawn", "2"]);
+    undisturbed(OpenMpi4, "spawn", KINDS, 2, &["spawn", "2"]);
 }
 
 #[test]
 fn ompi_info_documents_the_parameters() {
-    let Some(bench) = ComponentBench::new("info") else {
+    let Some(bench) = ComponentBench::new("info", OpenMpi4) else {
         return;
     };
     let lab = bench.lab();
     let info = bench.bench.mpi.mpirun().with_file_name("ompi_info");
     let mut command = lab.node(0).command(info);
-    let path = slim_lab::mpi::component_path(&bench.dir);
+    let path = slim_lab::mpi::component_path(&bench.bench.mpi, &bench.dir);
     command.env("OMPI_MCA_mca_base_component_path", path);
     command.args(["--param", "btl", "slim", "--level", "9", "--parsable"]);
     let output = command.output().expect("run ompi_info");
@@ -182,8 +108,15 @@ fn ompi_info_documents_the_parameters() {
 }
 
 /// Kills connections of the ranks while the job works; all runs must finish with all data right.
-fn survives(test: &str, program: &str, ranks: usize, kind: Option<&str>, kills: &Kills) {
-    let Some(bench) = ComponentBench::new(test) else {
+fn survives(
+    flavor: Flavor,
+    test: &str,
+    program: &str,
+    ranks: usize,
+    kind: Option<&str>,
+    kills: &Kills,
+) {
+    let Some(bench) = ComponentBench::new(test, flavor) else {
         return;
     };
     let mut tally = Tally::new(&bench.bench.test);
@@ -234,7 +167,7 @@ fn kills_of(program: &str) -> Kills {
 
 #[test]
 fn two_ranks_survive_kills() {
-    survives("two-kills", PROGRAM, 2, None, &kills_of(PROGRAM));
+    survives(OpenMpi4, "two-kills", PROGRAM, 2, None, &kills_of(PROGRAM));
 }
 
 #[test]
@@ -243,7 +176,7 @@ fn four_ranks_survive_kills_of_all_connections_at_once() {
         amount: Amount::All,
         ..kills_of(PROGRAM)
     };
-    survives("four-kills", PROGRAM, 4, None, &kills);
+    survives(OpenMpi4, "four-kills", PROGRAM, 4, None, &kills);
 }
 
 #[test]
@@ -254,25 +187,24 @@ fn two_ranks_survive_kills_while_resuming() {
         times: 30,
         ..kills_of(PROGRAM)
     };
-    survives("kills-again", PROGRAM, 2, None, &kills);
+    survives(OpenMpi4, "kills-again", PROGRAM, 2, None, &kills);
 }
 
 #[test]
 fn all_sizes_survive_kills() {
     let kills = kills_of(KINDS);
-    survives("sizes-kills", KINDS, 2, Some("sizes"), &kills);
+    survives(OpenMpi4, "sizes-kills", KINDS, 2, Some("sizes"), &kills);
 }
 
 #[test]
 fn threads_survive_kills() {
     let kills = kills_of(KINDS);
-    survives("threads-kills", KINDS, 2, Some("threads"), &kills);
+    survives(OpenMpi4, "threads-kills", KINDS, 2, Some("threads"), &kills);
 }
 
 /// The counterpart: without sessions the component's connections are plain TCP, and a job does not survive.
-#[test]
-fn without_sessions_a_job_does_not_finish() {
-    let Some(bench) = ComponentBench::new("off") else {
+fn without_sessions(flavor: Flavor) {
+    let Some(bench) = ComponentBench::new("off", flavor) else {
         return;
     };
     let lab = bench.lab();
@@ -283,6 +215,11 @@ fn without_sessions_a_job_does_not_finish() {
     });
     let verdict = outcome.verdict();
     assert!(matches!(verdict, JobVerdict::Failed(_)), "{verdict}");
+}
+
+#[test]
+fn without_sessions_a_job_does_not_finish() {
+    without_sessions(OpenMpi4);
 }
 
 /// How long mpirun goes on after one of two ranks was killed.
@@ -313,7 +250,7 @@ fn after_a_killed_rank(bench: &ComponentBench, slim: bool) -> Duration {
 /// The best of three: the machine may be busy with something else.
 #[test]
 fn a_killed_rank_ends_the_job_as_soon_as_with_tcp() {
-    let Some(bench) = ComponentBench::new("killed-rank") else {
+    let Some(bench) = ComponentBench::new("killed-rank", OpenMpi4) else {
         return;
     };
     let best = |slim| (0..3).map(|_| after_a_killed_rank(&bench, slim)).min();
@@ -325,9 +262,8 @@ fn a_killed_rank_ends_the_job_as_soon_as_with_tcp() {
 }
 
 /// A connection that cannot be replaced: no new one is let through.
-#[test]
-fn a_lost_peer_ends_the_job_with_one_line() {
-    let Some(bench) = ComponentBench::new("lost") else {
+fn lost_peer(flavor: Flavor) {
+    let Some(bench) = ComponentBench::new("lost", flavor) else {
         return;
     };
     let lab = bench.lab();
@@ -359,4 +295,61 @@ fn a_lost_peer_ends_the_job_with_one_line() {
         "{}",
         outcome.tail(20)
     );
+}
+
+#[test]
+fn a_lost_peer_ends_the_job_with_one_line() {
+    lost_peer(OpenMpi4);
+}
+
+mod open_mpi_5 {
+    use super::*;
+
+    #[test]
+    fn four_ranks_use_the_component() {
+        undisturbed(OpenMpi5Components, "four", PROGRAM, 4, &["2"]);
+    }
+
+    #[test]
+    fn four_ranks_survive_kills_of_all_connections_at_once() {
+        let kills = Kills {
+            amount: Amount::All,
+            ..kills_of(PROGRAM)
+        };
+        survives(OpenMpi5Components, "four-kills", PROGRAM, 4, None, &kills);
+    }
+
+    #[test]
+    fn two_ranks_survive_kills_while_resuming() {
+        let kills = Kills {
+            amount: Amount::All,
+            again: 4,
+            ..kills_of(PROGRAM)
+        };
+        survives(OpenMpi5Components, "kills-again", PROGRAM, 2, None, &kills);
+    }
+
+    #[test]
+    fn all_sizes_survive_kills() {
+        let kills = kills_of(KINDS);
+        let kind = Some("sizes");
+        survives(OpenMpi5Components, "sizes-kills", KINDS, 2, kind, &kills);
+    }
+
+    #[test]
+    fn threads_survive_kills() {
+        let kills = kills_of(KINDS);
+        let kind = Some("threads");
+        survives(OpenMpi5Components, "threads-kills", KINDS, 2, kind, &kills);
+    }
+
+    #[test]
+    fn without_sessions_a_job_does_not_finish() {
+        without_sessions(OpenMpi5Components);
+    }
+
+    #[test]
+    fn a_lost_peer_ends_the_job_with_one_line() {
+        lost_peer(OpenMpi5Components);
+    }
 }

@@ -11,7 +11,7 @@ use common::{
     kills::Kills,
 };
 use slim_lab::{
-    Error, Lab, SeededRng, artifacts,
+    Error, Lab, SeededRng,
     faults::{
         destroy::Selector,
         nft,
@@ -35,7 +35,7 @@ struct RailBench {
 impl RailBench {
     fn new(test: &str) -> Option<Self> {
         let bench = Bench::new(&format!("btl-rails-{test}"), Flavor::OpenMpi4)?;
-        let dir = match artifacts::component() {
+        let dir = match bench.mpi.component() {
             Ok(dir) => dir,
             Err(error @ Error::Missing { .. }) => {
                 skip(test, error);

@@ -205,7 +205,7 @@ struct CollBench {
 impl CollBench {
     fn new(test: &str) -> Option<Self> {
         let bench = Bench::new(&format!("coll-{test}"), Flavor::OpenMpi4)?;
-        let component = match artifacts::component() {
+        let component = match bench.mpi.component() {
             Ok(dir) => dir,
             Err(error @ Error::Missing { .. }) => {
                 skip(test, error);

@@ -1,5 +1,6 @@
 //! The handle that application threads hold.
 
+mod driving;
 mod listening;
 
 use std::fmt;
@@ -17,8 +18,10 @@ use slim_core::endpoint::{Agreed, Announcement, MailboxState, Opened, Pairs};
 use slim_core::{Cause, FinHow, FlowToken, Role, canonical};
 
 use crate::FlowIo;
-use crate::commands::command::{self, Command};
+use crate::commands::command::{self, Command, CommandReceiver};
 use crate::commands::done;
+use crate::driven::Driven;
+use crate::event_loop::Parts;
 use crate::kernel::sys::during;
 use crate::listeners::listening::Together;
 use crate::listeners::notes;
@@ -47,8 +50,15 @@ struct AgentInner {
     generation: u64,
     /// The thread has ended.
     ended: AtomicBool,
-    /// Thread id of the agent thread.
-    thread: i32,
+    runs: Runs,
+}
+
+/// How the agent runs.
+enum Runs {
+    /// On a thread of its own, with this id.
+    Alone(i32),
+    /// In the threads that drive it.
+    Driven(Driven),
 }
 
 /// Fork generation; handles from before a fork are inert.
@@ -73,6 +83,27 @@ impl Agent {
         config: Config,
         providers: Vec<Box<dyn Provider + Send>>,
     ) -> io::Result<Agent> {
+        Self::begin(config, providers, |parts, receiver| {
+            thread::start(parts, receiver).map(Runs::Alone)
+        })
+    }
+
+    /// As [`start`](Self::start), without a thread: the agent works only while the program is in [`drive`](Self::drive), or waits in
+    /// one of the calls that say so.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start). Needs /proc.
+    pub fn start_driven(config: Config) -> io::Result<Agent> {
+        Self::begin(config, Vec::new(), |parts, receiver| {
+            Driven::start(parts, receiver).map(Runs::Driven)
+        })
+    }
+
+    fn begin(
+        config: Config,
+        providers: Vec<Box<dyn Provider + Send>>,
+        start: impl FnOnce(Parts, CommandReceiver) -> io::Result<Runs>,
+    ) -> io::Result<Agent> {
         numbers::begin();
         // Everything is created inside `make`, because the runtime creates descriptors, too.
         let started = numbers::make(|| {
@@ -80,19 +111,15 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
-            let thread = thread::start(
-                config,
-                receiver,
-                together.clone(),
-                Providers::new(providers),
-            )?;
+            let parts = Parts::make(config, together.clone(), Providers::new(providers))?;
+            let runs = start(parts, receiver)?;
             Ok(Agent {
                 inner: Arc::new(AgentInner {
                     commands,
                     together,
                     generation: GENERATION.load(Ordering::Acquire),
                     ended: AtomicBool::new(false),
-                    thread,
+                    runs,
                 }),
             })
         });
@@ -188,7 +215,7 @@ impl Agent {
             answer: answer.clone(),
             done,
         };
-        let told = self.send(describe) && uncancelled(|| is_done.wait(limit));
+        let told = self.send(describe) && self.wait(is_done, limit);
         told.then(|| answer.lock().unwrap_or_else(PoisonError::into_inner).take())
             .flatten()
     }
@@ -316,7 +343,7 @@ impl Agent {
     /// sent or queued.
     pub fn flush(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
-        self.send(Command::Flush { done }) && uncancelled(|| is_done.wait(limit))
+        self.send(Command::Flush { done }) && self.wait(is_done, limit)
     }
 
     /// At process exit: sends pending announcements, and waits at most `limit` for flows that the application closed
@@ -326,7 +353,7 @@ impl Agent {
         let (done, is_done) = done::done();
         // Slightly longer than the agent's own limit, which should expire first.
         let wait = limit + Duration::from_millis(50);
-        self.send(Command::DrainExit { limit, done }) && uncancelled(|| is_done.wait(wait))
+        self.send(Command::DrainExit { limit, done }) && self.wait(is_done, wait)
     }
 
     /// The first thread of the process is about to end, while others go on. The agent thread will end with the last of
@@ -339,7 +366,10 @@ impl Agent {
     /// afterwards are not carried out.
     pub fn retire(&self, limit: Duration) -> bool {
         let ended = self.send(Command::Retire)
-            && uncancelled(|| thread::wait_for_end(self.inner.thread, limit));
+            && match &self.inner.runs {
+                Runs::Alone(thread) => uncancelled(|| thread::wait_for_end(*thread, limit)),
+                Runs::Driven(driven) => driven.drive_until(limit, || driven.is_over()),
+            };
         if ended && !self.inner.ended.swap(true, Ordering::SeqCst) {
             numbers::end();
         }

@@ -86,14 +86,19 @@ impl EventLog {
                 .inspect_err(|e| log.warn(|| format!("no event log: {}: {e}", path.display())))
                 .ok()
         });
-        let number = file.as_ref().map(OwnFd::raw);
-        LINES.with_borrow_mut(|lines| lines.file = number);
-        EventLog {
+        let events = EventLog {
             file,
             host,
             pid,
             log,
-        }
+        };
+        use_file(events.number());
+        events
+    }
+
+    /// The number of the file's descriptor.
+    pub(crate) fn number(&self) -> Option<RawFd> {
+        self.file.as_ref().map(OwnFd::raw)
     }
 
     /// Records an event of a flow.
@@ -142,7 +147,7 @@ impl EventLog {
 }
 
 thread_local! {
-    /// Buffer of the agent thread.
+    /// Buffer of the thread that drives the agent.
     static LINES: RefCell<Lines> = const { RefCell::new(Lines { file: None, text: Vec::new() }) };
 }
 
@@ -150,6 +155,11 @@ thread_local! {
 struct Lines {
     file: Option<RawFd>,
     text: Vec<u8>,
+}
+
+/// From now on this thread writes lines to this file. Its buffer must be empty.
+pub(crate) fn use_file(file: Option<RawFd>) {
+    LINES.with_borrow_mut(|lines| lines.file = file);
 }
 
 /// Writes the buffered lines. To be called by the agent thread before it sleeps, and before it answers a waiting

@@ -10,10 +10,10 @@ use crate::handover::{Transport, TransportRef};
 
 /// One flow, as its front end sees it.
 ///
-/// Every method is called on the agent thread. It may block only as long as a lock is held for a few instructions,
-/// because all flows of the process wait meanwhile. In particular it must not wait for a data call: the agent polls
-/// [`idle`](Self::idle) until no call is inside. It must not call the agent and wait for the outcome; queueing a
-/// command with [`Agent`](crate::Agent) is fine.
+/// Every method is called on the agent thread, or by the thread that drives an agent without one. It may block only
+/// as long as a lock is held for a few instructions, because all flows of the process wait meanwhile. In particular
+/// it must not wait for a data call: the agent polls [`idle`](Self::idle) until no call is inside. It must not call
+/// the agent and wait for the outcome; queueing a command with [`Agent`](crate::Agent) is fine.
 ///
 /// ```text
 ///            live()                suspend()            drain()

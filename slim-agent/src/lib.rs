@@ -27,7 +27,8 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | `agent` | the handle that application threads use |
-//! | `thread` | starts the agent thread: signals, runtime, sockets |
+//! | `thread`, `driven` | the agent thread, and the agent without a thread: both drive the event loop |
+//! | `event_loop` | the runtime, with its sockets and tasks |
 //! | `tasks` | tasks of the agent thread that the driver starts, and their orders |
 //! | `resume` | resume connections: accepting and making them, the messages on them, the replay |
 //! | `shared` | how tasks access the driver, one at a time, and what follows from each access |
@@ -51,7 +52,8 @@
 //! # Threads and locks
 //!
 //! [`Agent`]'s methods may be called from any thread, and from inside hooked socket calls: they
-//! put a command in a queue and return. Every [`FlowIo`] method is called on the agent thread.
+//! put a command in a queue and return. Every [`FlowIo`] method is called on the agent thread, or by the thread that drives an agent
+//! without one ([`Agent::start_driven`]); never by two threads at a time.
 //! While the agent's own code runs, [`slim_sys::in_agent`] is true, so that a front end that
 //! interposes on socket calls can let them through.
 
@@ -62,7 +64,9 @@ extern crate self as slim_agent;
 mod agent;
 mod commands;
 mod control;
+mod driven;
 mod driver;
+mod event_loop;
 mod events;
 mod failure;
 mod flow_io;

@@ -5,6 +5,7 @@
 //! an intermediate state.
 
 use std::cell::{Cell, RefCell};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::select;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-use tokio::{task, time};
+use tokio::time;
 
 use crate::commands::command::CommandReceiver;
 use crate::control::Control;
 use crate::driver::Driver;
 use crate::failure::memory;
 use crate::failure::panic;
+use crate::kernel::task;
 use crate::tasks::Task;
 use crate::transport::Providers;
 use crate::turn;
@@ -117,7 +119,7 @@ impl Shared {
             return;
         }
         let shared = self.clone();
-        task::spawn_local(async move {
+        task::spawn(async move {
             while shared.driver.borrow().survivor.any_away() {
                 time::sleep(LOOK).await;
                 if shared.commands.get_ref().is_lost() {
@@ -195,6 +197,11 @@ impl Shared {
     /// Access to the control sockets for a call after which no action is to be carried out.
     pub(crate) fn with_control<R>(&self, f: impl FnOnce(&Control) -> R) -> R {
         f(&self.driver.borrow().control)
+    }
+
+    /// The file of the event log.
+    pub(crate) fn events_file(&self) -> Option<RawFd> {
+        self.driver.borrow().events_file()
     }
 
     pub(crate) fn commands(&self) -> &AsyncFd<Rc<CommandReceiver>> {

@@ -73,9 +73,20 @@ fn plain(listener: &TcpListener) -> TcpStream {
 /// The agent panics in a process of its own: the test harness would wait for the panic to end.
 #[test]
 fn the_program_goes_on_after_the_agent_panics() {
+    run("with a thread");
+}
+
+#[test]
+fn the_program_goes_on_after_an_agent_without_a_thread_panics() {
+    run(DRIVEN);
+}
+
+const DRIVEN: &str = "driven";
+
+fn run(role: &str) {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", "panicking_program", "--nocapture", "--ignored"])
-        .env(ROLE, "1")
+        .env(ROLE, role)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -88,24 +99,49 @@ fn the_program_goes_on_after_the_agent_panics() {
 #[test]
 #[ignore = "runs in a process of its own, started by another test"]
 fn panicking_program() {
-    if env::var_os(ROLE).is_none() {
+    let Some(role) = env::var_os(ROLE) else {
         return;
-    }
+    };
     // SAFETY: ends the process if the test hangs.
     unsafe { libc::alarm(30) };
-    everything_goes_on();
+    if role == DRIVEN {
+        let client = Agent::start_driven(Config::default()).unwrap();
+        let (driving, over) = (client.clone(), Arc::new(AtomicBool::new(false)));
+        let ended = over.clone();
+        let driver = thread::spawn(move || {
+            let fd = driving.descriptor().unwrap();
+            while !ended.load(Ordering::Relaxed) {
+                slim_sys::poll(fd, libc::POLLIN, Some(Duration::from_millis(10)));
+                driving.drive();
+            }
+            fd
+        });
+        everything_goes_on(&client);
+        over.store(true, Ordering::Relaxed);
+        let fd = driver.join().unwrap();
+        assert_eq!(slim_sys::ready(fd, libc::POLLIN), 0, "it is always ready");
+        assert!(client.retire(Duration::from_secs(1)));
+    } else {
+        everything_goes_on(&Agent::start(Config::default()).unwrap());
+    }
     // SAFETY: ends the process at once.
     unsafe { libc::_exit(0) };
 }
 
-fn everything_goes_on() {
-    let client = Agent::start(Config::default()).unwrap();
+fn everything_goes_on(client: &Agent) {
     let server = Server::start(Config::default());
-    let (near, far) = server.pair(&client);
-    let (broken, broken_far) = server.pair(&client);
+    let (near, far) = server.pair(client);
+    let (broken, broken_far) = server.pair(client);
     for end in [&near, &far, &broken, &broken_far] {
         end.wait_live();
     }
+    // The transport of this flow is one that the agent has made.
+    far.kill(Kill::Fin);
+    let mut buf = [0; 4];
+    near.write(b"over").unwrap();
+    far.read_exact(&mut buf).unwrap();
+    far.write(b"over").unwrap();
+    near.read_exact(&mut buf).unwrap();
     // The peer resumes this flow, but this end is never idle: a call on it does not return.
     broken.state().pretence.busy = u32::MAX;
     broken_far.kill(Kill::Fin);
@@ -144,11 +180,11 @@ fn everything_goes_on() {
 
     // Flows that begin later are plain TCP, and no call waits.
     let begun = Instant::now();
-    let later = FlowSocket::new(&client, Role::Connector, plain(&listener));
+    let later = FlowSocket::new(client, Role::Connector, plain(&listener));
     later.wait("plain TCP", Duration::from_secs(5), |s| {
         s.legacy == Some(false)
     });
-    let (near, far) = server.pair(&client);
+    let (near, far) = server.pair(client);
     near.write(b"later").unwrap();
     let mut buf = [0; 5];
     far.read_exact(&mut buf).unwrap();

@@ -1,8 +1,6 @@
 /* The component: its parameters, its start. */
 #include "slim_btl.h"
 
-#include "opal/mca/pmix/pmix.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -69,9 +67,11 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     const struct slim_btl_upcalls upcalls = {
         .module = &mca_btl_slim_module,
         .verbose = verbose,
+        .survives_losses = slim_btl_survives_losses(),
         .deliver = slim_btl_deliver,
         .lost = slim_btl_lost,
         .log = slim_btl_log,
+        .has_failed = slim_btl_has_failed,
     };
     mca_btl_base_module_t **modules;
     unsigned char blob[4096];
@@ -89,13 +89,17 @@ static mca_btl_base_module_t **slim_init(int *count, bool progress_threads, bool
     modules = malloc(sizeof *modules);
     rc = OPAL_ERROR;
     if (NULL != modules && len <= sizeof blob) {
-        OPAL_MODEX_SEND(rc, OPAL_PMIX_GLOBAL, &mca_btl_slim_component.btl_version, blob, len);
+        OPAL_MODEX_SEND(rc, SLIM_BTL_SCOPE, &mca_btl_slim_component.btl_version, blob, len);
     }
     if (OPAL_SUCCESS != rc) {
         free(modules);
         slim_btl_close(slim_btl);
         slim_btl = NULL;
         return NULL;
+    }
+    if (slim_btl_survives_losses()) {
+        /* Have events of the runtime handled in each call of opal_progress, as btl/tcp does, not every 10 ms. */
+        opal_progress_event_users_increment();
     }
     modules[0] = &mca_btl_slim_module;
     *count = 1;

@@ -1,9 +1,6 @@
 /* The module: Open MPI's functions, by those of libslim_btl.a. */
 #include "slim_btl.h"
 
-#include "opal/mca/pmix/pmix.h"
-
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +9,40 @@
 /* The most that btl_sendi packs. */
 #define SENDI 4096
 
-static mca_btl_base_module_error_cb_fn_t on_error;
+/* What the component of a process has published, to be freed. */
+static bool published(opal_proc_t *proc, void **blob, size_t *len)
+{
+#if SLIM_BTL_OPEN_MPI_5
+    /* Without a limit, PMIx would wait for a process that has no component and will never publish anything for it. */
+    int limit = 2;
+    char *key = mca_base_component_to_string(&mca_btl_slim_component.btl_version);
+    pmix_value_t *value = NULL;
+    pmix_proc_t name;
+    pmix_info_t info;
+    bool found;
+
+    OPAL_PMIX_CONVERT_NAME(&name, &proc->proc_name);
+    PMIX_INFO_LOAD(&info, PMIX_TIMEOUT, &limit, PMIX_INT);
+    found = NULL != key && PMIX_SUCCESS == PMIx_Get(&name, key, &info, 1, &value) && NULL != value &&
+            PMIX_BYTE_OBJECT == value->type && NULL != value->data.bo.bytes;
+    if (found) {
+        *blob = value->data.bo.bytes;
+        *len = value->data.bo.size;
+        value->data.bo.bytes = NULL; /* the caller's */
+    }
+    PMIX_INFO_DESTRUCT(&info);
+    if (NULL != value) {
+        PMIX_VALUE_RELEASE(value);
+    }
+    free(key);
+    return found;
+#else
+    int rc;
+
+    OPAL_MODEX_RECV(rc, &mca_btl_slim_component.btl_version, &proc->proc_name, blob, len);
+    return OPAL_SUCCESS == rc && NULL != *blob;
+#endif
+}
 
 static int slim_add_procs(mca_btl_base_module_t *btl, size_t count, opal_proc_t **procs,
                           struct mca_btl_base_endpoint_t **endpoints, opal_bitmap_t *reachable)
@@ -22,13 +52,11 @@ static int slim_add_procs(mca_btl_base_module_t *btl, size_t count, opal_proc_t 
         struct mca_btl_base_endpoint_t *endpoint = NULL;
         void *blob = NULL;
         size_t len = 0;
-        int rc;
 
         if (procs[i] == opal_proc_local_get()) {
             continue;
         }
-        OPAL_MODEX_RECV(rc, &mca_btl_slim_component.btl_version, &procs[i]->proc_name, &blob, &len);
-        if (OPAL_SUCCESS == rc && NULL != blob) {
+        if (published(procs[i], &blob, &len)) {
             endpoint = slim_btl_add(slim_btl, slim_btl_name(procs[i]->proc_name), procs[i], blob, len);
         }
         free(blob);
@@ -64,6 +92,9 @@ static int slim_finalize(mca_btl_base_module_t *btl)
     (void)btl;
     slim_btl = NULL;
     if (NULL != module) {
+        if (slim_btl_survives_losses()) {
+            opal_progress_event_users_decrement();
+        }
         slim_btl_close(module);
     }
     return OPAL_SUCCESS;
@@ -166,7 +197,7 @@ static int slim_sendi(mca_btl_base_module_t *btl, struct mca_btl_base_endpoint_t
 static int slim_register_error(mca_btl_base_module_t *btl, mca_btl_base_module_error_cb_fn_t callback)
 {
     (void)btl;
-    on_error = callback;
+    slim_btl_on_error = callback;
     return OPAL_SUCCESS;
 }
 
@@ -174,6 +205,17 @@ void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len)
 {
     mca_btl_active_message_callback_t *receiver = &mca_btl_base_active_message_trigger[tag];
     mca_btl_base_segment_t segment = {.seg_addr.pval = data, .seg_len = len};
+#if SLIM_BTL_OPEN_MPI_5
+    const mca_btl_base_receive_descriptor_t descriptor = {
+        .endpoint = (struct mca_btl_base_endpoint_t *)endpoint,
+        .des_segments = &segment,
+        .des_segment_count = 1,
+        .tag = tag,
+        .cbdata = receiver->cbdata,
+    };
+
+    receiver->cbfunc(&mca_btl_slim_module, &descriptor);
+#else
     mca_btl_base_descriptor_t descriptor;
 
     (void)endpoint;
@@ -181,21 +223,7 @@ void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len)
     descriptor.des_segments = &segment;
     descriptor.des_segment_count = 1;
     receiver->cbfunc(&mca_btl_slim_module, tag, &descriptor, receiver->cbdata);
-}
-
-void slim_btl_lost(void *proc, uint64_t name, const char *why, size_t len)
-{
-    const opal_process_name_t me = OPAL_PROC_MY_NAME;
-    const opal_proc_t *peer = proc;
-    const char *host = NULL != peer && NULL != peer->proc_hostname ? peer->proc_hostname : "a host unknown";
-
-    /* The callback of 4.1 ends the job without a word. */
-    fprintf(stderr, "slim: rank %u has lost rank %u (%s): %.*s\n", (unsigned)me.vpid, (unsigned)(uint32_t)name, host,
-            (int)len, why);
-    fflush(stderr);
-    if (NULL != on_error) {
-        on_error(&mca_btl_slim_module, MCA_BTL_ERROR_FLAGS_NONFATAL, proc, "connection lost");
-    }
+#endif
 }
 
 mca_btl_base_module_t mca_btl_slim_module = {

@@ -9,19 +9,33 @@
 #include "opal/datatype/opal_convertor.h"
 #include "opal/mca/btl/base/base.h"
 #include "opal/mca/btl/btl.h"
+#include "opal/runtime/opal_progress.h"
 #include "opal/util/output.h"
 #include "opal/util/proc.h"
 
 #include <stddef.h>
 #include <stdint.h>
 
+/* Open MPI 5.0 and 4.1 differ in the exchange (modex), in receive callbacks, and in what follows the loss of a peer. */
+#if BTL_VERSION >= 330
+#define SLIM_BTL_OPEN_MPI_5 1
+#include "opal/mca/pmix/pmix-internal.h"
+#define SLIM_BTL_SCOPE PMIX_GLOBAL
+#else
+#define SLIM_BTL_OPEN_MPI_5 0
+#include "opal/mca/pmix/pmix.h"
+#define SLIM_BTL_SCOPE OPAL_PMIX_GLOBAL
+#endif
+
 /* Implemented in component.rs. */
 struct slim_btl_upcalls {
     void *module;
     int verbose;
+    int survives_losses;
     void (*deliver)(const void *endpoint, uint8_t tag, void *data, size_t len);
     void (*lost)(void *proc, uint64_t name, const char *why, size_t len);
     void (*log)(int level, const char *text, size_t len);
+    int (*has_failed)(void *proc, uint64_t name);
 };
 
 struct slim_btl_module;
@@ -55,6 +69,11 @@ _Static_assert(MCA_BTL_DES_FLAGS_BTL_OWNERSHIP == 2, "BTL_OWNERSHIP");
 _Static_assert(MCA_BTL_DES_SEND_ALWAYS_CALLBACK == 4, "ALWAYS_CALLBACK");
 _Static_assert(OPAL_ERR_UNREACH == -12, "OPAL_ERR_UNREACH");
 
+#if SLIM_BTL_OPEN_MPI_5
+/* What slim_btl_deliver fills. */
+_Static_assert(sizeof(mca_btl_base_receive_descriptor_t) == 40, "receive descriptor");
+#endif
+
 /* component.c */
 extern mca_btl_base_component_t mca_btl_slim_component;
 extern struct slim_btl_module *slim_btl;
@@ -63,6 +82,11 @@ void slim_btl_log(int level, const char *text, size_t len);
 /* module.c */
 extern mca_btl_base_module_t mca_btl_slim_module;
 void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len);
+
+/* lost.c */
+extern mca_btl_base_module_error_cb_fn_t slim_btl_on_error;
+bool slim_btl_survives_losses(void);
+int slim_btl_has_failed(void *proc, uint64_t name);
 void slim_btl_lost(void *proc, uint64_t name, const char *why, size_t len);
 
 /* The name as one number, ordered as names are. */

@@ -11,6 +11,7 @@ use crate::endpoint::BtlEndpoint;
 use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
+use crate::report;
 
 /// The text of a C string that may be null.
 ///
@@ -55,12 +56,8 @@ fn settings() -> (Config, Vec<String>) {
     let vars = vars.filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let (mut config, problems) = Config::from_vars(vars);
     let mut problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let wrong = config.set_job_key(file.map_err(String::as_str)).err();
-        problems.extend(wrong.map(|problem| problem.to_string()));
-    }
+    let no_key = slim::read_job_key(&mut config).err();
+    problems.extend(no_key.map(|problem| problem.to_string()));
     (config, problems)
 }
 
@@ -94,7 +91,10 @@ pub unsafe extern "C" fn slim_btl_open(
         config,
     };
     match BtlModule::open(options, upcalls) {
-        Ok(module) => Box::into_raw(Box::new(module)),
+        Ok(module) => {
+            report::report(ProcName(name));
+            Box::into_raw(Box::new(module))
+        }
         Err(e) => {
             log(0, &e.to_string());
             ptr::null_mut()

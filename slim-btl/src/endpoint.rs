@@ -59,6 +59,8 @@ pub(crate) enum PeerLink {
     Expected,
     /// By the rails.
     Up,
+    /// The link is lost, and the peer is not reported yet: what is sent waits.
+    Lost,
     /// The link has ended.
     Over,
 }
@@ -300,7 +302,7 @@ impl BtlEndpoint {
             PeerLink::None | PeerLink::Expected => !is_rail,
             PeerLink::Connecting(_) => !is_rail && self.name < me,
             PeerLink::Up => is_rail && !self.is_let_go() && state.rails.len() < RAILS,
-            PeerLink::Over => false,
+            PeerLink::Lost | PeerLink::Over => false,
         };
         if take {
             let answer = FrameHeader::control(FrameKind::Accept).encode();
@@ -311,6 +313,21 @@ impl BtlEndpoint {
             self.add_rail(state, Rail::new(flow, 0, backlog));
         }
         take
+    }
+
+    /// The link is lost. What is sent waits until [`end`](Self::end). Returns false if that was known.
+    pub(crate) fn doubt(&self) -> bool {
+        let link = &mut self.state().link;
+        let is_news = !matches!(link, PeerLink::Lost | PeerLink::Over);
+        if is_news {
+            *link = PeerLink::Lost;
+        }
+        is_news
+    }
+
+    /// Whether the link has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state().link == PeerLink::Over
     }
 
     /// Finds the changes to the rails that are due, and retires superfluous rails. `has_met`: whether the flow with this number is

@@ -133,6 +133,11 @@ impl FragRef {
         }
     }
 
+    /// Leaves the fragment to whoever still has its descriptor: nobody calls back, and its memory is not used again.
+    pub fn abandon(self) {
+        let _ = self.into_raw();
+    }
+
     fn frag(&self) -> &BtlFrag {
         // SAFETY: the fragment is this one's.
         unsafe { self.0.as_ref() }

@@ -35,6 +35,7 @@
 //! | `inbox` | received bytes, cut into frames |
 //! | `hdr` | frames on the wire |
 //! | `interfaces` | addresses to listen at |
+//! | `report` | tells `slim run --btl` that this rank uses the component |
 //! | `proc` | names of processes, and what they publish |
 
 mod backlog;
@@ -47,3 +48,4 @@ pub mod interfaces;
 pub mod module;
 pub mod proc;
 mod rail;
+mod report;

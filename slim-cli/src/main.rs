@@ -19,6 +19,8 @@ enum Invocation {
     Chaos(chaos::ChaosOptions),
     Demo(demo::DemoOptions),
     Run(run::RunOptions),
+    #[command(hide = true)]
+    WatchComponent(run::watch::WatchOptions),
 }
 
 fn main() -> ExitCode {
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         Invocation::Chaos(options) => chaos::main(&options),
         Invocation::Demo(options) => demo::main(&options),
         Invocation::Run(options) => Err(run::main(&options)),
+        Invocation::WatchComponent(options) => run::watch::main(&options),
     };
     match result {
         Ok(code) => code,

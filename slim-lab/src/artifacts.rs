@@ -15,9 +15,6 @@ pub const PRELOAD_VAR: &str = "SLIM_PRELOAD";
 /// File name of the preload library.
 pub const PRELOAD: &str = "libslim_preload.so";
 
-/// Where the byte-transfer component is, in a build directory.
-pub const COMPONENT_DIR: &str = "openmpi4";
-
 /// The preload library: `SLIM_PRELOAD` if set, else next to the running program, else in the
 /// build directories beside it (the newest, so that a stale one is not tested by accident).
 pub fn preload() -> Result<PathBuf> {
@@ -45,22 +42,23 @@ pub fn program(name: &str) -> Result<PathBuf> {
     find(name, "cargo build --release")
 }
 
-/// The directory with the byte-transfer component for Open MPI 4.1, built now by `slim-btl/build` in the profile of the running
-/// program; the reason if it cannot be built here.
-pub fn component() -> Result<PathBuf> {
+/// The directory with the byte-transfer component for the Open MPI of this compiler, built now by `slim-btl/build` in the profile
+/// of the running program. `series` is the directory's name. The reason if it cannot be built here.
+pub fn component(mpicc: &Path, series: &str) -> Result<PathBuf> {
     let dirs = build_dirs();
     let own = dirs.first().map(PathBuf::as_path);
     let own = own.unwrap_or(Path::new("target/debug"));
     let name = own.file_name().unwrap_or_default().to_string_lossy();
     let profile = if name == "debug" { "dev" } else { &*name };
     let script = root().join("slim-btl/build");
+    let dir = own.join(series);
     let mut command = Command::new(&script);
-    command.arg(profile).arg(own.join(COMPONENT_DIR));
+    command.arg(profile).arg(&dir).env("MPICC", mpicc);
     command.envs(own.parent().map(|target| ("CARGO_TARGET_DIR", target)));
     let line = format!("{} {profile}", script.display());
     let output = command.output().map_err(Error::io(line.clone()))?;
     match output.status.code() {
-        Some(0) => Ok(own.join(COMPONENT_DIR)),
+        Some(0) => Ok(dir),
         Some(3) => Err(Error::Missing {
             what: "mca_btl_slim.so".into(),
             tried: Vec::new(),

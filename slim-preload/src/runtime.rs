@@ -313,6 +313,9 @@ pub fn after_fork_child() {
         // dropped, because dropping would talk to that thread.
         std::mem::forget(unsafe { AGENT.get() }.take());
         STATE.store(UNINIT, Ordering::Relaxed);
+    } else {
+        // Those of a library that the program links.
+        slim_sys::fds::close_all_in_child();
     }
     OWNER.store(0, Ordering::Relaxed);
     AGENT.unlock();

@@ -10,12 +10,13 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use std::mem::ManuallyDrop;
+use std::mem::{self, ManuallyDrop};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use libc::c_int;
 
+use crate::copies::joined;
 use crate::owner::{set_signal, signal_of};
 use crate::{at, limit, numbers};
 
@@ -46,6 +47,7 @@ thread_local! {
 #[inline]
 pub fn is_internal(fd: RawFd) -> bool {
     place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+        || joined().is_some_and(|other| other.is_registered(fd))
 }
 
 /// Moves a descriptor above the floor, closes the original and registers the copy. When there is
@@ -185,18 +187,34 @@ pub fn watched(fd: RawFd) {
 /// Calls `f` with each socket recorded by [`watched`] in this thread.
 pub fn for_each_watched(f: impl FnMut(RawFd)) {
     // The other borrows last for one call each, and none of those calls this function.
-    if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
+    let copy = |all: &RefCell<ManuallyDrop<BTreeSet<RawFd>>>| {
+        let all = all.try_borrow().ok()?;
+        Some(BTreeSet::clone(&all))
+    };
+    if let Ok(Some(all)) = WATCHED.try_with(copy) {
         all.iter().copied().for_each(f);
     }
 }
 
-pub(crate) fn unwatched(fd: RawFd) {
+/// Exchanges the sockets recorded by [`watched`] in this thread for others: another thread owned those until now, or will own these.
+pub fn swap_watched(all: &mut BTreeSet<RawFd>) {
+    WATCHED.with_borrow_mut(|watched| mem::swap(&mut **watched, all));
+}
+
+/// Forgets the sockets recorded in this thread, which is about to end: nothing else frees the memory of the record.
+pub fn forget_watched() {
+    drop(WATCHED.with_borrow_mut(|all| std::mem::take(&mut **all)));
+}
+
+/// The thread owns the socket no more, or does not wait for it any more.
+pub fn unwatched(fd: RawFd) {
     // The variable may be gone while the thread ends.
     let _ = WATCHED.try_with(|all| all.borrow_mut().remove(&fd));
 }
 
 /// Closes every registered descriptor by the bare system call, in a forked child: the child has copies of the descriptors of
-/// the parent's agent, which goes on using them. Async-signal-safe.
+/// the parent's agent, which goes on using them. Async-signal-safe. If this copy has [joined](crate::copies) the preload library's, that
+/// one has closed them at the fork.
 pub fn close_all_in_child() {
     for (index, word) in INTERNAL.iter().enumerate() {
         let mut bits = word.swap(0, Ordering::Relaxed);
@@ -211,6 +229,9 @@ pub fn close_all_in_child() {
 }
 
 fn set(fd: RawFd, on: bool) {
+    if let Some(other) = joined() {
+        return other.register(fd, on);
+    }
     if let Some((word, bit)) = place(fd) {
         if on {
             word.fetch_or(bit, Ordering::Relaxed);

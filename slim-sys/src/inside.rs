@@ -1,6 +1,7 @@
 //! Tells the agent's own code from the application's.
 
 use crate::cancel;
+use crate::copies::{How, joined};
 use crate::lock::block_signals;
 use std::cell::Cell;
 
@@ -20,6 +21,13 @@ pub fn in_agent() -> bool {
 /// Runs `f` as the agent's own code: [`in_agent`] is true meanwhile. Cancellation is off and signals are blocked. A signal
 /// handler is the application's code, and one that left by `siglongjmp` would leave [`in_agent`] true for good.
 pub fn as_agent<R>(f: impl FnOnce() -> R) -> R {
+    match joined() {
+        Some(other) => other.run(How::AsAgent, || as_agent_here(f)),
+        None => as_agent_here(f),
+    }
+}
+
+fn as_agent_here<R>(f: impl FnOnce() -> R) -> R {
     struct Restore(bool);
     impl Drop for Restore {
         fn drop(&mut self) {

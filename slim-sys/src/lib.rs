@@ -15,6 +15,7 @@
 //! | `fence` | a memory fence in all threads |
 //! | [`fds`], [`numbers`], `own` | our descriptors, out of the application's way |
 //! | [`limit`], [`reserve`] | the limit on open files, and descriptor numbers reserved for when the program has reached it |
+//! | [`copies`], `offer` | several copies of this crate in one process |
 //! | `inside`, `handler` | whether the running code is ours; whether it runs in a signal handler |
 //! | [`cancel`], `threads`, [`lock`] | cancellation, signals and real-time scheduling of threads |
 
@@ -35,6 +36,7 @@ mod handler;
 mod identity;
 mod inside;
 mod memory;
+mod offer;
 mod open;
 mod own;
 mod owner;
@@ -45,6 +47,7 @@ mod threads;
 mod wake;
 
 pub mod cancel;
+pub mod copies;
 pub mod fds;
 pub mod limit;
 pub mod lock;
@@ -60,6 +63,7 @@ pub use handler::in_handler;
 pub use identity::{identity, identity_of};
 pub use inside::{as_agent, be_agent_thread, in_agent, is_agent_thread};
 pub use memory::*;
+pub use offer::offered;
 pub use open::for_each_open;
 pub use own::OwnFd;
 pub use owner::{copy_owner, tell_owner};

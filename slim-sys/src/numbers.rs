@@ -27,6 +27,7 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::copies::{How, joined};
 use crate::lock::block_signals;
 use crate::{as_agent, futex_wait, futex_wake_all, in_agent, now, pid};
 
@@ -85,6 +86,13 @@ pub fn make<R>(f: impl FnOnce() -> R) -> R {
 
 /// Runs `f` while no call of the application takes a number. As [`as_agent`], too.
 pub fn apart<R>(f: impl FnOnce() -> R) -> R {
+    match joined() {
+        Some(other) => other.run(How::Apart, || apart_here(f)),
+        None => apart_here(f),
+    }
+}
+
+fn apart_here<R>(f: impl FnOnce() -> R) -> R {
     as_agent(|| {
         MAKERS.fetch_add(1, Ordering::SeqCst);
         PROMPT.wait();
@@ -100,6 +108,13 @@ pub fn apart<R>(f: impl FnOnce() -> R) -> R {
 /// Runs `f`, which creates a descriptor of ours and registers it, or closes one: no fork comes in between. `f` must not
 /// take a lock that a fork takes before [`before_fork`]; a lock that a fork takes after it must not be held here.
 pub fn whole<R>(f: impl FnOnce() -> R) -> R {
+    match joined() {
+        Some(other) => other.run(How::Whole, || whole_here(f)),
+        None => whole_here(f),
+    }
+}
+
+fn whole_here<R>(f: impl FnOnce() -> R) -> R {
     struct Leave;
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -193,6 +208,9 @@ pub fn take_and_wait<R>(f: impl FnOnce() -> R) -> R {
 
 /// An agent is about to be started.
 pub fn begin() {
+    if let Some(other) = joined() {
+        other.agent(true);
+    }
     PROCESS.store(pid(), Ordering::SeqCst);
     AGENTS.fetch_add(1, Ordering::SeqCst);
 }
@@ -200,6 +218,9 @@ pub fn begin() {
 /// An agent has ended, or could not be started. When the last one has, the application's calls are made as they are, with no other
 /// system call beside them: a filter of the application may forbid that.
 pub fn end() {
+    if let Some(other) = joined() {
+        other.agent(false);
+    }
     AGENTS.fetch_sub(1, Ordering::SeqCst);
 }
 

@@ -87,6 +87,16 @@ pub fn try_poll(fd: c_int, events: i16, limit: Option<Duration>) -> Result<i16, 
     }
 }
 
+/// Waits for either of two descriptors, for `limit` at most, or until a signal arrives. Returns which of them have events.
+pub fn poll_two(one: (c_int, i16), other: (c_int, i16), limit: Duration) -> (bool, bool) {
+    let mut entries = [one, other].map(|(fd, events)| {
+        PollFd::from_borrowed_fd(at(fd), PollFlags::from_bits_retain(events as _))
+    });
+    let ready = event::poll(&mut entries, Some(&timespec(limit))).is_ok_and(|n| n > 0);
+    let has = |entry: &PollFd<'_>| ready && !entry.revents().is_empty();
+    (has(&entries[0]), has(&entries[1]))
+}
+
 /// The events of poll(2) that a descriptor has now: those of `events`, and those that are always reported.
 pub fn ready(fd: c_int, events: i16) -> i16 {
     poll(fd, events, Some(Duration::ZERO))

@@ -8,15 +8,19 @@ use std::time::{Duration, Instant};
 
 use slim_core::endpoint::Agreed;
 use slim_core::wire::MAX_ADDRS;
-use slim_sys::OwnFd;
+use slim_sys::{Errno, OwnFd};
 
+use crate::accept_set::{AcceptSet, WatchedListener};
 use crate::blob::{self, ADMITTED, Blob, DoorKey, INTRODUCTION, Introduction, PROOF, Welcome};
 use crate::error::SessionError;
 use crate::hub::Hub;
 use crate::socket;
 
-/// Limit of connections at the door that are not admitted yet. Beyond it a new connection replaces the oldest.
+/// Limit of connections at the door that are not admitted yet. Beyond it a new connection replaces the oldest of those that have not
+/// introduced themselves, or else the oldest.
 const GUESTS: usize = 128;
+/// Connections that one call accepts at most, so that it ends although peers connect all the time.
+const ACCEPTS: usize = 2 * GUESTS;
 /// Time limit of such a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit for the agent to describe this process (its announcement).
@@ -27,9 +31,10 @@ const LIMIT: Duration = Duration::from_secs(5);
 pub(crate) struct EndpointDoor(Mutex<Option<OpenDoor>>);
 
 struct OpenDoor {
-    listener: OwnFd,
+    listener: WatchedListener,
     blob: Vec<u8>,
     key: DoorKey,
+    /// Oldest first.
     guests: VecDeque<DoorGuest>,
 }
 
@@ -51,10 +56,13 @@ pub(crate) struct Admitted {
 }
 
 /// The state of a guest after its input was read.
-enum GuestFate {
-    Stays,
-    Goes,
-    IsIn,
+enum GuestState {
+    /// Its message is not complete yet.
+    Pending,
+    /// Its message is wrong, or its connection has ended, or its time is over.
+    Refused,
+    /// It has proved that it belongs to the job.
+    Proved,
 }
 
 impl EndpointDoor {
@@ -67,7 +75,7 @@ impl EndpointDoor {
         &self,
         hub: &Hub,
         addr: SocketAddr,
-        set: &OwnFd,
+        set: &AcceptSet,
     ) -> Result<Vec<u8>, SessionError> {
         let mut state = self.state();
         if let Some(open) = &*state {
@@ -87,8 +95,8 @@ impl EndpointDoor {
             .map(|ip| SocketAddr::new(ip, port))
             .collect();
         let blob = Blob { doors, secret }.encode(&hub.job());
-        let watched = socket::watch(set, &listener);
-        watched.map_err(|errno| kernel(("epoll_ctl", errno)))?;
+        let listener = WatchedListener::new(listener, set);
+        let listener = listener.map_err(|errno| kernel(("epoll_ctl", errno)))?;
         *state = Some(OpenDoor {
             listener,
             blob: blob.clone(),
@@ -99,51 +107,105 @@ impl EndpointDoor {
     }
 
     /// Accepts connections and reads their messages. Returns one whose proof is valid: only ADMITTED is still to be sent.
-    pub(crate) fn introduced(&self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
-        self.state().as_mut()?.introduced(hub, set)
+    ///
+    /// # Errors
+    /// The kernel's, if a connection waits and cannot be accepted.
+    pub(crate) fn introduced(&self, hub: &Hub, set: &AcceptSet) -> Result<Option<Admitted>, Errno> {
+        match self.state().as_mut() {
+            Some(open) => open.introduced(hub, set),
+            None => Ok(None),
+        }
+    }
+
+    /// The set's alarm has expired: closes guests whose time is over, and watches the listener again after a pause.
+    pub(crate) fn expired(&self, set: &AcceptSet) {
+        if let Some(open) = self.state().as_mut() {
+            open.listener.end_pause(set);
+            open.guests.retain(|guest| guest.expires() > Instant::now());
+            open.set_alarm(set);
+        }
     }
 }
 
 impl OpenDoor {
-    fn introduced(&mut self, hub: &Hub, set: &OwnFd) -> Option<Admitted> {
-        while let Ok(fd) = socket::accept(&self.listener) {
-            // An unwatched connection would never be read again, so it is closed.
-            if socket::watch(set, &fd).is_err() {
-                continue;
-            }
-            if self.guests.len() == GUESTS {
-                self.guests.pop_front();
-            }
-            self.guests.push_back(DoorGuest {
-                fd,
-                since: Instant::now(),
-                heard: Vec::new(),
-                welcomed: None,
-            });
-        }
+    fn introduced(&mut self, hub: &Hub, set: &AcceptSet) -> Result<Option<Admitted>, Errno> {
         let mut at = 0;
         while let Some(guest) = self.guests.get_mut(at) {
             match guest.go_on(hub, &self.key) {
-                GuestFate::Stays => at += 1,
-                GuestFate::Goes => drop(self.guests.remove(at)),
-                GuestFate::IsIn => {
-                    let guest = self.guests.remove(at)?;
-                    socket::unwatch(set, &guest.fd);
-                    let (_, agreed) = guest.welcomed?;
-                    return Some(Admitted {
-                        fd: guest.fd,
-                        agreed,
-                        last: blob::admitted(&guest.heard, &self.key),
-                    });
+                GuestState::Pending => at += 1,
+                GuestState::Refused => drop(self.guests.remove(at)),
+                GuestState::Proved => {
+                    let Some(guest) = self.guests.remove(at) else {
+                        return Ok(None);
+                    };
+                    set.unwatch(&guest.fd);
+                    return Ok(self.admit(guest));
                 }
             }
         }
+        for _ in 0..ACCEPTS {
+            match self.listener.accept(set) {
+                Ok(fd) => {
+                    let admitted = self.receive(fd, hub, set);
+                    if admitted.is_some() {
+                        return Ok(admitted);
+                    }
+                }
+                Err(libc::EAGAIN) => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.set_alarm(set);
+        Ok(None)
+    }
+
+    /// Makes a guest of a new connection. It is read at once: the guests that are replaced first are those that have said nothing. A peer
+    /// that answers quickly may have proved by then that it belongs to the job.
+    fn receive(&mut self, fd: OwnFd, hub: &Hub, set: &AcceptSet) -> Option<Admitted> {
+        let mut guest = DoorGuest {
+            fd,
+            since: Instant::now(),
+            heard: Vec::new(),
+            welcomed: None,
+        };
+        match guest.go_on(hub, &self.key) {
+            GuestState::Pending => {}
+            GuestState::Refused => return None,
+            GuestState::Proved => return self.admit(guest),
+        }
+        // An unwatched connection would never be read again, so it is closed.
+        set.watch(&guest.fd).ok()?;
+        if self.guests.len() == GUESTS {
+            let silent = self.guests.iter().position(|g| g.welcomed.is_none());
+            self.guests.remove(silent.unwrap_or(0));
+        }
+        self.guests.push_back(guest);
         None
+    }
+
+    fn admit(&self, guest: DoorGuest) -> Option<Admitted> {
+        let (_, agreed) = guest.welcomed?;
+        Some(Admitted {
+            fd: guest.fd,
+            agreed,
+            last: blob::admitted(&guest.heard, &self.key),
+        })
+    }
+
+    /// Sets the alarm for the guest whose time is over first.
+    fn set_alarm(&self, set: &AcceptSet) {
+        if let Some(oldest) = self.guests.front() {
+            set.wake_at(oldest.expires());
+        }
     }
 }
 
 impl DoorGuest {
-    fn go_on(&mut self, hub: &Hub, key: &DoorKey) -> GuestFate {
+    fn expires(&self) -> Instant {
+        self.since + PATIENCE
+    }
+
+    fn go_on(&mut self, hub: &Hub, key: &DoorKey) -> GuestState {
         loop {
             let wanted = match self.welcomed {
                 None => INTRODUCTION,
@@ -154,21 +216,21 @@ impl DoorGuest {
             let room = buf.get_mut(..wanted - self.heard.len()).unwrap_or_default();
             match socket::recv(self.fd.raw(), &mut [IoSliceMut::new(room)]) {
                 Ok(n @ 1..) => self.heard.extend_from_slice(&room[..n]),
-                Err(libc::EAGAIN) if self.since.elapsed() < PATIENCE => return GuestFate::Stays,
-                _ => return GuestFate::Goes,
+                Err(libc::EAGAIN) if Instant::now() < self.expires() => return GuestState::Pending,
+                _ => return GuestState::Refused,
             }
             if self.heard.len() < wanted {
                 continue;
             }
             if let Some((welcome, _)) = &self.welcomed {
                 return match blob::is_proof(&self.heard, welcome, key) {
-                    true => GuestFate::IsIn,
-                    false => GuestFate::Goes,
+                    true => GuestState::Proved,
+                    false => GuestState::Refused,
                 };
             }
             self.welcomed = self.welcome(hub, key);
             if self.welcomed.is_none() {
-                return GuestFate::Goes;
+                return GuestState::Refused;
             }
             self.heard.clear();
         }

@@ -9,10 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::event::epoll::EventFlags;
-use slim_sys::OwnFd;
+use slim_sys::Errno;
 
+use crate::accept_set::{AcceptSet, WatchedListener};
 use crate::door::EndpointDoor;
-use crate::error::{AcceptError, SessionError};
+use crate::error::{AcceptError, NotOpened, SessionError};
 use crate::event::FlowStats;
 use crate::flow::{SessionFlow, Until};
 use crate::hub::{Hub, Member, Update, next_id};
@@ -34,10 +35,9 @@ struct EndpointCore {
 
 /// The descriptors of an open endpoint.
 struct EndpointParts {
-    listener: OwnFd,
+    listener: WatchedListener,
     door: EndpointDoor,
-    /// Poll set of the listener, the door's listener and the door's guests: readable when a flow may be acceptable.
-    set: OwnFd,
+    set: AcceptSet,
 }
 
 impl SessionEndpoint {
@@ -48,26 +48,35 @@ impl SessionEndpoint {
         let kernel = |(what, errno)| SessionError::Kernel(what, errno);
         let listener = socket::listen(addr).map_err(kernel)?;
         let addr = socket::local(&listener).ok_or(kernel(("getsockname", libc::EINVAL)))?;
-        let set = socket::poll_set().map_err(|errno| kernel(("epoll_create", errno)))?;
+        let watch = |errno| kernel(("epoll", errno));
+        let set = AcceptSet::new().map_err(watch)?;
+        let listener = WatchedListener::new(listener, &set).map_err(watch)?;
+        let parts = Arc::new(EndpointParts {
+            listener,
+            door: EndpointDoor::default(),
+            set,
+        });
         let core = Arc::new(EndpointCore {
             hub: hub.clone(),
             id: next_id(),
             addr,
-            open: Mutex::new(None),
+            open: Mutex::new(Some(parts.clone())),
             acceptable: AtomicBool::new(false),
         });
         let weak: Weak<EndpointCore> = Arc::downgrade(&core);
-        hub.add(core.id, weak, false);
-        let watched = socket::watch(&set, &listener).and_then(|()| hub.watch_set(&set, core.id));
-        watched.map_err(|errno| kernel(("epoll_ctl", errno)))?;
-        hub.agent.listen(listener.as_fd(), addr);
-        let door = EndpointDoor::default();
-        *core.open() = Some(Arc::new(EndpointParts {
-            listener,
-            door,
-            set,
-        }));
-        Ok(Self { core })
+        hub.add(core.id, weak).map_err(|_| SessionError::Closed)?;
+        // From here on dropping it closes it.
+        let endpoint = Self { core };
+        let core = &endpoint.core;
+        hub.watch_set(parts.set.fd(), core.id).map_err(watch)?;
+        // Held while the agent is told: a close tells it the contrary afterwards.
+        let open = core.open();
+        if open.is_none() {
+            return Err(SessionError::Closed);
+        }
+        hub.agent.listen(parts.listener.fd().as_fd(), addr);
+        drop(open);
+        Ok(endpoint)
     }
 
     /// The endpoint's blob, a few hundred bytes. The program sends it to the other processes of the job by its own means. They pass
@@ -97,28 +106,41 @@ impl SessionEndpoint {
     /// Accepts a flow if one is waiting. For a connection at the door it asks the agent thread, which takes a few microseconds.
     ///
     /// # Errors
-    /// [`AcceptError::WouldBlock`] if no flow is waiting; [`Update::acceptable`] tells when one may be.
+    /// [`AcceptError::WouldBlock`] if no flow is waiting; [`Update::acceptable`] tells when one may be. [`AcceptError::Closed`].
+    /// [`AcceptError::Kernel`]: a connection is waiting and cannot be accepted, for lack of descriptors (`EMFILE`) for example. It goes on
+    /// waiting, and `acceptable` is reported again a tenth of a second later.
     pub fn try_accept(&self) -> Result<SessionFlow, AcceptError> {
         let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
+        open.look_at_alarm();
         loop {
-            match socket::accept(&open.listener) {
+            match open.listener.accept(&open.set) {
                 Ok(fd) => match SessionFlow::accepted(&self.core.hub, fd) {
                     // The connection ended before it was accepted: try the next one.
-                    Err(libc::ECONNABORTED) => {}
-                    flow => return flow.map_err(AcceptError::Kernel),
+                    Err(NotOpened::Kernel(libc::ECONNABORTED)) => {}
+                    flow => return Ok(flow?),
                 },
-                Err(libc::ECONNABORTED | libc::EINTR) => {}
                 Err(libc::EAGAIN) => break,
-                Err(errno) => return Err(AcceptError::Kernel(errno)),
+                Err(errno) => return Err(self.refused(errno)),
             }
         }
-        while let Some(admitted) = open.door.introduced(&self.core.hub, &open.set) {
+        loop {
+            let introduced = open.door.introduced(&self.core.hub, &open.set);
+            let Some(admitted) = introduced.map_err(|errno| self.refused(errno))? else {
+                return Err(AcceptError::WouldBlock);
+            };
             match SessionFlow::introduced(&self.core.hub, admitted) {
-                Err(libc::ECONNABORTED) => {}
-                flow => return flow.map_err(AcceptError::Kernel),
+                Err(NotOpened::Kernel(libc::ECONNABORTED)) => {}
+                flow => return Ok(flow?),
             }
         }
-        Err(AcceptError::WouldBlock)
+    }
+
+    /// The error of an endpoint whose listener refuses a call. Another thread may have closed it meanwhile.
+    fn refused(&self, errno: Errno) -> AcceptError {
+        match self.core.open().is_some() {
+            true => AcceptError::Kernel(errno),
+            false => AcceptError::Closed,
+        }
     }
 
     /// Accepts a flow; waits at most `limit`.
@@ -134,7 +156,18 @@ impl SessionEndpoint {
             }
             let open = self.core.open().clone().ok_or(AcceptError::Closed)?;
             let slice = until.slice().ok_or(AcceptError::TimedOut)?;
-            slim_sys::poll(open.set.raw(), libc::POLLIN, Some(slice));
+            let set = open.set.fd().raw();
+            self.core.hub.agent.wait_for(set, libc::POLLIN, slice);
+        }
+    }
+}
+
+impl EndpointParts {
+    /// Does what has become due at a certain time: the end of a pause, and the end of guests' patience.
+    fn look_at_alarm(&self) {
+        if self.set.take_expired() {
+            self.listener.end_pause(&self.set);
+            self.door.expired(&self.set);
         }
     }
 }
@@ -147,6 +180,10 @@ impl EndpointCore {
 
 impl Member for EndpointCore {
     fn ready(self: Arc<Self>, _: EventFlags) {
+        let open = self.open().clone();
+        if let Some(open) = open {
+            open.look_at_alarm();
+        }
         if !self.acceptable.swap(true, Ordering::AcqRel) {
             self.hub.change(self.id, false);
         }
@@ -160,13 +197,13 @@ impl Member for EndpointCore {
         }
     }
 
-    fn close(&self) {
+    fn close(&self, _reset: bool) {
         let Some(open) = self.open().take() else {
             return;
         };
-        self.hub.unwatch(&open.set);
+        self.hub.unwatch(open.set.fd());
         // Wakes threads that wait in `accept`.
-        slim_sys::shutdown(open.listener.raw(), libc::SHUT_RDWR);
+        slim_sys::shutdown(open.listener.fd().raw(), libc::SHUT_RDWR);
         drop(open);
         self.hub.agent.unlisten(self.addr);
         self.hub.remove(self.id, None);
@@ -186,7 +223,7 @@ impl Drop for SessionEndpoint {
         if self.core.hub.is_parents() {
             return mem::forget(self.core.clone());
         }
-        self.core.close();
+        self.core.close(false);
     }
 }
 

@@ -65,6 +65,33 @@ pub enum TransferError {
     WouldBlock,
 }
 
+/// Why an object was not opened in its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotOpened {
+    /// The session is closed.
+    Closed,
+    /// The kernel's error number.
+    Kernel(Errno),
+}
+
+impl From<NotOpened> for AcceptError {
+    fn from(why: NotOpened) -> Self {
+        match why {
+            NotOpened::Closed => Self::Closed,
+            NotOpened::Kernel(errno) => Self::Kernel(errno),
+        }
+    }
+}
+
+impl From<NotOpened> for ConnectError {
+    fn from(why: NotOpened) -> Self {
+        match why {
+            NotOpened::Closed => Self::Closed,
+            NotOpened::Kernel(errno) => Self::Kernel(errno),
+        }
+    }
+}
+
 impl SessionError {
     /// The error number, if there is one.
     pub fn errno(&self) -> Option<Errno> {

@@ -49,7 +49,7 @@ pub enum FlowChange {
     },
     /// The flow has a new connection.
     Resumed {
-        /// Bytes that this end has replayed, in all resumes of the flow so far.
+        /// Bytes that this end has replayed in this resume.
         replayed: u64,
         /// Length of this suspension.
         away: Duration,

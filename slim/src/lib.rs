@@ -45,7 +45,8 @@
 //! # Without blocking
 //!
 //! [`Session::descriptor`] is readable when a flow may have changed; [`Session::progress`] says which flow. As with edge-triggered
-//! epoll, each [`Update`] is reported once: receive until [`TransferError::WouldBlock`], or remember that there is more.
+//! epoll, each [`Update`] is reported once: receive until [`TransferError::WouldBlock`], or remember that there is more. Sending is
+//! reported as possible when a flow opens, after a resume, and after a `try_` send that took fewer bytes than it was offered.
 //! The `try_` methods never wait. The others take a time limit; `None` means no limit.
 //!
 //! # Promises
@@ -65,14 +66,17 @@
 //! | `session` | [`Session`]: opening, progress, events, statistics, closing |
 //! | `endpoint` | [`Endpoint`] |
 //! | `door` | listener for peers that have an endpoint's blob |
+//! | `accept_set` | poll set of an endpoint: listeners, guests of the door, time limits |
 //! | `flow` | [`Flow`]: data calls, blocking calls, and the agent's control calls |
 //! | `blob` | the blob that an endpoint publishes, and the messages that open a flow with it |
 //! | `hub` | state shared by the flows of a session: the poll set, updates, events |
 //! | `agents` | the agents of this process |
+//! | `forks` | what a fork waits for |
 //! | `event` | states, events and statistics |
 //! | `error` | one type for each family of operations |
 //! | `socket` | system calls for sockets |
 
+mod accept_set;
 mod agents;
 mod blob;
 mod door;
@@ -80,16 +84,18 @@ mod endpoint;
 mod error;
 mod event;
 mod flow;
+mod forks;
 mod hub;
 mod session;
 mod socket;
 
+pub use agents::AgentThread;
 pub use blob::BlobError;
 pub use endpoint::SessionEndpoint as Endpoint;
 pub use error::{AcceptError, ConnectError, SessionError, TransferError};
 pub use event::{FlowChange, FlowDelivery, FlowStats, SessionEvent, SessionStats, StreamState};
 pub use flow::SessionFlow as Flow;
 pub use hub::Update;
-pub use session::{Session, SessionOptions};
+pub use session::{Session, SessionOptions, read_job_key};
 pub use slim_core::auth::JobKey;
-pub use slim_core::config::{Config, LogLevel, Peers, Policy};
+pub use slim_core::config::{Config, LogLevel, Peers, Policy, Problem};

@@ -8,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slim_core::config::{Config, LogLevel};
+use slim_core::config::{Config, LogLevel, Problem};
 
-use crate::agents;
+use crate::agents::{self, AgentThread};
 use crate::blob::{Blob, BlobError, DoorKey};
 use crate::endpoint::SessionEndpoint;
 use crate::error::{ConnectError, SessionError};
@@ -28,6 +28,8 @@ pub struct SessionOptions {
     pub job: String,
     /// Policy, attempts and time limits, job key, peers. [`Config::from_vars`] reads them from the environment.
     pub config: Config,
+    /// The thread on which the session's agent works.
+    pub agent_thread: AgentThread,
 }
 
 impl SessionOptions {
@@ -40,7 +42,16 @@ impl SessionOptions {
         Self {
             job: job.into(),
             config,
+            agent_thread: AgentThread::Own,
         }
+    }
+
+    /// Has the session run without a thread: its agent works only while the program is in [`Session::progress`] or [`Session::wait`], or
+    /// waits in a blocking call of the session, its endpoints and flows, or in [`Session::close`]. So the program must call `progress`
+    /// when [`Session::descriptor`] is readable. docs/LIBRARY.md says what happens if it is late.
+    pub fn without_thread(mut self) -> Self {
+        self.agent_thread = AgentThread::None;
+        self
     }
 }
 
@@ -58,8 +69,10 @@ impl Session {
     /// # Errors
     /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
     pub fn open(mut options: SessionOptions) -> Result<Self, SessionError> {
-        read_job_key(&mut options.config).map_err(SessionError::Agent)?;
-        let agent = agents::join(&options.config).map_err(SessionError::Agent)?;
+        read_job_key(&mut options.config)
+            .map_err(|problem| SessionError::Agent(io::Error::other(problem.to_string())))?;
+        let thread = options.agent_thread;
+        let agent = agents::join(&options.config, thread).map_err(SessionError::Agent)?;
         let key = options.config.job_key.as_ref();
         match Hub::new(agent, &options.job, key) {
             Ok(hub) => Ok(Self {
@@ -67,7 +80,7 @@ impl Session {
                 hub: Arc::new(hub),
             }),
             Err(e) => {
-                agents::leave(&options.config, DROPPED);
+                agents::leave(&options.config, thread, DROPPED);
                 Err(SessionError::Agent(e))
             }
         }
@@ -115,17 +128,15 @@ impl Session {
         Ok(flow)
     }
 
-    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob), at the first of its addresses. The flow is protected
-    /// as soon as it is connected, without negotiation. The call waits a few microseconds for the agent thread.
+    /// Begins to connect to the endpoint with this [blob](crate::Endpoint::blob). Its addresses are tried in order: the next one, if there
+    /// is one, when the present one fails or has not admitted this process within three seconds. The flow is protected as soon as it is
+    /// connected, without negotiation. The call waits a few microseconds for the agent thread.
     ///
     /// # Errors
     /// [`ConnectError::Blob`], and errors that the kernel reports at once.
     pub fn try_connect_blob(&self, blob: &[u8]) -> Result<SessionFlow, ConnectError> {
         let (doors, key) = self.doors(blob)?;
-        let first = doors
-            .first()
-            .ok_or(ConnectError::Blob(BlobError::Garbage))?;
-        SessionFlow::connect_by_name(&self.hub, *first, key)
+        SessionFlow::connect_by_name(&self.hub, doors, key)
     }
 
     /// Like [`try_connect_blob`](Self::try_connect_blob), but tries one address after the other, and waits at most `limit` until the
@@ -147,7 +158,7 @@ impl Session {
             // The remaining time is divided equally among the remaining addresses.
             let share = left.map(|left| left / (doors.len() - n) as u32);
             let connect = || {
-                let flow = SessionFlow::connect_by_name(&self.hub, *door, key.clone())?;
+                let flow = SessionFlow::connect_by_name(&self.hub, vec![*door], key.clone())?;
                 flow.wait_connected(share)?;
                 Ok(flow)
             };
@@ -173,7 +184,8 @@ impl Session {
     }
 
     /// Appends the changes since the last call to `updates` and returns whether there were any. Does not wait. Calls the
-    /// [callback](Self::on_event).
+    /// [callback](Self::on_event). Without an agent thread it does the agent's work; if another thread is doing that, it goes on at
+    /// once.
     pub fn progress(&self, updates: &mut Vec<Update>) -> bool {
         let before = updates.len();
         self.hub.progress(updates);
@@ -182,10 +194,11 @@ impl Session {
 
     /// Like [`progress`](Self::progress), but waits for an update, at most `limit`.
     pub fn wait(&self, updates: &mut Vec<Update>, limit: Option<Duration>) -> bool {
+        let before = updates.len();
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         loop {
             if self.progress(updates) || self.hub.is_closed() {
-                return !updates.is_empty();
+                return updates.len() > before;
             }
             let left = until.map(|at| at.saturating_duration_since(Instant::now()));
             if left.is_some_and(|left| left.is_zero()) {
@@ -196,14 +209,20 @@ impl Session {
     }
 
     /// Sets the callback for events, in place of any earlier one. Only [`progress`](Self::progress) and [`wait`](Self::wait) call it,
-    /// in the thread that called them.
+    /// in the thread that called them. Events reach it one by one, in order. It may call the library. If it panics, so does the call,
+    /// and later events are kept for the next one.
     pub fn on_event(&self, callback: impl Fn(&SessionEvent) + Send + Sync + 'static) {
         self.hub.set_callback(Some(Arc::new(callback)));
     }
 
     /// Takes the events since the last call. Without a callback the last 4096 events are kept.
     pub fn events(&self) -> Vec<SessionEvent> {
-        self.hub.take_events()
+        self.hub.take_events(usize::MAX)
+    }
+
+    /// Takes the oldest events, at most `limit`.
+    pub fn take_events(&self, limit: usize) -> Vec<SessionEvent> {
+        self.hub.take_events(limit)
     }
 
     /// Counters.
@@ -212,42 +231,66 @@ impl Session {
     }
 
     /// Closes all endpoints and flows. Waits at most `limit` until all sent bytes are delivered. If no other session uses the agent, the
-    /// call also ends the agent, which may take about as long again.
+    /// call also ends the agent, which may take about as long again. No [posted](crate::Flow::post) buffer is kept after it.
     ///
     /// # Errors
     /// [`SessionError::TimedOut`]: posts were left that the kernel did not take within the limit, and their flows were reset; or the agent's
     /// thread has not ended yet, and will end later.
     pub fn close(self, limit: Duration) -> Result<(), SessionError> {
-        match self.end(limit) {
+        match self.end(limit, false) {
             true => Ok(()),
             false => Err(SessionError::TimedOut),
         }
     }
 
-    fn end(&self, limit: Duration) -> bool {
+    /// Closes all endpoints and [resets](crate::Flow::reset) all flows: undelivered bytes are discarded. Waits at most `limit` for
+    /// the end of the agent, if no other session uses it.
+    ///
+    /// # Errors
+    /// [`SessionError::TimedOut`]: the agent's thread has not ended yet, and will end later.
+    pub fn abort(self, limit: Duration) -> Result<(), SessionError> {
+        match self.end(limit, true) {
+            true => Ok(()),
+            false => Err(SessionError::TimedOut),
+        }
+    }
+
+    fn end(&self, limit: Duration, reset: bool) -> bool {
         if self.hub.is_parents() || !self.hub.close() {
             return true;
         }
         let begun = Instant::now();
         self.hub.set_callback(None);
-        let sent = self.hub.finish_pumping(limit);
-        self.hub.members().iter().for_each(|member| member.close());
+        let close_all = |reset| {
+            let members = self.hub.members();
+            members.iter().for_each(|member| member.close(reset));
+        };
+        if reset {
+            close_all(true);
+        }
+        let sent = self.hub.finish_pumping(limit) || reset;
+        close_all(false);
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
-        agents::leave(&self.options.config, left) && sent
+        let ended = agents::leave(&self.options.config, self.options.agent_thread, left);
+        self.hub.release_posts();
+        ended && sent
     }
 }
 
-/// Reads the job key's file, if the settings name one.
-fn read_job_key(config: &mut Config) -> io::Result<()> {
-    if let Some(path) = config.job_key_file.clone() {
-        let file = slim_agent::read_job_key(&path);
-        let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
-        let taken = config.set_job_key(file.map_err(String::as_str));
-        taken.map_err(|problem| io::Error::other(problem.to_string()))?;
-    }
-    Ok(())
+/// Reads the job key from the file that the settings name, if they name one. [`Session::open`] does so, too; this is for programs
+/// that want to tell the problem, and to go on: a file that gives no key switches SLIM off.
+///
+/// # Errors
+/// The file cannot be read, others than its owner can use it, or it holds no key.
+pub fn read_job_key(config: &mut Config) -> Result<(), Problem> {
+    let Some(path) = config.job_key_file.clone() else {
+        return Ok(());
+    };
+    let file = slim_agent::read_job_key(&path);
+    let file = file.as_ref().map(|(bytes, mode)| (&bytes[..], *mode));
+    config.set_job_key(file.map_err(String::as_str))
 }
 
 impl Drop for Session {
@@ -255,7 +298,7 @@ impl Drop for Session {
         if self.hub.is_parents() {
             return mem::forget(self.hub.clone());
         }
-        self.end(DROPPED);
+        self.end(DROPPED, false);
     }
 }
 

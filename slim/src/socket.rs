@@ -85,6 +85,11 @@ pub(crate) fn watch(set: &OwnFd, fd: &OwnFd) -> Result<(), Errno> {
     epoll::add(set, fd, data, epoll::EventFlags::IN).map_err(errno)
 }
 
+/// Changes the events for which the set watches `fd`.
+pub(crate) fn rewatch(set: &OwnFd, fd: &OwnFd, flags: epoll::EventFlags) {
+    let _ = epoll::modify(set, fd, epoll::EventData::new_u64(0), flags);
+}
+
 /// Removes `fd` from the set.
 pub(crate) fn unwatch(set: &OwnFd, fd: &OwnFd) {
     let _ = epoll::delete(set, fd);

@@ -23,13 +23,6 @@ fn pair_by_blob(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
     })
 }
 
-/// The first address of the door, which follows the magic and the number of addresses in the blob.
-fn door(blob: &[u8]) -> std::net::SocketAddr {
-    let ip: [u8; 16] = blob[9..25].try_into().unwrap();
-    let port = u16::from_be_bytes([blob[25], blob[26]]);
-    (std::net::IpAddr::from(ip).to_canonical(), port).into()
-}
-
 #[test]
 fn a_flow_by_blob_is_protected_at_once_and_survives_kills() {
     for how in kills() {
@@ -178,20 +171,60 @@ fn peers_without_the_blob_are_refused_and_do_not_block_others() {
     assert_eq!(endpoint.try_accept().unwrap_err(), AcceptError::WouldBlock);
 }
 
-/// The same blob with another address of the door. Without a job key, anyone with a blob can make such a blob.
-fn with_door_at(blob: &[u8], at: std::net::SocketAddr) -> Vec<u8> {
-    let std::net::IpAddr::V4(ip) = at.ip() else {
-        panic!("{at}");
-    };
-    let mut bytes = blob[..blob.len() - 32].to_vec();
-    bytes[9..25].copy_from_slice(&ip.to_ipv6_mapped().octets());
-    bytes[25..27].copy_from_slice(&at.port().to_be_bytes());
+/// The same blob with other addresses of the door. Without a job key, anyone with a blob can make such a blob.
+fn with_doors_at(blob: &[u8], doors: &[std::net::SocketAddr]) -> Vec<u8> {
+    let mut bytes = blob[..8].to_vec();
+    bytes.push(doors.len() as u8);
+    for at in doors {
+        let std::net::IpAddr::V4(ip) = at.ip() else {
+            panic!("{at}");
+        };
+        bytes.extend(ip.to_ipv6_mapped().octets());
+        bytes.extend(at.port().to_be_bytes());
+    }
+    let secret = 9 + 18 * usize::from(blob[8]);
+    bytes.extend(&blob[secret..secret + 32]);
     let mut code = Hmac::<Sha256>::new_from_slice(&[]).unwrap();
     code.update(b"slim blob v1");
     code.update(b"test");
     code.update(&bytes);
     bytes.extend(code.finalize().into_bytes());
     bytes
+}
+
+#[test]
+fn all_addresses_of_a_blob_are_tried_in_order_without_blocking() {
+    let session = session();
+    let endpoint = listen(&session);
+    let blob = endpoint.blob().unwrap();
+    // One address refuses connections, and one accepts them and never answers.
+    let closed = TcpListener::bind(loopback()).unwrap().local_addr().unwrap();
+    let silent = TcpListener::bind(loopback()).unwrap();
+    let doors = [closed, silent.local_addr().unwrap(), door(&blob)];
+    for (doors, least) in [(&doors[..], 3), (&[closed, doors[2]], 0)] {
+        let begun = Instant::now();
+        let near = session
+            .try_connect_blob(&with_doors_at(&blob, doors))
+            .unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        let (mut far, mut updates) = (None, Vec::new());
+        // Only updates make the program look.
+        while far.is_none() || near.state() != StreamState::Protected {
+            assert!(begun.elapsed() < Duration::from_secs(least + 2));
+            updates.clear();
+            session.wait(&mut updates, LIMIT);
+            far = endpoint.try_accept().ok().or(far);
+        }
+        assert!(begun.elapsed() >= Duration::from_secs(least));
+        assert_eq!(near.remote_addr(), door(&blob));
+        let far = far.unwrap();
+        near.send_all(b"x", LIMIT).unwrap();
+        far.recv_exact(&mut [0], LIMIT).unwrap();
+    }
+    // All fail: so does the flow, with the last error.
+    let near = session.try_connect_blob(&with_doors_at(&blob, &[closed, closed]));
+    let failed = near.and_then(|near| near.wait_connected(LIMIT));
+    assert_eq!(failed, Err(ConnectError::Kernel(libc::ECONNREFUSED)));
 }
 
 /// Forwards all bytes until the end of the stream. Returns them.
@@ -214,7 +247,7 @@ fn recorded_messages_of_an_introduction_admit_nobody() {
     let blob = endpoint.blob().unwrap();
     // A proxy on the path records the connector's bytes.
     let tap = TcpListener::bind(loopback()).unwrap();
-    let tapped = with_door_at(&blob, tap.local_addr().unwrap());
+    let tapped = with_doors_at(&blob, &[tap.local_addr().unwrap()]);
     let at = door(&blob);
     let tap = std::thread::spawn(move || {
         let near = tap.accept().unwrap().0;

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test program uses only some of these items")]
 
 pub mod calls;
+pub mod component;
 pub mod events;
 pub mod jobs;
 pub mod kills;

@@ -6,7 +6,6 @@ use std::os::fd::BorrowedFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use slim_sys::cancel::uncancelled;
 use slim_sys::lock::Guard;
 use slim_sys::{OwnFd, as_agent};
 
@@ -94,7 +93,7 @@ impl Agent {
                 *count = 1;
             }
             if self.unlisten_with(addr, Some(done)) {
-                uncancelled(|| closed.wait(CLOSE_LIMIT));
+                self.wait(closed, CLOSE_LIMIT);
             }
         }
         any

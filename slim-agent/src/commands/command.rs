@@ -177,6 +177,11 @@ pub(crate) fn channel() -> io::Result<(CommandSender, CommandReceiver)> {
 }
 
 impl CommandSender {
+    /// Whether the receiver has been woken, and has not [rearmed](CommandReceiver::rearm) yet.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.shared.awake.load(Ordering::Acquire)
+    }
+
     /// Queues a command; false if the agent thread is gone, or cannot be woken any more.
     pub(crate) fn send(&self, command: Command) -> bool {
         if self.shared.is_lost() {

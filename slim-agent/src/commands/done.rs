@@ -47,6 +47,11 @@ impl Drop for Done {
 }
 
 impl Waiter {
+    /// Whether the wait would return at once.
+    pub(crate) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire) != PENDING
+    }
+
     /// Waits at most `limit`; returns whether the work is done.
     pub(crate) fn wait(self, limit: Duration) -> bool {
         let begun = Instant::now();

@@ -13,6 +13,7 @@ mod watch;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -336,6 +337,11 @@ impl Driver {
         }
         self.survivor.add(token, io);
         self.watch.dirty(now, token);
+    }
+
+    /// The file of the event log.
+    pub(crate) fn events_file(&self) -> Option<RawFd> {
+        self.events.number()
     }
 
     /// The current time, for the endpoint.

@@ -6,14 +6,18 @@
 //! later are plain TCP, and threads that wait for the agent are answered at once. The agent's sockets are shut, which
 //! tells the peers that nothing is resumed here.
 //!
+//! An agent without a thread ([`crate::driven`]) does the same, but the application's thread must return: its panics are caught
+//! ([`caught`]), unless the program is built with `panic = "abort"`.
+//!
 //! Limits: a front end's lock that was held at that moment stays locked; a second panic, inside the hook, ends the
 //! process; a thread that sets another panic hook waits for ever.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
-use std::panic;
+use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
 use std::sync::{Arc, Once};
 
@@ -26,6 +30,10 @@ use crate::failure::report::StartReport;
 use crate::kernel::readiness;
 
 thread_local! {
+    /// The text of the first panic inside [`caught`].
+    static CAUGHT: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// Number of calls of [`caught`] that this thread is in.
+    static CATCHING: Cell<u32> = const { Cell::new(0) };
     static SURVIVOR: RefCell<Option<Rc<Survivor>>> = const { RefCell::new(None) };
 }
 
@@ -35,7 +43,8 @@ pub(crate) const LOST: &str = "the program has closed descriptors of SLIM";
 /// The state that outlives a panic of the agent thread.
 pub(crate) struct Survivor {
     commands: Rc<CommandReceiver>,
-    started: Rc<StartReport>,
+    /// For the thread that waits for the start.
+    started: Option<Rc<StartReport>>,
     log: Log,
     /// Whether plain TCP is not allowed.
     required: bool,
@@ -51,6 +60,39 @@ pub(crate) fn give_up(why: &str) {
     if let Some(survivor) = SURVIVOR.take() {
         survivor.survive(why);
     }
+    assert!(CATCHING.get() == 0, "{why}");
+}
+
+/// Runs `f` for an agent without a thread.
+///
+/// # Errors
+/// The text of a panic, which the runtime may have caught already. Nothing is printed.
+pub(crate) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
+    CATCHING.set(CATCHING.get() + 1);
+    let result = panic::catch_unwind(AssertUnwindSafe(f));
+    CATCHING.set(CATCHING.get() - 1);
+    match (result, CAUGHT.take()) {
+        (Ok(result), None) => Ok(result),
+        (_, why) => Err(why.unwrap_or_else(|| "panic".to_owned())),
+    }
+}
+
+fn set_hook() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let others = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let survivor = SURVIVOR.try_with(|s| s.try_borrow_mut().ok()?.take());
+            match survivor.ok().flatten() {
+                Some(survivor) => survivor.survive(&format!("internal error ({info})")),
+                None if CATCHING.try_with(Cell::get).is_ok_and(|n| n > 0) => {
+                    let text = info.to_string();
+                    CAUGHT.with_borrow_mut(|caught| _ = caught.get_or_insert(text));
+                }
+                None => others(info),
+            }
+        }));
+    });
 }
 
 impl Survivor {
@@ -61,27 +103,27 @@ impl Survivor {
         log: Log,
         required: bool,
     ) -> Rc<Self> {
-        static HOOK: Once = Once::new();
-        HOOK.call_once(|| {
-            let others = panic::take_hook();
-            panic::set_hook(Box::new(move |info| {
-                let survivor = SURVIVOR.try_with(|s| s.try_borrow_mut().ok()?.take());
-                match survivor.ok().flatten() {
-                    Some(survivor) => survivor.survive(&format!("internal error ({info})")),
-                    None => others(info),
-                }
-            }));
-        });
-        let survivor = Rc::new(Survivor {
+        let survivor = Self::new(commands, Some(started), log, required);
+        SURVIVOR.set(Some(survivor.clone()));
+        survivor
+    }
+
+    /// The state for a loop whose panics are [`caught`].
+    pub(crate) fn new(
+        commands: Rc<CommandReceiver>,
+        started: Option<Rc<StartReport>>,
+        log: Log,
+        required: bool,
+    ) -> Rc<Self> {
+        set_hook();
+        Rc::new(Survivor {
             commands,
             started,
             log,
             required,
             flows: RefCell::default(),
             away: RefCell::default(),
-        });
-        SURVIVOR.set(Some(survivor.clone()));
-        survivor
+        })
     }
 
     /// Adds a new flow.
@@ -127,6 +169,35 @@ impl Survivor {
     }
 
     fn survive(&self, why: &str) -> ! {
+        self.end_flows(why);
+        loop {
+            let command = self.commands.wait();
+            self.handle(command);
+        }
+    }
+
+    /// Whether the program has closed the agent's descriptors.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.commands.is_lost()
+    }
+
+    /// The number of the descriptor that commands make readable.
+    pub(crate) fn wake_number(&self) -> RawFd {
+        self.commands.as_raw_fd()
+    }
+
+    /// Answers the commands that are queued, after [`end_flows`](Self::end_flows).
+    pub(crate) fn serve(&self) {
+        if !self.is_lost() {
+            self.commands.rearm();
+        }
+        while let Some(command) = self.commands.next() {
+            self.handle(command);
+        }
+    }
+
+    /// Ends the session: every flow becomes plain TCP, or gets its error.
+    pub(crate) fn end_flows(&self, why: &str) {
         // If the program has closed this thread's descriptors, their numbers belong to the program now. The event loop
         // panics in that case.
         let lost = self.commands.is_lost();
@@ -142,7 +213,9 @@ impl Survivor {
             self.log.error(text);
         }
         // In case the panic happened while starting.
-        self.started.answer(Err(io::Error::other("internal error")));
+        if let Some(started) = &self.started {
+            started.answer(Err(io::Error::other("internal error")));
+        }
         if !lost {
             readiness::shut_watched();
         }
@@ -167,10 +240,6 @@ impl Survivor {
             }
         }
         before.into_iter().for_each(|command| self.handle(command));
-        loop {
-            let command = self.commands.wait();
-            self.handle(command);
-        }
     }
 
     fn handle(&self, command: Command) {

@@ -5,12 +5,13 @@ use std::rc::Rc;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::task;
+use tokio::task::yield_now;
 
 use crate::host::addresses;
 use crate::kernel::netlink::{attribute, first, ip, u32_at};
 use crate::kernel::readiness;
 use crate::kernel::sys;
+use crate::kernel::task;
 use crate::shared::Shared;
 use slim_sys::OwnFd;
 
@@ -20,7 +21,7 @@ pub(crate) fn watch(shared: &Rc<Shared>) {
     let opened = sys::rtnetlink_watch().and_then(|fd| readiness::watch(fd, Interest::READABLE));
     match opened {
         Ok(fd) => {
-            task::spawn_local(follow(fd, shared.clone()));
+            task::spawn(follow(fd, shared.clone()));
         }
         Err(e) => shared.with(|d, _| {
             d.log
@@ -48,7 +49,7 @@ async fn follow(fd: AsyncFd<OwnFd>, shared: Rc<Shared>) {
         if changed {
             shared.with(|d, _| d.set_addresses(addresses::now(d.log)));
         }
-        task::yield_now().await;
+        yield_now().await;
     }
 }
 

@@ -8,9 +8,10 @@ use std::rc::Rc;
 
 use slim_sys::OwnFd;
 use tokio::io::unix::AsyncFd;
-use tokio::task::{self, AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 
 use crate::kernel::sys;
+use crate::kernel::task;
 use crate::listeners::neighbour::Neighbour;
 use crate::listeners::notes::{Note, lineage};
 use crate::shared::Shared;
@@ -43,8 +44,8 @@ pub(crate) async fn serve(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc
                     && let Ok(link) = Neighbour::new(fd)
                 {
                     let believed = Rc::new(Cell::new(false));
-                    let task = hear_claims(addr, link, believed.clone(), shared.clone());
-                    let task = links.spawn_local(task);
+                    let work = hear_claims(addr, link, believed.clone(), shared.clone());
+                    let task = task::spawn_on(&mut links, work);
                     guests.push(Guest { task, believed });
                 }
             }
@@ -53,7 +54,7 @@ pub(crate) async fn serve(addr: SocketAddr, listener: AsyncFd<OwnFd>, shared: Rc
             Err(_) => guard.clear_ready(),
         }
         drop(guard);
-        task::yield_now().await;
+        yield_now().await;
     }
 }
 

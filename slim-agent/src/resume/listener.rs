@@ -5,8 +5,9 @@ use std::io;
 use std::rc::Rc;
 
 use slim_core::transport::Locator;
-use tokio::task;
+use tokio::task::yield_now;
 
+use crate::kernel::task;
 use crate::resume::link::Link;
 use crate::shared::Shared;
 use crate::transport::{Connection, Listener};
@@ -34,7 +35,7 @@ pub(crate) async fn serve(listener: Box<dyn Listener>, shared: Rc<Shared>) {
                     return;
                 }
             }
-            Pause::OthersTurn => task::yield_now().await,
+            Pause::OthersTurn => yield_now().await,
             Pause::Shortage => shared.starve(acceptable()).await,
             Pause::Broken(e) => {
                 return shared.with(|d, _| d.log.error(|| format!("cannot accept resumes: {e}")));
@@ -80,5 +81,5 @@ fn incoming(connection: Box<dyn Connection>, from: Locator, shared: &Rc<Shared>)
         });
     };
     let link = Link::new(conn, connection, orders, shared.clone());
-    task::spawn_local(link.converse());
+    task::spawn(link.converse());
 }

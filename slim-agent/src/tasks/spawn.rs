@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::io::Interest;
-use tokio::task::{self, JoinHandle};
+use tokio::task::JoinHandle;
 
 use crate::control::receive::{self, receive_rest};
-use crate::kernel::readiness;
+use crate::kernel::{readiness, task};
 use crate::listeners::links;
 use crate::resume;
 use crate::shared::Shared;
@@ -20,17 +20,17 @@ const ALONE: Duration = Duration::from_millis(50);
 pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
     let shared = shared.clone();
     match task {
-        Task::Receive(socket) => task::spawn_local(receive::serve(socket, shared)),
-        Task::Accept(listener) => task::spawn_local(resume::listener::serve(listener, shared)),
+        Task::Receive(socket) => task::spawn(receive::serve(socket, shared)),
+        Task::Accept(listener) => task::spawn(resume::listener::serve(listener, shared)),
         Task::Connect {
             conn,
             io,
             path,
             orders,
-        } => task::spawn_local(resume::io::outgoing(conn, io, path, orders, shared)),
-        Task::Serve(addr, listener) => task::spawn_local(links::serve(addr, listener, shared)),
-        Task::Hear(addr, link) => task::spawn_local(links::hear_owner(addr, link, shared)),
-        Task::Close { addr, socket, done } => task::spawn_local(async move {
+        } => task::spawn(resume::io::outgoing(conn, io, path, orders, shared)),
+        Task::Serve(addr, listener) => task::spawn(links::serve(addr, listener, shared)),
+        Task::Hear(addr, link) => task::spawn(links::hear_owner(addr, link, shared)),
+        Task::Close { addr, socket, done } => task::spawn(async move {
             if let Some((socket, receiving)) = socket {
                 receiving.end().await;
                 receive_rest(&socket, &shared);
@@ -46,7 +46,7 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
                 done.tell();
             }
         }),
-        Task::RetireWhenAlone => task::spawn_local(retire_when_alone(shared)),
+        Task::RetireWhenAlone => task::spawn(retire_when_alone(shared)),
     }
 }
 

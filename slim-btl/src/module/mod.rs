@@ -1,6 +1,7 @@
 //! The module: one session, its listeners, and all peers.
 
 mod deferred;
+mod doubt;
 mod progress;
 mod rails;
 
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 use slim::{Config, Session, SessionError, SessionOptions};
 
 use self::deferred::{Deferred, DeferredThread};
+use self::doubt::Doubts;
 use self::progress::{BtlLink, ProgressState};
 use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
@@ -40,12 +42,16 @@ pub struct Upcalls {
     pub module: *mut c_void,
     /// Messages up to this level are reported.
     pub verbose: c_int,
+    /// Not 0: the job goes on without a lost peer (ULFM), so two ranks must not report each other.
+    pub survives_losses: c_int,
     /// Delivers a fragment: endpoint, tag, data, length. The data belongs to the function until it returns.
     pub deliver: unsafe extern "C" fn(*const c_void, u8, *mut u8, usize),
     /// Reports a lost peer: proc or null, name, reason with its length. Called once for each peer.
     pub lost: unsafe extern "C" fn(*mut c_void, u64, *const c_char, usize),
     /// Reports a message of this level, with its length.
     pub log: unsafe extern "C" fn(c_int, *const c_char, usize),
+    /// Whether Open MPI knows already that a peer has failed: proc or null, name. Never called unless `survives_losses`.
+    pub has_failed: unsafe extern "C" fn(*mut c_void, u64) -> c_int,
 }
 
 // SAFETY: the functions may be called from any thread, and the module pointer is only passed on.
@@ -78,6 +84,7 @@ pub struct BtlModule {
     /// New links, which progress does not know yet.
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
+    doubts: Doubts,
     /// Number of calls of progress.
     round: AtomicU64,
     deferred: Arc<Deferred>,
@@ -91,8 +98,8 @@ impl BtlModule {
     /// Those of the session; [`SessionError::Kernel`] if there is no address to listen at.
     pub fn open(options: ModuleOptions, upcalls: Upcalls) -> Result<Self, SessionError> {
         let session = Session::open(SessionOptions {
-            job: format!("mpi {}", options.me),
             config: options.config,
+            ..SessionOptions::new(format!("mpi {}", options.me))
         })?;
         let host = interfaces::of_this_host();
         let (include, exclude) = (&options.if_include, &options.if_exclude);
@@ -136,6 +143,7 @@ impl BtlModule {
             progress: Mutex::new(ProgressState::new(listeners)),
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
+            doubts: Doubts::default(),
             round: AtomicU64::new(1),
             deferred: Arc::default(),
             deferred_thread: DeferredThread::default(),

@@ -12,7 +12,7 @@ use slim::{Endpoint, Flow, StreamState, TransferError, Update};
 
 use super::BtlModule;
 use crate::endpoint::BtlEndpoint;
-use crate::frag::{SUCCESS, UNREACHABLE};
+use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::hdr::{BtlHello, FrameHeader, FrameKind};
 use crate::inbox::FrameReader;
 
@@ -164,6 +164,7 @@ impl BtlModule {
         for link in self.take_fresh() {
             self.adopt(state, link);
         }
+        self.settle_doubts();
         state.round = state.round.wrapping_add(1);
         if state.busy.is_empty() || state.round.is_multiple_of(ASK_EVERY) {
             events += self.ask_session(state);
@@ -456,6 +457,8 @@ impl BtlModule {
                 let rest = endpoint.remove_rail(flow.id());
                 self.complete(endpoint, rest.unwrap_or_else(|| endpoint.end()), SUCCESS);
             }
+            // The end of its stream was confirmed: it cannot report this process.
+            LinkStage::Up if error.is_none() => self.report(endpoint, why),
             LinkStage::Up => self.lose(endpoint, why),
             LinkStage::Connecting | LinkStage::Offered => {
                 let failed = endpoint.attempt_failed(flow.id());
@@ -469,13 +472,31 @@ impl BtlModule {
     }
 
     /// Tells Open MPI, once, that a peer is lost.
-    fn lose(&self, endpoint: &Arc<BtlEndpoint>, why: &str) {
+    pub(super) fn report(&self, endpoint: &Arc<BtlEndpoint>, why: &str) {
+        if endpoint.is_over() {
+            return; // another rail has told
+        }
         let waiting = endpoint.end();
+        if self.survives_losses() && self.has_failed(endpoint) {
+            // Open MPI has ended the requests that these fragments belong to, and uses their memory for others: no callback.
+            waiting.into_iter().for_each(FragRef::abandon);
+            return;
+        }
+        // With ULFM, requests are to fail before Open MPI ends them. Otherwise the report ends the job, and says why.
+        if self.survives_losses() {
+            self.complete(endpoint, waiting, UNREACHABLE);
+            self.tell_loss(endpoint, why);
+        } else {
+            self.tell_loss(endpoint, why);
+            self.complete(endpoint, waiting, UNREACHABLE);
+        }
+    }
+
+    fn tell_loss(&self, endpoint: &BtlEndpoint, why: &str) {
         // SAFETY: the text lives until the function returns; the proc is Open MPI's own pointer, or null. No lock is held.
         unsafe {
             let why = (why.as_ptr().cast(), why.len());
             (self.upcalls.lost)(endpoint.proc(), endpoint.name.0, why.0, why.1);
         }
-        self.complete(endpoint, waiting, UNREACHABLE);
     }
 }

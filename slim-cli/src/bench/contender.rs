@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use slim_lab::mpi::{Flavor, Mpi};
 use slim_lab::{Lab, artifacts};
 use strum::Display;
 
@@ -56,7 +57,10 @@ impl Contender {
     pub fn ready(self) -> Result<Ready, CliError> {
         let input = |e: slim_lab::Error| CliError::input(e.to_string());
         let component = match self {
-            Self::Component => Some(artifacts::component().map_err(input)?),
+            Self::Component => {
+                let mpi = Mpi::find(Flavor::OpenMpi4).and_then(|mpi| mpi.component());
+                Some(mpi.map_err(input)?)
+            }
             _ => None,
         };
         let library = match self {

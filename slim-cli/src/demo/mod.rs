@@ -1,6 +1,6 @@
 //! `slim demo`: shows in a minute or two what SLIM does.
 //!
-//! An MPI program that checks every byte runs on two nodes of a lab on this machine, bare and under `slim run`,
+//! An MPI program that checks every byte runs on two nodes of a lab on this machine, bare, under `slim run`, and under `slim run --btl`,
 //! while its connections are killed at random moments.
 
 mod events;
@@ -19,19 +19,21 @@ use slim_lab::{Lab, SeededRng};
 use tempfile::TempDir;
 
 use crate::failure::{CliError, FAILED};
+use crate::run::component;
+use crate::run::launcher::OpenMpi;
 use crate::run::preload;
 use events::EventTotals;
 use one_run::{DemoMode, Setting};
 use summary::Summary;
 
-/// Show an MPI program whose connections are killed, bare and under SLIM.
+/// Show an MPI program whose connections are killed, bare, under SLIM, and with SLIM's native component.
 ///
 /// Needs root (network namespaces) and Open MPI. Status 0 means that every run
 /// under SLIM finished with all data right.
 #[derive(Args, Debug)]
 pub struct DemoOptions {
     /// Runs of each kind.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: u32,
     /// Seconds that the program works in each run.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(2..=3600))]
@@ -80,13 +82,16 @@ pub fn main(options: &DemoOptions) -> Result<ExitCode, CliError> {
         time: Duration::from_secs(options.seconds.into()),
     };
     let mut rng = SeededRng::new(seed);
-    let modes: &[DemoMode] = if options.no_bare {
-        &[DemoMode::Slim]
-    } else {
-        &[DemoMode::Bare, DemoMode::Slim]
-    };
+    let mut modes = vec![DemoMode::Bare, DemoMode::Slim, DemoMode::Component];
+    if options.no_bare {
+        modes.remove(0);
+    }
+    if let Err(reason) = component::arguments(OpenMpi::V4, mpi.mpirun(), &[]) {
+        println!("No runs with the native component: {reason}.");
+        modes.retain(|mode| *mode != DemoMode::Component);
+    }
     let mut summaries = Vec::new();
-    for mode in modes {
+    for mode in &modes {
         let mut summary = Summary::new(*mode);
         for n in 1..=options.runs {
             let title = format!("{mode} {n}/{}", options.runs);
@@ -103,7 +108,7 @@ pub fn main(options: &DemoOptions) -> Result<ExitCode, CliError> {
     println!("in total: {}", EventTotals::read(&events));
     let perfect = summaries
         .iter()
-        .filter(|s| s.mode() == DemoMode::Slim)
+        .filter(|s| s.mode() != DemoMode::Bare)
         .all(Summary::is_perfect);
     if !perfect {
         println!("NOT every run under SLIM was perfect");

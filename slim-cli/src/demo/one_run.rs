@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use slim_lab::faults::destroy::{self, Amount, Selector};
-use slim_lab::mpi::{JobVerdict, Outcome, Progress, placement};
+use slim_lab::mpi::{JobVerdict, Outcome, Progress, component_placement, placement};
 use slim_lab::output::Running;
 use slim_lab::{Lab, SeededRng};
 use strum::Display;
@@ -27,7 +27,7 @@ const SLIM_GRACE: Duration = Duration::from_secs(75);
 /// One kill in this many hits all connections at once, the others hit one.
 const ALL_AT_ONCE: usize = 4;
 
-/// With or without SLIM.
+/// With or without SLIM, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Display)]
 pub enum DemoMode {
     /// Without SLIM.
@@ -36,6 +36,9 @@ pub enum DemoMode {
     /// Under `slim run`.
     #[strum(to_string = "SLIM")]
     Slim,
+    /// Under `slim run --btl`: the ranks use the native component.
+    #[strum(to_string = "SLIM component")]
+    Component,
 }
 
 /// What all runs have in common.
@@ -93,7 +96,7 @@ impl Setting<'_> {
         told(&format!("{killed} connections killed, waiting for the end"));
         let grace = match mode {
             DemoMode::Bare => BARE_GRACE,
-            DemoMode::Slim => SLIM_GRACE,
+            DemoMode::Slim | DemoMode::Component => SLIM_GRACE,
         };
         let limit = (START + self.time + grace)
             .saturating_sub(job.elapsed())
@@ -131,10 +134,11 @@ impl Setting<'_> {
         let nodes = self.lab.nodes();
         let mut command = match mode {
             DemoMode::Bare => nodes[0].command(self.mpirun),
-            DemoMode::Slim => {
+            DemoMode::Slim | DemoMode::Component => {
                 let slim = env::current_exe()
                     .map_err(|e| CliError::failed(format!("find this program: {e}")))?;
-                let log = self.events.join(format!("run{n}.%h.%p.jsonl"));
+                let name = file_name(mode);
+                let log = self.events.join(format!("{name}{n}.%h.%p.jsonl"));
                 let mut command = nodes[0].command(slim);
                 command
                     .arg("run")
@@ -142,11 +146,17 @@ impl Setting<'_> {
                     .arg(self.library)
                     .arg("--events")
                     .arg(log);
+                if mode == DemoMode::Component {
+                    command.arg("--btl");
+                }
                 command.arg("--").arg(self.mpirun);
                 command
             }
         };
-        command.args(placement(self.lab, self.ranks));
+        match mode {
+            DemoMode::Bare | DemoMode::Slim => command.args(placement(self.lab, self.ranks)),
+            DemoMode::Component => command.args(component_placement(self.lab, self.ranks)),
+        };
         command
             .arg(self.program)
             .arg(self.time.as_secs().to_string());
@@ -171,12 +181,15 @@ impl Setting<'_> {
 
     /// Writes the job's output to a file beside its event log, to examine a run that was not perfect.
     fn keep_output(&self, mode: DemoMode, n: u32, outcome: &Outcome) -> Result<(), CliError> {
-        let path = self
-            .events
-            .join(format!("{}{n}.out", mode.to_string().to_lowercase()));
+        let path = self.events.join(format!("{}{n}.out", file_name(mode)));
         fs::write(&path, outcome.tail(usize::MAX))
             .map_err(|e| CliError::failed(format!("{}: {e}", path.display())))
     }
+}
+
+/// The start of the names of a run's files.
+fn file_name(mode: DemoMode) -> String {
+    mode.to_string().to_lowercase().replace(' ', "-")
 }
 
 impl DemoRun {

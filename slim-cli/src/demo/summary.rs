@@ -21,7 +21,7 @@ impl Summary {
         }
     }
 
-    /// With or without SLIM.
+    /// With or without SLIM, and how.
     pub fn mode(&self) -> DemoMode {
         self.mode
     }

@@ -9,8 +9,20 @@ use super::launcher::OpenMpi;
 
 /// File name of the component.
 const COMPONENT: &str = "mca_btl_slim.so";
-/// Its directory, beside `slim` or in the prefix's `lib/slim`. One for each series of Open MPI.
-const DIRECTORY: &str = "openmpi4";
+/// An empty directory beside it: see [`arguments`].
+const EMPTY: &str = "none";
+/// Components that would come before it where their hardware is. `btl/tcp` stays, for ranks on hosts without the component.
+const OTHERS: &str = "^ofi,openib,portals4,uct,ugni,usnic";
+
+impl OpenMpi {
+    /// The component's directory, beside `slim` or in the prefix's `lib/slim`.
+    fn component_directory(self) -> &'static str {
+        match self {
+            Self::V4 => "openmpi4",
+            Self::V5 => "openmpi5",
+        }
+    }
+}
 
 /// Arguments for `mpirun`, before those of the user, so that ranks talk by the component; within a host by shared memory, as
 /// otherwise. Or, in one line, why that cannot be.
@@ -19,23 +31,34 @@ pub fn arguments(
     mpirun: &Path,
     args: &[OsString],
 ) -> Result<Vec<OsString>, String> {
-    if version != OpenMpi::V4 {
-        return Err("it is for Open MPI 4.1 only".into());
-    }
     let program = env::current_exe().map_err(|e| e.to_string())?;
-    let dir = find(&program)?;
-    let info = OmpiInfo::ask(mpirun)?;
-    if !info.loads_components {
+    let dir = find(&program, version.component_directory())?;
+    let info = OmpiInfo::ask(mpirun, &dir)?;
+    if !info.takes_components {
         return Err(format!(
             "{} is built without dlopen and takes no components",
             mpirun.display()
         ));
     }
-    chosen(&dir, &info.components, args)
+    if !info.has_component {
+        return Err(format!(
+            "{} cannot load {}: slim-btl/build builds it for the Open MPI that MPICC names",
+            mpirun.display(),
+            dir.join(COMPONENT).display()
+        ));
+    }
+    let mut all = chosen(&dir, &info.components, args)?;
+    let empty = dir.join(EMPTY);
+    if version == OpenMpi::V5 && empty.is_dir() {
+        // PMIx has a parameter of this name, too. It takes Open MPI's if it has none, and warns of components that are not its own.
+        all.extend(["--pmixmca", "mca_base_component_path"].map(Into::into));
+        all.push(empty.into());
+    }
+    Ok(all)
 }
 
-fn find(program: &Path) -> Result<PathBuf, String> {
-    let places = places_near(program);
+fn find(program: &Path, directory: &str) -> Result<PathBuf, String> {
+    let places = places_near(program, directory);
     let found = places.iter().find(|dir| dir.join(COMPONENT).is_file());
     let Some(dir) = found else {
         return Err(format!(
@@ -53,30 +76,34 @@ fn find(program: &Path) -> Result<PathBuf, String> {
     }
 }
 
-fn places_near(program: &Path) -> Vec<PathBuf> {
+fn places_near(program: &Path, directory: &str) -> Vec<PathBuf> {
     let Some(dir) = program.parent() else {
         return Vec::new();
     };
-    let mut places = vec![dir.join(DIRECTORY)];
-    places.extend(dir.parent().map(|p| p.join("lib/slim").join(DIRECTORY)));
+    let mut places = vec![dir.join(directory)];
+    places.extend(dir.parent().map(|p| p.join("lib/slim").join(directory)));
     places
 }
 
 /// What `ompi_info` says of an Open MPI.
 struct OmpiInfo {
-    loads_components: bool,
+    takes_components: bool,
+    /// It can load this component.
+    has_component: bool,
     /// Where its own components are.
     components: String,
 }
 
 impl OmpiInfo {
-    fn ask(mpirun: &Path) -> Result<Self, String> {
+    fn ask(mpirun: &Path, component: &Path) -> Result<Self, String> {
         let real = mpirun.canonicalize().unwrap_or_else(|_| mpirun.into());
         let beside = [mpirun, &real].map(|program| program.with_file_name("ompi_info"));
         let none = || format!("no ompi_info beside {}", mpirun.display());
         let program = beside.iter().find(|p| p.is_file()).ok_or_else(none)?;
         let output = Command::new(program)
             .args(["--parsable", "-c", "--path", "pkglibdir"])
+            .args(["--param", "btl", "slim"])
+            .env("OMPI_MCA_mca_base_component_path", component)
             .env_remove("LD_PRELOAD")
             .stdin(Stdio::null())
             .output()
@@ -88,7 +115,8 @@ impl OmpiInfo {
     fn parse(text: &str) -> Option<Self> {
         let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
         Some(Self {
-            loads_components: value("option:dlopen:") != Some("no"),
+            takes_components: value("option:dlopen:") != Some("no"),
+            has_component: value("mca:btl:slim:").is_some(),
             components: value("path:pkglibdir:")?.to_owned(),
         })
     }
@@ -107,14 +135,16 @@ fn chosen(dir: &Path, components: &str, args: &[OsString]) -> Result<Vec<OsStrin
         }
     }
     let mut path = OsString::from(dir);
-    path.push(format!(":{components}"));
+    if Path::new(components).is_dir() {
+        path.push(format!(":{components}"));
+    }
     if let Some(home) = env::var_os("HOME") {
         path.push(":");
         path.push(Path::new(&home).join(".openmpi/components"));
     }
     let mut all: Vec<OsString> = ["--mca", "mca_base_component_path"].map(Into::into).into();
     all.push(path);
-    all.extend(["--mca", "btl", "self,vader,slim"].map(Into::into));
+    all.extend(["--mca", "btl", OTHERS].map(Into::into));
     if !theirs("pml") {
         all.extend(["--mca", "pml", "ob1"].map(Into::into));
     }
@@ -131,11 +161,14 @@ mod tests {
 
     #[test]
     fn ranks_are_told_of_the_component() {
-        let args = chosen(Path::new("/s/openmpi4"), "/l", &words("-n 2 prog")).unwrap();
+        let args = chosen(Path::new("/s/openmpi4"), "/tmp", &words("-n 2 prog")).unwrap();
         let path = args[2].to_string_lossy();
         assert_eq!(args[..2], words("--mca mca_base_component_path"));
-        assert!(path.starts_with("/s/openmpi4:/l"), "{path}");
-        assert_eq!(args[3..], words("--mca btl self,vader,slim --mca pml ob1"));
+        assert!(path.starts_with("/s/openmpi4:/tmp"), "{path}");
+        assert_eq!(
+            args[3..],
+            words(&format!("--mca btl {OTHERS} --mca pml ob1"))
+        );
     }
 
     #[test]
@@ -149,25 +182,20 @@ mod tests {
 
     #[test]
     fn a_missing_component_is_named_with_what_builds_it() {
-        let why = find(Path::new("/opt/slim/bin/slim")).unwrap_err();
+        let why = find(Path::new("/opt/slim/bin/slim"), "openmpi4").unwrap_err();
         assert!(why.contains("slim-btl/build"), "{why}");
         assert!(why.contains("/opt/slim/lib/slim/openmpi4"), "{why}");
     }
 
     #[test]
     fn what_ompi_info_says_is_read() {
-        let text = "option:heterogeneous:no\noption:dlopen:yes\npath:pkglibdir:/usr/lib/x\n";
+        let text = "option:heterogeneous:no\noption:dlopen:yes\npath:pkglibdir:/usr/lib/x\n\
+                    mca:btl:slim:version:\"component:4.1.4\"\n";
         let info = OmpiInfo::parse(text).unwrap();
-        assert!(info.loads_components);
+        assert!(info.takes_components && info.has_component);
         assert_eq!(info.components, "/usr/lib/x");
         let info = OmpiInfo::parse("path:pkglibdir:/x\noption:dlopen:no\n").unwrap();
-        assert!(!info.loads_components);
+        assert!(!info.takes_components && !info.has_component);
         assert!(OmpiInfo::parse("").is_none());
-    }
-
-    #[test]
-    fn the_other_series_is_refused() {
-        let why = arguments(OpenMpi::V5, Path::new("/usr/bin/mpirun"), &[]).unwrap_err();
-        assert!(why.contains("4.1"), "{why}");
     }
 }

@@ -27,7 +27,16 @@ const FILES: [&str; 5] = [
     "--default-hostfile",
 ];
 /// Options with two values.
-const PAIRS: [&str; 6] = ["-mca", "--mca", "-gmca", "--gmca", "-prtemca", "--prtemca"];
+const PAIRS: [&str; 8] = [
+    "-mca",
+    "--mca",
+    "-gmca",
+    "--gmca",
+    "-prtemca",
+    "--prtemca",
+    "-pmixmca",
+    "--pmixmca",
+];
 /// Common options without a value; the next word may be the program. The word after any other option is its value.
 const FLAGS: [&str; 22] = [
     "-q",

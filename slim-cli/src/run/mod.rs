@@ -5,6 +5,7 @@ pub mod hosts;
 pub mod launcher;
 pub mod openmpi;
 pub mod preload;
+pub mod watch;
 
 use std::env;
 use std::ffi::OsString;
@@ -44,8 +45,8 @@ pub struct RunOptions {
     /// Any other setting, as SLIM_NAME=VALUE; may be repeated.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub set: Vec<String>,
-    /// Have the ranks of Open MPI 4.1 talk by the native component (slim-btl) instead of btl/tcp; the library stays under
-    /// everything. Where that cannot be, a line says why, and the job runs without the component.
+    /// Have the ranks of Open MPI 4.1 or 5.0 talk by the native component (slim-btl) instead of btl/tcp; the library stays under
+    /// everything. Where that cannot be, a line says why, and the job, or the ranks that it concerns, run without the component.
     #[arg(long)]
     pub btl: bool,
     /// Print the command with its environment instead of running it.
@@ -65,11 +66,13 @@ pub struct RunPlan {
     unset: Vec<String>,
     /// Lines for the user.
     notes: Vec<String>,
+    /// Ranks are to report that they use the component.
+    is_watched: bool,
 }
 
 /// Runs the command. Returns only on failure.
 pub fn main(options: &RunOptions) -> CliError {
-    let plan = match RunPlan::new(options) {
+    let mut plan = match RunPlan::new(options) {
         Ok(plan) => plan,
         Err(failure) => return failure,
     };
@@ -79,6 +82,12 @@ pub fn main(options: &RunOptions) -> CliError {
     if options.print {
         println!("{}", plan.line());
         exit(0);
+    }
+    if plan.is_watched {
+        match watch::start() {
+            Ok(value) => plan.set.push((watch::WATCH_VARIABLE.into(), value.into())),
+            Err(e) => eprintln!("slim: --btl: the ranks are not watched: {e}"),
+        }
     }
     let error = plan.command().exec();
     CliError::new(
@@ -103,6 +112,7 @@ impl RunPlan {
             set: vec![("LD_PRELOAD".into(), joined.into())],
             unset: TOOL_VARIABLES.map(String::from).to_vec(),
             notes: Vec::new(),
+            is_watched: false,
         };
         match launcher::classify(&plan.program) {
             Launcher::Plain if options.btl => {
@@ -124,8 +134,10 @@ impl RunPlan {
                 plan.args = ready.args;
                 if options.btl {
                     match component::arguments(version, &plan.program, args) {
-                        Ok(front) => {
+                        Ok(mut front) => {
+                            front.extend(["-x", watch::WATCH_VARIABLE].map(Into::into));
                             plan.args.splice(0..0, front);
+                            plan.is_watched = true;
                         }
                         Err(why) => plan.notes.push(without_component(&why)),
                     }

@@ -18,6 +18,9 @@ pub enum Flavor {
     /// Open MPI 5.0, from the wheel that `scripts/setup` installs.
     #[strum(to_string = "Open MPI 5.0")]
     OpenMpi5,
+    /// Open MPI 5.0 as `scripts/openmpi5` makes it: it loads components, and the wheel's does not.
+    #[strum(to_string = "Open MPI 5.0 with components")]
+    OpenMpi5Components,
     /// The distribution's MPICH, which moves its messages by UCX.
     #[strum(to_string = "MPICH")]
     Mpich,
@@ -32,6 +35,7 @@ impl Flavor {
         match self {
             Flavor::OpenMpi4 => "ompi4",
             Flavor::OpenMpi5 => "ompi5",
+            Flavor::OpenMpi5Components => "ompi5c",
             Flavor::Mpich => "mpich",
         }
     }
@@ -65,8 +69,12 @@ impl Mpi {
                     prefix: None,
                 })
             }
-            Flavor::OpenMpi5 => {
-                let prefix = cache_dir().join("ompi5");
+            Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
+                let name = match flavor {
+                    Flavor::OpenMpi5 => "ompi5",
+                    _ => "openmpi5",
+                };
+                let prefix = cache_dir().join(name);
                 let mpirun = first([prefix.join("bin/mpirun")], hint)?;
                 let mpicc = first([prefix.join("bin/mpicc")], hint)?;
                 Ok(Mpi {
@@ -102,6 +110,22 @@ impl Mpi {
     /// Returns the path of the program.
     pub fn build(&self, source: &Path) -> Result<PathBuf> {
         artifacts::compile(&self.mpicc, self.flavor.word(), source)
+    }
+
+    /// The directory with the byte-transfer component for this MPI, built now; the reason if it cannot be built or loaded.
+    pub fn component(&self) -> Result<PathBuf> {
+        let series = match self.flavor {
+            Flavor::OpenMpi4 => "openmpi4",
+            Flavor::OpenMpi5Components => "openmpi5",
+            Flavor::OpenMpi5 | Flavor::Mpich => {
+                return Err(Error::Missing {
+                    what: format!("a component for {}", self.flavor),
+                    tried: Vec::new(),
+                    hint: "it takes none".into(),
+                });
+            }
+        };
+        artifacts::component(&self.mpicc, series)
     }
 
     /// Builds a program of the repository's `programs/`.

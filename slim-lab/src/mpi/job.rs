@@ -32,6 +32,12 @@ pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
     on_nodes(lab, ranks).into_iter().chain(how).collect()
 }
 
+/// The same for `slim run --btl`, which makes ranks communicate by the native component, on all paths.
+pub fn component_placement(lab: &Lab, ranks: usize) -> Vec<String> {
+    let unbound = ["--bind-to", "none"].map(str::to_owned);
+    on_nodes(lab, ranks).into_iter().chain(unbound).collect()
+}
+
 fn on_nodes(lab: &Lab, ranks: usize) -> Vec<String> {
     ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()]
         .map(str::to_owned)
@@ -74,11 +80,26 @@ const BY_TCP: [(&str, &str); 3] = [
     ("MPIR_CVAR_NOLOCAL", "1"),
 ];
 
-/// What `mca_base_component_path` has to be: this directory before Debian's own components.
-pub fn component_path(dir: &Path) -> OsString {
+/// What `mca_base_component_path` has to be: this directory before the MPI's own components. (Those of Open MPI 5.0 are in its
+/// libraries.)
+pub fn component_path(mpi: &Mpi, dir: &Path) -> OsString {
     let mut path = OsString::from(dir);
-    path.push(":/usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3");
+    if mpi.flavor() == Flavor::OpenMpi4 {
+        path.push(":/usr/lib/x86_64-linux-gnu/openmpi/lib/openmpi3");
+    }
     path
+}
+
+/// Options by which mpirun's ranks find the component in `dir`.
+fn component_arguments(mpi: &Mpi, dir: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = ["--mca", "mca_base_component_path"].map(Into::into).into();
+    words.push(component_path(mpi, dir));
+    if mpi.flavor() == Flavor::OpenMpi5Components {
+        // PMIx has a parameter of this name, too, and warns of components that are not its own.
+        words.extend(["--pmixmca", "mca_base_component_path"].map(Into::into));
+        words.push(dir.join("none").into());
+    }
+    words
 }
 
 impl<'a> Job<'a> {
@@ -116,7 +137,7 @@ impl<'a> Job<'a> {
         self
     }
 
-    /// Makes the ranks use `mca_btl_slim.so` in this directory, on all paths of the lab, and no other component (Open MPI 4.1).
+    /// Makes the ranks use `mca_btl_slim.so` in this directory, on all paths of the lab, and no other component.
     pub fn component(mut self, dir: impl Into<PathBuf>) -> Self {
         self.component = Some(dir.into());
         self
@@ -156,21 +177,22 @@ impl<'a> Job<'a> {
         }
         match self.mpi.flavor() {
             Flavor::OpenMpi4 => command.args(["--mca", "plm_rsh_agent"]).arg(agent),
-            Flavor::OpenMpi5 => command.args(["--prtemca", "plm_ssh_agent"]).arg(agent),
+            Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
+                command.args(["--prtemca", "plm_ssh_agent"]).arg(agent)
+            }
             Flavor::Mpich => command
                 .args(["-launcher", "ssh", "-launcher-exec"])
                 .arg(agent),
         };
         match self.mpi.flavor() {
-            Flavor::OpenMpi4 | Flavor::OpenMpi5 => {
+            Flavor::OpenMpi4 | Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
                 command
                     .arg("--allow-run-as-root")
                     .args(on_nodes(self.lab, self.ranks));
                 match &self.component {
                     None => command.args(by_tcp(&self.subnets())),
                     Some(dir) => command
-                        .args(["--mca", "mca_base_component_path"])
-                        .arg(component_path(dir))
+                        .args(component_arguments(self.mpi, dir))
                         .args(by("slim", &self.subnets())),
                 }
             }

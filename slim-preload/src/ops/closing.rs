@@ -1,6 +1,6 @@
 //! Numbers that are closed: by `close` and its like, because another file takes them, or where no hook sees it.
 
-use crate::descriptors::{has_stream, is_ours, open_numbers, set_stream};
+use crate::descriptors::{has_stream, is_internal, is_ours, open_numbers, set_stream};
 use crate::flow::{Ctl, Flow, Mode};
 use crate::table::{self, Entry};
 use crate::transport::{self, CtlGuard};
@@ -12,9 +12,13 @@ use std::sync::atomic::Ordering;
 
 /// `close`; `real` closes the number.
 pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
-    if is_ours(fd) && runtime::in_own_process() {
-        sys::set_errno(libc::EBADF);
-        return -1;
+    if is_internal(fd) && runtime::in_own_process() {
+        if !runtime::is_our_call() {
+            sys::set_errno(libc::EBADF);
+            return -1;
+        }
+        // The runtime of an agent closes its own descriptors.
+        slim_sys::fds::release(fd);
     }
     if has_stream(fd) && runtime::in_own_process() {
         // A stream whose number is closed is useless.

@@ -13,21 +13,43 @@ use slim_sys::{Errno, SignalsBlocked};
 
 use super::core::FlowCore;
 use crate::error::TransferError;
+use crate::hub::bits;
 use crate::socket;
 
 impl FlowCore {
-    /// Sends the bytes that the kernel takes.
+    /// Sends the bytes that the kernel takes. If it does not take all, new room is reported from now on.
     pub(super) fn send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
-        let first = self.try_send(data);
-        if first != Err(TransferError::WouldBlock) {
-            return first;
+        let sent = self.try_send(data);
+        match sent {
+            Err(TransferError::WouldBlock) => {
+                self.blocked.store(true, Ordering::SeqCst);
+                // Finds room that has appeared before.
+                self.try_send(data)
+            }
+            Ok(n) if n < data.iter().map(|piece| piece.len()).sum() => {
+                self.blocked.store(true, Ordering::SeqCst);
+                self.report_room();
+                sent
+            }
+            _ => sent,
         }
-        // From now on new room is reported. The second try finds room that appeared before.
-        self.blocked.store(true, Ordering::SeqCst);
-        self.try_send(data)
     }
 
-    fn try_send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
+    /// Reports room that has appeared since a send found too little, and before that was noted.
+    fn report_room(self: &Arc<Self>) {
+        // Otherwise it is reported when the posts are sent, or when the flow has a transport again.
+        if self.queued.load(Ordering::SeqCst) || !matches!(self.enter(), Ok(true)) {
+            return;
+        }
+        let room = slim_sys::ready(self.fd.load(Ordering::Relaxed), libc::POLLOUT);
+        self.leave();
+        if room != 0 && self.blocked.swap(false, Ordering::SeqCst) {
+            self.note_and(bits::WRITABLE, true);
+        }
+    }
+
+    /// As [`send`](Self::send), but new room is not reported.
+    pub(super) fn try_send(self: &Arc<Self>, data: &[IoSlice<'_>]) -> Result<usize, TransferError> {
         if self.queued.load(Ordering::SeqCst) {
             return Err(self.refuses_posts().unwrap_or(TransferError::WouldBlock));
         }
@@ -111,7 +133,7 @@ impl FlowCore {
             let fd = self.fd.load(Ordering::Relaxed);
             let got = socket::recv(fd, into).map_err(refused);
             let again = match got {
-                Ok(0) if room => self.end_of_stream(),
+                Ok(0) if room => self.end_of_stream(true),
                 Ok(n) => {
                     self.stream.count(&Inside::Counted, n);
                     false
@@ -145,16 +167,16 @@ impl FlowCore {
         n
     }
 
-    /// A call inside the stream has met an end of the transport. Returns true if the call must try again, false if the end is the end
-    /// of the stream.
-    fn end_of_stream(&self) -> bool {
+    /// A call inside the stream has met an end of the transport, which the program will be `shown` unless the end is a fault. Returns true
+    /// if the call must try again, false if the end is the end of the stream.
+    fn end_of_stream(&self, shown: bool) -> bool {
         let received = self.stream.received();
         if self.plain.load(Ordering::Acquire) || self.stream.ends_at(received) {
             return false;
         }
         if !self.live.load(Ordering::Acquire) && !self.hear() {
             // The peer is not known to have SLIM, so it cannot be asked.
-            self.ctl().end_shown = true;
+            self.ctl().end_shown |= shown;
             return false;
         }
         self.fault(Cause::Eof { received })
@@ -215,7 +237,7 @@ impl FlowCore {
             return self.leave();
         }
         match slim_sys::recv(fd, &mut [0], look) {
-            Ok(0) => drop(self.end_of_stream()),
+            Ok(0) => drop(self.end_of_stream(false)),
             Err(errno) if socket::is_end(errno) => drop(self.fault(Cause::Errno(errno))),
             _ => {}
         }

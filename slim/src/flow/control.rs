@@ -3,8 +3,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use slim_agent::{FlowIo, Transport, TransportRef};
@@ -34,7 +34,7 @@ impl FlowCore {
     }
 
     /// Records the end of a suspension. Returns its length, and whether the program was told of it.
-    fn suspended_no_more(&self, ctl: &mut FlowCtl) -> (Duration, bool) {
+    fn end_suspension(&self, ctl: &mut FlowCtl) -> (Duration, bool) {
         let away = ctl.suspended.take().map_or(Duration::ZERO, |s| s.elapsed());
         ctl.away += away;
         (away, std::mem::take(&mut ctl.told))
@@ -56,16 +56,26 @@ impl FlowCore {
             slim_sys::disconnect(fd);
         }
         if drained.is_err() {
-            self.out_of_step(ctl);
+            self.fail_desynchronized(ctl);
         }
     }
 
     /// The two ends disagree about the stream: ends the flow with an error, and has the agent tell the peer.
-    fn out_of_step(&self, ctl: &mut FlowCtl) {
+    fn fail_desynchronized(&self, ctl: &mut FlowCtl) {
         self.stream.bar();
         let errno = ctl.taken.unwrap_or(libc::ECONNRESET);
         ctl.given_up.get_or_insert(Verdict::Errno(errno));
         self.agent().demote(self.token);
+    }
+
+    /// [`conclude`](Self::conclude), for callers that need the lock no longer. Also releases posts that have become hopeless.
+    pub(super) fn conclude_unlocked(&self, mut ctl: MutexGuard<'_, FlowCtl>) {
+        self.conclude(&mut ctl);
+        let over = ctl.verdict.is_some();
+        drop(ctl);
+        if over {
+            self.release_posts();
+        }
     }
 
     /// Acts once no call is inside the stream, and not before: reports a fault to the agent; drains a flow that is given up, and sets
@@ -89,7 +99,7 @@ impl FlowCore {
         // Nothing will be replayed: release the replay buffer, posted buffers included.
         self.stream.with_half(|half| half.trim_to(0));
         self.linger_no_more(ctl);
-        self.suspended_no_more(ctl);
+        self.end_suspension(ctl);
         if !ctl.closed {
             let errno = match ctl.verdict {
                 Some(Verdict::Errno(errno)) => Some(errno),
@@ -99,6 +109,13 @@ impl FlowCore {
             self.hub.tell(self.id(), FlowChange::Escalated { errno });
         }
         self.note(BACK | bits::ENDED);
+    }
+
+    /// Reports bytes in the stash, which a suspended flow's calls can receive.
+    fn note_stashed(&self) {
+        if self.stashed.load(Ordering::Acquire) {
+            self.note(bits::READABLE);
+        }
     }
 
     fn linger_no_more(&self, ctl: &mut FlowCtl) {
@@ -166,13 +183,12 @@ impl FlowIo for FlowCore {
             self.stream.bar();
             ctl.given_up.get_or_insert(Verdict::Errno(errno));
         } else if ctl.given_up.is_none() {
-            self.suspended_no_more(&mut ctl);
+            self.end_suspension(&mut ctl);
             self.reopen(&ctl);
             self.hub.tell(self.id(), FlowChange::Plain);
         }
-        self.conclude(&mut ctl);
-        drop(ctl);
         self.note(BACK);
+        self.conclude_unlocked(ctl);
     }
 
     fn suspend(&self) -> bool {
@@ -210,7 +226,9 @@ impl FlowIo for FlowCore {
         };
         self.suspended(&mut ctl, errno, true);
         self.drain_into(&mut ctl);
-        self.conclude(&mut ctl);
+        ctl.replaying = 0;
+        self.note_stashed();
+        self.conclude_unlocked(ctl);
         self.stream.drained()
     }
 
@@ -221,24 +239,28 @@ impl FlowIo for FlowCore {
             return self.stream.add_received(data.len() as u64);
         }
         if self.stream.stash(&mut ctl.receiving, data).is_err() {
-            self.out_of_step(&mut ctl);
-            return self.conclude(&mut ctl);
+            self.fail_desynchronized(&mut ctl);
+            return self.conclude_unlocked(ctl);
         }
         self.stashed
             .store(!ctl.receiving.stash.is_empty(), Ordering::Release);
+        drop(ctl);
+        self.note_stashed();
     }
 
     fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
         match self.stream.replay(from, f) {
             Ok(at) => {
-                self.ctl().replayed += at - from;
+                let mut ctl = self.ctl();
+                ctl.replayed += at - from;
+                ctl.replaying += at - from;
                 at
             }
             Err(_) => {
                 // The replay buffer lacks a byte. The flow ends; `install` will close the new connection.
                 let mut ctl = self.ctl();
-                self.out_of_step(&mut ctl);
-                self.conclude(&mut ctl);
+                self.fail_desynchronized(&mut ctl);
+                self.conclude_unlocked(ctl);
                 self.stream.sent()
             }
         }
@@ -271,22 +293,22 @@ impl FlowIo for FlowCore {
         let ended = self.stream.ends_at(self.stream.received());
         if ctl.end_shown && !ended && !ctl.closed {
             // The program was shown an end of the stream that the peer did not send. No bytes may follow it.
-            self.out_of_step(&mut ctl);
+            self.fail_desynchronized(&mut ctl);
         }
         if ctl.given_up.is_some() {
             slim_sys::disconnect(fd.raw());
             self.agent().demote(self.token);
-            return self.conclude(&mut ctl);
+            return self.conclude_unlocked(ctl);
         }
         self.stream.install(&mut ctl.receiving, fd.raw());
         self.fd.store(fd.raw(), Ordering::Relaxed);
         ctl.taken = None;
         ctl.resumes += 1;
-        let (away, _) = self.suspended_no_more(&mut ctl);
+        let (away, _) = self.end_suspension(&mut ctl);
         if !ctl.closed {
             // If this fails for lack of memory, `note` below still reports the flow, and data calls find its state.
             let _ = self.hub.watch_flow(&fd, self.id());
-            let replayed = ctl.replayed;
+            let replayed = ctl.replaying;
             self.hub
                 .tell(self.id(), FlowChange::Resumed { replayed, away });
         }
@@ -295,7 +317,7 @@ impl FlowIo for FlowCore {
         }
         ctl.sock = Some(Arc::new(fd));
         self.stream.open();
-        drop(ctl);
+        // Under the lock: a thread that finds the transport and begins to wait must find the signal changed, too.
         self.note(BACK);
     }
 
@@ -317,9 +339,9 @@ impl FlowIo for FlowCore {
             } else {
                 ctl.fault = Some((Cause::Errno(errno), false));
             }
-            return self.conclude(&mut ctl);
+            return self.conclude_unlocked(ctl);
         }
-        let (_, told) = self.suspended_no_more(&mut ctl);
+        let (_, told) = self.end_suspension(&mut ctl);
         if legacy {
             self.plain.store(true, Ordering::Release);
             self.stream.with_half(|half| *half = SendHalf::new());
@@ -329,7 +351,6 @@ impl FlowIo for FlowCore {
             self.hub.tell(self.id(), FlowChange::Reinstated);
         }
         self.reopen(&ctl);
-        drop(ctl);
         self.note(BACK);
     }
 
@@ -348,7 +369,7 @@ impl FlowIo for FlowCore {
             (verdict, _) => verdict,
         };
         ctl.given_up.get_or_insert(verdict);
-        self.conclude(&mut ctl);
+        self.conclude_unlocked(ctl);
     }
 
     fn probe(&self) -> Probe {

@@ -18,7 +18,7 @@ use slim_sys::{Errno, KeepAlive, OwnFd};
 
 use super::introducing::Introducing;
 use super::posts::Posts;
-use crate::error::TransferError;
+use crate::error::{NotOpened, TransferError};
 use crate::event::{FlowChange, FlowDelivery, FlowStats, StreamState};
 use crate::hub::{Hub, bits, next_id};
 use crate::socket;
@@ -28,7 +28,8 @@ pub(crate) struct FlowCore {
     pub(super) hub: Arc<Hub>,
     pub(super) token: FlowToken,
     pub(super) role: Role,
-    remote: SocketAddr,
+    /// The peer's end of the first connection. It changes while the doors of a blob are tried.
+    remote: Mutex<SocketAddr>,
     pub(super) stream: Stream,
     /// The transport's descriptor. Valid only for calls inside the stream.
     pub(super) fd: AtomicI32,
@@ -84,6 +85,8 @@ pub(super) struct FlowCtl {
     pub(super) told: bool,
     pub(super) resumes: u64,
     pub(super) replayed: u64,
+    /// The part of `replayed` that belongs to the present attempt at a resume.
+    pub(super) replaying: u64,
     pub(super) away: Duration,
 }
 
@@ -94,8 +97,31 @@ impl FlowCore {
         fd: OwnFd,
         role: Role,
         remote: SocketAddr,
-    ) -> Result<Arc<Self>, Errno> {
-        let (id, fd) = (next_id(), Arc::new(fd));
+    ) -> Result<Arc<Self>, NotOpened> {
+        Self::make(hub, next_id(), fd, role, remote, None)
+    }
+
+    /// Makes the flow `id`, which is being introduced at this door.
+    pub(super) fn create_introducing(
+        hub: &Arc<Hub>,
+        id: u64,
+        fd: OwnFd,
+        door: SocketAddr,
+        introducing: Introducing,
+    ) -> Result<Arc<Self>, NotOpened> {
+        let introducing = Some(Box::new(introducing));
+        Self::make(hub, id, fd, Role::Connector, door, introducing)
+    }
+
+    fn make(
+        hub: &Arc<Hub>,
+        id: u64,
+        fd: OwnFd,
+        role: Role,
+        remote: SocketAddr,
+        introducing: Option<Box<Introducing>>,
+    ) -> Result<Arc<Self>, NotOpened> {
+        let fd = Arc::new(fd);
         let accepted = (role == Role::Acceptor).then(|| {
             let age = slim_sys::age_of_accepted(fd.raw()).unwrap_or_default();
             let now = Instant::now();
@@ -106,7 +132,7 @@ impl FlowCore {
             hub: hub.clone(),
             token: FlowToken(id),
             role,
-            remote,
+            remote: Mutex::new(remote),
             stream: Stream::new(),
             fd: AtomicI32::new(fd.raw()),
             stashed: AtomicBool::new(false),
@@ -129,7 +155,7 @@ impl FlowCore {
                 given_up: None,
                 verdict: None,
                 known: false,
-                introducing: None,
+                introducing,
                 closed: false,
                 lingers: false,
                 end_shown: false,
@@ -140,12 +166,17 @@ impl FlowCore {
                 told: false,
                 resumes: 0,
                 replayed: 0,
+                replaying: 0,
                 away: Duration::ZERO,
             }),
         });
         let weak: Weak<Self> = Arc::downgrade(&core);
-        hub.add(id, weak, true);
-        hub.watch_flow(&fd, id)?;
+        hub.add(id, weak)?;
+        if let Err(errno) = hub.watch_flow(&fd, id) {
+            hub.remove(id, None);
+            return Err(NotOpened::Kernel(errno));
+        }
+        hub.opened();
         Ok(core)
     }
 
@@ -162,7 +193,7 @@ impl FlowCore {
     }
 
     pub(super) fn remote(&self) -> SocketAddr {
-        self.remote
+        *self.remote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn first_local(&self) -> Option<SocketAddr> {
@@ -223,18 +254,10 @@ impl FlowCore {
             return;
         }
         let mut ctl = self.ctl();
-        let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
-            return;
-        };
-        if slim_sys::ready(fd, libc::POLLOUT) == 0 || !self.connecting.load(Ordering::Acquire) {
+        if !self.connecting.load(Ordering::Acquire) {
             return;
         }
-        let failed = match (socket::error(fd), &mut ctl.introducing) {
-            (Some(errno), _) => Err(errno),
-            (None, None) => Ok(Some(None)),
-            (None, Some(introducing)) => introducing.go_on(fd).map(|all| all.map(Some)),
-        };
-        match failed {
+        match self.go_on_connecting(&mut ctl) {
             Ok(None) => {}
             Ok(Some(agreed)) => {
                 drop(ctl);
@@ -250,6 +273,52 @@ impl FlowCore {
                 self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE | bits::ENDED);
             }
         }
+    }
+
+    /// Goes on with the first connection, and tries the next door if it fails. Returns `Some` once it is established, with the agreement
+    /// if it was introduced.
+    fn go_on_connecting(&self, ctl: &mut FlowCtl) -> Result<Option<Option<Agreed>>, Errno> {
+        loop {
+            let Some(fd) = ctl.sock.as_ref().map(|sock| sock.raw()) else {
+                return Ok(None);
+            };
+            // The kernel reports the error once, so it is not asked before there is an answer.
+            let answered = slim_sys::ready(fd, libc::POLLOUT) != 0;
+            let failed = match answered.then(|| socket::error(fd)) {
+                None => Ok(None),
+                Some(Some(errno)) => Err(errno),
+                Some(None) => match &mut ctl.introducing {
+                    None => return Ok(Some(None)),
+                    Some(introducing) => introducing.go_on(fd),
+                },
+            };
+            let late = |i: &Introducing| i.is_late().then_some(libc::ETIMEDOUT);
+            let errno = match failed {
+                Ok(Some(agreed)) => return Ok(Some(Some(agreed))),
+                Ok(None) => ctl.introducing.as_deref().and_then(late),
+                Err(errno) => Some(errno),
+            };
+            let Some(errno) = errno else {
+                return Ok(None);
+            };
+            self.try_next_door(ctl, errno)?;
+        }
+    }
+
+    /// Connects to the next door of the blob. Fails with `errno` if there is none.
+    fn try_next_door(&self, ctl: &mut FlowCtl, errno: Errno) -> Result<(), Errno> {
+        let introducing = ctl.introducing.as_mut().ok_or(errno)?;
+        let (door, fd) = introducing.next_connection(&self.hub, self.id(), errno)?;
+        self.hub.watch_flow(&fd, self.id())?;
+        if let Some(old) = self.unwatch(ctl) {
+            // Wakes threads that wait on it.
+            slim_sys::disconnect(old.raw());
+        }
+        *self.remote.lock().unwrap_or_else(PoisonError::into_inner) = door;
+        self.fd.store(fd.raw(), Ordering::Relaxed);
+        ctl.sock = Some(Arc::new(fd));
+        self.stream.wake();
+        Ok(())
     }
 
     /// Opens the flow on its first connection, which is established. Without `agreed` the agent negotiates. With it, the agent opens
@@ -268,7 +337,7 @@ impl FlowCore {
         self.stream.renew();
         let io: Arc<dyn FlowIo> = self.clone();
         if let Some((agreed, last)) = agreed {
-            let ends = (local, self.remote);
+            let ends = (local, self.remote());
             // The peer knows the flow, so it can be asked about an end of the stream.
             self.live.store(true, Ordering::Release);
             self.agent()
@@ -281,7 +350,7 @@ impl FlowCore {
             self.stream.install(&mut ctl.receiving, sock.raw());
         } else {
             self.agent()
-                .open(self.token, io, self.role, local, self.remote);
+                .open(self.token, io, self.role, local, self.remote());
         }
         self.stream.begin();
         self.connecting.store(false, Ordering::Release);
@@ -341,6 +410,13 @@ impl FlowCore {
 
     pub(super) fn leave(&self) {
         if self.stream.leave(Inside::Counted).last_and_barred {
+            self.conclude_unlocked(self.ctl());
+        }
+    }
+
+    /// [`leave`](Self::leave) for a caller that holds the posts and looks at the verdict itself.
+    pub(super) fn leave_with_posts(&self) {
+        if self.stream.leave(Inside::Counted).last_and_barred {
             self.conclude(&mut self.ctl());
         }
     }
@@ -365,11 +441,17 @@ impl FlowCore {
 
     /// Runs `f` with the sending half. Must not be called in a signal handler.
     pub(super) fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
+        /// Gives the half back, after a panic of `f` as well.
+        struct Taken<'a>(&'a Stream);
+        impl Drop for Taken<'_> {
+            fn drop(&mut self) {
+                self.0.unlock_half();
+            }
+        }
         self.stream.lock_half();
-        // SAFETY: taken one line above, given back after `f` has given its reference back.
-        let r = f(unsafe { self.stream.half() });
-        self.stream.unlock_half();
-        r
+        let _taken = Taken(&self.stream);
+        // SAFETY: taken above, given back after `f` has given its reference back.
+        f(unsafe { self.stream.half() })
     }
 }
 
@@ -379,6 +461,7 @@ impl Drop for FlowCore {
         if std::mem::take(&mut ctl.lingers) {
             self.hub.lingers(false);
         }
+        self.hub.posts_no_more(self.id());
         self.unwatch(&mut ctl);
     }
 }

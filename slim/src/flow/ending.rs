@@ -41,6 +41,11 @@ impl FlowCore {
     /// Closes the flow at once. Discards undelivered bytes with `reset`, or if there are bytes that this end has not received, or posts that
     /// are not sent: the peer must not see an orderly end before them.
     pub(super) fn close_now(&self, reset: bool) {
+        self.close_locked(reset);
+        self.release_posts();
+    }
+
+    fn close_locked(&self, reset: bool) {
         let mut ctl = self.ctl();
         if std::mem::replace(&mut ctl.closed, true) {
             return;

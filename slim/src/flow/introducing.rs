@@ -1,22 +1,34 @@
 //! The connector's half of an introduction, before the connection carries the flow.
 
+use std::collections::VecDeque;
 use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slim_agent::Agent;
-use slim_core::endpoint::Agreed;
-use slim_sys::Errno;
+use slim_core::endpoint::{Agreed, Announcement};
+use slim_sys::{Errno, OwnFd};
 
 use crate::blob::{self, ADMITTED, DoorKey, Introduction, PROOF, WELCOME, Welcome};
+use crate::hub::Hub;
 use crate::socket;
 
 /// Time limit for the agent to describe this process (its announcement).
 const LIMIT: Duration = Duration::from_secs(5);
 
+/// Time for each address of a door but the last.
+const PER_DOOR: Duration = Duration::from_secs(3);
+
 /// Progress of an introduction.
 pub(super) struct Introducing {
     key: DoorKey,
+    who: Announcement,
+    /// Addresses that are tried if the present one fails.
+    others: VecDeque<SocketAddr>,
+    /// When the present address counts as failed, if there are others; and a timerfd in the session's poll set for that time.
+    late_at: Option<Instant>,
+    alarm: Option<OwnFd>,
     random: [u8; 32],
     said: Vec<u8>,
     /// Bytes of `said` that the kernel has taken.
@@ -27,19 +39,65 @@ pub(super) struct Introducing {
 }
 
 impl Introducing {
-    /// Prepares INTRODUCTION.
-    pub(super) fn new(agent: &Agent, key: DoorKey) -> Result<Self, Errno> {
-        let random = blob::random()?;
+    /// Prepares an introduction at the first of these addresses that works.
+    pub(super) fn new(agent: &Agent, doors: Vec<SocketAddr>, key: DoorKey) -> Result<Self, Errno> {
         let who = agent.announcement(LIMIT).ok_or(libc::ETIMEDOUT)?;
-        let said = Introduction { random, who }.encode(&key);
         Ok(Self {
             key,
-            random,
-            said,
+            who,
+            others: doors.into(),
+            late_at: None,
+            alarm: None,
+            random: [0; 32],
+            said: Vec::new(),
             sent: 0,
             answer: Vec::new(),
             agreed: None,
         })
+    }
+
+    /// Begins to connect to the next address, and prepares INTRODUCTION. Addresses that the kernel refuses at once are skipped. `errno`: the
+    /// error if there is no address left.
+    pub(super) fn next_connection(
+        &mut self,
+        hub: &Hub,
+        id: u64,
+        mut errno: Errno,
+    ) -> Result<(SocketAddr, OwnFd), Errno> {
+        while let Some(door) = self.others.pop_front() {
+            match socket::connect(door) {
+                Ok((fd, _)) => {
+                    self.random = blob::random()?;
+                    let (random, who) = (self.random, self.who.clone());
+                    self.said = Introduction { random, who }.encode(&self.key);
+                    (self.sent, self.agreed) = (0, None);
+                    self.answer.clear();
+                    self.set_alarm(hub, id);
+                    return Ok((door, fd));
+                }
+                Err(refused) => errno = refused,
+            }
+        }
+        Err(errno)
+    }
+
+    /// Sets the limit for the present address.
+    fn set_alarm(&mut self, hub: &Hub, id: u64) {
+        self.alarm = None;
+        self.late_at = (!self.others.is_empty()).then(|| Instant::now() + PER_DOOR);
+        if self.late_at.is_some() {
+            // Without descriptors the program finds the limit exceeded when it asks for the flow's state.
+            let alarm = slim_sys::timerfd().ok();
+            self.alarm = alarm.filter(|alarm| hub.watch_set(alarm, id).is_ok());
+        }
+        if let Some(alarm) = &self.alarm {
+            slim_sys::set_timerfd(alarm.raw(), Some(PER_DOOR));
+        }
+    }
+
+    /// Whether the present address has had its time, and there are others.
+    pub(super) fn is_late(&self) -> bool {
+        self.late_at.is_some_and(|at| at <= Instant::now())
     }
 
     /// Whether everything is sent and only answers are missing.

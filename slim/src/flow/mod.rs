@@ -18,15 +18,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use slim_core::Role;
-use slim_sys::{Errno, OwnFd};
+use slim_sys::OwnFd;
 
 use self::core::FlowCore;
 use self::introducing::Introducing;
 use crate::blob::DoorKey;
 use crate::door::Admitted;
-use crate::error::{ConnectError, TransferError};
+use crate::error::{ConnectError, NotOpened, TransferError};
 use crate::event::{FlowDelivery, FlowStats, StreamState};
-use crate::hub::Hub;
+use crate::hub::{Hub, next_id};
 use crate::socket;
 
 pub(crate) use self::wait::Until;
@@ -46,7 +46,7 @@ impl SessionFlow {
             return Err(ConnectError::Closed);
         }
         let (fd, stands) = socket::connect(to).map_err(ConnectError::Kernel)?;
-        let core = FlowCore::create(hub, fd, Role::Connector, to).map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create(hub, fd, Role::Connector, to)?;
         if stands {
             core.look_at_connecting();
         }
@@ -54,36 +54,38 @@ impl SessionFlow {
     }
 
     /// Makes a flow of an accepted connection.
-    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, Errno> {
+    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, NotOpened> {
         // Fails if the peer has reset the connection already.
-        let (_, remote) = socket::ends(&fd).ok_or(libc::ECONNABORTED)?;
+        let (_, remote) = socket::ends(&fd).ok_or(NotOpened::Kernel(libc::ECONNABORTED))?;
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
         core.begin(None);
         Ok(Self { core })
     }
 
-    /// Begins to connect to the door of an endpoint, with the key from its blob.
+    /// Begins to connect to the door of an endpoint, at the first of these addresses that works, with the key from its blob.
     pub(crate) fn connect_by_name(
         hub: &Arc<Hub>,
-        door: SocketAddr,
+        doors: Vec<SocketAddr>,
         key: DoorKey,
     ) -> Result<Self, ConnectError> {
         if hub.is_closed() {
             return Err(ConnectError::Closed);
         }
-        let introducing = Introducing::new(&hub.agent, key).map_err(ConnectError::Kernel)?;
-        let (fd, _) = socket::connect(door).map_err(ConnectError::Kernel)?;
-        let core = FlowCore::create(hub, fd, Role::Connector, door);
-        let core = core.map_err(ConnectError::Kernel)?;
-        core.ctl().introducing = Some(Box::new(introducing));
+        let introducing = Introducing::new(&hub.agent, doors, key);
+        let mut introducing = introducing.map_err(ConnectError::Kernel)?;
+        let id = next_id();
+        let first = introducing.next_connection(hub, id, libc::EDESTADDRREQ);
+        let (door, fd) = first.map_err(ConnectError::Kernel)?;
+        let core = FlowCore::create_introducing(hub, id, fd, door, introducing)?;
         core.look_at_connecting();
         Ok(Self { core })
     }
 
     /// Makes a flow of a connection that the door has admitted.
-    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, Errno> {
+    pub(crate) fn introduced(hub: &Arc<Hub>, admitted: Admitted) -> Result<Self, NotOpened> {
         // The connection may have ended already. Then the connector has no flow either.
-        let (_, remote) = socket::ends(&admitted.fd).ok_or(libc::ECONNABORTED)?;
+        let ends = socket::ends(&admitted.fd);
+        let (_, remote) = ends.ok_or(NotOpened::Kernel(libc::ECONNABORTED))?;
         let core = FlowCore::create(hub, admitted.fd, Role::Acceptor, remote)?;
         core.begin(Some((admitted.agreed, &admitted.last)));
         Ok(Self { core })
@@ -136,10 +138,11 @@ impl SessionFlow {
         self.core.suspect();
     }
 
-    /// Sends the bytes that the kernel takes at once, and returns their number.
+    /// Sends the bytes that the kernel takes at once, and returns their number. If these are not all,
+    /// [`Update::writable`](crate::Update::writable) tells when there is room again.
     ///
     /// # Errors
-    /// [`TransferError::WouldBlock`] if the kernel takes none; [`Update::writable`](crate::Update::writable) tells when to try again.
+    /// [`TransferError::WouldBlock`] if the kernel takes none, with the same update.
     pub fn try_send(&self, data: &[u8]) -> Result<usize, TransferError> {
         self.core.send(&[IoSlice::new(data)])
     }
@@ -195,7 +198,10 @@ impl SessionFlow {
     /// # Errors
     /// [`TransferError::WouldBlock`] before the first connection is established; [`TransferError::Closed`].
     pub fn finish(&self) -> Result<(), TransferError> {
-        self.core.finish()
+        let finished = self.core.finish();
+        // Tells the peer at once, also without an agent thread.
+        self.core.agent().attend();
+        finished
     }
 
     /// Closes the flow. The agent still delivers the sent bytes, even if the connection breaks, for at most
@@ -210,6 +216,7 @@ impl SessionFlow {
     pub fn reset(self) {
         if !self.core.hub.is_parents() {
             self.core.close(true);
+            self.core.agent().attend();
         }
     }
 }
@@ -220,6 +227,7 @@ impl Drop for SessionFlow {
             return mem::forget(self.core.clone());
         }
         self.core.close(false);
+        self.core.agent().attend();
     }
 }
 

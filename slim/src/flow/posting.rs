@@ -6,6 +6,7 @@
 //!             └── the sending half of the stream gets slices of the same buffers; only small ones are copied
 //! ```
 
+use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -32,10 +33,11 @@ impl FlowCore {
 
     /// Queues a buffer, and sends what the kernel takes at once. Returns the number of the post, counted from 1.
     pub(super) fn post(self: &Arc<Self>, buffer: Bytes) -> Result<u64, TransferError> {
+        let mut posts = self.posts();
+        // Checked with the posts locked: a flow that ends or is closed releases its posts afterwards.
         if let Some(error) = self.refuses_posts() {
             return Err(error);
         }
-        let mut posts = self.posts();
         if posts.then != AfterPosts::More || self.stream.local_final().is_some() {
             return Err(TransferError::ShutDown);
         }
@@ -45,12 +47,45 @@ impl FlowCore {
         posts.posted += 1;
         let number = posts.posted;
         self.queued.store(true, Ordering::SeqCst);
-        self.send_queued(&mut posts);
+        let emptied = self.send_queued(&mut posts);
+        let hopeless = self.take_hopeless(&mut posts);
         drop(posts);
+        if !hopeless.is_empty() {
+            // The flow has ended meanwhile, and this buffer, the last one, was not sent.
+            drop(hopeless);
+            return Err(self.refuses_posts().unwrap_or(TransferError::Closed));
+        }
+        if emptied {
+            self.note_room(true);
+        }
         if first {
             self.hub.pump_later(self.clone());
         }
         Ok(number)
+    }
+
+    /// Reports that other sends may follow the posts, if one was refused because of them.
+    fn note_room(&self, wake: bool) {
+        if self.blocked.swap(false, Ordering::SeqCst) {
+            self.note_and(bits::WRITABLE, wake);
+        }
+    }
+
+    /// Takes the posts of a flow that has ended out of it: queued ones will not be sent, and the taken ones are not known to have
+    /// arrived. The caller drops the buffers, whose owner may be the program, after the lock.
+    fn take_hopeless(&self, posts: &mut Posts) -> VecDeque<Bytes> {
+        if self.refuses_posts().is_none() {
+            return VecDeque::new();
+        }
+        self.queued.store(false, Ordering::SeqCst);
+        posts.taken.clear();
+        std::mem::take(&mut posts.queue)
+    }
+
+    /// Releases the posts of a flow that has failed or is closed.
+    pub(super) fn release_posts(&self) {
+        let hopeless = self.take_hopeless(&mut self.posts());
+        drop(hopeless);
     }
 
     /// The number of posts, and the number of completed ones.
@@ -88,63 +123,54 @@ impl FlowCore {
     /// session's descriptor becomes readable, too.
     pub(super) fn pump_posts(self: &Arc<Self>, wake: bool) -> bool {
         let mut posts = self.posts();
-        let queued = !posts.queue.is_empty();
-        self.send_queued(&mut posts);
+        let emptied = self.send_queued(&mut posts);
         let before = posts.completed;
         self.complete(&mut posts);
         let completed = posts.completed > before;
-        let empty = posts.queue.is_empty();
-        let lost = self.refuses_posts().is_some();
-        if lost {
-            // Queued posts will not be sent, and the taken ones are not known to have arrived.
-            posts.queue.clear();
-            posts.taken.clear();
-        }
-        let then = match empty || lost {
+        let hopeless = self.take_hopeless(&mut posts);
+        let then = match posts.queue.is_empty() {
             true => std::mem::take(&mut posts.then),
             false => AfterPosts::More,
         };
         let more = !posts.queue.is_empty() || !posts.taken.is_empty();
-        if empty || lost {
-            self.queued.store(false, Ordering::SeqCst);
-        }
         drop(posts);
+        drop(hopeless);
         match then {
             AfterPosts::More => {}
             // The program's call has returned already, so an error has no receiver.
             AfterPosts::Finish => drop(self.finish_now()),
             AfterPosts::Close => self.close_now(false),
         }
-        let mut what = 0;
         if completed {
-            what |= bits::COMPLETED;
             self.hub.completes();
+            self.note_and(bits::COMPLETED, wake);
         }
-        if queued && empty && self.blocked.swap(false, Ordering::SeqCst) {
-            what |= bits::WRITABLE;
-        }
-        if what != 0 {
-            self.note_and(what, wake);
+        if emptied {
+            self.note_room(wake);
         }
         more
     }
 
-    /// Sends queued posts until the kernel takes no more.
-    fn send_queued(self: &Arc<Self>, posts: &mut Posts) {
+    /// Sends queued posts until the kernel takes no more. Returns whether it has taken the last one in this call.
+    fn send_queued(self: &Arc<Self>, posts: &mut Posts) -> bool {
+        if posts.queue.is_empty() {
+            return false;
+        }
         while !posts.queue.is_empty() {
             if !matches!(self.enter(), Ok(true)) {
-                return;
+                return false;
             }
             let sent = self.send_posts(posts);
             if let Err(TransferError::Lost(errno)) = sent {
                 self.fault(Cause::Errno(errno));
             }
-            self.leave();
+            self.leave_with_posts();
             if sent.is_err() {
-                return;
+                return false;
             }
         }
         self.queued.store(false, Ordering::SeqCst);
+        true
     }
 
     /// Sends queued posts with one system call. The caller is inside the stream.
@@ -201,11 +227,18 @@ impl FlowCore {
             half.trim_to(unacked);
             half.replay.start()
         });
-        self.leave();
+        self.leave_with_posts();
         while posts.taken.front().is_some_and(|end| *end <= acked) {
             posts.taken.pop_front();
             posts.completed += 1;
         }
+    }
+
+    /// Drops the posted buffers of a closed flow. The kernel delivers the bytes that it has taken; a replay would not find them.
+    pub(super) fn release_buffers(&self) {
+        let queued = std::mem::take(&mut self.posts().queue);
+        drop(queued);
+        self.with_half(|half| half.replay.skip_to(half.replay.end()));
     }
 
     /// Ends our direction. The kernel has taken all posts.

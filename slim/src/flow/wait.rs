@@ -1,5 +1,6 @@
 //! Blocking calls.
 
+use std::io::IoSlice;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -33,13 +34,16 @@ impl Until {
 }
 
 impl SessionFlow {
-    /// Waits until the first connection is established, at most `limit`.
+    /// Waits until the first connection is established, at most `limit`. A connection that was established, and has ended in order since,
+    /// is no error: the peer may have sent bytes before.
     ///
     /// # Errors
-    /// [`ConnectError::TimedOut`]: the connection is still being made. Other errors: it failed.
+    /// [`ConnectError::TimedOut`]: the connection is still being made. [`ConnectError::Closed`]: this end has closed the flow. Other
+    /// errors: the flow has failed with this error.
     pub fn wait_connected(&self, limit: Option<Duration>) -> Result<(), ConnectError> {
         let until = Until::new(limit);
         loop {
+            let seen = self.core.stream.signal();
             match self.state() {
                 StreamState::Connecting => {}
                 StreamState::Failed(Some(errno)) => return Err(ConnectError::Kernel(errno)),
@@ -54,7 +58,8 @@ impl SessionFlow {
                 .map(Introducing::waits);
             let answer = introducing.unwrap_or(false);
             let events = if answer { libc::POLLIN } else { libc::POLLOUT };
-            self.sleep(events, until).ok_or(ConnectError::TimedOut)?;
+            let slept = self.sleep(events, until, seen);
+            slept.ok_or(ConnectError::TimedOut)?;
         }
     }
 
@@ -68,8 +73,7 @@ impl SessionFlow {
             let Some(slice) = until.slice().filter(|_| open) else {
                 return state;
             };
-            // Every result of the wait leads to the checks above.
-            let _ = self.core.stream.wait(seen, Some(slice));
+            self.await_signal(seen, slice);
         }
     }
 
@@ -79,7 +83,7 @@ impl SessionFlow {
     /// [`TransferError::TimedOut`], or the reason why nothing can be sent.
     pub fn send(&self, data: &[u8], limit: Option<Duration>) -> Result<usize, TransferError> {
         let until = Until::new(limit);
-        self.again(libc::POLLOUT, until, || self.try_send(data))
+        self.again(libc::POLLOUT, until, || self.send_unreported(data))
     }
 
     /// Sends all of `data`; waits at most `limit`.
@@ -89,7 +93,7 @@ impl SessionFlow {
     pub fn send_all(&self, mut data: &[u8], limit: Option<Duration>) -> Result<(), TransferError> {
         let until = Until::new(limit);
         while !data.is_empty() {
-            let n = self.again(libc::POLLOUT, until, || self.try_send(data))?;
+            let n = self.again(libc::POLLOUT, until, || self.send_unreported(data))?;
             data = data.get(n..).unwrap_or_default();
         }
         Ok(())
@@ -132,6 +136,7 @@ impl SessionFlow {
         let until = Until::new(limit);
         let mut pause = Duration::from_micros(20);
         loop {
+            let seen = self.core.stream.signal();
             self.core.pump_posts(true);
             let (posted, completed) = self.core.posted();
             if completed == posted {
@@ -142,13 +147,18 @@ impl SessionFlow {
             }
             let slice = until.slice().ok_or(TransferError::TimedOut)?;
             if self.core.queued.load(Ordering::SeqCst) {
-                self.sleep(libc::POLLOUT, until);
+                self.sleep(libc::POLLOUT, until, seen);
             } else {
                 // The kernel does not report acknowledgements, so poll for them.
-                slim_sys::nap(pause.min(slice));
+                self.core.hub.nap(pause.min(slice));
                 pause = (pause * 2).min(Duration::from_millis(5));
             }
         }
+    }
+
+    /// Sends what the kernel takes. The caller waits for room itself, so that none need be reported.
+    fn send_unreported(&self, data: &[u8]) -> Result<usize, TransferError> {
+        self.core.try_send(&[IoSlice::new(data)])
     }
 
     /// Repeats `ask` until it returns anything but `WouldBlock`.
@@ -158,7 +168,9 @@ impl SessionFlow {
         until: Until,
         mut ask: impl FnMut() -> Result<usize, TransferError>,
     ) -> Result<usize, TransferError> {
+        self.core.agent().attend();
         loop {
+            let seen = self.core.stream.signal();
             match ask() {
                 Err(TransferError::WouldBlock) => {}
                 answer => return answer,
@@ -170,15 +182,16 @@ impl SessionFlow {
                     continue;
                 }
             }
-            self.sleep(events, until).ok_or(TransferError::TimedOut)?;
+            let slept = self.sleep(events, until, seen);
+            slept.ok_or(TransferError::TimedOut)?;
         }
     }
 
-    /// Sleeps until the flow may be ready for `events`; `None` after the deadline.
-    fn sleep(&self, events: i16, until: Until) -> Option<()> {
+    /// Sleeps until the flow may be ready for `events`; `None` after the deadline. `seen` is the stream's signal from before the caller
+    /// found no reason to go on: if it has changed since, the call returns at once.
+    fn sleep(&self, events: i16, until: Until, seen: u32) -> Option<()> {
         let slice = until.slice()?;
         let core = &self.core;
-        let seen = core.stream.signal();
         let sock = {
             let ctl = core.ctl();
             if ctl.verdict.is_some() || ctl.closed {
@@ -188,12 +201,24 @@ impl SessionFlow {
             ctl.sock.clone().filter(|_| !core.stream.is_barred())
         };
         match sock {
-            Some(sock) => {
-                slim_sys::poll(sock.raw(), events, Some(slice));
-            }
-            // The caller checks again after every result of the wait.
-            None => drop(core.stream.wait(seen, Some(slice))),
+            // The flow may have got this transport since the caller looked, and bytes in the stash with it.
+            Some(_) if core.stream.signal() != seen => {}
+            // If the transport is drained from here on, it is shut down first, which ends the poll.
+            Some(sock) => core.agent().wait_for(sock.raw(), events, slice),
+            None => self.await_signal(seen, slice),
         }
         Some(())
+    }
+
+    /// Waits until the stream is woken, at most `limit`. The caller checks again after every result of the wait. `seen` is
+    /// `Stream::signal` from before its last check.
+    fn await_signal(&self, seen: u32, limit: Duration) {
+        let core = &self.core;
+        if core.agent().is_driven() {
+            let woken = || core.stream.signal() != seen;
+            core.agent().drive_until(limit, woken);
+        } else {
+            let _ = core.stream.wait(seen, Some(limit));
+        }
     }
 }

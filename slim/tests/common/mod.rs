@@ -19,13 +19,18 @@ pub fn session() -> Session {
 
 /// Opens a session with the settings of these environment variables and values.
 pub fn session_with(vars: &[(&str, &str)]) -> Session {
+    Session::open(options(vars)).expect("the session opens")
+}
+
+/// Options with the settings of these environment variables and values.
+pub fn options(vars: &[(&str, &str)]) -> SessionOptions {
     let mut options = SessionOptions::new("test");
     let vars = vars.iter().map(|(k, v)| (k.to_string(), v.to_string()));
     let (config, problems) = slim::Config::from_vars(vars);
     assert!(problems.is_empty(), "{problems:?}");
     let log = options.config.log;
     options.config = slim::Config { log, ..config };
-    Session::open(options).expect("the session opens")
+    options
 }
 
 pub fn loopback() -> SocketAddr {
@@ -44,6 +49,13 @@ pub fn pair(session: &Session, endpoint: &Endpoint) -> (Flow, Flow) {
         assert_eq!(flow.wait_negotiated(LIMIT), StreamState::Protected);
     }
     (near, far)
+}
+
+/// The first address of the door, which follows the magic and the number of addresses in the blob.
+pub fn door(blob: &[u8]) -> SocketAddr {
+    let ip: [u8; 16] = blob[9..25].try_into().unwrap();
+    let port = u16::from_be_bytes([blob[25], blob[26]]);
+    (std::net::IpAddr::from(ip).to_canonical(), port).into()
 }
 
 /// Waits until `f` holds.
@@ -132,6 +144,30 @@ fn descriptor_of(local: SocketAddr, remote: SocketAddr) -> Option<i32> {
         let found = fs::metadata(entry.path()).ok()?.ino() == inode;
         found.then(|| entry.file_name().to_str()?.parse().ok())?
     })
+}
+
+/// Waits until a child process ends, at most a quarter of a minute. Returns its status, or `None` after killing it.
+pub fn wait_for_child(pid: i32) -> Option<i32> {
+    let begun = Instant::now();
+    loop {
+        let mut status = -1;
+        // SAFETY: the status is written to a variable of ours.
+        let ended = unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) };
+        match ended {
+            0 if begun.elapsed() < Duration::from_secs(15) => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            0 => {
+                // SAFETY: the child is ours, and its number is not free before the wait.
+                unsafe {
+                    libc::kill(pid, libc::SIGKILL);
+                    libc::waitpid(pid, &raw mut status, 0);
+                }
+                return None;
+            }
+            _ => return (ended == pid).then_some(status),
+        }
+    }
 }
 
 /// Number of agent threads in this process.

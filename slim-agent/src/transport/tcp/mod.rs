@@ -216,6 +216,6 @@ impl Connection for TcpConnection {
 
     fn into_transport(self: Box<Self>) -> Transport {
         // The runtime must stop watching the descriptor before the application gets it.
-        Transport::Descriptor(self.fd.into_inner())
+        Transport::Descriptor(readiness::unwatch(self.fd))
     }
 }

@@ -1,6 +1,9 @@
 //! State that the flows and endpoints of a session share: one poll set, updates, events, statistics.
 
-use std::collections::{HashMap, VecDeque};
+mod event_queue;
+mod pump;
+
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -14,20 +17,20 @@ use slim_agent::Agent;
 use slim_core::auth::JobKey;
 use slim_sys::{Errno, OwnFd};
 
+use self::event_queue::{Callback, EventQueue};
+use self::pump::PostPump;
 use crate::blob::JobOf;
+use crate::error::NotOpened;
 use crate::event::{FlowChange, FlowStats, SessionEvent, SessionStats};
 
-/// Limit of events that are kept for the program. Beyond it the oldest are dropped.
-const EVENTS: usize = 4096;
 /// Events that one `epoll_wait` returns at most.
 const BATCH: usize = 64;
 /// The eventfd's number in the poll set; numbers of flows and endpoints begin with 1.
 const WAKE: u64 = 0;
 /// The number of the alarm, a timerfd.
 const ALARM: u64 = u64::MAX;
-/// First and longest interval of asking the kernel for acknowledgements of posts: the kernel does not report them by itself.
-const PUMP_FIRST: Duration = Duration::from_micros(200);
-const PUMP_LAST: Duration = Duration::from_millis(20);
+/// The number of the agent's descriptor, if the agent has no thread.
+const AGENT: u64 = u64::MAX - 1;
 
 /// What has changed about a flow or an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +41,8 @@ pub struct Update {
     pub acceptable: bool,
     /// A receive may return bytes, the end of the stream, or an error.
     pub readable: bool,
-    /// A flow that took no more bytes, or that has just been opened, may take bytes now.
+    /// The flow may take bytes. Reported when the flow opens, after each resume, and when there is room again after a
+    /// [`try_send`](crate::Flow::try_send) that took fewer bytes than it was offered, or none.
     pub writable: bool,
     /// The state of the flow may have changed.
     pub changed: bool,
@@ -73,8 +77,10 @@ pub(crate) trait Member: Send + Sync {
     fn is_queued(&self) -> bool {
         false
     }
-    /// Closes the member.
-    fn close(&self);
+    /// Closes the member. With `reset` a flow discards undelivered bytes.
+    fn close(&self, reset: bool);
+    /// Releases the posted buffers that are kept for a replay. If the connection breaks now, the flow ends.
+    fn release_posts(&self) {}
     /// Sends queued posts and counts completed ones. Returns whether posts are left.
     fn pump(self: Arc<Self>) -> bool {
         false
@@ -82,9 +88,6 @@ pub(crate) trait Member: Send + Sync {
     /// The counters of a flow; `None` for an endpoint.
     fn stats(&self) -> Option<FlowStats>;
 }
-
-/// The program's callback for events.
-pub(crate) type Callback = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
 
 /// The shared part of a session.
 pub(crate) struct Hub {
@@ -97,32 +100,18 @@ pub(crate) struct Hub {
     wake: OwnFd,
     /// The eventfd is readable, or is about to become so.
     awake: AtomicBool,
-    alarm: OwnFd,
     members: Mutex<HashMap<u64, Weak<dyn Member>>>,
-    pumped: Mutex<Pumped>,
+    pump: PostPump,
+    /// The list below is not empty. Written under its lock.
+    any_changed: AtomicBool,
+    /// Flows with posts that still exist, closed ones included.
+    posters: Mutex<HashMap<u64, Weak<dyn Member>>>,
     changed: Mutex<Vec<u64>>,
-    events: Mutex<Events>,
-    callback: Mutex<Option<Callback>>,
+    events: EventQueue,
     past: Mutex<SessionStats>,
     /// Number of closed flows with undelivered bytes.
     lingering: AtomicU32,
     closed: AtomicBool,
-}
-
-#[derive(Default)]
-struct Events {
-    kept: VecDeque<SessionEvent>,
-    lost: u64,
-}
-
-/// Flows with posts that are not completed.
-struct Pumped {
-    /// Kept here until their posts are completed, even if the program drops its handles.
-    flows: HashMap<u64, Arc<dyn Member>>,
-    /// The next interval of the alarm.
-    pause: Duration,
-    /// The alarm is set.
-    armed: bool,
 }
 
 static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -142,9 +131,13 @@ impl Hub {
         let wake = slim_sys::eventfd()?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&set, &wake, data, epoll::EventFlags::IN)?;
-        let alarm = slim_sys::timerfd()?;
+        let pump = PostPump::new(slim_sys::timerfd()?);
         let data = epoll::EventData::new_u64(ALARM);
-        epoll::add(&set, &alarm, data, epoll::EventFlags::IN)?;
+        epoll::add(&set, pump.alarm(), data, epoll::EventFlags::IN)?;
+        if let Some(agent) = agent.descriptor() {
+            let data = epoll::EventData::new_u64(AGENT);
+            epoll::add(&set, slim_sys::at(agent), data, epoll::EventFlags::IN)?;
+        }
         Ok(Self {
             agent,
             job: job.to_owned(),
@@ -153,16 +146,12 @@ impl Hub {
             set,
             wake,
             awake: AtomicBool::new(false),
-            alarm,
             members: Mutex::default(),
-            pumped: Mutex::new(Pumped {
-                flows: HashMap::new(),
-                pause: PUMP_FIRST,
-                armed: false,
-            }),
+            pump,
+            any_changed: AtomicBool::new(false),
+            posters: Mutex::default(),
             changed: Mutex::default(),
-            events: Mutex::default(),
-            callback: Mutex::default(),
+            events: EventQueue::default(),
             past: Mutex::default(),
             lingering: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -196,11 +185,23 @@ impl Hub {
         !self.closed.swap(true, Ordering::AcqRel)
     }
 
-    pub(crate) fn add(&self, id: u64, member: Weak<dyn Member>, is_flow: bool) {
-        locked(&self.members).insert(id, member);
-        if is_flow {
-            locked(&self.past).flows += 1;
+    /// Adds a flow or an endpoint to those that [`close`](Self::close) reaches. The caller calls [`remove`](Self::remove) later.
+    ///
+    /// # Errors
+    /// [`NotOpened::Closed`].
+    pub(crate) fn add(&self, id: u64, member: Weak<dyn Member>) -> Result<(), NotOpened> {
+        let mut members = locked(&self.members);
+        // Checked under the lock: who closes the session marks it first, and then locks the members.
+        if self.is_closed() {
+            return Err(NotOpened::Closed);
         }
+        members.insert(id, member);
+        Ok(())
+    }
+
+    /// Counts a flow that was opened.
+    pub(crate) fn opened(&self) {
+        locked(&self.past).flows += 1;
     }
 
     /// Removes a flow or an endpoint. `last`: the counters that a flow adds to the sums.
@@ -229,7 +230,7 @@ impl Hub {
                 stats.total.add(&flow);
             }
         }
-        stats.lost_events = locked(&self.events).lost;
+        stats.lost_events = self.events.lost();
         stats
     }
 
@@ -239,7 +240,7 @@ impl Hub {
         self.watch(fd, id, E::IN | E::OUT | E::RDHUP | E::ET)
     }
 
-    /// Watches an endpoint's poll set, level-triggered: readable as long as connections wait.
+    /// Watches another descriptor of a member, level-triggered: an endpoint's poll set, or an alarm.
     pub(crate) fn watch_set(&self, fd: &OwnFd, id: u64) -> Result<(), Errno> {
         self.watch(fd, id, epoll::EventFlags::IN)
     }
@@ -256,31 +257,34 @@ impl Hub {
 
     /// Notes that the member with this number has changed. With `wake` the poll set becomes readable.
     pub(crate) fn change(&self, id: u64, wake: bool) {
-        locked(&self.changed).push(id);
-        if wake && !self.awake.swap(true, Ordering::AcqRel) {
+        let mut changed = locked(&self.changed);
+        changed.push(id);
+        self.any_changed.store(true, Ordering::Release);
+        drop(changed);
+        if wake {
+            self.wake();
+        }
+    }
+
+    /// Makes the poll set readable.
+    fn wake(&self) {
+        if !self.awake.swap(true, Ordering::AcqRel) {
             slim_sys::signal_eventfd(self.wake.as_raw_fd());
         }
     }
 
     pub(crate) fn tell(&self, flow: u64, change: FlowChange) {
-        let mut events = locked(&self.events);
-        if events.kept.len() == EVENTS {
-            events.kept.pop_front();
-            events.lost += 1;
-        }
-        events.kept.push_back(SessionEvent { flow, change });
-        drop(events);
-        if locked(&self.callback).is_some() && !self.awake.swap(true, Ordering::AcqRel) {
-            slim_sys::signal_eventfd(self.wake.as_raw_fd());
+        if self.events.push(SessionEvent { flow, change }) {
+            self.wake();
         }
     }
 
     pub(crate) fn set_callback(&self, callback: Option<Callback>) {
-        *locked(&self.callback) = callback;
+        self.events.set_callback(callback);
     }
 
-    pub(crate) fn take_events(&self) -> Vec<SessionEvent> {
-        locked(&self.events).kept.drain(..).collect()
+    pub(crate) fn take_events(&self, limit: usize) -> Vec<SessionEvent> {
+        self.events.take(limit)
     }
 
     /// Waits until the poll set is readable, at most `limit`.
@@ -288,11 +292,27 @@ impl Hub {
         slim_sys::poll(self.set.as_raw_fd(), libc::POLLIN, limit);
     }
 
-    /// Appends the changes since the last call to `updates`. Calls the callback for events.
+    /// Appends the changes since the last call to `updates`. Calls the callback for events. Where nothing has happened this costs one
+    /// system call and takes no lock.
     pub(crate) fn progress(&self, updates: &mut Vec<Update>) {
         self.ask_kernel();
-        self.pump();
-        let mut changed = std::mem::take(&mut *locked(&self.changed));
+        if self.pump.has_flows() {
+            self.pump.pump();
+        }
+        self.agent.attend();
+        if self.any_changed.load(Ordering::Acquire) {
+            self.take_changes(updates);
+        }
+        if self.events.is_due() {
+            self.events.call_back();
+        }
+    }
+
+    fn take_changes(&self, updates: &mut Vec<Update>) {
+        let mut list = locked(&self.changed);
+        let mut changed = std::mem::take(&mut *list);
+        self.any_changed.store(false, Ordering::Release);
+        drop(list);
         for id in &changed {
             let member = locked(&self.members).get(id).and_then(Weak::upgrade);
             let update = member.map(|member| member.take_update());
@@ -310,10 +330,13 @@ impl Hub {
         if now.is_empty() {
             *now = changed;
         }
-        drop(now);
-        let callback = locked(&self.callback).clone();
-        if let Some(callback) = callback {
-            self.take_events().iter().for_each(|event| callback(event));
+    }
+
+    /// Sleeps for a moment, in a call that waits for something that wakes no thread.
+    pub(crate) fn nap(&self, time: Duration) {
+        match self.agent.descriptor() {
+            Some(agent) => self.agent.wait_for(agent, libc::POLLIN, time),
+            None => slim_sys::nap(time),
         }
     }
 
@@ -332,13 +355,16 @@ impl Hub {
             for event in events {
                 let id = event.data.u64();
                 if id == ALARM {
-                    slim_sys::reset_eventfd(self.alarm.as_raw_fd());
-                    locked(&self.pumped).armed = false;
+                    self.pump.expired();
                     continue;
                 }
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
                     self.awake.store(false, Ordering::Release);
+                    continue;
+                }
+                if id == AGENT {
+                    self.agent.drive();
                     continue;
                 }
                 let member = locked(&self.members).get(&id).and_then(Weak::upgrade);
@@ -352,73 +378,32 @@ impl Hub {
         }
     }
 
-    /// Adds a flow with posts to those that are pumped.
+    /// Adds a flow with posts to those that are pumped, unless the session is closed.
     pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
-        let mut pumped = locked(&self.pumped);
-        let before = pumped.flows.insert(flow.id(), flow);
-        pumped.pause = PUMP_FIRST;
-        self.set_alarm(&mut pumped);
-        drop(pumped);
-        // This may be the last reference to the flow, so it is dropped after the lock.
-        drop(before);
+        locked(&self.posters).insert(flow.id(), Arc::downgrade(&flow));
+        self.pump.add(flow);
     }
 
-    /// Sets the alarm, after which the kernel is asked for acknowledgements: it does not report them by itself.
-    fn set_alarm(&self, pumped: &mut Pumped) {
-        if !std::mem::replace(&mut pumped.armed, true) {
-            slim_sys::set_timerfd(self.alarm.as_raw_fd(), Some(pumped.pause));
-            pumped.pause = (pumped.pause * 2).min(PUMP_LAST);
-        }
-    }
-
-    /// Pumps all flows with posts. Returns whether posts are left.
-    pub(crate) fn pump(&self) -> bool {
-        let flows: Vec<_> = locked(&self.pumped).flows.values().cloned().collect();
-        if flows.is_empty() {
-            return false;
-        }
-        let mut done = Vec::new();
-        for flow in flows {
-            if !flow.clone().pump() {
-                done.push(flow);
-            }
-        }
-        let mut pumped = locked(&self.pumped);
-        for flow in &done {
-            // The program may have posted more in the meantime.
-            if !flow.is_posting() {
-                pumped.flows.remove(&flow.id());
-            }
-        }
-        let any = !pumped.flows.is_empty();
-        if any {
-            self.set_alarm(&mut pumped);
-        }
-        drop(pumped);
-        any
-    }
-
-    /// Resets the alarm's interval after completed posts: the next ones may follow soon.
+    /// Posts were completed: the next ones may follow soon.
     pub(crate) fn completes(&self) {
-        locked(&self.pumped).pause = PUMP_FIRST;
+        self.pump.completes();
     }
 
     /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts. Returns whether all were taken.
     pub(crate) fn finish_pumping(&self, limit: Duration) -> bool {
-        let begun = Instant::now();
-        let queued = |hub: &Self| {
-            locked(&hub.pumped)
-                .flows
-                .values()
-                .any(|flow| flow.is_queued())
-        };
-        while self.pump() && queued(self) && begun.elapsed() < limit {
-            slim_sys::nap(PUMP_FIRST);
-        }
-        let sent = !queued(self);
-        let rest = std::mem::take(&mut locked(&self.pumped).flows);
-        drop(rest);
-        sent
+        self.pump.finish(limit, |time| self.nap(time))
+    }
+
+    /// A flow with posts is dropped.
+    pub(crate) fn posts_no_more(&self, id: u64) {
+        locked(&self.posters).remove(&id);
+    }
+
+    /// Releases the posted buffers of all flows.
+    pub(crate) fn release_posts(&self) {
+        let posters = std::mem::take(&mut *locked(&self.posters));
+        let flows: Vec<_> = posters.values().filter_map(Weak::upgrade).collect();
+        flows.iter().for_each(|flow| flow.release_posts());
     }
 
     /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.
@@ -433,6 +418,11 @@ impl Hub {
     /// Waits until no closed flow has undelivered bytes, at most `limit`.
     pub(crate) fn wait_for_lingering(&self, limit: Duration) {
         let begun = Instant::now();
+        if self.agent.is_driven() {
+            let none = || self.lingering.load(Ordering::Acquire) == 0;
+            self.agent.drive_until(limit, none);
+            return;
+        }
         loop {
             let lingering = self.lingering.load(Ordering::Acquire);
             let left = limit.saturating_sub(begun.elapsed());
