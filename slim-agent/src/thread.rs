@@ -48,7 +48,10 @@ pub(crate) fn start(parts: Parts, commands: CommandReceiver) -> io::Result<i32> 
     let spawned = thread::Builder::new()
         .name("slim-agent".to_owned())
         .stack_size(slim_sys::stack_size(STACK))
-        .spawn(move || as_agent(|| run(parts, commands, report, &number)));
+        .spawn(move || {
+            as_agent(|| run(parts, commands, report, &number));
+            slim_sys::fds::forget_watched();
+        });
     drop(blocked);
     spawned.map_err(during("start a thread"))?;
     answered.wait(Duration::MAX);

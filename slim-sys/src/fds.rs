@@ -187,7 +187,11 @@ pub fn watched(fd: RawFd) {
 /// Calls `f` with each socket recorded by [`watched`] in this thread.
 pub fn for_each_watched(f: impl FnMut(RawFd)) {
     // The other borrows last for one call each, and none of those calls this function.
-    if let Ok(Ok(all)) = WATCHED.try_with(|all| all.try_borrow().map(|all| all.clone())) {
+    let copy = |all: &RefCell<ManuallyDrop<BTreeSet<RawFd>>>| {
+        let all = all.try_borrow().ok()?;
+        Some(BTreeSet::clone(&all))
+    };
+    if let Ok(Some(all)) = WATCHED.try_with(copy) {
         all.iter().copied().for_each(f);
     }
 }
@@ -195,6 +199,11 @@ pub fn for_each_watched(f: impl FnMut(RawFd)) {
 /// Exchanges the sockets recorded by [`watched`] in this thread for others: another thread owned those until now, or will own these.
 pub fn swap_watched(all: &mut BTreeSet<RawFd>) {
     WATCHED.with_borrow_mut(|watched| mem::swap(&mut **watched, all));
+}
+
+/// Forgets the sockets recorded in this thread, which is about to end: nothing else frees the memory of the record.
+pub fn forget_watched() {
+    drop(WATCHED.with_borrow_mut(|all| std::mem::take(&mut **all)));
 }
 
 /// The thread owns the socket no more, or does not wait for it any more.

@@ -197,7 +197,7 @@ impl Member for EndpointCore {
         }
     }
 
-    fn close(&self) {
+    fn close(&self, _reset: bool) {
         let Some(open) = self.open().take() else {
             return;
         };
@@ -223,7 +223,7 @@ impl Drop for SessionEndpoint {
         if self.core.hub.is_parents() {
             return mem::forget(self.core.clone());
         }
-        self.core.close();
+        self.core.close(false);
     }
 }
 

@@ -217,7 +217,12 @@ impl Session {
 
     /// Takes the events since the last call. Without a callback the last 4096 events are kept.
     pub fn events(&self) -> Vec<SessionEvent> {
-        self.hub.take_events()
+        self.hub.take_events(usize::MAX)
+    }
+
+    /// Takes the oldest events, at most `limit`.
+    pub fn take_events(&self, limit: usize) -> Vec<SessionEvent> {
+        self.hub.take_events(limit)
     }
 
     /// Counters.
@@ -226,30 +231,51 @@ impl Session {
     }
 
     /// Closes all endpoints and flows. Waits at most `limit` until all sent bytes are delivered. If no other session uses the agent, the
-    /// call also ends the agent, which may take about as long again.
+    /// call also ends the agent, which may take about as long again. No [posted](crate::Flow::post) buffer is kept after it.
     ///
     /// # Errors
     /// [`SessionError::TimedOut`]: posts were left that the kernel did not take within the limit, and their flows were reset; or the agent's
     /// thread has not ended yet, and will end later.
     pub fn close(self, limit: Duration) -> Result<(), SessionError> {
-        match self.end(limit) {
+        match self.end(limit, false) {
             true => Ok(()),
             false => Err(SessionError::TimedOut),
         }
     }
 
-    fn end(&self, limit: Duration) -> bool {
+    /// Closes all endpoints and [resets](crate::Flow::reset) all flows: undelivered bytes are discarded. Waits at most `limit` for
+    /// the end of the agent, if no other session uses it.
+    ///
+    /// # Errors
+    /// [`SessionError::TimedOut`]: the agent's thread has not ended yet, and will end later.
+    pub fn abort(self, limit: Duration) -> Result<(), SessionError> {
+        match self.end(limit, true) {
+            true => Ok(()),
+            false => Err(SessionError::TimedOut),
+        }
+    }
+
+    fn end(&self, limit: Duration, reset: bool) -> bool {
         if self.hub.is_parents() || !self.hub.close() {
             return true;
         }
         let begun = Instant::now();
         self.hub.set_callback(None);
-        let sent = self.hub.finish_pumping(limit);
-        self.hub.members().iter().for_each(|member| member.close());
+        let close_all = |reset| {
+            let members = self.hub.members();
+            members.iter().for_each(|member| member.close(reset));
+        };
+        if reset {
+            close_all(true);
+        }
+        let sent = self.hub.finish_pumping(limit) || reset;
+        close_all(false);
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
-        agents::leave(&self.options.config, self.options.agent_thread, left) && sent
+        let ended = agents::leave(&self.options.config, self.options.agent_thread, left);
+        self.hub.release_posts();
+        ended && sent
     }
 }
 
@@ -272,7 +298,7 @@ impl Drop for Session {
         if self.hub.is_parents() {
             return mem::forget(self.hub.clone());
         }
-        self.end(DROPPED);
+        self.end(DROPPED, false);
     }
 }
 

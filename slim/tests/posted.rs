@@ -266,3 +266,44 @@ fn posts_that_are_not_sent_when_a_session_closes_reset_their_flow() {
     assert!(end.is_err() && got < all.len(), "{end:?} after {got}");
     drop(near);
 }
+
+/// The flows of a closed session keep no posted buffers, even if their bytes are not delivered, and another session uses the agent.
+#[test]
+fn a_closed_session_keeps_no_posted_buffers() {
+    let (session, other) = (session(), session());
+    let endpoint = listen(&other);
+    let (near, far) = pair(&session, &endpoint);
+    let (dropped, unread) = pair(&session, &endpoint);
+    let left = Arc::new(AtomicUsize::new(0));
+    for flow in [&near, &dropped] {
+        for _ in 0..2 {
+            flow.post(lend(vec![7; 8 << 20], &left)).unwrap();
+        }
+    }
+    drop(dropped);
+    let closed = session.close(Duration::from_millis(200));
+    assert!(matches!(closed, Err(SessionError::TimedOut)), "{closed:?}");
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+    assert_eq!(near.try_send(b"more"), Err(TransferError::Closed));
+    drop((far, unread));
+}
+
+/// An aborted session resets its flows: the peer must not take the end for an orderly one.
+#[test]
+fn an_aborted_session_resets_its_flows() {
+    let (session, other) = (session(), session());
+    let endpoint = listen(&other);
+    let (near, far) = pair(&session, &endpoint);
+    let left = Arc::new(AtomicUsize::new(0));
+    near.post(lend(vec![7; 8 << 20], &left)).unwrap();
+    session.abort(Duration::from_secs(10)).unwrap();
+    assert_eq!(left.load(Ordering::SeqCst), 0);
+    let mut buf = vec![0; 1 << 20];
+    let end = loop {
+        match far.recv(&mut buf, LIMIT) {
+            Ok(1..) => {}
+            end => break end,
+        }
+    };
+    assert_eq!(end, Err(TransferError::Lost(libc::ECONNRESET)));
+}

@@ -1,6 +1,7 @@
 //! Helpers for all tests in the lab.
 #![allow(dead_code, reason = "each test program uses only some of these items")]
 
+pub mod calls;
 pub mod component;
 pub mod events;
 pub mod jobs;

@@ -441,11 +441,17 @@ impl FlowCore {
 
     /// Runs `f` with the sending half. Must not be called in a signal handler.
     pub(super) fn with_half<R>(&self, f: impl FnOnce(&mut SendHalf) -> R) -> R {
+        /// Gives the half back, after a panic of `f` as well.
+        struct Taken<'a>(&'a Stream);
+        impl Drop for Taken<'_> {
+            fn drop(&mut self) {
+                self.0.unlock_half();
+            }
+        }
         self.stream.lock_half();
-        // SAFETY: taken one line above, given back after `f` has given its reference back.
-        let r = f(unsafe { self.stream.half() });
-        self.stream.unlock_half();
-        r
+        let _taken = Taken(&self.stream);
+        // SAFETY: taken above, given back after `f` has given its reference back.
+        f(unsafe { self.stream.half() })
     }
 }
 
@@ -455,6 +461,7 @@ impl Drop for FlowCore {
         if std::mem::take(&mut ctl.lingers) {
             self.hub.lingers(false);
         }
+        self.hub.posts_no_more(self.id());
         self.unwatch(&mut ctl);
     }
 }

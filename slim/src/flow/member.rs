@@ -45,8 +45,12 @@ impl Member for FlowCore {
         }
     }
 
-    fn close(&self) {
-        self.close_now(false);
+    fn close(&self, reset: bool) {
+        self.close_now(reset);
+    }
+
+    fn release_posts(&self) {
+        self.release_buffers();
     }
 
     fn id(&self) -> u64 {

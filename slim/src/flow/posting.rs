@@ -234,6 +234,13 @@ impl FlowCore {
         }
     }
 
+    /// Drops the posted buffers of a closed flow. The kernel delivers the bytes that it has taken; a replay would not find them.
+    pub(super) fn release_buffers(&self) {
+        let queued = std::mem::take(&mut self.posts().queue);
+        drop(queued);
+        self.with_half(|half| half.replay.skip_to(half.replay.end()));
+    }
+
     /// Ends our direction. The kernel has taken all posts.
     pub(super) fn finish_now(self: &Arc<Self>) -> Result<(), TransferError> {
         // Held until the stream has ended: a post comes before that, or is refused.

@@ -77,8 +77,10 @@ pub(crate) trait Member: Send + Sync {
     fn is_queued(&self) -> bool {
         false
     }
-    /// Closes the member.
-    fn close(&self);
+    /// Closes the member. With `reset` a flow discards undelivered bytes.
+    fn close(&self, reset: bool);
+    /// Releases the posted buffers that are kept for a replay. If the connection breaks now, the flow ends.
+    fn release_posts(&self) {}
     /// Sends queued posts and counts completed ones. Returns whether posts are left.
     fn pump(self: Arc<Self>) -> bool {
         false
@@ -102,6 +104,8 @@ pub(crate) struct Hub {
     pump: PostPump,
     /// The list below is not empty. Written under its lock.
     any_changed: AtomicBool,
+    /// Flows with posts that still exist, closed ones included.
+    posters: Mutex<HashMap<u64, Weak<dyn Member>>>,
     changed: Mutex<Vec<u64>>,
     events: EventQueue,
     past: Mutex<SessionStats>,
@@ -145,6 +149,7 @@ impl Hub {
             members: Mutex::default(),
             pump,
             any_changed: AtomicBool::new(false),
+            posters: Mutex::default(),
             changed: Mutex::default(),
             events: EventQueue::default(),
             past: Mutex::default(),
@@ -278,8 +283,8 @@ impl Hub {
         self.events.set_callback(callback);
     }
 
-    pub(crate) fn take_events(&self) -> Vec<SessionEvent> {
-        self.events.take()
+    pub(crate) fn take_events(&self, limit: usize) -> Vec<SessionEvent> {
+        self.events.take(limit)
     }
 
     /// Waits until the poll set is readable, at most `limit`.
@@ -375,6 +380,7 @@ impl Hub {
 
     /// Adds a flow with posts to those that are pumped, unless the session is closed.
     pub(crate) fn pump_later(&self, flow: Arc<dyn Member>) {
+        locked(&self.posters).insert(flow.id(), Arc::downgrade(&flow));
         self.pump.add(flow);
     }
 
@@ -386,6 +392,18 @@ impl Hub {
     /// Waits until the kernel has taken all posts, at most `limit`. Then releases all flows with posts. Returns whether all were taken.
     pub(crate) fn finish_pumping(&self, limit: Duration) -> bool {
         self.pump.finish(limit, |time| self.nap(time))
+    }
+
+    /// A flow with posts is dropped.
+    pub(crate) fn posts_no_more(&self, id: u64) {
+        locked(&self.posters).remove(&id);
+    }
+
+    /// Releases the posted buffers of all flows.
+    pub(crate) fn release_posts(&self) {
+        let posters = std::mem::take(&mut *locked(&self.posters));
+        let flows: Vec<_> = posters.values().filter_map(Weak::upgrade).collect();
+        flows.iter().for_each(|flow| flow.release_posts());
     }
 
     /// Counts closed flows with undelivered bytes: one more if `begins`, otherwise one less.

@@ -1,0 +1,118 @@
+//! The C examples and the test of every function under valgrind and AddressSanitizer: no error, and no memory is left.
+
+mod common;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use common::*;
+
+/// How programs are compiled and run.
+struct Checker {
+    flags: &'static [&'static str],
+    /// The program that runs them, with its arguments.
+    runner: &'static [&'static str],
+}
+
+const VALGRIND: Checker = Checker {
+    flags: &[],
+    runner: &[
+        "valgrind",
+        "--quiet",
+        // Otherwise a thread that computes keeps others from running for seconds.
+        "--fair-sched=yes",
+        "--error-exitcode=99",
+        "--leak-check=full",
+        "--errors-for-leak-kinds=definite,indirect,possible",
+        "--show-leak-kinds=definite,indirect,possible",
+    ],
+};
+const ADDRESS: Checker = Checker {
+    flags: &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    runner: &[],
+};
+
+impl Checker {
+    fn command(&self, program: &Path) -> Command {
+        let mut command = match self.runner {
+            [] => Command::new(program),
+            [runner, args @ ..] => {
+                let mut command = Command::new(runner);
+                command.args(args).arg(program);
+                command
+            }
+        };
+        // Valgrind slows a program down so much that its peer may not answer within the defaults, and is taken for one without SLIM.
+        command.env("SLIM_HELLO_TIMEOUT", "60");
+        command.env("SLIM_ATTEMPT_TIMEOUTS", "60");
+        command
+    }
+
+    fn program<'a>(&'a self, source: &str, dir: &Path) -> impl Fn() -> Command + use<'a> {
+        let program = compile(installed(), source, dir, self.flags);
+        move || self.command(&program)
+    }
+
+    /// Runs both ends of an example. With kills, if they are possible here.
+    fn example(&self, name: &str, of_server: &[&str], of_client: &[&str], more: &[&str]) {
+        let dir = scratch();
+        let run = self.program(&format!("examples/library/{name}.c"), dir.path());
+        let mut command = run();
+        let (server, port) = serve(command.args(of_server));
+        let mut command = run();
+        let mut client = Running::start(command.args(of_client).arg(&port).args(more));
+        let mut input = client.child.stdin.take().unwrap();
+        // Only `echo` reads it.
+        let _ = input.write_all(long_line().as_bytes());
+        // Under valgrind a peer is so slow that a kill may come before it has agreed to resume the flow.
+        let can_kill = self.runner.is_empty() && rustix::process::geteuid().is_root();
+        let killed = match can_kill {
+            true => client.kill_often(3, Duration::from_millis(50)),
+            false => 0,
+        };
+        let _ = input.write_all(b"another\nbye\n");
+        drop(input);
+        let (success, text) = client.wait();
+        let (served, said) = server.wait();
+        assert!(success && served, "{name}: client: {text}server: {said}");
+        println!("{name}: {killed} killed, {text}");
+    }
+
+    fn everything(&self) {
+        let dir = scratch();
+        let here = "127.0.0.1";
+        let api = self.program("slim-c/tests/c/api.c", dir.path());
+        succeed(&mut api());
+        self.example("echo", &["serve", here, "0"], &[here], &[]);
+        let sizes = ["4", "4000000"];
+        let of_server = [&["serve", here, "0"][..], &sizes].concat();
+        self.example("many", &of_server, &[here], &sizes);
+        let (file, copy) = (dir.path().join("file"), dir.path().join("copy"));
+        let data: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
+            .take(40_000_001)
+            .collect();
+        std::fs::write(&file, &data).unwrap();
+        let of_server = ["receive", here, "0", copy.to_str().unwrap()];
+        self.example(
+            "transfer",
+            &of_server,
+            &["send", here],
+            &[file.to_str().unwrap()],
+        );
+        assert!(std::fs::read(copy).unwrap() == data);
+    }
+}
+
+#[test]
+fn valgrind_finds_nothing() {
+    if has("valgrind_finds_nothing", "valgrind") {
+        VALGRIND.everything();
+    }
+}
+
+#[test]
+fn address_sanitizer_finds_nothing() {
+    ADDRESS.everything();
+}
