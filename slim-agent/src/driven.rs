@@ -12,7 +12,7 @@ use std::process;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::event::{self, Timespec};
@@ -24,6 +24,7 @@ use crate::commands::command::CommandReceiver;
 use crate::event_loop::{EventLoop, Parts, Stop};
 use crate::events::{self, Log};
 use crate::failure::panic::{self as failure, Survivor};
+use crate::kernel::sys::during;
 use crate::kernel::task;
 
 /// Longest sleep of a waiting thread that no other thread can wake, because it got no descriptor for that.
@@ -84,7 +85,7 @@ impl Driven {
             let building = building;
             state.within(None, |stage| build(building, stage))
         });
-        built?;
+        built.map_err(during("start a thread"))??;
         let Some(epoll) = epoll_of(wake) else {
             return Err(io::Error::other(
                 "cannot find the descriptor of the event loop (/proc/self/fdinfo)",
@@ -187,13 +188,17 @@ impl Driven {
             return;
         }
         self.driven_at.store(slim_sys::now(), Ordering::Relaxed);
-        apart(|| {
+        let ran = apart(|| {
             let file = match &state.stage {
                 DrivenStage::Running(running) => running.event_loop.events_file(),
                 _ => None,
             };
             state.within(file, |stage| advance(stage, self.epoll));
         });
+        if ran.is_err() {
+            // The descriptor stays readable. The caller would try again at once.
+            slim_sys::nap(SLICE);
+        }
         self.wake_sleepers();
     }
 }
@@ -285,18 +290,23 @@ fn watch_commands_only(epoll: RawFd, wake: RawFd) {
     {}
 }
 
-/// Runs `f` as the agent's code. No runtime may run inside another: if this thread runs a task of one, another thread runs `f`.
-fn apart<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    if Handle::try_current().is_err() {
-        return as_agent(f);
+/// Runs `f` as the agent's code. Another thread runs it if this one cannot: no runtime may run inside another, or in a thread that ends
+/// and has destroyed the variables of the runtime.
+///
+/// # Errors
+/// The other thread cannot be started.
+fn apart<R: Send>(f: impl FnOnce() -> R + Send) -> io::Result<R> {
+    let is_outside = Handle::try_current().is_err_and(|e| e.is_missing_context());
+    if is_outside && events::is_usable() && failure::is_usable() {
+        return Ok(as_agent(f));
     }
     let blocked = SignalsBlocked::new();
     let ran = thread::scope(|scope| {
-        let thread = scope.spawn(|| as_agent(f));
+        let thread = thread::Builder::new().spawn_scoped(scope, || as_agent(f));
         drop(blocked);
-        thread.join()
+        thread.map(ScopedJoinHandle::join)
     });
-    ran.unwrap_or_else(|panic| panic::resume_unwind(panic))
+    Ok(ran?.unwrap_or_else(|panic| panic::resume_unwind(panic)))
 }
 
 /// The epoll instance that watches this descriptor.

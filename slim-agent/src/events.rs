@@ -157,6 +157,11 @@ struct Lines {
     text: Vec<u8>,
 }
 
+/// Whether this thread still has the buffer for lines. A thread that ends destroys it.
+pub(crate) fn is_usable() -> bool {
+    LINES.try_with(|_| ()).is_ok()
+}
+
 /// From now on this thread writes lines to this file. Its buffer must be empty.
 pub(crate) fn use_file(file: Option<RawFd>) {
     LINES.with_borrow_mut(|lines| lines.file = file);

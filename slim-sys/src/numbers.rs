@@ -109,7 +109,8 @@ fn apart_here<R>(f: impl FnOnce() -> R) -> R {
 /// take a lock that a fork takes before [`before_fork`]; a lock that a fork takes after it must not be held here.
 pub fn whole<R>(f: impl FnOnce() -> R) -> R {
     match joined() {
-        Some(other) => other.run(How::Whole, || whole_here(f)),
+        // In the order of fork handlers: the preload library's are registered first, so they run last before a fork.
+        Some(other) => whole_here(|| other.run(How::Whole, f)),
         None => whole_here(f),
     }
 }

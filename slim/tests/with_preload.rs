@@ -10,6 +10,9 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::*;
 use slim::{Endpoint, Flow, Session};
@@ -253,6 +256,49 @@ fn a_forked_child_opens_sessions_and_connections_of_its_own() {
         plain.survive(how);
     }
     linked.close();
+}
+
+#[test]
+fn a_fork_does_not_wait_for_threads_that_open_and_close_flows() {
+    if !is_under_preload("a_fork_does_not_wait_for_threads_that_open_and_close_flows") {
+        return;
+    }
+    let session = session();
+    let endpoint = listen(&session);
+    let stop = AtomicBool::new(false);
+    let longest = thread::scope(|scope| {
+        let (session, endpoint, stop) = (&session, &endpoint, &stop);
+        for _ in 0..2 {
+            scope.spawn(move || {
+                while !stop.load(Ordering::SeqCst) {
+                    drop(session.connect(endpoint.local_addr(), LIMIT).unwrap());
+                }
+            });
+        }
+        scope.spawn(move || {
+            while !stop.load(Ordering::SeqCst) {
+                drop(endpoint.accept(Some(Duration::from_millis(10))));
+            }
+        });
+        let forks = (0..100).map(|_| {
+            let begun = Instant::now();
+            // SAFETY: the child ends at once, without exit handlers.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: as above.
+                unsafe { libc::_exit(0) };
+            }
+            let took = begun.elapsed();
+            assert_eq!(wait_for_child(pid), Some(0));
+            took
+        });
+        let longest = forks.max();
+        stop.store(true, Ordering::SeqCst);
+        longest.unwrap()
+    });
+    println!("the longest fork took {longest:?}");
+    // Each side waits at most 2 s for the other.
+    assert!(longest < Duration::from_secs(1), "{longest:?}");
 }
 
 #[test]

@@ -77,6 +77,11 @@ pub(crate) fn caught<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     }
 }
 
+/// Whether this thread still has the variables that [`caught`] needs.
+pub(crate) fn is_usable() -> bool {
+    CAUGHT.try_with(|_| ()).is_ok()
+}
+
 fn set_hook() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
