@@ -21,7 +21,7 @@ const UNSENT: u32 = 256 << 10;
 
 /// A rail without an acknowledgement for this time and two round trips is suspected, if another rail has gone on meanwhile. On a
 /// working line the peer's kernel acknowledges every few packets.
-const STANDSTILL: Duration = Duration::from_millis(15);
+const STANDSTILL: Duration = Duration::from_millis(25);
 
 /// Packets in flight that a standstill counts from: the peer's kernel delays the acknowledgement of fewer.
 const IN_FLIGHT: u32 = 4;
