@@ -58,8 +58,14 @@ fn an_eager_message_longer_than_a_fragment_may_be_is_whole() {
     let Some(bench) = ComponentBench::new("eager-limit", Flavor::OpenMpi4) else {
         return;
     };
-    for [eager, most] in [["2097152", "524288"], ["65536", "40"]] {
-        let lab = bench.lab();
+    let limits = [
+        (1, ["2097152", "524288"]),
+        (1, ["65536", "40"]),
+        // With two lines, fragments have 128 KiB at most.
+        (2, ["2097152", "4194304"]),
+    ];
+    for (paths, [eager, most]) in limits {
+        let lab = bench.bench.lab(paths);
         let words = [
             ["btl_slim_eager_limit", eager],
             ["btl_slim_rndv_eager_limit", eager],

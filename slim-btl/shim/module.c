@@ -130,7 +130,10 @@ static mca_btl_base_descriptor_t *slim_prepare_src(mca_btl_base_module_t *btl,
     if (reserve + len > btl->btl_max_send_size) {
         len = btl->btl_max_send_size - reserve;
     }
-    len = slim_btl_limit(endpoint, len);
+    /* Open MPI does not expect that an eager message is cut. */
+    if (reserve + len > btl->btl_eager_limit && reserve + len > btl->btl_rndv_eager_limit) {
+        len = slim_btl_limit(endpoint, len);
+    }
     in_place = len >= IN_PLACE && !opal_convertor_need_buffers(convertor);
     descriptor = slim_btl_alloc(reserve + (in_place ? 0 : len), flags, order);
     if (NULL == descriptor) {
