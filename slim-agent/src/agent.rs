@@ -279,6 +279,12 @@ impl Agent {
         self.send(Command::Fault { token, cause })
     }
 
+    /// The front end suspects the path of a flow's connection. The agent tries to replace the connection, over another path first; the
+    /// flow goes on with the present one until the new one works.
+    pub fn suspect(&self, token: FlowToken) {
+        self.send(Command::Suspect { token });
+    }
+
     /// The application has shut its direction after `final_seq` bytes, and keeps the flow. With [`FinHow::Close`] it
     /// has shut the other direction as well, so that the kernel refuses what the peer still sends.
     pub fn shut(&self, token: FlowToken, final_seq: u64, how: FinHow) {

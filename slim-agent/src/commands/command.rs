@@ -57,6 +57,9 @@ pub(crate) enum Command {
         token: FlowToken,
         cause: Cause,
     },
+    Suspect {
+        token: FlowToken,
+    },
     Finish {
         token: FlowToken,
         final_seq: u64,

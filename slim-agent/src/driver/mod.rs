@@ -260,12 +260,11 @@ impl Driver {
                 self.endpoint.about_to_connect(now, local, remote);
             }
             Command::Fault { token, cause } => {
-                if cause != Cause::Stall {
-                    self.survivor.set_away(token, true);
-                }
+                self.survivor.set_away(token, true);
                 self.endpoint.fault(now, token, cause);
                 self.take_datagrams(now);
             }
+            Command::Suspect { token } => self.endpoint.suspect(now, token),
             Command::Finish {
                 token,
                 final_seq,

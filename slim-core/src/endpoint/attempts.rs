@@ -136,14 +136,13 @@ impl Endpoint {
         let Some(outage) = &mut flow.outage else {
             return;
         };
-        let stalled = outage.cause == Cause::Stall;
+        let elsewhere = outage.elsewhere;
         let Some(attempts) = &mut outage.attempts else {
             return;
         };
         attempts.n = n;
         attempts.begun += 1;
-        // A stalled connection still uses its path, which is probably dead: another one comes first.
-        attempts.turn = if stalled { SECOND_PATH } else { 0 };
+        attempts.turn = if elsewhere { SECOND_PATH } else { 0 };
         attempts.failures = 0;
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;

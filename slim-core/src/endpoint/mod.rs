@@ -400,6 +400,17 @@ impl Endpoint {
         }
     }
 
+    /// The front end suspects the path of a flow's connection, because flows on other paths go on. As a stall, but the attempts begin with
+    /// another path.
+    pub fn suspect(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flows.get(&token);
+        if flow.is_some_and(|flow| flow.state() == State::Live && flow.outage.is_none()) {
+            let mut outage = Outage::new(now, Cause::Stall);
+            outage.elsewhere = true;
+            self.begin_outage(now, token, outage);
+        }
+    }
+
     fn fault_live(&mut self, now: Time, token: FlowToken, cause: Cause) {
         let known = self.flow(token).outage.is_some();
         match (known, cause) {

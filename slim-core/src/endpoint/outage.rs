@@ -54,6 +54,8 @@ pub(super) struct Outage {
     /// Events held back while the outage may turn out to be a close by the peer.
     pub(super) kept: Option<Vec<Event>>,
     pub(super) attempts: Option<Attempts>,
+    /// The front end suspects the path of the present connection, so another path comes first.
+    pub(super) elsewhere: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
     pub(super) key: OnceCell<Prepared>,
 }
@@ -77,6 +79,7 @@ impl Outage {
             out_of_count: false,
             kept: Some(Vec::new()),
             attempts: None,
+            elsewhere: false,
             key: OnceCell::new(),
         }
     }

@@ -393,7 +393,7 @@ impl FlowCore {
     pub(super) fn suspect(&self) {
         let usable = !self.plain.load(Ordering::Acquire) && !self.closed.load(Ordering::Acquire);
         if usable && self.live.load(Ordering::Acquire) {
-            self.agent().fault(self.token, Cause::Stall);
+            self.agent().suspect(self.token);
         }
     }
 
