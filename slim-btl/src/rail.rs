@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slim::Flow;
+use slim::{Flow, StreamState};
 
 use crate::backlog::{Backlog, FRAME_SLICES, Outgoing, send_pieces, total};
 use crate::frag::FragRef;
@@ -40,6 +40,8 @@ pub(crate) struct Rail {
     /// The peer's line that the rail was made for.
     pub(crate) line: u8,
     pub(crate) backlog: Backlog,
+    /// The flow is protected, or is plain for good.
+    settled: bool,
     /// The round of progress before the last send.
     round: u64,
     acks: RailAcks,
@@ -72,6 +74,7 @@ impl Rail {
             flow: flow.clone(),
             line,
             backlog,
+            settled: false,
             round: 0,
             acks: RailAcks::default(),
         }
@@ -93,6 +96,16 @@ impl Rail {
         }
         let since = *acks.stands.get_or_insert(now);
         Some((since, STANDSTILL + 2 * delivery.round_trip))
+    }
+
+    /// Whether the flow is protected, or is plain for good. Until then a silent line could hold fragments back for seconds.
+    fn is_settled(&mut self) -> bool {
+        self.settled = self.settled
+            || matches!(
+                self.flow.state(),
+                StreamState::Protected | StreamState::Plain
+            );
+        self.settled
     }
 
     /// Sends a sealed fragment now, as far as the kernel takes it, unless something waits before it.
@@ -253,7 +266,13 @@ impl Rails {
             && let Some(frag) = self.shared.pop_front()
         {
             self.turn = (self.turn + 1) % self.all.len();
-            match self.all[self.turn].offer(frag, done) {
+            let rail = &mut self.all[self.turn];
+            // The first rail carries the other frames, too, so it need not wait.
+            let answer = match self.turn == 0 || rail.is_settled() {
+                true => rail.offer(frag, done),
+                false => RailAnswer::Refused(frag),
+            };
+            match answer {
                 RailAnswer::Sent(frag) => {
                     done.push(frag);
                     refused = 0;

@@ -286,13 +286,7 @@ impl BtlModule {
     /// Sends the hello once the connection is established.
     fn offer(link: &mut BtlLink, module: &Self) {
         let Some(flow) = &link.flow else { return };
-        // A rail carries nothing before it is protected: until then a silent line could hold fragments back for seconds.
-        let too_early = match flow.state() {
-            StreamState::Connecting => true,
-            StreamState::Negotiating => link.is_rail,
-            _ => false,
-        };
-        if too_early {
+        if flow.state() == StreamState::Connecting {
             return;
         }
         let hello = BtlHello {
