@@ -309,8 +309,7 @@ impl Rails {
             let Some((since, limit)) = stand else {
                 continue;
             };
-            if now.saturating_duration_since(since) >= limit
-                && self.others_go_on(at, since + limit / 2)
+            if now.saturating_duration_since(since) >= limit && self.others_go_on(at, since, limit)
             {
                 self.all[at].flow.suspect();
                 self.all[at].acks = RailAcks::default();
@@ -318,10 +317,14 @@ impl Rails {
         }
     }
 
-    /// Whether a rail on another line than this one has gone on after that time.
-    fn others_go_on(&self, at: usize, after: Instant) -> bool {
+    /// Whether a rail on another line than this one has delivered bytes after `since`, and does not stand still like this one.
+    fn others_go_on(&self, at: usize, since: Instant, limit: Duration) -> bool {
         let line = self.all[at].remote_ip();
-        let goes_on = |rail: &&Rail| rail.acks.grew.is_some_and(|last| last >= after);
+        let goes_on = |rail: &&Rail| {
+            let acks = &rail.acks;
+            acks.grew.is_some_and(|last| last >= since)
+                && acks.stands.is_none_or(|stands| stands >= since + limit / 2)
+        };
         let mut going = self.all.iter().filter(goes_on);
         going.any(|rail| rail.remote_ip().is_some_and(|ip| Some(ip) != line))
     }
