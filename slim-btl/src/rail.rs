@@ -23,8 +23,10 @@ const UNSENT: u32 = 256 << 10;
 /// working line the peer's kernel acknowledges every few packets.
 const STANDSTILL: Duration = Duration::from_millis(25);
 
-/// Packets in flight that a standstill counts from: the peer's kernel delays the acknowledgement of fewer.
+/// The peer's kernel delays the acknowledgement of fewer packets in flight than this, by up to 0.2 s.
 const IN_FLIGHT: u32 = 4;
+/// The time instead of [`STANDSTILL`] for so few packets.
+const DELAYED: Duration = Duration::from_millis(250);
 
 /// Frames up to this size are copied when they wait for a later system call, so that the sender need not wait for it.
 const COPIED: usize = 4096 + 128;
@@ -90,12 +92,16 @@ impl Rail {
             acks.grew = Some(now);
             acks.stands = None;
         }
-        if delivery.in_flight < IN_FLIGHT {
+        if delivery.in_flight == 0 {
             acks.stands = None;
             return None;
         }
         let since = *acks.stands.get_or_insert(now);
-        Some((since, STANDSTILL + 2 * delivery.round_trip))
+        let limit = match delivery.in_flight < IN_FLIGHT {
+            true => DELAYED,
+            false => STANDSTILL,
+        };
+        Some((since, limit + 2 * delivery.round_trip))
     }
 
     /// Whether the flow is protected, or is plain for good. Until then a silent line could hold fragments back for seconds.
