@@ -23,6 +23,8 @@ const UNSENT: u32 = 256 << 10;
 /// working line the peer's kernel acknowledges every few packets.
 const STANDSTILL: Duration = Duration::from_millis(25);
 
+/// How many times longer a rail must stand still if the others have nothing to deliver, and so do not show that the peer is well.
+const IDLE_OTHERS: u32 = 4;
 /// The peer's kernel delays the acknowledgement of fewer packets in flight than this, by up to 0.2 s.
 const IN_FLIGHT: u32 = 4;
 /// The time instead of [`STANDSTILL`] for so few packets.
@@ -315,8 +317,9 @@ impl Rails {
             let Some((since, limit)) = stand else {
                 continue;
             };
-            if now.saturating_duration_since(since) >= limit && self.others_go_on(at, since, limit)
-            {
+            let stood = now.saturating_duration_since(since);
+            let alone = stood >= IDLE_OTHERS * limit && self.others_are_idle(at);
+            if stood >= limit && (alone || self.others_go_on(at, since, limit)) {
                 self.all[at].flow.suspect();
                 self.all[at].acks = RailAcks::default();
             }
@@ -325,14 +328,23 @@ impl Rails {
 
     /// Whether a rail on another line than this one has delivered bytes after `since`, and does not stand still like this one.
     fn others_go_on(&self, at: usize, since: Instant, limit: Duration) -> bool {
-        let line = self.all[at].remote_ip();
-        let goes_on = |rail: &&Rail| {
+        self.on_other_lines(at).any(|rail| {
             let acks = &rail.acks;
             acks.grew.is_some_and(|last| last >= since)
                 && acks.stands.is_none_or(|stands| stands >= since + limit / 2)
-        };
-        let mut going = self.all.iter().filter(goes_on);
-        going.any(|rail| rail.remote_ip().is_some_and(|ip| Some(ip) != line))
+        })
+    }
+
+    /// Whether a rail on another line than this one has nothing in flight.
+    fn others_are_idle(&self, at: usize) -> bool {
+        let mut others = self.on_other_lines(at);
+        others.any(|rail| rail.acks.stands.is_none())
+    }
+
+    fn on_other_lines(&self, at: usize) -> impl Iterator<Item = &Rail> {
+        let line = self.all[at].remote_ip();
+        let elsewhere = move |rail: &&Rail| rail.remote_ip().is_some_and(|ip| Some(ip) != line);
+        self.all.iter().filter(elsewhere)
     }
 
     /// Whether nothing waits.
