@@ -5,7 +5,6 @@ mod common;
 
 use std::cell::RefCell;
 use std::fs;
-use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
@@ -17,27 +16,10 @@ thread_local! {
     static HELD: RefCell<Option<(Session, Flow)>> = const { RefCell::new(None) };
 }
 
-/// Runs this file's test of this name in a process of its own. Returns false in that process.
-fn is_parent(test: &str) -> bool {
-    if std::env::var_os("SLIM_TEST_ALONE").is_some() {
-        return false;
-    }
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "--test-threads=1", test])
-        .env("SLIM_TEST_ALONE", "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
-    println!("{said}");
-    assert!(ran.status.success(), "{}", ran.status);
-    assert!(said.contains("1 passed"), "there is no test {test}");
-    true
-}
-
 #[test]
 fn a_session_in_a_thread_local_variable_is_closed_when_the_thread_ends() {
     let test = "a_session_in_a_thread_local_variable_is_closed_when_the_thread_ends";
-    if is_parent(test) {
+    if runs_alone_elsewhere(test) {
         return;
     }
     let before = descriptors();
@@ -82,7 +64,7 @@ fn limit_address_space(bytes: u64) {
 
 #[test]
 fn a_task_goes_on_where_no_thread_can_be_started() {
-    if is_parent("a_task_goes_on_where_no_thread_can_be_started") {
+    if runs_alone_elsewhere("a_task_goes_on_where_no_thread_can_be_started") {
         return;
     }
     let session = Session::open(options(&[]).without_thread()).unwrap();

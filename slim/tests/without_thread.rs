@@ -5,7 +5,6 @@ mod common;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::panic::{self, AssertUnwindSafe};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,29 +24,21 @@ fn threads() -> usize {
 
 /// Runs `f` in a process with one thread. `test` is the name of the test that calls this.
 fn alone(test: &str, f: impl FnOnce()) {
-    if std::env::var_os("SLIM_TEST_ALONE").is_some() {
-        // SAFETY: the child goes on with this thread alone. The only other one, which waits for this test, holds no lock.
-        let pid = unsafe { libc::fork() };
-        if pid == 0 {
-            assert_eq!(threads(), 1);
-            let code = panic::catch_unwind(AssertUnwindSafe(f)).map_or(1, |()| 0);
-            // SAFETY: ends the child without the parent's exit handlers.
-            unsafe { libc::_exit(code) };
-        }
-        let mut status = -1;
-        // SAFETY: the status is written to a variable of ours.
-        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        return assert_eq!(status, 0);
+    if runs_alone_elsewhere(test) {
+        return;
     }
-    let ran = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", "--test-threads=1", test])
-        .env("SLIM_TEST_ALONE", "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
-    println!("{said}");
-    assert!(ran.status.success(), "{}", ran.status);
-    assert!(said.contains("1 passed"), "there is no test {test}");
+    // SAFETY: the child goes on with this thread alone. The only other one, which waits for this test, holds no lock.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        assert_eq!(threads(), 1);
+        let code = panic::catch_unwind(AssertUnwindSafe(f)).map_or(1, |()| 0);
+        // SAFETY: ends the child without the parent's exit handlers.
+        unsafe { libc::_exit(code) };
+    }
+    let mut status = -1;
+    // SAFETY: the status is written to a variable of ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0);
 }
 
 /// Waits for the session's descriptor, and takes the updates. The descriptor must become readable within the limit.

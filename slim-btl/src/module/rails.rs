@@ -22,7 +22,8 @@ impl BtlModule {
             return;
         }
         state.watched = now;
-        for link in state.links.values().filter(|link| link.is_rail) {
+        // Each peer once: by the link of its first rail.
+        for link in state.links.values().filter(|link| !link.is_rail) {
             link.endpoint.iter().for_each(|e| e.watch_rails(now));
         }
     }

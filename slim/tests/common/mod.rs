@@ -170,6 +170,23 @@ pub fn wait_for_child(pid: i32) -> Option<i32> {
     }
 }
 
+/// Runs the test of this name, of the same test program, in a process of its own. Returns false in that process.
+pub fn runs_alone_elsewhere(test: &str) -> bool {
+    if std::env::var_os("SLIM_TEST_ALONE").is_some() {
+        return false;
+    }
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture", "--test-threads=1", test])
+        .env("SLIM_TEST_ALONE", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
+    println!("{said}");
+    assert!(ran.status.success(), "{}", ran.status);
+    assert!(said.contains("1 passed"), "there is no test {test}");
+    true
+}
+
 /// Number of agent threads in this process.
 pub fn agent_threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
