@@ -21,7 +21,7 @@ const UNSENT: u32 = 256 << 10;
 
 /// A rail without an acknowledgement for this time and two round trips is suspected, if another rail has gone on meanwhile. On a
 /// working line the peer's kernel acknowledges every few packets.
-const STANDSTILL: Duration = Duration::from_millis(25);
+const STANDSTILL: Duration = Duration::from_millis(15);
 
 /// How many times longer a rail must stand still if the others have nothing to deliver, and so do not show that the peer is well.
 const IDLE_OTHERS: u32 = 4;
@@ -48,6 +48,8 @@ pub(crate) struct Rail {
     settled: bool,
     /// The round of progress before the last send.
     round: u64,
+    /// Bytes were sent that are not known to be acknowledged.
+    owes: bool,
     acks: RailAcks,
 }
 
@@ -80,6 +82,7 @@ impl Rail {
             backlog,
             settled: false,
             round: 0,
+            owes: true,
             acks: RailAcks::default(),
         }
     }
@@ -87,7 +90,12 @@ impl Rail {
     /// Looks at the acknowledged bytes. If their number does not grow although packets are in flight: returns since when, and the
     /// time after which that is suspicious.
     fn look(&mut self, now: Instant) -> Option<(Instant, Duration)> {
+        // No system call for idle rails: a process may have thousands.
+        if !self.owes {
+            return None;
+        }
         let delivery = self.flow.delivery()?;
+        self.owes = !self.backlog.is_empty() || delivery.acknowledged < delivery.sent;
         let acks = &mut self.acks;
         if acks.bytes != delivery.acknowledged {
             acks.bytes = delivery.acknowledged;
@@ -124,6 +132,7 @@ impl Rail {
         if !self.backlog.is_empty() {
             return RailAnswer::Refused(frag);
         }
+        self.owes = true;
         let pieces = frag.pieces();
         let total = total(&pieces);
         match send_pieces(&self.flow, &pieces, total) {
@@ -191,6 +200,7 @@ impl Rail {
             self.flush_if_long(done);
             return true;
         }
+        self.owes = true;
         let sent = send_pieces(&self.flow, pieces, total);
         if sent == 0 {
             self.backlog.copy(pieces);
@@ -214,6 +224,7 @@ impl Rail {
     }
 
     pub(crate) fn flush(&mut self, done: &mut Vec<FragRef>) {
+        self.owes |= !self.backlog.is_empty();
         self.backlog.flush(&self.flow, done);
     }
 
@@ -310,8 +321,10 @@ impl Rails {
         });
     }
 
-    /// Finds rails that stand still while another rail goes on, and has their flows replaced over other lines.
-    pub(crate) fn watch(&mut self, now: Instant) {
+    /// Finds rails that stand still while another rail goes on, and has their flows replaced over other lines. Returns whether there
+    /// is any.
+    pub(crate) fn watch(&mut self, now: Instant) -> bool {
+        let mut any = false;
         let stands: Vec<_> = self.all.iter_mut().map(|rail| rail.look(now)).collect();
         for (at, stand) in stands.into_iter().enumerate() {
             let Some((since, limit)) = stand else {
@@ -322,8 +335,10 @@ impl Rails {
             if stood >= limit && (alone || self.others_go_on(at, since, limit)) {
                 self.all[at].flow.suspect();
                 self.all[at].acks = RailAcks::default();
+                any = true;
             }
         }
+        any
     }
 
     /// Whether a rail on another line than this one has delivered bytes after `since`, and does not stand still like this one.
