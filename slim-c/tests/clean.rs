@@ -9,6 +9,9 @@ use std::time::Duration;
 
 use common::*;
 
+/// Most kills of connections of each example.
+const KILLS: u64 = 3;
+
 /// How programs are compiled and run.
 struct Checker {
     flags: &'static [&'static str],
@@ -55,7 +58,7 @@ impl Checker {
         move || self.command(&program)
     }
 
-    /// Runs both ends of an example. With kills, if they are possible here.
+    /// Runs both ends of an example, with kills if they are possible here.
     fn example(&self, name: &str, of_server: &[&str], of_client: &[&str], more: &[&str]) {
         let dir = scratch();
         let run = self.program(&format!("examples/library/{name}.c"), dir.path());
@@ -66,10 +69,8 @@ impl Checker {
         let mut input = client.child.stdin.take().unwrap();
         // Only `echo` reads it.
         let _ = input.write_all(long_line().as_bytes());
-        // Under valgrind a peer is so slow that a kill may come before it has agreed to resume the flow.
-        let can_kill = self.runner.is_empty() && rustix::process::geteuid().is_root();
-        let killed = match can_kill {
-            true => client.kill_often(3, Duration::from_millis(50)),
+        let killed = match rustix::process::geteuid().is_root() {
+            true => client.kill_often(KILLS, Duration::from_millis(50)),
             false => 0,
         };
         let _ = input.write_all(b"another\nbye\n");
@@ -78,6 +79,10 @@ impl Checker {
         let (served, said) = server.wait();
         assert!(success && served, "{name}: client: {text}server: {said}");
         println!("{name}: {killed} killed, {text}");
+        assert!(
+            killed > 0 || !rustix::process::geteuid().is_root(),
+            "{name}: no kill"
+        );
     }
 
     fn everything(&self) {
