@@ -11,7 +11,7 @@
  * A successful call may change `errno`, too.
  *
  * Time limits. `timeout_ms` is in milliseconds, as for poll(): negative means no limit, and 0 does not wait at all. With 0, functions
- * return SLIM_ERR_AGAIN if they would have to wait.
+ * that would have to wait return SLIM_ERR_AGAIN if they have that code, else SLIM_ERR_TIMEOUT.
  *
  * Without blocking. slim_session_descriptor() is readable when something may have changed; slim_session_progress() says what.
  *

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -247,6 +248,20 @@ static void vectors(void)
     TRUE(memcmp(a, "hea", 3) == 0 && memcmp(b, "dbody..", 7) == 0);
     IS(slim_flow_recvv(far, in, 2, 10), SLIM_ERR_TIMEOUT);
     IS(slim_flow_sendv(near, out, 1025, 0), SLIM_ERR_INVALID);
+    /* Without room a receive never waits. */
+    IS(slim_flow_recv(far, NULL, 0, LIMIT), 0);
+    IS(slim_flow_recvv(far, NULL, 0, LIMIT), 0);
+    struct iovec none[2] = {{NULL, 0}, {a, 0}};
+    IS(slim_flow_recvv(far, none, 2, LIMIT), 0);
+    IS(slim_flow_sendv(near, none, 2, LIMIT), 0);
+    /* Lengths that no memory has. */
+    struct iovec wrong[3][2] = {
+        {{head, 4}, {NULL, 1}}, {{head, SIZE_MAX}, {body, 1}}, {{head, SSIZE_MAX}, {body, 1}}};
+    for (int i = 0; i < 3; i++) {
+        IS(slim_flow_sendv(near, wrong[i], 2, 0), SLIM_ERR_INVALID);
+        IS(slim_flow_recvv(far, wrong[i], 2, 0), SLIM_ERR_INVALID);
+    }
+    IS(slim_flow_recv(far, a, 3, 10), SLIM_ERR_TIMEOUT);
     TRUE(poll(&ready, 1, 0) >= 0);
     struct {
         slim_stats known;
