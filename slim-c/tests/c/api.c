@@ -339,12 +339,24 @@ static void updates_and_events(void)
     while (connected == 0)
         IS(slim_session_wait(session, NULL, 0, 5), 0);
     IS(inside, SLIM_ERR_INVALID);
+    /* Updates that are not taken are merged. */
+    slim_update all[8];
+    TRUE(slim_session_progress(session, all, 8) < 8);
+    for (int i = 0; i < 1000; i++) {
+        char byte;
+        IS(slim_flow_send_all(far, "x", 1, LIMIT, NULL), 0);
+        IS(slim_session_wait(session, NULL, 0, 1), 0);
+        IS(slim_flow_recv_all(near, &byte, 1, LIMIT, NULL), 0);
+    }
+    int count = slim_session_progress(session, all, 8);
+    TRUE(count > 0 && count <= 3);
+    for (int i = 0; i < count; i++)
+        TRUE(all[i].context != &mark_near || all[i].what & SLIM_UPDATE_READABLE);
     /* Closed: no update has its context any more. */
     IS(slim_flow_send_all(far, "x", 1, LIMIT, NULL), 0);
     IS(slim_flow_send_all(near, "x", 1, LIMIT, NULL), 0);
     slim_flow_close(near);
     for (int i = 0; i < 20; i++) {
-        slim_update all[8];
         int n = slim_session_wait(session, all, 8, 5);
         for (int k = 0; k < n; k++)
             TRUE(all[k].context != &mark_near);
