@@ -1,9 +1,9 @@
-//! The C examples and the test of every function under valgrind and AddressSanitizer: no error, and no memory is left.
+//! The C examples and the test of every function under valgrind, AddressSanitizer and ThreadSanitizer: no error, and no memory is left.
 
 mod common;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -12,14 +12,24 @@ use common::*;
 /// Most kills of connections of each example.
 const KILLS: u64 = 3;
 
+/// How the library gets into a program.
+enum Build {
+    /// The installed shared library.
+    Shared,
+    /// By `slim-c/tsan`, with all code instrumented.
+    Instrumented,
+}
+
 /// How programs are compiled and run.
 struct Checker {
+    build: Build,
     flags: &'static [&'static str],
     /// The program that runs them, with its arguments.
     runner: &'static [&'static str],
 }
 
 const VALGRIND: Checker = Checker {
+    build: Build::Shared,
     flags: &[],
     runner: &[
         "valgrind",
@@ -33,9 +43,25 @@ const VALGRIND: Checker = Checker {
     ],
 };
 const ADDRESS: Checker = Checker {
+    build: Build::Shared,
     flags: &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     runner: &[],
 };
+
+const THREAD: Checker = Checker {
+    build: Build::Instrumented,
+    flags: &[],
+    runner: &[],
+};
+
+/// Builds a C program, relative to the workspace, with ThreadSanitizer.
+fn instrumented(source: &str, dir: &Path) -> PathBuf {
+    let source = root().join(source);
+    let program = dir.join(source.file_stem().unwrap());
+    let mut build = Command::new(root().join("slim-c/tsan"));
+    succeed(build.arg(source).arg(&program));
+    program
+}
 
 impl Checker {
     fn command(&self, program: &Path) -> Command {
@@ -54,7 +80,10 @@ impl Checker {
     }
 
     fn program<'a>(&'a self, source: &str, dir: &Path) -> impl Fn() -> Command + use<'a> {
-        let program = compile(installed(), source, dir, self.flags);
+        let program = match self.build {
+            Build::Shared => compile(installed(), source, dir, self.flags),
+            Build::Instrumented => instrumented(source, dir),
+        };
         move || self.command(&program)
     }
 
@@ -120,4 +149,19 @@ fn valgrind_finds_nothing() {
 #[test]
 fn address_sanitizer_finds_nothing() {
     ADDRESS.everything();
+}
+
+/// A race of the program itself, which must be reported, shows that the check works.
+#[test]
+#[ignore = "builds the standard library: minutes, and a nightly compiler with rust-src"]
+fn thread_sanitizer_finds_nothing() {
+    let dir = scratch();
+    let racing = THREAD.program("slim-c/tests/c/race.c", dir.path());
+    let found = racing().output().unwrap();
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert!(
+        !found.status.success() && said.contains("data race"),
+        "{said}"
+    );
+    THREAD.everything();
 }
