@@ -113,6 +113,8 @@ impl Agent {
             let together = Together::default();
             let parts = Parts::make(config, together.clone(), Providers::new(providers))?;
             let runs = start(parts, receiver)?;
+            // An agent that is not started has nothing that gives the reserved numbers back.
+            reserve::begin(commands.wake_number());
             Ok(Agent {
                 inner: Arc::new(AgentInner {
                     commands,

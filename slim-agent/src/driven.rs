@@ -87,9 +87,10 @@ impl Driven {
         });
         built.map_err(during("start a thread"))??;
         let Some(epoll) = epoll_of(wake) else {
-            return Err(io::Error::other(
-                "cannot find the descriptor of the event loop (/proc/self/fdinfo)",
-            ));
+            // /proc cannot be read without a free descriptor either.
+            let why = slim_sys::eventfd().err();
+            let why = why.unwrap_or_else(|| io::Error::other("no entry in /proc/self/fdinfo"));
+            return Err(during("find the descriptor of the event loop")(why));
         };
         Ok(Driven {
             state: Mutex::new(state),

@@ -22,6 +22,9 @@ use slim_sys::{as_agent, be_agent_thread};
 /// Stack size in addition to what the C library needs. This is address space, not memory: pages are touched as needed.
 const STACK: usize = 512 * 1024;
 
+/// Longest wait for the end of a thread that could not start the event loop: it only closes its descriptors.
+const ENDS: Duration = Duration::from_secs(2);
+
 /// Waits until the thread with this id has ended, after the command `Retire`. Returns whether it has.
 pub(crate) fn wait_for_end(thread: i32, limit: Duration) -> bool {
     let begun = Instant::now();
@@ -56,9 +59,15 @@ pub(crate) fn start(parts: Parts, commands: CommandReceiver) -> io::Result<i32> 
     spawned.map_err(during("start a thread"))?;
     answered.wait(Duration::MAX);
     let mut said = outcome.lock().unwrap_or_else(PoisonError::into_inner);
-    said.take()
-        .unwrap_or_else(|| Err(io::Error::other("the agent thread ended while starting")))
-        .map(|()| thread.load(Ordering::Acquire))
+    let started = said
+        .take()
+        .unwrap_or_else(|| Err(io::Error::other("the agent thread ended while starting")));
+    let thread = thread.load(Ordering::Acquire);
+    if started.is_err() {
+        // It closes its descriptors after the report.
+        wait_for_end(thread, ENDS);
+    }
+    started.map(|()| thread)
 }
 
 fn run(parts: Parts, commands: CommandReceiver, report: StartReport, number: &AtomicI32) {

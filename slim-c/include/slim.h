@@ -11,7 +11,7 @@
  * A successful call may change `errno`, too.
  *
  * Time limits. `timeout_ms` is in milliseconds, as for poll(): negative means no limit, and 0 does not wait at all. With 0, functions
- * return SLIM_ERR_AGAIN if they would have to wait.
+ * that would have to wait return SLIM_ERR_AGAIN if they have that code, else SLIM_ERR_TIMEOUT.
  *
  * Without blocking. slim_session_descriptor() is readable when something may have changed; slim_session_progress() says what.
  *
@@ -118,8 +118,9 @@
 #define SLIM_STATE_CONNECTING 1
 
 /**
- * The flow is usable, and the peer is being asked whether it has SLIM. If the connection breaks now, and the peer has SLIM, the flow is
- * resumed.
+ * The flow is usable, and the peer is being asked whether it has SLIM. Its bytes are kept already. But if the connection breaks now and
+ * the peer does not answer within half a second, the flow fails. To be sure, wait for SLIM_STATE_PROTECTED (slim_flow_wait_negotiated()),
+ * or open the flow by blob (slim_connect_blob()): such a flow is never in this state.
  */
 #define SLIM_STATE_NEGOTIATING 2
 
@@ -474,7 +475,8 @@ int slim_listen(const struct slim_session *session,
 /**
  * Opens a flow to an endpoint, or to any TCP server, and stores it in `*flow`; close it by slim_flow_close(). Waits at most `timeout_ms`
  * milliseconds until the connection is established (negative: no limit). With 0 it does not wait: the flow is SLIM_STATE_CONNECTING, and
- * an update reports the connection, or its failure.
+ * an update reports the connection, or its failure. An established flow is SLIM_STATE_NEGOTIATING until the peer has answered whether it
+ * has SLIM; slim_flow_wait_negotiated() waits for that.
  *
  * Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_KERNEL (for example with `errno` ECONNREFUSED), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
  */

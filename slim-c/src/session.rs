@@ -398,7 +398,8 @@ pub unsafe extern "C" fn slim_listen(
 
 /// Opens a flow to an endpoint, or to any TCP server, and stores it in `*flow`; close it by slim_flow_close(). Waits at most `timeout_ms`
 /// milliseconds until the connection is established (negative: no limit). With 0 it does not wait: the flow is SLIM_STATE_CONNECTING, and
-/// an update reports the connection, or its failure.
+/// an update reports the connection, or its failure. An established flow is SLIM_STATE_NEGOTIATING until the peer has answered whether it
+/// has SLIM; slim_flow_wait_negotiated() waits for that.
 ///
 /// Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_KERNEL (for example with `errno` ECONNREFUSED), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.
 ///

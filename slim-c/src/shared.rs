@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
-use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{mem, ptr};
 
 use slim::{Flow, StreamState, Update};
 
@@ -26,7 +26,7 @@ pub(crate) struct FlowBody {
 pub(crate) struct SessionShared {
     pub(crate) health: Health,
     registry: Mutex<Registry>,
-    /// Updates that the program has not taken.
+    /// Updates that the program has not taken: one for each flow and endpoint, and one for each post. Locked after the registry.
     pending: Mutex<VecDeque<SlimUpdate>>,
 }
 
@@ -42,6 +42,8 @@ struct Registry {
 /// A flow or an endpoint that the program has not closed.
 struct ApiMember {
     context: UserPointer,
+    /// The bits of its update that the program has not taken; 0: there is none.
+    untaken: u32,
     /// Upgraded only with the registry locked, so that `close` finds the handle's reference to be the last one.
     flow: Weak<FlowBody>,
 }
@@ -66,7 +68,11 @@ impl SessionShared {
 
     fn add(&self, id: u64, flow: Weak<FlowBody>) {
         let context = UserPointer(ptr::null_mut());
-        let added = ApiMember { context, flow };
+        let added = ApiMember {
+            context,
+            untaken: 0,
+            flow,
+        };
         locked(&self.registry).members.insert(id, added);
     }
 
@@ -112,7 +118,7 @@ impl SessionShared {
 
     /// Takes all flows and contexts out, because the session ends.
     pub(crate) fn clear(&self) {
-        let _gone = std::mem::take(&mut *locked(&self.registry));
+        let _gone = mem::take(&mut *locked(&self.registry));
         locked(&self.pending).clear();
     }
 
@@ -126,19 +132,21 @@ impl SessionShared {
         let mut registry = locked(&self.registry);
         let mut pending = locked(&self.pending);
         for update in updates {
-            let Some(member) = registry.members.get(&update.id) else {
+            let Some(member) = registry.members.get_mut(&update.id) else {
                 continue;
             };
             let what = what_of(update);
-            if what != 0 {
+            // A program that takes no updates, or few, must not make the library collect them without end.
+            if what != 0 && member.untaken == 0 {
                 pending.push_back(SlimUpdate {
                     id: update.id,
-                    context: member.context.0,
+                    context: ptr::null_mut(),
                     post: ptr::null_mut(),
-                    what,
+                    what: 0,
                     status: 0,
                 });
             }
+            member.untaken |= what;
         }
         let mut report = |id, context, post: UserPointer, status| {
             pending.push_back(SlimUpdate {
@@ -169,10 +177,17 @@ impl SessionShared {
     }
 
     /// Hands over updates, and returns their number.
-    pub(crate) fn take(&self, into: &mut [std::mem::MaybeUninit<SlimUpdate>]) -> usize {
+    pub(crate) fn take(&self, into: &mut [mem::MaybeUninit<SlimUpdate>]) -> usize {
+        let mut registry = locked(&self.registry);
         let mut pending = locked(&self.pending);
         let count = into.len().min(pending.len());
-        for (to, update) in into.iter_mut().zip(pending.drain(..count)) {
+        for (to, mut update) in into.iter_mut().zip(pending.drain(..count)) {
+            if update.what != SLIM_UPDATE_POST
+                && let Some(member) = registry.members.get_mut(&update.id)
+            {
+                update.what = mem::take(&mut member.untaken);
+                update.context = member.context.0;
+            }
             to.write(update);
         }
         count

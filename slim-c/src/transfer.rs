@@ -59,11 +59,17 @@ pub unsafe extern "C" fn slim_flow_sendv(
     // SAFETY: promised by the caller.
     unsafe {
         on("slim_flow_sendv", flow, |flow| {
-            check_pieces(pieces, count)?;
-            // An `IoSlice` has the layout of an `iovec` on Unix.
-            let pieces = match count {
-                0 => &[],
-                _ => slice::from_raw_parts(pieces.cast::<IoSlice>(), count),
+            let vector = check_pieces(pieces, count)?;
+            let usable;
+            let pieces = match vector.iter().any(|piece| piece.iov_base.is_null()) {
+                // An `IoSlice` has the layout of an `iovec` on Unix, but its pointer is never NULL.
+                false => slice::from_raw_parts(vector.as_ptr().cast::<IoSlice>(), count),
+                true => {
+                    let copy = |piece: &iovec| bytes(piece.iov_base, piece.iov_len);
+                    let copies = vector.iter().map(|piece| Ok(IoSlice::new(copy(piece)?)));
+                    usable = copies.collect::<Result<Vec<_>, Refusal>>()?;
+                    &usable
+                }
             };
             let flow = &flow.body.flow;
             let sent = match flow.try_send_vectored(pieces) {
@@ -141,19 +147,18 @@ pub unsafe extern "C" fn slim_flow_recvv(
     // SAFETY: promised by the caller.
     unsafe {
         on("slim_flow_recvv", flow, |flow| {
-            check_pieces(pieces, count)?;
-            // A copy, since the program's array is constant. An `IoSliceMut` has the layout of an `iovec` on Unix.
+            // A copy, since the program's array is constant.
             let mut slices = Vec::with_capacity(count);
-            for at in 0..count {
-                let piece = *pieces.add(at);
+            for piece in check_pieces(pieces, count)? {
                 slices.push(IoSliceMut::new(room(piece.iov_base, piece.iov_len)?));
             }
             let flow = &flow.body.flow;
             let received = match flow.try_recv_vectored(&mut slices) {
                 Err(TransferError::WouldBlock) if timeout_ms != 0 => {
-                    let first = slices.iter_mut().find(|piece| !piece.is_empty());
-                    let first = first.map_or(&mut [][..], |piece| &mut **piece);
-                    flow.recv(first, limit(timeout_ms))
+                    match slices.iter_mut().find(|piece| !piece.is_empty()) {
+                        Some(first) => flow.recv(first, limit(timeout_ms)),
+                        None => Ok(0),
+                    }
                 }
                 received => received,
             };
@@ -270,11 +275,26 @@ fn repeat(
     Ok(0)
 }
 
-fn check_pieces(pieces: *const iovec, count: usize) -> Result<(), Refusal> {
-    match count > PIECES || (pieces.is_null() && count > 0) {
-        true => Err(Refusal::INVALID),
-        false => Ok(()),
+/// The pieces of a vectored call. None of them is NULL and not empty, and their lengths add up to a possible result.
+///
+/// # Safety
+/// `pieces` is NULL, or points to `count` elements that live as long as the call.
+unsafe fn check_pieces<'a>(pieces: *const iovec, count: usize) -> Result<&'a [iovec], Refusal> {
+    let pieces = match (pieces.is_null(), count) {
+        (_, 0) => &[],
+        (true, _) => return Err(Refusal::INVALID),
+        (false, _) if count > PIECES => return Err(Refusal::INVALID),
+        // SAFETY: promised by the caller.
+        (false, _) => unsafe { slice::from_raw_parts(pieces, count) },
+    };
+    let mut all = 0_usize;
+    for piece in pieces {
+        all = all.saturating_add(piece.iov_len);
+        if all > isize::MAX as usize || (piece.iov_base.is_null() && piece.iov_len > 0) {
+            return Err(Refusal::INVALID);
+        }
     }
+    Ok(pieces)
 }
 
 /// Bytes of the program.

@@ -7,8 +7,9 @@ use slim::{FlowChange, FlowStats, SessionStats, StreamState};
 
 /// The first connection is not established yet.
 pub const SLIM_STATE_CONNECTING: c_int = 1;
-/// The flow is usable, and the peer is being asked whether it has SLIM. If the connection breaks now, and the peer has SLIM, the flow is
-/// resumed.
+/// The flow is usable, and the peer is being asked whether it has SLIM. Its bytes are kept already. But if the connection breaks now and
+/// the peer does not answer within half a second, the flow fails. To be sure, wait for SLIM_STATE_PROTECTED (slim_flow_wait_negotiated()),
+/// or open the flow by blob (slim_connect_blob()): such a flow is never in this state.
 pub const SLIM_STATE_NEGOTIATING: c_int = 2;
 /// The flow outlives its connection.
 pub const SLIM_STATE_PROTECTED: c_int = 3;

@@ -1,22 +1,35 @@
-//! The C examples and the test of every function under valgrind and AddressSanitizer: no error, and no memory is left.
+//! The C examples and the test of every function under valgrind, AddressSanitizer and ThreadSanitizer: no error, and no memory is left.
 
 mod common;
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use common::*;
 
+/// Most kills of connections of each example.
+const KILLS: u64 = 3;
+
+/// How the library gets into a program.
+enum Build {
+    /// The installed shared library.
+    Shared,
+    /// By `slim-c/tsan`, with all code instrumented.
+    Instrumented,
+}
+
 /// How programs are compiled and run.
 struct Checker {
+    build: Build,
     flags: &'static [&'static str],
     /// The program that runs them, with its arguments.
     runner: &'static [&'static str],
 }
 
 const VALGRIND: Checker = Checker {
+    build: Build::Shared,
     flags: &[],
     runner: &[
         "valgrind",
@@ -30,9 +43,25 @@ const VALGRIND: Checker = Checker {
     ],
 };
 const ADDRESS: Checker = Checker {
+    build: Build::Shared,
     flags: &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     runner: &[],
 };
+
+const THREAD: Checker = Checker {
+    build: Build::Instrumented,
+    flags: &[],
+    runner: &[],
+};
+
+/// Builds a C program, relative to the workspace, with ThreadSanitizer.
+fn instrumented(source: &str, dir: &Path) -> PathBuf {
+    let source = root().join(source);
+    let program = dir.join(source.file_stem().unwrap());
+    let mut build = Command::new(root().join("slim-c/tsan"));
+    succeed(build.arg(source).arg(&program));
+    program
+}
 
 impl Checker {
     fn command(&self, program: &Path) -> Command {
@@ -51,11 +80,14 @@ impl Checker {
     }
 
     fn program<'a>(&'a self, source: &str, dir: &Path) -> impl Fn() -> Command + use<'a> {
-        let program = compile(installed(), source, dir, self.flags);
+        let program = match self.build {
+            Build::Shared => compile(installed(), source, dir, self.flags),
+            Build::Instrumented => instrumented(source, dir),
+        };
         move || self.command(&program)
     }
 
-    /// Runs both ends of an example. With kills, if they are possible here.
+    /// Runs both ends of an example, with kills if they are possible here.
     fn example(&self, name: &str, of_server: &[&str], of_client: &[&str], more: &[&str]) {
         let dir = scratch();
         let run = self.program(&format!("examples/library/{name}.c"), dir.path());
@@ -66,10 +98,8 @@ impl Checker {
         let mut input = client.child.stdin.take().unwrap();
         // Only `echo` reads it.
         let _ = input.write_all(long_line().as_bytes());
-        // Under valgrind a peer is so slow that a kill may come before it has agreed to resume the flow.
-        let can_kill = self.runner.is_empty() && rustix::process::geteuid().is_root();
-        let killed = match can_kill {
-            true => client.kill_often(3, Duration::from_millis(50)),
+        let killed = match rustix::process::geteuid().is_root() {
+            true => client.kill_often(KILLS, Duration::from_millis(50)),
             false => 0,
         };
         let _ = input.write_all(b"another\nbye\n");
@@ -78,6 +108,10 @@ impl Checker {
         let (served, said) = server.wait();
         assert!(success && served, "{name}: client: {text}server: {said}");
         println!("{name}: {killed} killed, {text}");
+        assert!(
+            killed > 0 || !rustix::process::geteuid().is_root(),
+            "{name}: no kill"
+        );
     }
 
     fn everything(&self) {
@@ -115,4 +149,19 @@ fn valgrind_finds_nothing() {
 #[test]
 fn address_sanitizer_finds_nothing() {
     ADDRESS.everything();
+}
+
+/// A race of the program itself, which must be reported, shows that the check works.
+#[test]
+#[ignore = "builds the standard library: minutes, and a nightly compiler with rust-src"]
+fn thread_sanitizer_finds_nothing() {
+    let dir = scratch();
+    let racing = THREAD.program("slim-c/tests/c/race.c", dir.path());
+    let found = racing().output().unwrap();
+    let said = String::from_utf8_lossy(&found.stderr);
+    assert!(
+        !found.status.success() && said.contains("data race"),
+        "{said}"
+    );
+    THREAD.everything();
 }

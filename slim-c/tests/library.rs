@@ -137,6 +137,15 @@ fn every_function_does_what_the_header_says() {
 }
 
 #[test]
+fn a_session_that_cannot_be_opened_leaves_nothing() {
+    let dir = scratch();
+    let program = compile(installed(), "slim-c/tests/c/scarce.c", dir.path(), &[]);
+    for lacking in ["descriptors", "threads", "memory"] {
+        succeed(Command::new(&program).arg(lacking));
+    }
+}
+
+#[test]
 fn a_panic_is_an_error_code_and_prints_nothing() {
     let dir = scratch();
     let program = compile(

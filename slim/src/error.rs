@@ -92,11 +92,19 @@ impl From<NotOpened> for ConnectError {
     }
 }
 
+/// The error number of an error, or of the error that caused it.
+fn number_of(error: &io::Error) -> Option<Errno> {
+    error.raw_os_error().or_else(|| {
+        let cause = error.get_ref()?.source()?;
+        number_of(cause.downcast_ref()?)
+    })
+}
+
 impl SessionError {
     /// The error number, if there is one.
     pub fn errno(&self) -> Option<Errno> {
         match self {
-            Self::Agent(e) => e.raw_os_error(),
+            Self::Agent(e) => number_of(e),
             Self::Kernel(_, errno) => Some(*errno),
             Self::Closed | Self::TimedOut => None,
         }

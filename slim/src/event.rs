@@ -9,8 +9,9 @@ use slim_sys::Errno;
 pub enum StreamState {
     /// The first connection is not established yet.
     Connecting,
-    /// The flow is usable, and the peer is being asked whether it has SLIM. If the connection breaks now, and the peer has SLIM, the
-    /// flow is resumed.
+    /// The flow is usable, and the peer is being asked whether it has SLIM. Its bytes are kept already. But if the connection breaks now
+    /// and the peer does not answer within half a second, the flow fails. [`Flow::wait_negotiated`](crate::Flow::wait_negotiated) waits for
+    /// the answer; a flow by blob is never in this state.
     Negotiating,
     /// The flow outlives its connection.
     Protected,

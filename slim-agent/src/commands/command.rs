@@ -16,7 +16,6 @@ use crate::commands::queue::{Queue, Taken};
 use crate::failure::memory;
 use slim_sys::OwnFd;
 use slim_sys::fds::Mark;
-use slim_sys::reserve;
 
 /// A command of an application thread. Commands are carried out in the order sent.
 pub(crate) enum Command {
@@ -170,7 +169,6 @@ pub(crate) fn channel() -> io::Result<(CommandSender, CommandReceiver)> {
     });
     memory::begin(shared.wake.raw());
     Mark::WAKE.set(shared.wake.raw());
-    reserve::begin(shared.wake.raw());
     Mark::SOON.set(shared.soon.raw());
     let sender = CommandSender {
         shared: shared.clone(),
@@ -180,6 +178,11 @@ pub(crate) fn channel() -> io::Result<(CommandSender, CommandReceiver)> {
 }
 
 impl CommandSender {
+    /// The descriptor that wakes the agent.
+    pub(crate) fn wake_number(&self) -> RawFd {
+        self.shared.wake.raw()
+    }
+
     /// Whether the receiver has been woken, and has not [rearmed](CommandReceiver::rearm) yet.
     pub(crate) fn is_awake(&self) -> bool {
         self.shared.awake.load(Ordering::Acquire)

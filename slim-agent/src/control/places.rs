@@ -46,19 +46,24 @@ impl Place {
     /// # Errors
     /// The host does not have the address, or another program has the control port there.
     pub(crate) fn open(at: SocketAddr, ports: Ports, maps: bool) -> io::Result<Place> {
-        let with = |port| {
-            let mut addr = at;
-            addr.set_port(port);
-            addr
-        };
+        let resume = with_port(at, ports.resume);
         Ok(Place {
             at,
-            control: bind_alone(with(ports.control))?,
+            control: bind_alone(with_port(at, ports.control))?,
             resume: match maps && at.is_ipv4() {
-                true => socket::listen(with(ports.resume), true).ok(),
+                true => socket::listen(resume, true).ok(),
                 false => None,
             }
-            .or_else(|| socket::listen(with(ports.resume), false).ok()),
+            .or_else(|| socket::listen(resume, false).ok()),
+        })
+    }
+
+    /// Like [`open`](Self::open), but fails without a resume listener, too.
+    fn open_both(at: SocketAddr, ports: Ports) -> io::Result<Place> {
+        Ok(Place {
+            at,
+            control: bind_alone(with_port(at, ports.control))?,
+            resume: Some(socket::listen(with_port(at, ports.resume), false)?),
         })
     }
 }
@@ -88,8 +93,7 @@ fn on_loopback(ports: Ports) -> io::Result<Vec<Place>> {
     ];
     let mut places = Vec::new();
     for ip in loopback {
-        match Place::open(SocketAddr::new(ip, 0), ports, false) {
-            Ok(place) if place.resume.is_none() => return Err(io::ErrorKind::AddrInUse.into()),
+        match Place::open_both(SocketAddr::new(ip, 0), ports) {
             Ok(place) => places.push(place),
             Err(e) if is_none_of_ours(&e) => {}
             Err(e) => return Err(e),
@@ -124,8 +128,12 @@ pub(crate) fn is_same_host(a: SocketAddr, b: SocketAddr) -> bool {
 }
 
 /// The address with port 0.
-pub(crate) fn without_port(mut addr: SocketAddr) -> SocketAddr {
-    addr.set_port(0);
+pub(crate) fn without_port(addr: SocketAddr) -> SocketAddr {
+    with_port(addr, 0)
+}
+
+fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
+    addr.set_port(port);
     addr
 }
 

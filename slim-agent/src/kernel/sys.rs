@@ -1,6 +1,7 @@
 //! Safe wrappers of the agent's system calls, besides those of [`slim_sys`]. None of them goes through libc, so no hook
 //! sees them.
 
+use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
@@ -176,7 +177,29 @@ pub(crate) fn host_name() -> String {
     system.nodename().to_string_lossy().into_owned()
 }
 
+/// An error with the step that failed. The cause is its [`source`](std::error::Error::source).
+#[derive(Debug)]
+struct FailedStep {
+    what: String,
+    cause: io::Error,
+}
+
+impl fmt::Display for FailedStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {}: {}", self.what, self.cause)
+    }
+}
+
+impl std::error::Error for FailedStep {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.cause)
+    }
+}
+
 /// Adds to an error the step that failed.
 pub(crate) fn during(what: &str) -> impl Fn(io::Error) -> io::Error + '_ {
-    move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+    move |cause| {
+        let what = what.to_owned();
+        io::Error::new(cause.kind(), FailedStep { what, cause })
+    }
 }

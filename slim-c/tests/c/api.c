@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <dirent.h>
 #include <errno.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -247,6 +248,20 @@ static void vectors(void)
     TRUE(memcmp(a, "hea", 3) == 0 && memcmp(b, "dbody..", 7) == 0);
     IS(slim_flow_recvv(far, in, 2, 10), SLIM_ERR_TIMEOUT);
     IS(slim_flow_sendv(near, out, 1025, 0), SLIM_ERR_INVALID);
+    /* Without room a receive never waits. */
+    IS(slim_flow_recv(far, NULL, 0, LIMIT), 0);
+    IS(slim_flow_recvv(far, NULL, 0, LIMIT), 0);
+    struct iovec none[2] = {{NULL, 0}, {a, 0}};
+    IS(slim_flow_recvv(far, none, 2, LIMIT), 0);
+    IS(slim_flow_sendv(near, none, 2, LIMIT), 0);
+    /* Lengths that no memory has. */
+    struct iovec wrong[3][2] = {
+        {{head, 4}, {NULL, 1}}, {{head, SIZE_MAX}, {body, 1}}, {{head, SSIZE_MAX}, {body, 1}}};
+    for (int i = 0; i < 3; i++) {
+        IS(slim_flow_sendv(near, wrong[i], 2, 0), SLIM_ERR_INVALID);
+        IS(slim_flow_recvv(far, wrong[i], 2, 0), SLIM_ERR_INVALID);
+    }
+    IS(slim_flow_recv(far, a, 3, 10), SLIM_ERR_TIMEOUT);
     TRUE(poll(&ready, 1, 0) >= 0);
     struct {
         slim_stats known;
@@ -324,12 +339,24 @@ static void updates_and_events(void)
     while (connected == 0)
         IS(slim_session_wait(session, NULL, 0, 5), 0);
     IS(inside, SLIM_ERR_INVALID);
+    /* Updates that are not taken are merged. */
+    slim_update all[8];
+    TRUE(slim_session_progress(session, all, 8) < 8);
+    for (int i = 0; i < 1000; i++) {
+        char byte;
+        IS(slim_flow_send_all(far, "x", 1, LIMIT, NULL), 0);
+        IS(slim_session_wait(session, NULL, 0, 1), 0);
+        IS(slim_flow_recv_all(near, &byte, 1, LIMIT, NULL), 0);
+    }
+    int count = slim_session_progress(session, all, 8);
+    TRUE(count > 0 && count <= 3);
+    for (int i = 0; i < count; i++)
+        TRUE(all[i].context != &mark_near || all[i].what & SLIM_UPDATE_READABLE);
     /* Closed: no update has its context any more. */
     IS(slim_flow_send_all(far, "x", 1, LIMIT, NULL), 0);
     IS(slim_flow_send_all(near, "x", 1, LIMIT, NULL), 0);
     slim_flow_close(near);
     for (int i = 0; i < 20; i++) {
-        slim_update all[8];
         int n = slim_session_wait(session, all, 8, 5);
         for (int k = 0; k < n; k++)
             TRUE(all[k].context != &mark_near);

@@ -16,7 +16,7 @@ use super::timer::{Timer, TimerOwner};
 use super::{Endpoint, plain};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs, answer_random, seal_with_job, verify_with_job};
-use crate::ids::{FlowId, FlowToken, Role, Time};
+use crate::ids::{Cause, FlowId, FlowToken, Role, Time};
 use crate::wire::{
     AddrList, FlowStatus, Hello, HelloAck, HelloDone, HelloNak, HelloWait, Message, NakReason,
     Parsed, feature,
@@ -162,10 +162,14 @@ impl Endpoint {
         self.send_ack(hello.flow, &peer, from, local);
         self.add_candidate(now, token, hello.flow, peer);
         self.announce_fin_to(token, Some(hello.flow));
-        if self.flows[&token].outage.is_some() {
-            let most = self.config.hello_timeout.min(LATE_ANSWER);
+        if let Some(outage) = &self.flows[&token].outage {
+            let limit = match outage.cause {
+                Cause::Eof { .. } => now + self.config.hello_timeout.min(LATE_ANSWER),
+                // As in `fault_negotiating`.
+                _ => outage.since + self.config.hello_timeout,
+            };
             let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
-            self.timers.set(deadline, now + most);
+            self.timers.set(deadline, limit);
         }
     }
 

@@ -351,7 +351,10 @@ impl Endpoint {
                 let most = self.config.hello_timeout;
                 let resumable = self.config.resumable_for();
                 let asker = self.flows[&token].ends.remote().ip();
-                let asked = self.candidates.any(token) || self.askers.within(now, asker, most);
+                let candidates = self.candidates.any(token);
+                let asked = candidates || self.askers.within(now, asker, most);
+                // A candidate may take the flow for live already, and resume it. If its process has ended, its host refuses the QUERY.
+                let may_resume = candidates && matches!(cause, Cause::Errno(_));
                 let silent = self.askers.is_silent(now, asker);
                 let flow = self.flow(token);
                 if let Some(outage) = &mut flow.outage {
@@ -370,13 +373,14 @@ impl Endpoint {
                 }
                 let wait = match silent {
                     _ if is_queued => resumable,
+                    _ if may_resume => most,
                     _ if flow.hello.is_some() || asked => most.min(LATE_ANSWER),
                     true => most.min(STRAY_HELLO),
                     false => most.min(LATE_HELLO),
                 };
                 let deadline = TimerOwner::Flow(token, Timer::HelloDeadline);
                 let limit = now + wait;
-                if self.timers.get(deadline).is_none_or(|at| at > limit) {
+                if may_resume || self.timers.get(deadline).is_none_or(|at| at > limit) {
                     self.timers.set(deadline, limit);
                 }
                 let to = self.flow(token).ends.remote();

@@ -99,7 +99,8 @@ impl SessionFlow {
         Ok(())
     }
 
-    /// Receives at least one byte; waits at most `limit`. Returns the number of bytes: 0 at the end of the peer's stream.
+    /// Receives at least one byte; waits at most `limit`. Returns the number of bytes: 0 at the end of the peer's stream,
+    /// or if `into` is empty.
     ///
     /// # Errors
     /// [`TransferError::TimedOut`], or the reason why nothing can be received.

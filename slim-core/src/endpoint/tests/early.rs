@@ -229,3 +229,38 @@ fn a_connection_whose_hello_is_late_is_resumed() {
     pair.wait(ms(50));
     assert_eq!(pair.states(), [State::Live; 2]);
 }
+
+/// The connector takes the flow for protected, and the agents are slow: it proves itself two seconds after the connection has broken.
+#[test]
+fn a_candidate_whose_host_is_slow_is_waited_for() {
+    let mut pair = without_proof();
+    pair.counts[A].sent = 9;
+    pair.counts[B].received = 4;
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+    }
+    pair.tcp = [Net::Silent; 2];
+    pair.wait(ms(2000));
+    assert_eq!(pair.state(B), Some(State::Negotiating));
+    pair.tcp = [Net::Works; 2];
+    pair.udp[B] = Net::Works;
+    pair.wait(ms(1500));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    let install = |action: &Action| matches!(action, Action::Install { .. });
+    assert_eq!([A, B].map(|n| pair.count(n, install)), [1, 1]);
+}
+
+/// A peer whose process has ended is not waited for: its host refuses the QUERY.
+#[test]
+fn a_candidate_that_has_ended_is_not_waited_for() {
+    let mut pair = half_way();
+    pair.udp[A] = Net::Refuses;
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(60));
+    assert_eq!(
+        pair.events[B].last(),
+        Some(&Event::Legacy {
+            reason: LegacyReason::NoAnswer
+        })
+    );
+}
