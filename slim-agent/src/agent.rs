@@ -2,6 +2,7 @@
 
 mod driving;
 mod listening;
+mod sharing;
 
 use std::fmt;
 use std::fs::File;
@@ -25,6 +26,7 @@ use crate::event_loop::Parts;
 use crate::kernel::sys::during;
 use crate::listeners::listening::Together;
 use crate::listeners::notes;
+use crate::offered::guest::AgentGuest;
 use crate::thread;
 use crate::transport::{Provider, Providers};
 use slim_sys::as_agent;
@@ -44,10 +46,24 @@ pub struct Agent {
 }
 
 struct AgentInner {
+    /// Fork generation in which the agent was started; see [`Agent::after_fork_child`].
+    generation: u64,
+    place: AgentPlace,
+}
+
+/// Where the agent is.
+#[allow(clippy::large_enum_variant, reason = "a process has few of them")]
+enum AgentPlace {
+    /// In this copy of SLIM.
+    Here(OwnAgent),
+    /// In another copy of SLIM in this process.
+    Elsewhere(AgentGuest),
+}
+
+/// An agent of this copy of SLIM.
+struct OwnAgent {
     commands: command::CommandSender,
     together: Together,
-    /// Fork generation in which the thread was started; see [`Agent::after_fork_child`].
-    generation: u64,
     /// The thread has ended.
     ended: AtomicBool,
     runs: Runs,
@@ -99,6 +115,14 @@ impl Agent {
         })
     }
 
+    fn at(place: AgentPlace) -> Self {
+        let generation = GENERATION.load(Ordering::Acquire);
+        let inner = AgentInner { generation, place };
+        Self {
+            inner: Arc::new(inner),
+        }
+    }
+
     fn begin(
         config: Config,
         providers: Vec<Box<dyn Provider + Send>>,
@@ -115,15 +139,12 @@ impl Agent {
             let runs = start(parts, receiver)?;
             // An agent that is not started has nothing that gives the reserved numbers back.
             reserve::begin(commands.wake_number());
-            Ok(Agent {
-                inner: Arc::new(AgentInner {
-                    commands,
-                    together,
-                    generation: GENERATION.load(Ordering::Acquire),
-                    ended: AtomicBool::new(false),
-                    runs,
-                }),
-            })
+            Ok(Self::at(AgentPlace::Here(OwnAgent {
+                commands,
+                together,
+                ended: AtomicBool::new(false),
+                runs,
+            })))
         });
         if started.is_err() {
             numbers::end();
@@ -136,6 +157,8 @@ impl Agent {
     ///
     /// The flow begins as [`dirty`](Self::dirty), since most applications send at once. Must be called with signals
     /// blocked.
+    ///
+    /// Returns false if the agent is gone: no method of `io` will be called.
     pub fn open(
         &self,
         token: FlowToken,
@@ -143,7 +166,7 @@ impl Agent {
         role: Role,
         local: SocketAddr,
         remote: SocketAddr,
-    ) {
+    ) -> bool {
         let (local, remote) = (canonical(local), canonical(remote));
         if role == Role::Acceptor {
             self.find_control_socket(local);
@@ -157,18 +180,17 @@ impl Agent {
         };
         // If mailboxes are in use, the connector may have sent OPEN, and then waits for no answer. If it sent HELLO
         // instead, that datagram wakes the agent.
-        let urgent = role == Role::Connector || !self.inner.together.short.in_use();
-        self.send_when(urgent, open);
+        let mailboxes = || self.own().is_some_and(|own| own.together.short.in_use());
+        let urgent = role == Role::Connector || !mailboxes();
+        self.send_when(urgent, open)
     }
 
     /// Sends OPEN for a new connection, if the process at `remote` is [known](slim_core::endpoint::Pairs). Returns what
     /// was sent, for [`open_known`](Self::open_known); `None` if nothing was. Must be called with signals blocked.
     pub fn dial(&self, local: SocketAddr, remote: SocketAddr) -> Option<Arc<Opened>> {
-        if self.is_dead() {
-            return None;
-        }
+        let own = self.own()?;
         let (local, remote) = (canonical(local), canonical(remote));
-        as_agent(|| self.inner.together.short.dial(local, remote))
+        as_agent(|| own.together.short.dial(local, remote))
     }
 
     /// As [`open`](Self::open), for a connection whose OPEN was sent by [`dial`](Self::dial).
@@ -191,6 +213,7 @@ impl Agent {
 
     /// As [`open`](Self::open), for a flow that both ends have agreed on by other means: it is live at once
     /// (`docs/PROTOCOL.md`, section "Flows agreed on by other means").
+    /// Returns false if the agent is gone.
     pub fn open_agreed(
         &self,
         token: FlowToken,
@@ -198,7 +221,7 @@ impl Agent {
         role: Role,
         (local, remote): (SocketAddr, SocketAddr),
         agreed: Agreed,
-    ) {
+    ) -> bool {
         self.send(Command::OpenAgreed {
             token,
             io,
@@ -206,11 +229,14 @@ impl Agent {
             local: canonical(local),
             remote: canonical(remote),
             agreed: Box::new(agreed),
-        });
+        })
     }
 
     /// What the other end of such a flow is to know of this process. Waits for the agent thread, at most `limit`.
     pub fn announcement(&self, limit: Duration) -> Option<Announcement> {
+        if let Some(guest) = self.guest() {
+            return guest.announcement(limit);
+        }
         let answer = Arc::<Mutex<Option<Announcement>>>::default();
         let (done, is_done) = done::done();
         let describe = Command::Describe {
@@ -227,13 +253,8 @@ impl Agent {
     /// be called with signals blocked.
     pub fn announce_close(&self, opened: &Opened, local: SocketAddr, final_seq: u64) -> bool {
         let fin = opened.fin(final_seq, FinHow::Close);
-        !self.is_dead()
-            && as_agent(|| {
-                self.inner
-                    .together
-                    .short
-                    .send(opened, canonical(local), &fin)
-            })
+        self.own()
+            .is_some_and(|own| as_agent(|| own.together.short.send(opened, canonical(local), &fin)))
     }
 
     /// As [`finish`](Self::finish) with [`FinHow::Close`], for a flow whose end need not be announced: the peer already
@@ -251,12 +272,17 @@ impl Agent {
 
     /// Reads the mailboxes for messages of the peer about an accepted connection. Must be called with signals blocked.
     pub fn read_mailboxes(&self, local: SocketAddr, remote: SocketAddr) -> MailboxState {
-        let short = &self.inner.together.short;
-        let pairs = short.pairs().filter(|_| short.in_use() && !self.is_dead());
-        let Some(pairs) = pairs else {
+        let (local, remote) = (canonical(local), canonical(remote));
+        if let Some(guest) = self.guest() {
+            return guest.read_mailboxes(local, remote);
+        }
+        let short = self.own().map(|own| &own.together.short);
+        let Some(short) = short.filter(|short| short.in_use()) else {
             return MailboxState::Nothing;
         };
-        let (local, remote) = (canonical(local), canonical(remote));
+        let Some(pairs) = short.pairs() else {
+            return MailboxState::Nothing;
+        };
         let mut heard = pairs.read_mailboxes(short.now(), local, remote);
         let mut enough = |pairs: &Pairs| {
             heard = pairs.read_mailboxes(short.now(), local, remote);
@@ -350,6 +376,9 @@ impl Agent {
     /// called before `exec`, which ends the agent, and after [`open`](Self::open) of a connector: its HELLO is then
     /// sent or queued.
     pub fn flush(&self, limit: Duration) -> bool {
+        if let Some(guest) = self.guest() {
+            return guest.flush(limit);
+        }
         let (done, is_done) = done::done();
         self.send(Command::Flush { done }) && self.wait(is_done, limit)
     }
@@ -371,14 +400,17 @@ impl Agent {
     }
 
     /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued
-    /// afterwards are not carried out.
+    /// afterwards are not carried out. An agent of another copy goes on.
     pub fn retire(&self, limit: Duration) -> bool {
+        let AgentPlace::Here(own) = &self.inner.place else {
+            return false;
+        };
         let ended = self.send(Command::Retire)
-            && match &self.inner.runs {
+            && match &own.runs {
                 Runs::Alone(thread) => uncancelled(|| thread::wait_for_end(*thread, limit)),
                 Runs::Driven(driven) => driven.drive_until(limit, || driven.is_over()),
             };
-        if ended && !self.inner.ended.swap(true, Ordering::SeqCst) {
+        if ended && !own.ended.swap(true, Ordering::SeqCst) {
             numbers::end();
         }
         ended
@@ -397,19 +429,31 @@ impl Agent {
         reserve::forget();
     }
 
-    fn is_dead(&self) -> bool {
+    pub(crate) fn is_dead(&self) -> bool {
         self.inner.generation != GENERATION.load(Ordering::Acquire)
     }
 
-    fn send_when(&self, urgent: bool, command: Command) -> bool {
-        if urgent {
-            return self.send(command);
+    /// The agent of this copy, if it is usable.
+    fn own(&self) -> Option<&OwnAgent> {
+        match &self.inner.place {
+            AgentPlace::Here(own) if !self.is_dead() => Some(own),
+            _ => None,
         }
-        !self.is_dead() && self.inner.commands.send_later(command)
+    }
+
+    fn send_when(&self, urgent: bool, command: Command) -> bool {
+        match self.own() {
+            Some(own) if !urgent => own.commands.send_later(command),
+            _ => self.send(command),
+        }
     }
 
     fn send(&self, command: Command) -> bool {
-        !self.is_dead() && as_agent(|| self.inner.commands.send(command))
+        match &self.inner.place {
+            _ if self.is_dead() => false,
+            AgentPlace::Here(own) => as_agent(|| own.commands.send(command)),
+            AgentPlace::Elsewhere(guest) => guest.send(command),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use slim_core::Verdict;
-use slim_stream::{Drained, Probe, Stream, Undelivered};
+use slim_stream::{Drained, Probe, Undelivered};
 
 use crate::handover::{Transport, TransportRef};
 
@@ -24,9 +24,6 @@ use crate::handover::{Transport, TransportRef};
 ///                                  given up   ◄──────────────────────┘ escalate
 /// ```
 pub trait FlowIo: Send + Sync + 'static {
-    /// The flow's byte stream: counters, buffers and gate.
-    fn stream(&self) -> &Stream;
-
     /// The peer has SLIM, and the flow will survive its transport.
     fn live(&self);
 
@@ -74,17 +71,13 @@ pub trait FlowIo: Send + Sync + 'static {
 
     /// Bytes sent since the flow began. Called while the flow is barred and no call is inside, so the value does not
     /// change.
-    fn sent(&self) -> u64 {
-        self.stream().sent()
-    }
+    fn sent(&self) -> u64;
 
     /// Appends bytes that the agent read for the flow, and counts them as received.
     fn stash(&self, data: &[u8]);
 
     /// The peer holds everything before `peer_received`: trims the replay buffer.
-    fn trim(&self, peer_received: u64) {
-        self.stream().trim(peer_received);
-    }
+    fn trim(&self, peer_received: u64);
 
     /// Passes the kept bytes from position `from` on to `f`, in contiguous pieces, until `f` takes less than it was
     /// offered or no bytes are left. Returns the position reached.
@@ -107,7 +100,7 @@ pub trait FlowIo: Send + Sync + 'static {
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()>;
 
     /// The replay is written: makes `transport`, which was [prepared](Self::prepare), the flow's transport, and wakes
-    /// sleepers. If the application has ended its direction, the write side is shut here, as [`Stream::install`]
+    /// sleepers. If the application has ended its direction, the write side is shut here, as [`Stream::install`](slim_stream::Stream::install)
     /// does. This happens under the lock under which the application ends its direction, because it may do so at any
     /// moment.
     fn install(&self, transport: Transport);
@@ -147,9 +140,7 @@ pub trait FlowIo: Send + Sync + 'static {
     }
 
     /// The number of bytes after which the application ended its direction, if it has.
-    fn local_final(&self) -> Option<u64> {
-        self.stream().local_final()
-    }
+    fn local_final(&self) -> Option<u64>;
 
     /// For a flow that the application has closed: its bytes that the peer has not acknowledged. `None` once the
     /// transport is closed and all bytes sent are acknowledged, or data came in after the close, or the flow was given

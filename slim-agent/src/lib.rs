@@ -26,6 +26,7 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
+//! | [`offered`] | one agent for several copies of this crate in a process; its `host` lies above `agent`, its `guest` below |
 //! | `agent` | the handle that application threads use |
 //! | `thread`, `driven` | the agent thread, and the agent without a thread: both drive the event loop |
 //! | `event_loop` | the runtime, with its sockets and tasks |
@@ -79,6 +80,7 @@ mod shared;
 mod tasks;
 mod thread;
 
+pub mod offered;
 pub mod transport;
 pub mod turn;
 

@@ -23,8 +23,14 @@ const ROLE: &str = "AGENT_TEST_PANIC";
 struct Mistake(AtomicBool, Stream);
 
 impl FlowIo for Mistake {
-    fn stream(&self) -> &Stream {
-        &self.1
+    fn sent(&self) -> u64 {
+        self.1.sent()
+    }
+    fn trim(&self, peer_received: u64) {
+        self.1.trim(peer_received);
+    }
+    fn local_final(&self) -> Option<u64> {
+        self.1.local_final()
     }
     fn live(&self) {}
     fn legacy(&self, _: bool) {

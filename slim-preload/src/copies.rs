@@ -1,11 +1,31 @@
-//! What the library offers to a program that links SLIM itself: see [`slim_sys::copies`].
+//! What the library offers to a program that links SLIM itself: see [`slim_sys::copies`] and [`slim_agent::offered`].
 
+use slim_agent::Agent;
+use slim_agent::offered::OfferedAgentCalls;
+use slim_agent::offered::host::{self, AgentOwner};
 use slim_sys::copies::OfferedCalls;
+
+use crate::runtime;
 
 // The name is `slim_sys::copies::SYMBOL`.
 #[unsafe(no_mangle)]
 extern "C" fn slim_offered_1() -> *const OfferedCalls {
     slim_sys::offered()
+}
+
+// The name is `slim_agent::offered::SYMBOL`.
+#[unsafe(no_mangle)]
+extern "C" fn slim_offered_agent_1() -> *const OfferedAgentCalls {
+    host::offered::<OfferedHere>()
+}
+
+/// The agent of this process.
+struct OfferedHere;
+
+impl AgentOwner for OfferedHere {
+    fn agent(digest: &[u8; 32]) -> Option<Agent> {
+        runtime::agent_for(digest)
+    }
 }
 
 #[cfg(test)]
@@ -16,5 +36,7 @@ mod tests {
     fn the_name_is_the_one_that_programs_look_up() {
         assert_eq!(slim_sys::copies::SYMBOL, c"slim_offered_1");
         assert!(std::ptr::eq(slim_offered_1(), slim_sys::offered()));
+        assert_eq!(slim_agent::offered::SYMBOL, c"slim_offered_agent_1");
+        assert!(!slim_offered_agent_1().is_null());
     }
 }

@@ -5,7 +5,7 @@ use crate::flow::{Flow, Mode};
 use crate::{options, sys, transport};
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FlowToken, Verdict};
-use slim_stream::{Delivery, DrainError, Drained, Probe, Stream, Undelivered};
+use slim_stream::{Delivery, DrainError, Drained, Probe, Undelivered};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
@@ -108,8 +108,16 @@ impl Drop for Handle {
 }
 
 impl FlowIo for Handle {
-    fn stream(&self) -> &Stream {
-        &self.flow.stream
+    fn sent(&self) -> u64 {
+        self.flow.stream.sent()
+    }
+
+    fn trim(&self, peer_received: u64) {
+        self.flow.stream.trim(peer_received);
+    }
+
+    fn local_final(&self) -> Option<u64> {
+        self.flow.stream.local_final()
     }
 
     fn live(&self) {

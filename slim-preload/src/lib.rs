@@ -27,9 +27,9 @@
 //! | [`flow`] | one flow |
 //! | [`mirror`], [`rings`] | the registrations of an epoll instance; io_uring |
 //! | [`options`], [`kept_names`] | socket options that a new transport gets; addresses of connections that are plain TCP |
+//! | `copies` | what a program that links SLIM itself shares with this library |
 //! | [`runtime`] | whether SLIM works in this process, and its agent |
 //! | [`descriptors`], [`sleep`], [`stand_in`] | numbers of SLIM's own; threads that sleep in `poll`; sockets in place of a dead transport |
-//! | `copies` | what a program that links SLIM itself shares with this library |
 //! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; page shared with children; the kernel |
 //!
 //! This crate makes no decisions about peers and networks: `slim-core` decides, driven by `slim-agent`.

@@ -12,6 +12,7 @@ use crate::{
     transport,
 };
 use libc::{c_int, c_void};
+use slim_agent::offered::host;
 use slim_core::FinHow;
 use slim_sys::{limit, numbers};
 use std::sync::atomic::Ordering;
@@ -289,7 +290,9 @@ extern "C" fn at_very_last(_: *mut c_void) {
 /// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
 /// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for.
 extern "C" fn at_exit() {
-    if !table::any() || !runtime::in_own_process() {
+    // Flows of a program that links SLIM itself are delivered, too.
+    let any = table::any() || host::has_flows();
+    if !any || !runtime::in_own_process() {
         return;
     }
     table::for_each_flow(|fd, f| {
@@ -310,8 +313,9 @@ extern "C" fn at_exit() {
     // The first call lets the agent find out which closed flows have lost their transport. The second call waits for
     // those, and returns at once when there are none.
     let answers = runtime::with_agent(|a| {
-        a.drain_exit(Duration::ZERO);
-        a.drain_exit(EXIT_LIMIT)
+        // On a busy machine the agent answers late. The second call would then return before the agent knows.
+        let looked = a.drain_exit(Duration::ZERO) || a.flush(EXIT_LIMIT);
+        looked && a.drain_exit(EXIT_LIMIT)
     });
     if answers != Some(true) {
         return;

@@ -7,6 +7,7 @@
 use crate::{descriptors, direct, heap, marks, sys};
 use libc::c_int;
 use slim_agent::Agent;
+use slim_agent::offered::host;
 use slim_core::config::{Config, LogLevel, Policy};
 use slim_sys::lock::Lock;
 use std::io;
@@ -263,7 +264,7 @@ pub fn switch_off(why: &str) {
     if let Some(agent) = agent {
         say(&format!("{why}; connections are plain TCP"));
         // Tells the peers, and delivers the remaining bytes of flows that the application has closed.
-        agent.drain_exit(RETIRING);
+        host::step_back(&agent, RETIRING);
         if !agent.retire(RETIRING) {
             say("SLIM's thread has not ended");
         }
@@ -281,6 +282,7 @@ pub fn end() {
         agent.take()
     });
     if let Some(agent) = agent {
+        host::step_back(&agent, Duration::ZERO);
         agent.retire(LIMIT);
     }
 }
@@ -292,6 +294,13 @@ pub fn with_agent<R>(f: impl FnOnce(&Agent) -> R) -> Option<R> {
     }
     let agent = AGENT.with(|a| a.clone())?;
     Some(f(&agent))
+}
+
+/// The agent, for a program that links SLIM itself and has settings with this digest. Starts it if necessary.
+pub fn agent_for(digest: &[u8; 32]) -> Option<Agent> {
+    // Under the lock, for which a fork waits: see `config`.
+    let wanted = || sys::keep_errno(|| AGENT.with(|_| config().serves(digest)));
+    (possible() && wanted() && ready()).then(|| with_agent(Agent::clone))?
 }
 
 /// Before a fork: takes the lock, so that the child inherits a consistent state.
@@ -308,6 +317,7 @@ pub fn after_fork_parent() {
 pub fn after_fork_child() {
     if STATE.load(Ordering::Relaxed) == READY {
         Agent::after_fork_child();
+        host::after_fork_child();
         sys::proc::forget();
         // SAFETY: locked by `before_fork`. The handle's thread does not exist here; it is forgotten, not
         // dropped, because dropping would talk to that thread.

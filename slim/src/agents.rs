@@ -1,4 +1,5 @@
-//! The agents of this process: sessions with equal settings share one.
+//! The agents of this process: sessions with equal settings share one. Under the preload library that is the preload library's agent, if
+//! it has the same settings, too.
 
 use std::io;
 use std::process;
@@ -17,7 +18,8 @@ use crate::forks;
 pub enum AgentThread {
     /// No thread: the agent works while the program is in [`Session::progress`](crate::Session::progress), or waits in a blocking call.
     None,
-    /// A thread of its own.
+    /// A thread of its own. Sessions with equal settings share it; under the preload library, if that has these settings, too, it is the
+    /// preload library's thread.
     #[default]
     Own,
 }
@@ -74,16 +76,19 @@ pub(crate) fn join(config: &Config, thread: AgentThread) -> io::Result<Agent> {
     let mut agents = agents();
     // Before the first descriptor is made.
     slim_sys::copies::join();
-    let found = agents
-        .iter_mut()
-        .find(|shared| shared.config == *config && shared.thread == thread);
-    if let Some(shared) = found {
+    let usable = |shared: &&mut JoinedAgent| {
+        shared.config == *config && shared.thread == thread && !shared.agent.has_left()
+    };
+    if let Some(shared) = agents.iter_mut().find(usable) {
         shared.sessions += 1;
         return Ok(shared.agent.clone());
     }
     let agent = forks::keep_out(|| match thread {
         AgentThread::None => Agent::start_driven(config.clone()),
-        AgentThread::Own => Agent::start(config.clone()),
+        AgentThread::Own => match Agent::join(config) {
+            Some(agent) => Ok(agent),
+            None => Agent::start(config.clone()),
+        },
     })?;
     agents.push(JoinedAgent {
         config: config.clone(),
@@ -95,11 +100,11 @@ pub(crate) fn join(config: &Config, thread: AgentThread) -> io::Result<Agent> {
 }
 
 /// Ends the use of an agent by one session. The last session ends the agent: it waits at most `limit` for the delivery of sent bytes,
-/// and at most `limit` again for the agent thread. Returns false if that thread has not ended.
-pub(crate) fn leave(config: &Config, thread: AgentThread, limit: Duration) -> bool {
+/// and at most `limit` again for the agent thread. Returns false if that thread has not ended. The preload library's agent goes on, but
+/// forgets the flows of these sessions.
+pub(crate) fn leave(agent: &Agent, limit: Duration) -> bool {
     let mut all = agents();
-    let is_it = |shared: &JoinedAgent| shared.config == *config && shared.thread == thread;
-    let Some(at) = all.iter().position(is_it) else {
+    let Some(at) = all.iter().position(|shared| shared.agent.is_same(agent)) else {
         return true;
     };
     all[at].sessions -= 1;
@@ -109,6 +114,9 @@ pub(crate) fn leave(config: &Config, thread: AgentThread, limit: Duration) -> bo
     let shared = all.swap_remove(at);
     // A session that is opened meanwhile with the same settings starts a new agent.
     drop(all);
+    if shared.agent.is_elsewhere() {
+        return shared.agent.leave(limit);
+    }
     shared.agent.drain_exit(limit);
     forks::keep_out(|| shared.agent.retire(limit))
 }

@@ -64,7 +64,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens a session. Starts an agent, unless another session with the same settings has one.
+    /// Opens a session. Starts an agent, unless another session with the same settings, or the preload library, has one.
     ///
     /// # Errors
     /// [`SessionError::Agent`]: the agent got no socket, descriptor or thread, or the job key's file could not be used.
@@ -73,14 +73,13 @@ impl Session {
             .map_err(|problem| SessionError::Agent(io::Error::other(problem.to_string())))?;
         let thread = options.agent_thread;
         let agent = agents::join(&options.config, thread).map_err(SessionError::Agent)?;
-        let key = options.config.job_key.as_ref();
-        match Hub::new(agent, &options.job, key) {
+        match Hub::new(agent.clone(), &options.job, &options.config) {
             Ok(hub) => Ok(Self {
                 options,
                 hub: Arc::new(hub),
             }),
             Err(e) => {
-                agents::leave(&options.config, thread, DROPPED);
+                agents::leave(&agent, DROPPED);
                 Err(SessionError::Agent(e))
             }
         }
@@ -230,7 +229,7 @@ impl Session {
         self.hub.stats()
     }
 
-    /// Closes all endpoints and flows. Waits at most `limit` until all sent bytes are delivered. If no other session uses the agent, the
+    /// Closes all endpoints and flows. Waits at most `limit` until all sent bytes are delivered. If nothing else uses the agent, the
     /// call also ends the agent, which may take about as long again. No [posted](crate::Flow::post) buffer is kept after it.
     ///
     /// # Errors
@@ -273,7 +272,7 @@ impl Session {
         self.hub
             .wait_for_lingering(limit.saturating_sub(begun.elapsed()));
         let left = limit.saturating_sub(begun.elapsed()).max(limit / 2);
-        let ended = agents::leave(&self.options.config, self.options.agent_thread, left);
+        let ended = agents::leave(&self.hub.agent, left);
         self.hub.release_posts();
         ended && sent
     }

@@ -5,21 +5,24 @@ use std::time::Duration;
 
 use slim_sys::cancel::uncancelled;
 
-use super::{Agent, Runs};
+use super::{Agent, AgentPlace, Runs};
 use crate::commands::done::Waiter;
 use crate::driven::Driven;
 
 impl Agent {
     pub(super) fn driven(&self) -> Option<&Driven> {
-        match &self.inner.runs {
-            Runs::Driven(driven) if !self.is_dead() => Some(driven),
-            _ => None,
+        match &self.own()?.runs {
+            Runs::Driven(driven) => Some(driven),
+            Runs::Alone(_) => None,
         }
     }
 
     /// Whether the agent has no thread, so that the program must [drive](Self::drive) it.
     pub fn is_driven(&self) -> bool {
-        matches!(self.inner.runs, Runs::Driven(_))
+        match &self.inner.place {
+            AgentPlace::Here(own) => matches!(own.runs, Runs::Driven(_)),
+            AgentPlace::Elsewhere(_) => false,
+        }
     }
 
     /// For an agent without a thread: the descriptor that is readable when [`drive`](Self::drive) has something to do. Valid until the
@@ -31,8 +34,10 @@ impl Agent {
     /// For an agent without a thread: [drives](Self::drive) it if commands wait, or if nobody has done so for 10 ms. Costs a few
     /// nanoseconds otherwise.
     pub fn attend(&self) {
-        if let Some(driven) = self.driven() {
-            match self.inner.commands.is_awake() {
+        if let Some(own) = self.own()
+            && let Runs::Driven(driven) = &own.runs
+        {
+            match own.commands.is_awake() {
                 true => driven.drive(),
                 false => driven.drive_at_times(),
             }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use slim_sys::lock::Guard;
 use slim_sys::{OwnFd, as_agent};
 
-use super::Agent;
+use super::{Agent, OwnAgent};
 use crate::commands::command::Command;
 use crate::commands::done::{self, Done};
 use crate::control::socket::{answering, bind_for_listener};
@@ -27,11 +27,14 @@ impl Agent {
     ///
     /// If the UDP port is taken, connections accepted there stay plain TCP, which is logged at level `info`.
     pub fn listen(&self, fd: BorrowedFd<'_>, addr: SocketAddr) {
-        if self.is_dead() {
-            return;
+        if let Some(guest) = self.guest() {
+            return guest.listen(fd, addr);
         }
+        let Some(own) = self.own() else {
+            return;
+        };
         as_agent(|| {
-            let mut listeners = self.listeners_at(|other| other == addr);
+            let mut listeners = own.listeners_at(|other| other == addr);
             if let Some(Served::Listeners(count)) = listeners.get_mut(&addr) {
                 *count += 1;
                 return;
@@ -39,12 +42,12 @@ impl Agent {
             let bind = || bind_for_listener(fd, addr);
             match claims::own_or_find(addr, bind) {
                 Found::Ours(socket, claims) => {
-                    self.inner.together.elsewhere.lock().remove(&addr);
-                    self.own(addr, socket, claims, &mut listeners);
+                    own.together.elsewhere.lock().remove(&addr);
+                    self.serve(addr, socket, claims, &mut listeners);
                 }
                 // Several processes listen there, each with its own listener.
                 Found::Elsewhere(owner) => {
-                    self.inner.together.elsewhere.lock().insert(addr, None);
+                    own.together.elsewhere.lock().insert(addr, None);
                     self.send(Command::Elsewhere { addr, owner });
                 }
                 Found::Nobody(error) => {
@@ -58,22 +61,24 @@ impl Agent {
 
     /// A listener on `addr` was closed.
     pub fn unlisten(&self, addr: SocketAddr) {
-        self.unlisten_with(addr, None);
+        match self.guest() {
+            Some(guest) => guest.unlisten(addr),
+            None => drop(self.unlisten_with(addr, None)),
+        }
     }
 
     /// Releases the UDP port of a listener's address, because the application wants to bind it. Waits at most 0.2 s
     /// until the control socket is closed. Flows that are already negotiated are not affected. Returns false if no
     /// control socket of this process had the port.
     pub fn release(&self, addr: SocketAddr) -> bool {
-        if self.is_dead() {
+        let Some(own) = self.own() else {
             return false;
-        }
+        };
         // A wildcard address conflicts with every address that has its port.
         let wanted = |other: &SocketAddr| {
             *other == addr || (addr.ip().is_unspecified() && other.port() == addr.port())
         };
-        let in_the_way: Vec<SocketAddr> = self
-            .inner
+        let in_the_way: Vec<SocketAddr> = own
             .together
             .listeners
             .lock()
@@ -86,9 +91,9 @@ impl Agent {
             let (done, closed) = done::done();
             // Prevents that it is bound again when the next connection is accepted.
             let until = Instant::now().checked_add(NEVER);
-            self.inner.together.elsewhere.lock().insert(addr, until);
+            own.together.elsewhere.lock().insert(addr, until);
             if let Some(Served::Listeners(count)) =
-                self.listeners_at(|other| other == addr).get_mut(&addr)
+                own.listeners_at(|other| other == addr).get_mut(&addr)
             {
                 *count = 1;
             }
@@ -100,10 +105,10 @@ impl Agent {
     }
 
     fn unlisten_with(&self, addr: SocketAddr, done: Option<Done>) -> bool {
-        if self.is_dead() {
+        let Some(own) = self.own() else {
             return false;
-        }
-        let last = match self.inner.together.listeners.lock().get_mut(&addr) {
+        };
+        let last = match own.together.listeners.lock().get_mut(&addr) {
             Some(Served::Listeners(count)) => {
                 *count = count.saturating_sub(1);
                 *count == 0
@@ -113,38 +118,20 @@ impl Agent {
         last && self.send(Command::Unlisten { addr, done })
     }
 
-    /// Locks the listeners once no control socket at an address for which `meant` holds is being closed. Closing takes
-    /// less than a millisecond; this waits at most [`CLOSE_LIMIT`].
-    fn listeners_at(
-        &self,
-        meant: impl Fn(SocketAddr) -> bool,
-    ) -> Guard<'_, HashMap<SocketAddr, Served>> {
-        let begun = Instant::now();
-        loop {
-            let listeners = self.inner.together.listeners.lock();
-            let closing =
-                |(addr, served): (&SocketAddr, &Served)| *served == Served::Closing && meant(*addr);
-            if !listeners.iter().any(closing) || begun.elapsed() > CLOSE_LIMIT {
-                return listeners;
-            }
-            drop(listeners);
-            thread::sleep(CLOSE_LOOK);
-        }
-    }
-
     /// Ensures that HELLO for connections to `local` reaches this process: by a control socket of its own, by the
     /// process that owns the control socket, or by a control socket bound here because no process has one. Signals are
     /// blocked.
     pub(super) fn find_control_socket(&self, local: SocketAddr) {
-        if self.is_dead() {
+        // The host of a guest does this for the guest.
+        let Some(own) = self.own() else {
             return;
-        }
+        };
         let mut listeners =
-            self.listeners_at(|other| answering([other].into_iter(), local).is_some());
+            own.listeners_at(|other| answering([other].into_iter(), local).is_some());
         if answering(listeners.keys().copied(), local).is_some() {
             return;
         }
-        let mut elsewhere = self.inner.together.elsewhere.lock();
+        let mut elsewhere = own.together.elsewhere.lock();
         let known = answering(elsewhere.keys().copied(), local);
         if let Some(until) = known.and_then(|known| elsewhere.get(&known))
             && until.is_none_or(|until| Instant::now() < until)
@@ -154,7 +141,7 @@ impl Agent {
         as_agent(|| match claims::find_or_own(local) {
             Found::Ours(socket, claims) => {
                 elsewhere.remove(&local);
-                self.own(local, socket, claims, &mut listeners);
+                self.serve(local, socket, claims, &mut listeners);
             }
             Found::Elsewhere(owner) => {
                 elsewhere.insert(local, None);
@@ -167,7 +154,7 @@ impl Agent {
         });
     }
 
-    fn own(
+    fn serve(
         &self,
         addr: SocketAddr,
         socket: OwnFd,
@@ -180,6 +167,27 @@ impl Agent {
             claims,
         }) {
             listeners.insert(addr, Served::Listeners(1));
+        }
+    }
+}
+
+impl OwnAgent {
+    /// Locks the listeners once no control socket at an address for which `meant` holds is being closed. Closing takes
+    /// less than a millisecond; this waits at most [`CLOSE_LIMIT`].
+    fn listeners_at(
+        &self,
+        meant: impl Fn(SocketAddr) -> bool,
+    ) -> Guard<'_, HashMap<SocketAddr, Served>> {
+        let begun = Instant::now();
+        loop {
+            let listeners = self.together.listeners.lock();
+            let closing =
+                |(addr, served): (&SocketAddr, &Served)| *served == Served::Closing && meant(*addr);
+            if !listeners.iter().any(closing) || begun.elapsed() > CLOSE_LIMIT {
+                return listeners;
+            }
+            drop(listeners);
+            thread::sleep(CLOSE_LOOK);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -119,10 +120,28 @@ pub(crate) enum Command {
         limit: Duration,
         done: Done,
     },
+    /// Ends the session of the flows with these tokens. The answer is how many there were, without closed ones that are not delivered.
+    EndFlows {
+        tokens: RangeInclusive<FlowToken>,
+        how: FlowsEnd,
+        answer: Arc<AtomicUsize>,
+        done: Done,
+    },
     /// The first thread of the process ends, while others may go on.
     FirstThreadEnds,
     /// Ends the agent thread.
     Retire,
+}
+
+/// How [`Command::EndFlows`] ends flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FlowsEnd {
+    /// The front end is gone.
+    Forgotten,
+    /// The agent is about to end: flows without a transport get an error, all others become plain TCP.
+    Lost,
+    /// They become plain TCP, flows without a transport as soon as they have one. Closed flows that are not delivered yet go on.
+    Plain,
 }
 
 /// The application's end, for any thread and any signal handler; never blocks.

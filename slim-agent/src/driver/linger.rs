@@ -65,6 +65,11 @@ impl Linger {
         }
     }
 
+    /// Whether the flow is in the table.
+    pub(crate) fn has(&self, token: FlowToken) -> bool {
+        self.flows.contains_key(&token)
+    }
+
     fn add(&mut self, now: Time, token: FlowToken) {
         let lingering = Lingering {
             closed: now,

@@ -5,6 +5,7 @@
 mod actions;
 mod addresses;
 mod conns;
+mod ending;
 mod flows;
 mod linger;
 mod listeners;
@@ -15,6 +16,7 @@ use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -324,6 +326,16 @@ impl Driver {
                 self.log
                     .debug(|| format!("at exit: {:?}", self.endpoint.tables()));
                 self.watch.exiting(now + limit, done);
+            }
+            Command::EndFlows {
+                tokens,
+                how,
+                answer,
+                done,
+            } => {
+                answer.store(self.end_flows(now, tokens, how), Ordering::Release);
+                self.carry_out();
+                done.tell();
             }
             Command::FirstThreadEnds => self.tasks.start_and_forget(Task::RetireWhenAlone),
             Command::Retire => self.retired = true,

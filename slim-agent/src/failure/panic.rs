@@ -16,6 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::mem;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{self, AssertUnwindSafe};
 use std::rc::Rc;
@@ -82,7 +83,8 @@ pub(crate) fn is_usable() -> bool {
     CAUGHT.try_with(|_| ()).is_ok()
 }
 
-fn set_hook() {
+/// Has panics of this copy's agents survived, and those inside [`caught`] not printed.
+pub(crate) fn set_hook() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let others = panic::take_hook();
@@ -151,6 +153,12 @@ impl Survivor {
     /// Whether there is such a flow.
     pub(crate) fn has(&self, token: FlowToken) -> bool {
         self.flows.borrow().contains_key(&token)
+    }
+
+    /// The flows with these tokens.
+    pub(crate) fn tokens(&self, tokens: RangeInclusive<FlowToken>) -> Vec<FlowToken> {
+        let flows = self.flows.borrow();
+        flows.range(tokens).map(|(token, _)| *token).collect()
     }
 
     /// Records whether the flow is without a transport: from the moment that it is suspended until it has a transport
@@ -256,7 +264,8 @@ impl Survivor {
                 done: Some(done), ..
             }
             | Command::Flush { done }
-            | Command::DrainExit { done, .. } => done.tell(),
+            | Command::DrainExit { done, .. }
+            | Command::EndFlows { done, .. } => done.tell(),
             // Every flow is plain TCP by now, or has its error. A socket that is part of the command is closed here.
             _ => {}
         }

@@ -284,8 +284,14 @@ mod tests {
     }
 
     impl FlowIo for Replayer {
-        fn stream(&self) -> &Stream {
-            &self.0
+        fn sent(&self) -> u64 {
+            self.0.sent()
+        }
+        fn trim(&self, peer_received: u64) {
+            self.0.trim(peer_received);
+        }
+        fn local_final(&self) -> Option<u64> {
+            self.0.local_final()
         }
         fn live(&self) {}
         fn legacy(&self, _: bool) {}

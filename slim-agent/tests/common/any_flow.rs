@@ -224,8 +224,16 @@ fn cause(e: io::Error) -> Cause {
 }
 
 impl FlowIo for AnyFlow {
-    fn stream(&self) -> &Stream {
-        &self.stream
+    fn sent(&self) -> u64 {
+        self.stream.sent()
+    }
+
+    fn trim(&self, peer_received: u64) {
+        self.stream.trim(peer_received);
+    }
+
+    fn local_final(&self) -> Option<u64> {
+        self.stream.local_final()
     }
 
     fn live(&self) {

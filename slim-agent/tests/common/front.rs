@@ -189,8 +189,16 @@ impl FlowSocket {
 }
 
 impl FlowIo for FlowSocket {
-    fn stream(&self) -> &Stream {
-        &self.stream
+    fn sent(&self) -> u64 {
+        self.stream.sent()
+    }
+
+    fn trim(&self, peer_received: u64) {
+        self.stream.trim(peer_received);
+    }
+
+    fn local_final(&self) -> Option<u64> {
+        self.stream.local_final()
     }
 
     fn live(&self) {

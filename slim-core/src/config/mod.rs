@@ -6,6 +6,7 @@
 
 mod peers;
 mod problem;
+mod sharing;
 mod value;
 
 use std::ffi::OsString;

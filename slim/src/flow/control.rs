@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use slim_agent::{FlowIo, Transport, TransportRef};
 use slim_core::{Cause, Verdict};
-use slim_stream::{Delivery, Drained, Probe, SendHalf, Stream, Undelivered};
+use slim_stream::{Delivery, Drained, Probe, SendHalf, Undelivered};
 use slim_sys::{Errno, KeepAlive, OwnFd};
 
 use super::core::{FlowCore, FlowCtl};
@@ -154,8 +154,16 @@ fn verdict(cause: Cause) -> Verdict {
 }
 
 impl FlowIo for FlowCore {
-    fn stream(&self) -> &Stream {
-        &self.stream
+    fn sent(&self) -> u64 {
+        self.stream.sent()
+    }
+
+    fn trim(&self, peer_received: u64) {
+        self.stream.trim(peer_received);
+    }
+
+    fn local_final(&self) -> Option<u64> {
+        self.stream.local_final()
     }
 
     fn live(&self) {

@@ -336,11 +336,12 @@ impl FlowCore {
         ctl.introducing = None;
         self.stream.renew();
         let io: Arc<dyn FlowIo> = self.clone();
-        if let Some((agreed, last)) = agreed {
+        let opened = if let Some((agreed, last)) = agreed {
             let ends = (local, self.remote());
             // The peer knows the flow, so it can be asked about an end of the stream.
             self.live.store(true, Ordering::Release);
-            self.agent()
+            let opened = self
+                .agent()
                 .open_agreed(self.token, io, self.role, ends, agreed);
             if !last.is_empty() {
                 // The send buffer has room for it. If the connection is dead, the first data call meets the error.
@@ -348,14 +349,19 @@ impl FlowCore {
             }
             // The messages of the introduction do not count as bytes of the stream.
             self.stream.install(&mut ctl.receiving, sock.raw());
+            opened
         } else {
             self.agent()
-                .open(self.token, io, self.role, local, self.remote());
-        }
+                .open(self.token, io, self.role, local, self.remote())
+        };
         self.stream.begin();
         self.connecting.store(false, Ordering::Release);
         drop(ctl);
         self.hub.tell(self.id(), FlowChange::Connected);
+        if !opened {
+            // The agent is gone: the preload library, whose agent it was, has stepped back.
+            self.legacy(self.hub.is_required());
+        }
         self.note(bits::CHANGED | bits::READABLE | bits::WRITABLE);
     }
 

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use slim_agent::Agent;
 use slim_core::auth::JobKey;
+use slim_core::config::{Config, Policy};
 use slim_sys::{Errno, OwnFd};
 
 use self::event_queue::{Callback, EventQueue};
@@ -94,6 +95,8 @@ pub(crate) struct Hub {
     pub(crate) agent: Agent,
     job: String,
     key: Option<JobKey>,
+    /// Flows may not be plain TCP.
+    is_required: bool,
     /// The process that opened the session.
     pid: u32,
     set: OwnedFd,
@@ -126,7 +129,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Hub {
-    pub(crate) fn new(agent: Agent, job: &str, key: Option<&JobKey>) -> io::Result<Self> {
+    pub(crate) fn new(agent: Agent, job: &str, config: &Config) -> io::Result<Self> {
         let set = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = slim_sys::eventfd()?;
         let data = epoll::EventData::new_u64(WAKE);
@@ -141,7 +144,8 @@ impl Hub {
         Ok(Self {
             agent,
             job: job.to_owned(),
-            key: key.cloned(),
+            key: config.job_key.clone(),
+            is_required: config.policy == Policy::Required,
             pid: process::id(),
             set,
             wake,
@@ -164,6 +168,11 @@ impl Hub {
             key: self.key.as_ref(),
             name: &self.job,
         }
+    }
+
+    /// Whether the settings forbid flows that are plain TCP from the beginning.
+    pub(crate) fn is_required(&self) -> bool {
+        self.is_required
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {

@@ -1,6 +1,7 @@
 //! Runs a test again in a process of its own, under the preload library.
 
-use std::collections::BTreeSet;
+#![allow(dead_code, reason = "each test program uses only a part")]
+
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -30,6 +31,32 @@ fn library() -> PathBuf {
 
 /// Whether this process has the preload library. If not, the test of this name is run in a process that has it.
 pub fn is_under_preload(test: &str) -> bool {
+    is_under(test, library)
+}
+
+/// As [`is_under_preload`], with a preload library that does not offer its agent, as that of an older version.
+pub fn is_under_older_preload(test: &str) -> bool {
+    is_under(test, || {
+        let older = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join(format!("older.{}.{test}.so", std::process::id()));
+        let mut library = fs::read(library()).unwrap();
+        let name = b"slim_offered_agent_1\0";
+        let mut at: Vec<usize> = Vec::new();
+        for (n, bytes) in library.windows(name.len()).enumerate() {
+            if bytes == name {
+                at.push(n);
+            }
+        }
+        assert!(!at.is_empty(), "the library does not offer its agent");
+        for n in at {
+            library[n..n + 4].copy_from_slice(b"hide");
+        }
+        fs::write(&older, library).unwrap();
+        older
+    })
+}
+
+fn is_under(test: &str, library: impl FnOnce() -> PathBuf) -> bool {
     if std::env::var_os("LD_PRELOAD").is_some() {
         return true;
     }
@@ -38,13 +65,17 @@ pub fn is_under_preload(test: &str) -> bool {
         std::process::id(),
         test
     ));
+    let library = library();
     let ran = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--nocapture", test])
-        .env("LD_PRELOAD", library())
+        .env("LD_PRELOAD", &library)
         .env("SLIM_EVENTS", &events)
         .output()
         .unwrap();
     let _ = fs::remove_file(&events);
+    if library.starts_with(env!("CARGO_TARGET_TMPDIR")) {
+        let _ = fs::remove_file(&library);
+    }
     let said = String::from_utf8_lossy(&ran.stdout) + String::from_utf8_lossy(&ran.stderr);
     println!("{said}");
     assert!(
@@ -77,9 +108,4 @@ pub fn logged() -> Vec<Line> {
         kind: field(line, "kind"),
     };
     text.lines().map(line).collect()
-}
-
-/// The connections that the preload library has managed in this process.
-pub fn managed() -> BTreeSet<(SocketAddr, SocketAddr)> {
-    logged().iter().map(|line| line.ends).collect()
 }

@@ -1,0 +1,42 @@
+//! Many flows that end at once, because their front end or the agent is about to go.
+
+use std::ops::RangeInclusive;
+
+use slim_core::{FlowToken, Time, Verdict};
+
+use super::Driver;
+use crate::commands::command::FlowsEnd;
+
+impl Driver {
+    /// Ends the session of the flows with these tokens. Returns how many there were, without closed ones that are not delivered.
+    pub(super) fn end_flows(
+        &mut self,
+        now: Time,
+        tokens: RangeInclusive<FlowToken>,
+        how: FlowsEnd,
+    ) -> usize {
+        let all = self.survivor.tokens(tokens);
+        let lingers = |driver: &Self, token| driver.watch.linger.has(token);
+        let open = all.iter().filter(|token| !lingers(self, **token)).count();
+        for token in all {
+            match how {
+                FlowsEnd::Forgotten => self.gone(now, token),
+                FlowsEnd::Lost => self.lose(now, token),
+                FlowsEnd::Plain if lingers(self, token) => {}
+                FlowsEnd::Plain => self.endpoint.demote(now, token),
+            }
+        }
+        open
+    }
+
+    /// Ends a flow as after a panic of the agent.
+    fn lose(&mut self, now: Time, token: FlowToken) {
+        if let Some(io) = self.survivor.io(token) {
+            match self.survivor.is_away(token) {
+                true => io.escalate(Verdict::Errno(libc::ECONNRESET)),
+                false => io.legacy(false),
+            }
+        }
+        self.gone(now, token);
+    }
+}
