@@ -221,6 +221,15 @@ pub unsafe extern "C" fn slim_btl_progress(module: &BtlModule) -> c_int {
     module.progress() as c_int
 }
 
+/// Reports the state of all peers and flows.
+///
+/// # Safety
+/// The module is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_dump(module: &BtlModule) {
+    module.dump();
+}
+
 /// Closes the module.
 ///
 /// # Safety

@@ -78,7 +78,7 @@ pub struct BtlEndpoint {
     spreads: AtomicBool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct EndpointState {
     link: PeerLink,
     token: u64,
@@ -416,8 +416,11 @@ impl BtlEndpoint {
 
 impl fmt::Debug for BtlEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The lock is not waited for: a debugger may have stopped its holder.
         f.debug_struct("BtlEndpoint")
             .field("name", &self.name)
+            .field("let_go", &self.let_go)
+            .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }

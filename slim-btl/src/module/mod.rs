@@ -2,6 +2,7 @@
 
 mod deferred;
 mod doubt;
+mod dump;
 mod progress;
 mod rails;
 
@@ -347,6 +348,7 @@ impl fmt::Debug for BtlModule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BtlModule")
             .field("me", &self.me)
+            .field("round", &self.round)
             .finish_non_exhaustive()
     }
 }

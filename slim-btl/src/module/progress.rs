@@ -45,7 +45,7 @@ pub(super) enum LinkStage {
 /// A flow, with its received bytes.
 pub(super) struct BtlLink {
     /// `None`: no address could be connected to.
-    flow: Option<Arc<Flow>>,
+    pub(super) flow: Option<Arc<Flow>>,
     pub(super) endpoint: Option<Arc<BtlEndpoint>>,
     pub(super) stage: LinkStage,
     token: u64,
@@ -117,6 +117,20 @@ impl BtlLink {
             is_rail,
             ..Self::new(flow, Some(endpoint), LinkStage::Connecting)
         }
+    }
+
+    /// What distinguishes the link, as text.
+    pub(super) fn summary(&self) -> String {
+        format!(
+            "{:?} with {:?}: rail {}, goodbye {}, idle {}, busy {}, {:?}",
+            self.stage,
+            self.endpoint.as_ref().map(|endpoint| endpoint.name),
+            self.is_rail,
+            self.goodbye,
+            self.idle,
+            self.busy,
+            self.reader
+        )
     }
 
     /// Limit of a frame's payload. Whoever has not shown the token yet may be a stranger.
