@@ -3,6 +3,8 @@
 mod deferred;
 mod doubt;
 mod dump;
+mod handshake;
+mod link;
 mod progress;
 mod rails;
 
@@ -20,7 +22,8 @@ use slim::{Config, Session, SessionError, SessionOptions};
 
 use self::deferred::{Deferred, DeferredThread};
 use self::doubt::Doubts;
-use self::progress::{BtlLink, ProgressState};
+use self::link::BtlLink;
+use self::progress::ProgressState;
 use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
@@ -71,12 +74,15 @@ pub struct ModuleOptions {
     pub if_exclude: String,
     /// Settings of the session.
     pub config: Config,
+    /// How long a connection may last without a hello. Then it is closed; a connector that is late connects anew.
+    pub hello_limit: Duration,
 }
 
 /// The module. Its methods may be called by several threads at the same time.
 pub struct BtlModule {
     me: ProcName,
     upcalls: Upcalls,
+    hello_limit: Duration,
     session: Session,
     blob: ProcBlob,
     peers: Mutex<HashMap<ProcName, Arc<BtlEndpoint>>>,
@@ -135,6 +141,7 @@ impl BtlModule {
         let module = Self {
             me: options.me,
             upcalls,
+            hello_limit: options.hello_limit,
             session,
             blob: ProcBlob {
                 token: u64::from_le_bytes(token),
@@ -210,7 +217,7 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
-        endpoint.end().into_iter().for_each(FragRef::free);
+        endpoint.end(true).into_iter().for_each(FragRef::free);
         for flow in flows {
             // Progress receives the rest, and closes the flow at the end of the peer's stream.
             let _ = flow.finish();
