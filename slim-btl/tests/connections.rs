@@ -4,13 +4,16 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::slice;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use slim::Config;
-use slim_btl::frag::FragRef;
+use slim_btl::endpoint::BtlEndpoint;
+use slim_btl::frag::{ALWAYS_CALLBACK, BTL_OWNERSHIP, BtlDescriptor, FragRef};
 use slim_btl::hdr::{BtlHello, FrameHeader, FrameKind, HEADER};
 use slim_btl::module::{BtlModule, ModuleOptions, Upcalls};
 use slim_btl::proc::{ProcAddress, ProcBlob, ProcName};
@@ -178,7 +181,7 @@ impl Listening {
     }
 
     /// Sends a fragment of 8 bytes to it.
-    fn send(&self, module: &BtlModule) {
+    fn send(&self, module: &BtlModule) -> Arc<BtlEndpoint> {
         let blob = ProcBlob {
             token: 7,
             addresses: vec![ProcAddress {
@@ -189,8 +192,9 @@ impl Listening {
         };
         let proc = ptr::dangling_mut();
         let endpoint = module.add(self.name, proc, &blob.encode()).unwrap();
-        let frag = FragRef::allocate(8, slim_btl::frag::BTL_OWNERSHIP, 255).unwrap();
+        let frag = FragRef::allocate(8, BTL_OWNERSHIP, 255).unwrap();
         assert_eq!(module.send(&endpoint, frag, TAG), 0);
+        endpoint
     }
 
     /// Accepts a connection, and reads its hello.
@@ -347,5 +351,57 @@ fn a_stranger_that_says_nothing_is_disconnected() {
     assert_eq!(read(&module, &mut stream, 1), None);
     assert!(begun.elapsed() > Duration::from_millis(250));
     nobody_is_lost();
+    module.close();
+}
+
+type Callback = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut BtlDescriptor, c_int);
+
+static COMPLETED: AtomicUsize = AtomicUsize::new(0);
+
+unsafe extern "C" fn completed(
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut BtlDescriptor,
+    status: c_int,
+) {
+    assert_eq!(status, 0);
+    COMPLETED.fetch_add(1, Ordering::SeqCst);
+}
+
+/// The thread for deferred sends has sent a fragment, and the program makes no progress before it lets go of the peer.
+#[test]
+fn letting_go_of_a_peer_completes_what_the_thread_has_sent() {
+    let _turn = turn();
+    COMPLETED.store(0, Ordering::SeqCst);
+    let module = module(LIMIT);
+    let peer = Listening::new(9);
+    let endpoint = peer.send(&module);
+    let mut stream = peer.accept(&module);
+    stream.write_all(&control(FrameKind::Accept)).unwrap();
+    let kinds: Vec<_> = (0..2)
+        .map(|_| frame(&module, &mut stream).unwrap().0)
+        .collect();
+    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    // The first send goes to the kernel at once; the second one, too long to be copied, is left to the thread.
+    let lens = [8, 10_000];
+    for len in lens {
+        let flags = BTL_OWNERSHIP | ALWAYS_CALLBACK;
+        let frag = FragRef::allocate(len, flags, 255).unwrap().into_raw();
+        let callback: Callback = completed;
+        // SAFETY: the descriptor is the test's until it is sent. Like Open MPI, the test writes to `des_cbfunc`, which is at 72.
+        unsafe { frag.byte_add(72).cast::<Callback>().write(callback) };
+        // SAFETY: the descriptor was made above.
+        let frag = unsafe { FragRef::from_raw(NonNull::new(frag).unwrap()) };
+        assert!(module.send(&endpoint, frag, TAG) >= 0);
+    }
+    let whole = (8 + 8) + (8 + 10_000);
+    stream.set_nonblocking(false).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.read_exact(&mut vec![0; whole]).unwrap();
+    // The thread notes what it has sent just after the system call.
+    thread::sleep(Duration::from_millis(20));
+    assert_eq!(COMPLETED.load(Ordering::SeqCst), 1);
+    module.remove(&endpoint);
+    assert_eq!(COMPLETED.load(Ordering::SeqCst), 2);
     module.close();
 }

@@ -27,6 +27,8 @@ pub(super) struct Deferred {
     any: AtomicBool,
     /// Number of times that progress has taken them.
     taken: AtomicU64,
+    /// Held by the thread while it sends.
+    sending: Mutex<()>,
     /// Fragments that the thread has sent: their callbacks must be called by a thread of the program.
     sent: Mutex<Vec<(Arc<BtlEndpoint>, FragRef)>>,
     any_sent: AtomicBool,
@@ -65,6 +67,13 @@ impl Deferred {
         std::mem::take(&mut *sent)
     }
 
+    /// From now on the thread sends nothing of this endpoint. What it has sent is in [`take_sent`](Self::take_sent).
+    pub(super) fn forget(&self, endpoint: &Arc<BtlEndpoint>) {
+        locked(&self.endpoints).retain(|known| !Arc::ptr_eq(known, endpoint));
+        // The thread may have taken the endpoint before.
+        drop(locked(&self.sending));
+    }
+
     fn run(&self) {
         while !self.ends.load(Ordering::Acquire) {
             let mut quiet = 0;
@@ -88,6 +97,7 @@ impl Deferred {
     }
 
     fn flush(&self) {
+        let _sending = locked(&self.sending);
         for endpoint in self.take() {
             let mut done = Vec::new();
             endpoint.flush(&mut done);

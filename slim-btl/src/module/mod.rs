@@ -217,6 +217,9 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
+        self.deferred.forget(endpoint);
+        // Callbacks for what the thread has sent, while Open MPI still knows the peer.
+        self.complete_deferred();
         endpoint.end(true).into_iter().for_each(FragRef::free);
         for flow in flows {
             // Progress receives the rest, and closes the flow at the end of the peer's stream.
@@ -277,11 +280,17 @@ impl BtlModule {
             sent += done.len();
             self.complete(&endpoint, done, SUCCESS);
         }
-        for (endpoint, frag) in self.deferred.take_sent() {
-            sent += 1;
+        sent + self.complete_deferred()
+    }
+
+    /// Completes what the thread has sent. Returns the number of fragments.
+    fn complete_deferred(&self) -> usize {
+        let sent = self.deferred.take_sent();
+        let count = sent.len();
+        for (endpoint, frag) in sent {
             self.complete(&endpoint, [frag], SUCCESS);
         }
-        sent
+        count
     }
 
     /// Begins to connect to a peer, unless that is under way (`None`). Returns whether it has begun.
