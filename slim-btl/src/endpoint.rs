@@ -44,6 +44,8 @@ pub struct SendEffects {
     pub done: Vec<FragRef>,
     /// Frames wait for the next system call: progress must flush the endpoint.
     pub deferred: bool,
+    /// Frames wait for the kernel to take more.
+    pub blocked: bool,
 }
 
 /// How a process and its peer are connected.
@@ -77,6 +79,8 @@ pub struct BtlEndpoint {
     let_go: AtomicBool,
     /// Fragments are spread over several rails.
     spreads: AtomicBool,
+    /// The thread for deferred sends looks after the frames that wait.
+    watched: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -126,6 +130,7 @@ impl BtlEndpoint {
             proc: AtomicPtr::new(ptr::null_mut()),
             let_go: AtomicBool::new(false),
             spreads: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -189,6 +194,7 @@ impl BtlEndpoint {
             PeerLink::Over => return SendOutcome::Unreachable(frag),
             PeerLink::Up if tag == FRAGMENT_TAG && state.rails.are_several() => {
                 state.rails.share(frag, &mut effects.done);
+                effects.blocked = !state.rails.are_flushed();
                 return SendOutcome::Queued;
             }
             _ => {}
@@ -203,6 +209,7 @@ impl BtlEndpoint {
         };
         let sent = first.send(frag, round, &mut effects.done);
         effects.deferred = first.is_deferring();
+        effects.blocked = first.backlog.is_blocked() && !first.backlog.is_empty();
         sent.map_or(SendOutcome::Queued, SendOutcome::Sent)
     }
 
@@ -229,12 +236,19 @@ impl BtlEndpoint {
         let pieces = [&header[..], head, body, padding];
         let sent = rail.send_copied(&pieces, round, &mut effects.done);
         effects.deferred = rail.is_deferring();
+        effects.blocked = rail.backlog.is_blocked() && !rail.backlog.is_empty();
         sent
     }
 
     /// Sends what waits, as far as the kernel takes it. Appends the fragments that are sent to `done`.
     pub(crate) fn flush(&self, done: &mut Vec<FragRef>) {
         self.state().rails.flush(done);
+    }
+
+    /// Whether the thread for deferred sends looks after the frames that wait; sets that to `on`.
+    pub(crate) fn watch(&self, on: bool) -> bool {
+        // Most calls find it as it is to be, and then need not write.
+        self.watched.load(Ordering::SeqCst) == on || self.watched.swap(on, Ordering::SeqCst) == on
     }
 
     /// Whether all frames are sent.

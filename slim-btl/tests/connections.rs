@@ -166,6 +166,17 @@ fn data(payload: &[u8; 8]) -> Vec<u8> {
     [&header.encode()[..], payload].concat()
 }
 
+/// A fragment of this length, all bytes 5. Like Open MPI, the test finds its memory by `des_segments`, which is at 56.
+fn fragment(len: usize, flags: u32) -> FragRef {
+    let frag = FragRef::allocate(len, flags, 255).unwrap().into_raw();
+    // SAFETY: the descriptor was made above, and is the test's until it is sent. A segment begins with its address.
+    unsafe {
+        let segment = frag.byte_add(56).cast::<*const *mut u8>().read();
+        ptr::write_bytes(*segment, 5, len);
+        FragRef::from_raw(NonNull::new(frag).unwrap())
+    }
+}
+
 /// A process that only listens.
 struct Listening {
     listener: TcpListener,
@@ -192,7 +203,7 @@ impl Listening {
         };
         let proc = ptr::dangling_mut();
         let endpoint = module.add(self.name, proc, &blob.encode()).unwrap();
-        let frag = FragRef::allocate(8, BTL_OWNERSHIP, 255).unwrap();
+        let frag = fragment(8, BTL_OWNERSHIP);
         assert_eq!(module.send(&endpoint, frag, TAG), 0);
         endpoint
     }
@@ -386,7 +397,7 @@ fn letting_go_of_a_peer_completes_what_the_thread_has_sent() {
     let lens = [8, 10_000];
     for len in lens {
         let flags = BTL_OWNERSHIP | ALWAYS_CALLBACK;
-        let frag = FragRef::allocate(len, flags, 255).unwrap().into_raw();
+        let frag = fragment(len, flags).into_raw();
         let callback: Callback = completed;
         // SAFETY: the descriptor is the test's until it is sent. Like Open MPI, the test writes to `des_cbfunc`, which is at 72.
         unsafe { frag.byte_add(72).cast::<Callback>().write(callback) };
@@ -403,5 +414,37 @@ fn letting_go_of_a_peer_completes_what_the_thread_has_sent() {
     assert_eq!(COMPLETED.load(Ordering::SeqCst), 1);
     module.remove(&endpoint);
     assert_eq!(COMPLETED.load(Ordering::SeqCst), 2);
+    module.close();
+}
+
+/// The kernel refuses messages, and the program makes no progress when it would take them: it computes, or waits for something else.
+#[test]
+fn refused_messages_are_sent_although_the_program_makes_no_progress() {
+    let _turn = turn();
+    let module = module(LIMIT);
+    let peer = Listening::new(9);
+    let endpoint = peer.send(&module);
+    let mut stream = peer.accept(&module);
+    stream.write_all(&control(FrameKind::Accept)).unwrap();
+    let kinds: Vec<_> = (0..2)
+        .map(|_| frame(&module, &mut stream).unwrap().0)
+        .collect();
+    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    // More than the kernel takes; the last ones are short, so that they are copied and count as sent.
+    let mut frames = 0;
+    for len in [1 << 20; 16].into_iter().chain([8; 3]) {
+        let frag = fragment(len, BTL_OWNERSHIP);
+        assert!(module.send(&endpoint, frag, TAG) >= 0);
+        frames += HEADER + len;
+    }
+    thread::sleep(Duration::from_millis(100));
+    stream.set_nonblocking(false).unwrap();
+    stream
+        .set_read_timeout(Some(Duration::from_secs(5)))
+        .unwrap();
+    let mut bytes = vec![0; frames];
+    stream.read_exact(&mut bytes).expect("all messages come");
+    assert_eq!(&bytes[frames - 8..], &[5; 8]);
+    stream.write_all(&control(FrameKind::Goodbye)).unwrap();
     module.close();
 }

@@ -81,6 +81,9 @@ impl BtlModule {
     fn goes_up(&self, link: &mut BtlLink) {
         link.stage = LinkStage::Up;
         self.flush(link);
+        if let Some(endpoint) = link.endpoint.as_ref().filter(|e| !e.is_flushed()) {
+            self.deferred_thread.watch(&self.deferred, endpoint);
+        }
         if let Some(endpoint) = link.endpoint.as_ref().filter(|_| !link.is_rail) {
             self.add_rails(endpoint);
         }

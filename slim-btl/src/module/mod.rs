@@ -13,7 +13,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -92,8 +92,6 @@ pub struct BtlModule {
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
     doubts: Doubts,
-    /// Number of calls of progress.
-    round: AtomicU64,
     deferred: Arc<Deferred>,
     deferred_thread: DeferredThread,
 }
@@ -152,7 +150,6 @@ impl BtlModule {
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
             doubts: Doubts::default(),
-            round: AtomicU64::new(1),
             deferred: Arc::default(),
             deferred_thread: DeferredThread::default(),
         };
@@ -231,7 +228,7 @@ impl BtlModule {
     /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
         let mut effects = SendEffects::default();
-        let round = self.round.load(Ordering::Relaxed);
+        let round = self.round();
         let outcome = endpoint.send(frag, tag, round, &mut effects);
         self.take_effect(endpoint, effects);
         match outcome {
@@ -258,15 +255,23 @@ impl BtlModule {
     /// Sends a payload of two parts. Returns false if that is not possible now.
     pub fn send_now(&self, endpoint: &Arc<BtlEndpoint>, tag: u8, payload: [&[u8]; 2]) -> bool {
         let mut effects = SendEffects::default();
-        let round = self.round.load(Ordering::Relaxed);
+        let round = self.round();
         let sent = endpoint.send_now(tag, payload, round, &mut effects);
         self.take_effect(endpoint, effects);
         sent
     }
 
+    /// Number of the present call of progress, or of the last one; from 1 on.
+    fn round(&self) -> u64 {
+        self.deferred.rounds.load(Ordering::Relaxed) + 1
+    }
+
     fn take_effect(&self, endpoint: &Arc<BtlEndpoint>, effects: SendEffects) {
         if effects.deferred {
             self.deferred_thread.defer(&self.deferred, endpoint);
+        }
+        if effects.blocked {
+            self.deferred_thread.watch(&self.deferred, endpoint);
         }
         self.complete(endpoint, effects.done, SUCCESS);
     }
@@ -279,6 +284,9 @@ impl BtlModule {
             endpoint.flush(&mut done);
             sent += done.len();
             self.complete(&endpoint, done, SUCCESS);
+            if !endpoint.is_flushed() {
+                self.deferred_thread.watch(&self.deferred, &endpoint);
+            }
         }
         sent + self.complete_deferred()
     }
@@ -364,7 +372,7 @@ impl fmt::Debug for BtlModule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BtlModule")
             .field("me", &self.me)
-            .field("round", &self.round)
+            .field("round", &self.round())
             .finish_non_exhaustive()
     }
 }

@@ -77,7 +77,7 @@ impl BtlModule {
             Err(TryLockError::WouldBlock) => return 0,
         };
         let state = &mut *state;
-        self.round.fetch_add(1, Ordering::Relaxed);
+        self.deferred.rounds.fetch_add(1, Ordering::Relaxed);
         let mut events = self.flush_deferred();
         for link in self.take_fresh() {
             self.adopt(state, link);
