@@ -214,3 +214,57 @@ fn both_hosts_renumbered_at_once() {
     let said = programs.each_ref().map(Running::lines);
     assert!(told, "{said:?} {}", Events::read(&lab));
 }
+
+/// Sends once to `server`, and again when the file exists, and prints how long the answer takes.
+const LATER: &str = r#"
+import os, socket, sys, time
+s = socket.create_connection((sys.argv[1], 7000), source_address=(sys.argv[2], 0))
+s.sendall(b"a")
+assert s.recv(1) == b"a"
+print("BEGUN", flush=True)
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+begun = time.time()
+s.sendall(b"b")
+assert s.recv(1) == b"b"
+print("TOOK", time.time() - begun, flush=True)
+"#;
+
+/// What LATER connects to.
+const ECHO: &str = r#"
+import socket, sys
+l = socket.create_server((sys.argv[1], 7000))
+print("READY", flush=True)
+s, _ = l.accept()
+while data := s.recv(1):
+    s.sendall(data)
+"#;
+
+/// The kernel sends no packet then, so that none is lost or sent again.
+#[test]
+fn an_idle_connection_whose_address_has_gone_is_moved_when_it_is_used() {
+    let Some(lab) = lab_with_python("gone", 2) else {
+        return;
+    };
+    let run = |node: usize, program: &str, args: &[&str]| {
+        let mut command: Command = lab.node(node).command("/usr/bin/python3");
+        command.args(["-c", program]).args(args);
+        let preload = artifacts::preload().expect("the preload library");
+        command.env("LD_PRELOAD", preload);
+        command.env("SLIM_EVENTS", events_dir(&lab).join("%h.%p.jsonl"));
+        Running::start(command).expect("start a program")
+    };
+    let server = run(1, ECHO, &["10.78.0.2"]);
+    assert!(server.wait_line(Duration::from_secs(20), |l| l == "READY"));
+    let go_on = lab.dir().join("go-on");
+    let go_on_path = go_on.to_str().expect("a path");
+    let client = run(0, LATER, &["10.78.0.2", "10.78.0.1", go_on_path]);
+    assert!(client.wait_line(Duration::from_secs(20), |l| l == "BEGUN"));
+    let live = || Events::read(&lab).of_kind("live").count() == 2;
+    assert!(eventually(Duration::from_secs(2), live), "no session");
+    ip(&lab, 0, "addr del 10.78.0.1/24 dev path1");
+    std::fs::write(&go_on, "").expect("write a file");
+    let took = client.wait_line(Duration::from_secs(15), |l| l.starts_with("TOOK"));
+    assert!(took, "{:?} {}", client.lines(), Events::read(&lab));
+    println!("{:?}", client.lines().last().map(|l| l.text.clone()));
+}

@@ -117,7 +117,7 @@ fn two_lines_carry_more_than_one() {
         "one line {one:.1} MB/s, two lines {two:.1} MB/s: {:.3}",
         two / one
     );
-    assert!(two >= 1.3 * one, "one {one:.1} MB/s, two {two:.1} MB/s");
+    assert!(two >= 1.6 * one, "one {one:.1} MB/s, two {two:.1} MB/s");
 }
 
 #[test]
@@ -177,4 +177,30 @@ fn a_silent_lines_share_moves_to_the_other_line_and_comes_back() {
     assert!(stall < 0.5, "{stall} s");
     let (last, least) = (rates.last(), rates.iter().copied().reduce(f64::min));
     assert!(*last.unwrap() > 1.2 * least.unwrap(), "{rates:?}");
+}
+
+/// One of two lines loses its address at one end and gets it back, several times; the other line is untouched.
+#[test]
+fn a_line_that_comes_and_goes_does_not_hold_up_the_job() {
+    let Some(bench) = RailBench::new("flapping") else {
+        return;
+    };
+    let lab = bench.bench.lab(2);
+    let _guards = limit(&lab, &[GIGABIT, GIGABIT]);
+    let node = &lab.nodes()[1];
+    let (address, interface) = (format!("{}/24", node.address(1)), node.interface(1));
+    let outcome = bench.run(&lab, 1, |_| {
+        thread::sleep(Duration::from_secs(2));
+        let mut rng = SeededRng::new(7);
+        for _ in 0..12 {
+            for what in ["del", "add"] {
+                let args = ["addr", what, &address, "dev", &interface];
+                node.exec("ip", &args).expect("change an address");
+                thread::sleep(Duration::from_millis(100 + rng.below(600) as u64));
+            }
+        }
+    });
+    let stall = outcome.done().expect("a closing line").max_stall;
+    println!("longest stall {stall} s, MB/s {:?}", rates(&outcome));
+    assert!(stall < 1.0, "{stall} s");
 }

@@ -310,10 +310,9 @@ impl BtlEndpoint {
     }
 
     /// Finds rails that stand still; see [`Rails::watch`].
-    pub(crate) fn watch_rails(&self, now: Instant) {
-        if self.spreads.load(Ordering::Relaxed) {
-            self.state().rails.watch(now);
-        }
+    pub(crate) fn watch_rails(&self, now: Instant) -> bool {
+        let mut state = self.state();
+        state.rails.are_watched() && state.rails.watch(now)
     }
 
     /// This process begins to add a rail, by the flow with this number.

@@ -21,7 +21,7 @@ const UNSENT: u32 = 256 << 10;
 
 /// A rail without an acknowledgement for this time and two round trips is suspected, if another rail has gone on meanwhile. On a
 /// working line the peer's kernel acknowledges every few packets.
-const STANDSTILL: Duration = Duration::from_millis(25);
+const STANDSTILL: Duration = Duration::from_millis(15);
 
 /// How many times longer a rail must stand still if the others have nothing to deliver, and so do not show that the peer is well.
 const IDLE_OTHERS: u32 = 4;
@@ -48,6 +48,10 @@ pub(crate) struct Rail {
     settled: bool,
     /// The round of progress before the last send.
     round: u64,
+    /// Bytes were sent that are not known to be acknowledged.
+    owes: bool,
+    /// This end has finished the flow: nothing more is sent.
+    finished: bool,
     acks: RailAcks,
 }
 
@@ -57,7 +61,7 @@ struct RailAcks {
     bytes: u64,
     /// When the number of bytes has last grown.
     grew: Option<Instant>,
-    /// Since when it has not grown although packets are in flight.
+    /// Since when it has not grown although packets are in flight, or should be.
     stands: Option<Instant>,
 }
 
@@ -80,26 +84,34 @@ impl Rail {
             backlog,
             settled: false,
             round: 0,
+            owes: true,
+            finished: false,
             acks: RailAcks::default(),
         }
     }
 
-    /// Looks at the acknowledged bytes. If their number does not grow although packets are in flight: returns since when, and the
+    /// Looks at the acknowledged bytes. If their number does not grow although packets are in flight, or should be: returns since when, and the
     /// time after which that is suspicious.
     fn look(&mut self, now: Instant) -> Option<(Instant, Duration)> {
+        // No system call for idle rails: a process may have thousands.
+        if !self.owes {
+            return None;
+        }
         let delivery = self.flow.delivery()?;
+        self.owes = !self.backlog.is_empty() || delivery.acknowledged < delivery.sent;
         let acks = &mut self.acks;
         if acks.bytes != delivery.acknowledged {
             acks.bytes = delivery.acknowledged;
             acks.grew = Some(now);
             acks.stands = None;
         }
-        if delivery.in_flight == 0 {
+        if delivery.in_flight == 0 && !delivery.cannot_send {
             acks.stands = None;
             return None;
         }
         let since = *acks.stands.get_or_insert(now);
-        let limit = match delivery.in_flight < IN_FLIGHT {
+        let few = delivery.in_flight < IN_FLIGHT && !delivery.cannot_send;
+        let limit = match few {
             true => DELAYED,
             false => STANDSTILL,
         };
@@ -124,6 +136,7 @@ impl Rail {
         if !self.backlog.is_empty() {
             return RailAnswer::Refused(frag);
         }
+        self.owes = true;
         let pieces = frag.pieces();
         let total = total(&pieces);
         match send_pieces(&self.flow, &pieces, total) {
@@ -191,6 +204,7 @@ impl Rail {
             self.flush_if_long(done);
             return true;
         }
+        self.owes = true;
         let sent = send_pieces(&self.flow, pieces, total);
         if sent == 0 {
             self.backlog.copy(pieces);
@@ -214,12 +228,19 @@ impl Rail {
     }
 
     pub(crate) fn flush(&mut self, done: &mut Vec<FragRef>) {
+        self.owes |= !self.backlog.is_empty();
         self.backlog.flush(&self.flow, done);
     }
 
     pub(crate) fn push_goodbye(&mut self) {
         let goodbye = FrameHeader::control(FrameKind::Goodbye).encode();
         self.backlog.push(Outgoing::Bytes(goodbye.into()));
+    }
+
+    /// Whether the peer has all that was sent on this finished rail, or will never get it.
+    fn is_over(&self) -> bool {
+        let failed = matches!(self.flow.state(), StreamState::Failed(_));
+        self.finished && (!self.owes || failed)
     }
 
     /// The peer's address that the flow's present connection goes to.
@@ -237,7 +258,7 @@ pub(crate) struct Rails {
     shared: VecDeque<FragRef>,
     /// The rail that the next shared fragment is offered to first.
     turn: usize,
-    /// Rails that get no more fragments; kept until their backlog is sent.
+    /// Rails that get no more fragments; kept until all that they have sent is acknowledged.
     leaving: Vec<Rail>,
 }
 
@@ -300,35 +321,53 @@ impl Rails {
             rail.flush(done);
         }
         self.spread(done);
-        self.leaving.retain(|rail| {
-            let left = !rail.backlog.is_empty();
-            if !left {
+        for rail in &mut self.leaving {
+            if rail.backlog.is_empty() && !std::mem::replace(&mut rail.finished, true) {
                 // Progress receives the rest, and closes the flow at the end of the peer's stream.
                 let _ = rail.flow.finish();
-            }
-            left
-        });
-    }
-
-    /// Finds rails that stand still while another rail goes on, and has their flows replaced over other lines.
-    pub(crate) fn watch(&mut self, now: Instant) {
-        let stands: Vec<_> = self.all.iter_mut().map(|rail| rail.look(now)).collect();
-        for (at, stand) in stands.into_iter().enumerate() {
-            let Some((since, limit)) = stand else {
-                continue;
-            };
-            let stood = now.saturating_duration_since(since);
-            let alone = stood >= IDLE_OTHERS * limit && self.others_are_idle(at);
-            if stood >= limit && (alone || self.others_go_on(at, since, limit)) {
-                self.all[at].flow.suspect();
-                self.all[at].acks = RailAcks::default();
             }
         }
     }
 
-    /// Whether a rail on another line than this one has delivered bytes after `since`, and does not stand still like this one.
-    fn others_go_on(&self, at: usize, since: Instant, limit: Duration) -> bool {
-        self.on_other_lines(at).any(|rail| {
+    /// Whether there are rails to compare.
+    pub(crate) fn are_watched(&self) -> bool {
+        self.all.len() + self.leaving.len() > 1
+    }
+
+    /// Finds rails that stand still while another rail goes on, and has their flows replaced over other lines. Returns whether there
+    /// is any.
+    pub(crate) fn watch(&mut self, now: Instant) -> bool {
+        self.leaving.retain(|rail| !rail.is_over());
+        let watched = self.all.iter_mut().chain(&mut self.leaving);
+        let stands: Vec<_> = watched.map(|rail| rail.look(now)).collect();
+        let mut any = false;
+        for (at, stand) in stands.into_iter().enumerate() {
+            let Some((since, limit)) = stand else {
+                continue;
+            };
+            let ip = self.rails().nth(at).and_then(Rail::remote_ip);
+            let stood = now.saturating_duration_since(since);
+            let alone = stood >= IDLE_OTHERS * limit && self.others_are_idle(ip);
+            if stood >= limit && (alone || self.others_go_on(ip, since, limit)) {
+                let mut watched = self.all.iter_mut().chain(&mut self.leaving);
+                if let Some(rail) = watched.nth(at) {
+                    rail.flow.suspect();
+                    rail.acks = RailAcks::default();
+                    any = true;
+                }
+            }
+        }
+        any
+    }
+
+    fn rails(&self) -> impl Iterator<Item = &Rail> {
+        self.all.iter().chain(&self.leaving)
+    }
+
+    /// Whether a rail on another line than that of the peer's address `ip` has delivered bytes after `since`, and does not stand still
+    /// like the one there.
+    fn others_go_on(&self, ip: Option<IpAddr>, since: Instant, limit: Duration) -> bool {
+        self.on_other_lines(ip).any(|rail| {
             let acks = &rail.acks;
             acks.grew.is_some_and(|last| last >= since)
                 && acks.stands.is_none_or(|stands| stands >= since + limit / 2)
@@ -336,21 +375,19 @@ impl Rails {
     }
 
     /// Whether a rail on another line than this one has nothing in flight.
-    fn others_are_idle(&self, at: usize) -> bool {
-        let mut others = self.on_other_lines(at);
+    fn others_are_idle(&self, ip: Option<IpAddr>) -> bool {
+        let mut others = self.on_other_lines(ip);
         others.any(|rail| rail.acks.stands.is_none())
     }
 
-    fn on_other_lines(&self, at: usize) -> impl Iterator<Item = &Rail> {
-        let line = self.all[at].remote_ip();
+    fn on_other_lines(&self, line: Option<IpAddr>) -> impl Iterator<Item = &Rail> {
         let elsewhere = move |rail: &&Rail| rail.remote_ip().is_some_and(|ip| Some(ip) != line);
         self.all.iter().filter(elsewhere)
     }
 
     /// Whether nothing waits.
     pub(crate) fn are_flushed(&self) -> bool {
-        let mut rails = self.all.iter().chain(&self.leaving);
-        self.shared.is_empty() && rails.all(|rail| rail.backlog.is_empty())
+        self.shared.is_empty() && self.rails().all(|rail| rail.backlog.is_empty())
     }
 
     /// Ends one rail in order: it gets no more fragments, and its last frame is a goodbye. The first rail stays.
@@ -365,7 +402,8 @@ impl Rails {
 
     /// Whether frames wait on this rail, which gets no more.
     pub(crate) fn is_leaving(&self, flow: u64) -> bool {
-        self.leaving.iter().any(|rail| rail.flow.id() == flow)
+        let mut left = self.leaving.iter().filter(|rail| !rail.backlog.is_empty());
+        left.any(|rail| rail.flow.id() == flow)
     }
 
     /// Removes a rail that has ended; returns its fragments that were not sent. `None`: it is the first one, which stays.

@@ -14,7 +14,7 @@
 //! * messages of an attacker who cannot read the traffic make no connection plain TCP;
 //! * after some minutes no state of ended flows is left.
 //!
-//! `SLIM_SIM_SEEDS` is the number of seeds to run. `SLIM_SIM_SEED` runs one seed and prints what
+//! `SLIM_SIM_SEEDS` is the number of seeds to run, from `SLIM_SIM_FIRST` (0) on. `SLIM_SIM_SEED` runs one seed and prints what
 //! happens.
 
 #[path = "sim/app.rs"]
@@ -81,8 +81,9 @@ fn run_all(kinds: impl Fn(u64) -> Kinds) -> Option<(u64, Stats)> {
     } else {
         20_000
     });
+    let first = number("SLIM_SIM_FIRST").unwrap_or(0);
     let mut total = Stats::default();
-    for seed in 0..seeds {
+    for seed in first..first + seeds {
         let (stats, outcome) = run(seed, None, kinds(seed));
         total.add(&stats);
         if let Err(problem) = outcome {

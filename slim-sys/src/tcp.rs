@@ -108,12 +108,19 @@ pub fn is_over(fd: c_int) -> bool {
 }
 
 /// Whether a connection is not known to be over, and yet its oldest unacknowledged segment does not get through. One lost
-/// segment does not count: it must have been retransmitted twice.
+/// segment does not count: it must have been retransmitted twice. Nor does one failure to send at all.
 pub fn is_stuck(fd: c_int) -> bool {
     tcp_info(fd).is_some_and(|i| {
         let stands = ![TCP_CLOSE, TCP_SYN_SENT].contains(&i.tcpi_state);
-        stands && i.tcpi_retransmits >= 2
+        let tried = i.tcpi_retransmits >= 2 || (cannot_send(&i) && i.tcpi_probes >= 2);
+        stands && tried
     })
+}
+
+/// Whether nothing is under way although bytes wait to be sent and the peer has room: the kernel can send no packet. For example, the
+/// local address is gone. Always false before Linux 5.4, which does not tell the peer's window.
+pub fn cannot_send(info: &libc::tcp_info) -> bool {
+    info.tcpi_unacked == 0 && info.tcpi_notsent_bytes > 0 && info.tcpi_snd_wnd > 0
 }
 
 /// Bytes written that the peer's kernel has not acknowledged. The number can still be read after the connection has died

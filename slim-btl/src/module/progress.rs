@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, TryLockError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use slim::{Endpoint, Flow, StreamState, TransferError, Update};
 
 use super::BtlModule;
 use super::link::{BtlLink, LinkEnd, LinkFate, LinkStage};
+use super::rails::RailTimes;
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::hdr::{FrameHeader, FrameKind};
@@ -20,8 +21,8 @@ use crate::hdr::{FrameHeader, FrameKind};
 const BUSY_READS: u32 = 256;
 /// While some flows are read without a report, every 16th call of progress asks the session for updates.
 const ASK_EVERY: u32 = 16;
-/// Number of calls between two checks of all flows: the kernel may have had no memory for a send, and does not report when it has.
-const RETRY_EVERY: u32 = 1 << 14;
+/// Interval at which all flows are attended to: the kernel may have had no memory for a send, and does not report when it has.
+const RETRY: Duration = Duration::from_millis(250);
 /// Number of calls between two readings of the clock.
 const CLOCK_EVERY: u32 = 64;
 /// Limit of reads of one flow in one call, so that the others get their turn.
@@ -37,10 +38,9 @@ pub(super) struct ProgressState {
     /// Buffers that no flow uses now.
     buffers: Vec<Vec<u8>>,
     round: u32,
-    /// When the rails of all peers were last tended.
-    pub(super) tended: Instant,
-    /// When they were last watched.
-    pub(super) watched: Instant,
+    /// When all flows were last attended to.
+    retried: Instant,
+    pub(super) rail_times: RailTimes,
 }
 
 impl ProgressState {
@@ -52,8 +52,8 @@ impl ProgressState {
             updates: Vec::new(),
             buffers: Vec::new(),
             round: 0,
-            tended: Instant::now(),
-            watched: Instant::now(),
+            retried: Instant::now(),
+            rail_times: RailTimes::default(),
         }
     }
 
@@ -87,8 +87,9 @@ impl BtlModule {
         if state.busy.is_empty() || state.round.is_multiple_of(ASK_EVERY) {
             events += self.ask_session(state);
         }
-        if state.round.is_multiple_of(CLOCK_EVERY) {
-            self.watch_rails(state);
+        // A call that moves much data takes long, so that the next reading must not wait for many of them.
+        if events > 0 || state.round.is_multiple_of(CLOCK_EVERY) {
+            events += self.keep_time(state);
         }
         let mut at = 0;
         while at < state.busy.len() {
@@ -148,12 +149,19 @@ impl BtlModule {
             }
         }
         state.updates = updates;
-        if state.round.is_multiple_of(RETRY_EVERY) {
-            let ids: Vec<u64> = state.links.keys().copied().collect();
-            sent += ids.iter().map(|id| self.attend(state, *id)).sum::<usize>();
-            self.tend_all_rails(state);
-        }
         sent
+    }
+
+    /// Does what is due by the clock. Returns the number of sent fragments.
+    fn keep_time(&self, state: &mut ProgressState) -> usize {
+        let now = Instant::now();
+        self.watch_rails(state, now);
+        if now.saturating_duration_since(state.retried) < RETRY {
+            return 0;
+        }
+        state.retried = now;
+        let ids: Vec<u64> = state.links.keys().copied().collect();
+        ids.iter().map(|id| self.attend(state, *id)).sum()
     }
 
     fn accept_all(&self, state: &mut ProgressState, listener: u64) {

@@ -11,21 +11,58 @@ use crate::frag::SUCCESS;
 
 /// Interval at which the rails of all peers are tended: a line that works again gets its rail back.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The same for a second after a rail was suspected: a line that works nevertheless gets its rail back soon.
+const SOON: Duration = Duration::from_millis(100);
 
 /// Interval at which they are watched.
 const WATCH: Duration = Duration::from_millis(5);
 
-impl BtlModule {
-    /// Finds rails that stand still.
-    pub(super) fn watch_rails(&self, state: &mut ProgressState) {
+/// When the rails of all peers were last looked after.
+pub(super) struct RailTimes {
+    watched: Instant,
+    tended: Instant,
+    suspected: Option<Instant>,
+}
+
+impl Default for RailTimes {
+    fn default() -> Self {
         let now = Instant::now();
-        if now.saturating_duration_since(state.watched) < WATCH {
+        Self {
+            watched: now,
+            tended: now,
+            suspected: None,
+        }
+    }
+}
+
+impl RailTimes {
+    /// Whether the rails are to be tended now.
+    fn is_tending_due(&self, now: Instant) -> bool {
+        let since = |at| now.saturating_duration_since(at);
+        let suspicious = self.suspected.is_some_and(|at| since(at) <= INTERVAL);
+        since(self.tended) >= if suspicious { SOON } else { INTERVAL }
+    }
+}
+
+impl BtlModule {
+    /// Finds rails that stand still; adds missing rails and retires superfluous ones.
+    pub(super) fn watch_rails(&self, state: &mut ProgressState, now: Instant) {
+        let times = &mut state.rail_times;
+        if now.saturating_duration_since(times.watched) < WATCH {
             return;
         }
-        state.watched = now;
+        times.watched = now;
         // Each peer once: by the link of its first rail.
-        for link in state.links.values().filter(|link| !link.is_rail) {
-            link.endpoint.iter().for_each(|e| e.watch_rails(now));
+        let first = state.links.values().filter(|link| !link.is_rail);
+        let suspects = first
+            .flat_map(|link| &link.endpoint)
+            .filter(|endpoint| endpoint.watch_rails(now));
+        if suspects.count() > 0 {
+            times.suspected = Some(now);
+        }
+        if times.is_tending_due(now) {
+            times.tended = now;
+            self.tend_all_rails(state, now);
         }
     }
 
@@ -36,13 +73,7 @@ impl BtlModule {
         self.connect_rails(endpoint, &changes, now);
     }
 
-    /// Adds missing rails and retires superfluous ones, of all peers.
-    pub(super) fn tend_all_rails(&self, state: &mut ProgressState) {
-        let now = Instant::now();
-        if now.saturating_duration_since(state.tended) < INTERVAL {
-            return;
-        }
-        state.tended = now;
+    fn tend_all_rails(&self, state: &mut ProgressState, now: Instant) {
         self.tend_handshakes(state, now);
         let peers: Vec<_> = self.peers().values().cloned().collect();
         for peer in peers {

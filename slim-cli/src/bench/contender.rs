@@ -53,12 +53,12 @@ pub struct Ready {
 }
 
 impl Contender {
-    /// Finds the library or the component; the error names what is missing.
-    pub fn ready(self) -> Result<Ready, CliError> {
+    /// Finds the library, or the component for this MPI; the error names what is missing.
+    pub fn ready(self, flavor: Flavor) -> Result<Ready, CliError> {
         let input = |e: slim_lab::Error| CliError::input(e.to_string());
         let component = match self {
             Self::Component => {
-                let mpi = Mpi::find(Flavor::OpenMpi4).and_then(|mpi| mpi.component());
+                let mpi = Mpi::find(flavor).and_then(|mpi| mpi.component());
                 Some(mpi.map_err(input)?)
             }
             _ => None,

@@ -243,11 +243,12 @@ fn possible(flavor: Flavor, mut tests: Vec<Test>) -> Result<Vec<Test>, CliError>
 
 /// Bare, and what is measured against it: everything that --against names, or whatever of the default is installed.
 fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
-    let mut ready = vec![Contender::Bare.ready()?];
+    let flavor = options.mpi.flavor();
+    let mut ready = vec![Contender::Bare.ready(flavor)?];
     if options.against.is_empty() {
-        ready.push(Contender::Slim.ready()?);
+        ready.push(Contender::Slim.ready(flavor)?);
         for usual in [Contender::Mptcp, Contender::Framed] {
-            match usual.ready() {
+            match usual.ready(flavor) {
                 Ok(found) => ready.push(found),
                 Err(missing) => told(&missing.to_string()),
             }
@@ -256,7 +257,7 @@ fn contenders(options: &BenchOptions) -> Result<Vec<Ready>, CliError> {
     }
     for contender in &options.against {
         if ready.iter().all(|r| r.contender != *contender) {
-            ready.push(contender.ready()?);
+            ready.push(contender.ready(flavor)?);
         }
     }
     if ready.len() == 1 {

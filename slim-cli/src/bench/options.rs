@@ -104,6 +104,8 @@ pub enum MpiName {
     Ompi4,
     /// Open MPI 5.0
     Ompi5,
+    /// Open MPI 5.0 from Debian's packages, as scripts/openmpi5 makes it: the one that loads the native component
+    Ompi5Components,
     /// MPICH
     Mpich,
 }
@@ -114,6 +116,7 @@ impl MpiName {
         match self {
             Self::Ompi4 => Flavor::OpenMpi4,
             Self::Ompi5 => Flavor::OpenMpi5,
+            Self::Ompi5Components => Flavor::OpenMpi5Components,
             Self::Mpich => Flavor::Mpich,
         }
     }

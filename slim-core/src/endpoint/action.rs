@@ -102,7 +102,9 @@ pub enum Action {
     },
     /// The flow's transport has ended, and the peer process does not answer. Probe the transport: does the peer's
     /// *kernel* answer as one that has ended the stream itself? Answered by
-    /// `handle_verified` within one to two seconds, unless the flow is reinstated, resumed or given up before.
+    /// `handle_verified` within one to two seconds, unless the flow is reinstated, resumed or given up before. The answer is no
+    /// for a transport of another kind than TCP: QUERYs may take another network than its bytes, so that an answer on the transport does not
+    /// show that QUERYs arrive.
     Verify {
         /// Which flow.
         token: FlowToken,

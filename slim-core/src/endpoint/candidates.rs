@@ -21,8 +21,9 @@ use crate::event::LegacyReason;
 use crate::ids::{Counted, FinHow, FlowId, FlowToken, Nonce, Role, Time, take};
 use crate::wire::{Message, Parsed, Query, Unknown};
 
-/// Maximum number of candidates of one connection. A further one displaces the oldest; if that sends HELLO again,
-/// it gets the same key as before.
+/// Maximum number of candidates of one connection. A further one displaces the oldest that came by HELLO; if that sends HELLO
+/// again, it gets the same key as before. One that came by OPEN does not come again, and HELLO can be forged: it is displaced only if all
+/// came by OPEN.
 pub(super) const CANDIDATES: usize = 4;
 /// First wait for a message under the key; doubles each time. A round trip is usually shorter.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -44,6 +45,11 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    /// Whether it came by OPEN. Only a process that has shown the pair key before can send that.
+    fn is_by_open(&self) -> bool {
+        self.peer.random_s == [0; 32]
+    }
+
     /// The candidate's control address, at the address of `remote`.
     fn control(&self, remote: SocketAddr) -> SocketAddr {
         at_port(remote, self.peer.process.control_port)
@@ -107,7 +113,8 @@ impl Endpoint {
         let role = self.flow(token).role;
         let few = self.candidates.of.entry(token).or_default();
         if few.known.len() >= CANDIDATES {
-            let oldest = few.known.remove(0);
+            let by_hello = few.known.iter().position(|known| !known.is_by_open());
+            let oldest = few.known.remove(by_hello.unwrap_or(0));
             few.forgotten = true;
             self.by_id.remove(&(oldest.id, role));
         }
@@ -145,7 +152,7 @@ impl Endpoint {
         let failed = flow.outage.is_some();
         let all = self.candidates.of.get(&token).map(|few| &few.known[..]);
         // A process that has sent OPEN has the key already.
-        let by_hello = |c: &&Candidate| role == Role::Acceptor && c.peer.random_s != [0; 32];
+        let by_hello = |c: &&Candidate| role == Role::Acceptor && !c.is_by_open();
         let unasked = all.unwrap_or_default().iter().filter(|c| c.asked == 0);
         let unasked: Vec<_> = unasked
             .filter(by_hello)
@@ -196,6 +203,27 @@ impl Endpoint {
                 self.candidates.named(token, id)?;
                 Some((token, role))
             })
+    }
+
+    /// As [`prove`](Self::prove), for a QUERY. A connector asks about its OPEN before it has decided: if HELLO_ACK comes first, the
+    /// flow gets the id of that HELLO. So if there are other candidates, a QUERY under the key of an OPEN does not count; its sender is
+    /// asked in return, and its STATUS counts.
+    pub(super) fn prove_by_query(&mut self, now: Time, id: FlowId, parsed: &Parsed<'_>) {
+        let undecided = self.candidate_of(id).find(|(token, role)| {
+            let few = &self.candidates.of[token];
+            *role == Role::Acceptor
+                && (few.known.len() > 1 || few.forgotten)
+                && few.known.iter().any(|known| {
+                    let key = &known.peer.key;
+                    known.id == id
+                        && known.is_by_open()
+                        && key.verify(role.other(), Fresh::None, parsed)
+                })
+        });
+        match undecided {
+            Some((token, _)) => self.hurry_candidates(now, token),
+            None => self.prove(now, id, (Fresh::None, parsed), None),
+        }
     }
 
     /// If the message verifies under the key of a candidate, that candidate is the peer and the flow becomes live. `end`: the

@@ -296,7 +296,7 @@ impl Endpoint {
                 state,
             })
         };
-        self.prove(now, query.flow, (Fresh::None, parsed), None);
+        self.prove_by_query(now, query.flow, parsed);
         let mut known = self.candidates.may_have_been() || self.awaits_answer(now, query.flow);
         for role in [Role::Connector, Role::Acceptor] {
             if let Some(&token) = self.by_id.get(&(query.flow, role)) {

@@ -79,7 +79,9 @@ impl Pending {
             }
             known.retain(|other| other.request.flow() != waiting.request.flow());
             if known.len() >= CANDIDATES {
-                known.remove(0);
+                // As for candidates: HELLO can be forged, and comes again; OPEN does neither.
+                let is_hello = |w: &WaitingRequest| matches!(w.request, Request::Hello(_));
+                known.remove(known.iter().position(is_hello).unwrap_or(0));
             }
             known.push(waiting);
             return;

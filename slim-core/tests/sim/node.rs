@@ -9,6 +9,7 @@ use slim_core::{Cause, ConnId, FlowToken, Time, wire};
 
 use crate::event::Ev;
 use crate::front::{Front, Pump};
+use crate::kinds::FABRIC;
 use crate::net::MAILBOX;
 use crate::tcp::Read;
 use crate::world::{MS, Mutation, World};
@@ -424,7 +425,8 @@ impl World {
         };
         let path = self.tcps[tcp].path;
         let passes = self.passes(path, node) && self.passes(path, 1 - node);
-        let ended = passes && self.tcps[tcp].looks_ended(side);
+        // Only a TCP transport can be asked, as the contract of `Verify` says.
+        let ended = passes && path != FABRIC && self.tcps[tcp].looks_ended(side);
         let now = self.clock(node);
         self.nodes[node].endpoint.handle_verified(now, token, ended);
     }

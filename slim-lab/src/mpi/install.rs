@@ -121,7 +121,8 @@ impl Mpi {
                 return Err(Error::Missing {
                     what: format!("a component for {}", self.flavor),
                     tried: Vec::new(),
-                    hint: "it takes none".into(),
+                    hint: "this MPI loads none; Open MPI 4.1 and Open MPI 5.0 with components do"
+                        .into(),
                 });
             }
         };

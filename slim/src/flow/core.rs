@@ -385,6 +385,7 @@ impl FlowCore {
             sent,
             acknowledged: sent.saturating_sub(unacked),
             in_flight: info.map_or(0, |info| info.tcpi_unacked),
+            cannot_send: info.is_some_and(|info| slim_sys::cannot_send(&info)),
             round_trip: Duration::from_micros(info.map_or(0, |info| info.tcpi_rtt).into()),
         })
     }

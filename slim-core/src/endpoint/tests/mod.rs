@@ -15,4 +15,5 @@ mod pairs;
 mod probing;
 mod resuming;
 mod threats;
+mod undecided;
 mod unreachable;

@@ -10,19 +10,19 @@ use crate::ids::{Cause, EndpointId, FinHow, FlowToken, Role};
 use crate::wire::{self, FlowStatus, Kind, Message};
 
 /// Both ends of the `n`th connection.
-fn ends(n: u64) -> [SocketAddr; 2] {
+pub(super) fn ends(n: u64) -> [SocketAddr; 2] {
     let mut ends = addrs();
     ends[A].set_port(20_000 + n as u16);
     ends
 }
 
-fn token(n: u64) -> FlowToken {
+pub(super) fn token(n: u64) -> FlowToken {
     FlowToken(n)
 }
 
 impl Pair {
     /// Opens the `n`th connection: by OPEN if there is a pair, else by HELLO.
-    fn connect(&mut self, n: u64) -> Option<Opened> {
+    pub(super) fn connect(&mut self, n: u64) -> Option<Opened> {
         let [local, remote] = ends(n);
         let opened = self.ends[A].pairs().dial(self.now, local, remote);
         match &opened {
@@ -32,13 +32,13 @@ impl Pair {
         opened
     }
 
-    fn accept(&mut self, n: u64) {
+    pub(super) fn accept(&mut self, n: u64) {
         let [remote, local] = ends(n);
         self.ends[B].open(self.now, token(n), Role::Acceptor, local, remote);
         self.run();
     }
 
-    fn arrives(&mut self, data: &[u8]) {
+    pub(super) fn arrives(&mut self, data: &[u8]) {
         let to = SocketAddr::new(addrs()[B].ip(), MAILBOX);
         self.ends[B].pairs().receive(self.now, control(A), to, data);
         self.ends[B].take_arrivals(self.now);
@@ -55,7 +55,7 @@ impl Pair {
     }
 
     /// Two processes that have a pair.
-    fn known() -> Pair {
+    pub(super) fn known() -> Pair {
         Pair::known_with([Config::default(), Config::default()])
     }
 
@@ -72,7 +72,7 @@ impl Pair {
         pair
     }
 
-    fn states_of(&self, n: u64) -> [Option<State>; 2] {
+    pub(super) fn states_of(&self, n: u64) -> [Option<State>; 2] {
         [A, B].map(|end| self.ends[end].state(token(n)))
     }
 }
