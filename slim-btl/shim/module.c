@@ -204,6 +204,20 @@ static int slim_register_error(mca_btl_base_module_t *btl, mca_btl_base_module_e
     return OPAL_SUCCESS;
 }
 
+/* Without arguments, to be called in a debugger: call (void)slim_btl_print() */
+__attribute__((used)) void slim_btl_print(void)
+{
+    if (NULL != slim_btl) {
+        slim_btl_dump(slim_btl);
+    }
+}
+
+static void slim_dump(mca_btl_base_module_t *btl, struct mca_btl_base_endpoint_t *endpoint, int verbose)
+{
+    mca_btl_base_dump(btl, endpoint, verbose);
+    slim_btl_print();
+}
+
 void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len)
 {
     mca_btl_active_message_callback_t *receiver = &mca_btl_base_active_message_trigger[tag];
@@ -239,7 +253,7 @@ mca_btl_base_module_t mca_btl_slim_module = {
     .btl_prepare_src = slim_prepare_src,
     .btl_send = slim_send,
     .btl_sendi = slim_sendi,
-    .btl_dump = mca_btl_base_dump,
+    .btl_dump = slim_dump,
     .btl_register_error = slim_register_error,
 };
 

@@ -54,6 +54,7 @@ int slim_btl_send(struct slim_btl_module *module, struct mca_btl_base_endpoint_t
 int slim_btl_send_now(struct slim_btl_module *module, struct mca_btl_base_endpoint_t *endpoint, uint8_t tag,
                       const void *header, size_t header_len, const void *payload, size_t payload_len);
 int slim_btl_progress(struct slim_btl_module *module);
+void slim_btl_dump(const struct slim_btl_module *module);
 void slim_btl_close(struct slim_btl_module *module);
 
 /* What frag.rs relies on. */
@@ -82,6 +83,7 @@ void slim_btl_log(int level, const char *text, size_t len);
 /* module.c */
 extern mca_btl_base_module_t mca_btl_slim_module;
 void slim_btl_deliver(const void *endpoint, uint8_t tag, void *data, size_t len);
+void slim_btl_print(void);
 
 /* lost.c */
 extern mca_btl_base_module_error_cb_fn_t slim_btl_on_error;

@@ -1,6 +1,7 @@
 //! Frames that wait to be sent on one flow, in order.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::io::IoSlice;
 
 use slim::Flow;
@@ -37,7 +38,7 @@ impl Outgoing {
 }
 
 /// Frames that the kernel has not taken as a whole.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Backlog {
     queue: VecDeque<Outgoing>,
     /// Bytes of the first frame that are sent already.
@@ -141,6 +142,17 @@ impl Backlog {
             Outgoing::Bytes(_) => None,
         });
         fragments.collect()
+    }
+}
+
+impl fmt::Debug for Backlog {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backlog")
+            .field("frames", &self.queue.len())
+            .field("bytes", &self.bytes)
+            .field("sent", &self.sent)
+            .field("blocked", &self.blocked)
+            .finish()
     }
 }
 

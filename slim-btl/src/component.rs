@@ -1,9 +1,11 @@
 //! The functions that the shim calls (`shim/slim_btl.h`).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use slim::Config;
 
@@ -12,6 +14,9 @@ use crate::frag::{BtlDescriptor, FragRef, UNREACHABLE};
 use crate::module::{BtlModule, ModuleOptions, Upcalls};
 use crate::proc::ProcName;
 use crate::report;
+
+/// How long a connection may last without a hello: the connector may compute before it sends one.
+const HELLO_LIMIT: Duration = Duration::from_secs(60);
 
 /// The text of a C string that may be null.
 ///
@@ -38,16 +43,13 @@ unsafe fn bytes<'a>(at: *const u8, len: usize) -> &'a [u8] {
     }
 }
 
-/// The endpoint that Open MPI has a pointer to.
+/// The endpoint that Open MPI has a pointer to, for the time of a call.
 ///
 /// # Safety
-/// It comes from [`slim_btl_add`], and was not given to [`slim_btl_remove`].
-unsafe fn shared(endpoint: *const BtlEndpoint) -> Arc<BtlEndpoint> {
-    // SAFETY: the caller's promise: Open MPI's pointer counts as one owner, so there is at least that one.
-    unsafe {
-        Arc::increment_strong_count(endpoint);
-        Arc::from_raw(endpoint)
-    }
+/// It comes from [`slim_btl_add`], and is not given to [`slim_btl_remove`] before the end of the call.
+unsafe fn lent(endpoint: *const BtlEndpoint) -> ManuallyDrop<Arc<BtlEndpoint>> {
+    // SAFETY: the caller's promise: Open MPI's pointer counts as one owner. It is not dropped here, and outlives the call.
+    ManuallyDrop::new(unsafe { Arc::from_raw(endpoint) })
 }
 
 /// The settings in the environment, and the problems with them.
@@ -89,6 +91,7 @@ pub unsafe extern "C" fn slim_btl_open(
         // SAFETY: the caller's promise.
         if_exclude: unsafe { text(if_exclude) },
         config,
+        hello_limit: HELLO_LIMIT,
     };
     match BtlModule::open(options, upcalls) {
         Ok(module) => {
@@ -184,7 +187,7 @@ pub unsafe extern "C" fn slim_btl_send(
     tag: u8,
 ) -> c_int {
     // SAFETY: the caller's promise.
-    let (endpoint, frag) = unsafe { (shared(endpoint), FragRef::from_raw(descriptor)) };
+    let (endpoint, frag) = unsafe { (lent(endpoint), FragRef::from_raw(descriptor)) };
     module.send(&endpoint, frag, tag)
 }
 
@@ -205,7 +208,7 @@ pub unsafe extern "C" fn slim_btl_send_now(
     // SAFETY: the caller's promise.
     let (header, payload) = unsafe { (bytes(header, header_len), bytes(payload, payload_len)) };
     // SAFETY: the caller's promise.
-    let endpoint = unsafe { shared(endpoint) };
+    let endpoint = unsafe { lent(endpoint) };
     match module.send_now(&endpoint, tag, [header, payload]) {
         true => 0,
         false => UNREACHABLE,
@@ -219,6 +222,15 @@ pub unsafe extern "C" fn slim_btl_send_now(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn slim_btl_progress(module: &BtlModule) -> c_int {
     module.progress() as c_int
+}
+
+/// Reports the state of all peers and flows.
+///
+/// # Safety
+/// The module is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn slim_btl_dump(module: &BtlModule) {
+    module.dump();
 }
 
 /// Closes the module.

@@ -1,5 +1,7 @@
 //! One peer: the link to it, its rails, and the frames that wait for the first rail.
 
+mod handshake;
+
 use std::ffi::c_void;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -22,9 +24,6 @@ const FRAGMENT_TAG: u8 = 0x46;
 const RAIL_ATTEMPT: Duration = Duration::from_secs(3);
 /// Limit of a fragment's payload when there are several rails.
 const SPREAD: usize = 128 << 10;
-/// Limit of rails to one peer that the peer may add.
-const RAILS: usize = 16;
-
 /// Result of a send.
 #[derive(Debug)]
 pub enum SendOutcome {
@@ -45,6 +44,8 @@ pub struct SendEffects {
     pub done: Vec<FragRef>,
     /// Frames wait for the next system call: progress must flush the endpoint.
     pub deferred: bool,
+    /// Frames wait for the kernel to take more.
+    pub blocked: bool,
 }
 
 /// How a process and its peer are connected.
@@ -57,6 +58,8 @@ pub(crate) enum PeerLink {
     Connecting(u64),
     /// The peer connects: its flow is used if both connect at the same time.
     Expected,
+    /// The peer connects, by the flow with this number. This process has accepted; the peer has not confirmed yet.
+    Answered(u64),
     /// By the rails.
     Up,
     /// The link is lost, and the peer is not reported yet: what is sent waits.
@@ -76,9 +79,11 @@ pub struct BtlEndpoint {
     let_go: AtomicBool,
     /// Fragments are spread over several rails.
     spreads: AtomicBool,
+    /// The thread for deferred sends looks after the frames that wait.
+    watched: AtomicBool,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct EndpointState {
     link: PeerLink,
     token: u64,
@@ -88,6 +93,14 @@ struct EndpointState {
     lines: Vec<LineAddresses>,
     /// Addresses that were not tried yet for the first flow, the next one last.
     untried: Vec<(u8, SocketAddr)>,
+    /// An attempt failed although an address was reached: all addresses are tried again.
+    again: bool,
+    /// Number of times that all addresses were tried again.
+    rounds: u32,
+    /// When the link last became [`Connecting`](PeerLink::Connecting) or [`Expected`](PeerLink::Expected).
+    since: Option<Instant>,
+    /// The peer has ended the link in order: it may connect again.
+    in_order: bool,
     /// The line of the first flow that this process makes.
     line: u8,
     /// Frames that wait for the first rail.
@@ -117,6 +130,7 @@ impl BtlEndpoint {
             proc: AtomicPtr::new(ptr::null_mut()),
             let_go: AtomicBool::new(false),
             spreads: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
         }
     }
 
@@ -155,6 +169,11 @@ impl BtlEndpoint {
     /// Adds a rail.
     fn add_rail(&self, state: &mut EndpointState, rail: Rail) {
         state.rails.add(rail);
+        self.count_rails(state);
+    }
+
+    /// The number of rails may have changed.
+    fn count_rails(&self, state: &EndpointState) {
         let several = state.rails.are_several();
         self.spreads.store(several, Ordering::Relaxed);
     }
@@ -175,6 +194,7 @@ impl BtlEndpoint {
             PeerLink::Over => return SendOutcome::Unreachable(frag),
             PeerLink::Up if tag == FRAGMENT_TAG && state.rails.are_several() => {
                 state.rails.share(frag, &mut effects.done);
+                effects.blocked = !state.rails.are_flushed();
                 return SendOutcome::Queued;
             }
             _ => {}
@@ -189,6 +209,7 @@ impl BtlEndpoint {
         };
         let sent = first.send(frag, round, &mut effects.done);
         effects.deferred = first.is_deferring();
+        effects.blocked = first.backlog.is_blocked() && !first.backlog.is_empty();
         sent.map_or(SendOutcome::Queued, SendOutcome::Sent)
     }
 
@@ -215,6 +236,7 @@ impl BtlEndpoint {
         let pieces = [&header[..], head, body, padding];
         let sent = rail.send_copied(&pieces, round, &mut effects.done);
         effects.deferred = rail.is_deferring();
+        effects.blocked = rail.backlog.is_blocked() && !rail.backlog.is_empty();
         sent
     }
 
@@ -223,96 +245,15 @@ impl BtlEndpoint {
         self.state().rails.flush(done);
     }
 
+    /// Whether the thread for deferred sends looks after the frames that wait; sets that to `on`.
+    pub(crate) fn watch(&self, on: bool) -> bool {
+        // Most calls find it as it is to be, and then need not write.
+        self.watched.load(Ordering::SeqCst) == on || self.watched.swap(on, Ordering::SeqCst) == on
+    }
+
     /// Whether all frames are sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.state().rails.are_flushed()
-    }
-
-    /// If nobody connects yet, `connect` begins to: to one address after the other until it succeeds. `None`: nothing to do;
-    /// otherwise whether it has begun.
-    pub(crate) fn connect(
-        &self,
-        mut connect: impl FnMut(SocketAddr, u64) -> Option<u64>,
-    ) -> Option<bool> {
-        let mut state = self.state();
-        if state.link != PeerLink::None {
-            return None;
-        }
-        while let Some((line, addr)) = state.untried.pop() {
-            if let Some(flow) = connect(addr, state.token) {
-                state.link = PeerLink::Connecting(flow);
-                state.line = line;
-                return Some(true);
-            }
-        }
-        Some(false)
-    }
-
-    /// The flow with this number, by which this process connected, ended before it was accepted. Returns whether another address is
-    /// to be tried.
-    pub(crate) fn attempt_failed(&self, flow: u64) -> bool {
-        let mut state = self.state();
-        state.attempts.retain(|attempt| attempt.1 != flow);
-        let is_first = state.link == PeerLink::Connecting(flow);
-        if is_first {
-            state.link = PeerLink::None;
-        }
-        is_first
-    }
-
-    /// The peer has rejected this process's flow, because the peer's own flow is used.
-    pub(crate) fn rejected(&self, flow: u64) {
-        let mut state = self.state();
-        state.attempts.retain(|attempt| attempt.1 != flow);
-        if state.link == PeerLink::Connecting(flow) {
-            state.link = PeerLink::Expected;
-        }
-    }
-
-    /// The peer has accepted a flow of this process. Returns whether the flow is used: as the first, or as a further rail.
-    pub(crate) fn accepted(&self, flow: &Arc<Flow>) -> bool {
-        let mut state = self.state();
-        let state = &mut *state;
-        if state.link == PeerLink::Connecting(flow.id()) {
-            state.link = PeerLink::Up;
-            state.makes_rails = true;
-            let early = std::mem::take(&mut state.early);
-            let rail = Rail::new(flow, state.line, early);
-            self.add_rail(state, rail);
-            return true;
-        }
-        let mut attempts = state.attempts.iter();
-        let Some(at) = attempts.position(|attempt| attempt.1 == flow.id()) else {
-            return false;
-        };
-        let (line, ..) = state.attempts.swap_remove(at);
-        let goes_up = state.link == PeerLink::Up;
-        if goes_up {
-            let rail = Rail::new(flow, line, Backlog::default());
-            self.add_rail(state, rail);
-        }
-        goes_up
-    }
-
-    /// The peer connects by this flow. Returns whether the flow is used. Of two first flows that cross, the lower name's is used.
-    pub(crate) fn accept(&self, me: ProcName, flow: &Arc<Flow>, is_rail: bool) -> bool {
-        let mut state = self.state();
-        let state = &mut *state;
-        let take = match state.link {
-            PeerLink::None | PeerLink::Expected => !is_rail,
-            PeerLink::Connecting(_) => !is_rail && self.name < me,
-            PeerLink::Up => is_rail && !self.is_let_go() && state.rails.len() < RAILS,
-            PeerLink::Lost | PeerLink::Over => false,
-        };
-        if take {
-            let answer = FrameHeader::control(FrameKind::Accept).encode();
-            let mut backlog = Backlog::default();
-            backlog.copy(&[&answer, &[], &[], &[]]);
-            backlog.append(&mut state.early);
-            state.link = PeerLink::Up;
-            self.add_rail(state, Rail::new(flow, 0, backlog));
-        }
-        take
     }
 
     /// The link is lost. What is sent waits until [`end`](Self::end). Returns false if that was known.
@@ -356,6 +297,7 @@ impl BtlEndpoint {
         for flow in plan.retire {
             state.rails.retire(flow);
         }
+        self.count_rails(state);
         let connect = state
             .lines
             .iter()
@@ -381,7 +323,9 @@ impl BtlEndpoint {
     /// The peer has said goodbye on this rail. If it is not the first one, this process says goodbye on it, too.
     pub(crate) fn peer_retires(&self, flow: u64) {
         if !self.is_let_go() {
-            self.state().rails.retire(flow);
+            let mut state = self.state();
+            state.rails.retire(flow);
+            self.count_rails(&state);
         }
     }
 
@@ -392,15 +336,20 @@ impl BtlEndpoint {
 
     /// Removes a rail that has ended, unless it is the first one: returns whether it is not, and its fragments that were not sent.
     pub(crate) fn remove_rail(&self, flow: u64) -> Option<Vec<FragRef>> {
-        self.state().rails.remove(flow)
+        let mut state = self.state();
+        let fragments = state.rails.remove(flow);
+        self.count_rails(&state);
+        fragments
     }
 
-    /// The link has ended: returns the fragments that were not sent.
-    pub(crate) fn end(&self) -> Vec<FragRef> {
+    /// The link has ended, `in_order` or by a failure: returns the fragments that were not sent.
+    pub(crate) fn end(&self, in_order: bool) -> Vec<FragRef> {
         let mut state = self.state();
         state.link = PeerLink::Over;
+        state.in_order = in_order;
         let mut fragments = state.early.take_fragments();
         fragments.extend(std::mem::take(&mut state.rails).take_fragments());
+        self.count_rails(&state);
         fragments
     }
 
@@ -415,8 +364,11 @@ impl BtlEndpoint {
 
 impl fmt::Debug for BtlEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The lock is not waited for: a debugger may have stopped its holder.
         f.debug_struct("BtlEndpoint")
             .field("name", &self.name)
+            .field("let_go", &self.let_go)
+            .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
@@ -434,7 +386,7 @@ mod tests {
             panic!("not queued");
         };
         assert_eq!(endpoint.connect(|_, _| Some(9)), Some(false));
-        let waited = endpoint.end();
+        let waited = endpoint.end(false);
         assert_eq!(waited.len(), 1);
         waited.into_iter().for_each(FragRef::free);
         let SendOutcome::Unreachable(frag) = endpoint.send(fragment(5, 1), 1, 1, effects) else {
@@ -442,35 +394,5 @@ mod tests {
         };
         frag.free();
         assert!(!endpoint.send_now(1, [b"a", b"b"], 1, effects));
-    }
-
-    #[test]
-    fn addresses_are_tried_one_after_the_other() {
-        let endpoint = BtlEndpoint::new(ProcName(3));
-        let addrs: Vec<SocketAddr> = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"]
-            .map(|a| a.parse().unwrap())
-            .into();
-        let address = |addr: &SocketAddr| ProcAddress {
-            addr: *addr,
-            prefix: 24,
-            line: 0,
-        };
-        let blob = ProcBlob {
-            token: 7,
-            addresses: addrs.iter().map(address).collect(),
-        };
-        endpoint.describe(ptr::null_mut(), &blob, &[]);
-        let mut tried = Vec::new();
-        let mut connect = |addr: SocketAddr, _| {
-            tried.push(addr);
-            (addr.port() != 1).then_some(addr.port().into())
-        };
-        assert_eq!(endpoint.connect(&mut connect), Some(true));
-        assert_eq!(endpoint.connect(&mut connect), None);
-        assert!(!endpoint.attempt_failed(77) && endpoint.attempt_failed(2));
-        assert_eq!(endpoint.connect(&mut connect), Some(true));
-        assert!(endpoint.attempt_failed(3));
-        assert_eq!(endpoint.connect(&mut connect), Some(false));
-        assert_eq!(tried, addrs);
     }
 }

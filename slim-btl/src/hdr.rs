@@ -11,7 +11,7 @@ pub const HEADER: usize = 8;
 pub const MAX_PAYLOAD: usize = 1 << 30;
 
 const MAGIC: u32 = u32::from_le_bytes(*b"SLBT");
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Payload bytes of a hello, the longest payload of a handshake.
 pub const HELLO_BYTES: usize = 32;
 
@@ -22,12 +22,14 @@ pub enum FrameKind {
     Data = 0,
     /// The first frame of a connector: its name.
     Hello = 1,
-    /// The acceptor's answer: the flow is the one between both processes.
+    /// The acceptor's answer: the flow is the one between both processes. It sends nothing else before [`Confirm`](Self::Confirm).
     Accept = 2,
     /// The acceptor's other answer: its own flow to the connector is the one.
     Reject = 3,
     /// The last frame of a flow: the end that follows is no failure.
     Goodbye = 4,
+    /// The connector's answer to [`Accept`](Self::Accept): it uses the flow.
+    Confirm = 5,
 }
 
 /// The header of a frame.
@@ -68,6 +70,7 @@ impl FrameHeader {
             2 => FrameKind::Accept,
             3 => FrameKind::Reject,
             4 => FrameKind::Goodbye,
+            5 => FrameKind::Confirm,
             _ => return None,
         };
         let len = u32::from_le_bytes([a, b, c, d]) as usize;

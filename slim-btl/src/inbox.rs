@@ -1,5 +1,6 @@
 //! The receiving side of a flow: bytes in, frames out.
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::hdr::{FrameHeader, HEADER};
@@ -14,7 +15,7 @@ const BYTES: usize = 256 << 10;
 pub struct NoFrame;
 
 /// Received bytes, which are cut into frames.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct FrameReader {
     buf: Vec<u8>,
     start: usize,
@@ -95,6 +96,15 @@ impl FrameReader {
     /// The payload that [`next_frame`](Self::next_frame) has found.
     pub fn payload(&mut self, at: Range<usize>) -> &mut [u8] {
         &mut self.buf[at]
+    }
+}
+
+impl fmt::Debug for FrameReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrameReader")
+            .field("have", &(self.end - self.start))
+            .field("wanted", &self.wanted)
+            .finish()
     }
 }
 

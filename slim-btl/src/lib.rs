@@ -16,8 +16,8 @@
 //! # Connections
 //!
 //! The process that sends first connects. The first frame of a flow is a hello with the connector's name; the acceptor answers with
-//! accept or reject. If both connect at the same time, the flow of the lower name is used. The last frame is a goodbye; if a flow
-//! ends without it, the peer is lost, and Open MPI is told.
+//! accept or reject, and the connector confirms an accept. A flow that breaks before is made anew. If both connect at the same time, the
+//! flow of the lower name is used. The last frame is a goodbye; if a flow ends without it, the peer is lost, and Open MPI is told.
 //!
 //! Once the first flow is accepted, its connector makes a further flow for each pair of lines (interfaces) in a common network: the
 //! rails. Data fragments of long messages take any rail; all other frames take the first.

@@ -53,7 +53,7 @@ pub fn in_network(network: IpAddr, prefix: u8, ip: IpAddr) -> bool {
 }
 
 /// The version of the blob.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// The blob that a process publishes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

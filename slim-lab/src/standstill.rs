@@ -67,7 +67,9 @@ fn threads(process: &Process) -> String {
 
 fn stacks(process: &Process) -> io::Result<String> {
     let output = Command::new("timeout")
-        .args(["20", "gdb", "-batch", "-ex", "thread apply all bt", "-p"])
+        .args(["20", "gdb", "-batch", "-ex", "thread apply all bt"])
+        // A rank that uses the native component prints its state. All others lack the function: gdb says so.
+        .args(["-ex", "call (void)slim_btl_print()", "-p"])
         .arg(process.pid.to_string())
         .output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -69,7 +69,7 @@ impl Kills {
                         rng.between(Duration::from_micros(200), Duration::from_millis(30)),
                     );
                 }
-                let end = lab.node(usize::from(rng.coin()));
+                let end = lab.node(rng.below(lab.nodes().len()));
                 let report = destroy::destroy(end.net(), &self.pick, self.amount, rng)
                     .expect("destroy connections");
                 killed.times += usize::from(!report.connections.is_empty());

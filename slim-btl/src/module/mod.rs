@@ -2,6 +2,9 @@
 
 mod deferred;
 mod doubt;
+mod dump;
+mod handshake;
+mod link;
 mod progress;
 mod rails;
 
@@ -10,7 +13,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,7 +22,8 @@ use slim::{Config, Session, SessionError, SessionOptions};
 
 use self::deferred::{Deferred, DeferredThread};
 use self::doubt::Doubts;
-use self::progress::{BtlLink, ProgressState};
+use self::link::BtlLink;
+use self::progress::ProgressState;
 use crate::endpoint::{BtlEndpoint, SendEffects, SendOutcome};
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
 use crate::interfaces;
@@ -70,12 +74,15 @@ pub struct ModuleOptions {
     pub if_exclude: String,
     /// Settings of the session.
     pub config: Config,
+    /// How long a connection may last without a hello. Then it is closed; a connector that is late connects anew.
+    pub hello_limit: Duration,
 }
 
 /// The module. Its methods may be called by several threads at the same time.
 pub struct BtlModule {
     me: ProcName,
     upcalls: Upcalls,
+    hello_limit: Duration,
     session: Session,
     blob: ProcBlob,
     peers: Mutex<HashMap<ProcName, Arc<BtlEndpoint>>>,
@@ -85,8 +92,6 @@ pub struct BtlModule {
     fresh: Mutex<Vec<BtlLink>>,
     has_fresh: AtomicBool,
     doubts: Doubts,
-    /// Number of calls of progress.
-    round: AtomicU64,
     deferred: Arc<Deferred>,
     deferred_thread: DeferredThread,
 }
@@ -134,6 +139,7 @@ impl BtlModule {
         let module = Self {
             me: options.me,
             upcalls,
+            hello_limit: options.hello_limit,
             session,
             blob: ProcBlob {
                 token: u64::from_le_bytes(token),
@@ -144,7 +150,6 @@ impl BtlModule {
             fresh: Mutex::default(),
             has_fresh: AtomicBool::new(false),
             doubts: Doubts::default(),
-            round: AtomicU64::new(1),
             deferred: Arc::default(),
             deferred_thread: DeferredThread::default(),
         };
@@ -209,7 +214,10 @@ impl BtlModule {
             }
             thread::sleep(NAP);
         }
-        endpoint.end().into_iter().for_each(FragRef::free);
+        self.deferred.forget(endpoint);
+        // Callbacks for what the thread has sent, while Open MPI still knows the peer.
+        self.complete_deferred();
+        endpoint.end(true).into_iter().for_each(FragRef::free);
         for flow in flows {
             // Progress receives the rest, and closes the flow at the end of the peer's stream.
             let _ = flow.finish();
@@ -220,7 +228,7 @@ impl BtlModule {
     /// the fragment still belongs to the caller.
     pub fn send(&self, endpoint: &Arc<BtlEndpoint>, frag: FragRef, tag: u8) -> c_int {
         let mut effects = SendEffects::default();
-        let round = self.round.load(Ordering::Relaxed);
+        let round = self.round();
         let outcome = endpoint.send(frag, tag, round, &mut effects);
         self.take_effect(endpoint, effects);
         match outcome {
@@ -247,15 +255,23 @@ impl BtlModule {
     /// Sends a payload of two parts. Returns false if that is not possible now.
     pub fn send_now(&self, endpoint: &Arc<BtlEndpoint>, tag: u8, payload: [&[u8]; 2]) -> bool {
         let mut effects = SendEffects::default();
-        let round = self.round.load(Ordering::Relaxed);
+        let round = self.round();
         let sent = endpoint.send_now(tag, payload, round, &mut effects);
         self.take_effect(endpoint, effects);
         sent
     }
 
+    /// Number of the present call of progress, or of the last one; from 1 on.
+    fn round(&self) -> u64 {
+        self.deferred.rounds.load(Ordering::Relaxed) + 1
+    }
+
     fn take_effect(&self, endpoint: &Arc<BtlEndpoint>, effects: SendEffects) {
         if effects.deferred {
             self.deferred_thread.defer(&self.deferred, endpoint);
+        }
+        if effects.blocked {
+            self.deferred_thread.watch(&self.deferred, endpoint);
         }
         self.complete(endpoint, effects.done, SUCCESS);
     }
@@ -268,12 +284,21 @@ impl BtlModule {
             endpoint.flush(&mut done);
             sent += done.len();
             self.complete(&endpoint, done, SUCCESS);
+            if !endpoint.is_flushed() {
+                self.deferred_thread.watch(&self.deferred, &endpoint);
+            }
         }
-        for (endpoint, frag) in self.deferred.take_sent() {
-            sent += 1;
+        sent + self.complete_deferred()
+    }
+
+    /// Completes what the thread has sent. Returns the number of fragments.
+    fn complete_deferred(&self) -> usize {
+        let sent = self.deferred.take_sent();
+        let count = sent.len();
+        for (endpoint, frag) in sent {
             self.complete(&endpoint, [frag], SUCCESS);
         }
-        sent
+        count
     }
 
     /// Begins to connect to a peer, unless that is under way (`None`). Returns whether it has begun.
@@ -347,6 +372,7 @@ impl fmt::Debug for BtlModule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BtlModule")
             .field("me", &self.me)
+            .field("round", &self.round())
             .finish_non_exhaustive()
     }
 }

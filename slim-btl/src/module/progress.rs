@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use slim::{Endpoint, Flow, StreamState, TransferError, Update};
 
 use super::BtlModule;
+use super::link::{BtlLink, LinkEnd, LinkFate, LinkStage};
 use super::rails::RailTimes;
 use crate::endpoint::BtlEndpoint;
 use crate::frag::{FragRef, SUCCESS, UNREACHABLE};
-use crate::hdr::{BtlHello, FrameHeader, FrameKind, HELLO_BYTES, MAX_PAYLOAD};
-use crate::inbox::FrameReader;
+use crate::hdr::{FrameHeader, FrameKind};
 
 /// Number of reads that may find nothing before progress waits for the session to report the flow again.
 const BUSY_READS: u32 = 256;
@@ -27,51 +27,6 @@ const RETRY: Duration = Duration::from_millis(250);
 const CLOCK_EVERY: u32 = 64;
 /// Limit of reads of one flow in one call, so that the others get their turn.
 const READS: usize = 4;
-
-/// Stage of a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkStage {
-    /// The connection is not established yet.
-    Connecting,
-    /// This process has sent its hello.
-    Offered,
-    /// The peer's hello is expected.
-    Unnamed,
-    /// The flow is used in both directions.
-    Up,
-    /// The peer's stream has ended, and this process still sends what waits. Then the rail is gone.
-    Draining,
-}
-
-/// A flow, with its received bytes.
-pub(super) struct BtlLink {
-    /// `None`: no address could be connected to.
-    flow: Option<Arc<Flow>>,
-    pub(super) endpoint: Option<Arc<BtlEndpoint>>,
-    pub(super) stage: LinkStage,
-    token: u64,
-    /// A further rail, not the first flow.
-    pub(super) is_rail: bool,
-    /// The peer has sent a frame after the handshake.
-    has_received: bool,
-    /// The peer has said goodbye.
-    goodbye: bool,
-    reader: FrameReader,
-    /// Reads in a row that found nothing.
-    idle: u32,
-    busy: bool,
-}
-
-/// State of a flow after it was served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LinkFate {
-    /// Read again.
-    Busy,
-    /// Nothing was received for a while: the session reports the flow when there is something.
-    Quiet,
-    /// The flow has ended.
-    Over,
-}
 
 /// State that belongs to the thread that makes progress.
 pub(super) struct ProgressState {
@@ -86,51 +41,6 @@ pub(super) struct ProgressState {
     /// When all flows were last attended to.
     retried: Instant,
     pub(super) rail_times: RailTimes,
-}
-
-impl BtlLink {
-    fn new(flow: Option<Arc<Flow>>, endpoint: Option<Arc<BtlEndpoint>>, stage: LinkStage) -> Self {
-        Self {
-            flow,
-            endpoint,
-            stage,
-            token: 0,
-            is_rail: false,
-            has_received: false,
-            goodbye: false,
-            reader: FrameReader::default(),
-            idle: 0,
-            busy: false,
-        }
-    }
-
-    /// This process connects.
-    pub(super) fn connecting(
-        flow: Flow,
-        endpoint: Arc<BtlEndpoint>,
-        token: u64,
-        is_rail: bool,
-    ) -> Self {
-        let flow = Some(Arc::new(flow));
-        Self {
-            token,
-            is_rail,
-            ..Self::new(flow, Some(endpoint), LinkStage::Connecting)
-        }
-    }
-
-    /// Limit of a frame's payload. Whoever has not shown the token yet may be a stranger.
-    fn longest_payload(&self) -> usize {
-        match self.stage {
-            LinkStage::Up | LinkStage::Draining => MAX_PAYLOAD,
-            LinkStage::Connecting | LinkStage::Offered | LinkStage::Unnamed => HELLO_BYTES,
-        }
-    }
-
-    /// No address of the peer can be connected to.
-    pub(super) fn unreachable(endpoint: Arc<BtlEndpoint>) -> Self {
-        Self::new(None, Some(endpoint), LinkStage::Connecting)
-    }
 }
 
 impl ProgressState {
@@ -167,7 +77,7 @@ impl BtlModule {
             Err(TryLockError::WouldBlock) => return 0,
         };
         let state = &mut *state;
-        self.round.fetch_add(1, Ordering::Relaxed);
+        self.deferred.rounds.fetch_add(1, Ordering::Relaxed);
         let mut events = self.flush_deferred();
         for link in self.take_fresh() {
             self.adopt(state, link);
@@ -272,9 +182,21 @@ impl BtlModule {
         let Some(link) = state.links.get_mut(&id) else {
             return 0;
         };
+        let is_early = matches!(link.stage, LinkStage::Connecting | LinkStage::Offered);
+        if is_early && link.is_suspended() {
+            // The peer may not have accepted the connection, and then cannot resume it. A new one is sure to work.
+            if let Some(mut link) = state.links.remove(&id) {
+                self.ended(&mut link, LinkEnd::Broken("its connection broke"));
+            }
+            return 0;
+        }
         let sent = match link.stage {
             LinkStage::Connecting => {
-                Self::offer(link, self);
+                link.offer(self.me);
+                0
+            }
+            LinkStage::Answered => {
+                link.answer();
                 0
             }
             LinkStage::Up => self.flush(link),
@@ -291,24 +213,6 @@ impl BtlModule {
         sent
     }
 
-    /// Sends the hello once the connection is established.
-    fn offer(link: &mut BtlLink, module: &Self) {
-        let Some(flow) = &link.flow else { return };
-        if flow.state() == StreamState::Connecting {
-            return;
-        }
-        let hello = BtlHello {
-            name: module.me,
-            token: link.token,
-            is_rail: link.is_rail,
-        };
-        let hello = hello.encode();
-        // The first bytes of a connection: the kernel takes all or none.
-        if flow.try_send(&hello).is_ok_and(|n| n == hello.len()) {
-            link.stage = LinkStage::Offered;
-        }
-    }
-
     /// Whether nothing is left to be sent on a rail that gets no more, or nothing can be.
     fn is_drained(&self, link: &BtlLink, id: u64) -> bool {
         let Some(endpoint) = &link.endpoint else {
@@ -323,7 +227,7 @@ impl BtlModule {
         !endpoint.is_leaving(id)
     }
 
-    fn flush(&self, link: &BtlLink) -> usize {
+    pub(super) fn flush(&self, link: &BtlLink) -> usize {
         let Some(endpoint) = &link.endpoint else {
             return 0;
         };
@@ -343,7 +247,7 @@ impl BtlModule {
             let room = link.reader.room();
             let asked = room.len();
             let got = match flow.try_recv(room) {
-                Ok(0) => return self.ended(link, None),
+                Ok(0) => return self.ended(link, LinkEnd::Eof),
                 Ok(got) => got,
                 Err(TransferError::WouldBlock) => {
                     link.idle += 1;
@@ -353,7 +257,10 @@ impl BtlModule {
                     };
                 }
                 Err(TransferError::Kernel(_)) => return LinkFate::Busy,
-                Err(e) => return self.ended(link, Some(&e.to_string())),
+                Err(e) => {
+                    let text = e.to_string();
+                    return self.ended(link, LinkEnd::of(e, &text));
+                }
             };
             link.idle = 0;
             link.reader.filled(got);
@@ -367,7 +274,8 @@ impl BtlModule {
                         }
                     }
                     Err(_) => {
-                        return self.ended(link, Some("it sent something that is not a frame"));
+                        let why = "it sent something that is not a frame";
+                        return self.ended(link, LinkEnd::Failed(why));
                     }
                 }
             }
@@ -409,60 +317,25 @@ impl BtlModule {
                 self.flush(link);
                 true
             }
-            (LinkStage::Unnamed, FrameKind::Hello) => {
-                let payload = link.reader.payload(at);
-                let Some(hello) = BtlHello::parse(payload, self.blob.token) else {
-                    self.log(1, || format!("a stranger at {}", flow.remote_addr()));
-                    return false;
-                };
-                let endpoint = self.peer(hello.name);
-                if !endpoint.accept(self.me, flow, hello.is_rail) {
-                    // The first bytes of a connection: the kernel takes them. They are delivered although the flow is closed.
-                    let _ = flow.try_send(&FrameHeader::control(FrameKind::Reject).encode());
-                    return false;
-                }
-                let name = hello.name;
-                self.log(2, || format!("accepts {name} at {}", flow.remote_addr()));
-                link.endpoint = Some(endpoint);
-                link.is_rail = hello.is_rail;
-                self.goes_up(link);
-                true
+            (LinkStage::Unnamed | LinkStage::Offered | LinkStage::Answered, _) => {
+                self.shake_hands(link, flow, header, at)
             }
-            (LinkStage::Offered, FrameKind::Accept) => {
-                let is_used = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
-                if is_used {
-                    self.goes_up(link);
-                } else {
-                    // The link has ended meanwhile: the peer must not take the end of this flow for a failure.
-                    let _ = flow.try_send(&FrameHeader::control(FrameKind::Goodbye).encode());
-                }
-                is_used
+            _ => {
+                let why = LinkEnd::Failed("it sent a frame out of turn");
+                self.ended(link, why) != LinkFate::Over
             }
-            (LinkStage::Offered, FrameKind::Reject) => {
-                link.endpoint.iter().for_each(|e| e.rejected(flow.id()));
-                false
-            }
-            _ => self.ended(link, Some("it sent a frame out of turn")) != LinkFate::Over,
         }
     }
 
-    /// The flow is used from now on: sends what waits, and adds rails after the first one.
-    fn goes_up(&self, link: &mut BtlLink) {
-        link.stage = LinkStage::Up;
-        self.flush(link);
-        if let Some(endpoint) = link.endpoint.as_ref().filter(|_| !link.is_rail) {
-            self.add_rails(endpoint);
-        }
-    }
-
-    /// A flow has ended: `None`, with an orderly end of the stream.
-    fn ended(&self, link: &mut BtlLink, error: Option<&str>) -> LinkFate {
+    /// A flow has ended.
+    pub(super) fn ended(&self, link: &mut BtlLink, end: LinkEnd<'_>) -> LinkFate {
         let (Some(endpoint), Some(flow)) = (&link.endpoint, &link.flow) else {
             return LinkFate::Over;
         };
-        let why = error.unwrap_or("it ended without a goodbye");
+        let is_eof = matches!(end, LinkEnd::Eof);
+        let why = end.text();
         // The peer has left before it learned that this rail is used. The first rail tells whether it has left in order.
-        let is_unused = link.is_rail && !link.has_received && error.is_none();
+        let is_unused = link.is_rail && !link.has_received && is_eof;
         match link.stage {
             LinkStage::Up if link.goodbye && endpoint.is_leaving(flow.id()) => {
                 link.stage = LinkStage::Draining;
@@ -471,15 +344,24 @@ impl BtlModule {
             LinkStage::Up if link.goodbye || endpoint.is_let_go() || is_unused => {
                 // The peer has left in order, so it does not need what waits.
                 let rest = endpoint.remove_rail(flow.id());
-                self.complete(endpoint, rest.unwrap_or_else(|| endpoint.end()), SUCCESS);
+                self.complete(
+                    endpoint,
+                    rest.unwrap_or_else(|| endpoint.end(true)),
+                    SUCCESS,
+                );
             }
             // The end of its stream was confirmed: it cannot report this process.
-            LinkStage::Up if error.is_none() => self.report(endpoint, why),
+            LinkStage::Up if is_eof => self.report(endpoint, why),
             LinkStage::Up => self.lose(endpoint, why),
             LinkStage::Connecting | LinkStage::Offered => {
-                let failed = endpoint.attempt_failed(flow.id());
-                if failed && self.connect(endpoint) == Some(false) {
-                    self.lose(endpoint, why);
+                let broken = !matches!(end, LinkEnd::Failed(_));
+                if endpoint.attempt_failed(flow.id(), broken) {
+                    self.connect_or_lose(endpoint, why);
+                }
+            }
+            LinkStage::Answered => {
+                if endpoint.answer_failed(flow.id()) {
+                    self.connect_or_lose(endpoint, why);
                 }
             }
             LinkStage::Unnamed | LinkStage::Draining => {}
@@ -492,7 +374,7 @@ impl BtlModule {
         if endpoint.is_over() {
             return; // another rail has told
         }
-        let waiting = endpoint.end();
+        let waiting = endpoint.end(false);
         if self.survives_losses() && self.has_failed(endpoint) {
             // Open MPI has ended the requests that these fragments belong to, and uses their memory for others: no callback.
             waiting.into_iter().for_each(FragRef::abandon);

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::BtlModule;
-use super::progress::{BtlLink, LinkStage, ProgressState};
+use super::link::{BtlLink, LinkStage};
+use super::progress::ProgressState;
 use crate::endpoint::{BtlEndpoint, RailChanges};
 use crate::frag::SUCCESS;
 
@@ -73,6 +74,7 @@ impl BtlModule {
     }
 
     fn tend_all_rails(&self, state: &mut ProgressState, now: Instant) {
+        self.tend_handshakes(state, now);
         let peers: Vec<_> = self.peers().values().cloned().collect();
         for peer in peers {
             let links = &state.links;

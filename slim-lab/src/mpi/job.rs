@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{Flavor, Mpi, Outcome, Progress};
-use crate::{Lab, Result, artifacts, launch, output::Running, standstill};
+use crate::{Lab, Node, Result, artifacts, launch, output::Running, standstill};
 
 /// A job to be run on a lab.
 #[derive(Clone, Debug)]
@@ -18,6 +18,8 @@ pub struct Job<'a> {
     program: PathBuf,
     args: Vec<OsString>,
     ranks: usize,
+    /// Number of nodes with ranks.
+    nodes: usize,
     preload: Option<PathBuf>,
     component: Option<PathBuf>,
     networks: Option<String>,
@@ -30,17 +32,23 @@ pub struct Job<'a> {
 /// by TCP on its first path.
 pub fn placement(lab: &Lab, ranks: usize) -> Vec<String> {
     let how = by_tcp(&lab.subnet(0));
-    on_nodes(lab, ranks).into_iter().chain(how).collect()
+    on_nodes(lab.nodes(), ranks)
+        .into_iter()
+        .chain(how)
+        .collect()
 }
 
 /// The same for `slim run --btl`, which makes ranks communicate by the native component, on all paths.
 pub fn component_placement(lab: &Lab, ranks: usize) -> Vec<String> {
     let unbound = ["--bind-to", "none"].map(str::to_owned);
-    on_nodes(lab, ranks).into_iter().chain(unbound).collect()
+    on_nodes(lab.nodes(), ranks)
+        .into_iter()
+        .chain(unbound)
+        .collect()
 }
 
-fn on_nodes(lab: &Lab, ranks: usize) -> Vec<String> {
-    ["-H", &hosts(lab, ranks), "-np", &ranks.to_string()]
+fn on_nodes(nodes: &[Node], ranks: usize) -> Vec<String> {
+    ["-H", &hosts(nodes, ranks), "-np", &ranks.to_string()]
         .map(str::to_owned)
         .into()
 }
@@ -61,16 +69,18 @@ fn by(component: &str, network: &str) -> Vec<String> {
 }
 
 /// [`placement`] for MPICH's launcher, hydra.
-fn hydra_placement(lab: &Lab, ranks: usize) -> Vec<String> {
-    let words = ["-hosts", &hosts(lab, ranks), "-n", &ranks.to_string()];
+fn hydra_placement(nodes: &[Node], ranks: usize) -> Vec<String> {
+    let words = ["-hosts", &hosts(nodes, ranks), "-n", &ranks.to_string()];
     words.map(str::to_owned).to_vec()
 }
 
 /// The list of nodes for a launcher, each with its number of slots.
-fn hosts(lab: &Lab, ranks: usize) -> String {
-    let slots = ranks.div_ceil(lab.nodes().len());
-    let hosts = lab.nodes().iter();
-    let hosts: Vec<_> = hosts.map(|n| format!("{}:{slots}", n.name())).collect();
+fn hosts(nodes: &[Node], ranks: usize) -> String {
+    let slots = ranks.div_ceil(nodes.len());
+    let hosts: Vec<_> = nodes
+        .iter()
+        .map(|n| format!("{}:{slots}", n.name()))
+        .collect();
     hosts.join(",")
 }
 
@@ -112,6 +122,7 @@ impl<'a> Job<'a> {
             program: program.into(),
             args: Vec::new(),
             ranks: 2,
+            nodes: lab.nodes().len(),
             preload: None,
             component: None,
             networks: None,
@@ -130,6 +141,12 @@ impl<'a> Job<'a> {
     /// Number of ranks, spread evenly over the nodes.
     pub fn ranks(mut self, ranks: usize) -> Self {
         self.ranks = ranks;
+        self
+    }
+
+    /// Places ranks only on the first `nodes` nodes.
+    pub fn nodes(mut self, nodes: usize) -> Self {
+        self.nodes = nodes;
         self
     }
 
@@ -196,7 +213,7 @@ impl<'a> Job<'a> {
             Flavor::OpenMpi4 | Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
                 command
                     .arg("--allow-run-as-root")
-                    .args(on_nodes(self.lab, self.ranks));
+                    .args(on_nodes(&nodes[..self.nodes], self.ranks));
                 match &self.component {
                     None => command.args(by_tcp(&self.subnets())),
                     Some(dir) => command.args(component_arguments(self.mpi, dir)).args(by(
@@ -206,7 +223,7 @@ impl<'a> Job<'a> {
                 }
             }
             Flavor::Mpich => command
-                .args(hydra_placement(self.lab, self.ranks))
+                .args(hydra_placement(&nodes[..self.nodes], self.ranks))
                 .envs(BY_TCP)
                 .env("UCX_NET_DEVICES", nodes[0].interface(0)),
         };

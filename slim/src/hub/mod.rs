@@ -369,7 +369,8 @@ impl Hub {
                 }
                 if id == WAKE {
                     slim_sys::reset_eventfd(self.wake.as_raw_fd());
-                    self.awake.store(false, Ordering::Release);
+                    // A swap, not a store: the caller looks for changes next, and must see those whose wake-up found `awake` set.
+                    self.awake.swap(false, Ordering::AcqRel);
                     continue;
                 }
                 if id == AGENT {
