@@ -26,6 +26,17 @@ impl EndpointState {
         self.since = Some(Instant::now());
     }
 
+    /// Whether a flow that the peer confirms becomes the first flow: there is none yet.
+    fn takes_confirm(&self) -> bool {
+        match self.link {
+            PeerLink::None
+            | PeerLink::Connecting(_)
+            | PeerLink::Expected
+            | PeerLink::Answered(_) => true,
+            PeerLink::Up | PeerLink::Lost | PeerLink::Over => false,
+        }
+    }
+
     /// Whether the connection that is under way takes longer than it has a preference for.
     fn is_late(&self, now: Instant) -> bool {
         let waited = self.since.map(|since| now.saturating_duration_since(since));
@@ -158,7 +169,9 @@ impl BtlEndpoint {
         let state = &mut *state;
         let is_used = match is_rail {
             true => state.link == PeerLink::Up && !self.is_let_go(),
-            false => state.link == PeerLink::Answered(flow.id()),
+            // The peer confirms only the flow that it uses. This process may have answered an older hello of the peer after this one,
+            // or have begun to connect because that older flow has ended; the peer refuses both.
+            false => state.takes_confirm() && !self.is_let_go(),
         };
         if is_used {
             state.link = PeerLink::Up;
@@ -177,6 +190,7 @@ impl BtlEndpoint {
 mod tests {
     use super::*;
     use crate::proc::{ProcAddress, ProcBlob};
+    use slim::{Session, SessionOptions};
     use std::ptr;
 
     #[test]
@@ -254,5 +268,39 @@ mod tests {
                 "{peer}, {later}"
             );
         }
+    }
+
+    #[test]
+    fn a_confirmed_flow_is_used_although_an_older_hello_was_answered_after_it() {
+        let session = Session::open(SessionOptions::new("confirm")).unwrap();
+        let listener = session.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let limit = Some(Duration::from_secs(60));
+        let connector = session.connect(listener.local_addr(), limit).unwrap();
+        let flow = Arc::new(listener.accept(limit).unwrap());
+        let (older, now) = (flow.id() + 1000, Instant::now());
+        // 0: the older flow has not ended yet. 1: it has. 2: it has, and this process connects. 3: this process has left.
+        for (then, used) in [(0, true), (1, true), (2, true), (3, false)] {
+            let endpoint = BtlEndpoint::new(ProcName(3));
+            endpoint.state().untried = vec![(0, "10.0.0.1:1".parse().unwrap())];
+            for answered in [flow.id(), older] {
+                assert!(endpoint.accept(ProcName(5), answered, false, now));
+            }
+            if then > 0 {
+                assert!(!endpoint.answer_failed(older));
+            }
+            if then == 2 {
+                assert_eq!(endpoint.connect(|_, _| Some(older + 1)), Some(true));
+            }
+            if then == 3 {
+                endpoint.end(true);
+            }
+            assert_eq!(endpoint.confirmed(&flow, false), used, "{then}");
+            assert_eq!(endpoint.state().link == PeerLink::Up, used, "{then}");
+            // What is left of the other attempts does not harm the flow.
+            endpoint.rejected(older + 1);
+            assert!(!endpoint.attempt_failed(older + 1, true) && !endpoint.answer_failed(older));
+            assert_eq!(endpoint.state().link == PeerLink::Up, used, "{then}");
+        }
+        drop(connector);
     }
 }
