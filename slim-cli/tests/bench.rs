@@ -142,7 +142,7 @@ fn frames_carry_the_bytes_exactly() {
                 continue;
             }
         };
-        let framed = Contender::Framed.ready().unwrap();
+        let framed = Contender::Framed.ready(Flavor::OpenMpi4).unwrap();
         let lab = Lab::builder().nodes(2).name("framed").build().unwrap();
         let job = Job::new(&lab, &mpi, mpi.build_program("slim_pp.c").unwrap())
             .ranks(ranks)
@@ -177,7 +177,8 @@ fn a_job_that_dies_in_its_turn_ends_the_round() {
     };
     let lab = Lab::builder().nodes(2).name("turns").build().unwrap();
     let program = mpi.build_program("slim_bench.c").unwrap();
-    let contenders = [Contender::Bare, Contender::Framed].map(|c| c.ready().unwrap());
+    let contenders =
+        [Contender::Bare, Contender::Framed].map(|c| c.ready(Flavor::OpenMpi4).unwrap());
     let start = || {
         Round::start(&lab, 1, 2, &contenders, |ready, _, socket| {
             let job = Job::new(&lab, &mpi, &program).arg("--turns").arg(socket);
