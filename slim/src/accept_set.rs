@@ -1,5 +1,6 @@
 //! What an endpoint waits for: its listeners, the guests of its door, and an alarm, in one poll set.
 
+use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -99,19 +100,19 @@ impl WatchedListener {
         self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Accepts a connection. If there is no descriptor or no memory for it, the connection stays in the kernel's queue, and the set
+    /// Accepts a connection; also returns the peer's address. If there is no descriptor or no memory for it, the connection stays in the kernel's queue, and the set
     /// watches the listener again after a pause.
     ///
     /// # Errors
     /// The kernel's; `EAGAIN` if no connection waits.
-    pub(crate) fn accept(&self, set: &AcceptSet) -> Result<OwnFd, Errno> {
+    pub(crate) fn accept(&self, set: &AcceptSet) -> Result<(OwnFd, Option<SocketAddr>), Errno> {
         loop {
             match socket::accept(&self.fd) {
-                Ok(fd) => {
+                Ok(accepted) => {
                     if self.paused().take().is_some() {
                         self.watch_again(set);
                     }
-                    return Ok(fd);
+                    return Ok(accepted);
                 }
                 // The connection ended before it was accepted: try the next one.
                 Err(libc::ECONNABORTED | libc::EINTR) => {}

@@ -145,7 +145,7 @@ impl OpenDoor {
         }
         for _ in 0..ACCEPTS {
             match self.listener.accept(set) {
-                Ok(fd) => {
+                Ok((fd, _)) => {
                     let admitted = self.receive(fd, hub, set);
                     if admitted.is_some() {
                         return Ok(admitted);

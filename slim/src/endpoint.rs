@@ -114,11 +114,11 @@ impl SessionEndpoint {
         open.look_at_alarm();
         loop {
             match open.listener.accept(&open.set) {
-                Ok(fd) => match SessionFlow::accepted(&self.core.hub, fd) {
-                    // The connection ended before it was accepted: try the next one.
-                    Err(NotOpened::Kernel(libc::ECONNABORTED)) => {}
-                    flow => return Ok(flow?),
-                },
+                Ok((fd, Some(peer))) => {
+                    return Ok(SessionFlow::accepted(&self.core.hub, fd, peer)?);
+                }
+                // No TCP connection.
+                Ok((_, None)) => {}
                 Err(libc::EAGAIN) => break,
                 Err(errno) => return Err(self.refused(errno)),
             }

@@ -43,12 +43,18 @@ pub(crate) fn listen(addr: SocketAddr) -> Result<OwnFd, (&'static str, Errno)> {
     Ok(fd)
 }
 
-/// Accepts a waiting connection.
-pub(crate) fn accept(listener: &OwnFd) -> Result<OwnFd, Errno> {
-    let accept = || Ok(net::accept_with(listener, flags())?);
+/// Accepts a waiting connection; also returns the peer's address, which `getpeername` does not know any more if the connection has been
+/// reset meanwhile.
+pub(crate) fn accept(listener: &OwnFd) -> Result<(OwnFd, Option<SocketAddr>), Errno> {
+    let mut peer = None;
+    let accept = || {
+        let (fd, addr) = net::acceptfrom_with(listener, flags())?;
+        peer = addr;
+        Ok(fd)
+    };
     let fd = OwnFd::make(accept).map_err(|e| e.raw_os_error().unwrap_or(libc::EMFILE))?;
     set_nodelay(&fd);
-    Ok(fd)
+    Ok((fd, peer.and_then(|addr| addr.try_into().ok())))
 }
 
 /// Begins to connect. Returns whether the connection is established already.

@@ -57,6 +57,24 @@ fn echoed_bytes_survive_kills() {
     }
 }
 
+#[test]
+fn a_connection_killed_before_it_is_accepted_is_resumed() {
+    for how in kills() {
+        let session = session();
+        let endpoint = listen(&session);
+        for n in 1..=KILLS {
+            let near = session.connect(endpoint.local_addr(), LIMIT).unwrap();
+            near.send_all(b"first", LIMIT).unwrap();
+            kill_now(&session, &near, how);
+            let far = endpoint.accept(LIMIT).unwrap();
+            near.send_all(b" and second", LIMIT).unwrap();
+            let mut got = [0; 16];
+            far.recv_exact(&mut got, LIMIT).unwrap();
+            assert_eq!(&got, b"first and second", "{how:?} {n}");
+        }
+    }
+}
+
 /// One end of a flow, with the numbers of bytes sent and received.
 struct End {
     flow: Flow,

@@ -54,9 +54,11 @@ impl SessionFlow {
     }
 
     /// Makes a flow of an accepted connection.
-    pub(crate) fn accepted(hub: &Arc<Hub>, fd: OwnFd) -> Result<Self, NotOpened> {
-        // Fails if the peer has reset the connection already.
-        let (_, remote) = socket::ends(&fd).ok_or(NotOpened::Kernel(libc::ECONNABORTED))?;
+    pub(crate) fn accepted(
+        hub: &Arc<Hub>,
+        fd: OwnFd,
+        remote: SocketAddr,
+    ) -> Result<Self, NotOpened> {
         let core = FlowCore::create(hub, fd, Role::Acceptor, remote)?;
         core.begin(None);
         Ok(Self { core })
