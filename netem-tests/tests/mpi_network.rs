@@ -6,12 +6,13 @@ mod common;
 use std::{thread, time::Duration};
 
 use common::{
+    component::ComponentBench,
     jobs::{Bench, PROGRAM, Slim, given_up},
     kills::{Killed, Tally},
     soak,
 };
 use slim_lab::{
-    Lab, SeededRng,
+    Lab, SeededRng, artifacts,
     faults::{
         destroy::{self, Selector},
         inject::{self, Segment},
@@ -43,6 +44,29 @@ fn survives(test: &str, flavor: Flavor, longest: Duration, trouble: Trouble) {
         tally.add(lab, &outcome, Killed::default(), result);
     }
     tally.assert_all_right();
+}
+
+/// The same for ranks that use the native component, on both series of Open MPI. The preload library protects the launcher and its
+/// daemons.
+fn component_survives(test: &str, longest: Duration, trouble: Trouble) {
+    for flavor in [Flavor::OpenMpi4, Flavor::OpenMpi5Components] {
+        let Some(bench) = ComponentBench::new(test, flavor) else {
+            continue;
+        };
+        let mut tally = Tally::new(&bench.bench.test);
+        for run in 0..if soak() { 50 } else { 1 } {
+            let ranks = if run % 2 == 0 { 2 } else { 4 };
+            let lab = bench.lab();
+            let job = bench.job(&lab, PROGRAM, ranks).arg(WORK.to_string());
+            let job = job.preload(artifacts::preload().expect("the preload library"));
+            let outcome = bench.bench.run(&lab, &job, LIMIT, |job| {
+                format!("{ranks} ranks, {}", trouble(&lab, job))
+            });
+            let result = judge(&lab, &outcome, longest);
+            tally.add(lab, &outcome, Killed::default(), result);
+        }
+        tally.assert_all_right();
+    }
 }
 
 /// Checks a run: all data arrived, the job stood still for `longest` at most, and no flow was escalated except those whose peer
@@ -81,6 +105,11 @@ fn open_mpi_5_reset_for_a_second() {
     survives("reset", Flavor::OpenMpi5, seconds(6), reset);
 }
 
+#[test]
+fn component_reset_for_a_second() {
+    component_survives("reset", seconds(6), reset);
+}
+
 fn dropped(lab: &Lab, _: &mut Started<'_>) -> String {
     let guard = nft::Rule::drop()
         .apply_to(lab.nodes())
@@ -97,6 +126,11 @@ fn open_mpi_4_dropped_for_five_seconds() {
 #[test]
 fn open_mpi_5_dropped_for_five_seconds() {
     survives("drop", Flavor::OpenMpi5, seconds(15), dropped);
+}
+
+#[test]
+fn component_dropped_for_five_seconds() {
+    component_survives("drop", seconds(15), dropped);
 }
 
 fn link_down(lab: &Lab, _: &mut Started<'_>) -> String {
@@ -116,6 +150,11 @@ fn open_mpi_5_link_down_for_three_seconds() {
     survives("link", Flavor::OpenMpi5, seconds(12), link_down);
 }
 
+#[test]
+fn component_link_down_for_three_seconds() {
+    component_survives("link", seconds(12), link_down);
+}
+
 fn address_gone(lab: &Lab, _: &mut Started<'_>) -> String {
     let guard = link::remove_address(lab.node(1), 0).expect("remove the address");
     let text = format!("{guard} for 3 s");
@@ -132,6 +171,11 @@ fn open_mpi_4_address_removed_and_given_back() {
 #[test]
 fn open_mpi_5_address_removed_and_given_back() {
     survives("address", Flavor::OpenMpi5, seconds(12), address_gone);
+}
+
+#[test]
+fn component_address_removed_and_given_back() {
+    component_survives("address", seconds(12), address_gone);
 }
 
 /// Injects forged segments into the ranks' connections, on both nodes in turn, one every half second.
@@ -169,6 +213,11 @@ fn open_mpi_5_forged_rst() {
     survives("rst", Flavor::OpenMpi5, seconds(6), forged_rst);
 }
 
+#[test]
+fn component_forged_rst() {
+    component_survives("rst", seconds(6), forged_rst);
+}
+
 fn forged_fin(lab: &Lab, _: &mut Started<'_>) -> String {
     forged(lab, Segment::Fin, 6)
 }
@@ -181,6 +230,11 @@ fn open_mpi_4_forged_fin() {
 #[test]
 fn open_mpi_5_forged_fin() {
     survives("fin", Flavor::OpenMpi5, seconds(6), forged_fin);
+}
+
+#[test]
+fn component_forged_fin() {
+    component_survives("fin", seconds(6), forged_fin);
 }
 
 /// The counterpart: a bare job does not survive a firewall's reset.

@@ -490,7 +490,7 @@ int slim_connect(const struct slim_session *session,
  * Opens a flow to the endpoint with this blob (slim_endpoint_blob()), and stores it in `*flow`; close it by slim_flow_close(). The flow
  * is protected from the beginning, without negotiation. Waits at most `timeout_ms` milliseconds until the endpoint has accepted the
  * flow, and tries one address of the endpoint after the other (negative: no limit). With 0 it tries only the first address and does not
- * wait: the flow is SLIM_STATE_CONNECTING.
+ * wait: the flow is SLIM_STATE_CONNECTING, and goes on while the program is in slim_session_progress() or waits in a call of this session.
  *
  * Returns 0, SLIM_ERR_TIMEOUT, SLIM_ERR_BLOB, SLIM_ERR_JOB, SLIM_ERR_KERNEL (with `errno` ECONNREFUSED: the endpoint is closed, or does
  * not recognize this process as one of its job), SLIM_ERR_INVALID or SLIM_ERR_INTERNAL. Any thread.

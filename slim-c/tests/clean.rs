@@ -26,6 +26,8 @@ struct Checker {
     flags: &'static [&'static str],
     /// The program that runs them, with its arguments.
     runner: &'static [&'static str],
+    /// How many times more bytes the examples carry than under the slowest checker, so that each runs long enough to be killed.
+    work: usize,
 }
 
 const VALGRIND: Checker = Checker {
@@ -41,17 +43,20 @@ const VALGRIND: Checker = Checker {
         "--errors-for-leak-kinds=definite,indirect,possible",
         "--show-leak-kinds=definite,indirect,possible",
     ],
+    work: 1,
 };
 const ADDRESS: Checker = Checker {
     build: Build::Shared,
     flags: &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
     runner: &[],
+    work: 10,
 };
 
 const THREAD: Checker = Checker {
     build: Build::Instrumented,
     flags: &[],
     runner: &[],
+    work: 3,
 };
 
 /// Builds a C program, relative to the workspace, with ThreadSanitizer.
@@ -99,7 +104,7 @@ impl Checker {
         // Only `echo` reads it.
         let _ = input.write_all(long_line().as_bytes());
         let killed = match rustix::process::geteuid().is_root() {
-            true => client.kill_often(KILLS, Duration::from_millis(50)),
+            true => client.kill_often(KILLS, Duration::from_millis(20)),
             false => 0,
         };
         let _ = input.write_all(b"another\nbye\n");
@@ -120,12 +125,13 @@ impl Checker {
         let api = self.program("slim-c/tests/c/api.c", dir.path());
         succeed(&mut api());
         self.example("echo", &["serve", here, "0"], &[here], &[]);
-        let sizes = ["4", "4000000"];
+        let bytes = (4_000_000 * self.work).to_string();
+        let sizes = ["4", &bytes];
         let of_server = [&["serve", here, "0"][..], &sizes].concat();
         self.example("many", &of_server, &[here], &sizes);
         let (file, copy) = (dir.path().join("file"), dir.path().join("copy"));
         let data: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..))
-            .take(40_000_001)
+            .take(40_000_001 * self.work.min(4))
             .collect();
         std::fs::write(&file, &data).unwrap();
         let of_server = ["receive", here, "0", copy.to_str().unwrap()];
