@@ -75,7 +75,7 @@ fn limit(lab: &Lab, rates: &[u64]) -> Vec<ShapeGuard> {
     let mut guards = Vec::new();
     for (path, rate) in rates.iter().enumerate() {
         for node in lab.nodes() {
-            let shape = Shape::new().rate_kbit(*rate);
+            let shape = Shape::new().rate_kbit(*rate).late_timers();
             guards.push(shape.apply(node, path).expect("limit a line"));
         }
     }

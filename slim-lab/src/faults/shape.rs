@@ -10,14 +10,19 @@ use crate::{Error, Netns, Node, Result};
 /// disciplines let less pass. The burst has room for one offloaded segment, and on fast lines for the bytes of the time by
 /// which a timer of a virtual machine may be late; otherwise the timer would limit the line.
 pub fn burst(rate_kbit: u64) -> u32 {
+    burst_for(rate_kbit, TIMER_US)
+}
+
+fn burst_for(rate_kbit: u64, timer_us: u64) -> u32 {
     const SEGMENT: u64 = 64 << 10;
-    let late = rate_kbit.saturating_mul(1000) / 8 * TIMER_US / 1_000_000;
+    let late = rate_kbit.saturating_mul(1000) / 8 * timer_us / 1_000_000;
     u32::try_from(late.max(SEGMENT)).unwrap_or(u32::MAX)
 }
 
-/// How late a timer may be, in microseconds. Processes that poll without a pause on every processor delay it by more than a
-/// millisecond; with a smaller burst, two limited lines then carry less than twice what one carries.
-const TIMER_US: u64 = 2000;
+/// How late a timer may be, in microseconds.
+const TIMER_US: u64 = 400;
+/// The same if processes poll without a pause on every processor, and several lines are limited.
+const LATE_TIMER_US: u64 = 2000;
 
 /// The properties of the line, in the sending direction of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -25,6 +30,7 @@ pub struct Shape {
     rate_kbit: Option<u64>,
     delay_ms: Option<u64>,
     loss_percent: Option<f64>,
+    late_timers: bool,
 }
 
 /// Which of the kernel's queueing disciplines does the work.
@@ -69,6 +75,13 @@ impl Shape {
     /// Loses `loss` percent of the packets, at random.
     pub fn loss_percent(mut self, loss: f64) -> Self {
         self.loss_percent = Some(loss);
+        self
+    }
+
+    /// Lets a burst pass that covers timers which are 2 ms late. Processes that poll without a pause on every processor delay timers that
+    /// much; with the usual burst, two limited lines then carry less than twice what one carries.
+    pub fn late_timers(mut self) -> Self {
+        self.late_timers = true;
         self
     }
 
@@ -138,7 +151,12 @@ impl Shape {
             }
             Discipline::Tbf => {
                 let rate = rate.as_deref().unwrap_or("1gbit");
-                let burst = burst(self.rate_kbit.unwrap_or_default()).to_string();
+                let timer = if self.late_timers {
+                    LATE_TIMER_US
+                } else {
+                    TIMER_US
+                };
+                let burst = burst_for(self.rate_kbit.unwrap_or_default(), timer).to_string();
                 args.extend(["tbf", "rate", rate, "burst", &burst, "latency", "200ms"]);
                 net.exec("tc", &args).map(drop)
             }
