@@ -9,8 +9,7 @@ use std::{
 };
 
 use common::{
-    component::{ComponentBench, KINDS, assert_used},
-    events::Events,
+    component::{ComponentBench, KINDS, assert_used, judge},
     jobs::{PROGRAM, Slim, assert_finished, given_up},
     kills::{Killed, Kills, Tally},
     soak,
@@ -20,12 +19,12 @@ use nix::{
     unistd::Pid,
 };
 use slim_lab::{
-    Lab, SeededRng,
+    SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
         nft,
     },
-    mpi::{Flavor, JobVerdict, Outcome},
+    mpi::{Flavor, JobVerdict},
 };
 
 use Flavor::{OpenMpi4, OpenMpi5Components};
@@ -141,20 +140,6 @@ fn survives(
         tally.add(lab, &outcome, killed, result);
     }
     tally.assert_all_right();
-}
-
-fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
-    let verdict = outcome.verdict();
-    if !matches!(verdict, JobVerdict::Finished(_)) {
-        return Err(verdict.to_string());
-    }
-    if killed.times < kills.times {
-        return Err(format!("only {killed}"));
-    }
-    if Events::read(lab).count("resume") == 0 {
-        return Err("no resume".into());
-    }
-    given_up(lab, outcome)
 }
 
 fn kills_of(program: &str) -> Kills {

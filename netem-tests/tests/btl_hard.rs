@@ -5,16 +5,14 @@ mod common;
 use std::{fs, time::Duration};
 
 use common::{
-    component::{ComponentBench, KINDS},
-    events::Events,
-    jobs::given_up,
+    component::{ComponentBench, KINDS, judge},
     kills::{Killed, Kills, Tally},
     soak,
 };
 use slim_lab::{
     Lab, SeededRng,
     faults::destroy::{Amount, Selector},
-    mpi::{Flavor, JobVerdict, Outcome},
+    mpi::Flavor,
 };
 
 const LIMIT: Duration = Duration::from_secs(150);
@@ -33,20 +31,6 @@ fn set(lab: &Lab, settings: &[&str]) {
                 .expect("set a limit of the kernel");
         }
     }
-}
-
-fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
-    let verdict = outcome.verdict();
-    if !matches!(verdict, JobVerdict::Finished(_)) {
-        return Err(verdict.to_string());
-    }
-    if killed.times < kills.times {
-        return Err(format!("only {killed}"));
-    }
-    if Events::read(lab).count("resume") == 0 {
-        return Err("no resume".into());
-    }
-    given_up(lab, outcome)
 }
 
 fn survives(flavor: Flavor, test: &str, settings: &[&str], lines: usize) {

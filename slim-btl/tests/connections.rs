@@ -208,6 +208,17 @@ impl Listening {
         endpoint
     }
 
+    /// Accepts a connection of the module, and gets its confirmation and the fragment that has waited.
+    fn accept_and_get_data(&self, module: &BtlModule) -> TcpStream {
+        let mut stream = self.accept(module);
+        stream.write_all(&control(FrameKind::Accept)).unwrap();
+        let kinds: Vec<_> = (0..2)
+            .map(|_| frame(module, &mut stream).unwrap().0)
+            .collect();
+        assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+        stream
+    }
+
     /// Accepts a connection, and reads its hello.
     fn accept(&self, module: &BtlModule) -> TcpStream {
         let mut stream = until(module, || self.listener.accept().ok()).0;
@@ -237,12 +248,7 @@ fn a_connection_that_breaks_before_it_is_accepted_is_made_anew() {
     for _ in 0..5 {
         reset(peer.accept(&module));
     }
-    let mut stream = peer.accept(&module);
-    stream.write_all(&control(FrameKind::Accept)).unwrap();
-    let kinds: Vec<_> = (0..2)
-        .map(|_| frame(&module, &mut stream).unwrap().0)
-        .collect();
-    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    let mut stream = peer.accept_and_get_data(&module);
     nobody_is_lost();
     stream.write_all(&control(FrameKind::Goodbye)).unwrap();
     module.close();
@@ -303,12 +309,7 @@ fn a_crossing_connection_that_breaks_loses_no_fragment() {
     ours.write_all(&control(FrameKind::Reject)).unwrap();
     assert_eq!(frame(&module, &mut ours), None);
     reset(theirs);
-    let mut again = peer.accept(&module);
-    again.write_all(&control(FrameKind::Accept)).unwrap();
-    let kinds: Vec<_> = (0..2)
-        .map(|_| frame(&module, &mut again).unwrap().0)
-        .collect();
-    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    let mut again = peer.accept_and_get_data(&module);
     nobody_is_lost();
     again.write_all(&control(FrameKind::Goodbye)).unwrap();
     module.close();
@@ -323,12 +324,7 @@ fn a_rejected_connector_does_not_wait_for_ever() {
     peer.send(&module);
     let mut first = peer.accept(&module);
     first.write_all(&control(FrameKind::Reject)).unwrap();
-    let mut second = peer.accept(&module);
-    second.write_all(&control(FrameKind::Accept)).unwrap();
-    let kinds: Vec<_> = (0..2)
-        .map(|_| frame(&module, &mut second).unwrap().0)
-        .collect();
-    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    let mut second = peer.accept_and_get_data(&module);
     nobody_is_lost();
     second.write_all(&control(FrameKind::Goodbye)).unwrap();
     module.close();
@@ -387,12 +383,7 @@ fn letting_go_of_a_peer_completes_what_the_thread_has_sent() {
     let module = module(LIMIT);
     let peer = Listening::new(9);
     let endpoint = peer.send(&module);
-    let mut stream = peer.accept(&module);
-    stream.write_all(&control(FrameKind::Accept)).unwrap();
-    let kinds: Vec<_> = (0..2)
-        .map(|_| frame(&module, &mut stream).unwrap().0)
-        .collect();
-    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    let mut stream = peer.accept_and_get_data(&module);
     // The first send goes to the kernel at once; the second one, too long to be copied, is left to the thread.
     let lens = [8, 10_000];
     for len in lens {
@@ -424,12 +415,7 @@ fn refused_messages_are_sent_although_the_program_makes_no_progress() {
     let module = module(LIMIT);
     let peer = Listening::new(9);
     let endpoint = peer.send(&module);
-    let mut stream = peer.accept(&module);
-    stream.write_all(&control(FrameKind::Accept)).unwrap();
-    let kinds: Vec<_> = (0..2)
-        .map(|_| frame(&module, &mut stream).unwrap().0)
-        .collect();
-    assert_eq!(kinds, [FrameKind::Confirm, FrameKind::Data]);
+    let mut stream = peer.accept_and_get_data(&module);
     // More than the kernel takes; the last ones are short, so that they are copied and count as sent.
     let mut frames = 0;
     for len in [1 << 20; 16].into_iter().chain([8; 3]) {

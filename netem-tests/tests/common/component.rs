@@ -8,13 +8,14 @@ use std::{
 
 use slim_lab::{
     Error, Lab,
-    mpi::{Flavor, Job, Mpi},
+    mpi::{Flavor, Job, JobVerdict, Mpi, Outcome},
     skip::skip,
 };
 
 use super::{
     events::{Events, events_dir, word},
-    jobs::Bench,
+    jobs::{Bench, given_up},
+    kills::{Killed, Kills},
 };
 
 /// The program with data of many kinds.
@@ -103,4 +104,20 @@ pub fn assert_used(lab: &Lab, ranks: usize) {
         found.0 >= wanted && found.1 >= wanted,
         "{ranks} ranks, protected flows: {found:?}"
     );
+}
+
+/// Checks a run under kills: all data arrived, connections were killed and resumed, and no flow was escalated except those whose peer
+/// had left after all work was done.
+pub fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Result<(), String> {
+    let verdict = outcome.verdict();
+    if !matches!(verdict, JobVerdict::Finished(_)) {
+        return Err(verdict.to_string());
+    }
+    if killed.times < kills.times {
+        return Err(format!("only {killed}"));
+    }
+    if Events::read(lab).count("resume") == 0 {
+        return Err("no resume".into());
+    }
+    given_up(lab, outcome)
 }

@@ -10,7 +10,7 @@ use crate::ids::{Cause, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Verd
 use crate::wire::{self, AddrList, Fin, Hello, HelloDone, Kind, Message, Query};
 
 /// A forged HELLO for the connection between A and B.
-fn forged(n: u8) -> Hello {
+pub(super) fn forged(n: u8) -> Hello {
     Hello {
         flow: FlowId([n; 16]),
         connector: addrs()[A],

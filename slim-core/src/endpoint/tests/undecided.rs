@@ -1,32 +1,23 @@
 //! A connection for which both OPEN and HELLO have come.
 
+use super::off_path::forged;
 use super::pair::*;
 use super::pairs::{ends, token};
 use crate::auth::seal_with_job;
 use crate::endpoint::candidates::CANDIDATES;
 use crate::endpoint::{Action, State};
 use crate::event::Event;
-use crate::ids::{Cause, EndpointId, FlowId};
-use crate::wire::{self, AddrList, Hello, Kind, Message};
+use crate::ids::Cause;
+use crate::wire::{self, Hello, Kind, Message};
 
 impl Pair {
     /// B gets a HELLO for the connection 9 that A has not sent.
     fn forge_hello(&mut self, n: u8) {
         let [connector, acceptor] = ends(9);
         let hello = Message::Hello(Hello {
-            flow: FlowId([n; 16]),
             connector,
             acceptor,
-            endpoint: EndpointId {
-                host: [99; 16],
-                pid: 9,
-                incarnation: 9,
-            },
-            random_c: [n; 32],
-            features: 0,
-            resume_port: 9,
-            control_port: 9,
-            addrs: AddrList::new([]),
+            ..forged(n)
         });
         let from = (connector.ip(), 9).into();
         let data = seal_with_job(None, &hello);
