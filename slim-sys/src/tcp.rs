@@ -117,10 +117,12 @@ pub fn is_stuck(fd: c_int) -> bool {
     })
 }
 
-/// Whether nothing is under way although bytes wait to be sent and the peer has room: the kernel can send no packet. For example, the
-/// local address is gone. Always false before Linux 5.4, which does not tell the peer's window.
+/// Whether nothing is under way although bytes wait to be sent and the peer has room for a segment: the kernel can send no packet.
+/// For example, the local address is gone. For a window smaller than a segment, the kernel waits for 0.2 s or more before it sends a
+/// part of one, so that does not count. Always false before Linux 5.4, which does not tell the peer's window.
 pub fn cannot_send(info: &libc::tcp_info) -> bool {
-    info.tcpi_unacked == 0 && info.tcpi_notsent_bytes > 0 && info.tcpi_snd_wnd > 0
+    let segment = info.tcpi_snd_mss.min(info.tcpi_notsent_bytes);
+    info.tcpi_unacked == 0 && segment > 0 && info.tcpi_snd_wnd >= segment
 }
 
 /// Bytes written that the peer's kernel has not acknowledged. The number can still be read after the connection has died

@@ -89,7 +89,7 @@ pub struct FlowDelivery {
     /// Packets that are under way without an acknowledgement. If there are none, unacknowledged bytes wait for room at the peer, or
     /// the kernel [cannot send](Self::cannot_send).
     pub in_flight: u32,
-    /// The peer has room, and yet the kernel sends nothing: for example, the local address is gone. Needs Linux 5.4.
+    /// The peer has room for a packet, and yet the kernel sends nothing: for example, the local address is gone. Needs Linux 5.4.
     pub cannot_send: bool,
     /// The smoothed round-trip time.
     pub round_trip: Duration,
