@@ -276,6 +276,10 @@ impl Endpoint {
             let name = (hello.flow, Role::Acceptor);
             return self.announce_final_status(name, &tomb, hello.connector.ip());
         }
+        if self.late.refuses(now, hello.flow) {
+            let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+            return self.out.datagram(from, Some(local), data);
+        }
         let tuple = (hello.acceptor, hello.connector);
         let ends = Ends::new(tuple.0, tuple.1);
         let Some(&token) = self.by_ends.get(&ends) else {

@@ -10,7 +10,7 @@ use super::Endpoint;
 use super::aged::Aged;
 use super::close::Tomb;
 use super::ends::Ends;
-use super::negotiate::KNOWN;
+use super::negotiate::{KNOWN, WAIT_LIFE};
 use super::record::{FlowRecord, Peer};
 use crate::addr::on_link_of;
 use crate::auth::{FlowKey, Fresh, KeyInputs};
@@ -49,6 +49,9 @@ pub(super) struct Late {
     unasked: Aged<Ends, Unasked, MOST>,
     /// Connector: by addresses, the id of the last flow that ended without an answer.
     unmet: Aged<Ends, FlowId, MOST>,
+    /// Acceptor: flow ids of HELLOs whose connectors did not show the key before the flow became plain TCP. A connector that was told to
+    /// wait may repeat HELLO for that long.
+    refused: Aged<FlowId, (), MOST>,
 }
 
 /// The data to verify and handle the late answer to a HELLO.
@@ -75,6 +78,7 @@ impl Late {
             // A connector with the same settings repeats HELLO no longer than this.
             unasked: Aged::new(config.hello_timeout * KNOWN),
             unmet: Aged::new(ANSWER_AGE),
+            refused: Aged::new(WAIT_LIFE),
         }
     }
 
@@ -82,6 +86,17 @@ impl Late {
         self.asked.expire(now);
         self.unasked.expire(now);
         self.unmet.expire(now);
+        self.refused.expire(now);
+    }
+
+    /// Acceptor: the flow of the HELLO with this flow id is plain TCP from now on.
+    pub(super) fn refuse(&mut self, now: Time, flow: FlowId) {
+        self.refused.put(now, flow, ());
+    }
+
+    /// Acceptor: whether the flow of the HELLO with this flow id has become plain TCP.
+    pub(super) fn refuses(&self, now: Time, flow: FlowId) -> bool {
+        self.refused.get(now, &flow).is_some()
     }
 
     /// Whether a flow with these addresses ended without an answer.
@@ -110,7 +125,7 @@ impl Late {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.asked.len() + self.unasked.len() + self.unmet.len()
+        self.asked.len() + self.unasked.len() + self.unmet.len() + self.refused.len()
     }
 }
 

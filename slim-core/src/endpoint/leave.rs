@@ -39,13 +39,17 @@ impl Endpoint {
     }
 
     /// Forgets the candidates of the flow. A connector's candidate is the process that its OPEN was for. DEMOTE may be lost, so
-    /// a tomb remains: if that process sends QUERY or RESUME, it learns that the flow is plain TCP.
+    /// a tomb remains: if that process sends QUERY or RESUME, it learns that the flow is plain TCP. An acceptor's candidate that has not got
+    /// HELLO_ACK cannot verify DEMOTE. It repeats HELLO, which is refused.
     fn forget_candidates(&mut self, now: Time, token: FlowToken) {
         let role = self.flow(token).role;
         for Candidate { id, peer, .. } in self.take_candidates(token) {
-            if role == Role::Connector {
-                let status = FlowStatus::Legacy;
-                self.tombs.put(now, (id, role), Tomb { peer, status });
+            match role {
+                Role::Acceptor => self.late.refuse(now, id),
+                Role::Connector => {
+                    let status = FlowStatus::Legacy;
+                    self.tombs.put(now, (id, role), Tomb { peer, status });
+                }
             }
         }
     }

@@ -35,7 +35,7 @@ const STRAY_HELLO: Duration = Duration::from_millis(20);
 /// How long a connector waits for the answer to HELLO once the connection has failed.
 pub(super) const LATE_ANSWER: Duration = Duration::from_millis(500);
 /// How long a connector repeats HELLO while the peer's application has not accepted the connection.
-const WAIT_LIFE: Duration = Duration::from_secs(300);
+pub(super) const WAIT_LIFE: Duration = Duration::from_secs(300);
 /// A peer that has answered another HELLO lately has SLIM, so a missing answer is late or lost. The endpoint waits this many
 /// times as long for it. The same holds for a HELLO from a host that has sent one lately.
 pub(super) const KNOWN: u32 = 4;

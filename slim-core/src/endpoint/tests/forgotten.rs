@@ -44,6 +44,30 @@ fn a_hello_ack_after_two_minutes_is_dropped() {
     assert_eq!(pair.heard[B].len(), heard);
 }
 
+/// The connector was told to wait, so it asks for longer than others do. Meanwhile its connection is accepted and given up.
+#[test]
+fn a_hello_that_was_told_to_wait_is_refused_after_a_long_outage() {
+    let mut pair = Pair::new();
+    pair.open(A);
+    pair.run();
+    assert_eq!(pair.kinds(A), [Kind::HelloWait]);
+    for end in &mut pair.ends {
+        end.fault(pair.now, FLOW, Cause::Errno(RESET));
+    }
+    pair.udp[A] = Net::Silent;
+    pair.open(B);
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(RESET));
+    pair.wait(ms(10_000));
+    assert_eq!(pair.verdict(B), Some(Verdict::Errno(RESET)));
+    pair.ends[B].gone(pair.now, FLOW);
+    pair.wait(ms(30_000));
+    assert_eq!(pair.state(A), Some(State::Negotiating));
+    pair.udp[A] = Net::Works;
+    pair.wait(ms(2_000));
+    assert_eq!(pair.kinds(A).last(), Some(&Kind::HelloNak));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(RESET)));
+}
+
 #[test]
 fn a_forgotten_acceptor_flow_refuses_its_own_late_hello_only() {
     let mut pair = Pair::given_up_by_acceptor();
