@@ -23,6 +23,8 @@
  *   rate       as bandwidth, with windows of 64 messages, in messages a second
  *   allreduce  one MPI_Allreduce of doubles over all ranks, in microseconds
  *   alltoall   one MPI_Alltoall with BYTES for each rank, in microseconds
+ *   exchange   the messages of that alltoall over plain TCP sockets, in microseconds: what the system calls alone
+ *              cost, and so the limit for any transport that sends each message by itself.
  *
  * With --count it makes exactly TRIPS round trips and nothing else, for instruction counters.
  *
@@ -32,14 +34,24 @@
 #define _GNU_SOURCE
 #include <mpi.h>
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 enum { BANDWIDTH_WINDOW = 16, RATE_WINDOW = 64, MAX_WINDOW = 64, TAG = 1, ANSWER = 2 };
+
+/* Bytes of headers that an MPI message has on the line. */
+enum { HEADERS = 32, MAX_RANKS = 64, CHUNK = 64 << 10 };
 
 static int rank, ranks;
 static char *out, *in;
@@ -48,7 +60,7 @@ static size_t room;
 /* Makes room for messages of this size. The buffers are kept for later turns, which would otherwise pay for fresh pages. */
 static void make_room(int bytes)
 {
-    size_t needed = (size_t)bytes * (size_t)ranks + sizeof(double);
+    size_t needed = ((size_t)bytes + HEADERS) * (size_t)ranks + sizeof(double);
     if (needed <= room)
         return;
     free(out);
@@ -116,6 +128,98 @@ static void alltoall(int bytes, long times)
         MPI_Alltoall(out, bytes, MPI_CHAR, in, bytes, MPI_CHAR, MPI_COMM_WORLD);
 }
 
+static int peers[MAX_RANKS], connected;
+static long missing[MAX_RANKS];
+
+static void fail(const char *what)
+{
+    fprintf(stderr, "slim_bench: rank %d: %s: %s\n", rank, what, strerror(errno));
+    MPI_Abort(MPI_COMM_WORLD, 2);
+}
+
+/* The first IPv4 address of this host that is not loopback; loopback if there is none. */
+static struct sockaddr_in own_address(void)
+{
+    struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+    struct ifaddrs *all, *one;
+    if (getifaddrs(&all) != 0)
+        fail("no list of addresses");
+    for (one = all; one; one = one->ifa_next)
+        if (one->ifa_addr && one->ifa_addr->sa_family == AF_INET && !(one->ifa_flags & IFF_LOOPBACK)) {
+            own.sin_addr = ((struct sockaddr_in *)one->ifa_addr)->sin_addr;
+            break;
+        }
+    freeifaddrs(all);
+    return own;
+}
+
+/* Connects all ranks with each other. A connector sends its rank first. */
+static void connect_peers(void)
+{
+    struct sockaddr_in own = own_address(), all[MAX_RANKS];
+    socklen_t length = sizeof own;
+    int on = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (ranks > MAX_RANKS || listener < 0 || bind(listener, (struct sockaddr *)&own, sizeof own) != 0 ||
+        listen(listener, MAX_RANKS) != 0 || getsockname(listener, (struct sockaddr *)&own, &length) != 0)
+        fail("cannot listen");
+    MPI_Allgather(&own, sizeof own, MPI_BYTE, all, sizeof own, MPI_BYTE, MPI_COMM_WORLD);
+    for (int i = 0; i < ranks; i++) {
+        int peer = i, fd;
+        if (i == rank)
+            continue;
+        if (i < rank) {
+            fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+            if (fd < 0 || connect(fd, (struct sockaddr *)&all[i], sizeof all[i]) != 0 ||
+                send(fd, &rank, sizeof rank, MSG_NOSIGNAL) != sizeof rank)
+                fail("cannot connect");
+        } else {
+            fd = accept(listener, NULL, NULL);
+            if (fd < 0 || recv(fd, &peer, sizeof peer, MSG_WAITALL) != sizeof peer)
+                fail("cannot accept");
+        }
+        setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        peers[peer] = fd;
+    }
+    close(listener);
+    connected = 1;
+}
+
+/* Sends a message to each other rank, and receives one of each. No call waits, and nothing else calls the kernel. */
+static void exchange(int bytes, long times)
+{
+    static char received[CHUNK];
+    size_t size = (size_t)bytes + HEADERS;
+    if (!connected)
+        connect_peers();
+    for (long i = 0; i < times; i++) {
+        for (int step = 1; step < ranks; step++) {
+            int peer = (rank + step) % ranks;
+            for (size_t sent = 0; sent < size;) {
+                ssize_t done = send(peers[peer], out + sent, size - sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+                if (done < 0 && errno != EAGAIN)
+                    fail("cannot send");
+                sent += done > 0 ? (size_t)done : 0;
+            }
+            missing[peer] += (long)size;
+        }
+        for (int waits = 1; waits;) {
+            waits = 0;
+            for (int step = 1; step < ranks; step++) {
+                int peer = (rank + ranks - step) % ranks;
+                if (missing[peer] <= 0)
+                    continue;
+                ssize_t got = recv(peers[peer], received, sizeof received, MSG_DONTWAIT);
+                if (got == 0 || (got < 0 && errno != EAGAIN))
+                    fail("cannot receive");
+                missing[peer] -= got > 0 ? got : 0;
+                waits |= missing[peer] > 0;
+            }
+            if (waits)
+                sched_yield();
+        }
+    }
+}
+
 /* How a time is converted into the value of a test. */
 enum figure { HALF_TRIP, MEGABYTES, MESSAGES, EACH };
 
@@ -130,6 +234,7 @@ static const struct test {
     { "rate", rate, MESSAGES, "1/s" },
     { "allreduce", allreduce, EACH, "us" },
     { "alltoall", alltoall, EACH, "us" },
+    { "exchange", exchange, EACH, "us" },
 };
 
 static double figure(const struct test *test, int bytes, long times, double seconds)

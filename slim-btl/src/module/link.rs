@@ -51,6 +51,8 @@ pub(super) struct BtlLink {
     /// Reads in a row that found nothing.
     pub(super) idle: u32,
     pub(super) busy: bool,
+    /// The last read took all that had arrived.
+    pub(super) drained: bool,
 }
 
 /// How a flow has ended, and why.
@@ -111,6 +113,7 @@ impl BtlLink {
             reader: FrameReader::default(),
             idle: 0,
             busy: false,
+            drained: false,
         }
     }
 

@@ -34,6 +34,8 @@ pub(super) struct ProgressState {
     pub(super) links: HashMap<u64, BtlLink>,
     /// Flows to read without a report of the session.
     busy: Vec<u64>,
+    /// Number of flows in `busy` whose last read took all that had arrived.
+    drained: usize,
     updates: Vec<Update>,
     /// Buffers that no flow uses now.
     buffers: Vec<Vec<u8>>,
@@ -49,6 +51,7 @@ impl ProgressState {
             listeners,
             links: HashMap::new(),
             busy: Vec::new(),
+            drained: 0,
             updates: Vec::new(),
             buffers: Vec::new(),
             round: 0,
@@ -91,6 +94,9 @@ impl BtlModule {
         if events > 0 || state.round.is_multiple_of(CLOCK_EVERY) {
             events += self.keep_time(state);
         }
+        // A drained flow is left out once, unless all are drained: most often the process now waits for another peer, and a read that
+        // finds nothing costs a system call.
+        let all = std::mem::take(&mut state.drained) == state.busy.len();
         let mut at = 0;
         while at < state.busy.len() {
             let id = state.busy[at];
@@ -99,11 +105,18 @@ impl BtlModule {
                 state.busy.swap_remove(at);
                 continue;
             };
+            if std::mem::take(&mut link.drained) && !all {
+                at += 1;
+                continue;
+            }
             link.reader.lend(&mut state.buffers);
             let fate = self.serve(link, patience, &mut events);
             link.reader.give_back(&mut state.buffers);
             match fate {
-                LinkFate::Busy => at += 1,
+                LinkFate::Busy => {
+                    state.drained += usize::from(link.drained);
+                    at += 1;
+                }
                 LinkFate::Quiet => {
                     link.busy = false;
                     state.busy.swap_remove(at);
@@ -290,6 +303,7 @@ impl BtlModule {
                 }
             }
             if got < asked {
+                link.drained = true;
                 break;
             }
         }

@@ -32,6 +32,8 @@ pub enum Test {
     Allreduce,
     /// An all-to-all over four ranks.
     Alltoall,
+    /// The messages of the all-to-all over plain sockets: the limit that the system calls set. Only if asked for.
+    Exchange,
 }
 
 impl Test {
@@ -44,8 +46,14 @@ impl Test {
     pub fn ranks(self) -> usize {
         match self {
             Self::Latency | Self::Bandwidth | Self::Rate => 2,
-            Self::Allreduce | Self::Alltoall => 4,
+            Self::Allreduce | Self::Alltoall | Self::Exchange => 4,
         }
+    }
+
+    /// The tests to run if none are named.
+    pub fn usual() -> Vec<Self> {
+        let usual = Self::VARIANTS.iter().copied();
+        usual.filter(|test| *test != Self::Exchange).collect()
     }
 
     /// Message sizes in bytes.
@@ -68,6 +76,7 @@ impl Test {
             (Self::Rate, _) => &[64],
             (Self::Allreduce | Self::Alltoall, false) => &[8, KIB, 64 * KIB],
             (Self::Allreduce | Self::Alltoall, true) => &[8],
+            (Self::Exchange, _) => &[8, KIB],
         }
     }
 }

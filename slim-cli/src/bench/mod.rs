@@ -28,7 +28,6 @@ use std::time::Duration;
 
 use slim_lab::Lab;
 use slim_lab::mpi::{Flavor, Mpi};
-use strum::VariantArray;
 
 use crate::failure::{CliError, FAILED};
 use crate::run::preload;
@@ -179,7 +178,7 @@ fn count(
 
 fn message_plan(options: &BenchOptions) -> Result<messages::MessagePlan, CliError> {
     let tests = match &options.only[..] {
-        [] => Test::VARIANTS.to_vec(),
+        [] => Test::usual(),
         only => only.to_vec(),
     };
     let flavor = options.mpi.flavor();

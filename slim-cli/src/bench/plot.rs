@@ -40,7 +40,7 @@ pub fn messages(measured: &MessageFigures) -> Result<Section, CliError> {
             measured.rounds
         ),
         "95 % interval of the median ratio, by order statistics: of all turns and of the rounds' medians, whichever reaches further. Lines in the pictures: the same.".into(),
-        format!("latency: half a round trip. bandwidth: windows of 16 messages. rate: windows of 64. allreduce, alltoall: one call, four ranks. {}", legend(&measured.contenders)),
+        format!("latency: half a round trip. bandwidth: windows of 16 messages. rate: windows of 64. allreduce, alltoall: one call, four ranks. exchange: the messages of an alltoall over plain sockets, in the job of either kind. {}", legend(&measured.contenders)),
     ];
     match measured.rounds {
         1 => notes.push("One round is no comparison: use --rounds.".into()),
