@@ -76,6 +76,12 @@ impl BtlModule {
         unsafe { (self.upcalls.has_failed)(endpoint.proc(), endpoint.name.0) != 0 }
     }
 
+    /// The same for a peer of which frames come; without ULFM no failure is known.
+    pub(super) fn is_known_to_have_failed(&self, endpoint: &BtlEndpoint) -> bool {
+        // Open MPI may not know the name of a peer that it has never sent to.
+        self.survives_losses() && !endpoint.proc().is_null() && self.has_failed(endpoint)
+    }
+
     /// Reports the peers whose grace is over, and lets go of those that Open MPI knows to have failed.
     pub(super) fn settle_doubts(&self) {
         if !self.doubts.any.load(Ordering::Acquire) {

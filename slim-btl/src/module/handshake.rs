@@ -2,15 +2,18 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use slim::Flow;
+use slim::{Flow, StreamState};
 
 use super::BtlModule;
 use super::link::{BtlLink, LinkEnd, LinkFate, LinkStage};
 use super::progress::ProgressState;
 use crate::endpoint::BtlEndpoint;
 use crate::hdr::{BtlHello, FrameHeader, FrameKind};
+
+/// How long a flow may negotiate after the peer has accepted it. Then it is used nevertheless: a firewall may keep the peer's answer away.
+const NEGOTIATION: Duration = Duration::from_secs(1);
 
 impl BtlModule {
     /// Handles a frame of the handshake. Returns whether the link goes on.
@@ -57,14 +60,9 @@ impl BtlModule {
                 is_used
             }
             (LinkStage::Offered, FrameKind::Accept) => {
-                let is_used = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
-                if is_used {
-                    self.goes_up(link);
-                } else {
-                    // The link has ended meanwhile: the peer must not take the end of this flow for a failure.
-                    let _ = flow.try_send(&FrameHeader::control(FrameKind::Goodbye).encode());
-                }
-                is_used
+                link.stage = LinkStage::Accepted;
+                link.since = Instant::now();
+                self.confirm(link, flow)
             }
             (LinkStage::Offered, FrameKind::Reject) => {
                 link.endpoint.iter().for_each(|e| e.rejected(flow.id()));
@@ -75,6 +73,25 @@ impl BtlModule {
                 self.ended(link, why) != LinkFate::Over
             }
         }
+    }
+
+    /// Confirms a flow that the peer has accepted, but not while its session negotiates: if the connection breaks then, the flow may fail,
+    /// and with it what was sent. Returns whether the link goes on.
+    pub(super) fn confirm(&self, link: &mut BtlLink, flow: &Arc<Flow>) -> bool {
+        match flow.state() {
+            StreamState::Negotiating if link.since.elapsed() < NEGOTIATION => return true,
+            // Progress gives it up, like a connection that breaks before it is accepted.
+            StreamState::Suspended | StreamState::Failed(_) => return true,
+            _ => {}
+        }
+        let is_used = link.endpoint.as_ref().is_some_and(|e| e.accepted(flow));
+        if is_used {
+            self.goes_up(link);
+        } else {
+            // The link has ended meanwhile: the peer must not take the end of this flow for a failure.
+            let _ = flow.try_send(&FrameHeader::control(FrameKind::Goodbye).encode());
+        }
+        is_used
     }
 
     /// The flow is used from now on: sends what waits, and adds rails after the first one.

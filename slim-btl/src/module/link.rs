@@ -18,6 +18,8 @@ pub(super) enum LinkStage {
     Connecting,
     /// This process has sent its hello.
     Offered,
+    /// The peer has accepted; this process confirms once the flow's session has negotiated.
+    Accepted,
     /// The peer's hello is expected.
     Unnamed,
     /// This process accepts the flow; the peer has not confirmed yet.
@@ -37,7 +39,7 @@ pub(super) struct BtlLink {
     pub(super) token: u64,
     /// A further rail, not the first flow.
     pub(super) is_rail: bool,
-    /// When it was added.
+    /// When it was added, or accepted by the peer.
     pub(super) since: Instant,
     /// The answer to the peer's hello is to be sent.
     pub(super) owes_answer: bool,
@@ -183,6 +185,7 @@ impl BtlLink {
             LinkStage::Up | LinkStage::Draining => MAX_PAYLOAD,
             LinkStage::Connecting
             | LinkStage::Offered
+            | LinkStage::Accepted
             | LinkStage::Unnamed
             | LinkStage::Answered => HELLO_BYTES,
         }

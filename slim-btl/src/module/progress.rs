@@ -195,7 +195,10 @@ impl BtlModule {
         let Some(link) = state.links.get_mut(&id) else {
             return 0;
         };
-        let is_early = matches!(link.stage, LinkStage::Connecting | LinkStage::Offered);
+        let is_early = matches!(
+            link.stage,
+            LinkStage::Connecting | LinkStage::Offered | LinkStage::Accepted
+        );
         if is_early && link.is_suspended() {
             // The peer may not have accepted the connection, and then cannot resume it. A new one is sure to work.
             if let Some(mut link) = state.links.remove(&id) {
@@ -206,6 +209,13 @@ impl BtlModule {
         let sent = match link.stage {
             LinkStage::Connecting => {
                 link.offer(self.me);
+                0
+            }
+            LinkStage::Accepted => {
+                let flow = link.flow.clone();
+                if !flow.is_some_and(|flow| self.confirm(link, &flow)) {
+                    state.links.remove(&id);
+                }
                 0
             }
             LinkStage::Answered => {
@@ -314,8 +324,8 @@ impl BtlModule {
                     return false;
                 };
                 link.has_received = true;
-                if endpoint.is_let_go() {
-                    // Open MPI has let go of the peer, and must not hear from it.
+                if endpoint.is_let_go() || self.is_known_to_have_failed(endpoint) {
+                    // Open MPI has let go of the peer, or has ended its requests and reuses them: it must not hear from the peer.
                     return true;
                 }
                 let payload = link.reader.payload(at);
@@ -367,7 +377,7 @@ impl BtlModule {
             // The end of its stream was confirmed: it cannot report this process.
             LinkStage::Up if is_eof => self.report(endpoint, why),
             LinkStage::Up => self.lose(endpoint, why),
-            LinkStage::Connecting | LinkStage::Offered => {
+            LinkStage::Connecting | LinkStage::Offered | LinkStage::Accepted => {
                 let broken = !matches!(end, LinkEnd::Failed(_));
                 if endpoint.attempt_failed(flow.id(), broken) {
                     self.connect_or_lose(endpoint, why);
