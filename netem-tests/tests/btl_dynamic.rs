@@ -14,7 +14,7 @@ use std::{
 use common::{
     component::ComponentBench,
     events::Events,
-    jobs::{assert_finished, given_up},
+    jobs::{assert_finished, given_up, given_up_by_component},
     kills::{Killed, Kills, Tally},
     soak,
 };
@@ -141,7 +141,7 @@ fn judge(lab: &Lab, outcome: &Outcome, killed: Killed) -> Result<(), String> {
     if Events::read(lab).count("resume") == 0 {
         return Err("no resume".into());
     }
-    given_up(lab, outcome)
+    given_up_by_component(lab, outcome)
 }
 
 fn undisturbed(test: &str, flavor: Flavor, meeting: Meeting, nodes: usize) {

@@ -14,7 +14,7 @@ use slim_lab::{
 
 use super::{
     events::{Events, events_dir, word},
-    jobs::{Bench, given_up},
+    jobs::{Bench, given_up_by_component},
     kills::{Killed, Kills},
 };
 
@@ -119,5 +119,5 @@ pub fn judge(lab: &Lab, outcome: &Outcome, killed: Killed, kills: &Kills) -> Res
     if Events::read(lab).count("resume") == 0 {
         return Err("no resume".into());
     }
-    given_up(lab, outcome)
+    given_up_by_component(lab, outcome)
 }

@@ -5,6 +5,8 @@ use std::{fmt, fs, path::PathBuf};
 use serde_json::Value;
 use slim_lab::Lab;
 
+/// Limit of the component's handshake, in seconds (docs/OPENMPI.md).
+const HANDSHAKE: f64 = 1.0;
 /// Reasons of an escalation that mean that the peer has left, not that a resume failed.
 const PEER_LEFT: [&str; 3] = ["peer_gone", "peer_closed", "peer_reset"];
 
@@ -65,6 +67,25 @@ impl Events {
         let left = |e: &Value| PEER_LEFT.contains(&word(e, "reason"));
         let rightly = |e: &&Value| left(e) && (at(e) >= done || self.closed_by_peer(e));
         self.of_kind("escalate").filter(|e| !rightly(e)).collect()
+    }
+
+    /// As [`wrongly_given_up`](Self::wrongly_given_up), for the native component. It makes a connection anew that breaks before both
+    /// ends use it, and closes the first one: then each end says that the other has left.
+    pub fn wrongly_given_up_by_component(&self, done: f64) -> Vec<&Value> {
+        let mut wrong = self.wrongly_given_up(done);
+        wrong.retain(|event| !self.broke_in_handshake(event));
+        wrong
+    }
+
+    /// Whether both ends of this event's flow gave it up because the other had left, right after it had become live.
+    fn broke_in_handshake(&self, event: &Value) -> bool {
+        let same = |e: &&Value| word(e, "flow") == word(event, "flow");
+        let left = |e: &Value| PEER_LEFT.contains(&word(e, "reason"));
+        let ends: Vec<&Value> = self.of_kind("escalate").filter(same).collect();
+        let live = self.of_kind("live").filter(same).map(at);
+        let since = live.fold(f64::INFINITY, f64::min);
+        let soon = |e: &Value| at(e) - since < HANDSHAKE;
+        ends.len() == 2 && ends.iter().all(|e| left(e) && soon(e))
     }
 
     /// Whether the application at the other end of this event's flow had closed it.

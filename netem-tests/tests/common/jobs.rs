@@ -126,6 +126,15 @@ pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
     }
 }
 
+/// As [`given_up`], for a job with the native component.
+pub fn given_up_by_component(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
+    let done = outcome.done_at().ok_or("it did not finish")?;
+    match &*Events::read(lab).wrongly_given_up_by_component(done) {
+        [] => Ok(()),
+        wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
+    }
+}
+
 /// Checks that a finished job had no flows escalated, except those whose peer had left after all work was done.
 pub fn given_up(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
     let done = outcome.done_at().ok_or("it did not finish")?;
