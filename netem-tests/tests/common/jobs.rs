@@ -126,19 +126,24 @@ pub fn assert_finished(test: &str, lab: &Lab, outcome: &Outcome) {
     }
 }
 
-/// As [`given_up`], for a job with the native component.
-pub fn given_up_by_component(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
-    let done = outcome.done_at().ok_or("it did not finish")?;
-    match &*Events::read(lab).wrongly_given_up_by_component(done) {
-        [] => Ok(()),
-        wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
-    }
-}
-
 /// Checks that a finished job had no flows escalated, except those whose peer had left after all work was done.
 pub fn given_up(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
+    none_given_up(lab, outcome, Events::wrongly_given_up)
+}
+
+/// As [`given_up`], for a job with the native component.
+pub fn given_up_by_component(lab: &Lab, outcome: &Outcome) -> Result<(), String> {
+    none_given_up(lab, outcome, Events::wrongly_given_up_by_component)
+}
+
+/// Checks a finished job by `find`, which gets the time when all work was done.
+fn none_given_up(
+    lab: &Lab,
+    outcome: &Outcome,
+    find: for<'a> fn(&'a Events, f64) -> Vec<&'a serde_json::Value>,
+) -> Result<(), String> {
     let done = outcome.done_at().ok_or("it did not finish")?;
-    match &*Events::read(lab).wrongly_given_up(done) {
+    match &*find(&Events::read(lab), done) {
         [] => Ok(()),
         wrong => Err(format!("all done at {done}, given up: {wrong:?}")),
     }
