@@ -59,20 +59,24 @@ const THREAD: Checker = Checker {
     work: 3,
 };
 
-/// Builds a C program, relative to the workspace, with ThreadSanitizer.
-fn instrumented(source: &str, dir: &Path) -> PathBuf {
+/// The command that builds a C program, relative to the workspace, with ThreadSanitizer, and the program.
+fn instrument(source: &str, dir: &Path) -> (Command, PathBuf) {
     let source = root().join(source);
     let program = dir.join(source.file_stem().unwrap());
     let mut build = Command::new(root().join("slim-c/tsan"));
-    succeed(build.arg(source).arg(&program));
+    build.arg(source).arg(&program);
+    (build, program)
+}
+
+fn instrumented(source: &str, dir: &Path) -> PathBuf {
+    let (mut build, program) = instrument(source, dir);
+    succeed(&mut build);
     program
 }
 
 /// What is missing for [`instrumented`], if something is.
 fn no_instrumentation(dir: &Path) -> Option<String> {
-    let mut build = Command::new(root().join("slim-c/tsan"));
-    let source = root().join("slim-c/tests/c/race.c");
-    let built = build.arg(source).arg(dir.join("race")).output().unwrap();
+    let built = instrument("slim-c/tests/c/race.c", dir).0.output().unwrap();
     let said = String::from_utf8_lossy(&built.stderr);
     (built.status.code() == Some(3)).then(|| said.trim().to_owned())
 }
