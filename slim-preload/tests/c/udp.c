@@ -3,7 +3,7 @@
 // error, as without the library. No byte may be wrong, and no call may wait for ever.
 #include "says.h"
 
-enum { CONNECTIONS = 40, BYTES = 5000 };
+enum { BYTES = 5000 };
 static char buf[BYTES];
 static int l = -1;
 
@@ -36,13 +36,15 @@ int main(int argc, char **argv) {
     begin_pair(argc, argv, 100);
     const char *kase = getenv("T_ARGS");
     int may_fail = !!strstr(kase, "may-fail"), good = 0, failed = 0;
+    // A server that the peer does not hear waits 3 s for each broken connection, as it may be the peer that is late.
+    int connections = strstr(kase, "mute") ? 12 : 40;
     if (strstr(kase, "no-done")) t_lost_kinds = 1 << HELLO_DONE;
     if (strstr(kase, "late")) t_late_ms = 30;
     if (strstr(kase, "twice")) t_times = 2;
     if (strstr(kase, is_server() ? "mute-server" : "mute-client")) t_lost_kinds = ~0u;
     if (is_server()) l = listener();
     int port = is_server() ? (tell(port_of(l)), 0) : hear();
-    for (int i = 0; i < CONNECTIONS; i++) {
+    for (int i = 0; i < connections; i++) {
         pthread_t t;
         int fd = is_server() ? MUST(accept(l, NULL, NULL)) : dial(port);
         if (is_server()) pthread_create(&t, NULL, breaks, (void *)(long)(t_word(5, i) % 5000));
@@ -54,7 +56,7 @@ int main(int argc, char **argv) {
     }
     if (getenv("T_VERBOSE")) line("%d whole, %d in an error", good, failed);
     if (may_fail)
-        line("all are over: %d", good + failed == CONNECTIONS);
+        line("all are over: %d", good + failed == connections);
     else
         line("%d whole, %d in an error", good, failed);
     return 0;
