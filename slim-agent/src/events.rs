@@ -126,9 +126,15 @@ impl EventLog {
             // Not a warning when a peer process has ended: the user who runs the job knows that.
             Event::Escalate {
                 reason:
-                    EscalateReason::Attempts | EscalateReason::Deadline | EscalateReason::OutOfStep,
+                    EscalateReason::Attempts
+                    | EscalateReason::Deadline
+                    | EscalateReason::OutOfStep
+                    | EscalateReason::PeerLost
+                    | EscalateReason::Fenced
+                    | EscalateReason::NoWitness,
                 ..
-            } => self.log.warn(text),
+            }
+            | Event::Accuse => self.log.warn(text),
             Event::Escalate { .. }
             | Event::Suspend { .. }
             | Event::Resume { .. }
@@ -316,6 +322,7 @@ mod tests {
             cause: Trouble::Errno(libc::ECONNRESET),
             reason: EscalateReason::Attempts,
             errno: libc::ECONNRESET,
+            evidence: None,
         };
         let text = phrase(&escalate);
         assert_eq!(text, "escalate cause=ECONNRESET errno=104 reason=attempts");

@@ -21,6 +21,8 @@ enum Invocation {
     Run(run::RunOptions),
     #[command(hide = true)]
     WatchComponent(run::watch::WatchOptions),
+    #[command(hide = true)]
+    Witness(run::witness::WitnessOptions),
 }
 
 fn main() -> ExitCode {
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
         Invocation::Demo(options) => demo::main(&options),
         Invocation::Run(options) => Err(run::main(&options)),
         Invocation::WatchComponent(options) => run::watch::main(&options),
+        Invocation::Witness(options) => run::witness::main(&options),
     };
     match result {
         Ok(code) => code,

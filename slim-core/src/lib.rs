@@ -14,6 +14,7 @@
 //! | [`transport`] | kinds of transport, and how a peer is reached by each |
 //! | [`wire`] | the control messages, byte by byte (`docs/PROTOCOL.md`) |
 //! | [`auth`] | job key, flow keys, message authentication codes |
+//! | [`witness`] | the decision who is lost when two processes cannot reach each other |
 //! | [`replay`] | copy of the bytes sent that the peer is not yet known to hold |
 //! | [`stash`] | bytes taken out of a dead transport that the application has not read yet |
 //! | [`memory`] | memory requests that may fail |
@@ -69,6 +70,7 @@ pub mod stash;
 mod sync;
 pub mod transport;
 pub mod wire;
+pub mod witness;
 
 pub use addr::canonical;
 pub use ids::{

@@ -124,6 +124,15 @@ fn offsets(kind: Kind) -> Vec<usize> {
                 refuse::MAC,
             ]
         }
+        Kind::Accuse => vec![
+            accuse::ACCUSER,
+            accuse::ACCUSED,
+            accuse::CONTROL_PORT,
+            accuse::ADDR_LIST,
+            accuse::MAC,
+        ],
+        Kind::Lost => vec![lost::TO, lost::LOST, lost::SETTLED, lost::MAC],
+        Kind::Fenced => vec![fenced::ENDPOINT_ID, fenced::MAC],
     }
 }
 
@@ -182,6 +191,7 @@ fn sections_that_the_code_names_exist() {
         "## Negotiation",
         "## Resume",
         "## The resume handshake and why it is correct",
+        "## The witness",
     ] {
         section(heading);
     }
@@ -204,6 +214,8 @@ fn numbers_in_the_text_are_those_of_the_code() {
     const PACE: &str = include_str!("../src/endpoint/pace.rs");
     const PROBE: &str = include_str!("../src/endpoint/probe.rs");
     const LOCATORS: &str = include_str!("../src/endpoint/locators.rs");
+    const ACCUSATIONS: &str = include_str!("../src/endpoint/accusations.rs");
+    const WITNESS: &str = include_str!("../src/witness.rs");
     let pairs = [
         (
             NEGOTIATE,
@@ -374,6 +386,21 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "OFFER is repeated after 50 ms, 100 ms, 200 ms",
         ),
         (LOCATORS, "OFFERS: u32 = 6", "six times in all"),
+        (
+            ACCUSATIONS,
+            "AGAIN: Duration = Duration::from_millis(200)",
+            "ACCUSE is repeated every 200 ms",
+        ),
+        (
+            ACCUSATIONS,
+            "AWAITED: Duration = Duration::from_secs(5)",
+            "hears nothing from the witness for 5 s",
+        ),
+        (
+            WITNESS,
+            "SETTLED: Duration = Duration::from_secs(10)",
+            "or 10 s after the accusation",
+        ),
     ];
     // The text may have a line break anywhere.
     let text: Vec<&str> = DOC.split_whitespace().collect();

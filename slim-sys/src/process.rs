@@ -48,3 +48,9 @@ pub fn thread_lives(tid: c_int) -> bool {
 pub fn raise_sigpipe() {
     let _ = signal_thread(tid(), libc::SIGPIPE);
 }
+
+/// Ends this process at once, as a kill from outside does: no handler runs, and nothing is written.
+pub fn end_self() {
+    // SAFETY: `kill` takes two integers.
+    let _ = unsafe { call!(libc::SYS_kill, pid(), libc::SIGKILL) };
+}

@@ -26,6 +26,7 @@ impl Driver {
                 });
             }
             Action::Send { conn, data } => drop(self.order(conn, Order::Send(data))),
+            Action::Fence { reason } => self.fenced = Some(reason),
             Action::Flush { conn } => {
                 if !self.order(conn, Order::Flush) {
                     self.notices.push_back(Notice::Flushed(conn));
@@ -81,6 +82,7 @@ impl Driver {
             | Action::Connect { .. }
             | Action::Send { .. }
             | Action::Flush { .. }
+            | Action::Fence { .. }
             | Action::Close { .. } => {}
         }
     }

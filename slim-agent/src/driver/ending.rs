@@ -2,10 +2,13 @@
 
 use std::ops::RangeInclusive;
 
+use slim_core::config::WhenLost;
+use slim_core::event::EscalateReason;
 use slim_core::{FlowToken, Time, Verdict};
 
 use super::Driver;
 use crate::commands::command::FlowsEnd;
+use crate::events;
 
 impl Driver {
     /// Ends the session of the flows with these tokens. Returns how many there were, without closed ones that are not delivered.
@@ -27,6 +30,26 @@ impl Driver {
             }
         }
         open
+    }
+
+    /// This process is lost. Its flows have ended, and the events are written.
+    pub(super) fn fence(&mut self, reason: EscalateReason) {
+        let why = match reason {
+            EscalateReason::NoWitness => {
+                "this process can reach neither its peer nor the witness of the job"
+            }
+            _ => "another process of the job could not reach this one, and the witness decided",
+        };
+        let then = match self.when_lost {
+            WhenLost::Exit => "it ends itself (SLIM_WHEN_LOST=exit)",
+            WhenLost::Error => "its connections end with an error",
+        };
+        self.log
+            .error(|| format!("lost: {why}; the job goes on without it, so {then}"));
+        if self.when_lost == WhenLost::Exit {
+            events::write_out();
+            slim_sys::end_self();
+        }
     }
 
     /// Ends a flow as after a panic of the agent.

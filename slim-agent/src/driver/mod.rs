@@ -20,8 +20,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use slim_core::config::Config;
+use slim_core::config::{Config, WhenLost};
 use slim_core::endpoint::{Action, Earlier, Endpoint};
+use slim_core::event::EscalateReason;
 use slim_core::transport::Transports;
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
@@ -106,6 +107,9 @@ pub(crate) struct Driver {
     pub(crate) keyed: bool,
     /// The thread is to end.
     pub(crate) retired: bool,
+    when_lost: WhenLost,
+    /// This process has just learned that it is lost, and why.
+    fenced: Option<EscalateReason>,
     /// [`take_datagrams`](Self::take_datagrams) has been called in this turn.
     datagrams_taken: bool,
     /// Datagrams that it has taken, and that are handled after the commands of this turn: source, destination, data.
@@ -131,6 +135,7 @@ impl Driver {
         let id = identity::endpoint(incarnation);
         let events = EventLog::open(&config, log);
         let keyed = config.job_key.is_some();
+        let when_lost = config.when_lost;
         let watch = Watch::new(&config);
         log.debug(|| format!("endpoint {id}: {ports:?}, addresses {addresses:?}"));
         let mut endpoint = Endpoint::new(
@@ -167,6 +172,8 @@ impl Driver {
             addresses: (addresses, networks),
             keyed,
             retired: false,
+            when_lost,
+            fenced: None,
             datagrams_taken: false,
             put_off: Vec::new(),
             events,
@@ -399,6 +406,9 @@ impl Driver {
             self.survivor.remove(token);
         }
         self.release_exiting();
+        if let Some(reason) = self.fenced.take() {
+            self.fence(reason);
+        }
     }
 
     /// Takes what has arrived in the mailboxes; no thread is woken for that.

@@ -9,7 +9,7 @@ use slim_lab::mpi::{Job, Started};
 
 use super::contender::{Contender, Ready};
 use super::messages::Test;
-use super::turns::{JobAddress, Lost, Ranks, Turn, TurnAnswer};
+use super::turns::{JobAddress, LostRank, Ranks, Turn, TurnAnswer};
 use crate::failure::CliError;
 
 /// Time limit for the start, for one turn, and for the end of a job. Only a job that hangs takes longer.
@@ -215,7 +215,12 @@ impl<'a> Player<'a> {
 }
 
 /// Waits for the end of a failed job; the error has the reason and the job's last output.
-fn job_failure(contender: Contender, started: Started<'_>, what: &str, lost: &Lost) -> CliError {
+fn job_failure(
+    contender: Contender,
+    started: Started<'_>,
+    what: &str,
+    lost: &LostRank,
+) -> CliError {
     let outcome = started.wait(LAST_OUTPUT);
     CliError::failed(format!(
         "the job of {contender} failed in {what}: {lost}; it said:\n{}",

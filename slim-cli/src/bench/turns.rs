@@ -42,7 +42,7 @@ pub struct TurnAnswer {
 
 /// Why a job cannot go on.
 #[derive(Debug, thiserror::Error)]
-pub enum Lost {
+pub enum LostRank {
     /// A rank has closed its end: the process is dead, or going to be.
     #[error("rank {0} has ended in the middle of it")]
     Gone(usize),
@@ -104,27 +104,32 @@ impl JobAddress {
         ranks: usize,
         limit: Duration,
         mut alive: impl FnMut() -> bool,
-    ) -> Result<Ranks, Lost> {
+    ) -> Result<Ranks, LostRank> {
         let start = Instant::now();
         let mut seats: Vec<Option<TurnStream>> = (0..ranks).map(|_| None).collect();
         let mut came = 0;
         while came < ranks {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    let (rank, stream) = introduced(stream, limit).map_err(Lost::Socket)?;
+                    let (rank, stream) = introduced(stream, limit).map_err(LostRank::Socket)?;
                     match seats.get_mut(rank) {
                         Some(seat @ None) => *seat = Some(stream),
-                        _ => return Err(Lost::Nonsense(rank, "its number, a second time".into())),
+                        _ => {
+                            return Err(LostRank::Nonsense(
+                                rank,
+                                "its number, a second time".into(),
+                            ));
+                        }
                     }
                     came += 1;
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
                     if start.elapsed() > limit || !alive() {
-                        return Err(Lost::NotStarted { came, ranks });
+                        return Err(LostRank::NotStarted { came, ranks });
                     }
                     thread::sleep(Duration::from_millis(5));
                 }
-                Err(e) => return Err(Lost::Socket(e)),
+                Err(e) => return Err(LostRank::Socket(e)),
             }
         }
         Ok(Ranks(seats.into_iter().flatten().collect()))
@@ -159,12 +164,12 @@ pub struct Ranks(Vec<TurnStream>);
 
 impl Ranks {
     /// Runs the job's turn. It is over when every rank has answered; returns the answer of rank 0.
-    pub fn turn(&mut self, turn: &Turn, limit: Duration) -> Result<TurnAnswer, Lost> {
+    pub fn turn(&mut self, turn: &Turn, limit: Duration) -> Result<TurnAnswer, LostRank> {
         let line = format!("{turn}\n");
         // Rank 0 last, so that the others are at the barrier when it gets there.
         for (rank, stream) in self.0.iter_mut().enumerate().rev() {
             let said = stream.get_mut().write_all(line.as_bytes());
-            said.map_err(|_| Lost::Gone(rank))?;
+            said.map_err(|_| LostRank::Gone(rank))?;
         }
         let over = Instant::now() + limit;
         let mut first = None;
@@ -172,7 +177,7 @@ impl Ranks {
             let answer = answer(rank, stream, limit, over)?;
             first.get_or_insert(answer);
         }
-        first.ok_or(Lost::NotStarted { came: 0, ranks: 0 })
+        first.ok_or(LostRank::NotStarted { came: 0, ranks: 0 })
     }
 }
 
@@ -181,23 +186,25 @@ fn answer(
     stream: &mut TurnStream,
     limit: Duration,
     over: Instant,
-) -> Result<TurnAnswer, Lost> {
+) -> Result<TurnAnswer, LostRank> {
     let left = over.saturating_duration_since(Instant::now());
     // A zero timeout is an error for the socket.
     let left = left.max(Duration::from_millis(1));
     let socket = stream.get_mut();
-    socket.set_read_timeout(Some(left)).map_err(Lost::Socket)?;
+    socket
+        .set_read_timeout(Some(left))
+        .map_err(LostRank::Socket)?;
     let mut line = String::new();
     match stream.read_line(&mut line) {
-        Ok(0) => Err(Lost::Gone(rank)),
+        Ok(0) => Err(LostRank::Gone(rank)),
         Ok(_) => serde_json::from_str(&line)
             .ok()
             .filter(|a: &TurnAnswer| a.seconds > 0.0 && a.value > 0.0)
-            .ok_or(Lost::Nonsense(rank, line)),
+            .ok_or(LostRank::Nonsense(rank, line)),
         Err(e) => Err(match e.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Lost::Late(rank, limit),
-            io::ErrorKind::ConnectionReset => Lost::Gone(rank),
-            _ => Lost::Socket(e),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => LostRank::Late(rank, limit),
+            io::ErrorKind::ConnectionReset => LostRank::Gone(rank),
+            _ => LostRank::Socket(e),
         }),
     }
 }
@@ -272,10 +279,10 @@ mod tests {
         let ranks = [rank(&address, 0, Some(GOOD)), rank(&address, 1, None)];
         let mut job = address.ranks(2, LONG, || true).unwrap();
         let lost = job.turn(&TURN, LONG).unwrap_err();
-        assert!(matches!(lost, Lost::Gone(1)), "{lost}");
+        assert!(matches!(lost, LostRank::Gone(1)), "{lost}");
         // Also if it is dead before the turn begins.
         let again = job.turn(&TURN, LONG).unwrap_err();
-        assert!(matches!(again, Lost::Gone(1)), "{again}");
+        assert!(matches!(again, LostRank::Gone(1)), "{again}");
         drop(job);
         for rank in ranks {
             rank.join().unwrap();
@@ -288,7 +295,7 @@ mod tests {
         let ranks = [rank(&address, 0, Some(GOOD)), rank(&address, 1, Some(""))];
         let mut job = address.ranks(2, LONG, || true).unwrap();
         let lost = job.turn(&TURN, SOON).unwrap_err();
-        assert!(matches!(lost, Lost::Late(1, SOON)), "{lost}");
+        assert!(matches!(lost, LostRank::Late(1, SOON)), "{lost}");
         assert_eq!(lost.to_string(), "rank 1 gave no answer in 0.05 s");
         drop(job);
         for rank in ranks {
@@ -306,7 +313,7 @@ mod tests {
             let only = rank(&address, 0, Some(wrong));
             let mut job = address.ranks(1, LONG, || true).unwrap();
             let lost = job.turn(&TURN, LONG).unwrap_err();
-            assert!(matches!(&lost, Lost::Nonsense(0, line) if line == wrong));
+            assert!(matches!(&lost, LostRank::Nonsense(0, line) if line == wrong));
             drop(job);
             only.join().unwrap();
         }
@@ -319,7 +326,7 @@ mod tests {
         assert_eq!(lost.to_string(), "0 of 2 ranks have started");
         let only = rank(&address, 1, Some(GOOD));
         let lost = address.ranks(2, SOON, || true).unwrap_err();
-        assert!(matches!(lost, Lost::NotStarted { came: 1, ranks: 2 }));
+        assert!(matches!(lost, LostRank::NotStarted { came: 1, ranks: 2 }));
         only.join().unwrap();
     }
 }

@@ -6,6 +6,7 @@ pub mod launcher;
 pub mod openmpi;
 pub mod preload;
 pub mod watch;
+pub mod witness;
 
 use std::env;
 use std::ffi::OsString;
@@ -68,6 +69,8 @@ pub struct RunPlan {
     notes: Vec<String>,
     /// Ranks are to report that they use the component.
     is_watched: bool,
+    /// The settings of a job that gets a witness.
+    witnessed: Option<Settings>,
 }
 
 /// Runs the command. Returns only on failure.
@@ -89,6 +92,12 @@ pub fn main(options: &RunOptions) -> CliError {
             Err(e) => eprintln!("slim: --btl: the ranks are not watched: {e}"),
         }
     }
+    if let Some(settings) = &plan.witnessed {
+        match witness::start(settings) {
+            Ok(at) => drop(plan.args.splice(0..0, witness::arguments(&at))),
+            Err(e) => eprintln!("slim: --with-ft: the job gets no witness: {e}"),
+        }
+    }
     let error = plan.command().exec();
     CliError::new(
         NOT_EXECUTABLE,
@@ -99,7 +108,7 @@ pub fn main(options: &RunOptions) -> CliError {
 impl RunPlan {
     /// Checks everything that can be checked before the command starts.
     pub fn new(options: &RunOptions) -> Result<Self, CliError> {
-        let (mut settings, _) = settings_of(options)?.checked()?;
+        let (mut settings, config) = settings_of(options)?.checked()?;
         let library = preload::find(options.preload.as_deref())?;
         let name = options.command[0].to_string_lossy().into_owned();
         let program = launcher::resolve(&name)?;
@@ -113,6 +122,7 @@ impl RunPlan {
             unset: TOOL_VARIABLES.map(String::from).to_vec(),
             notes: Vec::new(),
             is_watched: false,
+            witnessed: None,
         };
         match launcher::classify(&plan.program) {
             Launcher::Plain if options.btl => {
@@ -140,6 +150,12 @@ impl RunPlan {
                             plan.is_watched = true;
                         }
                         Err(why) => plan.notes.push(without_component(&why)),
+                    }
+                }
+                if witness::is_wanted(version, args) && config.witness.is_empty() {
+                    match config.job_key {
+                        Some(_) => plan.witnessed = Some(settings.clone()),
+                        None => plan.notes.push(witness::NO_KEY.into()),
                     }
                 }
                 plan.set.extend(ready.set);

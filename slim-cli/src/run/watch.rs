@@ -76,7 +76,7 @@ pub fn start() -> io::Result<String> {
 }
 
 /// This host's addresses that others can reach; loopback if there is none.
-fn addresses() -> Vec<IpAddr> {
+pub fn addresses() -> Vec<IpAddr> {
     let all = getifaddrs().into_iter().flatten();
     let up = all.filter(|a| a.flags.contains(InterfaceFlags::IFF_UP));
     let ips: Vec<IpAddr> = up

@@ -10,15 +10,17 @@ mod sharing;
 mod value;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::auth::JobKey;
+use crate::wire;
 
 pub use peers::{Net, Peers};
 pub use problem::Problem;
 
-use value::{Bad, duration, durations, number};
+use value::{Bad, addresses, duration, durations, number};
 
 /// A variable that SLIM reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ impl Variable {
 }
 
 /// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 13] = [
+pub const VARIABLES: [Variable; 15] = [
     Variable {
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
@@ -109,6 +111,18 @@ pub const VARIABLES: [Variable; 13] = [
         help: "which hosts are asked for SLIM, and answered",
     },
     Variable {
+        name: "SLIM_WITNESS",
+        allowed: "up to 8 addresses with a port (192.0.2.1:4000), separated by commas, and a job key",
+        default: "no witness",
+        help: "where the witness of the job is, which decides who is lost when two processes cannot reach each other",
+    },
+    Variable {
+        name: "SLIM_WHEN_LOST",
+        allowed: "error or exit",
+        default: "error",
+        help: "what a process does that is lost: all its connections end with an error, or it ends itself (SIGKILL)",
+    },
+    Variable {
         name: "SLIM_EVENTS",
         allowed: "a path; %p is the process id, %h the host name, %% a percent sign",
         default: "no event log",
@@ -145,6 +159,16 @@ pub enum Policy {
     Preferred,
     /// Always: a connection to a peer without SLIM fails.
     Required,
+}
+
+/// What a process does that is lost: the job goes on without it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenLost {
+    /// All its flows end with an error.
+    #[default]
+    Error,
+    /// It ends itself.
+    Exit,
 }
 
 /// How much is logged on standard error.
@@ -187,6 +211,10 @@ pub struct Config {
     pub job_key_file: Option<PathBuf>,
     /// Which hosts are asked for SLIM, and answered.
     pub peers: Peers,
+    /// Where the witness is. Only with a job key: who can forge its messages can end processes.
+    pub witness: Vec<SocketAddr>,
+    /// What this process does when it is lost.
+    pub when_lost: WhenLost,
     /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
     pub events: Option<PathBuf>,
     /// How much is logged on standard error.
@@ -207,6 +235,8 @@ impl Default for Config {
             job_key: None,
             job_key_file: None,
             peers: Peers::default(),
+            witness: Vec::new(),
+            when_lost: WhenLost::default(),
             events: None,
             log: LogLevel::default(),
         }
@@ -252,6 +282,11 @@ impl Config {
         if config.job_key.is_some() && config.job_key_file.take().is_some() {
             problems.push(Problem::two_keys());
         }
+        let keyed = config.job_key.is_some() || config.job_key_file.is_some();
+        if !keyed && !config.witness.is_empty() {
+            config.witness.clear();
+            problems.push(Problem::witness_without_key());
+        }
         (config, problems)
     }
 
@@ -285,6 +320,8 @@ impl Config {
             "SLIM_JOB_KEY_FILE" if value.is_empty() => return Err(Bad::Key("it is empty")),
             "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
             "SLIM_PEERS" => self.peers = Peers::parse(value)?,
+            "SLIM_WITNESS" => self.witness = addresses(value, wire::MAX_ADDRS)?,
+            "SLIM_WHEN_LOST" => self.when_lost = when_lost(value)?,
             "SLIM_EVENTS" => self.events = Some(value.into()),
             "SLIM_LOG" => self.log = log_level(value)?,
             _ => unreachable!("{name} is in VARIABLES"),
@@ -370,6 +407,14 @@ fn policy(value: &str) -> Result<Policy, Bad> {
         "off" | "0" => Ok(Policy::Off),
         "preferred" | "on" | "1" => Ok(Policy::Preferred),
         "required" => Ok(Policy::Required),
+        _ => Err(Bad::Value),
+    }
+}
+
+fn when_lost(value: &str) -> Result<WhenLost, Bad> {
+    match &*value.to_ascii_lowercase() {
+        "error" => Ok(WhenLost::Error),
+        "exit" => Ok(WhenLost::Exit),
         _ => Err(Bad::Value),
     }
 }

@@ -62,6 +62,15 @@ impl Problem {
         }
     }
 
+    pub(super) fn witness_without_key() -> Self {
+        Problem {
+            variable: "SLIM_WITNESS".to_owned(),
+            mistake: "SLIM_WITNESS: there is no job key, so anybody could speak for the witness"
+                .to_owned(),
+            then: "using no witness".to_owned(),
+        }
+    }
+
     pub(super) fn two_keys() -> Self {
         Problem {
             variable: "SLIM_JOB_KEY_FILE".to_owned(),

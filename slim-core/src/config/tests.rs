@@ -64,6 +64,8 @@ fn every_variable_sets_its_value() {
         ("SLIM_LINGER_MEMORY", "8"),
         ("SLIM_JOB_KEY", "0123456789abcdef"),
         ("SLIM_PEERS", "192.0.2.0/24"),
+        ("SLIM_WITNESS", "192.0.2.1:40, [2001:db8::1]:41"),
+        ("SLIM_WHEN_LOST", "exit"),
         ("SLIM_EVENTS", "/tmp/x.%p"),
         ("SLIM_LOG", "debug"),
     ]);
@@ -81,6 +83,10 @@ fn every_variable_sets_its_value() {
             job_key: JobKey::new(b"0123456789abcdef"),
             job_key_file: None,
             peers: Peers::parse("192.0.2.0/24").unwrap(),
+            witness: ["192.0.2.1:40", "[2001:db8::1]:41"]
+                .map(|at| at.parse().unwrap())
+                .to_vec(),
+            when_lost: WhenLost::Exit,
             events: Some("/tmp/x.%p".into()),
             log: LogLevel::Debug,
         }
@@ -108,6 +114,11 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
         ("SLIM_STALL", &["0.01", "3601", "off"]),
         ("SLIM_LINGER", &["0", "0.5", "3601", "off"]),
         ("SLIM_LINGER_MEMORY", &["0", "65537", "8M", "0.5"]),
+        (
+            "SLIM_WITNESS",
+            &["192.0.2.1", "host:4000", "0.0.0.0:1", "192.0.2.1:0"],
+        ),
+        ("SLIM_WHEN_LOST", &["die", "1"]),
         ("SLIM_LOG", &["verbose", "3"]),
     ] {
         let known = VARIABLES.iter().find(|v| v.name == name).unwrap();
@@ -120,6 +131,17 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
     }
     assert!(bad("SLIM_ATTEMPT_TIMEOUTS", &["1"; 17].join(",")).contains("1 to 16"));
     assert!(bad("SLIM_LOG", &"x\n".repeat(1000)).len() < 300);
+}
+
+#[test]
+fn a_witness_needs_a_job_key() {
+    let witness = ("SLIM_WITNESS", "192.0.2.1:40");
+    assert_eq!(
+        bad(witness.0, witness.1),
+        "SLIM_WITNESS: there is no job key, so anybody could speak for the witness; using no witness"
+    );
+    let file = good(&[witness, ("SLIM_JOB_KEY_FILE", "/etc/key")]);
+    assert_eq!(file.witness.len(), 1);
 }
 
 #[test]

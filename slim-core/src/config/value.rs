@@ -1,5 +1,6 @@
 //! Numbers and times as people write them.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -45,6 +46,18 @@ pub(super) fn durations(
         .map(|part| duration(part, range.clone()))
         .collect::<Result<Vec<_>, _>>()?;
     if list.len() <= most {
+        Ok(list)
+    } else {
+        Err(Bad::Value)
+    }
+}
+
+/// Addresses with a port that can be sent to.
+pub(super) fn addresses(value: &str, most: usize) -> Result<Vec<SocketAddr>, Bad> {
+    let one = |part: &str| part.trim().parse::<SocketAddr>().map_err(|_| Bad::Value);
+    let list = value.split(',').map(one).collect::<Result<Vec<_>, _>>()?;
+    let usable = |at: &SocketAddr| at.port() != 0 && !at.ip().is_unspecified();
+    if list.len() <= most && list.iter().all(usable) {
         Ok(list)
     } else {
         Err(Bad::Value)

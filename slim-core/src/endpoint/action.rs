@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use crate::event::EscalateReason;
 use crate::ids::{ConnId, FlowToken, Verdict};
 use crate::transport::Path;
 
@@ -124,5 +125,11 @@ pub enum Action {
         token: FlowToken,
         /// The error or end of stream that the application sees.
         verdict: Verdict,
+    },
+    /// This process is lost: the job goes on without it. All its flows with a session have ended, or end as soon as they are suspended. What else
+    /// the process does is a setting, [`Config::when_lost`](crate::config::Config::when_lost).
+    Fence {
+        /// `Fenced` or `NoWitness`.
+        reason: EscalateReason,
     },
 }

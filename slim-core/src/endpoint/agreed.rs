@@ -83,6 +83,9 @@ impl Endpoint {
         if !self.add(now, token, role, ends) {
             return;
         }
+        if self.is_fenced() {
+            return self.become_legacy(now, token, LegacyReason::Fenced);
+        }
         if self.config.policy == Policy::Off {
             return self.become_legacy(now, token, LegacyReason::Policy);
         }

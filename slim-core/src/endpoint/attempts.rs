@@ -266,6 +266,16 @@ impl Endpoint {
     }
 
     fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
+        let Some(outage) = &self.flow(token).outage else {
+            return;
+        };
+        // The kernel reports no fault. But nothing at the peer's host answers, and a witness decides.
+        let (patient, silent) = (outage.patient(), !outage.heard);
+        let early = patient && now.since(outage.since) < PATIENCE;
+        if patient && silent && self.accuse(now, token) {
+            self.suspend(now, token);
+            return self.attempt_on(now, token);
+        }
         let flow = self.flow(token);
         if flow.state() == State::Live {
             // The cause was only a stall: the old transport is still in use.
@@ -273,14 +283,21 @@ impl Endpoint {
             flow.query = None;
             return self.timers.clear_flow(token);
         }
-        let patient = flow
-            .outage
-            .as_ref()
-            .is_some_and(|outage| outage.patient() && now.since(outage.since) < PATIENCE);
-        if patient {
+        if early {
             return self.begin_window(now, token, n);
         }
         self.give_up(now, token, EscalateReason::Attempts);
+    }
+
+    /// The peer is accused: as long as there is no verdict, the last window is repeated.
+    fn attempt_on(&mut self, now: Time, token: FlowToken) {
+        let window = self.timers.get(TimerOwner::Flow(token, Timer::Window));
+        if window.is_none()
+            && let Some(attempts) = self.attempts(token)
+        {
+            let n = attempts.n;
+            self.begin_window(now, token, n);
+        }
     }
 
     pub(super) fn on_deadline(&mut self, now: Time, token: FlowToken) {
@@ -293,7 +310,10 @@ impl Endpoint {
         if self.ended_intact(token) && !self.was_reached(token) {
             return self.believe_eof(now, token);
         }
-        self.escalate_with_cause(now, token, reason);
+        match self.accuse(now, token) {
+            true => self.attempt_on(now, token),
+            false => self.escalate_with_cause(now, token, reason),
+        }
     }
 
     /// Gives the flow up with the error that the kernel had reported.

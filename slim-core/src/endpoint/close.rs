@@ -303,6 +303,10 @@ impl Endpoint {
                 let flow = &self.flows[&token];
                 match &flow.peer {
                     Some(peer) if peer.key.verify(role.other(), Fresh::None, parsed) => {
+                        let peer = peer.process.id;
+                        if self.is_lost(peer) {
+                            return self.tell_lost(peer);
+                        }
                         let data = self.seal(token, Fresh::None, &answer(flow.status()));
                         if role == Role::Acceptor {
                             // With this answer, the connector knows that its OPEN was taken. From now on its FIN comes
@@ -320,6 +324,10 @@ impl Endpoint {
             }
             if let Some(tomb) = self.tombs.get(now, &(query.flow, role)) {
                 if tomb.peer.key.verify(role.other(), Fresh::None, parsed) {
+                    let peer = tomb.peer.process.id;
+                    if self.is_lost(peer) {
+                        return self.tell_lost(peer);
+                    }
                     let message = answer(tomb.status);
                     let data = tomb.peer.key.seal(role, Fresh::None, &message);
                     return self.out.datagram(from, Some(local), data);
@@ -425,7 +433,9 @@ impl Endpoint {
         }
         let flow = self.flow(token);
         flow.query = None;
-        let cause = flow.outage.take().map(|outage| outage.trouble());
+        let outage = flow.outage.take();
+        let heard = outage.as_ref().is_some_and(|outage| outage.heard);
+        let cause = outage.map(|outage| outage.trouble());
         flow.go(State::Escalated);
         let final_seq = flow.fin.map_or(0, |(end, _)| end);
         let errno = match verdict {
@@ -440,6 +450,7 @@ impl Endpoint {
                     cause,
                     reason,
                     errno,
+                    evidence: reason.evidence(heard),
                 },
             );
         }

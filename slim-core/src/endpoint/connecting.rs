@@ -31,7 +31,8 @@ impl Endpoint {
     /// Makes a connection, unless one is under way in either direction.
     pub(super) fn connect(&mut self, now: Time, token: FlowToken) {
         let flow = &self.flows[&token];
-        if flow.change.has_connection() {
+        let lost = flow.peer_id().is_some_and(|peer| self.is_lost(peer));
+        if lost || flow.change.has_connection() {
             return;
         }
         let local = flow.ends.local().ip();
@@ -131,7 +132,15 @@ impl Endpoint {
         };
         attempts.replaced += 1;
         attempts.heard_at = Some(via);
+        self.host_heard(token);
         self.replace(now, token);
+    }
+
+    /// Something at the peer's host has answered an attempt.
+    pub(super) fn host_heard(&mut self, token: FlowToken) {
+        if let Some(outage) = &mut self.flow(token).outage {
+            outage.heard = true;
+        }
     }
 
     /// Gives up the connection under way for another one.

@@ -12,8 +12,10 @@ use crate::wire::{self, Kind, Message};
 impl Endpoint {
     /// A datagram came from `from` to the socket bound to `local`.
     pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, local: SocketAddr, data: &[u8]) {
-        // Other hosts get no answer at all, so they do not learn that SLIM is here.
-        if !self.may_know(from.ip()) {
+        // Other hosts get no answer at all, so they do not learn that SLIM is here. The witness, which shows that it has the job key, may be
+        // on any host.
+        let from_witness = matches!(wire::kind_of(data), Some(Kind::Lost | Kind::Fenced));
+        if !from_witness && !self.may_know(from.ip()) {
             return self.drop_one();
         }
         let Ok(parsed) = wire::parse(data) else {
@@ -34,11 +36,14 @@ impl Endpoint {
             Message::Seen(seen) => self.on_seen(now, &parsed, seen),
             Message::Offer(offer) => self.on_offer(now, from, local, &parsed, offer),
             Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
+            Message::Fenced(fenced) => self.on_fenced(now, &parsed, fenced),
+            Message::Lost(lost) => self.on_lost(now, from, &parsed, lost),
             Message::Challenge(_)
             | Message::Resume(_)
             | Message::ResumeOk(_)
             | Message::Confirm(_)
-            | Message::Refuse(_) => self.drop_one(),
+            | Message::Refuse(_)
+            | Message::Accuse(_) => self.drop_one(),
         }
     }
 
@@ -83,6 +88,7 @@ impl Endpoint {
                 TimerOwner::Probe(peer) => self.on_probe_timer(now, peer),
                 TimerOwner::Reach(peer) => self.on_reach_timer(now, peer),
                 TimerOwner::Offer(peer) => self.on_offer_timer(now, peer),
+                TimerOwner::Accusation(accused) => self.on_accusation_timer(now, accused),
                 TimerOwner::Flow(token, timer) => self.on_timer(now, token, timer),
             }
         }

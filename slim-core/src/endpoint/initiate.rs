@@ -21,6 +21,7 @@ impl Endpoint {
         if matches!(stage, Stage::Connecting) {
             *stage = Stage::Connected;
             let token = *token;
+            self.host_heard(token);
             self.conn_progressed(now, token);
         }
     }
@@ -304,6 +305,9 @@ impl Endpoint {
                     Failure::Errno(ECONNREFUSED) if !connecting => Failure::Eof,
                     why => why,
                 };
+                if why == Failure::Errno(ECONNREFUSED) {
+                    self.host_heard(token);
+                }
                 self.conn_failed(now, token, why);
             }
         }

@@ -14,7 +14,7 @@ impl Endpoint {
     /// Ends negotiation without a session. The application of a flow that has already lost its
     /// transport gets its error.
     pub(super) fn become_legacy(&mut self, now: Time, token: FlowToken, reason: LegacyReason) {
-        let required = self.config.policy == Policy::Required;
+        let required = self.config.policy == Policy::Required || self.is_fenced();
         self.timers.clear_flow(token);
         self.hello_over(now, token);
         let flow = self.flow(token);

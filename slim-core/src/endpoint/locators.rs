@@ -15,6 +15,7 @@ use super::Endpoint;
 use super::processes::ToldLocators;
 use super::timer::TimerOwner;
 use crate::auth::Fresh;
+use crate::config::Config;
 use crate::ids::{EndpointId, FlowId, FlowToken, Role, Time};
 use crate::transport::{OtherLocator, Transports};
 use crate::wire::{LocatorList, Message, Offer, Parsed, feature};
@@ -54,12 +55,11 @@ struct Exchange {
     sent: u32,
 }
 
-/// The optional parts of the protocol that an endpoint with these transports speaks.
-pub(super) fn features_of(own: &Transports) -> u64 {
-    match own.has_others() {
-        true => feature::ALL,
-        false => feature::ALL & !feature::TRANSPORTS,
-    }
+/// The optional parts of the protocol that an endpoint with these transports and settings speaks.
+pub(super) fn features_of(own: &Transports, config: &Config) -> u64 {
+    let transports = own.has_others().then_some(feature::TRANSPORTS);
+    let witness = (!config.witness.is_empty()).then_some(feature::WITNESS);
+    feature::PAIRS | transports.unwrap_or(0) | witness.unwrap_or(0)
 }
 
 impl Endpoint {

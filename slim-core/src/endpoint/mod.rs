@@ -105,6 +105,7 @@
 //! [`handle_installed`]: Endpoint::handle_installed
 //! [`handle_flushed`]: Endpoint::handle_flushed
 
+mod accusations;
 mod action;
 mod again;
 mod aged;
@@ -151,7 +152,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::config::{Config, Net};
-use crate::event::Event;
+use crate::event::{Event, LegacyReason};
 use crate::ids::{Cause, ConnId, Counted, EndpointId, FlowId, FlowToken, Role, Time};
 use crate::transport::{Locator, Transports};
 use crate::wire::{self, Message};
@@ -164,6 +165,7 @@ pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
 pub use tables::Tables;
 
+use accusations::Accusations;
 use asked::Askers;
 use candidates::Candidates;
 use close::{TOMB_AGE, Tombs};
@@ -224,6 +226,7 @@ pub struct Endpoint {
     probes: Probes,
     reaches: Reaches,
     exchanges: Exchanges,
+    accusations: Accusations,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Accepted connections on which no RESUME has come yet, oldest first.
@@ -245,9 +248,9 @@ impl Endpoint {
         let pairs = Pairs::new(Rng::new(rng.block()));
         Endpoint {
             late: Late::new(&config),
+            features: features_of(&own, &config),
             config,
             id,
-            features: features_of(&own),
             own,
             networks: Vec::new(),
             secret: rng.block(),
@@ -271,6 +274,7 @@ impl Endpoint {
             probes: Probes::default(),
             reaches: Reaches::default(),
             exchanges: Exchanges::default(),
+            accusations: Accusations::default(),
             askers: Askers::default(),
             conns: Counted::default(),
             fresh: VecDeque::new(),
@@ -358,9 +362,13 @@ impl Endpoint {
         remote: SocketAddr,
     ) {
         let ends = Ends::new(plain(local), plain(remote));
-        if self.add(now, token, role, ends) {
-            self.start_negotiation(now, token);
+        if !self.add(now, token, role, ends) {
+            return;
         }
+        if self.is_fenced() {
+            return self.become_legacy(now, token, LegacyReason::Fenced);
+        }
+        self.start_negotiation(now, token);
     }
 
     /// Adds a flow whose connection is all that is known of it. False if the token is in use.

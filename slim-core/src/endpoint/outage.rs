@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::errno::ECONNRESET;
 use crate::auth::Prepared;
-use crate::event::{Event, Failure, Trouble};
+use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, Time};
 use crate::transport::Path;
 
@@ -54,6 +54,12 @@ pub(super) struct Outage {
     /// Events held back while the outage may turn out to be a close by the peer.
     pub(super) kept: Option<Vec<Event>>,
     pub(super) attempts: Option<Attempts>,
+    /// Something at the peer's host has answered an attempt.
+    pub(super) heard: bool,
+    /// All attempts have failed, and the peer is accused at the witness.
+    pub(super) accused: bool,
+    /// The flow is given up for this reason as soon as it is suspended.
+    pub(super) ending: Option<EscalateReason>,
     /// The front end suspects the path of the present connection, so another path comes first.
     pub(super) elsewhere: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
@@ -79,6 +85,9 @@ impl Outage {
             out_of_count: false,
             kept: Some(Vec::new()),
             attempts: None,
+            heard: false,
+            accused: false,
+            ending: None,
             elsewhere: false,
             key: OnceCell::new(),
         }

@@ -119,7 +119,20 @@ impl Endpoint {
                 reason,
             })
         };
-        let data = match self.judge(now, nonce_r, parsed, resume) {
+        let answer = self.judge(now, nonce_r, parsed, resume);
+        let peer = match &answer {
+            Answer::Accept(token) | Answer::Refuse(token, _) => self.flows[token].peer_id(),
+            Answer::RefuseTomb(role, _) => {
+                let tomb = self.tombs.get(now, &(resume.flow, *role));
+                tomb.map(|tomb| tomb.peer.process.id)
+            }
+            Answer::RefuseWithoutKey(_) => None,
+        };
+        if let Some(peer) = peer.filter(|peer| self.is_lost(*peer)) {
+            self.tell_lost(peer);
+            return self.close_conn(conn);
+        }
+        let data = match answer {
             Answer::Accept(token) => return self.accept(now, token, conn, resume.epoch, bound),
             Answer::Refuse(token, reason) => self.seal(token, bound.into(), &refusal(reason)),
             Answer::RefuseTomb(role, reason) => match self.tombs.get(now, &(resume.flow, role)) {

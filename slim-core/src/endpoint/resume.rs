@@ -226,7 +226,10 @@ impl Endpoint {
         };
         if flow.bar == Bar::Asked {
             flow.bar = Bar::Shut;
-            self.advance(now, token);
+            match flow.outage.as_ref().and_then(|outage| outage.ending) {
+                Some(reason) => self.escalate_with_cause(now, token, reason),
+                None => self.advance(now, token),
+            }
         }
     }
 

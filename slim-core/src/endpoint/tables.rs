@@ -37,7 +37,11 @@ impl Endpoint {
                 + self.candidates.len(),
             conns: self.conns.len() + self.fresh.len() + self.flushes.len(),
             timers: self.timers.len(),
-            questions: questions + self.probes.len() + self.reaches.len() + self.exchanges.len(),
+            questions: questions
+                + self.probes.len()
+                + self.reaches.len()
+                + self.exchanges.len()
+                + self.accusations.len(),
             past: [
                 self.tombs.len(),
                 self.pairs.len(),

@@ -60,6 +60,8 @@ pub(super) enum TimerOwner {
     Reach(EndpointId),
     /// A process that has not answered OFFER (`locators.rs`).
     Offer(EndpointId),
+    /// A process that is accused at the witness (`accusations.rs`).
+    Accusation(EndpointId),
 }
 
 /// All timers. In an outage each of thousands of flows sets a dozen timers, and hardly any of them ever fires. So setting a

@@ -93,7 +93,12 @@ pub enum Event {
         reason: EscalateReason,
         /// The error that the application gets; 0 for an end of stream.
         errno: i32,
+        /// What is known of the peer; nothing if the peer itself has ended the flow, or the flow was not given up because of the network.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        evidence: Option<Evidence>,
     },
+    /// All attempts have failed: this process accuses the peer process at the witness.
+    Accuse,
     /// This process made the flow plain TCP, because something outside the session uses the descriptor from here on.
     Demoted,
     /// The application had closed the flow, and SLIM drops it before all bytes are delivered. If the flow has a connection,
@@ -135,6 +140,8 @@ pub enum LegacyReason {
     PeerForgot,
     /// Too many flows, or no memory.
     NoRoom,
+    /// This process is lost, so it has no connections any more.
+    Fenced,
 }
 
 /// The limit that closed flows exceeded when SLIM dropped one of them.
@@ -213,6 +220,47 @@ pub enum EscalateReason {
     OutOfStep,
     /// Our application had closed the flow, and a [`LingerLimit`] was exceeded while it had no transport.
     Orphaned,
+    /// The witness says that the peer process is lost, and it is fenced.
+    PeerLost,
+    /// The witness says that this process is lost.
+    Fenced,
+    /// Neither the peer nor the witness could be reached.
+    NoWitness,
+}
+
+/// What the end of a flow tells about the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Evidence {
+    /// The peer's host says that the process does not exist, or another process of the host answers for it.
+    ProcessGone,
+    /// Nothing at the peer's host has answered during the outage. The host, or all paths to it, may be down.
+    HostSilent,
+    /// The peer's host has answered, but no connection could be kept.
+    PathLost,
+    /// The user's limit for a resume has passed.
+    Deadline,
+}
+
+impl EscalateReason {
+    /// The evidence that goes with this reason. `heard`: something at the peer's host has answered an attempt.
+    pub fn evidence(self, heard: bool) -> Option<Evidence> {
+        match self {
+            EscalateReason::PeerGone | EscalateReason::PeerForgot => Some(Evidence::ProcessGone),
+            EscalateReason::Deadline => Some(Evidence::Deadline),
+            EscalateReason::Attempts
+            | EscalateReason::PeerLost
+            | EscalateReason::Fenced
+            | EscalateReason::NoWitness => Some(match heard {
+                true => Evidence::PathLost,
+                false => Evidence::HostSilent,
+            }),
+            EscalateReason::PeerReset
+            | EscalateReason::PeerClosed
+            | EscalateReason::OutOfStep
+            | EscalateReason::Orphaned => None,
+        }
+    }
 }
 
 impl Event {
@@ -329,7 +377,15 @@ mod tests {
                 cause: Trouble::Errno(110),
                 reason: EscalateReason::PeerGone,
                 errno: 0,
+                evidence: Some(Evidence::ProcessGone),
             },
+            Event::Escalate {
+                cause: Trouble::Eof,
+                reason: EscalateReason::PeerReset,
+                errno: 104,
+                evidence: None,
+            },
+            Event::Accuse,
             Event::Demoted,
             Event::Orphaned {
                 owed: 7,

@@ -306,3 +306,37 @@ layout! {
         FINAL_SEQ: 8,
     }
 }
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "ACCUSE".
+    accuse {
+        /// The sender.
+        ACCUSER: ENDPOINT,
+        /// The process that the sender cannot reach any more.
+        ACCUSED: ENDPOINT,
+        /// UDP port for control messages of the accused.
+        CONTROL_PORT: 2,
+        /// Addresses at which that port can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "LOST".
+    lost {
+        /// The process that this is for.
+        TO: ENDPOINT,
+        /// The process that is lost.
+        LOST: ENDPOINT,
+        /// Whether the lost process is known to be fenced, or had the time for it.
+        SETTLED: 1,
+    }
+}
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "FENCED".
+    fenced {
+        /// The sender, which is lost.
+        ENDPOINT_ID: ENDPOINT,
+    }
+}

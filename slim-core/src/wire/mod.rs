@@ -17,6 +17,7 @@ mod pair;
 mod resume;
 #[cfg(test)]
 mod tests;
+mod witness;
 
 use std::fmt;
 
@@ -27,6 +28,7 @@ pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};
 pub use offer::{LocatorList, Offer};
 pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
+pub use witness::{Accuse, Fenced, Lost};
 
 use field::{array, put, put_u16, read_u16};
 use layout::header;
@@ -44,8 +46,10 @@ pub mod feature {
     pub const PAIRS: u64 = 1;
     /// `docs/PROTOCOL.md`, section "Kinds of transport".
     pub const TRANSPORTS: u64 = 2;
+    /// `docs/PROTOCOL.md`, section "The witness".
+    pub const WITNESS: u64 = 4;
     /// All bits that have a meaning.
-    pub const ALL: u64 = PAIRS | TRANSPORTS;
+    pub const ALL: u64 = PAIRS | TRANSPORTS | WITNESS;
 }
 
 /// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.
@@ -93,11 +97,17 @@ pub enum Kind {
     Confirm = 19,
     /// [`Refuse`]
     Refuse = 20,
+    /// [`Accuse`]
+    Accuse = 24,
+    /// [`Lost`]
+    Lost = 25,
+    /// [`Fenced`]
+    Fenced = 26,
 }
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 19] = [
+    pub const ALL: [Kind; 22] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -117,6 +127,9 @@ impl Kind {
         Kind::ResumeOk,
         Kind::Confirm,
         Kind::Refuse,
+        Kind::Accuse,
+        Kind::Lost,
+        Kind::Fenced,
     ];
 
     /// Its name in the specification.
@@ -141,6 +154,9 @@ impl Kind {
             Kind::ResumeOk => "RESUME_OK",
             Kind::Confirm => "CONFIRM",
             Kind::Refuse => "REFUSE",
+            Kind::Accuse => "ACCUSE",
+            Kind::Lost => "LOST",
+            Kind::Fenced => "FENCED",
         }
     }
 
@@ -166,6 +182,9 @@ impl Kind {
             Kind::ResumeOk => layout::resume_ok::LEN,
             Kind::Confirm => layout::confirm::LEN,
             Kind::Refuse => layout::refuse::LEN,
+            Kind::Accuse => layout::accuse::LEN,
+            Kind::Lost => layout::lost::LEN,
+            Kind::Fenced => layout::fenced::LEN,
         }
     }
 
@@ -204,6 +223,9 @@ pub enum Message {
     ResumeOk(ResumeOk),
     Confirm(Confirm),
     Refuse(Refuse),
+    Accuse(Accuse),
+    Lost(Lost),
+    Fenced(Fenced),
 }
 
 impl Message {
@@ -229,6 +251,9 @@ impl Message {
             Message::ResumeOk(_) => Kind::ResumeOk,
             Message::Confirm(_) => Kind::Confirm,
             Message::Refuse(_) => Kind::Refuse,
+            Message::Accuse(_) => Kind::Accuse,
+            Message::Lost(_) => Kind::Lost,
+            Message::Fenced(_) => Kind::Fenced,
         }
     }
 }
@@ -319,6 +344,9 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::ResumeOk(m) => m.write(&mut b),
         Message::Confirm(m) => m.write(&mut b),
         Message::Refuse(m) => m.write(&mut b),
+        Message::Accuse(m) => m.write(&mut b),
+        Message::Lost(m) => m.write(&mut b),
+        Message::Fenced(m) => m.write(&mut b),
     }
     let (covered, end) = b.split_at_mut(len - MAC_LEN);
     end.copy_from_slice(&mac(covered));
@@ -366,6 +394,9 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::ResumeOk => Message::ResumeOk(ResumeOk::read(bytes)?),
         Kind::Confirm => Message::Confirm(Confirm::read(bytes)?),
         Kind::Refuse => Message::Refuse(Refuse::read(bytes)?),
+        Kind::Accuse => Message::Accuse(Accuse::read(bytes)?),
+        Kind::Lost => Message::Lost(Lost::read(bytes)?),
+        Kind::Fenced => Message::Fenced(Fenced::read(bytes)),
     };
     let covered = &bytes[..bytes.len() - MAC_LEN];
     Ok(Parsed {

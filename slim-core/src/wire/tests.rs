@@ -205,6 +205,17 @@ fn message() -> impl Strategy<Value = Message> {
             })
         }),
         refuse(),
+        (endpoint(), endpoint(), any::<u16>(), addrs()).prop_map(
+            |(accuser, accused, control_port, addrs)| Message::Accuse(Accuse {
+                accuser,
+                accused,
+                control_port,
+                addrs
+            })
+        ),
+        (endpoint(), endpoint(), any::<bool>())
+            .prop_map(|(to, lost, settled)| Message::Lost(Lost { to, lost, settled })),
+        endpoint().prop_map(|endpoint| Message::Fenced(Fenced { endpoint })),
     ]
 }
 

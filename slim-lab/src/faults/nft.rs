@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::Write,
+    net::Ipv4Addr,
     process::Stdio,
     sync::atomic::{AtomicU32, Ordering},
 };
@@ -30,6 +31,7 @@ pub enum BlockAction {
 pub struct Rule {
     action: BlockAction,
     interfaces: String,
+    sources: Vec<Ipv4Addr>,
     longer_than: Option<u32>,
     only: Vec<u16>,
     except: Vec<u16>,
@@ -61,6 +63,7 @@ impl Rule {
         Rule {
             action,
             interfaces: "path*".into(),
+            sources: Vec::new(),
             longer_than: None,
             only: Vec::new(),
             except: Vec::new(),
@@ -76,6 +79,12 @@ impl Rule {
     /// Only packets that arrive on this interface; a `*` at the end matches any rest of the name.
     pub fn interface(mut self, name: &str) -> Self {
         self.interfaces = name.to_owned();
+        self
+    }
+
+    /// Only packets from these addresses.
+    pub fn from_addresses(mut self, sources: impl IntoIterator<Item = Ipv4Addr>) -> Self {
+        self.sources.extend(sources);
         self
     }
 
@@ -122,6 +131,10 @@ impl Rule {
 
     fn text(&self, table: &str) -> String {
         let mut from = format!("iifname \"{}\"", self.interfaces);
+        if !self.sources.is_empty() {
+            let sources: Vec<_> = self.sources.iter().map(Ipv4Addr::to_string).collect();
+            from += &format!(" ip saddr {{ {} }}", sources.join(", "));
+        }
         if let Some(bytes) = self.longer_than {
             from += &format!(" meta length > {bytes}");
         }

@@ -180,7 +180,7 @@ impl Endpoint {
 
     /// Sets the optional parts of the protocol that this endpoint speaks, as bits of [`feature`].
     pub fn set_features(&mut self, features: u64) {
-        self.features = features & features_of(&self.own);
+        self.features = features & features_of(&self.own, &self.config);
     }
 
     /// As [`open`](Endpoint::open), for a connection for which the OPEN in `opened` has been sent.

@@ -4,7 +4,7 @@ use super::pair::*;
 use crate::config::Config;
 use crate::endpoint::attempts::HEAD_START;
 use crate::endpoint::{Action, State};
-use crate::event::{EscalateReason, Event, Failure, Trouble};
+use crate::event::{EscalateReason, Event, Evidence, Failure, Trouble};
 use crate::ids::{Cause, FlowToken, Role, Verdict};
 use crate::wire::{Kind, Message, RefuseReason};
 
@@ -269,7 +269,8 @@ fn three_windows_and_then_the_error_of_the_kernel() {
         Some(&Event::Escalate {
             cause: Trouble::Errno(110),
             reason: EscalateReason::Attempts,
-            errno: 110
+            errno: 110,
+            evidence: Some(Evidence::HostSilent),
         })
     );
     // A connection that hangs is replaced after 1 s, in later windows after 2 s and 4 s.

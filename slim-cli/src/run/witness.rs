@@ -1,0 +1,150 @@
+//! The witness of a job: a process that `slim run` leaves beside `mpirun`, and that decides who is lost when two ranks cannot reach each other
+//! (`docs/PROTOCOL.md`, section "The witness").
+//!
+//! It is a process of its own, and not a part of `mpirun`, so that it works with any launcher and goes on while `mpirun` is busy. It ends with
+//! `mpirun`. Only ranks know of it: a daemon that is lost would take the job with it.
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, getppid};
+use slim_core::Time;
+use slim_core::wire::{MAX_ADDRS, MAX_LEN};
+use slim_core::witness::Witness;
+
+use super::launcher::OpenMpi;
+use super::watch;
+use crate::failure::CliError;
+use crate::settings::Settings;
+
+/// How often the witness looks whether `mpirun` has ended.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// Decide who is lost when two ranks cannot reach each other (started by `slim run`, with a UDP socket as standard input).
+#[derive(Args, Debug)]
+pub struct WitnessOptions {
+    /// Process id of mpirun.
+    pub launcher: u32,
+}
+
+/// Whether the job runs with recovery (`mpirun --with-ft`), so that it goes on without a lost rank.
+pub fn is_wanted(version: OpenMpi, args: &[OsString]) -> bool {
+    let mut words = args.iter().filter_map(|arg| arg.to_str());
+    version == OpenMpi::V5 && words.any(|arg| matches!(arg, "--with-ft" | "-with-ft"))
+}
+
+/// Why a job that is to have a witness gets none.
+pub const NO_KEY: &str = "--with-ft: there is no job key (SLIM_JOB_KEY_FILE), so the job gets no witness: if two ranks cannot reach each other for good, each may take the other for failed";
+
+/// Arguments of `mpirun` that tell the ranks where the witness is, once it runs.
+pub fn arguments(witness: &str) -> [OsString; 4] {
+    [
+        "-x".into(),
+        format!("SLIM_WITNESS={witness}").into(),
+        "-x".into(),
+        "SLIM_WHEN_LOST=exit".into(),
+    ]
+}
+
+/// Starts the witness as a child of this process, which becomes `mpirun`: the value of `SLIM_WITNESS`.
+pub fn start(settings: &Settings) -> io::Result<String> {
+    let any = [
+        IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        Ipv4Addr::UNSPECIFIED.into(),
+    ];
+    let bind = any.map(|ip| SocketAddr::new(ip, 0));
+    let socket = UdpSocket::bind(&bind[..])?;
+    let port = socket.local_addr()?.port();
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg("witness")
+        .arg(std::process::id().to_string())
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::from(OwnedFd::from(socket)))
+        .stdout(Stdio::null());
+    for (name, value) in settings.iter() {
+        command.env(name, value);
+    }
+    command.spawn()?;
+    let at = watch::addresses().into_iter().take(MAX_ADDRS);
+    let at: Vec<String> = at.map(|ip| SocketAddr::new(ip, port).to_string()).collect();
+    Ok(at.join(","))
+}
+
+/// The witness: decides until `mpirun` has ended.
+pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
+    let failed = |e: io::Error| CliError::failed(format!("the witness of the job: {e}"));
+    let (_, config) = Settings::from_env()?.checked()?;
+    let Some(key) = config.job_key else {
+        return Err(CliError::input("the witness of the job needs a job key"));
+    };
+    let socket = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+    let socket = UdpSocket::from(socket);
+    socket.set_nonblocking(true).map_err(failed)?;
+    let is_v6 = socket.local_addr().map_err(failed)?.is_ipv6();
+    let launcher = Pid::from_raw(options.launcher as i32);
+    let start = Instant::now();
+    let mut witness = Witness::new(key);
+    let mut told = BTreeSet::new();
+    // mpirun is this process's parent until it ends.
+    while getppid() == launcher {
+        let now = time(start);
+        let mut buffer = [0; MAX_LEN];
+        while let Ok((len, from)) = socket.recv_from(&mut buffer) {
+            witness.handle_datagram(now, from, &buffer[..len]);
+        }
+        witness.handle_timeout(now);
+        while let Some((to, data)) = witness.poll_datagram() {
+            // A datagram that cannot be sent is as good as a lost one.
+            let _ = socket.send_to(&data, if is_v6 { mapped(to) } else { to });
+        }
+        for (lost, _) in witness.lost() {
+            if told.insert(lost) {
+                let pid = lost.pid;
+                eprintln!("slim: witness: process {pid} is lost: another rank could not reach it");
+            }
+        }
+        let due = witness.poll_timeout().map(|at| at.since(time(start)));
+        let wait = due.unwrap_or(LOOK).clamp(Duration::from_millis(1), LOOK);
+        let wait = Timespec::try_from(wait).unwrap_or_default();
+        // An interrupted wait is as good as a short one.
+        let _ = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&wait));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn time(start: Instant) -> Time {
+    Time(start.elapsed().as_micros() as u64)
+}
+
+/// The address as an IPv6 socket takes it.
+fn mapped(to: SocketAddr) -> SocketAddr {
+    match to {
+        SocketAddr::V4(v4) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
+        v6 => v6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jobs_of_open_mpi_5_with_recovery_get_a_witness() {
+        let wanted = |version, args: &[&str]| {
+            let args: Vec<OsString> = args.iter().map(OsString::from).collect();
+            is_wanted(version, &args)
+        };
+        assert!(wanted(OpenMpi::V5, &["--with-ft", "ulfm", "-n", "2", "a"]));
+        assert!(!wanted(OpenMpi::V5, &["-n", "2", "a"]));
+        assert!(!wanted(OpenMpi::V4, &["--with-ft", "ulfm", "a"]));
+    }
+}

@@ -1,0 +1,222 @@
+//! Jobs that go on without failed ranks (ULFM, Open MPI 5.0) under `slim run`, whose ranks lose each other for good: the witness of the job
+//! decides, and exactly one half goes on.
+
+mod common;
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::Scratch;
+use slim_cli::lab::launcher_environment;
+use slim_lab::faults::destroy::{self, Amount, Selector};
+use slim_lab::faults::nft::{Rule, RuleGuard};
+use slim_lab::mpi::{Flavor, Mpi, by_tcp};
+use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
+
+/// What ULFM of Open MPI 5.0 needs, as in docs/ULFM.md.
+const OPTIONS: [&str; 11] = [
+    "--with-ft",
+    "ulfm",
+    "--mca",
+    "async_mpi_finalize",
+    "1",
+    "--mca",
+    "mpi_add_procs_cutoff",
+    "1024",
+    "--mca",
+    "coll",
+    "^han",
+];
+const PROGRAM: &str = "slim_ulfm";
+/// Longer than everything that a job here may need.
+const LIMIT: Duration = Duration::from_secs(90);
+
+struct UlfmLab {
+    lab: Lab,
+    mpi: Mpi,
+    program: PathBuf,
+    scratch: Scratch,
+}
+
+/// A job under way.
+struct UlfmJob<'a> {
+    of: &'a UlfmLab,
+    child: Child,
+    started: Instant,
+}
+
+/// What is left of a job.
+struct Ended {
+    /// Exit status of `mpirun`; none if it did not end in time.
+    status: Option<i32>,
+    text: String,
+}
+
+impl UlfmLab {
+    fn new(test: &str, flavor: Flavor, nodes: usize) -> Option<Self> {
+        let mpi = match Lab::check().and_then(|()| Mpi::find(flavor)) {
+            Ok(mpi) => mpi,
+            Err(reason) => {
+                skip(test, reason);
+                return None;
+            }
+        };
+        let program = mpi.build_program("slim_ulfm.c").unwrap();
+        let lab = Lab::builder().nodes(nodes).name("cli-ulfm").build();
+        Some(Self {
+            lab: lab.unwrap(),
+            mpi,
+            program,
+            scratch: Scratch::new(test),
+        })
+    }
+
+    /// Starts one rank on each of the last `ranks` nodes, and `mpirun` on the first node.
+    fn start(&self, ranks: usize, seconds: u32) -> UlfmJob<'_> {
+        let key = self.scratch.write("key", "the key of the job in this test");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        fs::set_permissions(&key, mode).unwrap();
+        let log = File::create(self.scratch.path("log")).unwrap();
+        let nodes = self.lab.nodes();
+        let hosts: Vec<_> = nodes[nodes.len() - ranks..]
+            .iter()
+            .map(|node| format!("{}:1", node.name()))
+            .collect();
+        let mut command = self.lab.node(0).command(env!("CARGO_BIN_EXE_slim"));
+        command.envs(launcher_environment(&self.lab).unwrap());
+        command.env("SLIM_JOB_KEY_FILE", key);
+        command.env("SLIM_EVENTS", self.scratch.path("events.%h.%p"));
+        for name in ["LD_PRELOAD", "SLIM_SOAK", "SLIM_PRELOAD"] {
+            command.env_remove(name);
+        }
+        command.args(["run", "--preload"]);
+        command.arg(artifacts::preload().unwrap());
+        command.arg("--").arg(self.mpi.mpirun());
+        command.args(["-H", &hosts.join(","), "-np", &ranks.to_string()]);
+        // Only the ranks give up soon: the daemons need their connections for longer.
+        command.args(["-x", "SLIM_ATTEMPT_TIMEOUTS=0.5,1"]);
+        command.args(by_tcp(&self.lab.subnet(0))).args(OPTIONS);
+        command.arg(&self.program).arg(seconds.to_string());
+        command.stdin(Stdio::null());
+        command.stdout(log.try_clone().unwrap()).stderr(log);
+        UlfmJob {
+            of: self,
+            child: command.spawn().unwrap(),
+            started: Instant::now(),
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.scratch.path("log")).unwrap_or_default()
+    }
+
+    /// The events of all processes.
+    fn events(&self) -> String {
+        let dir = fs::read_dir(self.scratch.path("")).unwrap().flatten();
+        let logs = dir.filter(|file| file.file_name().to_string_lossy().starts_with("events"));
+        logs.filter_map(|file| fs::read_to_string(file.path()).ok())
+            .collect()
+    }
+}
+
+impl UlfmJob<'_> {
+    fn wait_working(&self) {
+        while !self.of.log().contains("t=1 ") {
+            assert!(self.started.elapsed() < LIMIT, "{}", self.of.log());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits until the job has ended; if it does not, kills what is left of it.
+    fn wait(mut self) -> Ended {
+        let status = loop {
+            match self.child.try_wait().unwrap() {
+                Some(status) => break Some(status.code().unwrap_or(-1)),
+                None if self.started.elapsed() > LIMIT => break None,
+                None => thread::sleep(Duration::from_millis(20)),
+            }
+        };
+        let mut text = self.of.log();
+        if status.is_none() {
+            for node in self.of.lab.nodes() {
+                let left = node.processes();
+                let left: Vec<_> = left
+                    .iter()
+                    .map(|p| format!("{} {}", p.pid, p.name))
+                    .collect();
+                text += &format!("left on {}: {}\n", node.name(), left.join(", "));
+                node.kill_all();
+            }
+            let _ = self.child.wait();
+        }
+        Ended { status, text }
+    }
+}
+
+/// Nothing passes between these nodes any more, in either direction, and all connections between them break.
+fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
+    let from = |nodes: &[Node]| {
+        let all = nodes.iter().flat_map(|node| node.addresses().to_vec());
+        Rule::drop().from_addresses(all)
+    };
+    let guards = vec![
+        from(one).apply_to(other).unwrap(),
+        from(other).apply_to(one).unwrap(),
+    ];
+    let pick = Selector::between_hosts().process(PROGRAM);
+    for node in one.iter().chain(other) {
+        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
+    }
+    guards
+}
+
+fn runs() -> u32 {
+    match std::env::var_os("SLIM_SOAK").is_some() {
+        true => 20,
+        false => 2,
+    }
+}
+
+/// Asserts that one rank is left and has finished its work, and that the other one was fenced.
+fn assert_one_is_left(test: &UlfmLab, ended: &Ended, reason: &str) {
+    let (text, events) = (&ended.text, test.events());
+    let done = text.lines().filter(|l| l.starts_with("DONE ")).count();
+    assert_eq!(done, 1, "{text}");
+    assert!(text.contains(" ranks=1"), "{text}");
+    assert_eq!(text.matches("errs=0").count() > 0, true, "{text}");
+    assert_eq!(events.matches(reason).count(), 1, "{text}\n{events}");
+    assert!(events.contains("\"reason\":\"peer_lost\""), "{events}");
+    assert!(ended.status.is_some(), "mpirun did not end: {text}");
+}
+
+fn two_ranks_parted(test: &str, flavor: Flavor) {
+    for run in 0..runs() {
+        let Some(bench) = UlfmLab::new(test, flavor, 3) else {
+            return;
+        };
+        let job = bench.start(2, 6);
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let _parted = part(&nodes[1..2], &nodes[2..3]);
+        let ended = job.wait();
+        println!("run {run}: {:?}\n{}", ended.status, ended.text);
+        assert_one_is_left(&bench, &ended, "\"reason\":\"fenced\"");
+        let told = ended.text.matches("slim: witness: process").count();
+        assert_eq!(told, 1, "{}", ended.text);
+    }
+}
+
+#[test]
+fn of_two_ranks_that_cannot_reach_each_other_one_is_lost() {
+    let test = "of_two_ranks_that_cannot_reach_each_other_one_is_lost";
+    two_ranks_parted(test, Flavor::OpenMpi5);
+}
+
+#[test]
+fn of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7() {
+    let test = "of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7";
+    two_ranks_parted(test, Flavor::OpenMpi5Components);
+}

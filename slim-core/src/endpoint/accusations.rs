@@ -1,0 +1,307 @@
+//! Accusations at the witness: `docs/PROTOCOL.md`, section "The witness".
+//!
+//! All attempts to resume a flow have failed, and the peer process is not known to be gone. Instead of giving the flow up, which the peer
+//! would do as well, this process accuses the peer at the witness. While it waits, the attempts go on. Three things end the wait:
+//!
+//! * The peer is lost, and that is settled: all flows to it are given up. From the moment in which this process knows of the verdict, no flow to
+//!   that peer is resumed, and the peer is told by this process, too, until it says that it is fenced: the witness may not reach it.
+//! * This process is lost: it fences itself. All its flows are given up, and [`Action::Fence`] follows.
+//! * The witness does not answer: this process is cut off from both, and fences itself. If a flow to the peer has been resumed meanwhile, the
+//!   accusation is dropped instead.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::outage::Outage;
+use super::record::Bar;
+use super::timer::TimerOwner;
+use super::{Action, Endpoint};
+use crate::auth::{seal_with_job, verify_with_job};
+use crate::event::{EscalateReason, Event};
+use crate::ids::{Cause, EndpointId, FlowToken, Time};
+use crate::wire::{Accuse, AddrList, Fenced, Lost, Message, Parsed, feature};
+use crate::witness::SETTLED;
+
+/// ACCUSE is repeated this often.
+const AGAIN: Duration = Duration::from_millis(200);
+/// LOST is repeated to a lost process after this time at the latest.
+const TELL_MAX: Duration = Duration::from_secs(10);
+/// A process that hears nothing from the witness for this long, and cannot reach its peer, fences itself.
+const AWAITED: Duration = Duration::from_secs(5);
+
+/// What this process knows of lost processes.
+#[derive(Default)]
+pub(super) struct Accusations {
+    /// The processes that this one has accused.
+    cases: BTreeMap<EndpointId, Case>,
+    /// This process is lost.
+    fenced: bool,
+}
+
+struct Case {
+    state: CaseState,
+    control_port: u16,
+    addrs: AddrList,
+}
+
+#[derive(Clone, Copy)]
+enum CaseState {
+    /// The witness has not answered.
+    Asked { since: Time },
+    /// The accused is lost. It may still do something for the job.
+    Lost { since: Time },
+    /// It is fenced, or has had the time for it. `pause`: when it is told again; none if it knows.
+    Settled { pause: Option<Duration> },
+}
+
+impl Accusations {
+    /// Number of accusations that are not settled.
+    pub(super) fn len(&self) -> usize {
+        let open = |case: &&Case| !matches!(case.state, CaseState::Settled { .. });
+        self.cases.values().filter(open).count()
+    }
+}
+
+impl Endpoint {
+    /// Whether this process is lost: the job goes on without it.
+    pub fn is_fenced(&self) -> bool {
+        self.accusations.fenced
+    }
+
+    /// Whether the witness has said that this process is lost.
+    pub(super) fn is_lost(&self, process: EndpointId) -> bool {
+        let case = self.accusations.cases.get(&process);
+        case.is_some_and(|case| !matches!(case.state, CaseState::Asked { .. }))
+    }
+
+    /// No attempt to resume this flow has succeeded: accuses its peer. False if there is no witness that both know, so that each decides for
+    /// itself.
+    pub(super) fn accuse(&mut self, now: Time, token: FlowToken) -> bool {
+        let flow = self.flow(token);
+        let Some(peer) = flow.peer.as_ref().map(|peer| peer.process.clone()) else {
+            return false;
+        };
+        if self.features & peer.features & feature::WITNESS == 0 || self.is_fenced() {
+            return false;
+        }
+        let Some(outage) = &mut self.flow(token).outage else {
+            return false;
+        };
+        if !std::mem::replace(&mut outage.accused, true) {
+            self.emit(token, Event::Accuse);
+        }
+        if let Some(case) = self.accusations.cases.get(&peer.id) {
+            if let CaseState::Settled { .. } = case.state {
+                self.end_flow(now, token, EscalateReason::PeerLost);
+            }
+            return true;
+        }
+        let case = Case {
+            state: CaseState::Asked { since: now },
+            control_port: peer.control_port,
+            addrs: AddrList::new(peer.addrs.iter().copied()),
+        };
+        self.accusations.cases.insert(peer.id, case);
+        self.send_accuse(peer.id);
+        self.accusation_after(now, peer.id, AGAIN);
+        true
+    }
+
+    fn accusation_after(&mut self, now: Time, accused: EndpointId, pause: Duration) {
+        self.timers
+            .set(TimerOwner::Accusation(accused), now + pause);
+    }
+
+    fn seal_with_job(&self, message: &Message) -> Vec<u8> {
+        seal_with_job(self.config.job_key.as_ref(), message)
+    }
+
+    fn send_accuse(&mut self, accused: EndpointId) {
+        let case = &self.accusations.cases[&accused];
+        let data = self.seal_with_job(&Message::Accuse(Accuse {
+            accuser: self.id,
+            accused,
+            control_port: case.control_port,
+            addrs: case.addrs,
+        }));
+        for to in &self.config.witness {
+            self.out.datagram(*to, None, data.clone());
+        }
+    }
+
+    /// Tells a lost process that it is lost.
+    pub(super) fn tell_lost(&mut self, lost: EndpointId) {
+        let Some(case) = self.accusations.cases.get(&lost) else {
+            return;
+        };
+        let data = self.seal_with_job(&Message::Lost(Lost {
+            to: lost,
+            lost,
+            settled: true,
+        }));
+        for ip in case.addrs.iter() {
+            let to = SocketAddr::new(*ip, case.control_port);
+            self.out.datagram(to, None, data.clone());
+        }
+    }
+
+    pub(super) fn on_accusation_timer(&mut self, now: Time, accused: EndpointId) {
+        let waits = self.awaits_verdict(accused);
+        let Some(case) = self.accusations.cases.get_mut(&accused) else {
+            return;
+        };
+        let pause = match &mut case.state {
+            CaseState::Asked { .. } if !waits => {
+                self.accusations.cases.remove(&accused);
+                return;
+            }
+            CaseState::Asked { since } if now.since(*since) >= AWAITED => {
+                return self.fence(now, EscalateReason::NoWitness, None);
+            }
+            CaseState::Asked { .. } => {
+                self.send_accuse(accused);
+                AGAIN
+            }
+            // The verdict has fallen, even if the witness does not answer any more.
+            CaseState::Lost { since } if now.since(*since) >= SETTLED + AWAITED => {
+                return self.settle(now, accused, Some(AGAIN));
+            }
+            CaseState::Lost { .. } => {
+                self.send_accuse(accused);
+                self.tell_lost(accused);
+                AGAIN
+            }
+            CaseState::Settled { pause: None } => return,
+            CaseState::Settled { pause: Some(pause) } => {
+                *pause = (*pause * 2).min(TELL_MAX);
+                let pause = *pause;
+                self.tell_lost(accused);
+                pause
+            }
+        };
+        self.accusation_after(now, accused, pause);
+    }
+
+    /// Whether a flow to this process is still without a transport after all its attempts.
+    fn awaits_verdict(&self, accused: EndpointId) -> bool {
+        self.flows.values().any(|flow| {
+            let waits = flow.outage.as_ref().is_some_and(|outage| outage.accused);
+            waits && flow.peer_id() == Some(accused)
+        })
+    }
+
+    fn has_job_key(&self, parsed: &Parsed<'_>) -> bool {
+        let used = self.features & feature::WITNESS != 0;
+        used && verify_with_job(self.config.job_key.as_ref(), parsed)
+    }
+
+    /// LOST has come, from the witness or from a process that has accused this one.
+    pub(super) fn on_lost(
+        &mut self,
+        now: Time,
+        from: SocketAddr,
+        parsed: &Parsed<'_>,
+        lost: &Lost,
+    ) {
+        if lost.to != self.id || !self.has_job_key(parsed) {
+            return self.drop_one();
+        }
+        if lost.lost == self.id {
+            return self.fence(now, EscalateReason::Fenced, Some(from));
+        }
+        let Some(case) = self.accusations.cases.get_mut(&lost.lost) else {
+            return;
+        };
+        if let CaseState::Asked { .. } = case.state {
+            case.state = CaseState::Lost { since: now };
+            self.hold_flows(now, lost.lost);
+            self.tell_lost(lost.lost);
+        }
+        if lost.settled {
+            self.settle(now, lost.lost, Some(AGAIN));
+        }
+    }
+
+    /// FENCED has come from a lost process itself.
+    pub(super) fn on_fenced(&mut self, now: Time, parsed: &Parsed<'_>, fenced: &Fenced) {
+        match self.has_job_key(parsed) && self.accusations.cases.contains_key(&fenced.endpoint) {
+            true => self.settle(now, fenced.endpoint, None),
+            false => self.drop_one(),
+        }
+    }
+
+    /// The flows to this process are not resumed any more.
+    fn hold_flows(&mut self, now: Time, lost: EndpointId) {
+        for token in self.flows_to(Some(lost)) {
+            self.abandon_connections(now, token);
+            self.suspend_for_good(now, token);
+            self.update_state(token);
+        }
+    }
+
+    fn flows_to(&self, peer: Option<EndpointId>) -> Vec<FlowToken> {
+        let carried = self.flows.iter().filter(|(_, flow)| {
+            let meant = peer.is_none() || flow.peer_id() == peer;
+            meant && flow.state().carries()
+        });
+        carried.map(|(token, _)| *token).collect()
+    }
+
+    /// The accused is lost, and fenced: all flows to it are given up. `pause`: when it is told again; none if it has said that it knows.
+    fn settle(&mut self, now: Time, lost: EndpointId, pause: Option<Duration>) {
+        let Some(case) = self.accusations.cases.get_mut(&lost) else {
+            return;
+        };
+        if !matches!(case.state, CaseState::Settled { pause: None }) {
+            case.state = CaseState::Settled { pause };
+            match pause {
+                None => self.timers.clear(TimerOwner::Accusation(lost)),
+                Some(pause) => self.accusation_after(now, lost, pause),
+            }
+        }
+        for token in self.flows_to(Some(lost)) {
+            self.end_flow(now, token, EscalateReason::PeerLost);
+        }
+    }
+
+    /// This process is lost: all its flows that have a session end. The sender of LOST is told.
+    fn fence(&mut self, now: Time, reason: EscalateReason, told_by: Option<SocketAddr>) {
+        let before = std::mem::replace(&mut self.accusations.fenced, true);
+        for accused in std::mem::take(&mut self.accusations.cases).into_keys() {
+            self.timers.clear(TimerOwner::Accusation(accused));
+        }
+        for token in self.flows_to(None) {
+            self.end_flow(now, token, reason);
+        }
+        if let Some(to) = told_by {
+            let data = self.seal_with_job(&Message::Fenced(Fenced { endpoint: self.id }));
+            self.out.datagram(to, None, data);
+        }
+        // Last: the process may end here.
+        if !before {
+            self.out.push(Action::Fence { reason });
+        }
+    }
+
+    /// Gives a flow up that has a session, as soon as its front end has suspended it.
+    fn end_flow(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+        self.suspend_for_good(now, token);
+        let flow = self.flow(token);
+        if flow.bar == Bar::Shut {
+            return self.escalate_with_cause(now, token, reason);
+        }
+        if let Some(outage) = &mut flow.outage {
+            outage.ending = Some(reason);
+        }
+    }
+
+    /// Suspends a flow that is not resumed any more.
+    fn suspend_for_good(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let outage = Outage::new(now, Cause::PeerAsked);
+        flow.outage.get_or_insert_with(|| Box::new(outage));
+        self.suspend(now, token);
+        self.timers.clear_flow(token);
+    }
+}

@@ -1,0 +1,240 @@
+//! The witness of a job: `docs/PROTOCOL.md`, section "The witness".
+//!
+//! Two processes that cannot reach each other any more both want to go on without the other. Only one of them may. Each accuses the other
+//! at the witness, and the first accusation counts: the accused is *lost*, for good. The witness tells it, and a lost process fences itself:
+//! it does no more for the job. The accuser learns that the accused is lost, and goes on once that is *settled*.
+//!
+//! [`Witness`] has no sockets and no clock. Its owner hands in datagrams and the time, and sends what [`poll_datagram`] returns.
+//!
+//! [`poll_datagram`]: Witness::poll_datagram
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::auth::{JobKey, seal_with_job, verify_with_job};
+use crate::ids::{EndpointId, Time};
+use crate::wire::{self, Accuse, Lost, Message};
+
+/// A lost process that does not answer is taken for fenced this long after the accusation. Until then it has found out by itself:
+/// it cannot reach its peer, and hears nothing from the witness.
+pub const SETTLED: Duration = Duration::from_secs(10);
+/// The first wait before LOST is repeated to a process that has not confirmed it; doubles each time.
+const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Decides which of two processes is lost. A verdict never changes.
+pub struct Witness {
+    key: JobKey,
+    lost: BTreeMap<EndpointId, Convict>,
+    out: VecDeque<(SocketAddr, Vec<u8>)>,
+}
+
+/// A lost process.
+struct Convict {
+    /// Where it is told.
+    at: Vec<SocketAddr>,
+    since: Time,
+    fenced: bool,
+    /// When it is told again, and the wait after that.
+    next: Time,
+    pause: Duration,
+}
+
+impl Witness {
+    /// The witness of the job that has this key.
+    pub fn new(key: JobKey) -> Self {
+        Witness {
+            key,
+            lost: BTreeMap::new(),
+            out: VecDeque::new(),
+        }
+    }
+
+    /// A datagram has come. One that has not the job's key is dropped.
+    pub fn handle_datagram(&mut self, now: Time, from: SocketAddr, data: &[u8]) {
+        let Ok(parsed) = wire::parse(data) else {
+            return;
+        };
+        if !verify_with_job(Some(&self.key), &parsed) {
+            return;
+        }
+        match parsed.message {
+            Message::Accuse(accuse) => self.on_accuse(now, from, &accuse),
+            Message::Fenced(fenced) => {
+                if let Some(convict) = self.lost.get_mut(&fenced.endpoint) {
+                    convict.fenced = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn on_accuse(&mut self, now: Time, from: SocketAddr, accuse: &Accuse) {
+        let (accuser, accused) = (accuse.accuser, accuse.accused);
+        // A lost process accuses nobody. It may not know yet that it is lost.
+        if accuser == accused || self.lost.contains_key(&accuser) {
+            return self.tell(from, accuser, accuser, true);
+        }
+        if !self.lost.contains_key(&accused) {
+            let at = |ip: &std::net::IpAddr| SocketAddr::new(*ip, accuse.control_port);
+            let convict = Convict {
+                at: accuse.addrs.iter().map(at).collect(),
+                since: now,
+                fenced: false,
+                next: now + AGAIN,
+                pause: AGAIN,
+            };
+            self.lost.insert(accused, convict);
+            self.tell_lost(accused);
+        }
+        let convict = &self.lost[&accused];
+        let settled = convict.fenced || now.since(convict.since) >= SETTLED;
+        self.tell(from, accuser, accused, settled);
+    }
+
+    /// Tells a lost process that it is lost, at all its addresses.
+    fn tell_lost(&mut self, lost: EndpointId) {
+        for to in self.lost[&lost].at.clone() {
+            self.tell(to, lost, lost, true);
+        }
+    }
+
+    fn tell(&mut self, at: SocketAddr, to: EndpointId, lost: EndpointId, settled: bool) {
+        let message = Message::Lost(Lost { to, lost, settled });
+        self.out
+            .push_back((at, seal_with_job(Some(&self.key), &message)));
+    }
+
+    /// The next datagram to send, and where to.
+    pub fn poll_datagram(&mut self) -> Option<(SocketAddr, Vec<u8>)> {
+        self.out.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    pub fn poll_timeout(&self) -> Option<Time> {
+        let open = self.lost.values().filter(|convict| !convict.fenced);
+        open.map(|convict| convict.next).min()
+    }
+
+    /// The time that [`poll_timeout`](Self::poll_timeout) returned has come.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let mut due = Vec::new();
+        for (id, convict) in &mut self.lost {
+            if !convict.fenced && convict.next <= now {
+                convict.pause = (convict.pause * 2).min(AGAIN_MAX);
+                convict.next = now + convict.pause;
+                due.push(*id);
+            }
+        }
+        for id in due {
+            self.tell_lost(id);
+        }
+    }
+
+    /// The lost processes, and whether each has said that it is fenced.
+    pub fn lost(&self) -> impl Iterator<Item = (EndpointId, bool)> {
+        self.lost.iter().map(|(id, convict)| (*id, convict.fenced))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{AddrList, Fenced};
+
+    const KEY: &[u8] = b"the key of the job";
+    const FROM: &str = "10.0.0.1:5";
+
+    fn id(n: u8) -> EndpointId {
+        EndpointId {
+            host: [n; 16],
+            pid: 1,
+            incarnation: 2,
+        }
+    }
+
+    fn accuse(by: u8, whom: u8) -> Message {
+        Message::Accuse(Accuse {
+            accuser: id(by),
+            accused: id(whom),
+            control_port: 9,
+            addrs: AddrList::new([[10, 0, 0, whom].into()]),
+        })
+    }
+
+    fn job() -> JobKey {
+        JobKey::new(KEY).unwrap()
+    }
+
+    /// Hands the message in. The answers: where to, and what.
+    fn say(witness: &mut Witness, now: Time, message: &Message) -> Vec<(SocketAddr, Lost)> {
+        let data = seal_with_job(Some(&job()), message);
+        witness.handle_datagram(now, FROM.parse().unwrap(), &data);
+        said(witness)
+    }
+
+    fn said(witness: &mut Witness) -> Vec<(SocketAddr, Lost)> {
+        let all = std::iter::from_fn(|| witness.poll_datagram());
+        all.map(|(to, data)| {
+            let parsed = wire::parse(&data).unwrap();
+            assert!(verify_with_job(Some(&job()), &parsed));
+            match parsed.message {
+                Message::Lost(lost) => (to, lost),
+                other => panic!("{other:?}"),
+            }
+        })
+        .collect()
+    }
+
+    fn lost(to: u8, lost: u8, settled: bool) -> Lost {
+        Lost {
+            to: id(to),
+            lost: id(lost),
+            settled,
+        }
+    }
+
+    #[test]
+    fn the_first_accusation_counts_and_is_settled_when_the_accused_is_fenced() {
+        let mut witness = Witness::new(job());
+        let at: SocketAddr = "10.0.0.2:9".parse().unwrap();
+        let from = FROM.parse().unwrap();
+        let first = say(&mut witness, Time(0), &accuse(1, 2));
+        assert_eq!(first, [(at, lost(2, 2, true)), (from, lost(1, 2, false))]);
+        let other = say(&mut witness, Time(1), &accuse(2, 1));
+        assert_eq!(other, [(from, lost(2, 2, true))]);
+        let third = say(&mut witness, Time(1), &accuse(3, 2));
+        assert_eq!(third, [(from, lost(3, 2, false))]);
+        let fenced = Message::Fenced(Fenced { endpoint: id(2) });
+        assert_eq!(say(&mut witness, Time(2), &fenced), []);
+        let again = say(&mut witness, Time(3), &accuse(1, 2));
+        assert_eq!(again, [(from, lost(1, 2, true))]);
+        assert_eq!(witness.poll_timeout(), None);
+    }
+
+    #[test]
+    fn a_lost_process_that_does_not_answer_is_told_again_and_then_taken_for_fenced() {
+        let mut witness = Witness::new(job());
+        say(&mut witness, Time(0), &accuse(1, 2));
+        let mut told = 0;
+        while let Some(at) = witness.poll_timeout().filter(|at| *at < Time(0) + SETTLED) {
+            witness.handle_timeout(at);
+            told += said(&mut witness).len();
+        }
+        assert_eq!(told, 5, "after 0.2, 0.6, 1.4, 3.0 and 6.2 s");
+        let late = say(&mut witness, Time(0) + SETTLED, &accuse(1, 2));
+        assert_eq!(late, [(FROM.parse().unwrap(), lost(1, 2, true))]);
+    }
+
+    #[test]
+    fn nobody_without_the_key_is_heard() {
+        let mut witness = Witness::new(job());
+        for key in [None, JobKey::new(b"another")] {
+            let data = seal_with_job(key.as_ref(), &accuse(1, 2));
+            witness.handle_datagram(Time(0), FROM.parse().unwrap(), &data);
+            assert_eq!(said(&mut witness), []);
+        }
+        assert_eq!(witness.lost().count(), 0);
+    }
+}
