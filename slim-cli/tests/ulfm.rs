@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -130,12 +131,17 @@ impl UlfmJob<'_> {
         }
     }
 
-    /// Waits until the job has ended; if it does not, kills what is left of it.
-    fn wait(mut self) -> Ended {
+    /// Waits until the job has ended.
+    fn wait(self) -> Ended {
+        self.wait_for(|| false)
+    }
+
+    /// Waits until the job has ended, or this holds. Then, or if it takes too long, kills what is left of the job.
+    fn wait_for(mut self, over: impl Fn() -> bool) -> Ended {
         let status = loop {
             match self.child.try_wait().unwrap() {
                 Some(status) => break Some(status.code().unwrap_or(-1)),
-                None if self.started.elapsed() > LIMIT => break None,
+                None if self.started.elapsed() > LIMIT || over() => break None,
                 None => thread::sleep(Duration::from_millis(20)),
             }
         };
@@ -186,10 +192,18 @@ fn assert_one_is_left(test: &UlfmLab, ended: &Ended, reason: &str) {
     let done = text.lines().filter(|l| l.starts_with("DONE ")).count();
     assert_eq!(done, 1, "{text}");
     assert!(text.contains(" ranks=1"), "{text}");
-    assert_eq!(text.matches("errs=0").count() > 0, true, "{text}");
-    assert_eq!(events.matches(reason).count(), 1, "{text}\n{events}");
+    assert!(
+        text.contains("errs=0") && !text.contains("is wrong"),
+        "{text}"
+    );
+    let pid = |line: &str| {
+        let rest = line.split("\"pid\":").nth(1)?;
+        rest.split(',').next().map(str::to_owned)
+    };
+    let fenced = events.lines().filter(|line| line.contains(reason));
+    let fenced: BTreeSet<_> = fenced.filter_map(pid).collect();
+    assert_eq!(fenced.len(), 1, "{text}\n{events}");
     assert!(events.contains("\"reason\":\"peer_lost\""), "{events}");
-    assert!(ended.status.is_some(), "mpirun did not end: {text}");
 }
 
 fn two_ranks_parted(test: &str, flavor: Flavor) {
@@ -204,6 +218,7 @@ fn two_ranks_parted(test: &str, flavor: Flavor) {
         let ended = job.wait();
         println!("run {run}: {:?}\n{}", ended.status, ended.text);
         assert_one_is_left(&bench, &ended, "\"reason\":\"fenced\"");
+        assert!(ended.status.is_some(), "mpirun did not end: {}", ended.text);
         let told = ended.text.matches("slim: witness: process").count();
         assert_eq!(told, 1, "{}", ended.text);
     }
@@ -219,4 +234,25 @@ fn of_two_ranks_that_cannot_reach_each_other_one_is_lost() {
 fn of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7() {
     let test = "of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7";
     two_ranks_parted(test, Flavor::OpenMpi5Components);
+}
+
+/// The half with the witness goes on. The other half reaches nobody, and ends itself. `mpirun` itself does not end: it waits for its daemon
+/// in the other half, as without SLIM.
+#[test]
+fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
+    let test = "of_two_halves_that_are_parted_the_one_with_the_witness_goes_on";
+    for run in 0..runs() / 2 {
+        let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 2) else {
+            return;
+        };
+        let job = bench.start(2, 6);
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let _parted = part(&nodes[..1], &nodes[1..]);
+        let reason = "\"reason\":\"no_witness\"";
+        let ended =
+            job.wait_for(|| bench.log().contains("DONE ") && bench.events().contains(reason));
+        println!("run {run}:\n{}", ended.text);
+        assert_one_is_left(&bench, &ended, reason);
+    }
 }

@@ -132,9 +132,10 @@ impl Witness {
         }
     }
 
-    /// The lost processes, and whether each has said that it is fenced.
-    pub fn lost(&self) -> impl Iterator<Item = (EndpointId, bool)> {
-        self.lost.iter().map(|(id, convict)| (*id, convict.fenced))
+    /// The lost processes, and where their control sockets are.
+    pub fn lost(&self) -> impl Iterator<Item = (EndpointId, &[SocketAddr])> {
+        let all = self.lost.iter();
+        all.map(|(id, convict)| (*id, &convict.at[..]))
     }
 }
 

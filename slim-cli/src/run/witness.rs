@@ -106,10 +106,15 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
             // A datagram that cannot be sent is as good as a lost one.
             let _ = socket.send_to(&data, if is_v6 { mapped(to) } else { to });
         }
-        for (lost, _) in witness.lost() {
+        for (lost, at) in witness.lost() {
             if told.insert(lost) {
-                let pid = lost.pid;
-                eprintln!("slim: witness: process {pid} is lost: another rank could not reach it");
+                let host = at
+                    .first()
+                    .map_or("a host unknown".into(), |at| at.ip().to_string());
+                eprintln!(
+                    "slim: witness: process {} at {host} is lost: another rank could not reach it",
+                    lost.pid
+                );
             }
         }
         let due = witness.poll_timeout().map(|at| at.since(time(start)));

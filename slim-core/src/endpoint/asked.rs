@@ -250,6 +250,13 @@ impl Endpoint {
             let data = seal_with_job(job.as_ref(), &nak(NakReason::Unauthorized));
             return self.out.datagram(from, Some(local), data);
         }
+        if self.is_lost(hello.endpoint) {
+            return self.tell_lost(hello.endpoint);
+        }
+        if self.is_fenced() {
+            let data = seal_with_job(job.as_ref(), &nak(NakReason::Policy));
+            return self.out.datagram(from, Some(local), data);
+        }
         let age = self.config.hello_timeout;
         self.askers.note(now, hello.connector.ip(), age);
         if let Some(&token) = self.by_id.get(&(hello.flow, Role::Acceptor)) {

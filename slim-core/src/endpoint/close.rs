@@ -434,7 +434,8 @@ impl Endpoint {
         let flow = self.flow(token);
         flow.query = None;
         let outage = flow.outage.take();
-        let heard = outage.as_ref().is_some_and(|outage| outage.heard);
+        let known = outage.as_ref().map(|outage| (outage.accused, outage.heard));
+        let (tried, heard) = known.unwrap_or_default();
         let cause = outage.map(|outage| outage.trouble());
         flow.go(State::Escalated);
         let final_seq = flow.fin.map_or(0, |(end, _)| end);
@@ -450,7 +451,7 @@ impl Endpoint {
                     cause,
                     reason,
                     errno,
-                    evidence: reason.evidence(heard),
+                    evidence: reason.evidence(tried, heard),
                 },
             );
         }

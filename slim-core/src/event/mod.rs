@@ -243,11 +243,16 @@ pub enum Evidence {
 }
 
 impl EscalateReason {
-    /// The evidence that goes with this reason. `heard`: something at the peer's host has answered an attempt.
-    pub fn evidence(self, heard: bool) -> Option<Evidence> {
+    /// The evidence that goes with this reason. `tried`: all attempts were made. `heard`: something at the peer's host has answered one.
+    pub fn evidence(self, tried: bool, heard: bool) -> Option<Evidence> {
         match self {
             EscalateReason::PeerGone | EscalateReason::PeerForgot => Some(Evidence::ProcessGone),
             EscalateReason::Deadline => Some(Evidence::Deadline),
+            EscalateReason::PeerLost | EscalateReason::Fenced | EscalateReason::NoWitness
+                if !tried =>
+            {
+                None
+            }
             EscalateReason::Attempts
             | EscalateReason::PeerLost
             | EscalateReason::Fenced
