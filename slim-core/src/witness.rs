@@ -8,8 +8,9 @@
 //!
 //! [`poll_datagram`]: Witness::poll_datagram
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use crate::auth::{JobKey, seal_with_job, verify_with_job};
@@ -76,16 +77,15 @@ impl Witness {
         if accuser == accused || self.lost.contains_key(&accuser) {
             return self.tell(from, accuser, accuser, true);
         }
-        if !self.lost.contains_key(&accused) {
-            let at = |ip: &std::net::IpAddr| SocketAddr::new(*ip, accuse.control_port);
-            let convict = Convict {
+        if let Entry::Vacant(place) = self.lost.entry(accused) {
+            let at = |ip: &IpAddr| SocketAddr::new(*ip, accuse.control_port);
+            place.insert(Convict {
                 at: accuse.addrs.iter().map(at).collect(),
                 since: now,
                 fenced: false,
                 next: now + AGAIN,
                 pause: AGAIN,
-            };
-            self.lost.insert(accused, convict);
+            });
             self.tell_lost(accused);
         }
         let convict = &self.lost[&accused];

@@ -276,16 +276,13 @@ impl World {
             .filter_map(|node| Some(node.endpoint.as_ref()?.announcement()))
             .collect();
         for a in 0..count {
-            for b in 0..count {
-                if a == b {
-                    continue;
-                }
+            for (b, other) in announced.iter().enumerate().filter(|(b, _)| *b != a) {
                 let mut flow = [0; 16];
                 (flow[0], flow[1]) = (a.min(b) as u8, a.max(b) as u8);
                 let agreed = Agreed {
                     flow: FlowId(flow),
                     secrets: [[1; 32], [2; 32]],
-                    peer: announced[b].clone(),
+                    peer: other.clone(),
                 };
                 let role = match a < b {
                     true => Role::Connector,
@@ -471,11 +468,14 @@ impl World {
             } => self.accept(node, from, conn),
             Ev::Message { conn, data, .. } => endpoint.handle_message(now, conn, &data),
             Ev::ConnLost { conn, errno, .. } => {
-                if self.nodes[node].conns.remove(&conn).is_some() || errno != 0 {
-                    let endpoint = self.nodes[node].endpoint.as_mut();
-                    endpoint
-                        .expect("not the witness")
-                        .handle_conn_lost(now, conn, errno);
+                // An end that both have caused is of no more interest.
+                let known = self.nodes[node].conns.remove(&conn).is_some();
+                let endpoint = self.nodes[node]
+                    .endpoint
+                    .as_mut()
+                    .filter(|_| known || errno != 0);
+                if let Some(endpoint) = endpoint {
+                    endpoint.handle_conn_lost(now, conn, errno);
                 }
             }
             Ev::Suspended(_, flow) => endpoint.handle_suspended(now, flow),
