@@ -35,6 +35,13 @@ const PROGRAM: &str = "slim_ulfm";
 /// Longer than everything that a job here may need.
 const LIMIT: Duration = Duration::from_secs(90);
 
+/// How the ranks talk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    Tcp,
+    Component,
+}
+
 struct UlfmLab {
     lab: Lab,
     mpi: Mpi,
@@ -75,8 +82,8 @@ impl UlfmLab {
         })
     }
 
-    /// Starts one rank on each of the last `ranks` nodes, and `mpirun` on the first node.
-    fn start(&self, ranks: usize, seconds: u32) -> UlfmJob<'_> {
+    /// Starts one rank on each of the last `ranks` nodes, and `mpirun` on the first node. The ranks talk as `carrier` says.
+    fn start(&self, ranks: usize, seconds: u32, carrier: Carrier) -> UlfmJob<'_> {
         let key = self.scratch.write("key", "the key of the job in this test");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         fs::set_permissions(&key, mode).unwrap();
@@ -93,13 +100,19 @@ impl UlfmLab {
         for name in ["LD_PRELOAD", "SLIM_SOAK", "SLIM_PRELOAD"] {
             command.env_remove(name);
         }
-        command.args(["run", "--preload"]);
+        command.arg("run");
+        command.args((carrier == Carrier::Component).then_some("--btl"));
+        command.arg("--preload");
         command.arg(artifacts::preload().unwrap());
         command.arg("--").arg(self.mpi.mpirun());
         command.args(["-H", &hosts.join(","), "-np", &ranks.to_string()]);
         // Only the ranks give up soon: the daemons need their connections for longer.
         command.args(["-x", "SLIM_ATTEMPT_TIMEOUTS=0.5,1"]);
-        command.args(by_tcp(&self.lab.subnet(0))).args(OPTIONS);
+        match carrier {
+            Carrier::Tcp => command.args(by_tcp(&self.lab.subnet(0))),
+            Carrier::Component => command.args(["--bind-to", "none"]),
+        };
+        command.args(OPTIONS);
         command.arg(&self.program).arg(seconds.to_string());
         command.stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
@@ -206,12 +219,17 @@ fn assert_one_is_left(test: &UlfmLab, ended: &Ended, reason: &str) {
     assert!(events.contains("\"reason\":\"peer_lost\""), "{events}");
 }
 
-fn two_ranks_parted(test: &str, flavor: Flavor) {
+fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
     for run in 0..runs() {
         let Some(bench) = UlfmLab::new(test, flavor, 3) else {
             return;
         };
-        let job = bench.start(2, 6);
+        if carrier == Carrier::Component
+            && let Err(reason) = bench.mpi.component()
+        {
+            return skip(test, reason);
+        }
+        let job = bench.start(2, 6, carrier);
         job.wait_working();
         let nodes = bench.lab.nodes();
         let _parted = part(&nodes[1..2], &nodes[2..3]);
@@ -227,13 +245,20 @@ fn two_ranks_parted(test: &str, flavor: Flavor) {
 #[test]
 fn of_two_ranks_that_cannot_reach_each_other_one_is_lost() {
     let test = "of_two_ranks_that_cannot_reach_each_other_one_is_lost";
-    two_ranks_parted(test, Flavor::OpenMpi5);
+    two_ranks_parted(test, Flavor::OpenMpi5, Carrier::Tcp);
 }
 
 #[test]
 fn of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7() {
     let test = "of_two_ranks_that_cannot_reach_each_other_one_is_lost_with_5_0_7";
-    two_ranks_parted(test, Flavor::OpenMpi5Components);
+    two_ranks_parted(test, Flavor::OpenMpi5Components, Carrier::Tcp);
+}
+
+/// Here both ends of the lost flow are the component's, which also reports the lost rank to Open MPI.
+#[test]
+fn of_two_ranks_of_the_component_that_cannot_reach_each_other_one_is_lost() {
+    let test = "of_two_ranks_of_the_component_that_cannot_reach_each_other_one_is_lost";
+    two_ranks_parted(test, Flavor::OpenMpi5Components, Carrier::Component);
 }
 
 /// The half with the witness goes on. The other half reaches nobody, and ends itself. `mpirun` itself does not end: it waits for its daemon
@@ -245,7 +270,7 @@ fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
         let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 2) else {
             return;
         };
-        let job = bench.start(2, 6);
+        let job = bench.start(2, 6, Carrier::Tcp);
         job.wait_working();
         let nodes = bench.lab.nodes();
         let _parted = part(&nodes[..1], &nodes[1..]);

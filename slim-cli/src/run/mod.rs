@@ -1,5 +1,6 @@
 //! `slim run`: runs a command under the preload library, on this and on other hosts.
 
+pub mod budgets;
 pub mod component;
 pub mod hosts;
 pub mod launcher;
@@ -158,6 +159,8 @@ impl RunPlan {
                         None => plan.notes.push(witness::NO_KEY.into()),
                     }
                 }
+                let witnessed = plan.witnessed.is_some() || !config.witness.is_empty();
+                plan.notes.extend(budgets::note(&config, witnessed, args));
                 plan.set.extend(ready.set);
                 plan.unset.extend(ready.unset);
             }
