@@ -44,14 +44,24 @@ fn there_is_exactly_one_verdict() {
     }
     let seeds = number("SLIM_SIM_SEEDS").unwrap_or(2_000);
     let first = number("SLIM_SIM_FIRST").unwrap_or(0);
-    let mut total = Stats::default();
-    for seed in first..first + seeds {
-        let (stats, outcome) = run(seed, None);
-        total.add(&stats);
-        if let Err(problem) = outcome {
-            panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
+    let part = |from: u64, to: u64| {
+        let mut total = Stats::default();
+        for seed in from..to {
+            let (stats, outcome) = run(seed, None);
+            total.add(&stats);
+            if let Err(problem) = outcome {
+                panic!("{problem}\nrun it again with SLIM_SIM_SEED={seed}");
+            }
         }
-    }
+        total
+    };
+    let (half, end) = (first + seeds / 2, first + seeds);
+    let total = std::thread::scope(|scope| {
+        let other = scope.spawn(|| part(half, end));
+        let mut total = part(first, half);
+        total.add(&other.join().expect("the other half has failed"));
+        total
+    });
     println!("{seeds} seeds: {total:?}");
     // A simulator in which nothing happens finds nothing.
     assert!(

@@ -273,8 +273,7 @@ impl Endpoint {
         let (patient, silent) = (outage.patient(), !outage.heard);
         let early = patient && now.since(outage.since) < PATIENCE;
         if patient && silent && self.accuse(now, token) {
-            self.suspend(now, token);
-            return self.attempt_on(now, token);
+            return self.await_verdict(now, token);
         }
         let flow = self.flow(token);
         if flow.state() == State::Live {
@@ -289,8 +288,16 @@ impl Endpoint {
         self.give_up(now, token, EscalateReason::Attempts);
     }
 
-    /// The peer is accused: as long as there is no verdict, the last window is repeated.
-    fn attempt_on(&mut self, now: Time, token: FlowToken) {
+    /// The peer is accused. As long as there is no verdict, the flow is suspended, and the last window is repeated.
+    fn await_verdict(&mut self, now: Time, token: FlowToken) {
+        let flow = self.flow(token);
+        let lost = flow.peer_id().is_some_and(|peer| self.is_lost(peer));
+        if lost {
+            return;
+        }
+        if self.flow(token).state() == State::Live {
+            self.suspend(now, token);
+        }
         let window = self.timers.get(TimerOwner::Flow(token, Timer::Window));
         if window.is_none()
             && let Some(attempts) = self.attempts(token)
@@ -311,7 +318,7 @@ impl Endpoint {
             return self.believe_eof(now, token);
         }
         match self.accuse(now, token) {
-            true => self.attempt_on(now, token),
+            true => self.await_verdict(now, token),
             false => self.escalate_with_cause(now, token, reason),
         }
     }

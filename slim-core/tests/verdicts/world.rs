@@ -19,11 +19,11 @@ pub const MS: u64 = 1000;
 pub const S: u64 = 1000 * MS;
 const RESUME: u16 = 700;
 const CONTROL: u16 = 701;
-/// An outage that is shorter than this ends before the attempts, which take 6 s, are used up.
-const SHORT: u64 = 4 * S;
+/// An outage that is shorter than this ends before the attempts, which take 3 s, are used up.
+const SHORT: u64 = 2 * S;
 /// Nothing happens any more after this time, but what follows from it.
-const CALM: u64 = 40 * S;
-const END: u64 = 120 * S;
+const CALM: u64 = 20 * S;
+const END: u64 = 90 * S;
 
 /// A change of the rules that must be noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ impl World {
         let mut nodes = Vec::new();
         for n in 0..=count {
             let config = Config {
-                attempt_timeouts: [1, 2, 3].map(Duration::from_secs).to_vec(),
+                attempt_timeouts: [500, 1000, 1500].map(Duration::from_millis).to_vec(),
                 job_key: Some(key()),
                 witness: match mutation {
                     Some(Mutation::NoWitness) => Vec::new(),
@@ -314,7 +314,7 @@ impl World {
                 0..=4 if a != b => {
                     self.at(at, Ev::Cut(a, b));
                     let end = match self.dice.pick(0, 2) {
-                        _ if mild => at + self.dice.spread(10 * MS, 3 * S),
+                        _ if mild => at + self.dice.spread(10 * MS, 3 * S / 2),
                         0 => at + self.dice.spread(10 * MS, 3 * S),
                         1 => at + self.dice.spread(3 * S, 30 * S),
                         _ => END,
@@ -356,6 +356,12 @@ impl World {
                 return self.refuse(node, event);
             }
             if self.nodes[node].stopped.is_some() {
+                if let Ev::Syn {
+                    node: from, conn, ..
+                } = event
+                {
+                    self.establish(from, conn);
+                }
                 return self.nodes[node].waiting.push(event);
             }
         }
@@ -533,15 +539,26 @@ impl World {
         }
         self.nodes[from].conns.insert(conn, (node, incoming));
         self.nodes[node].conns.insert(incoming, (from, conn));
-        let (now, then) = (self.clock(node), self.clock(from));
+        let now = self.clock(node);
         if let Some(endpoint) = &mut self.nodes[node].endpoint {
             let at = SocketAddr::new(ip(from), 9);
             endpoint.handle_incoming(now, incoming, Locator::from(at));
         }
-        if let Some(endpoint) = &mut self.nodes[from].endpoint {
-            endpoint.handle_connected(then, conn);
+        self.establish(from, conn);
+    }
+
+    /// The kernel of the other end has answered the SYN.
+    fn establish(&mut self, node: usize, conn: ConnId) {
+        let now = self.clock(node);
+        let wanted = self.nodes[node].conns.contains_key(&conn);
+        let runs = self.nodes[node].alive && self.nodes[node].stopped.is_none();
+        if wanted
+            && runs
+            && let Some(endpoint) = &mut self.nodes[node].endpoint
+        {
+            endpoint.handle_connected(now, conn);
+            self.drive(node);
         }
-        self.drive(from);
     }
 
     fn lose(&mut self, node: usize, conn: ConnId, errno: i32) {
