@@ -1,5 +1,6 @@
 //! Tests of the protocol's rules, one by one. `tests/sim.rs` and `tests/model.rs` test their combination.
 
+mod accusing;
 mod again;
 mod agreed;
 mod early;

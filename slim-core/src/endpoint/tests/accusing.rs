@@ -1,0 +1,239 @@
+//! Accusations at the witness, one by one.
+
+use std::net::SocketAddr;
+
+use super::pair::*;
+use crate::auth::{JobKey, seal_with_job};
+use crate::config::Config;
+use crate::endpoint::{Action, State};
+use crate::event::{EscalateReason, Event, Evidence};
+use crate::ids::{Cause, EndpointId, Verdict};
+use crate::wire::{Fenced, Kind, Lost, Message};
+
+fn witness() -> SocketAddr {
+    "192.0.2.9:4000".parse().unwrap()
+}
+
+fn key() -> JobKey {
+    JobKey::new(b"the key of this job").unwrap()
+}
+
+fn config() -> Config {
+    Config {
+        job_key: Some(key()),
+        witness: vec![witness()],
+        ..Config::default()
+    }
+}
+
+/// A flow whose ends cannot reach each other any more.
+fn parted() -> Pair {
+    let mut pair = Pair::live_with(config());
+    pair.tcp = [Net::Silent; 2];
+    pair.udp = [Net::Silent; 2];
+    pair
+}
+
+impl Pair {
+    /// A message with this key comes to A, from the witness or from B.
+    fn said_to_a(&mut self, from: SocketAddr, key: &JobKey, message: &Message) {
+        let data = seal_with_job(Some(key), message);
+        self.ends[A].handle_datagram(self.now, from, control(A), &data);
+        self.run();
+    }
+
+    fn lost(&mut self, lost: EndpointId, settled: bool) {
+        let to = id(A);
+        let message = Message::Lost(Lost { to, lost, settled });
+        self.said_to_a(witness(), &key(), &message);
+    }
+
+    /// The reason and the evidence of A's escalation.
+    fn given_up(&self) -> Option<(EscalateReason, Option<Evidence>)> {
+        self.events[A].iter().find_map(|event| match event {
+            Event::Escalate {
+                reason, evidence, ..
+            } => Some((*reason, *evidence)),
+            _ => None,
+        })
+    }
+
+    fn fenced(&self, n: usize) -> usize {
+        self.count(n, |action| matches!(action, Action::Fence { .. }))
+    }
+
+    fn accusations(&self, n: usize) -> usize {
+        self.count(n, |action| match action {
+            Action::Datagram { to, data, .. } => {
+                *to == witness() && crate::wire::kind_of(data) == Some(Kind::Accuse)
+            }
+            _ => false,
+        })
+    }
+}
+
+#[test]
+fn the_error_comes_when_the_verdict_is_settled() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(59_900));
+    assert_eq!(pair.accusations(A), 0);
+    pair.wait(ms(1_000));
+    assert!((4..=5).contains(&pair.accusations(A)), "every 200 ms");
+    pair.lost(id(B), false);
+    pair.wait(ms(9_000));
+    assert_eq!(pair.verdict(A), None, "the lost process may still act");
+    pair.lost(id(B), true);
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(110)));
+    let reason = (EscalateReason::PeerLost, Some(Evidence::HostSilent));
+    assert_eq!(pair.given_up(), Some(reason));
+    assert_eq!((pair.fenced(A), pair.ends[A].is_fenced()), (0, false));
+}
+
+#[test]
+fn the_word_of_the_lost_process_settles_the_verdict() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_100));
+    let fenced = Message::Fenced(Fenced { endpoint: id(B) });
+    pair.said_to_a(control(B), &key(), &fenced);
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(110)));
+    // It knows, so it is not told again. What is left is the last probe.
+    pair.wait(ms(2_000));
+    assert_eq!(pair.ends[A].poll_timeout(), None);
+}
+
+#[test]
+fn a_lost_process_is_fenced_and_says_so() {
+    let mut pair = parted();
+    pair.lost(id(A), true);
+    assert_eq!(pair.given_up(), Some((EscalateReason::Fenced, None)));
+    assert_eq!(pair.state(A), Some(State::Escalated));
+    let said = |action: &Action| match action {
+        Action::Datagram { to, data, .. } => {
+            *to == witness() && crate::wire::kind_of(data) == Some(Kind::Fenced)
+        }
+        _ => false,
+    };
+    assert_eq!((pair.count(A, said), pair.fenced(A)), (1, 1));
+    // LOST comes again: FENCED was lost.
+    pair.lost(id(A), true);
+    assert_eq!((pair.count(A, said), pair.fenced(A)), (2, 1));
+}
+
+#[test]
+fn a_process_without_peer_and_witness_is_fenced() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(64_900));
+    assert_eq!(pair.fenced(A), 0);
+    pair.wait(ms(400));
+    assert_eq!(pair.fenced(A), 1);
+    assert_eq!(
+        pair.given_up().map(|(reason, _)| reason),
+        Some(EscalateReason::NoWitness)
+    );
+}
+
+#[test]
+fn an_accusation_is_dropped_if_the_flow_is_resumed() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(62_000));
+    pair.tcp = [Net::Works; 2];
+    pair.udp = [Net::Works; 2];
+    pair.wait(ms(30_000));
+    assert_eq!(pair.states(), [State::Live; 2]);
+    assert_eq!((pair.fenced(A), pair.given_up()), (0, None));
+}
+
+#[test]
+fn a_flow_to_a_lost_process_is_not_resumed() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(61_000));
+    pair.lost(id(B), false);
+    pair.tcp = [Net::Works; 2];
+    pair.ends[B].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(2_000));
+    assert_ne!(pair.state(A), Some(State::Live));
+    // A tells B itself.
+    pair.udp = [Net::Works; 2];
+    pair.wait(ms(500));
+    assert_eq!((pair.fenced(B), pair.state(A)), (1, Some(State::Escalated)));
+}
+
+#[test]
+fn silence_is_a_reason_only_if_nothing_at_the_host_answers() {
+    for answers in [false, true] {
+        let mut pair = parted();
+        pair.answers = false;
+        pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+        pair.run();
+        if answers {
+            let connect = pair.done[A].iter().rev().find_map(|action| match action {
+                Action::Connect { conn, .. } => Some(*conn),
+                _ => None,
+            });
+            pair.ends[A].handle_connected(pair.now, connect.expect("an attempt"));
+        }
+        pair.wait(ms(61_000));
+        assert_eq!(pair.accusations(A) > 0, !answers, "answers: {answers}");
+    }
+}
+
+#[test]
+fn forged_verdicts_do_nothing() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_100));
+    let (a, b, other) = (
+        id(A),
+        id(B),
+        JobKey::new(b"the key of another job").unwrap(),
+    );
+    for lost in [a, b] {
+        let message = |to| {
+            Message::Lost(Lost {
+                to,
+                lost,
+                settled: true,
+            })
+        };
+        pair.said_to_a(witness(), &other, &message(a));
+        // For another process.
+        pair.said_to_a(witness(), &key(), &message(b));
+    }
+    pair.said_to_a(control(B), &other, &Message::Fenced(Fenced { endpoint: b }));
+    assert_eq!((pair.verdict(A), pair.fenced(A)), (None, 0));
+    // A process that has no witness believes none.
+    let mut plain = Pair::live_with(Config {
+        job_key: Some(key()),
+        ..Config::default()
+    });
+    plain.lost(a, true);
+    assert_eq!((plain.state(A), plain.fenced(A)), (Some(State::Live), 0));
+}
+
+#[test]
+fn a_peer_without_a_witness_is_not_accused() {
+    let mut pair = Pair::with([
+        config(),
+        Config {
+            job_key: Some(key()),
+            ..Config::default()
+        },
+    ]);
+    pair.open(A);
+    pair.open(B);
+    pair.run();
+    pair.tcp = [Net::Silent; 2];
+    pair.udp = [Net::Silent; 2];
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_100));
+    assert_eq!(
+        pair.given_up().map(|(reason, _)| reason),
+        Some(EscalateReason::Attempts)
+    );
+    assert_eq!(pair.accusations(A), 0);
+}
