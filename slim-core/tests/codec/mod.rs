@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use fastrand::Rng;
 use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::wire::{
-    self, AddrList, Challenge, Confirm, Demote, Fin, FlowStatus, HEADER_LEN, Hello, HelloAck,
-    HelloDone, HelloNak, HelloWait, Kind, LocatorList, MAC_LEN, MAGIC, MAX_LEN, Message, NakReason,
-    Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Resume, ResumeOk, Seen, Status,
-    Unknown, VERSION,
+    self, Accuse, AddrList, Challenge, Confirm, Demote, Fenced, Fin, FlowStatus, HEADER_LEN, Hello,
+    HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC, MAX_LEN,
+    Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Resume, ResumeOk,
+    Seen, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -159,6 +159,22 @@ pub fn corpus() -> Vec<Vec<u8>> {
             reason,
         }));
     }
+    for addrs in [AddrList::new([]), AddrList::new([v4.ip(), v6.ip()])] {
+        messages.push(Message::Accuse(Accuse {
+            accuser: endpoint,
+            accused: endpoint,
+            control_port: 7005,
+            addrs,
+        }));
+    }
+    for settled in [false, true] {
+        messages.push(Message::Lost(Lost {
+            to: endpoint,
+            lost: endpoint,
+            settled,
+        }));
+    }
+    messages.push(Message::Fenced(Fenced { endpoint }));
     for kind in Kind::ALL {
         assert!(
             messages.iter().any(|m| m.kind() == kind),
