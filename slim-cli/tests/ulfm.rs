@@ -1,5 +1,5 @@
-//! Jobs that go on without failed ranks (ULFM, Open MPI 5.0) under `slim run`, whose ranks lose each other for good: the witness of the job
-//! decides, and exactly one half goes on.
+//! Jobs that go on without failed ranks (ULFM, Open MPI 5.0) under `slim run`. Lost connections cost no rank; a rank that has died is reported
+//! as soon as without SLIM; and if ranks lose each other for good, the witness of the job decides, and exactly one half goes on.
 
 mod common;
 
@@ -8,9 +8,11 @@ use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::Scratch;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use slim_cli::lab::launcher_environment;
 use slim_lab::faults::destroy::{self, Amount, Selector};
 use slim_lab::faults::nft::{Rule, RuleGuard};
@@ -38,8 +40,22 @@ const LIMIT: Duration = Duration::from_secs(90);
 /// How the ranks talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
+    /// By `btl/tcp`, without SLIM.
+    Bare,
+    /// By `btl/tcp`, under the preload library.
     Tcp,
     Component,
+}
+
+/// The shape of a job.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// The last nodes of the lab have ranks. `mpirun` is on the first node.
+    nodes: usize,
+    /// Ranks on each of them.
+    each: usize,
+    seconds: u32,
+    carrier: Carrier,
 }
 
 struct UlfmLab {
@@ -82,38 +98,42 @@ impl UlfmLab {
         })
     }
 
-    /// Starts one rank on each of the last `ranks` nodes, and `mpirun` on the first node. The ranks talk as `carrier` says.
-    fn start(&self, ranks: usize, seconds: u32, carrier: Carrier) -> UlfmJob<'_> {
+    fn start(&self, shape: Shape) -> UlfmJob<'_> {
         let key = self.scratch.write("key", "the key of the job in this test");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
         fs::set_permissions(&key, mode).unwrap();
         let log = File::create(self.scratch.path("log")).unwrap();
         let nodes = self.lab.nodes();
-        let hosts: Vec<_> = nodes[nodes.len() - ranks..]
+        let hosts: Vec<_> = nodes[nodes.len() - shape.nodes..]
             .iter()
-            .map(|node| format!("{}:1", node.name()))
+            .map(|node| format!("{}:{}", node.name(), shape.each))
             .collect();
-        let mut command = self.lab.node(0).command(env!("CARGO_BIN_EXE_slim"));
+        let ranks = shape.nodes * shape.each;
+        let mut command = match shape.carrier {
+            Carrier::Bare => self.lab.node(0).command(self.mpi.mpirun()),
+            _ => self.lab.node(0).command(env!("CARGO_BIN_EXE_slim")),
+        };
         command.envs(launcher_environment(&self.lab).unwrap());
         command.env("SLIM_JOB_KEY_FILE", key);
         command.env("SLIM_EVENTS", self.scratch.path("events.%h.%p"));
         for name in ["LD_PRELOAD", "SLIM_SOAK", "SLIM_PRELOAD"] {
             command.env_remove(name);
         }
-        command.arg("run");
-        command.args((carrier == Carrier::Component).then_some("--btl"));
-        command.arg("--preload");
-        command.arg(artifacts::preload().unwrap());
-        command.arg("--").arg(self.mpi.mpirun());
+        if shape.carrier != Carrier::Bare {
+            command.arg("run");
+            command.args((shape.carrier == Carrier::Component).then_some("--btl"));
+            command.arg("--preload").arg(artifacts::preload().unwrap());
+            command.arg("--").arg(self.mpi.mpirun());
+        }
         command.args(["-H", &hosts.join(","), "-np", &ranks.to_string()]);
         // Only the ranks give up soon: the daemons need their connections for longer.
         command.args(["-x", "SLIM_ATTEMPT_TIMEOUTS=0.5,1"]);
-        match carrier {
-            Carrier::Tcp => command.args(by_tcp(&self.lab.subnet(0))),
+        match shape.carrier {
+            Carrier::Bare | Carrier::Tcp => command.args(by_tcp(&self.lab.subnet(0))),
             Carrier::Component => command.args(["--bind-to", "none"]),
         };
         command.args(OPTIONS);
-        command.arg(&self.program).arg(seconds.to_string());
+        command.arg(&self.program).arg(shape.seconds.to_string());
         command.stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
         UlfmJob {
@@ -175,6 +195,14 @@ impl UlfmJob<'_> {
     }
 }
 
+/// Destroys all connections between ranks on different nodes.
+fn kill_connections(nodes: &[Node]) {
+    let pick = Selector::between_hosts().process(PROGRAM);
+    for node in nodes {
+        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
+    }
+}
+
 /// Nothing passes between these nodes any more, in either direction, and all connections between them break.
 fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
     let from = |nodes: &[Node]| {
@@ -185,11 +213,22 @@ fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
         from(one).apply_to(other).unwrap(),
         from(other).apply_to(one).unwrap(),
     ];
-    let pick = Selector::between_hosts().process(PROGRAM);
-    for node in one.iter().chain(other) {
-        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
-    }
+    kill_connections(one);
+    kill_connections(other);
     guards
+}
+
+/// The lines of a job that begin with this.
+fn lines<'a>(text: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
+    text.lines().filter(move |line| line.starts_with(start))
+}
+
+/// Whether the job has ended well, with that many ranks and right data.
+fn has_finished(ended: &Ended, ranks: usize) -> bool {
+    let done = lines(&ended.text, "DONE ").last().unwrap_or_default();
+    ended.status == Some(0)
+        && done.contains(" errs=0 ")
+        && done.ends_with(&format!(" ranks={ranks}"))
 }
 
 fn runs() -> u32 {
@@ -219,6 +258,110 @@ fn assert_one_is_left(test: &UlfmLab, ended: &Ended, reason: &str) {
     assert!(events.contains("\"reason\":\"peer_lost\""), "{events}");
 }
 
+/// All connections of four ranks are killed, again and again.
+fn connections_killed(test: &str, flavor: Flavor) {
+    let mut bare_kept = 0;
+    for run in 0..runs() {
+        let Some(bench) = UlfmLab::new(test, flavor, 2) else {
+            return;
+        };
+        for carrier in [Carrier::Bare, Carrier::Tcp] {
+            let job = bench.start(Shape {
+                nodes: 2,
+                each: 2,
+                seconds: 3,
+                carrier,
+            });
+            job.wait_working();
+            for _ in 0..6 {
+                kill_connections(bench.lab.nodes());
+                thread::sleep(Duration::from_millis(250));
+            }
+            let ended = job.wait_for(|| carrier == Carrier::Bare && bench.log().contains("FAILED"));
+            let kept = has_finished(&ended, 4) && !ended.text.contains("FAILED");
+            println!("run {run}, {carrier:?}: all ranks kept: {kept}");
+            match carrier {
+                Carrier::Bare => bare_kept += u32::from(kept),
+                _ => assert!(kept, "{}", ended.text),
+            }
+        }
+    }
+    println!("bare: all ranks kept in {bare_kept} of {} runs", runs());
+}
+
+#[test]
+fn killed_connections_cost_no_rank() {
+    connections_killed("killed_connections_cost_no_rank", Flavor::OpenMpi5);
+}
+
+#[test]
+fn killed_connections_cost_no_rank_with_5_0_7() {
+    let test = "killed_connections_cost_no_rank_with_5_0_7";
+    connections_killed(test, Flavor::OpenMpi5Components);
+}
+
+fn now() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.expect("a clock after 1970").as_secs_f64()
+}
+
+/// A rank on the second node is killed: how many seconds later the last of the others has heard of it. None if not exactly the others are left.
+fn after_a_killed_rank(bench: &UlfmLab, carrier: Carrier) -> Option<f64> {
+    let job = bench.start(Shape {
+        nodes: 2,
+        each: 2,
+        seconds: 3,
+        carrier,
+    });
+    job.wait_working();
+    let ranks = bench.lab.node(1).processes();
+    let rank = ranks
+        .iter()
+        .filter(|p| p.name == PROGRAM)
+        .max_by_key(|p| p.pid);
+    let at = now();
+    let pid = Pid::from_raw(rank.expect("a rank").pid as i32);
+    kill(pid, Signal::SIGKILL).expect("kill a rank");
+    let ended = job.wait();
+    let heard = lines(&ended.text, "FAILED ").filter_map(|line| {
+        let at = line.split(" at=").nth(1)?;
+        at.trim().parse::<f64>().ok()
+    });
+    let heard: Vec<f64> = heard.map(|heard| heard - at).collect();
+    println!("{carrier:?}: heard after {heard:.4?} s");
+    if !has_finished(&ended, 3) || heard.len() < 3 {
+        println!("{}", ended.text);
+        return None;
+    }
+    // A rank may meet the failure twice: in its own call, and when the others revoke the communicator that it has made.
+    Some(heard.into_iter().fold(0.0, f64::max))
+}
+
+/// In turns with bare jobs. The best of each: the machine may be busy with something else.
+#[test]
+fn a_killed_rank_is_reported_as_soon_as_without_slim() {
+    let test = "a_killed_rank_is_reported_as_soon_as_without_slim";
+    let (mut bare, mut slim) = (Vec::new(), Vec::new());
+    for run in 0..runs().max(3) {
+        let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 2) else {
+            return;
+        };
+        bare.extend(after_a_killed_rank(&bench, Carrier::Bare));
+        match after_a_killed_rank(&bench, Carrier::Tcp) {
+            Some(took) => slim.push(took),
+            None => panic!("run {run}: not exactly the killed rank was lost"),
+        }
+    }
+    for (name, times) in [("bare", &mut bare), ("SLIM", &mut slim)] {
+        times.sort_by(f64::total_cmp);
+        println!("{name}: {} of the runs, all {times:.4?} s", times.len());
+    }
+    match bare.first() {
+        Some(best) => assert!(slim[0] <= best + 0.01, "{slim:?}, bare {bare:?}"),
+        None => println!("bare jobs kept three ranks in no run: nothing to compare with"),
+    }
+}
+
 fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
     for run in 0..runs() {
         let Some(bench) = UlfmLab::new(test, flavor, 3) else {
@@ -229,7 +372,12 @@ fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
         {
             return skip(test, reason);
         }
-        let job = bench.start(2, 6, carrier);
+        let job = bench.start(Shape {
+            nodes: 2,
+            each: 1,
+            seconds: 6,
+            carrier,
+        });
         job.wait_working();
         let nodes = bench.lab.nodes();
         let _parted = part(&nodes[1..2], &nodes[2..3]);
@@ -270,7 +418,12 @@ fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
         let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 2) else {
             return;
         };
-        let job = bench.start(2, 6, Carrier::Tcp);
+        let job = bench.start(Shape {
+            nodes: 2,
+            each: 1,
+            seconds: 6,
+            carrier: Carrier::Tcp,
+        });
         job.wait_working();
         let nodes = bench.lab.nodes();
         let _parted = part(&nodes[..1], &nodes[1..]);
