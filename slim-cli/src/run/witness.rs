@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -69,7 +70,9 @@ pub fn start(settings: &Settings) -> io::Result<String> {
         .arg(std::process::id().to_string())
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::null());
+        .stdout(Stdio::null())
+        // Signals of the terminal are for mpirun, with which the witness ends.
+        .process_group(0);
     for (name, value) in settings.iter() {
         command.env(name, value);
     }
