@@ -13,13 +13,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::auth::{JobKey, seal_with_job, verify_with_job};
+use crate::auth::{JobKey, code_with_job, seal_with_job, verify_with_job};
 use crate::ids::{EndpointId, Time};
-use crate::wire::{self, Accuse, Lost, Message};
+use crate::wire::{self, Accuse, Lost, Message, Ruling};
 
+/// Begins what a cookie is derived from.
+const LABEL: &[u8] = b"slim witness cookie";
 /// A lost process that does not answer is taken for fenced this long after the accusation. Until then it has found out by itself:
 /// it cannot reach its peer, and hears nothing from the witness.
-pub const SETTLED: Duration = Duration::from_secs(10);
+pub const SETTLED: Duration = Duration::from_secs(20);
 /// The first wait before LOST is repeated to a process that has not confirmed it; doubles each time.
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
@@ -27,6 +29,8 @@ const AGAIN_MAX: Duration = Duration::from_secs(10);
 /// Decides which of two processes is lost. A verdict never changes.
 pub struct Witness {
     key: JobKey,
+    /// Cookies are derived from it.
+    secret: [u8; 32],
     lost: BTreeMap<EndpointId, Convict>,
     out: VecDeque<(SocketAddr, Vec<u8>)>,
 }
@@ -43,10 +47,11 @@ struct Convict {
 }
 
 impl Witness {
-    /// The witness of the job that has this key.
-    pub fn new(key: JobKey) -> Self {
+    /// The witness of the job that has this key. `secret` must be unpredictable.
+    pub fn new(key: JobKey, secret: [u8; 32]) -> Self {
         Witness {
             key,
+            secret,
             lost: BTreeMap::new(),
             out: VecDeque::new(),
         }
@@ -75,7 +80,22 @@ impl Witness {
         let (accuser, accused) = (accuse.accuser, accuse.accused);
         // A lost process accuses nobody. It may not know yet that it is lost.
         if accuser == accused || self.lost.contains_key(&accuser) {
-            return self.tell(from, accuser, accuser, true);
+            return self.tell(from, accuser, accuser, Ruling::Settled);
+        }
+        // A process that does not hear the witness accuses nobody, either: it would fence itself in vain, and the others as well.
+        let known = self.lost.contains_key(&accused);
+        let cookie = self.cookie(&accuser, &accused);
+        if !known && accuse.cookie != cookie {
+            let (to, lost, ruling) = (accuser, accused, Ruling::Heard);
+            return self.say(
+                from,
+                Lost {
+                    to,
+                    lost,
+                    ruling,
+                    cookie,
+                },
+            );
         }
         if let Entry::Vacant(place) = self.lost.entry(accused) {
             let at = |ip: &IpAddr| SocketAddr::new(*ip, accuse.control_port);
@@ -90,18 +110,46 @@ impl Witness {
         }
         let convict = &self.lost[&accused];
         let settled = convict.fenced || now.since(convict.since) >= SETTLED;
-        self.tell(from, accuser, accused, settled);
+        let ruling = match settled {
+            true => Ruling::Settled,
+            false => Ruling::Fallen,
+        };
+        self.tell(from, accuser, accused, ruling);
+    }
+
+    /// What an accusation has to bring back. Never 0, which stands for none.
+    fn cookie(&self, accuser: &EndpointId, accused: &EndpointId) -> u64 {
+        let secret = JobKey::new(&self.secret);
+        let names = [accuser, accused].map(|id| {
+            let (pid, incarnation) = (id.pid.to_be_bytes(), id.incarnation.to_be_bytes());
+            [&id.host[..], &pid, &incarnation].concat()
+        });
+        let code = code_with_job(secret.as_ref(), LABEL, &[&names[0], &names[1]]);
+        u64::from_be_bytes(*code.first_chunk().expect("32 bytes")).max(1)
     }
 
     /// Tells a lost process that it is lost, at all its addresses.
     fn tell_lost(&mut self, lost: EndpointId) {
         for to in self.lost[&lost].at.clone() {
-            self.tell(to, lost, lost, true);
+            self.tell(to, lost, lost, Ruling::Settled);
         }
     }
 
-    fn tell(&mut self, at: SocketAddr, to: EndpointId, lost: EndpointId, settled: bool) {
-        let message = Message::Lost(Lost { to, lost, settled });
+    fn tell(&mut self, at: SocketAddr, to: EndpointId, lost: EndpointId, ruling: Ruling) {
+        let cookie = 0;
+        self.say(
+            at,
+            Lost {
+                to,
+                lost,
+                ruling,
+                cookie,
+            },
+        );
+    }
+
+    fn say(&mut self, at: SocketAddr, lost: Lost) {
+        let message = Message::Lost(lost);
         self.out
             .push_back((at, seal_with_job(Some(&self.key), &message)));
     }
@@ -155,13 +203,23 @@ mod tests {
         }
     }
 
-    fn accuse(by: u8, whom: u8) -> Message {
+    fn accuse_with(by: u8, whom: u8, cookie: u64) -> Message {
         Message::Accuse(Accuse {
             accuser: id(by),
             accused: id(whom),
             control_port: 9,
             addrs: AddrList::new([[10, 0, 0, whom].into()]),
+            cookie,
         })
+    }
+
+    /// By a process that hears the witness.
+    fn accuse(by: u8, whom: u8) -> Message {
+        accuse_with(by, whom, witness().cookie(&id(by), &id(whom)))
+    }
+
+    fn witness() -> Witness {
+        Witness::new(job(), [5; 32])
     }
 
     fn job() -> JobKey {
@@ -192,13 +250,18 @@ mod tests {
         Lost {
             to: id(to),
             lost: id(lost),
-            settled,
+            ruling: if settled {
+                Ruling::Settled
+            } else {
+                Ruling::Fallen
+            },
+            cookie: 0,
         }
     }
 
     #[test]
     fn the_first_accusation_counts_and_is_settled_when_the_accused_is_fenced() {
-        let mut witness = Witness::new(job());
+        let mut witness = witness();
         let at: SocketAddr = "10.0.0.2:9".parse().unwrap();
         let from = FROM.parse().unwrap();
         let first = say(&mut witness, Time(0), &accuse(1, 2));
@@ -216,21 +279,39 @@ mod tests {
 
     #[test]
     fn a_lost_process_that_does_not_answer_is_told_again_and_then_taken_for_fenced() {
-        let mut witness = Witness::new(job());
+        let mut witness = witness();
         say(&mut witness, Time(0), &accuse(1, 2));
         let mut told = 0;
         while let Some(at) = witness.poll_timeout().filter(|at| *at < Time(0) + SETTLED) {
             witness.handle_timeout(at);
             told += said(&mut witness).len();
         }
-        assert_eq!(told, 5, "after 0.2, 0.6, 1.4, 3.0 and 6.2 s");
+        assert_eq!(told, 6, "after 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 s");
         let late = say(&mut witness, Time(0) + SETTLED, &accuse(1, 2));
         assert_eq!(late, [(FROM.parse().unwrap(), lost(1, 2, true))]);
     }
 
     #[test]
+    fn an_accuser_that_does_not_hear_the_witness_does_not_count() {
+        let mut witness = witness();
+        let answers = say(&mut witness, Time(0), &accuse_with(1, 2, 0));
+        let [(_, answer)] = answers[..] else {
+            panic!("{answers:?}");
+        };
+        assert_eq!((answer.ruling, answer.lost), (Ruling::Heard, id(2)));
+        say(&mut witness, Time(1), &accuse_with(1, 3, answer.cookie));
+        assert_eq!(
+            witness.lost().count(),
+            0,
+            "it is the cookie for another one"
+        );
+        say(&mut witness, Time(1), &accuse_with(1, 2, answer.cookie));
+        assert_eq!(witness.lost().count(), 1);
+    }
+
+    #[test]
     fn nobody_without_the_key_is_heard() {
-        let mut witness = Witness::new(job());
+        let mut witness = witness();
         for key in [None, JobKey::new(b"another")] {
             let data = seal_with_job(key.as_ref(), &accuse(1, 2));
             witness.handle_datagram(Time(0), FROM.parse().unwrap(), &data);

@@ -129,9 +129,10 @@ fn offsets(kind: Kind) -> Vec<usize> {
             accuse::ACCUSED,
             accuse::CONTROL_PORT,
             accuse::ADDR_LIST,
+            accuse::COOKIE,
             accuse::MAC,
         ],
-        Kind::Lost => vec![lost::TO, lost::LOST, lost::SETTLED, lost::MAC],
+        Kind::Lost => vec![lost::TO, lost::LOST, lost::STATE, lost::COOKIE, lost::MAC],
         Kind::Fenced => vec![fenced::ENDPOINT_ID, fenced::MAC],
     }
 }
@@ -398,8 +399,8 @@ fn numbers_in_the_text_are_those_of_the_code() {
         ),
         (
             WITNESS,
-            "SETTLED: Duration = Duration::from_secs(10)",
-            "or 10 s after the accusation",
+            "SETTLED: Duration = Duration::from_secs(20)",
+            "or 20 s after the verdict",
         ),
     ];
     // The text may have a line break anywhere.

@@ -26,7 +26,7 @@ impl Driver {
                 });
             }
             Action::Send { conn, data } => drop(self.order(conn, Order::Send(data))),
-            Action::Fence { reason } => self.fenced = Some(reason),
+            Action::Fence { reason, tell } => self.fence(reason, tell),
             Action::Flush { conn } => {
                 if !self.order(conn, Order::Flush) {
                     self.notices.push_back(Notice::Flushed(conn));

@@ -1,5 +1,6 @@
 //! Many flows that end at once, because their front end or the agent is about to go.
 
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 use slim_core::config::WhenLost;
@@ -32,22 +33,29 @@ impl Driver {
         open
     }
 
-    /// This process is lost. Its flows have ended, and the events are written.
-    pub(super) fn fence(&mut self, reason: EscalateReason) {
+    /// This process is lost. If it is not to end itself, its flows have got their error before. `tell` says that it does no more for the job.
+    pub(super) fn fence(&mut self, reason: EscalateReason, tell: Option<(SocketAddr, Vec<u8>)>) {
         let why = match reason {
             EscalateReason::NoWitness => {
                 "this process can reach neither its peer nor the witness of the job"
             }
             _ => "another process of the job could not reach this one, and the witness decided",
         };
-        let then = match self.when_lost {
-            WhenLost::Exit => "it ends itself (SLIM_WHEN_LOST=exit)",
-            WhenLost::Error => "its connections end with an error",
+        let exits = self.when_lost == WhenLost::Exit;
+        let then = match exits {
+            true => "it ends itself (SLIM_WHEN_LOST=exit)",
+            false => "its connections end with an error",
         };
+        self.write_events();
         self.log
             .error(|| format!("lost: {why}; the job goes on without it, so {then}"));
-        if self.when_lost == WhenLost::Exit {
+        if exits {
             events::write_out();
+        }
+        if let Some((to, data)) = tell {
+            self.control.send(to, None, &data);
+        }
+        if exits {
             slim_sys::end_self();
         }
     }

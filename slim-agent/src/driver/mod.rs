@@ -22,7 +22,6 @@ use std::time::Duration;
 
 use slim_core::config::{Config, WhenLost};
 use slim_core::endpoint::{Action, Earlier, Endpoint};
-use slim_core::event::EscalateReason;
 use slim_core::transport::Transports;
 use slim_core::wire::{self, Kind};
 use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
@@ -108,8 +107,6 @@ pub(crate) struct Driver {
     /// The thread is to end.
     pub(crate) retired: bool,
     when_lost: WhenLost,
-    /// This process has just learned that it is lost, and why.
-    fenced: Option<EscalateReason>,
     /// [`take_datagrams`](Self::take_datagrams) has been called in this turn.
     datagrams_taken: bool,
     /// Datagrams that it has taken, and that are handled after the commands of this turn: source, destination, data.
@@ -173,7 +170,6 @@ impl Driver {
             keyed,
             retired: false,
             when_lost,
-            fenced: None,
             datagrams_taken: false,
             put_off: Vec::new(),
             events,
@@ -396,18 +392,19 @@ impl Driver {
         if self.control.has_asides() && !self.endpoint.is_reaching() {
             self.control.end_asides();
         }
+        self.write_events();
+        for token in mem::take(&mut self.ended).into_keys() {
+            self.survivor.remove(token);
+        }
+        self.release_exiting();
+    }
+
+    fn write_events(&mut self) {
         while let Some((token, id, event)) = self.endpoint.poll_event() {
             let addrs = self.endpoint.addrs(token);
             if let Some(addrs) = addrs.or_else(|| *self.ended.get(&token)?) {
                 self.events.write(event, id, addrs);
             }
-        }
-        for token in mem::take(&mut self.ended).into_keys() {
-            self.survivor.remove(token);
-        }
-        self.release_exiting();
-        if let Some(reason) = self.fenced.take() {
-            self.fence(reason);
         }
     }
 

@@ -80,13 +80,13 @@ mod tests {
         let on = "--with-ft ulfm --mca mpi_ft_detector 1";
         let line = said(on, "3,12,45", true).unwrap();
         assert!(
-            line.contains("after 10 s") && line.contains("need 70 s"),
+            line.contains("after 10 s") && line.contains("need 80 s"),
             "{line}"
         );
         assert!(said(on, "3,12,45", false).unwrap().contains("need 60 s"));
         assert_eq!(said(on, "1,2,3", false), None);
         assert!(said(on, "1,2,3", true).is_some());
-        let slow = format!("{on} --mca mpi_ft_detector_timeout 75 a");
+        let slow = format!("{on} --mca mpi_ft_detector_timeout 85 a");
         assert_eq!(said(&slow, "3,12,45", true), None);
     }
 }

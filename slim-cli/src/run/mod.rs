@@ -84,6 +84,11 @@ pub fn main(options: &RunOptions) -> CliError {
         eprintln!("slim: {note}");
     }
     if options.print {
+        if plan.witnessed.is_some() {
+            eprintln!(
+                "slim: --with-ft: a run has a witness beside mpirun, which this command has not"
+            );
+        }
         println!("{}", plan.line());
         exit(0);
     }

@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -38,8 +39,19 @@ pub struct WitnessOptions {
 
 /// Whether the job runs with recovery (`mpirun --with-ft`), so that it goes on without a lost rank.
 pub fn is_wanted(version: OpenMpi, args: &[OsString]) -> bool {
-    let mut words = args.iter().filter_map(|arg| arg.to_str());
-    version == OpenMpi::V5 && words.any(|arg| matches!(arg, "--with-ft" | "-with-ft"))
+    let words: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
+    let value = words.iter().enumerate().find_map(|(n, word)| {
+        let rest = word.trim_start_matches('-').strip_prefix("with-ft")?;
+        match rest.strip_prefix('=') {
+            Some(value) => Some(value.to_owned()),
+            None if rest.is_empty() => words.get(n + 1).map(|value| value.to_string()),
+            None => None,
+        }
+    });
+    let off = |value: &str| ["0", "false", "no", "off", "none"].contains(&value);
+    // Whoever names a witness has one.
+    let named = words.iter().any(|word| word.starts_with("SLIM_WITNESS"));
+    version == OpenMpi::V5 && !named && value.is_some_and(|value| !off(&value))
 }
 
 /// Why a job that is to have a witness gets none.
@@ -95,7 +107,10 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
     let is_v6 = socket.local_addr().map_err(failed)?.is_ipv6();
     let launcher = Pid::from_raw(options.launcher as i32);
     let start = Instant::now();
-    let mut witness = Witness::new(key);
+    let mut secret = [0; 32];
+    let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut secret));
+    random.map_err(failed)?;
+    let mut witness = Witness::new(key, secret);
     let mut told = BTreeSet::new();
     // mpirun is this process's parent until it ends.
     while getppid() == launcher {
@@ -152,7 +167,11 @@ mod tests {
             is_wanted(version, &args)
         };
         assert!(wanted(OpenMpi::V5, &["--with-ft", "ulfm", "-n", "2", "a"]));
+        assert!(wanted(OpenMpi::V5, &["--with-ft=ulfm", "a"]));
         assert!(!wanted(OpenMpi::V5, &["-n", "2", "a"]));
+        assert!(!wanted(OpenMpi::V5, &["--with-ft", "false", "a"]));
+        let by_hand = ["--with-ft", "ulfm", "-x", "SLIM_WITNESS=192.0.2.1:4", "a"];
+        assert!(!wanted(OpenMpi::V5, &by_hand));
         assert!(!wanted(OpenMpi::V4, &["--with-ft", "ulfm", "a"]));
     }
 }

@@ -18,9 +18,10 @@ use super::record::Bar;
 use super::timer::TimerOwner;
 use super::{Action, Endpoint};
 use crate::auth::{seal_with_job, verify_with_job};
+use crate::config::WhenLost;
 use crate::event::{EscalateReason, Event};
 use crate::ids::{Cause, EndpointId, FlowToken, Time};
-use crate::wire::{Accuse, AddrList, Fenced, Lost, Message, Parsed, feature};
+use crate::wire::{Accuse, AddrList, Fenced, Lost, Message, Parsed, Ruling, feature};
 use crate::witness::SETTLED;
 
 /// ACCUSE is repeated this often.
@@ -43,6 +44,8 @@ struct Case {
     state: CaseState,
     control_port: u16,
     addrs: AddrList,
+    /// From the witness; 0 before.
+    cookie: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -85,6 +88,10 @@ impl Endpoint {
         if self.features & peer.features & feature::WITNESS == 0 || self.is_fenced() {
             return false;
         }
+        // A flow to ourselves; and a flow that has a transport, and only has not replayed yet.
+        if peer.id == self.id || self.flow(token).change.pump.is_some() {
+            return false;
+        }
         let Some(outage) = &mut self.flow(token).outage else {
             return false;
         };
@@ -101,6 +108,7 @@ impl Endpoint {
             state: CaseState::Asked { since: now },
             control_port: peer.control_port,
             addrs: AddrList::new(peer.addrs.iter().copied()),
+            cookie: 0,
         };
         self.accusations.cases.insert(peer.id, case);
         self.send_accuse(peer.id);
@@ -124,6 +132,7 @@ impl Endpoint {
             accused,
             control_port: case.control_port,
             addrs: case.addrs,
+            cookie: case.cookie,
         }));
         for to in &self.config.witness {
             self.out.datagram(*to, None, data.clone());
@@ -138,7 +147,8 @@ impl Endpoint {
         let data = self.seal_with_job(&Message::Lost(Lost {
             to: lost,
             lost,
-            settled: true,
+            ruling: Ruling::Settled,
+            cookie: 0,
         }));
         for ip in case.addrs.iter() {
             let to = SocketAddr::new(*ip, case.control_port);
@@ -187,7 +197,7 @@ impl Endpoint {
     fn awaits_verdict(&self, accused: EndpointId) -> bool {
         self.flows.values().any(|flow| {
             let waits = flow.outage.as_ref().is_some_and(|outage| outage.accused);
-            waits && flow.peer_id() == Some(accused)
+            waits && flow.change.pump.is_none() && flow.peer_id() == Some(accused)
         })
     }
 
@@ -208,17 +218,22 @@ impl Endpoint {
             return self.drop_one();
         }
         if lost.lost == self.id {
+            // Only a verdict that has fallen is told to the lost process.
             return self.fence(now, EscalateReason::Fenced, Some(from));
         }
         let Some(case) = self.accusations.cases.get_mut(&lost.lost) else {
             return;
         };
+        if lost.ruling == Ruling::Heard {
+            case.cookie = lost.cookie;
+            return self.send_accuse(lost.lost);
+        }
         if let CaseState::Asked { .. } = case.state {
             case.state = CaseState::Lost { since: now };
             self.hold_flows(now, lost.lost);
             self.tell_lost(lost.lost);
         }
-        if lost.settled {
+        if lost.ruling == Ruling::Settled {
             self.settle(now, lost.lost, Some(AGAIN));
         }
     }
@@ -265,22 +280,43 @@ impl Endpoint {
         }
     }
 
-    /// This process is lost: all its flows that have a session end. The sender of LOST is told.
+    /// A flow is live that is not to be: this process, or the peer, is lost.
+    pub(super) fn end_if_lost(&mut self, now: Time, token: FlowToken) {
+        if self.is_fenced() {
+            return self.end_flow(now, token, EscalateReason::Fenced);
+        }
+        if let Some(peer) = self
+            .flow(token)
+            .peer_id()
+            .filter(|peer| self.is_lost(*peer))
+        {
+            self.tell_lost(peer);
+            self.end_flow(now, token, EscalateReason::PeerLost);
+        }
+    }
+
+    /// This process is lost: all its flows that have a session end, unless the process ends itself. The sender of LOST is told.
     fn fence(&mut self, now: Time, reason: EscalateReason, told_by: Option<SocketAddr>) {
         let before = std::mem::replace(&mut self.accusations.fenced, true);
         for accused in std::mem::take(&mut self.accusations.cases).into_keys() {
             self.timers.clear(TimerOwner::Accusation(accused));
         }
         for token in self.flows_to(None) {
-            self.end_flow(now, token, reason);
+            match self.config.when_lost {
+                WhenLost::Error => self.end_flow(now, token, reason),
+                // The application must not get an error, as if the others were lost, and go on.
+                WhenLost::Exit => self.tell_escalation(token, reason, self.verdict_of(token)),
+            }
         }
-        if let Some(to) = told_by {
-            let data = self.seal_with_job(&Message::Fenced(Fenced { endpoint: self.id }));
-            self.out.datagram(to, None, data);
-        }
-        // Last: the process may end here.
-        if !before {
-            self.out.push(Action::Fence { reason });
+        let tell = told_by.map(|to| {
+            let message = Message::Fenced(Fenced { endpoint: self.id });
+            (to, self.seal_with_job(&message))
+        });
+        match before {
+            true => tell
+                .into_iter()
+                .for_each(|(to, data)| self.out.datagram(to, None, data)),
+            false => self.out.push(Action::Fence { reason, tell }),
         }
     }
 

@@ -131,5 +131,8 @@ pub enum Action {
     Fence {
         /// `Fenced` or `NoWitness`.
         reason: EscalateReason,
+        /// A control message and its destination. It says that this process does no more for the job, so it is sent last, directly before a
+        /// process that ends itself does so.
+        tell: Option<(SocketAddr, Vec<u8>)>,
     },
 }

@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use super::errno::ECONNRESET;
+use super::errno::{ECONNRESET, EPIPE};
 use super::flow::State;
 use super::outage::{Attempts, Outage, Proof};
 use super::paths::Paths;
@@ -22,6 +22,7 @@ use super::{Action, Endpoint};
 use crate::event::{EscalateReason, Event, Failure};
 use crate::ids::{Cause, FlowToken, Role, Time, Verdict};
 use crate::transport::Path;
+use crate::wire::feature;
 
 /// When a connection is reset, both ends mostly notice at the same time. The acceptor waits this long before it connects, so
 /// that the connector can make the new connection first. Two connections at the same time would cost twice the work, and one
@@ -146,6 +147,7 @@ impl Endpoint {
         attempts.failures = 0;
         attempts.replaced = 0;
         attempts.last = Failure::TimedOut;
+        outage.heard = false;
         let (begun, turn) = (attempts.begun, attempts.turn);
         let Some(path) = self.paths(token).choose(n, turn) else {
             return;
@@ -259,10 +261,18 @@ impl Endpoint {
         if self.proof(token) == Proof::Given && self.ended_intact(token) {
             return self.believe_eof(now, token);
         }
-        if n + 1 < self.config.attempts {
+        if n + 1 < self.config.attempts && !self.is_overdue(now, token) {
             return self.begin_window(now, token, n + 1);
         }
         self.attempts_used_up(now, token, n);
+    }
+
+    /// Where a witness decides, a process that can reach nobody must find that out within the time of all attempts, counted from the first
+    /// suspicion, so that a stall that becomes an error does not start anew.
+    fn is_overdue(&self, now: Time, token: FlowToken) -> bool {
+        let outage = self.flows[&token].outage.as_ref();
+        let since = outage.map_or(now, |outage| outage.suspected);
+        self.features & feature::WITNESS != 0 && now.since(since) >= self.config.resumable_for()
     }
 
     fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
@@ -330,11 +340,21 @@ impl Endpoint {
         token: FlowToken,
         reason: EscalateReason,
     ) {
-        let errno = match &self.flow(token).outage {
-            Some(outage) => outage.verdict(),
-            None => ECONNRESET,
+        let verdict = match reason {
+            // EPIPE would say that the peer has closed the flow, and comes with a signal that ends most programs.
+            EscalateReason::PeerLost => match self.verdict_of(token) {
+                Verdict::Errno(EPIPE) => Verdict::Errno(ECONNRESET),
+                other => other,
+            },
+            _ => self.verdict_of(token),
         };
-        self.escalate(now, token, reason, Verdict::Errno(errno));
+        self.escalate(now, token, reason, verdict);
+    }
+
+    /// The error that the kernel has reported.
+    pub(super) fn verdict_of(&self, token: FlowToken) -> Verdict {
+        let outage = self.flows[&token].outage.as_ref();
+        Verdict::Errno(outage.map_or(ECONNRESET, |outage| outage.verdict()))
     }
 
     pub(super) fn attempts(&mut self, token: FlowToken) -> Option<&mut Attempts> {

@@ -431,29 +431,15 @@ impl Endpoint {
         ) {
             self.report(token);
         }
+        let event = self.escalation(token, reason, verdict);
         let flow = self.flow(token);
         flow.query = None;
-        let outage = flow.outage.take();
-        let known = outage.as_ref().map(|outage| (outage.accused, outage.heard));
-        let (tried, heard) = known.unwrap_or_default();
-        let cause = outage.map(|outage| outage.trouble());
+        flow.outage = None;
         flow.go(State::Escalated);
         let final_seq = flow.fin.map_or(0, |(end, _)| end);
-        let errno = match verdict {
-            Verdict::Errno(errno) => errno,
-            Verdict::Eof => 0,
-        };
         self.out.push(Action::Escalate { token, verdict });
-        if let Some(cause) = cause {
-            self.emit(
-                token,
-                Event::Escalate {
-                    cause,
-                    reason,
-                    errno,
-                    evidence: reason.evidence(tried, heard),
-                },
-            );
+        if let Some(event) = event {
+            self.emit(token, event);
         }
         let peer_waits = matches!(
             reason,
@@ -464,6 +450,37 @@ impl Endpoint {
         );
         if peer_waits {
             self.tell_fin(token, None, final_seq, FinHow::Reset);
+        }
+    }
+
+    /// The event of an escalation; none for a flow that has lost no transport.
+    fn escalation(
+        &self,
+        token: FlowToken,
+        reason: EscalateReason,
+        verdict: Verdict,
+    ) -> Option<Event> {
+        let outage = self.flows[&token].outage.as_ref()?;
+        Some(Event::Escalate {
+            cause: outage.trouble(),
+            reason,
+            errno: match verdict {
+                Verdict::Errno(errno) => errno,
+                Verdict::Eof => 0,
+            },
+            evidence: reason.evidence(outage.accused, outage.heard),
+        })
+    }
+
+    /// Logs the escalation of a flow whose application will not see it, because the process ends.
+    pub(super) fn tell_escalation(
+        &mut self,
+        token: FlowToken,
+        reason: EscalateReason,
+        verdict: Verdict,
+    ) {
+        if let Some(event) = self.escalation(token, reason, verdict) {
+            self.emit(token, event);
         }
     }
 

@@ -430,7 +430,10 @@ impl Endpoint {
                 self.drop_outgoing(now, token);
                 self.drop_query(token);
                 self.timers.clear_flow(token);
-                self.begin_outage(now, token, Outage::new(now, cause));
+                let mut outage = Outage::new(now, cause);
+                let before = self.flow(token).outage.as_ref();
+                outage.suspected = before.map_or(now, |before| before.suspected);
+                self.begin_outage(now, token, outage);
             }
             (false, _) => self.begin_outage(now, token, Outage::new(now, cause)),
         }

@@ -442,6 +442,7 @@ impl Endpoint {
         if let Some(outage) = outage {
             self.begin_outage(now, token, *outage);
         }
+        self.end_if_lost(now, token);
     }
 
     fn negotiating(&self, id: FlowId) -> Option<FlowToken> {

@@ -54,7 +54,9 @@ pub(super) struct Outage {
     /// Events held back while the outage may turn out to be a close by the peer.
     pub(super) kept: Option<Vec<Event>>,
     pub(super) attempts: Option<Attempts>,
-    /// Something at the peer's host has answered an attempt.
+    /// When this outage, or the stall that it has come from, began.
+    pub(super) suspected: Time,
+    /// Something at the peer's host has answered in this window.
     pub(super) heard: bool,
     /// All attempts have failed, and the peer is accused at the witness.
     pub(super) accused: bool,
@@ -85,6 +87,7 @@ impl Outage {
             out_of_count: false,
             kept: Some(Vec::new()),
             attempts: None,
+            suspected: now,
             heard: false,
             accused: false,
             ending: None,

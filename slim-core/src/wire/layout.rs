@@ -318,6 +318,8 @@ layout! {
         CONTROL_PORT: 2,
         /// Addresses at which that port can be reached.
         ADDR_LIST: ADDRS,
+        /// From LOST, or 0.
+        COOKIE: 8,
     }
 }
 
@@ -328,8 +330,10 @@ layout! {
         TO: ENDPOINT,
         /// The process that is lost.
         LOST: ENDPOINT,
-        /// Whether the lost process is known to be fenced, or had the time for it.
-        SETTLED: 1,
+        /// State of the verdict.
+        STATE: 1,
+        /// What ACCUSE has to bring back.
+        COOKIE: 8,
     }
 }
 

@@ -28,7 +28,7 @@ pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};
 pub use offer::{LocatorList, Offer};
 pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
-pub use witness::{Accuse, Fenced, Lost};
+pub use witness::{Accuse, Fenced, Lost, Ruling};
 
 use field::{array, put, put_u16, read_u16};
 use layout::header;

@@ -130,6 +130,14 @@ fn refuse() -> impl Strategy<Value = Message> {
     })
 }
 
+fn ruling() -> impl Strategy<Value = Ruling> {
+    prop_oneof![
+        Just(Ruling::Heard),
+        Just(Ruling::Fallen),
+        Just(Ruling::Settled)
+    ]
+}
+
 fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         hello(),
@@ -205,16 +213,23 @@ fn message() -> impl Strategy<Value = Message> {
             })
         }),
         refuse(),
-        (endpoint(), endpoint(), any::<u16>(), addrs()).prop_map(
-            |(accuser, accused, control_port, addrs)| Message::Accuse(Accuse {
+        (endpoint(), endpoint(), any::<u16>(), addrs(), any::<u64>()).prop_map(
+            |(accuser, accused, control_port, addrs, cookie)| Message::Accuse(Accuse {
                 accuser,
                 accused,
                 control_port,
-                addrs
+                addrs,
+                cookie
             })
         ),
-        (endpoint(), endpoint(), any::<bool>())
-            .prop_map(|(to, lost, settled)| Message::Lost(Lost { to, lost, settled })),
+        (endpoint(), endpoint(), ruling(), any::<u64>()).prop_map(|(to, lost, ruling, cookie)| {
+            Message::Lost(Lost {
+                to,
+                lost,
+                ruling,
+                cookie,
+            })
+        }),
         endpoint().prop_map(|endpoint| Message::Fenced(Fenced { endpoint })),
     ]
 }

@@ -16,17 +16,32 @@ pub struct Accuse {
     pub control_port: u16,
     /// The accused's addresses.
     pub addrs: AddrList,
+    /// From LOST: shows that the accuser hears the witness. 0 before that.
+    pub cookie: u64,
 }
 
-/// Which process is lost: the accused, or the accuser. From the witness to one of them.
+/// How far a verdict is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruling {
+    /// The accusation counts when it comes with the cookie.
+    Heard,
+    /// The process is lost.
+    Fallen,
+    /// The process is lost, and has said that it is fenced, or has had the time in which it fences itself.
+    Settled,
+}
+
+/// Which process is lost, or is about to be: the accused, or the accuser. From the witness to one of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// The process that this is for.
     pub to: EndpointId,
     /// The lost process.
     pub lost: EndpointId,
-    /// The lost process has said that it is fenced, or has had the time in which it fences itself.
-    pub settled: bool,
+    /// How far the verdict is.
+    pub ruling: Ruling,
+    /// What ACCUSE has to bring back; 0 if there is nothing to bring back.
+    pub cookie: u64,
 }
 
 /// The sender is lost, knows it, and is fenced. To the witness.
@@ -43,6 +58,7 @@ impl Accuse {
             accused: read_endpoint(b, accuse::ACCUSED),
             control_port: read_u16(b, accuse::CONTROL_PORT),
             addrs: read_addrs(b, accuse::ADDR_LIST)?,
+            cookie: read_u64(b, accuse::COOKIE),
         })
     }
 
@@ -51,27 +67,35 @@ impl Accuse {
         put_endpoint(b, accuse::ACCUSED, &self.accused);
         put_u16(b, accuse::CONTROL_PORT, self.control_port);
         put_addrs(b, accuse::ADDR_LIST, &self.addrs);
+        put_u64(b, accuse::COOKIE, self.cookie);
     }
 }
 
 impl Lost {
     pub(super) fn read(b: &[u8]) -> Result<Self, ParseError> {
-        let settled = match b[lost::SETTLED] {
-            0 => false,
-            1 => true,
-            _ => return Err(ParseError::Value("settled")),
+        let ruling = match b[lost::STATE] {
+            0 => Ruling::Heard,
+            1 => Ruling::Fallen,
+            2 => Ruling::Settled,
+            _ => return Err(ParseError::Value("state of a verdict")),
         };
         Ok(Lost {
             to: read_endpoint(b, lost::TO),
             lost: read_endpoint(b, lost::LOST),
-            settled,
+            ruling,
+            cookie: read_u64(b, lost::COOKIE),
         })
     }
 
     pub(super) fn write(&self, b: &mut [u8]) {
         put_endpoint(b, lost::TO, &self.to);
         put_endpoint(b, lost::LOST, &self.lost);
-        b[lost::SETTLED] = u8::from(self.settled);
+        b[lost::STATE] = match self.ruling {
+            Ruling::Heard => 0,
+            Ruling::Fallen => 1,
+            Ruling::Settled => 2,
+        };
+        put_u64(b, lost::COOKIE, self.cookie);
     }
 }
 

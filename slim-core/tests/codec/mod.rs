@@ -9,7 +9,7 @@ use slim_core::wire::{
     self, Accuse, AddrList, Challenge, Confirm, Demote, Fenced, Fin, FlowStatus, HEADER_LEN, Hello,
     HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC, MAX_LEN,
     Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Resume, ResumeOk,
-    Seen, Status, Unknown, VERSION,
+    Ruling, Seen, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -165,13 +165,15 @@ pub fn corpus() -> Vec<Vec<u8>> {
             accused: endpoint,
             control_port: 7005,
             addrs,
+            cookie: 1 << 42,
         }));
     }
-    for settled in [false, true] {
+    for ruling in [Ruling::Heard, Ruling::Fallen, Ruling::Settled] {
         messages.push(Message::Lost(Lost {
             to: endpoint,
             lost: endpoint,
-            settled,
+            ruling,
+            cookie: 1 << 43,
         }));
     }
     messages.push(Message::Fenced(Fenced { endpoint }));

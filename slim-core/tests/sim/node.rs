@@ -279,7 +279,9 @@ impl World {
                 }
             }
             // There is no witness here: see `verdicts.rs`.
-            Action::Fence { reason } => return Err(format!("side {node} is fenced: {reason:?}")),
+            Action::Fence { reason, .. } => {
+                return Err(format!("side {node} is fenced: {reason:?}"));
+            }
             Action::PeerFinal { token, seq } => self.front(node, token).peer_final = Some(seq),
             Action::Escalate { token, verdict } => {
                 self.nodes[node].over.push(token);

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use slim_core::auth::JobKey;
-use slim_core::config::Config;
+use slim_core::config::{Config, WhenLost};
 use slim_core::endpoint::{Action, Agreed, Endpoint, State};
 use slim_core::event::{EscalateReason, Event};
 use slim_core::transport::{Locator, Transports};
@@ -105,6 +105,7 @@ struct Node {
     endpoint: Option<Endpoint>,
     alive: bool,
     fenced: Option<EscalateReason>,
+    when_lost: WhenLost,
     /// Events that come while the process stands still wait.
     stopped: Option<u64>,
     waiting: Vec<Ev>,
@@ -183,8 +184,13 @@ impl World {
                     Some(Mutation::NoWitness) => Vec::new(),
                     _ => vec![SocketAddr::new(ip(count), CONTROL)],
                 },
+                when_lost: match dice.chance(50) {
+                    true => WhenLost::Error,
+                    false => WhenLost::Exit,
+                },
                 ..Config::default()
             };
+            let when_lost = config.when_lost;
             let id = EndpointId {
                 host: [n as u8; 16],
                 pid: 1,
@@ -197,6 +203,7 @@ impl World {
                 endpoint: (n < count).then(|| Endpoint::new(config, id, own, block)),
                 alive: true,
                 fenced: None,
+                when_lost,
                 stopped: None,
                 waiting: Vec::new(),
                 offset: dice.pick(0, 1000 * S),
@@ -222,7 +229,7 @@ impl World {
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
             nodes,
-            witness: Witness::new(key()),
+            witness: Witness::new(key(), [9; 32]),
             cut: BTreeMap::new(),
             long_outage: false,
             witness_cut: false,
@@ -376,7 +383,9 @@ impl World {
                     self.do_kill(a, peer);
                 }
             }
-            Ev::Stop(a) => self.nodes[a].stopped = Some(self.now),
+            Ev::Stop(a) => {
+                self.nodes[a].stopped.get_or_insert(self.now);
+            }
             Ev::Continue(a) => {
                 let since = self.nodes[a].stopped.take().unwrap_or(self.now);
                 self.long_outage |= self.now - since >= SHORT;
@@ -521,7 +530,7 @@ impl World {
 
     fn at_witness(&mut self, now: Time, event: Ev) {
         if self.mutation == Some(Mutation::WitnessForgets) {
-            self.witness = Witness::new(key());
+            self.witness = Witness::new(key(), [9; 32]);
         }
         match event {
             Ev::Datagram { from, data, .. } => self.witness.handle_datagram(now, from, &data),
@@ -675,7 +684,14 @@ impl World {
                     && other != conn
                     && !self.is_cut(node, peer)
                 {
-                    self.lose(peer, other, 0);
+                    // After all messages.
+                    let (from, to) = (2 * MS + 1, 4 * MS);
+                    let event = Ev::ConnLost {
+                        node: peer,
+                        conn: other,
+                        errno: 0,
+                    };
+                    self.later(from, to, event);
                 }
             }
             Action::Suspend { token } => self.later(0, 2 * MS, Ev::Suspended(node, token)),
@@ -691,7 +707,7 @@ impl World {
                     self.notice(node, peer, Cause::Errno(110), 2 * S);
                 }
             }
-            Action::Fence { reason } => {
+            Action::Fence { reason, tell } => {
                 if self.mutation == Some(Mutation::LostGoesOn) {
                     return;
                 }
@@ -699,6 +715,11 @@ impl World {
                 self.stats.fenced += 1;
                 self.stats.cut_off += u64::from(reason == EscalateReason::NoWitness);
                 self.nodes[node].fenced = Some(reason);
+                if let Some((to, data)) = tell {
+                    let from = SocketAddr::new(ip(node), CONTROL);
+                    self.send(node, from, to, &data);
+                }
+                self.nodes[node].alive = self.nodes[node].when_lost == WhenLost::Error;
             }
             _ => {}
         }

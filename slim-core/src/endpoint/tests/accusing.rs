@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 
 use super::pair::*;
 use crate::auth::{JobKey, seal_with_job};
-use crate::config::Config;
-use crate::endpoint::{Action, State};
+use crate::config::{Config, WhenLost};
+use crate::endpoint::{Action, Agreed, State};
 use crate::event::{EscalateReason, Event, Evidence};
-use crate::ids::{Cause, EndpointId, Verdict};
-use crate::wire::{Fenced, Kind, Lost, Message};
+use crate::ids::{Cause, EndpointId, FlowId, FlowToken, Role, Verdict};
+use crate::wire::{Fenced, Kind, Lost, Message, Ruling};
 
 fn witness() -> SocketAddr {
     "192.0.2.9:4000".parse().unwrap()
@@ -16,6 +16,10 @@ fn witness() -> SocketAddr {
 
 fn key() -> JobKey {
     JobKey::new(b"the key of this job").unwrap()
+}
+
+fn is_fenced_message(data: &[u8]) -> bool {
+    crate::wire::kind_of(data) == Some(Kind::Fenced)
 }
 
 fn config() -> Config {
@@ -44,7 +48,17 @@ impl Pair {
 
     fn lost(&mut self, lost: EndpointId, settled: bool) {
         let to = id(A);
-        let message = Message::Lost(Lost { to, lost, settled });
+        let ruling = if settled {
+            Ruling::Settled
+        } else {
+            Ruling::Fallen
+        };
+        let message = Message::Lost(Lost {
+            to,
+            lost,
+            ruling,
+            cookie: 0,
+        });
         self.said_to_a(witness(), &key(), &message);
     }
 
@@ -109,16 +123,30 @@ fn a_lost_process_is_fenced_and_says_so() {
     pair.lost(id(A), true);
     assert_eq!(pair.given_up(), Some((EscalateReason::Fenced, None)));
     assert_eq!(pair.state(A), Some(State::Escalated));
+    // The first time with the action, last of all.
     let said = |action: &Action| match action {
-        Action::Datagram { to, data, .. } => {
-            *to == witness() && crate::wire::kind_of(data) == Some(Kind::Fenced)
-        }
+        Action::Datagram { to, data, .. } => *to == witness() && is_fenced_message(data),
+        Action::Fence {
+            tell: Some((to, data)),
+            ..
+        } => *to == witness() && is_fenced_message(data),
         _ => false,
     };
     assert_eq!((pair.count(A, said), pair.fenced(A)), (1, 1));
     // LOST comes again: FENCED was lost.
     pair.lost(id(A), true);
     assert_eq!((pair.count(A, said), pair.fenced(A)), (2, 1));
+}
+
+/// The application must not go on with the error as if the others were lost.
+#[test]
+fn a_process_that_ends_itself_gives_no_flow_up() {
+    let mut pair = Pair::live_with(Config {
+        when_lost: WhenLost::Exit,
+        ..config()
+    });
+    pair.lost(id(A), true);
+    assert_eq!((pair.verdict(A), pair.fenced(A)), (None, 1));
 }
 
 #[test]
@@ -133,6 +161,49 @@ fn a_process_without_peer_and_witness_is_fenced() {
         pair.given_up().map(|(reason, _)| reason),
         Some(EscalateReason::NoWitness)
     );
+}
+
+/// A stall becomes an error shortly before the attempts are used up: a process that reaches nobody has no more time for that.
+#[test]
+fn a_stall_that_becomes_an_error_gets_no_new_attempts() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.wait(ms(55_000));
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(15_100));
+    assert!(pair.accusations(A) > 0);
+}
+
+/// One answer early in the outage does not count for the rest of it.
+#[test]
+fn silence_counts_in_the_last_window() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
+    pair.run();
+    let connect = pair.done[A].iter().rev().find_map(|action| match action {
+        Action::Connect { conn, .. } => Some(*conn),
+        _ => None,
+    });
+    pair.ends[A].handle_connected(pair.now, connect.expect("an attempt"));
+    pair.wait(ms(61_000));
+    assert!(pair.accusations(A) > 0);
+}
+
+#[test]
+fn a_flow_to_ourselves_is_no_reason() {
+    let mut pair = parted();
+    let own = pair.ends[A].announcement();
+    let agreed = Agreed {
+        flow: FlowId([9; 16]),
+        secrets: [[1; 32], [2; 32]],
+        peer: own,
+    };
+    let token = FlowToken(99);
+    let ends = (addrs()[A], control(A));
+    pair.ends[A].open_agreed(pair.now, token, Role::Connector, ends, &agreed);
+    pair.ends[A].fault(pair.now, token, Cause::Errno(110));
+    pair.wait(ms(70_000));
+    assert_eq!((pair.accusations(A), pair.fenced(A)), (0, 0));
 }
 
 #[test]
@@ -167,17 +238,18 @@ fn a_flow_to_a_lost_process_is_not_resumed() {
 fn silence_is_a_reason_only_if_nothing_at_the_host_answers() {
     for answers in [false, true] {
         let mut pair = parted();
-        pair.answers = false;
         pair.ends[A].fault(pair.now, FLOW, Cause::Stall);
-        pair.run();
-        if answers {
+        for _ in 0..61 {
+            pair.wait(ms(1_000));
             let connect = pair.done[A].iter().rev().find_map(|action| match action {
                 Action::Connect { conn, .. } => Some(*conn),
                 _ => None,
             });
-            pair.ends[A].handle_connected(pair.now, connect.expect("an attempt"));
+            if answers && let Some(conn) = connect {
+                // The kernel of a process that stands still.
+                pair.ends[A].handle_connected(pair.now, conn);
+            }
         }
-        pair.wait(ms(61_000));
         assert_eq!(pair.accusations(A) > 0, !answers, "answers: {answers}");
     }
 }
@@ -197,7 +269,8 @@ fn forged_verdicts_do_nothing() {
             Message::Lost(Lost {
                 to,
                 lost,
-                settled: true,
+                ruling: Ruling::Settled,
+                cookie: 0,
             })
         };
         pair.said_to_a(witness(), &other, &message(a));
