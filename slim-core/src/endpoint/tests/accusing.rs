@@ -310,3 +310,46 @@ fn a_peer_without_a_witness_is_not_accused() {
     );
     assert_eq!(pair.accusations(A), 0);
 }
+
+#[test]
+fn a_lost_process_gets_no_session_any_more() {
+    // LOST comes while the flow negotiates.
+    let mut pair = Pair::with([config(), config()]);
+    pair.open(A);
+    pair.lost(id(A), true);
+    pair.open(B);
+    pair.wait(ms(1_000));
+    assert_eq!(pair.state(A), Some(State::Escalated));
+    // A flow that is opened later.
+    let token = FlowToken(8);
+    let (own, peer) = (addrs()[A], addrs()[B]);
+    pair.ends[A].open(pair.now, token, Role::Connector, own, peer);
+    pair.run();
+    assert_eq!(pair.ends[A].state(token), Some(State::Legacy));
+    let refused = |action: &Action| matches!(action, Action::Legacy { token: t, required_refused: true } if *t == token);
+    assert_eq!(pair.count(A, refused), 1);
+}
+
+#[test]
+fn nobody_opens_a_session_with_a_lost_process() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_100));
+    pair.lost(id(B), true);
+    let peer = pair.ends[B].announcement();
+    let agreed = Agreed {
+        flow: FlowId([9; 16]),
+        secrets: [[1; 32], [2; 32]],
+        peer,
+    };
+    let token = FlowToken(99);
+    pair.ends[A].open_agreed(
+        pair.now,
+        token,
+        Role::Connector,
+        (addrs()[A], addrs()[B]),
+        &agreed,
+    );
+    pair.run();
+    assert_eq!(pair.ends[A].state(token), Some(State::Escalated));
+}
