@@ -26,8 +26,9 @@ use crate::witness::SETTLED;
 
 /// ACCUSE is repeated this often.
 const AGAIN: Duration = Duration::from_millis(200);
-/// LOST is repeated to a lost process after this time at the latest.
+/// LOST is repeated to a lost process after this time at the latest, and so often: for some ten minutes.
 const TELL_MAX: Duration = Duration::from_secs(10);
+const TELLINGS: u32 = 65;
 /// A process that hears nothing from the witness for this long, and cannot reach its peer, fences itself.
 const AWAITED: Duration = Duration::from_secs(5);
 
@@ -54,8 +55,8 @@ enum CaseState {
     Asked { since: Time },
     /// The accused is lost. It may still do something for the job.
     Lost { since: Time },
-    /// It is fenced, or has had the time for it. `pause`: when it is told again; none if it knows.
-    Settled { pause: Option<Duration> },
+    /// It is fenced, or has had the time for it. `left`: how often it is told again, unless it says that it knows.
+    Settled { left: u32 },
 }
 
 impl Accusations {
@@ -175,19 +176,19 @@ impl Endpoint {
             }
             // The verdict has fallen, even if the witness does not answer any more.
             CaseState::Lost { since } if now.since(*since) >= SETTLED + AWAITED => {
-                return self.settle(now, accused, Some(AGAIN));
+                return self.settle(now, accused, TELLINGS);
             }
             CaseState::Lost { .. } => {
                 self.send_accuse(accused);
                 self.tell_lost(accused);
                 AGAIN
             }
-            CaseState::Settled { pause: None } => return,
-            CaseState::Settled { pause: Some(pause) } => {
-                *pause = (*pause * 2).min(TELL_MAX);
-                let pause = *pause;
+            CaseState::Settled { left: 0 } => return,
+            CaseState::Settled { left } => {
+                *left -= 1;
+                let told = TELLINGS - *left;
                 self.tell_lost(accused);
-                pause
+                (AGAIN * (1 << told.min(8))).min(TELL_MAX)
             }
         };
         self.accusation_after(now, accused, pause);
@@ -234,14 +235,14 @@ impl Endpoint {
             self.tell_lost(lost.lost);
         }
         if lost.ruling == Ruling::Settled {
-            self.settle(now, lost.lost, Some(AGAIN));
+            self.settle(now, lost.lost, TELLINGS);
         }
     }
 
     /// FENCED has come from a lost process itself.
     pub(super) fn on_fenced(&mut self, now: Time, parsed: &Parsed<'_>, fenced: &Fenced) {
         match self.has_job_key(parsed) && self.accusations.cases.contains_key(&fenced.endpoint) {
-            true => self.settle(now, fenced.endpoint, None),
+            true => self.settle(now, fenced.endpoint, 0),
             false => self.drop_one(),
         }
     }
@@ -263,16 +264,17 @@ impl Endpoint {
         carried.map(|(token, _)| *token).collect()
     }
 
-    /// The accused is lost, and fenced: all flows to it are given up. `pause`: when it is told again; none if it has said that it knows.
-    fn settle(&mut self, now: Time, lost: EndpointId, pause: Option<Duration>) {
+    /// The accused is lost, and fenced: all flows to it are given up. `left`: how often it is told; 0 if it has said that it knows.
+    fn settle(&mut self, now: Time, lost: EndpointId, left: u32) {
         let Some(case) = self.accusations.cases.get_mut(&lost) else {
             return;
         };
-        if !matches!(case.state, CaseState::Settled { pause: None }) {
-            case.state = CaseState::Settled { pause };
-            match pause {
-                None => self.timers.clear(TimerOwner::Accusation(lost)),
-                Some(pause) => self.accusation_after(now, lost, pause),
+        let known = matches!(case.state, CaseState::Settled { .. });
+        if !known || left == 0 {
+            case.state = CaseState::Settled { left };
+            match left {
+                0 => self.timers.clear(TimerOwner::Accusation(lost)),
+                _ => self.accusation_after(now, lost, AGAIN),
             }
         }
         for token in self.flows_to(Some(lost)) {

@@ -118,6 +118,18 @@ fn the_word_of_the_lost_process_settles_the_verdict() {
 }
 
 #[test]
+fn a_lost_process_that_does_not_answer_is_told_for_ten_minutes() {
+    let mut pair = parted();
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_100));
+    pair.lost(id(B), true);
+    pair.wait(ms(500_000));
+    assert!(pair.ends[A].poll_timeout().is_some());
+    pair.wait(ms(200_000));
+    assert_eq!(pair.ends[A].poll_timeout(), None);
+}
+
+#[test]
 fn a_lost_process_is_fenced_and_says_so() {
     let mut pair = parted();
     pair.lost(id(A), true);
