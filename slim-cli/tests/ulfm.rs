@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use slim_lab::mpi::{Flavor, Mpi, by_tcp};
 use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
 
 /// What ULFM of Open MPI 5.0 needs, as in docs/ULFM.md.
-const OPTIONS: [&str; 11] = [
+const OPTIONS: [&str; 14] = [
     "--with-ft",
     "ulfm",
     "--mca",
@@ -30,6 +31,10 @@ const OPTIONS: [&str; 11] = [
     "--mca",
     "coll",
     "^han",
+    // The ranks share this machine's processors.
+    "--mca",
+    "mpi_yield_when_idle",
+    "1",
 ];
 const PROGRAM: &str = "slim_ulfm";
 /// Longer than everything that a job here may need.
@@ -56,11 +61,15 @@ struct Shape {
     carrier: Carrier,
 }
 
+/// One job at a time: otherwise each waits for the processors.
+static ALONE: Mutex<()> = Mutex::new(());
+
 struct UlfmLab {
     lab: Lab,
     mpi: Mpi,
     program: PathBuf,
     scratch: Scratch,
+    _alone: MutexGuard<'static, ()>,
 }
 
 /// A job under way.
@@ -93,6 +102,7 @@ impl UlfmLab {
             mpi,
             program,
             scratch: Scratch::new(test),
+            _alone: ALONE.lock().unwrap_or_else(PoisonError::into_inner),
         })
     }
 
@@ -156,7 +166,7 @@ impl UlfmLab {
 
 impl UlfmJob<'_> {
     fn wait_working(&self) {
-        while !self.of.log().contains("t=1 ") {
+        while lines(&self.of.log(), "t=").next().is_none() {
             assert!(self.started.elapsed() < LIMIT, "{}", self.of.log());
             thread::sleep(Duration::from_millis(20));
         }
@@ -193,12 +203,13 @@ impl UlfmJob<'_> {
     }
 }
 
-/// Destroys all connections between ranks on different nodes.
-fn kill_connections(nodes: &[Node]) {
+/// Destroys all connections between ranks on different nodes; how many there were.
+fn kill_connections(nodes: &[Node]) -> usize {
     let pick = Selector::between_hosts().process(PROGRAM);
-    for node in nodes {
-        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
-    }
+    let kill = |node: &Node| {
+        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap()
+    };
+    nodes.iter().map(|node| kill(node).connections.len()).sum()
 }
 
 /// Nothing passes between these nodes any more, in either direction, and all connections between them break.
@@ -276,10 +287,12 @@ fn connections_killed(test: &str, flavor: Flavor) {
                 carrier,
             });
             job.wait_working();
+            let mut killed = 0;
             for _ in 0..6 {
-                kill_connections(bench.lab.nodes());
+                killed += kill_connections(bench.lab.nodes());
                 thread::sleep(Duration::from_millis(250));
             }
+            assert!(killed > 0, "no connection was killed");
             let ended = job.wait_for(|| carrier == Carrier::Bare && bench.log().contains("FAILED"));
             let kept = has_finished(&ended, 4) && !ended.text.contains("FAILED");
             println!("run {run}, {carrier:?}: all ranks kept: {kept}");
