@@ -26,30 +26,11 @@ use slim_lab::{
         destroy::{self, Amount, Selector},
         nft,
     },
-    mpi::{Flavor, Job, JobVerdict, Outcome},
+    mpi::{Flavor, Job, JobVerdict, Outcome, ULFM_OPTIONS},
 };
 
 const PROGRAM: &str = "slim_ulfm";
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// What Open MPI 5.0.7 needs for this: without the first two parameters a job may hang when it ends, or when it connects to a rank
-/// that has died; with coll/han a reduction that fails may return a wrong sum.
-const OPTIONS: [&str; 14] = [
-    "--with-ft",
-    "ulfm",
-    "--mca",
-    "async_mpi_finalize",
-    "1",
-    "--mca",
-    "mpi_add_procs_cutoff",
-    "1024",
-    "--mca",
-    "coll",
-    "^han",
-    "--mca",
-    "mpi_yield_when_idle",
-    "1",
-];
 
 /// Words of the longest message in jobs that lose a rank: rounds are short, so that the times of the reports can be compared. Frames of
 /// long messages that come too late are in slim-btl/tests/sends.rs.
@@ -83,7 +64,7 @@ impl UlfmBench {
             Carrier::Component => self.component.job_of(lab, program, ranks),
             Carrier::Tcp => Job::new(lab, &self.component.bench.mpi, program).ranks(ranks),
         };
-        let job = OPTIONS.iter().fold(job, |job, word| job.option(*word));
+        let job = ULFM_OPTIONS.iter().fold(job, |job, word| job.option(*word));
         job.arg(seconds.to_string())
     }
 }

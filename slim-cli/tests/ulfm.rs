@@ -15,27 +15,9 @@ use common::Scratch;
 use slim_cli::lab::launcher_environment;
 use slim_lab::faults::destroy::{self, Amount, Selector};
 use slim_lab::faults::nft::{Rule, RuleGuard};
-use slim_lab::mpi::{Flavor, Mpi, by_tcp};
+use slim_lab::mpi::{Flavor, Mpi, ULFM_OPTIONS, by_tcp};
 use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
 
-/// What ULFM of Open MPI 5.0 needs, as in docs/ULFM.md.
-const OPTIONS: [&str; 14] = [
-    "--with-ft",
-    "ulfm",
-    "--mca",
-    "async_mpi_finalize",
-    "1",
-    "--mca",
-    "mpi_add_procs_cutoff",
-    "1024",
-    "--mca",
-    "coll",
-    "^han",
-    // The ranks share this machine's processors.
-    "--mca",
-    "mpi_yield_when_idle",
-    "1",
-];
 const PROGRAM: &str = "slim_ulfm";
 /// Longer than everything that a job here may need.
 const LIMIT: Duration = Duration::from_secs(90);
@@ -106,6 +88,7 @@ impl UlfmLab {
         })
     }
 
+    /// Starts a job, with `mpirun` on the first node.
     fn start(&self, shape: Shape) -> UlfmJob<'_> {
         let key = self.scratch.write("key", "the key of the job in this test");
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
@@ -140,7 +123,7 @@ impl UlfmLab {
             Carrier::Bare | Carrier::Tcp => command.args(by_tcp(&self.lab.subnet(0))),
             Carrier::Component => command.args(["--bind-to", "none"]),
         };
-        command.args(OPTIONS);
+        command.args(ULFM_OPTIONS);
         command.arg(&self.program).arg(shape.seconds.to_string());
         command.stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
@@ -250,8 +233,7 @@ fn runs() -> u32 {
 /// Asserts that one rank is left and has finished its work, and that the other one was fenced.
 fn assert_one_is_left(test: &UlfmLab, ended: &Ended, reason: &str) {
     let (text, events) = (&ended.text, test.events());
-    let done = text.lines().filter(|l| l.starts_with("DONE ")).count();
-    assert_eq!(done, 1, "{text}");
+    assert_eq!(lines(text, "DONE ").count(), 1, "{text}");
     assert!(text.contains(" ranks=1"), "{text}");
     assert!(
         text.contains("errs=0") && !text.contains("is wrong"),

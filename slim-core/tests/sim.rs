@@ -42,18 +42,10 @@ mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use dice::mix;
+use dice::{mix, number};
 use kinds::Kinds;
 use stats::Stats;
 use world::{Mutation, World};
-
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
-    )
-}
 
 fn run(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> (Stats, Result<(), String>) {
     let mut stats = Stats::default();

@@ -18,18 +18,11 @@ mod dice;
 #[path = "verdicts/world.rs"]
 mod world;
 
+use dice::{mix, number};
 use world::{Mutation, Stats, World};
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(
-        text.parse()
-            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
-    )
-}
-
 fn run(seed: u64, mutation: Option<Mutation>) -> (Stats, Result<(), String>) {
-    let mut world = World::new(dice::mix(seed), mutation);
+    let mut world = World::new(mix(seed), mutation);
     world.trace = mutation.is_none() && number("SLIM_SIM_SEED").is_some();
     let outcome = world.run();
     (world.stats, outcome)

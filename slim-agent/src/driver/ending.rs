@@ -33,7 +33,7 @@ impl Driver {
         open
     }
 
-    /// This process is lost. If it is not to end itself, its flows have got their error before. `tell` says that it does no more for the job.
+    /// Carries out `Fence`: see there.
     pub(super) fn fence(&mut self, reason: EscalateReason, tell: Option<(SocketAddr, Vec<u8>)>) {
         let why = match reason {
             EscalateReason::NoWitness => {

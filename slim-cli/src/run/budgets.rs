@@ -3,12 +3,13 @@
 //!
 //! Open MPI 5.0 has one detector, between ranks, by messages at an interval (`mpi_ft_detector`); it is off by default.
 
-use std::env;
 use std::ffi::OsString;
 use std::time::Duration;
 
 use slim_core::config::Config;
 use slim_core::witness::SETTLED;
+
+use super::openmpi;
 
 const DETECTOR: &str = "mpi_ft_detector";
 const TIMEOUT: &str = "mpi_ft_detector_timeout";
@@ -17,9 +18,7 @@ const DEFAULT_TIMEOUT: f64 = 10.0;
 
 /// A line for the user if Open MPI's detector is on, and is too quick for these settings.
 pub fn note(config: &Config, witnessed: bool, args: &[OsString]) -> Option<String> {
-    let value =
-        |name: &str| parameter(args, name).or_else(|| env::var(format!("OMPI_MCA_{name}")).ok());
-    check(config, witnessed, value)
+    check(config, witnessed, |name| openmpi::parameter(args, name))
 }
 
 fn check(
@@ -42,16 +41,6 @@ fn check(
     })
 }
 
-/// The last value of an MCA parameter on the command line of `mpirun`.
-fn parameter(args: &[OsString], name: &str) -> Option<String> {
-    let words: Vec<_> = args.iter().map(|arg| arg.to_string_lossy()).collect();
-    let mut set = words.windows(3).filter(|three| {
-        let option = ["--mca", "-mca", "--gmca", "-gmca", "--omca"].contains(&&*three[0]);
-        option && three[1] == name
-    });
-    set.next_back().map(|three| three[2].to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -61,7 +50,7 @@ mod tests {
         let (config, problems) = Config::from_vars(vars);
         assert!(problems.is_empty());
         let args: Vec<OsString> = args.split_whitespace().map(OsString::from).collect();
-        check(&config, witnessed, |name| parameter(&args, name))
+        check(&config, witnessed, |name| openmpi::on_line(&args, name))
     }
 
     #[test]

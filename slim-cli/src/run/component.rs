@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::launcher::OpenMpi;
+use super::openmpi;
 
 /// File name of the component.
 const COMPONENT: &str = "mca_btl_slim.so";
@@ -124,11 +125,7 @@ impl OmpiInfo {
 
 /// The arguments, unless the user has chosen what they would choose.
 fn chosen(dir: &Path, components: &str, args: &[OsString]) -> Result<Vec<OsString>, String> {
-    let theirs = |name: &str| {
-        let is_mca = |word: &OsString| word == "--mca" || word == "-mca";
-        let on_line = args.windows(2).any(|w| is_mca(&w[0]) && w[1] == name);
-        on_line || env::var_os(format!("OMPI_MCA_{name}")).is_some()
-    };
+    let theirs = |name: &str| openmpi::parameter(args, name).is_some();
     for name in ["btl", "mca_base_component_path"] {
         if theirs(name) {
             return Err(format!("the parameter {name} is set already"));

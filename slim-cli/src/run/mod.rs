@@ -1,5 +1,6 @@
 //! `slim run`: runs a command under the preload library, on this and on other hosts.
 
+pub mod beside;
 pub mod budgets;
 pub mod component;
 pub mod hosts;

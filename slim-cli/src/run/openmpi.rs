@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 use super::launcher::OpenMpi;
 use crate::agent::AGENT_VARIABLE;
 
+/// Options of `mpirun` that set a parameter of Open MPI itself.
+const MCA: [&str; 5] = ["--mca", "-mca", "--gmca", "-gmca", "--omca"];
+
 /// Open MPI's default agent.
 pub const DEFAULT_AGENT: &str = "ssh : rsh";
 
@@ -66,6 +69,22 @@ impl OpenMpi {
         files.push(Path::new("/etc/openmpi").join(system));
         files
     }
+}
+
+/// The value of a parameter of Open MPI itself, if the user sets it on the command line of `mpirun` or in the environment.
+pub fn parameter(args: &[OsString], name: &str) -> Option<String> {
+    let in_env = || env::var_os(format!("OMPI_MCA_{name}"));
+    on_line(args, name).or_else(|| Some(in_env()?.to_string_lossy().into_owned()))
+}
+
+/// The last value on the command line.
+pub(super) fn on_line(args: &[OsString], name: &str) -> Option<String> {
+    let mut set = args.windows(3).filter(|three| {
+        let option = three[0].to_str().is_some_and(|word| MCA.contains(&word));
+        option && three[1] == name
+    });
+    let last = set.next_back()?;
+    Some(last[2].to_string_lossy().into_owned())
 }
 
 /// Builds the command line. `exported` are the names for `-x`; `library` is the path of

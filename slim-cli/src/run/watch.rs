@@ -6,19 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::env;
-use std::fs::File;
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Command, ExitCode, Stdio};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use nix::ifaddrs::getifaddrs;
-use nix::net::if_::InterfaceFlags;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getppid};
 
+use super::beside;
 use crate::failure::CliError;
 
 /// Variable by which ranks find the watcher: token, then addresses, with blanks between. Not a `SLIM_` name, because it is no
@@ -50,51 +47,17 @@ pub struct WatchOptions {
 
 /// Starts the watcher as a child of this process, which becomes `mpirun`; the value of [`WATCH_VARIABLE`].
 pub fn start() -> io::Result<String> {
-    let any = [
-        IpAddr::from(Ipv6Addr::UNSPECIFIED),
-        Ipv4Addr::UNSPECIFIED.into(),
-    ];
-    let bind = any.map(|ip| SocketAddr::new(ip, 0));
-    let listener = TcpListener::bind(&bind[..])?;
+    let listener = TcpListener::bind(&beside::any_port()[..])?;
     let port = listener.local_addr()?.port();
-    let mut random = [0; 16];
-    File::open("/dev/urandom")?.read_exact(&mut random)?;
-    let token = format!("{:032x}", u128::from_ne_bytes(random));
+    let token = format!("{:032x}", u128::from_ne_bytes(beside::random()?));
     let mut value = token.clone();
-    for ip in addresses() {
+    for ip in beside::addresses() {
         value += &format!(" {}", SocketAddr::new(ip, port));
     }
-    Command::new(env::current_exe()?)
-        .arg("watch-component")
-        .arg(std::process::id().to_string())
+    beside::command("watch-component", listener.into())?
         .env(TOKEN_VARIABLE, token)
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::from(OwnedFd::from(listener)))
-        .stdout(Stdio::null())
         .spawn()?;
     Ok(value)
-}
-
-/// This host's addresses that others can reach; loopback if there is none.
-pub fn addresses() -> Vec<IpAddr> {
-    let all = getifaddrs().into_iter().flatten();
-    let up = all.filter(|a| a.flags.contains(InterfaceFlags::IFF_UP));
-    let ips: Vec<IpAddr> = up
-        .filter_map(|a| {
-            let address = a.address?;
-            let v4 = address.as_sockaddr_in().map(|a| IpAddr::from(a.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|a| a.ip().into()))
-        })
-        .collect();
-    let is_near = |ip: &&IpAddr| match ip {
-        IpAddr::V4(ip) => ip.is_loopback() || ip.is_link_local(),
-        IpAddr::V6(ip) => ip.is_loopback() || ip.is_unicast_link_local(),
-    };
-    let far: Vec<IpAddr> = ips.iter().filter(|ip| !is_near(ip)).copied().collect();
-    match far.is_empty() {
-        true => vec![Ipv4Addr::LOCALHOST.into()],
-        false => far,
-    }
 }
 
 /// The watcher: waits for the reports, and says what is wrong.
@@ -104,12 +67,10 @@ pub fn main(options: &WatchOptions) -> Result<ExitCode, CliError> {
     let listener = TcpListener::from(listener);
     listener.set_nonblocking(true).map_err(failed)?;
     let token = env::var(TOKEN_VARIABLE).unwrap_or_default();
-    let launcher = Pid::from_raw(options.launcher as i32);
     let mut reports = Reports::default();
     let mut last = Instant::now();
     while !reports.are_complete() {
-        // mpirun is this process's parent until it ends.
-        let is_over = getppid() != launcher;
+        let is_over = beside::is_over(options.launcher);
         while let Ok((stream, _)) = listener.accept() {
             if read(stream).is_some_and(|line| reports.add(&line, &token)) {
                 last = Instant::now();

@@ -5,25 +5,22 @@
 //! `mpirun`. Only ranks know of it: a daemon that is lost would take the job with it.
 
 use std::collections::BTreeSet;
-use std::env;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, getppid};
 use slim_core::Time;
 use slim_core::wire::{MAX_ADDRS, MAX_LEN};
 use slim_core::witness::Witness;
 
+use super::beside;
 use super::launcher::OpenMpi;
-use super::watch;
 use crate::failure::CliError;
 use crate::settings::Settings;
 
@@ -69,27 +66,16 @@ pub fn arguments(witness: &str) -> [OsString; 4] {
 
 /// Starts the witness as a child of this process, which becomes `mpirun`: the value of `SLIM_WITNESS`.
 pub fn start(settings: &Settings) -> io::Result<String> {
-    let any = [
-        IpAddr::from(Ipv6Addr::UNSPECIFIED),
-        Ipv4Addr::UNSPECIFIED.into(),
-    ];
-    let bind = any.map(|ip| SocketAddr::new(ip, 0));
-    let socket = UdpSocket::bind(&bind[..])?;
+    let socket = UdpSocket::bind(&beside::any_port()[..])?;
     let port = socket.local_addr()?.port();
-    let mut command = Command::new(env::current_exe()?);
-    command
-        .arg("witness")
-        .arg(std::process::id().to_string())
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::from(OwnedFd::from(socket)))
-        .stdout(Stdio::null())
-        // Signals of the terminal are for mpirun, with which the witness ends.
-        .process_group(0);
+    let mut command = beside::command("witness", socket.into())?;
+    // Signals of the terminal are for mpirun, with which the witness ends.
+    command.process_group(0);
     for (name, value) in settings.iter() {
         command.env(name, value);
     }
     command.spawn()?;
-    let at = watch::addresses().into_iter().take(MAX_ADDRS);
+    let at = beside::addresses().into_iter().take(MAX_ADDRS);
     let at: Vec<String> = at.map(|ip| SocketAddr::new(ip, port).to_string()).collect();
     Ok(at.join(","))
 }
@@ -105,15 +91,10 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
     let socket = UdpSocket::from(socket);
     socket.set_nonblocking(true).map_err(failed)?;
     let is_v6 = socket.local_addr().map_err(failed)?.is_ipv6();
-    let launcher = Pid::from_raw(options.launcher as i32);
     let start = Instant::now();
-    let mut secret = [0; 32];
-    let random = File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut secret));
-    random.map_err(failed)?;
-    let mut witness = Witness::new(key, secret);
+    let mut witness = Witness::new(key, beside::random().map_err(failed)?);
     let mut told = BTreeSet::new();
-    // mpirun is this process's parent until it ends.
-    while getppid() == launcher {
+    while !beside::is_over(options.launcher) {
         let now = time(start);
         let mut buffer = [0; MAX_LEN];
         while let Ok((len, from)) = socket.recv_from(&mut buffer) {

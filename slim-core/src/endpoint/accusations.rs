@@ -5,7 +5,7 @@
 //!
 //! * The peer is lost, and that is settled: all flows to it are given up. From the moment in which this process knows of the verdict, no flow to
 //!   that peer is resumed, and the peer is told by this process, too, until it says that it is fenced: the witness may not reach it.
-//! * This process is lost: it fences itself. All its flows are given up, and [`Action::Fence`] follows.
+//! * This process is lost: it fences itself. All its flows are given up, unless the process is to end, and [`Action::Fence`] follows.
 //! * The witness does not answer: this process is cut off from both, and fences itself. If a flow to the peer has been resumed meanwhile, the
 //!   accusation is dropped instead.
 
@@ -218,8 +218,7 @@ impl Endpoint {
         if lost.to != self.id || !self.has_job_key(parsed) {
             return self.drop_one();
         }
-        if lost.lost == self.id {
-            // Only a verdict that has fallen is told to the lost process.
+        if lost.lost == self.id && lost.ruling != Ruling::Heard {
             return self.fence(now, EscalateReason::Fenced, Some(from));
         }
         let Some(case) = self.accusations.cases.get_mut(&lost.lost) else {
@@ -247,7 +246,7 @@ impl Endpoint {
         }
     }
 
-    /// The flows to this process are not resumed any more.
+    /// The flows to the lost process are not resumed any more.
     fn hold_flows(&mut self, now: Time, lost: EndpointId) {
         for token in self.flows_to(Some(lost)) {
             self.abandon_connections(now, token);

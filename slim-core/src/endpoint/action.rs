@@ -126,8 +126,9 @@ pub enum Action {
         /// The error or end of stream that the application sees.
         verdict: Verdict,
     },
-    /// This process is lost: the job goes on without it. All its flows with a session have ended, or end as soon as they are suspended. What else
-    /// the process does is a setting, [`Config::when_lost`](crate::config::Config::when_lost).
+    /// This process is lost: the job goes on without it. A setting says what that means ([`Config::when_lost`](crate::config::Config::when_lost)).
+    /// `Error`: all its flows with a session have ended, or end as soon as they are suspended. `Exit`: the driver ends the process at once, and no
+    /// flow has ended before.
     Fence {
         /// `Fenced` or `NoWitness`.
         reason: EscalateReason,

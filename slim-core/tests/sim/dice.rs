@@ -1,4 +1,4 @@
-//! Random numbers of the simulator: one seed, one run.
+//! Random numbers of the simulators: one seed, one run.
 
 pub struct Dice(fastrand::Rng);
 
@@ -32,4 +32,13 @@ pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// The number in an environment variable, such as a seed.
+pub fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{name}={text} is not a number")),
+    )
 }

@@ -68,6 +68,24 @@ fn by(component: &str, network: &str) -> Vec<String> {
     how.into_iter().chain(path).map(str::to_owned).collect()
 }
 
+/// What Open MPI 5.0 needs to go on without failed ranks (ULFM), in a lab whose ranks share the processors: docs/ULFM.md says why.
+pub const ULFM_OPTIONS: [&str; 14] = [
+    "--with-ft",
+    "ulfm",
+    "--mca",
+    "async_mpi_finalize",
+    "1",
+    "--mca",
+    "mpi_add_procs_cutoff",
+    "1024",
+    "--mca",
+    "coll",
+    "^han",
+    "--mca",
+    "mpi_yield_when_idle",
+    "1",
+];
+
 /// [`placement`] for MPICH's launcher, hydra.
 fn hydra_placement(nodes: &[Node], ranks: usize) -> Vec<String> {
     let words = ["-hosts", &hosts(nodes, ranks), "-n", &ranks.to_string()];

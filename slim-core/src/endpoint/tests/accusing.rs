@@ -290,6 +290,14 @@ fn forged_verdicts_do_nothing() {
         pair.said_to_a(witness(), &key(), &message(b));
     }
     pair.said_to_a(control(B), &other, &Message::Fenced(Fenced { endpoint: b }));
+    // Nobody is lost yet.
+    let heard = Message::Lost(Lost {
+        to: a,
+        lost: a,
+        ruling: Ruling::Heard,
+        cookie: 7,
+    });
+    pair.said_to_a(witness(), &key(), &heard);
     assert_eq!((pair.verdict(A), pair.fenced(A)), (None, 0));
     // A process that has no witness believes none.
     let mut plain = Pair::live_with(Config {
