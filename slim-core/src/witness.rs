@@ -19,6 +19,8 @@ use crate::wire::{self, Accuse, Lost, Message, Ruling};
 
 /// Begins what a cookie is derived from.
 const LABEL: &[u8] = b"slim witness cookie";
+/// How long a cookie counts at least, in microseconds, and half of how long it counts at most: a recorded accusation is worth nothing later.
+const COOKIE_AGE: u64 = 10_000_000;
 /// A lost process that does not answer is taken for fenced this long after the accusation. Until then it has found out by itself:
 /// it cannot reach its peer, and hears nothing from the witness.
 pub const SETTLED: Duration = Duration::from_secs(20);
@@ -84,8 +86,12 @@ impl Witness {
         }
         // A process that does not hear the witness accuses nobody, either: it would fence itself in vain, and the others as well.
         let known = self.lost.contains_key(&accused);
-        let cookie = self.cookie(&accuser, &accused);
-        if !known && accuse.cookie != cookie {
+        let (age, cookie) = (now.0 / COOKIE_AGE, |age| {
+            self.cookie(&accuser, &accused, age)
+        });
+        let fresh = [cookie(age), cookie(age.saturating_sub(1))].contains(&accuse.cookie);
+        if !known && !fresh {
+            let cookie = cookie(age);
             let (to, lost, ruling) = (accuser, accused, Ruling::Heard);
             return self.say(
                 from,
@@ -117,14 +123,18 @@ impl Witness {
         self.tell(from, accuser, accused, ruling);
     }
 
-    /// What an accusation has to bring back. Never 0, which stands for none.
-    fn cookie(&self, accuser: &EndpointId, accused: &EndpointId) -> u64 {
+    /// What an accusation has to bring back in this age and the next. Never 0, which stands for none.
+    fn cookie(&self, accuser: &EndpointId, accused: &EndpointId, age: u64) -> u64 {
         let secret = JobKey::new(&self.secret);
         let names = [accuser, accused].map(|id| {
             let (pid, incarnation) = (id.pid.to_be_bytes(), id.incarnation.to_be_bytes());
             [&id.host[..], &pid, &incarnation].concat()
         });
-        let code = code_with_job(secret.as_ref(), LABEL, &[&names[0], &names[1]]);
+        let code = code_with_job(
+            secret.as_ref(),
+            LABEL,
+            &[&names[0], &names[1], &age.to_be_bytes()],
+        );
         u64::from_be_bytes(*code.first_chunk().expect("32 bytes")).max(1)
     }
 
@@ -215,7 +225,7 @@ mod tests {
 
     /// By a process that hears the witness.
     fn accuse(by: u8, whom: u8) -> Message {
-        accuse_with(by, whom, witness().cookie(&id(by), &id(whom)))
+        accuse_with(by, whom, witness().cookie(&id(by), &id(whom), 0))
     }
 
     fn witness() -> Witness {
@@ -305,7 +315,17 @@ mod tests {
             0,
             "it is the cookie for another one"
         );
-        say(&mut witness, Time(1), &accuse_with(1, 2, answer.cookie));
+        say(
+            &mut witness,
+            Time(2 * COOKIE_AGE),
+            &accuse_with(1, 2, answer.cookie),
+        );
+        assert_eq!(witness.lost().count(), 0, "it is too old");
+        say(
+            &mut witness,
+            Time(2 * COOKIE_AGE - 1),
+            &accuse_with(1, 2, answer.cookie),
+        );
         assert_eq!(witness.lost().count(), 1);
     }
 

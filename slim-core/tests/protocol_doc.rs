@@ -402,6 +402,11 @@ fn numbers_in_the_text_are_those_of_the_code() {
             "SETTLED: Duration = Duration::from_secs(20)",
             "or 20 s after the verdict",
         ),
+        (
+            WITNESS,
+            "COOKIE_AGE: u64 = 10_000_000",
+            "it counts for 10 to 20 s",
+        ),
     ];
     // The text may have a line break anywhere.
     let text: Vec<&str> = DOC.split_whitespace().collect();
