@@ -2,15 +2,17 @@
  * slim_ulfm: an MPI program that checks every word it receives, and goes on without ranks that have failed (ULFM).
  *
  *   mpicc -O2 -o slim_ulfm slim_ulfm.c
- *   mpirun --with-ft ulfm -n 4 ./slim_ulfm SECONDS [WORDS]
+ *   mpirun --with-ft ulfm -n 4 ./slim_ulfm SECONDS [WORDS [spawn|replace HOST]]
  *
  * It works for SECONDS. Each round moves messages of a size of its own, at most WORDS (131072), around a ring of all ranks, and adds up
  * numbers of all ranks. When a call fails, the ranks that are left revoke the communicator, make one without the
- * failed ranks (shrink), agree on the round, and go on.
+ * failed ranks (shrink), agree on the round, and go on. With "spawn", the ranks first spawn one more on HOST, and merge with it. With
+ * "replace", the ranks that are left spawn a new rank on HOST for each that has failed, and merge with them.
  *
  * Rank 0 of the communicator prints the same lines as slim_pp; the closing line also has ranks=N. Each rank prints
  *   FAILED rank=R class=C at=T    when a call has failed: C is PROC_FAILED or REVOKED, T is in seconds since 1970
  *   SHRUNK rank=R ranks=N at=T    when it has the communicator without failed ranks
+ *   GROWN rank=R ranks=N at=T     when it has the communicator with the spawned ranks; R of a spawned rank is -1
  * Exit status: 0 all data right, 2 bad usage, 3 wrong data, 4 an error that is no failure of a rank.
  */
 #include <mpi.h>
@@ -29,6 +31,7 @@ static const size_t sizes[] = {1, 64, 1000, 8192, 20000, 131072};
 enum { MAX_WORDS = 131072 };
 
 static int world_rank;
+static char *program, *host;
 static uint64_t wrong;
 static size_t most = MAX_WORDS;
 
@@ -78,21 +81,68 @@ static int work(MPI_Comm comm, uint64_t round, uint64_t *out, uint64_t *in, int 
     return MPI_SUCCESS;
 }
 
-/* Goes on without the failed ranks: the new communicator, and the round that all begin with. */
-static MPI_Comm recover(MPI_Comm comm, int rc, uint64_t *round)
+/* An error that is no failure of a rank. */
+static void give_up(int rc)
 {
+    char text[MPI_MAX_ERROR_STRING];
+    int len;
+    MPI_Error_string(rc, text, &len);
+    fprintf(stderr, "slim_ulfm: rank %d: %s\n", world_rank, text);
+    _exit(4);
+}
+
+/* The communicator of both sides of a spawn, and the round that all begin with. */
+static int merge(MPI_Comm other, int spawned, MPI_Comm *both, uint64_t *round)
+{
+    uint64_t mine = *round;
+    int ranks, rc = MPI_Intercomm_merge(other, spawned, both);
+    if (rc != MPI_SUCCESS)
+        return rc;
+    MPI_Comm_set_errhandler(*both, MPI_ERRORS_RETURN);
+    rc = MPI_Allreduce(&mine, round, 1, MPI_UINT64_T, MPI_MAX, *both);
+    if (rc != MPI_SUCCESS) {
+        *round = mine;
+        return rc;
+    }
+    MPI_Comm_size(*both, &ranks);
+    printf("GROWN rank=%d ranks=%d at=%.6f\n", world_rank, ranks, now());
+    fflush(stdout);
+    return MPI_SUCCESS;
+}
+
+/* All ranks spawn that many, and merge with them. */
+static int grow(int count, MPI_Comm *comm, uint64_t *round)
+{
+    char words[24];
+    char *args[] = {(char *)"1", words, NULL};
+    MPI_Comm other, both;
+    MPI_Info where;
+    snprintf(words, sizeof words, "%zu", most);
+    MPI_Info_create(&where);
+    MPI_Info_set(where, "host", host);
+    int rc = MPI_Comm_spawn(program, args, count, where, 0, *comm, &other, MPI_ERRCODES_IGNORE);
+    MPI_Info_free(&where);
+    if (rc == MPI_SUCCESS) {
+        MPI_Comm_set_errhandler(other, MPI_ERRORS_RETURN);
+        rc = merge(other, 0, &both, round);
+    }
+    if (rc == MPI_SUCCESS)
+        *comm = both;
+    return rc;
+}
+
+/* Goes on without the failed ranks: the new communicator, and the round that all begin with. */
+static MPI_Comm recover(MPI_Comm comm, int rc, uint64_t *round, int replace)
+{
+    int before;
+    MPI_Comm_size(comm, &before);
     for (;;) {
         int class, ranks;
         MPI_Comm next;
 
         MPI_Error_class(rc, &class);
-        if (class != MPIX_ERR_PROC_FAILED && class != MPIX_ERR_PROC_FAILED_PENDING && class != MPIX_ERR_REVOKED) {
-            char text[MPI_MAX_ERROR_STRING];
-            int len;
-            MPI_Error_string(rc, text, &len);
-            fprintf(stderr, "slim_ulfm: rank %d: %s\n", world_rank, text);
-            _exit(4);
-        }
+        if (class != MPIX_ERR_PROC_FAILED && class != MPIX_ERR_PROC_FAILED_PENDING && class != MPIX_ERR_REVOKED)
+            give_up(rc);
         printf("FAILED rank=%d class=%s at=%.6f\n", world_rank, class == MPIX_ERR_REVOKED ? "REVOKED" : "PROC_FAILED",
                now());
         fflush(stdout);
@@ -106,9 +156,13 @@ static MPI_Comm recover(MPI_Comm comm, int rc, uint64_t *round)
             if (rc == MPI_SUCCESS) {
                 printf("SHRUNK rank=%d ranks=%d at=%.6f\n", world_rank, ranks, now());
                 fflush(stdout);
-                return next;
+                if (replace)
+                    rc = grow(before - ranks, &next, round);
+                if (rc == MPI_SUCCESS)
+                    return next;
+            } else {
+                *round = mine;
             }
-            *round = mine;
             comm = next;
         }
     }
@@ -119,29 +173,44 @@ int main(int argc, char **argv)
     double seconds = argc > 1 ? atof(argv[1]) : 0;
     if (argc > 2)
         most = (size_t)atol(argv[2]);
+    int spawn = argc > 4 && strcmp(argv[3], "spawn") == 0, replace = argc > 4 && strcmp(argv[3], "replace") == 0;
     uint64_t *out = malloc(MAX_WORDS * 8), *in = malloc(MAX_WORDS * 8);
-    MPI_Comm comm;
+    MPI_Comm comm, parent;
+    uint64_t round = 0, rounds = 0, moved = 0, all_wrong = 0;
 
+    program = argv[0];
+    host = argc > 4 ? argv[4] : NULL;
     MPI_Init(&argc, &argv);
-    if (!(seconds > 0) || !out || !in) {
-        fprintf(stderr, "usage: slim_ulfm SECONDS [WORDS]\n");
+    if (!(seconds > 0) || !out || !in || argc > 5 || (argc > 3 && !spawn && !replace)) {
+        fprintf(stderr, "usage: slim_ulfm SECONDS [WORDS [spawn|replace HOST]]\n");
         MPI_Finalize();
         return 2;
     }
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
-    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_get_parent(&parent);
+    int rc = MPI_SUCCESS;
+    if (parent != MPI_COMM_NULL) {
+        world_rank = -1;
+        MPI_Comm_set_errhandler(parent, MPI_ERRORS_RETURN);
+        rc = merge(parent, 1, &comm, &round);
+    } else {
+        MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+        MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+        MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+        if (spawn)
+            rc = grow(1, &comm, &round);
+    }
+    if (rc != MPI_SUCCESS)
+        give_up(rc);
 
     double started = now(), step_ended = started, max_stall = 0;
-    uint64_t round = 0, rounds = 0, moved = 0, all_wrong = 0;
     long printed = 0;
     int rank, ranks, stop = 0;
     while (!stop) {
         double t = now() - started;
-        int rc = work(comm, round, out, in, t >= seconds, &stop);
+        rc = work(comm, round, out, in, t >= seconds, &stop);
         if (rc != MPI_SUCCESS) {
-            comm = recover(comm, rc, &round);
+            comm = recover(comm, rc, &round, replace);
             stop = 0;
             continue;
         }

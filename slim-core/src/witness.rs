@@ -28,11 +28,50 @@ pub const SETTLED: Duration = Duration::from_secs(20);
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
 
+/// Makes sure that an accuser hears the answers to its accusations, and that a recorded accusation is worth nothing later.
+pub(crate) struct Cookies {
+    /// Cookies are derived from it.
+    secret: [u8; 32],
+}
+
+impl Cookies {
+    pub(crate) fn new(secret: [u8; 32]) -> Self {
+        Cookies { secret }
+    }
+
+    /// The answer to an accusation that does not bring back what it has to.
+    pub(crate) fn ask_back(&self, now: Time, accuse: &Accuse) -> Option<Lost> {
+        let age = now.0 / COOKIE_AGE;
+        let cookie = |age| self.cookie(&accuse.accuser, &accuse.accused, age);
+        let fresh = [cookie(age), cookie(age.saturating_sub(1))].contains(&accuse.cookie);
+        (!fresh).then(|| Lost {
+            to: accuse.accuser,
+            lost: accuse.accused,
+            ruling: Ruling::Heard,
+            cookie: cookie(age),
+        })
+    }
+
+    /// What an accusation has to bring back in this age and the next. Never 0, which stands for none.
+    fn cookie(&self, accuser: &EndpointId, accused: &EndpointId, age: u64) -> u64 {
+        let secret = JobKey::new(&self.secret);
+        let names = [accuser, accused].map(|id| {
+            let (pid, incarnation) = (id.pid.to_be_bytes(), id.incarnation.to_be_bytes());
+            [&id.host[..], &pid, &incarnation].concat()
+        });
+        let code = code_with_job(
+            secret.as_ref(),
+            LABEL,
+            &[&names[0], &names[1], &age.to_be_bytes()],
+        );
+        u64::from_be_bytes(*code.first_chunk().expect("32 bytes")).max(1)
+    }
+}
+
 /// Decides which of two processes is lost. A verdict never changes.
 pub struct Witness {
     key: JobKey,
-    /// Cookies are derived from it.
-    secret: [u8; 32],
+    cookies: Cookies,
     lost: BTreeMap<EndpointId, Convict>,
     out: VecDeque<(SocketAddr, Vec<u8>)>,
 }
@@ -53,7 +92,7 @@ impl Witness {
     pub fn new(key: JobKey, secret: [u8; 32]) -> Self {
         Witness {
             key,
-            secret,
+            cookies: Cookies::new(secret),
             lost: BTreeMap::new(),
             out: VecDeque::new(),
         }
@@ -86,22 +125,8 @@ impl Witness {
         }
         // A process that does not hear the witness accuses nobody, either: it would fence itself in vain, and the others as well.
         let known = self.lost.contains_key(&accused);
-        let (age, cookie) = (now.0 / COOKIE_AGE, |age| {
-            self.cookie(&accuser, &accused, age)
-        });
-        let fresh = [cookie(age), cookie(age.saturating_sub(1))].contains(&accuse.cookie);
-        if !known && !fresh {
-            let cookie = cookie(age);
-            let (to, lost, ruling) = (accuser, accused, Ruling::Heard);
-            return self.say(
-                from,
-                Lost {
-                    to,
-                    lost,
-                    ruling,
-                    cookie,
-                },
-            );
+        if !known && let Some(heard) = self.cookies.ask_back(now, accuse) {
+            return self.say(from, heard);
         }
         if let Entry::Vacant(place) = self.lost.entry(accused) {
             let at = |ip: &IpAddr| SocketAddr::new(*ip, accuse.control_port);
@@ -121,21 +146,6 @@ impl Witness {
             false => Ruling::Fallen,
         };
         self.tell(from, accuser, accused, ruling);
-    }
-
-    /// What an accusation has to bring back in this age and the next. Never 0, which stands for none.
-    fn cookie(&self, accuser: &EndpointId, accused: &EndpointId, age: u64) -> u64 {
-        let secret = JobKey::new(&self.secret);
-        let names = [accuser, accused].map(|id| {
-            let (pid, incarnation) = (id.pid.to_be_bytes(), id.incarnation.to_be_bytes());
-            [&id.host[..], &pid, &incarnation].concat()
-        });
-        let code = code_with_job(
-            secret.as_ref(),
-            LABEL,
-            &[&names[0], &names[1], &age.to_be_bytes()],
-        );
-        u64::from_be_bytes(*code.first_chunk().expect("32 bytes")).max(1)
     }
 
     /// Tells a lost process that it is lost, at all its addresses.
@@ -225,7 +235,7 @@ mod tests {
 
     /// By a process that hears the witness.
     fn accuse(by: u8, whom: u8) -> Message {
-        accuse_with(by, whom, witness().cookie(&id(by), &id(whom), 0))
+        accuse_with(by, whom, witness().cookies.cookie(&id(by), &id(whom), 0))
     }
 
     fn witness() -> Witness {

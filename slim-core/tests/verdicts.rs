@@ -9,6 +9,7 @@
 //! * *Never two verdicts*: a process that goes on has given up a flow only to a process that is fenced, or dead.
 //! * *Never none*: of two processes that cannot reach each other, at most one goes on.
 //! * *Not without need*: no process is fenced if no outage was longer than the attempts.
+//! * These hold without a witness, too, if only connections are cut, and messages pass.
 //! * With a witness that both can reach, exactly one of two is lost.
 //!
 //! `SLIM_SIM_SEEDS` is the number of seeds to run, from `SLIM_SIM_FIRST` (0) on. `SLIM_SIM_SEED` runs one seed and prints what happens.
@@ -62,7 +63,10 @@ fn there_is_exactly_one_verdict() {
         "{total:?}"
     );
     assert!(
-        total.peer_lost > seeds / 4 && total.healed > seeds / 20 && total.crashes > seeds / 20,
+        total.ties > seeds / 20
+            && total.peer_lost > seeds / 4
+            && total.healed > seeds / 20
+            && total.crashes > seeds / 20,
         "{total:?}"
     );
 }
@@ -76,6 +80,11 @@ fn is_found(mutation: Mutation) {
 #[test]
 fn processes_without_a_witness_are_noticed() {
     is_found(Mutation::NoWitness);
+}
+
+#[test]
+fn processes_that_break_no_ties_are_noticed() {
+    is_found(Mutation::NoTieBreak);
 }
 
 #[test]

@@ -39,9 +39,11 @@ impl Driver {
             EscalateReason::NoWitness => {
                 "this process can reach neither its peer nor the witness of the job"
             }
-            _ => "another process of the job could not reach this one, and the witness decided",
+            _ => {
+                "another process of the job could not reach this one, and the verdict is against it"
+            }
         };
-        let exits = self.when_lost == WhenLost::Exit;
+        let exits = self.when_lost == Some(WhenLost::Exit);
         let then = match exits {
             true => "it ends itself (SLIM_WHEN_LOST=exit)",
             false => "its connections end with an error",

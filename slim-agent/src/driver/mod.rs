@@ -106,7 +106,7 @@ pub(crate) struct Driver {
     pub(crate) keyed: bool,
     /// The thread is to end.
     pub(crate) retired: bool,
-    when_lost: WhenLost,
+    when_lost: Option<WhenLost>,
     /// [`take_datagrams`](Self::take_datagrams) has been called in this turn.
     datagrams_taken: bool,
     /// Datagrams that it has taken, and that are handled after the commands of this turn: source, destination, data.

@@ -100,9 +100,11 @@ pub fn main(options: &RunOptions) -> CliError {
         }
     }
     if let Some(settings) = &plan.witnessed {
-        match witness::start(settings) {
-            Ok(at) => drop(plan.args.splice(0..0, witness::arguments(&at))),
-            Err(e) => eprintln!("slim: --with-ft: the job gets no witness: {e}"),
+        let at = witness::start(settings)
+            .inspect_err(|e| eprintln!("slim: --with-ft: the job gets no witness: {e}"));
+        for (name, value) in witness::settings_of_ranks(at.ok()) {
+            plan.args.splice(0..0, ["-x".into(), name.into()]);
+            plan.set.push((name.into(), value.into()));
         }
     }
     let error = plan.command().exec();

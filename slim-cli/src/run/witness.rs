@@ -54,14 +54,19 @@ pub fn is_wanted(version: OpenMpi, args: &[OsString]) -> bool {
 /// Why a job that is to have a witness gets none.
 pub const NO_KEY: &str = "--with-ft: there is no job key (SLIM_JOB_KEY_FILE), so the job gets no witness: if two ranks cannot reach each other for good, each may take the other for failed";
 
-/// Arguments of `mpirun` that tell the ranks where the witness is, once it runs.
-pub fn arguments(witness: &str) -> [OsString; 4] {
-    [
-        "-x".into(),
-        format!("SLIM_WITNESS={witness}").into(),
-        "-x".into(),
-        "SLIM_WHEN_LOST=exit".into(),
-    ]
+/// What Open MPI sets for ranks, spawned ones as well, and not for its daemons.
+const RANK_VARIABLE: &str = "PMIX_RANK";
+
+/// Settings for the ranks of a job that goes on without lost ones. Daemons get them, too, because spawned ranks on other hosts inherit the
+/// environment of their daemon and get no variable of `-x`.
+pub fn settings_of_ranks(witness: Option<String>) -> impl Iterator<Item = (&'static str, String)> {
+    let all = [
+        ("SLIM_WITNESS", witness),
+        ("SLIM_LOST_IF", Some(RANK_VARIABLE.to_owned())),
+        ("SLIM_WHEN_LOST", Some("exit".to_owned())),
+    ];
+    all.into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
 }
 
 /// Starts the witness as a child of this process, which becomes `mpirun`: the value of `SLIM_WITNESS`.

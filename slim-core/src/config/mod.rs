@@ -43,7 +43,7 @@ impl Variable {
 }
 
 /// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 15] = [
+pub const VARIABLES: [Variable; 16] = [
     Variable {
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
@@ -117,9 +117,15 @@ pub const VARIABLES: [Variable; 15] = [
         help: "where the witness of the job is, which decides who is lost when two processes cannot reach each other",
     },
     Variable {
+        name: "SLIM_LOST_IF",
+        allowed: "the name of an environment variable",
+        default: "no condition",
+        help: "only processes that have this variable in their environment can be lost: SLIM_WITNESS and SLIM_WHEN_LOST count in them only",
+    },
+    Variable {
         name: "SLIM_WHEN_LOST",
         allowed: "error or exit",
-        default: "error",
+        default: "no setting: error with a witness, and nobody is lost without one",
         help: "what a process does that is lost: all its connections end with an error, or it ends itself (SIGKILL)",
     },
     Variable {
@@ -213,8 +219,11 @@ pub struct Config {
     pub peers: Peers,
     /// Where the witness is. Only with a job key: who can forge its messages can end processes.
     pub witness: Vec<SocketAddr>,
-    /// What this process does when it is lost.
-    pub when_lost: WhenLost,
+    /// The variable that a process has in its environment if it can be lost. [`from_vars`](Config::from_vars) has looked.
+    pub lost_if: Option<String>,
+    /// What this process does when it is lost. With a witness, the default is to end all connections with an error. Without one, it is lost
+    /// only if this is set.
+    pub when_lost: Option<WhenLost>,
     /// Where events go, with `%p` and `%h` in it; use [`events_path`](Config::events_path).
     pub events: Option<PathBuf>,
     /// How much is logged on standard error.
@@ -236,7 +245,8 @@ impl Default for Config {
             job_key_file: None,
             peers: Peers::default(),
             witness: Vec::new(),
-            when_lost: WhenLost::default(),
+            lost_if: None,
+            when_lost: None,
             events: None,
             log: LogLevel::default(),
         }
@@ -246,7 +256,7 @@ impl Default for Config {
 impl Config {
     /// The settings in the environment `vars`, and all problems with them.
     ///
-    /// Names other than `SLIM` and `SLIM_...` are ignored. An empty value counts as not set, except
+    /// Of names other than `SLIM` and `SLIM_...`, only the one that `SLIM_LOST_IF` gives matters. An empty value counts as not set, except
     /// for the job key, where that would give less safety than was asked for. If a name occurs twice
     /// the first value counts, as for `getenv`. A value that is not UTF-8 is never allowed.
     pub fn from_vars<V: Into<OsString>>(
@@ -255,10 +265,13 @@ impl Config {
         let mut config = Config::default();
         let mut problems = Vec::new();
         let mut seen: Vec<String> = Vec::new();
+        let mut others: Vec<String> = Vec::new();
         for (name, value) in vars {
-            let ours = name == "SLIM" || name.starts_with("SLIM_");
-            if !ours
-                || name.starts_with(LAB_PREFIX)
+            if name != "SLIM" && !name.starts_with("SLIM_") {
+                others.push(name);
+                continue;
+            }
+            if name.starts_with(LAB_PREFIX)
                 || TOOL_VARIABLES.contains(&&*name)
                 || seen.contains(&name)
             {
@@ -281,6 +294,12 @@ impl Config {
         }
         if config.job_key.is_some() && config.job_key_file.take().is_some() {
             problems.push(Problem::two_keys());
+        }
+        if let Some(condition) = &config.lost_if
+            && !others.contains(condition)
+        {
+            config.witness.clear();
+            config.when_lost = None;
         }
         let keyed = config.job_key.is_some() || config.job_key_file.is_some();
         if !keyed && !config.witness.is_empty() {
@@ -321,7 +340,8 @@ impl Config {
             "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
             "SLIM_PEERS" => self.peers = Peers::parse(value)?,
             "SLIM_WITNESS" => self.witness = addresses(value, wire::MAX_ADDRS)?,
-            "SLIM_WHEN_LOST" => self.when_lost = when_lost(value)?,
+            "SLIM_LOST_IF" => self.lost_if = Some(variable_name(value)?),
+            "SLIM_WHEN_LOST" => self.when_lost = Some(when_lost(value)?),
             "SLIM_EVENTS" => self.events = Some(value.into()),
             "SLIM_LOG" => self.log = log_level(value)?,
             _ => unreachable!("{name} is in VARIABLES"),
@@ -408,6 +428,15 @@ fn policy(value: &str) -> Result<Policy, Bad> {
         "preferred" | "on" | "1" => Ok(Policy::Preferred),
         "required" => Ok(Policy::Required),
         _ => Err(Bad::Value),
+    }
+}
+
+/// The name of a variable of another program.
+fn variable_name(value: &str) -> Result<String, Bad> {
+    let named = value.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    match named && !value.starts_with("SLIM") {
+        true => Ok(value.to_owned()),
+        false => Err(Bad::Value),
     }
 }
 

@@ -65,6 +65,8 @@ fn every_variable_sets_its_value() {
         ("SLIM_JOB_KEY", "0123456789abcdef"),
         ("SLIM_PEERS", "192.0.2.0/24"),
         ("SLIM_WITNESS", "192.0.2.1:40, [2001:db8::1]:41"),
+        ("RANK", "0"),
+        ("SLIM_LOST_IF", "RANK"),
         ("SLIM_WHEN_LOST", "exit"),
         ("SLIM_EVENTS", "/tmp/x.%p"),
         ("SLIM_LOG", "debug"),
@@ -86,7 +88,8 @@ fn every_variable_sets_its_value() {
             witness: ["192.0.2.1:40", "[2001:db8::1]:41"]
                 .map(|at| at.parse().unwrap())
                 .to_vec(),
-            when_lost: WhenLost::Exit,
+            lost_if: Some("RANK".into()),
+            when_lost: Some(WhenLost::Exit),
             events: Some("/tmp/x.%p".into()),
             log: LogLevel::Debug,
         }
@@ -118,6 +121,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
             "SLIM_WITNESS",
             &["192.0.2.1", "host:4000", "0.0.0.0:1", "192.0.2.1:0"],
         ),
+        ("SLIM_LOST_IF", &["A B", "RANK=1", "SLIM_JOB_KEY"]),
         ("SLIM_WHEN_LOST", &["die", "1"]),
         ("SLIM_LOG", &["verbose", "3"]),
     ] {
@@ -142,6 +146,24 @@ fn a_witness_needs_a_job_key() {
     );
     let file = good(&[witness, ("SLIM_JOB_KEY_FILE", "/etc/key")]);
     assert_eq!(file.witness.len(), 1);
+}
+
+#[test]
+fn a_process_without_the_variable_that_is_asked_for_cannot_be_lost() {
+    let set = [
+        ("SLIM_WHEN_LOST", "exit"),
+        ("SLIM_LOST_IF", "RANK"),
+        ("SLIM_WITNESS", "192.0.2.1:40"),
+        ("SLIM_JOB_KEY", "0123456789abcdef"),
+    ];
+    for daemon in [good(&set), good(&[&set[..], &[("RANKS", "0")]].concat())] {
+        assert_eq!((daemon.witness.len(), daemon.when_lost), (0, None));
+    }
+    let rank = good(&[&set[..], &[("RANK", "")]].concat());
+    assert_eq!(
+        (rank.witness.len(), rank.when_lost),
+        (1, Some(WhenLost::Exit))
+    );
 }
 
 #[test]

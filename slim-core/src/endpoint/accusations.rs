@@ -1,4 +1,4 @@
-//! Accusations at the witness: `docs/PROTOCOL.md`, section "The witness".
+//! Accusations at the witness: `docs/PROTOCOL.md`, section "The witness". Without one, a peer may stand in for it (`tie_break.rs`).
 //!
 //! All attempts to resume a flow have failed, and the peer process is not known to be gone. Instead of giving the flow up, which the peer
 //! would do as well, this process accuses the peer at the witness. While it waits, the attempts go on. Three things end the wait:
@@ -14,6 +14,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::outage::Outage;
+use super::processes::PeerProcess;
 use super::record::Bar;
 use super::timer::TimerOwner;
 use super::{Action, Endpoint};
@@ -41,22 +42,52 @@ pub(super) struct Accusations {
     fenced: bool,
 }
 
-struct Case {
+pub(super) struct Case {
+    judge: Judge,
     state: CaseState,
     control_port: u16,
     addrs: AddrList,
-    /// From the witness; 0 before.
+    /// From the judge; 0 before.
     cookie: u64,
+}
+
+/// Who decides between two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judge {
+    Witness,
+    /// The two have no common witness, and the peer has the higher name.
+    Peer,
+    /// The two have no common witness, and this process has the higher name: it goes on.
+    Ourselves,
 }
 
 #[derive(Clone, Copy)]
 enum CaseState {
-    /// The witness has not answered.
+    /// The judge, or the peer that is told that it is lost, has not answered.
     Asked { since: Time },
     /// The accused is lost. It may still do something for the job.
     Lost { since: Time },
     /// It is fenced, or has had the time for it. `left`: how often it is told again, unless it says that it knows.
     Settled { left: u32 },
+}
+
+impl Case {
+    pub(super) fn new(now: Time, peer: &PeerProcess, judge: Judge) -> Self {
+        Case {
+            judge,
+            state: CaseState::Asked { since: now },
+            control_port: peer.control_port,
+            addrs: AddrList::new(peer.addrs.iter().copied()),
+            cookie: 0,
+        }
+    }
+
+    /// Where the accused hears control messages.
+    fn control(&self) -> Vec<SocketAddr> {
+        let ips = self.addrs.iter();
+        ips.map(|ip| SocketAddr::new(*ip, self.control_port))
+            .collect()
+    }
 }
 
 impl Accusations {
@@ -86,11 +117,11 @@ impl Endpoint {
         let Some(peer) = flow.peer.as_ref().map(|peer| peer.process.clone()) else {
             return false;
         };
-        if self.features & peer.features & feature::WITNESS == 0 || self.is_fenced() {
+        let Some(judge) = self.judge_of(peer.id, peer.features) else {
             return false;
-        }
+        };
         // A flow to ourselves; and a flow that has a transport, and only has not replayed yet.
-        if peer.id == self.id || self.flow(token).change.pump.is_some() {
+        if peer.id == self.id || self.is_fenced() || self.flow(token).change.pump.is_some() {
             return false;
         }
         let Some(outage) = &mut self.flow(token).outage else {
@@ -105,14 +136,10 @@ impl Endpoint {
             }
             return true;
         }
-        let case = Case {
-            state: CaseState::Asked { since: now },
-            control_port: peer.control_port,
-            addrs: AddrList::new(peer.addrs.iter().copied()),
-            cookie: 0,
-        };
-        self.accusations.cases.insert(peer.id, case);
-        self.send_accuse(peer.id);
+        self.accusations
+            .cases
+            .insert(peer.id, Case::new(now, &peer, judge));
+        self.press(peer.id);
         self.accusation_after(now, peer.id, AGAIN);
         true
     }
@@ -122,8 +149,16 @@ impl Endpoint {
             .set(TimerOwner::Accusation(accused), now + pause);
     }
 
-    fn seal_with_job(&self, message: &Message) -> Vec<u8> {
+    pub(super) fn seal_with_job(&self, message: &Message) -> Vec<u8> {
         seal_with_job(self.config.job_key.as_ref(), message)
+    }
+
+    /// Asks the judge, or tells the peer the verdict.
+    fn press(&mut self, accused: EndpointId) {
+        match self.accusations.cases[&accused].judge {
+            Judge::Witness | Judge::Peer => self.send_accuse(accused),
+            Judge::Ourselves => self.tell_lost(accused),
+        }
     }
 
     fn send_accuse(&mut self, accused: EndpointId) {
@@ -135,8 +170,12 @@ impl Endpoint {
             addrs: case.addrs,
             cookie: case.cookie,
         }));
-        for to in &self.config.witness {
-            self.out.datagram(*to, None, data.clone());
+        let to = match case.judge {
+            Judge::Witness => self.config.witness.clone(),
+            _ => case.control(),
+        };
+        for to in to {
+            self.out.datagram(to, None, data.clone());
         }
     }
 
@@ -151,8 +190,7 @@ impl Endpoint {
             ruling: Ruling::Settled,
             cookie: 0,
         }));
-        for ip in case.addrs.iter() {
-            let to = SocketAddr::new(*ip, case.control_port);
+        for to in case.control() {
             self.out.datagram(to, None, data.clone());
         }
     }
@@ -168,10 +206,13 @@ impl Endpoint {
                 return;
             }
             CaseState::Asked { since } if now.since(*since) >= AWAITED => {
-                return self.fence(now, EscalateReason::NoWitness, None);
+                return match case.judge {
+                    Judge::Witness => self.fence(now, EscalateReason::NoWitness, None),
+                    Judge::Peer | Judge::Ourselves => self.undecided(now, accused),
+                };
             }
             CaseState::Asked { .. } => {
-                self.send_accuse(accused);
+                self.press(accused);
                 AGAIN
             }
             // The verdict has fallen, even if the witness does not answer any more.
@@ -196,14 +237,39 @@ impl Endpoint {
 
     /// Whether a flow to this process is still without a transport after all its attempts.
     fn awaits_verdict(&self, accused: EndpointId) -> bool {
-        self.flows.values().any(|flow| {
-            let waits = flow.outage.as_ref().is_some_and(|outage| outage.accused);
-            waits && flow.change.pump.is_none() && flow.peer_id() == Some(accused)
-        })
+        !self.accusing(accused).is_empty()
     }
 
-    fn has_job_key(&self, parsed: &Parsed<'_>) -> bool {
-        let used = self.features & feature::WITNESS != 0;
+    /// The flows to this process that are without a transport after all their attempts.
+    fn accusing(&self, accused: EndpointId) -> Vec<FlowToken> {
+        let waiting = self.flows.iter().filter(|(_, flow)| {
+            let waits = flow.outage.as_ref().is_some_and(|outage| outage.accused);
+            waits && flow.change.pump.is_none() && flow.peer_id() == Some(accused)
+        });
+        waiting.map(|(token, _)| *token).collect()
+    }
+
+    /// The judge, or the other process, has not answered: each of the two decides for itself.
+    fn undecided(&mut self, now: Time, accused: EndpointId) {
+        self.accusations.cases.remove(&accused);
+        for token in self.accusing(accused) {
+            self.end_flow(now, token, EscalateReason::Attempts);
+        }
+    }
+
+    /// Takes note of a lost process that has flows to this one, and that somebody else has accused.
+    fn open_case_of(&mut self, now: Time, lost: EndpointId) -> bool {
+        let peers = self.flows.values().filter_map(|flow| flow.peer.as_ref());
+        let process = peers.map(|peer| &peer.process).find(|peer| peer.id == lost);
+        let Some(case) = process.map(|process| Case::new(now, process, Judge::Ourselves)) else {
+            return false;
+        };
+        self.accusations.cases.insert(lost, case);
+        true
+    }
+
+    pub(super) fn has_job_key(&self, parsed: &Parsed<'_>) -> bool {
+        let used = self.features & (feature::WITNESS | feature::TIE_BREAK) != 0;
         used && verify_with_job(self.config.job_key.as_ref(), parsed)
     }
 
@@ -219,7 +285,10 @@ impl Endpoint {
             return self.drop_one();
         }
         if lost.lost == self.id && lost.ruling != Ruling::Heard {
-            return self.fence(now, EscalateReason::Fenced, Some(from));
+            return match self.may_judge(from) {
+                true => self.fence(now, EscalateReason::Fenced, Some(from)),
+                false => self.drop_one(),
+            };
         }
         let Some(case) = self.accusations.cases.get_mut(&lost.lost) else {
             return;
@@ -240,10 +309,12 @@ impl Endpoint {
 
     /// FENCED has come from a lost process itself.
     pub(super) fn on_fenced(&mut self, now: Time, parsed: &Parsed<'_>, fenced: &Fenced) {
-        match self.has_job_key(parsed) && self.accusations.cases.contains_key(&fenced.endpoint) {
-            true => self.settle(now, fenced.endpoint, 0),
-            false => self.drop_one(),
+        let peer = fenced.endpoint;
+        let known = || self.accusations.cases.contains_key(&peer);
+        if !self.has_job_key(parsed) || !(known() || self.open_case_of(now, peer)) {
+            return self.drop_one();
         }
+        self.settle(now, peer, 0);
     }
 
     /// The flows to the lost process are not resumed any more.
@@ -255,6 +326,7 @@ impl Endpoint {
         }
     }
 
+    /// The flows to this process, or all, that have a session.
     fn flows_to(&self, peer: Option<EndpointId>) -> Vec<FlowToken> {
         let carried = self.flows.iter().filter(|(_, flow)| {
             let meant = peer.is_none() || flow.peer_id() == peer;
@@ -303,7 +375,7 @@ impl Endpoint {
             self.timers.clear(TimerOwner::Accusation(accused));
         }
         for token in self.flows_to(None) {
-            match self.config.when_lost {
+            match self.config.when_lost.unwrap_or_default() {
                 WhenLost::Error => self.end_flow(now, token, reason),
                 // The application must not get an error, as if the others were lost, and go on.
                 WhenLost::Exit => self.tell_escalation(token, reason, self.verdict_of(token)),
@@ -322,7 +394,7 @@ impl Endpoint {
     }
 
     /// Gives a flow up that has a session, as soon as its front end has suspended it.
-    fn end_flow(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
+    pub(super) fn end_flow(&mut self, now: Time, token: FlowToken, reason: EscalateReason) {
         self.suspend_for_good(now, token);
         let flow = self.flow(token);
         if flow.bar == Bar::Shut {

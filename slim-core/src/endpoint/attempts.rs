@@ -11,6 +11,7 @@
 
 use std::time::Duration;
 
+use super::accusations::Judge;
 use super::errno::{ECONNRESET, EPIPE};
 use super::flow::State;
 use super::outage::{Attempts, Outage, Proof};
@@ -282,7 +283,8 @@ impl Endpoint {
         // The kernel reports no fault. But nothing at the peer's host answers, and a witness decides.
         let (patient, silent) = (outage.patient(), !outage.heard);
         let early = patient && now.since(outage.since) < PATIENCE;
-        if patient && silent && self.accuse(now, token) {
+        let witnessed = self.judge_of_flow(token) == Some(Judge::Witness);
+        if patient && silent && witnessed && self.accuse(now, token) {
             return self.await_verdict(now, token);
         }
         let flow = self.flow(token);

@@ -38,12 +38,12 @@ impl Endpoint {
             Message::HelloDone(done) => self.on_hello_done(now, from, &parsed, done),
             Message::Fenced(fenced) => self.on_fenced(now, &parsed, fenced),
             Message::Lost(lost) => self.on_lost(now, from, &parsed, lost),
+            Message::Accuse(accuse) => self.on_accuse(now, from, &parsed, accuse),
             Message::Challenge(_)
             | Message::Resume(_)
             | Message::ResumeOk(_)
             | Message::Confirm(_)
-            | Message::Refuse(_)
-            | Message::Accuse(_) => self.drop_one(),
+            | Message::Refuse(_) => self.drop_one(),
         }
     }
 

@@ -59,7 +59,10 @@ struct Exchange {
 pub(super) fn features_of(own: &Transports, config: &Config) -> u64 {
     let transports = own.has_others().then_some(feature::TRANSPORTS);
     let witness = (!config.witness.is_empty()).then_some(feature::WITNESS);
-    feature::PAIRS | transports.unwrap_or(0) | witness.unwrap_or(0)
+    let ties = config.job_key.is_some() && config.when_lost.is_some();
+    let ties = ties.then_some(feature::TIE_BREAK);
+    let all = [Some(feature::PAIRS), transports, witness, ties];
+    all.into_iter().flatten().fold(0, |all, bit| all | bit)
 }
 
 impl Endpoint {

@@ -145,6 +145,7 @@ mod shut_off;
 mod tables;
 #[cfg(test)]
 mod tests;
+mod tie_break;
 mod timer;
 
 use std::collections::{BTreeMap, VecDeque};

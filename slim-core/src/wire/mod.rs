@@ -48,8 +48,10 @@ pub mod feature {
     pub const TRANSPORTS: u64 = 2;
     /// `docs/PROTOCOL.md`, section "The witness".
     pub const WITNESS: u64 = 4;
+    /// `docs/PROTOCOL.md`, section "Without a witness".
+    pub const TIE_BREAK: u64 = 8;
     /// All bits that have a meaning.
-    pub const ALL: u64 = PAIRS | TRANSPORTS | WITNESS;
+    pub const ALL: u64 = PAIRS | TRANSPORTS | WITNESS | TIE_BREAK;
 }
 
 /// Authentication code at the end of a message: HMAC-SHA256, the first 16 bytes.

@@ -30,6 +30,8 @@ const END: u64 = 90 * S;
 pub enum Mutation {
     /// The processes have no witness.
     NoWitness,
+    /// They have no witness, and none of them stands in for it.
+    NoTieBreak,
     /// A lost process is not told, and goes on.
     LostGoesOn,
     /// The witness is started anew with each datagram.
@@ -42,6 +44,8 @@ pub struct Stats {
     pub resumes: u64,
     pub fenced: u64,
     pub cut_off: u64,
+    /// Runs without a witness in which a process was fenced.
+    pub ties: u64,
     pub peer_lost: u64,
     /// Runs in which no outage was longer than the attempts.
     pub healed: u64,
@@ -53,6 +57,7 @@ impl Stats {
         self.resumes += other.resumes;
         self.fenced += other.fenced;
         self.cut_off += other.cut_off;
+        self.ties += other.ties;
         self.peer_lost += other.peer_lost;
         self.healed += other.healed;
         self.crashes += other.crashes;
@@ -105,7 +110,7 @@ struct Node {
     endpoint: Option<Endpoint>,
     alive: bool,
     fenced: Option<EscalateReason>,
-    when_lost: WhenLost,
+    when_lost: Option<WhenLost>,
     /// Events that come while the process stands still wait.
     stopped: Option<u64>,
     waiting: Vec<Ev>,
@@ -126,6 +131,8 @@ pub struct World {
     pub trace: bool,
     pub stats: Stats,
     mutation: Option<Mutation>,
+    /// There is no witness, and only connections are cut: messages pass.
+    ties: bool,
     dice: Dice,
     now: u64,
     serial: u64,
@@ -175,6 +182,7 @@ impl World {
             true => 2,
             false => dice.pick(3, 5) as usize,
         };
+        let ties = dice.chance(25) && mutation.is_none() || mutation == Some(Mutation::NoTieBreak);
         let mut nodes = Vec::new();
         for n in 0..=count {
             let config = Config {
@@ -182,11 +190,13 @@ impl World {
                 job_key: Some(key()),
                 witness: match mutation {
                     Some(Mutation::NoWitness) => Vec::new(),
+                    _ if ties => Vec::new(),
                     _ => vec![SocketAddr::new(ip(count), CONTROL)],
                 },
                 when_lost: match dice.chance(50) {
-                    true => WhenLost::Error,
-                    false => WhenLost::Exit,
+                    _ if mutation == Some(Mutation::NoTieBreak) => None,
+                    true => Some(WhenLost::Error),
+                    false => Some(WhenLost::Exit),
                 },
                 ..Config::default()
             };
@@ -223,6 +233,7 @@ impl World {
             trace: false,
             stats: Stats::default(),
             mutation,
+            ties,
             dice,
             now: 0,
             serial: 0,
@@ -332,6 +343,7 @@ impl World {
                 }
                 5 | 6 if a != b && b < count => self.at(at, Ev::Kill(a, b)),
                 7 => self.at(at, Ev::Crash(a)),
+                8 if self.ties => {}
                 8 => {
                     self.at(at, Ev::Stop(a));
                     let end = at + self.dice.spread(10 * MS, 30 * S);
@@ -410,7 +422,7 @@ impl World {
         if a.max(b) < self.witness_at() {
             // Both ends use the flow, and notice: with an error, or by the silence.
             for (node, peer) in [(a, b), (b, a)] {
-                let cause = match self.dice.chance(50) {
+                let cause = match self.ties || self.dice.chance(50) {
                     true => Cause::Errno(110),
                     false => Cause::Stall,
                 };
@@ -437,7 +449,7 @@ impl World {
                 let now = self.clock(sender);
                 let reached = self.nodes[sender].alive && self.nodes[sender].stopped.is_none();
                 if reached
-                    && !self.is_cut(node, sender)
+                    && (self.ties || !self.is_cut(node, sender))
                     && let Some(endpoint) = &mut self.nodes[sender].endpoint
                 {
                     endpoint.handle_refused(now, SocketAddr::new(ip(node), CONTROL), &data);
@@ -642,7 +654,7 @@ impl World {
         }
         let copies = 1 + u64::from(self.dice.chance(self.loss / 4));
         for _ in 0..copies {
-            if self.is_cut(node, peer) || self.dice.chance(self.loss) {
+            if self.is_cut(node, peer) && !self.ties || self.dice.chance(self.loss) {
                 continue;
             }
             let event = Ev::Datagram {
@@ -719,7 +731,7 @@ impl World {
                     let from = SocketAddr::new(ip(node), CONTROL);
                     self.send(node, from, to, &data);
                 }
-                self.nodes[node].alive = self.nodes[node].when_lost == WhenLost::Error;
+                self.nodes[node].alive = self.nodes[node].when_lost == Some(WhenLost::Error);
             }
             _ => {}
         }
@@ -774,6 +786,7 @@ impl World {
         self.stats.healed += u64::from(short && self.stats.resumes > 0);
         let fenced = self.nodes.iter().filter(|node| node.fenced.is_some());
         let fenced = fenced.count();
+        self.stats.ties += u64::from(self.ties && fenced > 0);
         if short && fenced > 0 {
             return Err("a process is fenced, and all outages were short".to_owned());
         }

@@ -154,7 +154,7 @@ fn a_lost_process_is_fenced_and_says_so() {
 #[test]
 fn a_process_that_ends_itself_gives_no_flow_up() {
     let mut pair = Pair::live_with(Config {
-        when_lost: WhenLost::Exit,
+        when_lost: Some(WhenLost::Exit),
         ..config()
     });
     pair.lost(id(A), true);

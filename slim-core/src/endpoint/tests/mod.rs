@@ -16,5 +16,6 @@ mod pairs;
 mod probing;
 mod resuming;
 mod threats;
+mod ties;
 mod undecided;
 mod unreachable;
