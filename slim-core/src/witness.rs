@@ -27,6 +27,8 @@ pub const SETTLED: Duration = Duration::from_secs(20);
 /// The first wait before LOST is repeated to a process that has not confirmed it; doubles each time.
 const AGAIN: Duration = Duration::from_millis(200);
 const AGAIN_MAX: Duration = Duration::from_secs(10);
+/// How many accusers of one process are told at once when it is fenced. Others hear it when they repeat the accusation.
+const ACCUSERS: usize = 64;
 
 /// Makes sure that an accuser hears the answers to its accusations, and that a recorded accusation is worth nothing later.
 pub(crate) struct Cookies {
@@ -80,6 +82,8 @@ pub struct Witness {
 struct Convict {
     /// Where it is told.
     at: Vec<SocketAddr>,
+    /// Who waits for its end, and where.
+    accusers: BTreeMap<EndpointId, SocketAddr>,
     since: Time,
     fenced: bool,
     /// When it is told again, and the wait after that.
@@ -111,6 +115,10 @@ impl Witness {
             Message::Fenced(fenced) => {
                 if let Some(convict) = self.lost.get_mut(&fenced.endpoint) {
                     convict.fenced = true;
+                    // At once: the runtime reports the lost process as soon as it has ended, and its connections are to end before that.
+                    for (accuser, at) in std::mem::take(&mut convict.accusers) {
+                        self.tell(at, accuser, fenced.endpoint, Ruling::Settled);
+                    }
                 }
             }
             _ => {}
@@ -132,6 +140,7 @@ impl Witness {
             let at = |ip: &IpAddr| SocketAddr::new(*ip, accuse.control_port);
             place.insert(Convict {
                 at: accuse.addrs.iter().map(at).collect(),
+                accusers: BTreeMap::new(),
                 since: now,
                 fenced: false,
                 next: now + AGAIN,
@@ -139,8 +148,13 @@ impl Witness {
             });
             self.tell_lost(accused);
         }
-        let convict = &self.lost[&accused];
+        let Some(convict) = self.lost.get_mut(&accused) else {
+            return;
+        };
         let settled = convict.fenced || now.since(convict.since) >= SETTLED;
+        if !settled && convict.accusers.len() < ACCUSERS {
+            convict.accusers.insert(accuser, from);
+        }
         let ruling = match settled {
             true => Ruling::Settled,
             false => Ruling::Fallen,
@@ -291,6 +305,11 @@ mod tests {
         let third = say(&mut witness, Time(1), &accuse(3, 2));
         assert_eq!(third, [(from, lost(3, 2, false))]);
         let fenced = Message::Fenced(Fenced { endpoint: id(2) });
+        let at_once = say(&mut witness, Time(2), &fenced);
+        assert_eq!(
+            at_once,
+            [(from, lost(1, 2, true)), (from, lost(3, 2, true))]
+        );
         assert_eq!(say(&mut witness, Time(2), &fenced), []);
         let again = say(&mut witness, Time(3), &accuse(1, 2));
         assert_eq!(again, [(from, lost(1, 2, true))]);

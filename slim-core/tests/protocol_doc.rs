@@ -295,6 +295,11 @@ fn numbers_in_the_text_are_those_of_the_code() {
         ),
         (
             INQUIRIES,
+            "CONFIRM_DEATH_SOON: Duration = Duration::from_millis(5)",
+            "5 ms instead of 150 ms",
+        ),
+        (
+            INQUIRIES,
             "GONE_AGE: Duration = Duration::from_secs(5)",
             "it within the next 5 s",
         ),

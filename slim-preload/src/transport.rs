@@ -391,6 +391,12 @@ pub fn become_plain(flow: &'static Flow) {
     }
 }
 
+/// Whether the transport has ended first, and then refused bytes that were sent while the end was inquired into.
+fn refused_after_its_end(ctl: &Ctl) -> bool {
+    let half_open = ctl.receiving.is_half_open();
+    half_open && ctl.transport().is_some_and(sys::is_over)
+}
+
 /// Puts the old transport back: it was not dead after all, or the application is to see the error that it reports.
 pub fn reinstate(flow: &'static Flow, legacy: bool) {
     let Some(mut ctl) = flow.own() else { return };
@@ -398,6 +404,7 @@ pub fn reinstate(flow: &'static Flow, legacy: bool) {
         && let Some(errno) = ctl
             .taken()
             .or(ctl.receiving.is_cut().then_some(libc::ECONNRESET))
+            .or_else(|| refused_after_its_end(&ctl).then_some(libc::EPIPE))
     {
         drop(ctl);
         if legacy {

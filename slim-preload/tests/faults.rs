@@ -348,6 +348,7 @@ fn a_peer_that_dies() {
             "death-poll",
             "death-unread",
             "death-send",
+            "death-first",
             "death-broken",
         ],
         0,

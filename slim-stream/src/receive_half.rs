@@ -21,6 +21,8 @@ pub struct ReceiveHalf {
     moved: bool,
     /// The peer's direction of the transport has ended unannounced. Our direction may still work.
     ended: bool,
+    /// That end was the first sign of the outage.
+    end_came_first: bool,
     /// The transport has been drained: read until empty, finally.
     drained: bool,
     /// We have shut the transport down in both directions, so it cannot be used again.
@@ -39,6 +41,7 @@ impl ReceiveHalf {
             peer_closed: false,
             moved: false,
             ended: false,
+            end_came_first: false,
             drained: false,
             cut: false,
             over: false,
@@ -65,7 +68,12 @@ impl ReceiveHalf {
 
     /// The transport has broken. `ended`: the only sign of that is an unannounced end of the peer's direction.
     pub fn set_ended(&mut self, ended: bool) {
-        self.ended = ended;
+        (self.ended, self.end_came_first) = (ended, ended);
+    }
+
+    /// Whether an unannounced end of the peer's direction was the first sign that the transport has broken.
+    pub fn end_came_first(&self) -> bool {
+        self.end_came_first
     }
 
     /// Whether bytes can still be sent on the transport of a suspended flow. The replay buffer keeps them, and is not trimmed
@@ -110,6 +118,7 @@ impl ReceiveHalf {
     /// The transport is used again: clears the marks of its failure.
     pub fn reinstate(&mut self) {
         (self.ended, self.cut, self.over) = (false, false, false);
+        self.end_came_first = false;
     }
 
     /// A new transport carries the stream; `start` holds both counts at this moment.

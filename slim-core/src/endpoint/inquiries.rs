@@ -8,7 +8,10 @@ use crate::ids::{EndpointId, FlowToken, Time};
 
 /// A host that refused a QUERY is asked once more after this, because a firewall that is just
 /// being changed may have refused it.
-pub(super) const CONFIRM_DEATH: Duration = Duration::from_millis(150);
+const CONFIRM_DEATH: Duration = Duration::from_millis(150);
+/// The same in a job that goes on without failed ranks: its runtime reports a dead rank within some milliseconds, and errors of
+/// connections that come later would disturb the recovery.
+const CONFIRM_DEATH_SOON: Duration = Duration::from_millis(5);
 /// How long a process is remembered as gone, so that its flows that fail a little later need not ask again. A process that is
 /// gone does not come back; the limit is there for a wrong verdict.
 const GONE_AGE: Duration = Duration::from_secs(5);
@@ -16,8 +19,9 @@ const GONE_AGE: Duration = Duration::from_secs(5);
 const GONE: usize = 256;
 
 /// The state of all inquiries.
-#[derive(Default)]
 pub(super) struct Inquiries {
+    /// A host that refused a QUERY is believed if it refuses another one this much later.
+    pub(super) confirmed_after: Duration,
     /// Processes that have not answered yet.
     pub(super) open: BTreeMap<EndpointId, Inquiry>,
     /// Oldest first.
@@ -35,6 +39,18 @@ pub(super) struct Inquiry {
 }
 
 impl Inquiries {
+    /// `recovers`: the job goes on without failed processes.
+    pub(super) fn new(recovers: bool) -> Self {
+        Inquiries {
+            confirmed_after: match recovers {
+                true => CONFIRM_DEATH_SOON,
+                false => CONFIRM_DEATH,
+            },
+            open: BTreeMap::new(),
+            gone: VecDeque::new(),
+        }
+    }
+
     pub(super) fn mark_gone(&mut self, now: Time, peer: EndpointId) {
         if self.is_gone(now, peer) {
             return;
@@ -71,10 +87,10 @@ impl Inquiries {
         self.gone.iter().any(|(_, gone)| *gone == peer)
     }
 
-    /// Whether the host first refused QUERY at least [`CONFIRM_DEATH`] ago.
+    /// Whether the host first refused QUERY long enough ago.
     pub(super) fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
         let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
-        first.is_some_and(|first| now.since(first) >= CONFIRM_DEATH)
+        first.is_some_and(|first| now.since(first) >= self.confirmed_after)
     }
 }
 
@@ -90,7 +106,7 @@ mod tests {
             incarnation: 1,
         };
         let at = |secs: u64| Time(secs * 1_000_000);
-        let mut inquiries = Inquiries::default();
+        let mut inquiries = Inquiries::new(false);
         // Marking the process again before it expires does not extend the time: there is no new evidence.
         for secs in [0, 2, 4] {
             inquiries.mark_gone(at(secs), peer);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Endpoint;
 use super::close::EndSource;
 use super::flow::State;
-use super::inquiries::{CONFIRM_DEATH, Inquiry};
+use super::inquiries::Inquiry;
 use super::outage::Proof;
 use super::record::{Asked, Leaving, QueryPurpose};
 use super::timer::{Timer, TimerOwner};
@@ -343,6 +343,7 @@ impl Endpoint {
             .filter(|(_, inquiry)| inquiry.to == to)
             .map(|(peer, _)| *peer)
             .collect();
+        let confirmed_after = self.inquiries.confirmed_after;
         for peer in asked {
             let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
                 continue;
@@ -353,9 +354,10 @@ impl Endpoint {
                     inquiry.sent = QUERIES - 2;
                     let token = inquiry.token;
                     self.timers.clear(TimerOwner::Flow(token, Timer::Query));
-                    self.timers.set(TimerOwner::Peer(peer), now + CONFIRM_DEATH);
+                    self.timers
+                        .set(TimerOwner::Peer(peer), now + confirmed_after);
                 }
-                Some(first) if now.since(first) >= CONFIRM_DEATH => self.process_gone(now, peer),
+                Some(first) if now.since(first) >= confirmed_after => self.process_gone(now, peer),
                 // A duplicate, or the refusal of an earlier QUERY.
                 Some(_) => {}
             }

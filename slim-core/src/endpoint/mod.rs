@@ -247,6 +247,7 @@ impl Endpoint {
     pub fn new(config: Config, id: EndpointId, own: Transports, seed: [u8; 32]) -> Self {
         let mut rng = Rng::new(seed);
         let pairs = Pairs::new(Rng::new(rng.block()));
+        let inquiries = Inquiries::new(config.when_lost.is_some() || !config.witness.is_empty());
         Endpoint {
             late: Late::new(&config),
             features: features_of(&own, &config),
@@ -267,7 +268,7 @@ impl Endpoint {
             processes: Processes::default(),
             pending: Pending::default(),
             tombs: Tombs::new(TOMB_AGE),
-            inquiries: Inquiries::default(),
+            inquiries,
             refusals: Refusals::default(),
             shut_off: ShutOff::default(),
             hellos: Pace::default(),

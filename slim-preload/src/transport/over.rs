@@ -20,6 +20,9 @@ pub fn escalate(flow: &'static Flow, verdict: Verdict) {
         ctl.set_transport(None);
     }
     let verdict = match (verdict, ctl.taken()) {
+        // Sends were refused after the stream had ended, while the application could not see that end. Without SLIM it would have met the end
+        // first. A program that sends before it reads must not get SIGPIPE for that, so its next send is the first one to be refused.
+        (Verdict::Errno(libc::EPIPE), _) if ctl.receiving.end_came_first() => Verdict::Eof,
         // The peer's stream had ended before the transport failed, so the failure concerns the bytes that we sent.
         (Verdict::Eof, Some(libc::EPIPE)) => Verdict::Errno(libc::EPIPE),
         (verdict, _) => verdict,

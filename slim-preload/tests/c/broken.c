@@ -474,6 +474,30 @@ static void death(int how) {
     }
 }
 
+// The peer dies, and the survivor sends before it reads, as an event loop may do. It meets the end of the stream before a send is refused.
+static void death_first(void) {
+    if (is_server()) {
+        meet();
+        ms(150);
+        for (;;) {
+            struct pollfd p = {.fd = fd, .events = POLLIN | POLLOUT};
+            if (poll(&p, 1, 1000) < 1) continue;
+            if (p.revents & POLLOUT && send(fd, "x", 1, MSG_DONTWAIT) < 0 && errno != EAGAIN) line("send %s", ename(errno));
+            if (!(p.revents & POLLIN)) continue;
+            ssize_t r = recv(fd, buf, 9, MSG_DONTWAIT);
+            if (r < 0 && errno == EAGAIN) continue;
+            line("recv %zd", r);
+            break;
+        }
+        line("SIGPIPE %d", pipes());
+        R(close(fd));
+    } else {
+        meet();
+        ms(100);
+        kill(getpid(), SIGKILL);
+    }
+}
+
 static void death_broken(void) {
     if (is_server()) {
         meet();
@@ -707,6 +731,7 @@ int main(int argc, char **argv) {
     if (is("death-poll")) death(1);
     if (is("death-unread")) death(2);
     if (is("death-send")) death(3);
+    if (is("death-first")) death_first();
     if (is("death-broken")) death_broken();
     if (is("copies")) copies();
     if (is("at-once")) at_once();

@@ -373,3 +373,18 @@ fn nobody_opens_a_session_with_a_lost_process() {
     pair.run();
     assert_eq!(pair.ends[A].state(token), Some(State::Escalated));
 }
+
+/// The runtime of such a job reports dead processes within milliseconds, too.
+#[test]
+fn a_dead_process_is_given_up_soon_in_a_job_with_recovery() {
+    let mut pair = Pair::live_with(config());
+    pair.tcp[B] = Net::Refuses;
+    pair.udp[B] = Net::Refuses;
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(104));
+    pair.wait(ms(2));
+    assert_eq!(pair.verdict(A), None, "one refusal must be confirmed");
+    pair.wait(ms(10));
+    assert_eq!(pair.verdict(A), Some(Verdict::Errno(104)));
+    let evidence = Some(Evidence::ProcessGone);
+    assert_eq!(pair.given_up(), Some((EscalateReason::PeerGone, evidence)));
+}

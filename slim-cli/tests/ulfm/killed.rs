@@ -1,0 +1,96 @@
+//! A rank is killed (SIGKILL). The others hear of it as soon as without SLIM, go on without it, and replace it by a new one.
+
+use std::time::Duration;
+
+use slim_lab::mpi::Flavor;
+
+use super::lab::{Carrier, More, Shape, UlfmLab, has_finished, lines, runs};
+
+/// Longer than such a job takes.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What became of a job.
+struct Outcome {
+    /// Time in seconds until both ranks that were left had heard of the death, and had a communicator without the failed rank.
+    heard: Option<f64>,
+    /// They have gone on with a new rank to the end.
+    is_replaced: bool,
+}
+
+/// When a line of the program says that something happened, in seconds since 1970.
+fn at(line: &str) -> Option<f64> {
+    let rest = line.split(" at=").nth(1)?;
+    rest.split(' ').next()?.parse().ok()
+}
+
+fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
+    let job = bench.start(Shape {
+        nodes: 3,
+        each: 1,
+        seconds: 3,
+        carrier,
+        more: More::Replace,
+    });
+    job.wait_working();
+    let killed = job.kill_a_rank(&bench.lab.nodes()[2]);
+    let begun = std::time::Instant::now();
+    let ended = job.wait_for(|| begun.elapsed() > LIMIT);
+    let count = |start| lines(&ended.text, start).count();
+    let failed = lines(&ended.text, "FAILED ").filter_map(at);
+    let last = failed.fold(0.0, f64::max);
+    let shrunk = count("SHRUNK ") >= 2 && !ended.text.contains("is wrong");
+    let outcome = Outcome {
+        heard: (shrunk && count("FAILED ") >= 2).then_some(last - killed),
+        // They, and the new one.
+        is_replaced: has_finished(&ended, 3) && count("GROWN ") == 3,
+    };
+    if !outcome.is_replaced {
+        println!("{carrier:?}: {:?}\n{}", ended.status, ended.text);
+    }
+    outcome
+}
+
+/// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job is asked to replace the rank:
+/// PRRTE's daemons corrupt their memory now and then when a rank is spawned after another one has died, with and without SLIM
+/// (docs/ULFM.md).
+fn a_killed_rank(test: &str, flavor: Flavor) {
+    let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
+    for _ in 0..runs().max(3) {
+        // `mpirun` is on a host of its own.
+        let Some(bench) = UlfmLab::new(test, flavor, 4) else {
+            return;
+        };
+        for (carrier, outcomes) in &mut all {
+            outcomes.push(kill_one(&bench, *carrier));
+        }
+    }
+    let [bare, slim] = all.map(|(carrier, outcomes)| {
+        let replaced = outcomes.iter().filter(|outcome| outcome.is_replaced);
+        let replaced = replaced.count();
+        let mut heard: Vec<f64> = outcomes.iter().filter_map(|one| one.heard).collect();
+        heard.sort_by(f64::total_cmp);
+        println!(
+            "{carrier:?}: of {} jobs {} went on without the rank, after {heard:.4?} s, and {replaced} replaced it",
+            outcomes.len(),
+            heard.len(),
+        );
+        (outcomes.len(), heard, replaced)
+    });
+    let (jobs, heard, replaced) = slim;
+    assert!(heard.len() == jobs && replaced > 0, "{heard:?}, {replaced}");
+    if let Some(best) = bare.1.first() {
+        assert!(heard[0] <= best + 0.01, "{heard:?}, bare {:?}", bare.1);
+    }
+}
+
+#[test]
+fn a_killed_rank_is_reported_as_soon_as_without_slim() {
+    let test = "a_killed_rank_is_reported_as_soon_as_without_slim";
+    a_killed_rank(test, Flavor::OpenMpi5);
+}
+
+#[test]
+fn a_killed_rank_is_reported_as_soon_as_without_slim_with_5_0_7() {
+    let test = "a_killed_rank_is_reported_as_soon_as_without_slim_with_5_0_7";
+    a_killed_rank(test, Flavor::OpenMpi5Components);
+}
