@@ -12,7 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use lab::{
-    Carrier, Ended, More, Shape, UlfmLab, has_finished, kill_connections, lines, part, runs,
+    Carrier, Ended, LONG, More, SHORT, Shape, UlfmLab, has_finished, kill_connections, lines, part,
+    runs,
 };
 use slim_lab::mpi::Flavor;
 use slim_lab::skip::skip;
@@ -53,6 +54,7 @@ fn connections_killed(test: &str, flavor: Flavor) {
                 nodes: 2,
                 each: 2,
                 seconds: 3,
+                words: LONG,
                 carrier,
                 more: More::None,
             });
@@ -100,6 +102,7 @@ fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
             nodes: 2,
             each: 1,
             seconds: 6,
+            words: LONG,
             carrier,
             more: More::None,
         });
@@ -134,6 +137,31 @@ fn of_two_ranks_of_the_component_that_cannot_reach_each_other_one_is_lost() {
     two_ranks_parted(test, Flavor::OpenMpi5Components, Carrier::Component);
 }
 
+/// A third rank reaches both of the others. It is kept, and goes on with the one that is not lost.
+#[test]
+fn a_rank_that_is_not_concerned_is_kept() {
+    let test = "a_rank_that_is_not_concerned_is_kept";
+    for run in 0..runs() {
+        let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 4) else {
+            return;
+        };
+        let job = bench.start(Shape {
+            nodes: 3,
+            each: 1,
+            seconds: 5,
+            words: SHORT,
+            carrier: Carrier::Tcp,
+            more: More::None,
+        });
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let _parted = part(&nodes[1..2], &nodes[2..3]);
+        let ended = job.wait();
+        println!("run {run}: {:?}\n{}", ended.status, ended.text);
+        assert!(has_finished(&ended, 2), "{}", ended.text);
+    }
+}
+
 /// The spawned rank gets no variable of `-x`, so it knows the witness from its daemon.
 #[test]
 fn of_a_spawned_rank_and_its_parent_that_cannot_reach_each_other_one_is_lost() {
@@ -146,6 +174,7 @@ fn of_a_spawned_rank_and_its_parent_that_cannot_reach_each_other_one_is_lost() {
             nodes: 2,
             each: 1,
             seconds: 6,
+            words: SHORT,
             carrier: Carrier::Tcp,
             more: More::Spawn,
         });
@@ -175,6 +204,7 @@ fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
             nodes: 2,
             each: 1,
             seconds: 6,
+            words: LONG,
             carrier: Carrier::Tcp,
             more: More::None,
         });

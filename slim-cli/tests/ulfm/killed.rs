@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slim_lab::mpi::Flavor;
 
-use super::lab::{Carrier, More, Shape, UlfmLab, has_finished, lines, runs};
+use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, has_finished, lines, runs};
 
 /// Longer than such a job takes.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -28,6 +28,7 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
         nodes: 3,
         each: 1,
         seconds: 3,
+        words: SHORT,
         carrier,
         more: More::Replace,
     });

@@ -19,7 +19,9 @@ pub const PROGRAM: &str = "slim_ulfm";
 const LIMIT: Duration = Duration::from_secs(90);
 
 /// Length of messages at most, in jobs in which a rank dies: with longer ones under way `btl/tcp` itself crashes now and then (docs/ULFM.md).
-const WORDS: &str = "2000";
+pub const SHORT: &str = "2000";
+/// The longest messages of the program.
+pub const LONG: &str = "131072";
 
 /// How the ranks talk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Shape {
     /// Ranks on each of them.
     pub each: usize,
     pub seconds: u32,
+    /// The length of messages at most.
+    pub words: &'static str,
     pub carrier: Carrier,
     /// Whether the ranks spawn further ones, on the last node of the lab.
     pub more: More,
@@ -146,11 +150,12 @@ impl UlfmLab {
         };
         command.args(ULFM_OPTIONS);
         command.arg(&self.program).arg(shape.seconds.to_string());
+        command.arg(shape.words);
         let last = nodes[nodes.len() - 1].name();
         match shape.more {
             More::None => {}
-            More::Spawn => drop(command.args([WORDS, "spawn", last])),
-            More::Replace => drop(command.args([WORDS, "replace", last])),
+            More::Spawn => drop(command.args(["spawn", last])),
+            More::Replace => drop(command.args(["replace", last])),
         }
         command.stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
