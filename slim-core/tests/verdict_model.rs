@@ -10,7 +10,7 @@
 //! In every state it must hold that
 //!
 //! * a process that goes on has given up only processes that are fenced or dead;
-//! * a process that is not accused is not lost.
+//! * a process that neither accuses nor is accused is not lost.
 //!
 //! And in every state in which nothing can happen any more, no process waits for a verdict; and of two processes that both reach the witness,
 //! exactly one is lost if there was an accusation.
@@ -102,7 +102,9 @@ impl Rules {
                     self.of_pair(world, p, q, &mut steps);
                 }
                 if world.accuse[p][q] {
-                    steps.push(self.at_witness(world, p, q));
+                    steps.push(self.at_witness(world, p, q, q));
+                    // More others may have accused the accuser.
+                    steps.push(self.at_witness(world, p, q, p));
                 }
             }
             if world.fenced[p] {
@@ -159,16 +161,19 @@ impl Rules {
         }
     }
 
-    /// The witness gets the accusation of `q` by `p`.
-    fn at_witness(&self, world: &World, p: usize, q: usize) -> World {
+    /// The witness decides the accusation of `q` by `p`, if it must, against `against`.
+    fn at_witness(&self, world: &World, p: usize, q: usize, against: usize) -> World {
         world.with(|w| {
             if w.convicts[p] && !self.broken(Mutation::LostMayAccuse) {
                 w.lost[1][p][p] = true;
                 return;
             }
             if !w.convicts[q] {
-                w.convicts[q] = true;
-                w.lost[1][q][q] = true;
+                w.convicts[against] = true;
+                w.lost[1][against][against] = true;
+            }
+            if against == p && !w.convicts[q] {
+                return;
             }
             let settled = w.confirmed[q] || w.is_out(q);
             w.lost[usize::from(settled)][p][q] = true;
@@ -188,9 +193,10 @@ impl Rules {
                     return Some(format!("{p} has given {q} up, and both go on"));
                 }
             }
-            let accused = (0..self.count).any(|by| world.accuse[by][p]);
-            if !self.faults && world.is_out(p) && !accused {
-                return Some(format!("{p} is lost, and nobody has accused it"));
+            let mut others = 0..self.count;
+            let party = others.any(|other| world.accuse[other][p] || world.accuse[p][other]);
+            if !self.faults && world.is_out(p) && !party {
+                return Some(format!("{p} is lost without an accusation"));
             }
         }
         None
