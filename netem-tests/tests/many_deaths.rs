@@ -82,27 +82,43 @@ fn kill_all_victims(lab: &Lab, survivors: usize, slim: bool) -> Vec<f64> {
     let ports = (FIRST_PORT..FIRST_PORT + VICTIMS).map(|port| port.to_string());
     let ports: Vec<String> = ports.collect();
     let victim = |port: &String| {
-        let args = ["victim".into(), host.clone(), port.clone(), survivors.to_string()];
+        let args = [
+            "victim".into(),
+            host.clone(),
+            port.clone(),
+            survivors.to_string(),
+        ];
         let victim = start(lab, 1, &args, slim);
         assert!(victim.wait_line(Duration::from_secs(20), |l| l == "READY"));
         victim
     };
     let victims: Vec<Running> = ports.iter().map(victim).collect();
-    let args: Vec<String> = ["survivor".into(), host.clone()].into_iter().chain(ports).collect();
+    let args: Vec<String> = ["survivor".into(), host.clone()]
+        .into_iter()
+        .chain(ports)
+        .collect();
     let survivors: Vec<Running> = (0..survivors).map(|_| start(lab, 0, &args, slim)).collect();
     for program in victims.iter().chain(&survivors) {
         assert!(program.wait_line(Duration::from_secs(20), |l| l == "RUNNING"));
     }
     // Until each process has been asked whether it can be reached.
     thread::sleep(Duration::from_secs(2));
-    let killed = SystemTime::now().duration_since(UNIX_EPOCH).expect("the time");
+    let killed = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("the time");
     for victim in &victims {
         kill(Pid::from_raw(victim.id() as i32), Signal::SIGKILL).expect("kill a victim");
     }
     let mut ended = Vec::new();
     for survivor in &survivors {
         assert!(survivor.wait_line(Duration::from_secs(30), |l| l == "DONE"));
-        let when = |line: &str| line.strip_prefix("ENDED ")?.split(' ').next()?.parse::<f64>().ok();
+        let when = |line: &str| {
+            line.strip_prefix("ENDED ")?
+                .split(' ')
+                .next()?
+                .parse::<f64>()
+                .ok()
+        };
         let lines = survivor.lines();
         ended.extend(lines.iter().filter_map(|l| when(&l.text)));
     }
@@ -124,7 +140,10 @@ fn eight_die(name: &str, survivors: usize) {
         };
         let took = kill_all_victims(&lab, survivors, slim);
         let [first, last] = [took.first(), took.last()].map(|t| t.copied().unwrap_or(f64::NAN));
-        println!("{name}, slim {slim}: {} ends, after {first:.3} to {last:.3} s", took.len());
+        println!(
+            "{name}, slim {slim}: {} ends, after {first:.3} to {last:.3} s",
+            took.len()
+        );
         assert_eq!(took.len(), survivors * usize::from(VICTIMS));
         if !slim {
             continue;

@@ -15,6 +15,9 @@ use crate::wire::{Challenge, Confirm, Message, Parsed, Refuse, RefuseReason, Res
 impl Endpoint {
     /// The connection of an [`Action::Connect`] is established.
     pub fn handle_connected(&mut self, now: Time, conn: ConnId) {
+        if let Some(Conn::Knock { peer }) = self.conns.get(&conn) {
+            return self.knock_accepted(now, conn, *peer);
+        }
         let Some(Conn::Out { token, stage }) = self.conns.get_mut(&conn) else {
             return;
         };
@@ -266,6 +269,8 @@ impl Endpoint {
             Conn::Out { token, .. } => Some(*token),
             Conn::Fresh { .. } => None,
             Conn::Aside { peer } => return self.aside_lost(*peer, 0),
+            // It is closed as soon as it is established.
+            Conn::Knock { .. } => return,
             Conn::In { .. } => return self.lost_incoming(now, conn, true),
         };
         self.close_conn(conn);
@@ -295,6 +300,11 @@ impl Endpoint {
                 let peer = *peer;
                 self.conns.remove(&conn);
                 self.aside_lost(peer, errno);
+            }
+            Some(Conn::Knock { peer }) => {
+                let peer = *peer;
+                self.conns.remove(&conn);
+                self.knock_lost(now, conn, peer, errno);
             }
             Some(Conn::Out { token, stage }) => {
                 let token = *token;

@@ -1,14 +1,14 @@
 //! Which processes are being asked whether they exist, and which are known to be gone.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use crate::ids::{EndpointId, FlowToken, Time};
+use crate::ids::{ConnId, EndpointId, FlowToken, Time};
 
 /// A host that refused a QUERY is asked once more after this, because a firewall that is just
 /// being changed may have refused it.
-const CONFIRM_DEATH: Duration = Duration::from_millis(150);
+pub(super) const CONFIRM_DEATH: Duration = Duration::from_millis(150);
 /// The same in a job that goes on without failed ranks: its runtime reports a dead rank within some milliseconds, and errors of
 /// connections that come later would disturb the recovery.
 const CONFIRM_DEATH_SOON: Duration = Duration::from_millis(5);
@@ -17,6 +17,8 @@ const CONFIRM_DEATH_SOON: Duration = Duration::from_millis(5);
 const GONE_AGE: Duration = Duration::from_secs(5);
 /// Maximum number of processes remembered as gone.
 const GONE: usize = 256;
+/// How long the refusal of a QUERY counts for other processes of the host.
+pub(super) const REFUSAL_AGE: Duration = Duration::from_millis(500);
 
 /// The state of all inquiries.
 pub(super) struct Inquiries {
@@ -26,6 +28,8 @@ pub(super) struct Inquiries {
     pub(super) open: BTreeMap<EndpointId, Inquiry>,
     /// Oldest first.
     gone: VecDeque<(Time, EndpointId)>,
+    /// By host and its address: when it refused a QUERY last.
+    refusals: BTreeMap<([u8; 16], IpAddr), Time>,
 }
 
 /// The inquiry whose outcome all flows of a process wait for.
@@ -34,8 +38,38 @@ pub(super) struct Inquiry {
     pub(super) token: FlowToken,
     pub(super) to: SocketAddr,
     pub(super) sent: u32,
+    /// When QUERY was sent last.
+    pub(super) last: Time,
     /// When the host first refused QUERY.
     pub(super) refused: Option<Time>,
+    /// The process is asked by knocks (`neighbours.rs`).
+    pub(super) knocks: Option<Knocks>,
+    /// The knock under way.
+    pub(super) knock: Option<ConnId>,
+}
+
+/// The state of an inquiry by knocks.
+pub(super) struct Knocks {
+    /// When the host refused a QUERY to another one of its processes.
+    pub(super) neighbour_refused: Time,
+    /// When the first knock was refused.
+    pub(super) refused: Option<Time>,
+    /// Number of QUERYs sent since then.
+    pub(super) queries: u32,
+}
+
+impl Inquiry {
+    pub(super) fn new(now: Time, token: FlowToken, to: SocketAddr) -> Inquiry {
+        Inquiry {
+            token,
+            to,
+            sent: 0,
+            last: now,
+            refused: None,
+            knocks: None,
+            knock: None,
+        }
+    }
 }
 
 impl Inquiries {
@@ -48,7 +82,33 @@ impl Inquiries {
             },
             open: BTreeMap::new(),
             gone: VecDeque::new(),
+            refusals: BTreeMap::new(),
         }
+    }
+
+    /// The open inquiries about processes of this host.
+    pub(super) fn of_host(&self, host: [u8; 16]) -> impl Iterator<Item = (EndpointId, &Inquiry)> {
+        let first = EndpointId {
+            host,
+            pid: 0,
+            incarnation: 0,
+        };
+        let all = self.open.range(first..).map(|(id, inquiry)| (*id, inquiry));
+        all.take_while(move |(id, _)| id.host == host)
+    }
+
+    /// The host has refused a QUERY at this address.
+    pub(super) fn note_refusal(&mut self, now: Time, host: [u8; 16], at: IpAddr) {
+        self.expire(now);
+        self.refusals.insert((host, at), now);
+    }
+
+    /// Where the host has refused a QUERY within the last [`REFUSAL_AGE`], and when.
+    pub(super) fn refusals(&self, now: Time, host: [u8; 16]) -> Vec<(IpAddr, Time)> {
+        let fresh = |at: &Time| now.since(*at) <= REFUSAL_AGE;
+        let all = self.refusals.iter();
+        let ours = all.filter(|((of, _), refused)| *of == host && fresh(refused));
+        ours.map(|((_, at), refused)| (*at, *refused)).collect()
     }
 
     pub(super) fn mark_gone(&mut self, now: Time, peer: EndpointId) {
@@ -61,8 +121,10 @@ impl Inquiries {
         self.gone.push_back((now, peer));
     }
 
-    /// Forgets processes that have been gone for [`GONE_AGE`].
+    /// Forgets processes that have been gone for [`GONE_AGE`], and old refusals.
     pub(super) fn expire(&mut self, now: Time) {
+        self.refusals
+            .retain(|_, refused| now.since(*refused) <= REFUSAL_AGE);
         while self
             .gone
             .front()
@@ -72,9 +134,9 @@ impl Inquiries {
         }
     }
 
-    /// Number of open inquiries, and of processes remembered as gone.
+    /// Number of open inquiries, and of processes and refusals remembered.
     pub(super) fn len(&self) -> (usize, usize) {
-        (self.open.len(), self.gone.len())
+        (self.open.len(), self.gone.len() + self.refusals.len())
     }
 
     /// The process has just sent a message, so it is not gone.

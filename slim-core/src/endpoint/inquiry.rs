@@ -68,34 +68,39 @@ impl Endpoint {
             }
             // The flow of the open inquiry has ended meanwhile, so its answer would be dropped: start a new inquiry.
         }
-        let inquiry = Inquiry {
-            token,
-            to,
-            sent: 0,
-            refused: None,
-        };
+        self.close_inquiry(peer);
+        let inquiry = Inquiry::new(now, token, to);
         self.inquiries.open.insert(peer, inquiry);
-        self.inquire(now, peer);
+        self.ask_in_turn(now, peer);
     }
 
-    /// Sends QUERY for the inquiry that all flows of `peer` wait for.
-    fn inquire(&mut self, now: Time, peer: EndpointId) {
+    /// The flow that the inquiry asks about. If no flow waits for an answer any more, the inquiry is over.
+    pub(super) fn inquirer(&mut self, peer: EndpointId) -> Option<FlowToken> {
         let waiting = self.waiting(peer);
-        let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
-            return;
-        };
+        let inquiry = self.inquiries.open.get_mut(&peer)?;
         if !waiting.contains(&inquiry.token) {
-            // That flow does not wait for an answer any more.
             let Some(&token) = waiting.first() else {
-                return self.close_inquiry(peer);
+                self.close_inquiry(peer);
+                return None;
             };
             inquiry.token = token;
         }
-        let (token, sent, refused) = (inquiry.token, inquiry.sent, inquiry.refused);
-        let to = match refused {
-            // Ask the address again that has refused.
-            Some(_) => inquiry.to,
-            None => self.turn(token, sent),
+        Some(inquiry.token)
+    }
+
+    /// Sends QUERY for the inquiry that all flows of `peer` wait for.
+    pub(super) fn inquire(&mut self, now: Time, peer: EndpointId) {
+        let Some(token) = self.inquirer(peer) else {
+            return;
+        };
+        let Some(inquiry) = self.inquiries.open.get(&peer) else {
+            return;
+        };
+        let sent = inquiry.sent;
+        let to = match (inquiry.refused, &inquiry.knocks) {
+            (None, None) => self.turn(token, sent),
+            // Ask the address that has refused.
+            _ => inquiry.to,
         };
         let wait = match self.proof(token) {
             Proof::Given => RETRY_SURE,
@@ -105,10 +110,11 @@ impl Endpoint {
         if let Some(inquiry) = self.inquiries.open.get_mut(&peer) {
             inquiry.to = to;
             inquiry.sent += 1;
+            inquiry.last = now;
         }
         self.timers.set(TimerOwner::Peer(peer), now + wait);
         if sent >= VERIFIED_AFTER {
-            for token in waiting {
+            for token in self.waiting(peer) {
                 self.verify(token);
             }
         }
@@ -126,10 +132,7 @@ impl Endpoint {
             let others = peer.process.addrs.iter().copied();
             ips.extend(others.filter(|ip| *ip != first && !self.own.addrs.contains(ip)));
         }
-        match ips[sent as usize % ips.len()] {
-            ip if ip == first => at_port(flow.ends.remote(), port),
-            ip => SocketAddr::new(ip, port),
-        }
+        flow.peer_at(ips[sent as usize % ips.len()], port)
     }
 
     /// The source of messages to the peer's address `to`: our control port at the local address of the flow's
@@ -189,7 +192,12 @@ impl Endpoint {
     pub(super) fn on_peer_timer(&mut self, now: Time, peer: EndpointId) {
         match self.inquiries.open.get(&peer) {
             None => return,
+            Some(inquiry) if inquiry.knocks.is_some() => return self.on_knocks_timer(now, peer),
             Some(inquiry) if inquiry.sent < self.most(inquiry.token) => {
+                if inquiry.refused.is_some() && !self.processes.is_shut(peer) {
+                    // The host may send no second ICMP message in time.
+                    self.knock(peer);
+                }
                 return self.inquire(now, peer);
             }
             Some(_) => {}
@@ -250,7 +258,8 @@ impl Endpoint {
             return;
         };
         let asked = self.inquiries.open.get_mut(&peer);
-        if let Some(inquiry) = asked.filter(|i| i.token == token && i.refused.is_none()) {
+        let plain = |i: &&mut Inquiry| i.refused.is_none() && i.knocks.is_none();
+        if let Some(inquiry) = asked.filter(|i| i.token == token).filter(plain) {
             inquiry.sent = 0;
             self.inquire(now, peer);
         }
@@ -286,8 +295,11 @@ impl Endpoint {
     }
 
     fn close_inquiry(&mut self, peer: EndpointId) {
-        self.inquiries.open.remove(&peer);
+        let inquiry = self.inquiries.open.remove(&peer);
         self.timers.clear(TimerOwner::Peer(peer));
+        if let Some(conn) = inquiry.and_then(|inquiry| inquiry.knock) {
+            self.close_conn(conn);
+        }
     }
 
     /// The process has answered, or has sent another message that cannot be a replay. So it
@@ -307,6 +319,7 @@ impl Endpoint {
                 Some(QueryPurpose::Plain) | None => {}
             }
         }
+        self.ask_neighbours(now, peer.host);
     }
 
     /// The host at `to` refused a QUERY: no socket has that port.
@@ -323,12 +336,8 @@ impl Endpoint {
             .filter_map(|flow| Some((flow.token, flow.peer_id()?)))
             .collect();
         for (token, peer) in late {
-            let asked = self.inquiries.open.entry(peer).or_insert(Inquiry {
-                token,
-                to,
-                sent: 0,
-                refused: None,
-            });
+            let new = Inquiry::new(now, token, to);
+            let asked = self.inquiries.open.entry(peer).or_insert(new);
             if asked.token != token {
                 self.timers.clear(TimerOwner::Flow(token, Timer::Query));
                 if let Some(query) = &mut self.flow(token).query {
@@ -345,10 +354,13 @@ impl Endpoint {
             .collect();
         let confirmed_after = self.inquiries.confirmed_after;
         for peer in asked {
+            self.inquiries.note_refusal(now, peer.host, to.ip());
             let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
                 continue;
             };
             match inquiry.refused {
+                // Another knock will confirm it.
+                None if inquiry.knocks.is_some() => inquiry.refused = Some(now),
                 None => {
                     inquiry.refused = Some(now);
                     inquiry.sent = QUERIES - 2;
@@ -361,6 +373,7 @@ impl Endpoint {
                 // A duplicate, or the refusal of an earlier QUERY.
                 Some(_) => {}
             }
+            self.knock_at_neighbours(now, peer.host, to.ip());
         }
     }
 

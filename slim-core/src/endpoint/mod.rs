@@ -127,6 +127,7 @@ mod late;
 mod leave;
 mod locators;
 mod negotiate;
+mod neighbours;
 mod out;
 mod outage;
 mod pace;

@@ -1,6 +1,6 @@
 //! The state that the endpoint keeps of one flow.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
@@ -298,6 +298,14 @@ impl FlowRecord {
     pub(super) fn control(&self) -> Option<SocketAddr> {
         let peer = self.peer.as_ref()?;
         Some(at_port(self.ends.remote(), peer.process.control_port))
+    }
+
+    /// A port at one of the peer's addresses. The address that the flow leads to may have a scope.
+    pub(super) fn peer_at(&self, ip: IpAddr, port: u16) -> SocketAddr {
+        match self.ends.remote() {
+            first if first.ip() == ip => at_port(first, port),
+            _ => SocketAddr::new(ip, port),
+        }
     }
 
     /// Whether the old transport can be reinstated: it was not drained, and no message of ours

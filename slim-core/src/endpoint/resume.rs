@@ -28,6 +28,8 @@ pub(super) enum Conn {
     Out { token: FlowToken, stage: Stage },
     /// Made by us, to test whether the peer process can be reached (`reach.rs`).
     Aside { peer: EndpointId },
+    /// Made by us, to see whether the resume port of a process refuses connections (`neighbours.rs`).
+    Knock { peer: EndpointId },
     /// Accepted; RESUME has not come yet.
     Fresh { nonce_r: Nonce, since: Time },
     /// Accepted; the proof in RESUME has verified for this flow.

@@ -3,6 +3,7 @@
 mod accusing;
 mod again;
 mod agreed;
+mod dying;
 mod early;
 mod ends;
 mod forgotten;
