@@ -77,22 +77,18 @@ impl Endpoint {
     fn neighbour_asked(&self, now: Time, peer: EndpointId) -> Option<Time> {
         let neighbours = self.inquiries.of_host(peer.host);
         let asked = neighbours.filter(|(id, inquiry)| {
-            *id != peer && inquiry.sent == 1 && self.shares_limit(peer, inquiry.to.ip())
+            *id != peer && inquiry.sent == 1 && self.is_at(peer, inquiry.to.ip())
         });
         let until = asked.map(|(_, inquiry)| inquiry.last + IN_TURN).max();
         until.filter(|until| *until > now)
     }
 
-    /// Whether ICMP messages from `at`, an address of the process's host, count towards those that its death needs.
-    fn shares_limit(&self, peer: EndpointId, at: IpAddr) -> bool {
+    /// Whether the connection to the process led to `at`, an address of its host, so that both take the same path. Within a host
+    /// there is no limit on ICMP messages.
+    fn is_at(&self, peer: EndpointId, at: IpAddr) -> bool {
         let inquiry = self.inquiries.open.get(&peer);
         let flow = inquiry.and_then(|inquiry| self.flows.get(&inquiry.token));
-        let leads = flow.is_some_and(|flow| {
-            let known = flow.peer.as_ref().map(|peer| &peer.process.addrs);
-            flow.ends.remote().ip() == at || known.is_some_and(|addrs| addrs.contains(&at))
-        });
-        // Within a host there is no limit.
-        leads && peer.host != self.id.host
+        flow.is_some_and(|flow| flow.ends.remote().ip() == at) && peer.host != self.id.host
     }
 
     /// A process has answered: its neighbours are asked by QUERY at once.
@@ -114,7 +110,7 @@ impl Endpoint {
 
     /// False if the process must be asked by QUERY.
     fn begin_knocks(&mut self, now: Time, peer: EndpointId, at: IpAddr, refused: Time) -> bool {
-        if !self.shares_limit(peer, at) || !self.processes.was_reached(peer) {
+        if !self.is_at(peer, at) || !self.processes.was_reached(peer) {
             return false;
         }
         let inquiry = self.inquiries.open.get_mut(&peer);

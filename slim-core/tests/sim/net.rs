@@ -30,7 +30,35 @@ pub const CONTROL: u16 = 701;
 pub const RESUME: u16 = 700;
 pub const MAILBOX: u16 = 702;
 
+/// Linux sends this many ICMP messages in a row to an address, and then one a second (`icmp_ratelimit`).
+const ICMP_BURST: u64 = 6;
+
+/// ICMP messages sent to an address.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct IcmpLimit {
+    /// What was used of the burst, in microseconds, at this time.
+    used: u64,
+    at: u64,
+}
+
 impl World {
+    /// Whether a host may send a refusal to the address of the other host on this path.
+    pub fn may_refuse(&mut self, path: usize) -> bool {
+        let now = self.now;
+        let Some(limit) = &mut self.icmp else {
+            return true;
+        };
+        let limit = &mut limit[path];
+        let used = limit.used.saturating_sub(now - limit.at);
+        let allowed = used + SECOND <= ICMP_BURST * SECOND;
+        *limit = IcmpLimit {
+            used: used + if allowed { SECOND } else { 0 },
+            at: now,
+        };
+        self.stats.unrefused += u64::from(!allowed);
+        allowed
+    }
+
     pub fn passes(&self, path: usize, from: usize) -> bool {
         self.cut[path][from] <= self.now
     }

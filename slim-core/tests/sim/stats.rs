@@ -15,6 +15,8 @@ pub struct Stats {
     pub restarts: u64,
     pub vanished: u64,
     pub forged: u64,
+    /// Datagrams that a host would have refused if it did not limit its ICMP messages.
+    pub unrefused: u64,
     /// Flows that began with OPEN.
     pub dialled: u64,
     /// Flows that were agreed on by other means than HELLO.
@@ -40,6 +42,7 @@ impl Stats {
         self.restarts += other.restarts;
         self.vanished += other.vanished;
         self.forged += other.forged;
+        self.unrefused += other.unrefused;
         self.dialled += other.dialled;
         self.agreed += other.agreed;
         self.blackouts += other.blackouts;

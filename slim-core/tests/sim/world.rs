@@ -14,7 +14,7 @@ use crate::dice::{Dice, mix};
 use crate::event::Ev;
 use crate::front::{Front, Plan};
 use crate::kinds::Kinds;
-use crate::net::{CONTROL, MAILBOX, addr, host_of};
+use crate::net::{CONTROL, IcmpLimit, MAILBOX, addr, host_of};
 use crate::node::{Clock, Node, Owner};
 use crate::stats::Stats;
 use crate::tcp::{self, Tcp};
@@ -55,6 +55,8 @@ pub struct World {
     pub latency: u64,
     pub udp_loss: u64,
     pub udp_twice: u64,
+    /// What a host without a process may still send to the other host at an address, if it limits ICMP messages.
+    pub icmp: Option<[IcmpLimit; 2]>,
     pub user_timeout: u64,
     pub mss: u64,
     pub flows: usize,
@@ -117,6 +119,8 @@ impl World {
             latency: dice.spread(20, 20 * MS),
             udp_loss: if dice.chance(50) { 0 } else { dice.pick(1, 40) },
             udp_twice: dice.pick(0, 20),
+            // Not drawn from the dice, so that the other seeds keep their schedules.
+            icmp: (mix(seed ^ 0x1c3b) % 3 == 0).then(Default::default),
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
@@ -431,9 +435,10 @@ impl World {
                 to,
                 data,
             } => {
-                // There is no process: the host sends a refusal.
+                // There is no process: the host sends a refusal, unless it has just sent too many.
                 if let Some((asker, path)) = host_of(&from)
                     && self.passes(path, node)
+                    && self.may_refuse(path)
                 {
                     self.later(
                         self.latency,
