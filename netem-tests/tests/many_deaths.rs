@@ -11,7 +11,7 @@ use std::{
 };
 
 use common::{
-    events::{Events, at, events_dir, word},
+    events::{Events, events_dir, word},
     lab,
 };
 use nix::{
@@ -21,7 +21,8 @@ use nix::{
 use slim_lab::{Lab, artifacts, output::Running, skip::skip};
 
 /// `victim HOST PORT CONNECTIONS` echoes what it receives. `survivor HOST PORT...` connects to all these ports, and sends a byte on
-/// each connection every few milliseconds. When all its connections have ended, it says for each one when it ended.
+/// each connection every few milliseconds. When all its connections have ended, it says for each one when it ended, and what the
+/// longest time between two rounds was.
 const PROGRAM: &str = r#"
 import select, socket, sys, time
 role, host = sys.argv[1], sys.argv[2]
@@ -35,8 +36,9 @@ print("RUNNING", flush=True)
 for s in conns:
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     s.setblocking(False)
-ended = []
+ended, rounds, longest = [], time.time(), 0
 while conns:
+    longest, rounds = max(longest, time.time() - rounds), time.time()
     for s in select.select(conns, [], [], 0.005)[0] if role == "victim" else conns[:]:
         try:
             if role == "survivor":
@@ -56,13 +58,17 @@ while conns:
         time.sleep(0.003)
 for when, why in ended:
     print("ENDED", when, why, flush=True)
-print("DONE", flush=True)
+print("DONE", longest, flush=True)
 "#;
 
 const VICTIMS: u16 = 8;
 const FIRST_PORT: u16 = 7200;
 /// No survivor may wait longer for an end than this.
 const LIMIT: f64 = 0.5;
+/// The survivors share the ICMP messages of the dead host, so they must notice the deaths within 100 ms of each other. On a machine that
+/// holds up one of them for this long, the limit does not hold.
+const HELD_UP: f64 = 0.05;
+const RUNS: usize = 5;
 
 fn start(lab: &Lab, node: usize, args: &[String], slim: bool) -> Running {
     let mut command: Command = lab.node(node).command("/usr/bin/python3");
@@ -76,8 +82,9 @@ fn start(lab: &Lab, node: usize, args: &[String], slim: bool) -> Running {
     Running::start(command).expect("start a program")
 }
 
-/// Kills all victims at once. Returns how long after that each connection of the survivors ended, in ascending order.
-fn kill_all_victims(lab: &Lab, survivors: usize, slim: bool) -> Vec<f64> {
+/// Kills all victims at once. Returns how long after that each connection of the survivors ended, in ascending order, and for how long a
+/// survivor was held up.
+fn kill_all_victims(lab: &Lab, survivors: usize, slim: bool) -> (Vec<f64>, f64) {
     let host = lab.node(1).address(0).to_string();
     let ports = (FIRST_PORT..FIRST_PORT + VICTIMS).map(|port| port.to_string());
     let ports: Vec<String> = ports.collect();
@@ -109,56 +116,61 @@ fn kill_all_victims(lab: &Lab, survivors: usize, slim: bool) -> Vec<f64> {
     for victim in &victims {
         kill(Pid::from_raw(victim.id() as i32), Signal::SIGKILL).expect("kill a victim");
     }
-    let mut ended = Vec::new();
+    let (mut ended, mut held_up) = (Vec::new(), 0.0_f64);
     for survivor in &survivors {
-        assert!(survivor.wait_line(Duration::from_secs(30), |l| l == "DONE"));
-        let when = |line: &str| {
-            line.strip_prefix("ENDED ")?
-                .split(' ')
-                .next()?
-                .parse::<f64>()
-                .ok()
+        assert!(survivor.wait_line(Duration::from_secs(60), |l| l.starts_with("DONE")));
+        let number = |line: &str, word: &str| {
+            let rest = line.strip_prefix(word)?.split(' ').next()?;
+            rest.parse::<f64>().ok()
         };
-        let lines = survivor.lines();
-        ended.extend(lines.iter().filter_map(|l| when(&l.text)));
-    }
-    for at in &mut ended {
-        *at -= killed.as_secs_f64();
+        for line in survivor.lines() {
+            ended.extend(number(&line.text, "ENDED ").map(|at| at - killed.as_secs_f64()));
+            held_up = held_up.max(number(&line.text, "DONE ").unwrap_or(0.0));
+        }
     }
     ended.sort_by(f64::total_cmp);
-    ended
+    (ended, held_up)
+}
+
+/// The longest time from the deaths to an end that a survivor sees. Each lab has new namespaces, so that the kernel's limit is as if no
+/// ICMP message had been sent before.
+fn longest(name: &str, lab: &Lab, survivors: usize, slim: bool) -> Option<f64> {
+    let (took, held_up) = kill_all_victims(lab, survivors, slim);
+    assert_eq!(took.len(), survivors * usize::from(VICTIMS));
+    let (first, last) = (took[0], took[took.len() - 1]);
+    println!("{name}, slim {slim}: ends after {first:.3} to {last:.3} s, held up {held_up:.3} s");
+    if held_up > HELD_UP {
+        println!("{name}: the machine is too busy");
+        return None;
+    }
+    Some(last)
 }
 
 fn eight_die(name: &str, survivors: usize) {
     if !Path::new("/usr/bin/python3").exists() {
         return skip(name, "python3 is not installed");
     }
-    for slim in [false, true] {
-        // Each lab has new namespaces, so the kernel's limit is as if no ICMP message had been sent before.
-        let Some(lab) = lab(name, 2, 1) else {
-            return;
-        };
-        let took = kill_all_victims(&lab, survivors, slim);
-        let [first, last] = [took.first(), took.last()].map(|t| t.copied().unwrap_or(f64::NAN));
-        println!(
-            "{name}, slim {slim}: {} ends, after {first:.3} to {last:.3} s",
-            took.len()
-        );
-        assert_eq!(took.len(), survivors * usize::from(VICTIMS));
-        if !slim {
-            continue;
-        }
+    let Some(bare) = lab(name, 2, 1) else {
+        return;
+    };
+    longest(name, &bare, survivors, false);
+    drop(bare);
+    for _ in 0..RUNS {
+        let lab = lab(name, 2, 1).expect("the first one could be made");
+        let took = longest(name, &lab, survivors, true);
         let events = Events::read(&lab);
         let given_up: Vec<_> = events.of_kind("escalate").collect();
+        assert!(!given_up.is_empty());
         for event in &given_up {
             assert_eq!(word(event, "reason"), "peer_gone", "{event}");
             assert_eq!(word(event, "evidence"), "process_gone", "{event}");
         }
-        let ends = events.of_kind("escalate").chain(events.of_kind("legacy"));
-        let ends: Vec<f64> = ends.map(at).collect();
-        println!("{name}: {} escalated", given_up.len());
-        assert!(last < LIMIT, "{took:.3?}\n{ends:?}");
+        if let Some(took) = took {
+            assert!(took < LIMIT, "after {took:.3} s: {:#?}", events.lines);
+            return;
+        }
     }
+    skip(name, "the machine is too busy");
 }
 
 #[test]
