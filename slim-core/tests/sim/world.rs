@@ -120,7 +120,7 @@ impl World {
             udp_loss: if dice.chance(50) { 0 } else { dice.pick(1, 40) },
             udp_twice: dice.pick(0, 20),
             // Not drawn from the dice, so that the other seeds keep their schedules.
-            icmp: (mix(seed ^ 0x1c3b) % 3 == 0).then(Default::default),
+            icmp: mix(seed ^ 0x1c3b).is_multiple_of(3).then(Default::default),
             user_timeout: dice.spread(300 * MS, 6 * SECOND),
             mss: dice.spread(8, 400),
             flows: 1 + usize::from(dice.chance(15)),
