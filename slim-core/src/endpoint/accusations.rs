@@ -378,7 +378,7 @@ impl Endpoint {
             match self.config.when_lost.unwrap_or_default() {
                 WhenLost::Error => self.end_flow(now, token, reason),
                 // The application must not get an error, as if the others were lost, and go on.
-                WhenLost::Exit => self.tell_escalation(token, reason, self.verdict_of(token)),
+                WhenLost::Exit => self.tell_escalation(now, token, reason, self.verdict_of(token)),
             }
         }
         let tell = told_by.map(|to| {

@@ -431,7 +431,7 @@ impl Endpoint {
         ) {
             self.report(token);
         }
-        let event = self.escalation(token, reason, verdict);
+        let event = self.escalation(now, token, reason, verdict);
         let flow = self.flow(token);
         flow.query = None;
         flow.outage = None;
@@ -453,33 +453,41 @@ impl Endpoint {
         }
     }
 
-    /// The event of an escalation; none for a flow that has lost no transport.
+    /// The event of an escalation, which is noted for [`poll_escalation`](Self::poll_escalation); none for a flow that has lost no
+    /// transport.
     fn escalation(
-        &self,
+        &mut self,
+        now: Time,
         token: FlowToken,
         reason: EscalateReason,
         verdict: Verdict,
     ) -> Option<Event> {
         let outage = self.flows[&token].outage.as_ref()?;
+        let (cause, attempts) = (outage.trouble(), outage.attempts.as_ref());
+        let attempts = attempts.map_or(0, |attempts| attempts.begun);
+        let evidence = reason.evidence(outage.accused, outage.heard);
+        let errno = match verdict {
+            Verdict::Errno(errno) => errno,
+            Verdict::Eof => 0,
+        };
+        self.note_escalation(now, token, (cause, reason, evidence), attempts, errno);
         Some(Event::Escalate {
-            cause: outage.trouble(),
+            cause,
             reason,
-            errno: match verdict {
-                Verdict::Errno(errno) => errno,
-                Verdict::Eof => 0,
-            },
-            evidence: reason.evidence(outage.accused, outage.heard),
+            errno,
+            evidence,
         })
     }
 
     /// Logs the escalation of a flow whose application will not see it, because the process ends.
     pub(super) fn tell_escalation(
         &mut self,
+        now: Time,
         token: FlowToken,
         reason: EscalateReason,
         verdict: Verdict,
     ) {
-        if let Some(event) = self.escalation(token, reason, verdict) {
+        if let Some(event) = self.escalation(now, token, reason, verdict) {
             self.emit(token, event);
         }
     }

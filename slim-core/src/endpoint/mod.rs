@@ -143,6 +143,7 @@ mod respond;
 mod resume;
 mod rng;
 mod shut_off;
+mod survey;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -165,6 +166,9 @@ pub use agreed::{Agreed, Announcement};
 pub use flow::State;
 pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
+pub use survey::{
+    PeerStanding, Standing, SurveyedEscalation, SurveyedFlow, SurveyedPeer,
+};
 pub use tables::Tables;
 
 use accusations::Accusations;
@@ -189,6 +193,7 @@ use refusals::Refusals;
 use resume::Conn;
 use rng::Rng;
 use shut_off::ShutOff;
+use survey::Surveyed;
 use timer::Timers;
 
 /// All flows of one process. The [module](self) says how to drive it.
@@ -238,6 +243,7 @@ pub struct Endpoint {
     next_conn: u64,
     timers: Timers,
     out: Out,
+    surveyed: Surveyed,
     dropped: u64,
 }
 
@@ -285,6 +291,7 @@ impl Endpoint {
             next_conn: 0,
             timers: Timers::default(),
             out: Out::default(),
+            surveyed: Surveyed::default(),
             dropped: 0,
         }
     }

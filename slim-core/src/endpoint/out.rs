@@ -58,6 +58,7 @@ impl Endpoint {
     /// Emits an event, after the events that were held back for the flow.
     pub(super) fn emit(&mut self, token: FlowToken, event: Event) {
         self.report(token);
+        self.note_event(token, &event);
         if let Some(flow) = self.flows.get(&token) {
             self.out.event(token, flow.name(), event);
         }

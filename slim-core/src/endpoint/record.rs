@@ -171,6 +171,8 @@ pub(super) struct Epochs {
     pub(super) committed: u64,
     /// Consecutive refusals as too old; the next epoch jumps ahead.
     pub(super) behind: u32,
+    /// Number of resumes.
+    pub(super) resumes: u32,
 }
 
 impl Epochs {

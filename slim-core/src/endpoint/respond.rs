@@ -332,6 +332,7 @@ impl Endpoint {
         let leaving = flow.leaving.take();
         self.timers.clear_flow(token);
         if let Some(outage) = outage {
+            self.flow(token).epochs.resumes += 1;
             let lost = now.since(outage.since);
             let event = Event::Resume {
                 epoch: pump.epoch,

@@ -16,6 +16,7 @@ mod pair;
 mod pairs;
 mod probing;
 mod resuming;
+mod surveying;
 mod threats;
 mod ties;
 mod undecided;
