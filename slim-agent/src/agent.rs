@@ -3,6 +3,7 @@
 mod driving;
 mod listening;
 mod sharing;
+pub(crate) mod surveying;
 
 use std::fmt;
 use std::fs::File;
@@ -146,8 +147,9 @@ impl Agent {
                 runs,
             })))
         });
-        if started.is_err() {
-            numbers::end();
+        match &started {
+            Ok(agent) => agent.register(),
+            Err(_) => numbers::end(),
         }
         started
     }
@@ -411,6 +413,7 @@ impl Agent {
                 Runs::Driven(driven) => driven.drive_until(limit, || driven.is_over()),
             };
         if ended && !own.ended.swap(true, Ordering::SeqCst) {
+            self.unregister();
             numbers::end();
         }
         ended

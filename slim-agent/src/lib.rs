@@ -27,6 +27,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`offered`] | one agent for several copies of this crate in a process; its `host` lies above `agent`, its `guest` below |
+//! | [`table`] | what layers above ask; its `asking` lies above `agent`, the rest below |
 //! | `agent` | the handle that application threads use |
 //! | `thread`, `driven` | the agent thread, and the agent without a thread: both drive the event loop |
 //! | `event_loop` | the runtime, with its sockets and tasks |
@@ -81,6 +82,7 @@ mod tasks;
 mod thread;
 
 pub mod offered;
+pub mod table;
 pub mod transport;
 pub mod turn;
 

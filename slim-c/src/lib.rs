@@ -13,6 +13,7 @@
 //! | `flow` | flows: state, waiting, end |
 //! | `shared` | state that a session shares with its flows and endpoints |
 //! | `posts` | posted buffers, from the post to the completion |
+//! | `table` | the table that layers above ask: `include/slim_table.h` |
 //! | `types` | structures and constants that the program sees |
 //! | `address` | addresses of the socket calls |
 //! | `guard` | the way into the library: a panic becomes an error code |
@@ -21,6 +22,7 @@
 mod address;
 mod posts;
 mod shared;
+mod table;
 
 // The header has what these modules define in this order, so each stands alone.
 
@@ -43,5 +45,6 @@ pub use endpoint::*;
 pub use flow::*;
 pub use guard::slim_error_detail;
 pub use session::*;
+pub use table::slim_table;
 pub use transfer::*;
 pub use types::*;

@@ -1,8 +1,12 @@
-//! What the library offers to a program that links SLIM itself: see [`slim_sys::copies`] and [`slim_agent::offered`].
+//! What the library offers to a program that links SLIM itself: see [`slim_sys::copies`], [`slim_agent::offered`] and
+//! [`slim_agent::table`]. And the table for all programs.
 
 use slim_agent::Agent;
 use slim_agent::offered::OfferedAgentCalls;
 use slim_agent::offered::host::{self, AgentOwner};
+use slim_agent::table::asking;
+use slim_agent::table::offered::OfferedTableCalls;
+use slim_agent::table::types::TableCalls;
 use slim_sys::copies::OfferedCalls;
 
 use crate::runtime;
@@ -17,6 +21,18 @@ extern "C" fn slim_offered_1() -> *const OfferedCalls {
 #[unsafe(no_mangle)]
 extern "C" fn slim_offered_agent_1() -> *const OfferedAgentCalls {
     host::offered::<OfferedHere>()
+}
+
+// The name is `slim_agent::table::offered::SYMBOL`.
+#[unsafe(no_mangle)]
+extern "C" fn slim_offered_table_1() -> *const OfferedTableCalls {
+    asking::offered()
+}
+
+/// The table that programs ask: `slim-c/include/slim_table.h`.
+#[unsafe(no_mangle)]
+extern "C" fn slim_table() -> *const TableCalls {
+    asking::own_table()
 }
 
 /// The agent of this process.
@@ -38,5 +54,7 @@ mod tests {
         assert!(std::ptr::eq(slim_offered_1(), slim_sys::offered()));
         assert_eq!(slim_agent::offered::SYMBOL, c"slim_offered_agent_1");
         assert!(!slim_offered_agent_1().is_null());
+        assert_eq!(slim_agent::table::offered::SYMBOL, c"slim_offered_table_1");
+        assert!(std::ptr::eq(slim_offered_table_1(), asking::offered()));
     }
 }

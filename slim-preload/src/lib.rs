@@ -27,7 +27,7 @@
 //! | [`flow`] | one flow |
 //! | [`mirror`], [`rings`] | the registrations of an epoll instance; io_uring |
 //! | [`options`], [`kept_names`] | socket options that a new transport gets; addresses of connections that are plain TCP |
-//! | `copies` | what a program that links SLIM itself shares with this library |
+//! | `copies` | what a program that links SLIM itself shares with this library; the table that programs ask |
 //! | [`runtime`] | whether SLIM works in this process, and its agent |
 //! | [`descriptors`], [`sleep`], [`stand_in`] | numbers of SLIM's own; threads that sleep in `poll`; sockets in place of a dead transport |
 //! | [`addr`], [`direct`], [`heap`], [`marks`], [`sys`] | addresses; calls past libc; memory; page shared with children; the kernel |

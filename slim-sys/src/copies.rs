@@ -79,6 +79,11 @@ pub fn join() {
     }
 }
 
+/// Whether this copy has joined the preload library's.
+pub fn is_joined() -> bool {
+    joined().is_some()
+}
+
 impl OfferedCalls {
     /// Runs `f` as the other copy's code, too.
     pub(crate) fn run<F: FnOnce() -> R, R>(&self, how: How, f: F) -> R {

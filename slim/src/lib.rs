@@ -70,6 +70,7 @@
 //! | `flow` | [`Flow`]: data calls, blocking calls, and the agent's control calls |
 //! | `blob` | the blob that an endpoint publishes, and the messages that open a flow with it |
 //! | `hub` | state shared by the flows of a session: the poll set, updates, events |
+//! | [`table`] | what layers above can ask: peers, flows, escalations |
 //! | `agents` | the agents of this process |
 //! | `forks` | what a fork waits for |
 //! | `event` | states, events and statistics |
@@ -88,6 +89,8 @@ mod forks;
 mod hub;
 mod session;
 mod socket;
+
+pub mod table;
 
 pub use agents::AgentThread;
 pub use blob::BlobError;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use slim_core::endpoint::{Agreed, Announcement, Opened};
+use slim_core::endpoint::{Agreed, Announcement, Opened, SurveyedFlow, SurveyedPeer};
 use slim_core::{Cause, FinHow, FlowToken, Role};
 
 use crate::FlowIo;
@@ -46,6 +46,11 @@ pub(crate) enum Command {
     /// What the other end of such a flow is to know of this process.
     Describe {
         answer: Arc<Mutex<Option<Announcement>>>,
+        done: Done,
+    },
+    /// What layers above ask for.
+    Survey {
+        answer: Arc<Mutex<AgentSurvey>>,
         done: Done,
     },
     /// A connection with these addresses is about to be made.
@@ -131,6 +136,13 @@ pub(crate) enum Command {
     FirstThreadEnds,
     /// Ends the agent thread.
     Retire,
+}
+
+/// What an agent knows, for layers above.
+#[derive(Default)]
+pub(crate) struct AgentSurvey {
+    pub(crate) flows: Vec<SurveyedFlow>,
+    pub(crate) peers: Vec<SurveyedPeer>,
 }
 
 /// How [`Command::EndFlows`] ends flows.

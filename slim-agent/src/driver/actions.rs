@@ -75,7 +75,11 @@ impl Driver {
                 }
             }
             Action::PeerFinal { token, seq } => self.with_io(token, |io| io.peer_final(seq)),
-            Action::Escalate { token, .. } => self.escalate(token, action),
+            Action::Escalate { token, .. } => {
+                // Before the application sees the error.
+                self.note_escalations();
+                self.escalate(token, action);
+            }
             // `act` has carried out the actions that concern no flow.
             Action::Mailbox { .. }
             | Action::Datagram { .. }

@@ -28,7 +28,7 @@ use slim_core::{Cause, ConnId, Counted, FinHow, FlowToken, Role, Time};
 use slim_stream::Drained;
 
 use crate::FlowIo;
-use crate::commands::command::Command;
+use crate::commands::command::{AgentSurvey, Command};
 use crate::control::Control;
 use crate::control::places::Ports;
 use crate::events::{self, EventLog, Log};
@@ -39,6 +39,7 @@ use crate::listeners::claims::Claims;
 use crate::listeners::connection_at::connection_at;
 use crate::listeners::listened;
 use crate::listeners::listening::Together;
+use crate::table::escalations;
 use crate::tasks::mailbox;
 use crate::tasks::order::Order;
 use crate::tasks::{Task, Tasks};
@@ -261,6 +262,13 @@ impl Driver {
                 drop(answer);
                 done.tell();
             }
+            Command::Survey { answer, done } => {
+                *answer.lock().unwrap_or_else(PoisonError::into_inner) = AgentSurvey {
+                    flows: self.endpoint.surveyed_flows().collect(),
+                    peers: self.endpoint.surveyed_peers(),
+                };
+                done.tell();
+            }
             Command::AboutToConnect { local, remote } => {
                 self.endpoint.about_to_connect(now, local, remote);
             }
@@ -399,7 +407,16 @@ impl Driver {
         self.release_exiting();
     }
 
+    /// Records escalations where layers above ask for them.
+    fn note_escalations(&mut self) {
+        let now = self.now();
+        while let Some(escalation) = self.endpoint.poll_escalation() {
+            escalations::note(now, &escalation);
+        }
+    }
+
     fn write_events(&mut self) {
+        self.note_escalations();
         while let Some((token, id, event)) = self.endpoint.poll_event() {
             let addrs = self.endpoint.addrs(token);
             if let Some(addrs) = addrs.or_else(|| *self.ended.get(&token)?) {

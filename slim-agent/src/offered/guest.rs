@@ -91,6 +91,7 @@ impl AgentGuest {
             // Not used by front ends that share an agent. Threads that wait for one of these are told that nobody answers.
             Command::OpenKnown { .. }
             | Command::Describe { .. }
+            | Command::Survey { .. }
             | Command::AboutToConnect { .. }
             | Command::Finish { told: true, .. }
             | Command::Announce { .. }

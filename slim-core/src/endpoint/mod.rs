@@ -166,9 +166,7 @@ pub use agreed::{Agreed, Announcement};
 pub use flow::State;
 pub use pairs::{MailboxState, Opened, Pairs};
 pub use pending::PendingHello;
-pub use survey::{
-    PeerStanding, Standing, SurveyedEscalation, SurveyedFlow, SurveyedPeer,
-};
+pub use survey::{PeerStanding, Standing, SurveyedEscalation, SurveyedFlow, SurveyedPeer};
 pub use tables::Tables;
 
 use accusations::Accusations;

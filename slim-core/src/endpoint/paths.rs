@@ -57,6 +57,17 @@ impl Paths {
         all.any(|path| path.kind() != TransportKind::TCP)
     }
 
+    /// Where the paths lead, each place once.
+    pub(super) fn locators(&self) -> Vec<Locator> {
+        let mut all: Vec<Locator> = Vec::new();
+        for path in self.by_kind.iter().flatten() {
+            if !all.contains(&path.to) {
+                all.push(path.to);
+            }
+        }
+        all
+    }
+
     /// The TCP path between two addresses. `local` is `None` if the kernel chooses the local address.
     pub(super) fn between(&self, local: Option<IpAddr>, ip: IpAddr) -> Option<Path> {
         let leads = |to: &Locator| to.tcp().is_some_and(|addr| addr.ip() == ip);

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use super::Endpoint;
 use super::flow::State;
+use super::paths::Paths;
 use super::record::FlowRecord;
 use crate::event::{EscalateReason, Event, Evidence, LegacyReason, Trouble};
 use crate::ids::{EndpointId, FinHow, FlowId, FlowToken, Role, Time};
@@ -223,17 +224,9 @@ impl Endpoint {
 
     fn locators_of(&self, token: FlowToken) -> Vec<Locator> {
         let flow = &self.flows[&token];
-        let Some(peer) = &flow.peer else {
-            return Vec::new();
-        };
-        let process = &peer.process;
-        let tcp = process.addrs.iter();
-        let tcp = tcp.map(|ip| Locator::Tcp(flow.peer_at(*ip, process.resume_port)));
-        let others = self
-            .processes
-            .locators(process.id, flow.ends.remote().ip());
-        tcp.chain(others.iter().map(|other| Locator::Other(*other)))
-            .collect()
+        let at = flow.ends.remote().ip();
+        let others = flow.peer_id().map(|id| self.processes.locators(id, at));
+        Paths::of(flow, others.unwrap_or_default(), &self.id.host, &self.own).locators()
     }
 }
 

@@ -78,7 +78,13 @@ fn a_broken_flow_is_suspended_and_then_active_with_one_resume() {
         ..before
     };
     let now = only_flow(&pair.ends[A]);
-    assert_eq!(now, SurveyedFlow { epoch: now.epoch, ..after });
+    assert_eq!(
+        now,
+        SurveyedFlow {
+            epoch: now.epoch,
+            ..after
+        }
+    );
     assert!(now.epoch >= 1);
     assert_eq!(only_peer(&pair.ends[A]), reachable);
     assert_eq!(pair.ends[A].poll_escalation(), None);
@@ -104,7 +110,10 @@ fn a_dead_process_is_lost_and_its_flow_has_ended_with_evidence() {
     pair.ends[A].gone(pair.now, FLOW);
     let ended = only_flow(&pair.ends[A]);
     let gone = Some(Evidence::ProcessGone);
-    assert_eq!(ended.standing, Standing::Ended(EscalateReason::PeerGone, gone));
+    assert_eq!(
+        ended.standing,
+        Standing::Ended(EscalateReason::PeerGone, gone)
+    );
     let peer = only_peer(&pair.ends[A]);
     assert_eq!((peer.standing, peer.flows), (PeerStanding::Lost, 0));
     assert_eq!(peer.evidence, gone);
