@@ -138,6 +138,13 @@ fn every_function_does_what_the_header_says() {
 }
 
 #[test]
+fn a_program_asks_for_its_flows_and_the_death_of_its_peer() {
+    let dir = scratch();
+    let program = compile(installed(), "slim-c/tests/c/table.c", dir.path(), &[]);
+    succeed(&mut Command::new(program));
+}
+
+#[test]
 fn a_session_that_cannot_be_opened_leaves_nothing() {
     let dir = scratch();
     let program = compile(installed(), "slim-c/tests/c/scarce.c", dir.path(), &[]);

@@ -1,11 +1,14 @@
 // A session beside connections of the program's own, under the preload library. Bytes go back and forth on both until the end of standard
 // input, and are compared. Then it prints the number of agent threads, and how often the flows of the session were resumed.
+#define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <slim.h>
+#include <slim_table.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,6 +62,19 @@ static unsigned long long resumes(slim_flow *flow) {
     return stats.resumes;
 }
 
+// The active flows in the table. Sums up their resumes.
+static int table_flows(unsigned long long *resumes) {
+    slim_table_flow all[16];
+    int n = slim_table()->flows(all, 16, sizeof *all), active = 0;
+    CHECK(n >= 0 && n <= 16);
+    for (int i = 0; i < n; i++) {
+        if (all[i].state != SLIM_TABLE_FLOW_ACTIVE) continue;
+        active++;
+        *resumes += all[i].resumes;
+    }
+    return active;
+}
+
 int main(void) {
     struct sockaddr_in addr = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof addr;
@@ -85,6 +101,13 @@ int main(void) {
     CHECK(slim_accept(endpoint, 60000, &other) == 0);
     CHECK(slim_flow_wait_negotiated(one, 60000) == SLIM_STATE_PROTECTED);
     CHECK(slim_flow_wait_negotiated(other, 60000) == SLIM_STATE_PROTECTED);
+    const slim_table_calls *(*find)(void);
+    unsigned long long none = 0;
+    *(void **)&find = dlsym(RTLD_DEFAULT, "slim_table");
+    CHECK(find && find() == slim_table());
+    // The program's own connection may still negotiate.
+    for (int i = 0; table_flows(&none) != 4; i++) CHECK(i < 10000 && usleep(1000) == 0);
+    CHECK(none == 0);
     printf("%u\n", agents());
     fflush(stdout);
 
@@ -99,6 +122,8 @@ int main(void) {
     }
     unsigned long long resumed = resumes(one) + resumes(other);
     CHECK(agents() == 1);
+    unsigned long long all = 0;
+    CHECK(table_flows(&all) > 0 && all >= resumed && slim_table()->escalations(NULL, 0, sizeof(slim_table_escalation)) == 0);
     slim_flow_close(one);
     slim_flow_close(other);
     slim_endpoint_close(endpoint);
