@@ -273,16 +273,16 @@ typedef struct slim_table_calls {
     /**
      * Stores the peers: see above.
      */
-    int (*peers)(struct slim_table_peer*, size_t, size_t);
+    int (*peers)(struct slim_table_peer *at, size_t capacity, size_t size);
     /**
      * Stores the flows that have a session, or may get one; and then the last 64 that have none any more, because they were given up or
      * became plain TCP. A connection that SLIM has released is not watched: it may be closed by now.
      */
-    int (*flows)(struct slim_table_flow*, size_t, size_t);
+    int (*flows)(struct slim_table_flow *at, size_t capacity, size_t size);
     /**
      * Stores the last escalations, the newest first, at most 64.
      */
-    int (*escalations)(struct slim_table_escalation*, size_t, size_t);
+    int (*escalations)(struct slim_table_escalation *at, size_t capacity, size_t size);
     /**
      * Returns a new descriptor, which becomes readable with each escalation from now on; or a negative error number (-EMFILE: too many).
      * The caller reads it empty (it does not block) before it asks for escalations, and closes it.
