@@ -61,7 +61,7 @@ pub fn offered() -> &'static OfferedTableCalls {
 ///
 /// # Errors
 /// That of the function.
-pub fn all<R: Row>() -> io::Result<Vec<R>> {
+pub fn all<R: TableRow>() -> io::Result<Vec<R>> {
     let mut rows = Vec::new();
     loop {
         let room = rows.capacity();
@@ -89,27 +89,27 @@ pub fn all<R: Row>() -> io::Result<Vec<R>> {
 ///
 /// # Safety
 /// Any bytes are a valid value.
-pub unsafe trait Row: Copy {
+pub unsafe trait TableRow: Copy {
     /// The function of the table that stores rows of this kind.
     fn function(table: &TableCalls) -> unsafe extern "C" fn(*mut Self, usize, usize) -> c_int;
 }
 
 // SAFETY: integers only.
-unsafe impl Row for TablePeer {
+unsafe impl TableRow for TablePeer {
     fn function(table: &TableCalls) -> unsafe extern "C" fn(*mut Self, usize, usize) -> c_int {
         table.peers
     }
 }
 
 // SAFETY: integers only.
-unsafe impl Row for TableFlow {
+unsafe impl TableRow for TableFlow {
     fn function(table: &TableCalls) -> unsafe extern "C" fn(*mut Self, usize, usize) -> c_int {
         table.flows
     }
 }
 
 // SAFETY: integers only.
-unsafe impl Row for TableEscalation {
+unsafe impl TableRow for TableEscalation {
     fn function(table: &TableCalls) -> unsafe extern "C" fn(*mut Self, usize, usize) -> c_int {
         table.escalations
     }
@@ -174,7 +174,7 @@ fn entry(f: impl FnOnce() -> Result<c_int, c_int>) -> c_int {
 }
 
 /// The rows of all agents of the process.
-fn collect<R: Row>(what: u32) -> Result<Vec<R>, c_int> {
+fn collect<R: TableRow>(what: u32) -> Result<Vec<R>, c_int> {
     let until = Instant::now() + ANSWER;
     let mut rows: Vec<R> = Vec::new();
     let others = SOURCES.get().read().unwrap_or_else(PoisonError::into_inner);
@@ -189,7 +189,7 @@ fn collect<R: Row>(what: u32) -> Result<Vec<R>, c_int> {
     Ok(rows)
 }
 
-extern "C" fn push<R: Row>(rows: *mut c_void, row: *const c_void, size: usize) {
+extern "C" fn push<R: TableRow>(rows: *mut c_void, row: *const c_void, size: usize) {
     // SAFETY: `collect` passes its own vector, and waits for the other copy to return; that one passes a structure of this size.
     let (rows, row) = unsafe { (&mut *rows.cast::<Vec<R>>(), read_row(row, size)) };
     rows.push(row);
@@ -199,7 +199,7 @@ extern "C" fn push<R: Row>(rows: *mut c_void, row: *const c_void, size: usize) {
 ///
 /// # Safety
 /// `at` points to `size` bytes.
-unsafe fn read_row<R: Row>(at: *const c_void, size: usize) -> R {
+unsafe fn read_row<R: TableRow>(at: *const c_void, size: usize) -> R {
     let mut row = MaybeUninit::<R>::zeroed();
     let len = size.min(size_of::<R>());
     // SAFETY: promised by the caller; any bytes are a valid row.
@@ -214,7 +214,7 @@ unsafe fn read_row<R: Row>(at: *const c_void, size: usize) -> R {
 ///
 /// # Safety
 /// `at` is NULL, or points to `capacity` elements of `size` bytes.
-unsafe fn store<R: Row>(
+unsafe fn store<R: TableRow>(
     at: *mut R,
     capacity: usize,
     size: usize,
