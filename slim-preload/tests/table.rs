@@ -81,6 +81,11 @@ fn wrong_arguments_are_errors_and_other_versions_are_served() {
 }
 
 #[test]
+fn a_number_that_the_program_has_taken_is_left_alone() {
+    alone("taken", &[]);
+}
+
+#[test]
 fn a_process_in_which_slim_is_off_says_so() {
     alone("off", &[("SLIM", "off")]);
 }

@@ -79,6 +79,8 @@ pub fn release(fd: RawFd) {
 pub struct Mark(c_int);
 
 impl Mark {
+    /// The socket that tells a program of an escalation.
+    pub const NEWS: Mark = Mark(59);
     /// The socket that sends OPEN and FIN.
     pub const OUTLET: Mark = Mark(60);
     /// A mailbox.

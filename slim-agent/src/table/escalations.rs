@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::mem;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -13,6 +14,7 @@ use slim_core::Time;
 use slim_core::endpoint::SurveyedEscalation;
 use slim_core::event::Event;
 use slim_sys::OwnFd;
+use slim_sys::fds::{self, Mark};
 use slim_sys::lock::SignalSafeMutex;
 
 use crate::table::offered;
@@ -33,6 +35,23 @@ struct Escalations {
     last: VecDeque<TableEscalation>,
     /// Our ends of the descriptors.
     watchers: Vec<OwnFd>,
+}
+
+impl Escalations {
+    /// Has `tell` tell each caller that still has its descriptor, and forgets the others.
+    fn tell_watchers(&mut self, tell: impl Fn(RawFd)) {
+        for fd in mem::take(&mut self.watchers) {
+            if !Mark::NEWS.is_on(fd.raw()) {
+                // The program has closed it where no hook sees that, and may have another file under the number.
+                fds::release(fd.leak());
+                continue;
+            }
+            tell(fd.raw());
+            if !slim_sys::has_ended(fd.raw()) {
+                self.watchers.push(fd);
+            }
+        }
+    }
 }
 
 static ESCALATIONS: PerProcess<SignalSafeMutex<Escalations>> = PerProcess::new();
@@ -58,9 +77,7 @@ pub(crate) fn record(mut row: TableEscalation) {
     }
     all.last.push_back(row);
     // A full socket is readable already.
-    let tell = |fd: &OwnFd| slim_sys::send(fd.raw(), &[1], libc::MSG_DONTWAIT);
-    all.watchers
-        .retain(|fd| tell(fd) != Err(libc::EPIPE) && !slim_sys::has_ended(fd.raw()));
+    all.tell_watchers(|fd| drop(slim_sys::send(fd, &[1], libc::MSG_DONTWAIT)));
 }
 
 /// The last escalations, the newest first.
@@ -88,7 +105,8 @@ pub(crate) fn descriptor() -> io::Result<RawFd> {
     unsafe { libc::close(first) };
     let watch = ours.and_then(|ours| {
         let mut all = ESCALATIONS.get().lock();
-        all.watchers.retain(|fd| !slim_sys::has_ended(fd.raw()));
+        all.tell_watchers(|_| {});
+        Mark::NEWS.set(ours.raw());
         match all.watchers.len() < MOST {
             true => all.watchers.push(ours),
             false => return Err(io::Error::from_raw_os_error(libc::EMFILE)),

@@ -1,5 +1,6 @@
 // What a program can ask SLIM by slim_table(). It links nothing of SLIM. The case is the first word of T_ARGS, or the argument.
 #include "t.h"
+#include "raw.h"
 #include <dlfcn.h>
 #include <slim_table.h>
 #include <stddef.h>
@@ -219,6 +220,56 @@ static void wrong(void) {
     line("done");
 }
 
+// Ends a flow by a reset: its peer closes with bytes unread.
+static void escalate(void) {
+    struct conn x = connection();
+    char b[4];
+    awaited(port_of(x.c), SLIM_TABLE_FLOW_ACTIVE);
+    awaited(port_of(x.s), SLIM_TABLE_FLOW_ACTIVE);
+    MUST(full_send(x.c, "not read", 8));
+    arrived(x.s, 8);
+    close(x.s);
+    CHECK(recv(x.c, b, 4, 0) == -1 && errno == ECONNRESET);
+    close(x.c);
+    close(x.l);
+}
+
+static int is_unix(int fd) {
+    int domain = 0;
+    socklen_t len = sizeof domain;
+    return raw(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) == 0 && domain == AF_UNIX;
+}
+
+// Makes a descriptor. Returns the number of SLIM's end: a new Unix socket far above the program's numbers. SLIM's own
+// sockets of the connections before must be closed by then, because their numbers are used again.
+static int ours_of(int *news) {
+    static char before[65536];
+    ms(300);
+    for (int fd = 100; fd < 65536; fd++) before[fd] = is_unix(fd);
+    *news = table->descriptor();
+    CHECK(*news >= 0 && *news < 100);
+    for (int fd = 100; fd < 65536; fd++)
+        if (!before[fd] && is_unix(fd)) return fd;
+    return -1;
+}
+
+// A program closes SLIM's end of a descriptor where no hook sees it, and has a file of its own under the number.
+static void taken(void) {
+    escalate();
+    int own[2], news, ours = ours_of(&news);
+    CHECK(ours >= 0);
+    MUST(socketpair(AF_UNIX, SOCK_STREAM, 0, own));
+    CHECK(raw(SYS_close, ours) == 0 && raw(SYS_dup3, own[0], ours, 0) == ours);
+    escalate();
+    CHECK(table->escalations(NULL, 0, sizeof(slim_table_escalation)) == 2);
+    char b[8];
+    CHECK(recv(own[1], b, sizeof b, MSG_DONTWAIT) == -1 && errno == EAGAIN);
+    CHECK(close(own[0]) == 0 && close(news) == 0 && table->descriptor() >= 0);
+    // The number is the program's.
+    CHECK(write(ours, "own", 3) == 3 && read(own[1], b, 3) == 3);
+    line("done");
+}
+
 static void off(void) {
     struct conn x = connection();
     slim_table_flow flow;
@@ -334,7 +385,7 @@ int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
-    } cases[] = {{"watch", watch}, {"stopped", stopped}, {"alone", alone}, {"wrong", wrong}, {"off", off}, {"fork", forks}, {"storm", storm}};
+    } cases[] = {{"watch", watch}, {"stopped", stopped}, {"alone", alone}, {"wrong", wrong}, {"off", off}, {"fork", forks}, {"taken", taken}, {"storm", storm}};
     if (words)
         begin_pair(argc, argv, 60);
     else
