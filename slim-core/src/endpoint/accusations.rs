@@ -285,7 +285,7 @@ impl Endpoint {
             return self.drop_one();
         }
         if lost.lost == self.id && lost.ruling != Ruling::Heard {
-            return match self.may_judge(from) {
+            return match self.may_judge(now, from) {
                 true => self.fence(now, EscalateReason::Fenced, Some(from)),
                 false => self.drop_one(),
             };

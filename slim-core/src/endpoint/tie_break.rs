@@ -4,13 +4,18 @@
 //! goes on, and the other one is lost. If no message passes, each of them decides for itself after a grace period.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::Endpoint;
 use super::accusations::Judge;
+use super::flow::State;
 use super::record::FlowRecord;
-use crate::ids::{EndpointId, FlowToken, Time};
+use crate::ids::{Cause, EndpointId, FlowToken, Time};
 use crate::wire::{Accuse, Lost, Message, Parsed, Ruling, feature};
 use crate::witness::Cookies;
+
+/// A flow without a fault has this long to get another transport, before LOST about it is believed. The judge repeats LOST for longer.
+const TESTED: Duration = Duration::from_secs(1);
 
 impl Endpoint {
     /// Who decides between this process and its peer, which has announced these features; nobody if each decides for itself.
@@ -64,16 +69,39 @@ impl Endpoint {
         self.judge_of_flow(*token)
     }
 
-    /// Whether this address may say that this process is lost: any, if there is a witness; otherwise the peer that stands in for it.
-    pub(super) fn may_judge(&self, from: SocketAddr) -> bool {
-        let stands_in = |flow: &FlowRecord| {
-            let Some(peer) = flow.peer.as_ref().map(|peer| &peer.process) else {
-                return false;
-            };
-            let at = from.ip() == flow.ends.remote().ip() || peer.addrs.contains(&from.ip());
-            let judges = self.judge_of(peer.id, peer.features) == Some(Judge::Peer);
-            judges && at && from.port() == peer.control_port && flow.outage.is_some()
+    /// Whether this address is believed that this process is lost: any, if there is a witness; otherwise the peer that stands in for it, about a
+    /// flow that has no transport. If the kernel reports no fault of the flow, the flow is tested: LOST may be an old one, of before a resume.
+    pub(super) fn may_judge(&mut self, now: Time, from: SocketAddr) -> bool {
+        if self.features & feature::WITNESS != 0 {
+            return true;
+        }
+        let judged: Vec<FlowToken> = self
+            .flows
+            .values()
+            .filter(|flow| self.stands_in(flow, from))
+            .map(|flow| flow.token)
+            .collect();
+        let is_broken = |token: &FlowToken| {
+            let outage = self.flows[token].outage.as_ref();
+            outage.is_some_and(|o| !o.patient() || now.since(o.suspected) >= TESTED)
         };
-        self.features & feature::WITNESS != 0 || self.flows.values().any(|flow| stands_in(flow))
+        let believed = judged.iter().any(is_broken);
+        for token in judged {
+            let flow = &self.flows[&token];
+            if !believed && flow.outage.is_none() && flow.state() == State::Live {
+                self.fault(now, token, Cause::Stall);
+            }
+        }
+        believed
+    }
+
+    /// Whether this is the control port of the flow's peer, and that one stands in for the witness.
+    fn stands_in(&self, flow: &FlowRecord, from: SocketAddr) -> bool {
+        let Some(peer) = flow.peer.as_ref().map(|peer| &peer.process) else {
+            return false;
+        };
+        let at = from.ip() == flow.ends.remote().ip() || peer.addrs.contains(&from.ip());
+        let judges = self.judge_of(peer.id, peer.features) == Some(Judge::Peer);
+        judges && at && from.port() == peer.control_port
     }
 }

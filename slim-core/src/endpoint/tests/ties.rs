@@ -78,6 +78,20 @@ fn the_one_with_the_higher_name_decides_when_it_is_asked() {
     assert_eq!(reason(&pair, high), Some(EscalateReason::PeerLost));
 }
 
+/// The other one waits for bytes, so its kernel has no reason to report a fault.
+#[test]
+fn the_one_with_the_lower_name_is_lost_even_if_it_has_noticed_nothing() {
+    let (mut pair, high, low) = parted(Net::Works);
+    pair.ends[high].fault(pair.now, FLOW, Cause::Errno(110));
+    pair.wait(ms(60_500));
+    assert_eq!((fenced(&pair, low), reason(&pair, high)), (0, None));
+    pair.wait(ms(2_000));
+    assert_eq!((fenced(&pair, low), fenced(&pair, high)), (1, 0));
+    assert_eq!(reason(&pair, high), None, "the lost process may still act");
+    say_fenced(&mut pair, low, high);
+    assert_eq!(reason(&pair, high), Some(EscalateReason::PeerLost));
+}
+
 #[test]
 fn without_messages_each_decides_for_itself_after_a_grace_period() {
     let (mut pair, high, low) = parted(Net::Silent);
@@ -110,7 +124,18 @@ fn a_process_whose_flows_are_well_is_not_lost() {
         (fenced(&pair, low), pair.state(low)),
         (0, Some(State::Live))
     );
+    // Nor if it comes again and again: the flow gets another transport each time.
+    pair.tcp = [Net::Works; 2];
+    for _ in 0..20 {
+        pair.ends[low].handle_datagram(pair.now, control(high), control(low), &data);
+        pair.wait(ms(200));
+    }
+    assert_eq!(
+        (fenced(&pair, low), pair.state(low)),
+        (0, Some(State::Live))
+    );
     pair.udp = [Net::Silent; 2];
+    pair.tcp = [Net::Silent; 2];
     pair.ends[low].fault(pair.now, FLOW, Cause::Errno(110));
     let other = "10.9.9.9:4000".parse().unwrap();
     pair.ends[low].handle_datagram(pair.now, other, control(low), &data);
