@@ -21,6 +21,8 @@ impl TransportKind {
     pub const TCP: TransportKind = TransportKind(0);
     /// Reliable connected queue pairs of verbs.
     pub const VERBS: TransportKind = TransportKind(1);
+    /// A TCP connection through the witness of the job. It comes last, and the kernel's acknowledgements on it say nothing about the peer.
+    pub const RELAY: TransportKind = TransportKind(2);
     /// The first of the kinds that are reserved for tests.
     pub const TEST: TransportKind = TransportKind(240);
 
@@ -40,6 +42,7 @@ impl fmt::Display for TransportKind {
         match *self {
             TransportKind::TCP => f.write_str("tcp"),
             TransportKind::VERBS => f.write_str("verbs"),
+            TransportKind::RELAY => f.write_str("relay"),
             TransportKind(number) => write!(f, "kind{number}"),
         }
     }
@@ -163,6 +166,7 @@ impl FromStr for TransportKind {
         match text {
             "tcp" => Ok(TransportKind::TCP),
             "verbs" => Ok(TransportKind::VERBS),
+            "relay" => Ok(TransportKind::RELAY),
             _ => {
                 let number = text.strip_prefix("kind").ok_or(NoLocator)?;
                 number.parse().map(TransportKind).map_err(|_| NoLocator)

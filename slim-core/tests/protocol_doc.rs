@@ -134,6 +134,7 @@ fn offsets(kind: Kind) -> Vec<usize> {
         ],
         Kind::Lost => vec![lost::TO, lost::LOST, lost::STATE, lost::COOKIE, lost::MAC],
         Kind::Fenced => vec![fenced::ENDPOINT_ID, fenced::MAC],
+        Kind::Relay => vec![relay::PORT, relay::ADDR_LIST, relay::MAC],
     }
 }
 

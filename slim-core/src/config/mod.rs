@@ -43,7 +43,7 @@ impl Variable {
 }
 
 /// Every variable that SLIM reads, for help texts.
-pub const VARIABLES: [Variable; 16] = [
+pub const VARIABLES: [Variable; 17] = [
     Variable {
         name: "SLIM",
         allowed: "off, preferred or required (also 0, 1, on)",
@@ -115,6 +115,12 @@ pub const VARIABLES: [Variable; 16] = [
         allowed: "up to 8 addresses with a port (192.0.2.1:4000), separated by commas, and a job key",
         default: "no witness",
         help: "where the witness of the job is, which decides who is lost when two processes cannot reach each other",
+    },
+    Variable {
+        name: "SLIM_RELAY",
+        allowed: "on or off",
+        default: "on",
+        help: "whether two processes that both reach the witness, but not each other, go on through the witness",
     },
     Variable {
         name: "SLIM_LOST_IF",
@@ -219,6 +225,8 @@ pub struct Config {
     pub peers: Peers,
     /// Where the witness is. Only with a job key: who can forge its messages can end processes.
     pub witness: Vec<SocketAddr>,
+    /// Whether the witness passes on the bytes of two processes that cannot reach each other.
+    pub relay: bool,
     /// The variable that a process has in its environment if it can be lost. [`from_vars`](Config::from_vars) has looked.
     pub lost_if: Option<String>,
     /// What this process does when it is lost. With a witness, the default is to end all connections with an error. Without one, it is lost
@@ -245,6 +253,7 @@ impl Default for Config {
             job_key_file: None,
             peers: Peers::default(),
             witness: Vec::new(),
+            relay: true,
             lost_if: None,
             when_lost: None,
             events: None,
@@ -340,6 +349,7 @@ impl Config {
             "SLIM_JOB_KEY_FILE" => self.job_key_file = Some(value.into()),
             "SLIM_PEERS" => self.peers = Peers::parse(value)?,
             "SLIM_WITNESS" => self.witness = addresses(value, wire::MAX_ADDRS)?,
+            "SLIM_RELAY" => self.relay = on_or_off(value)?,
             "SLIM_LOST_IF" => self.lost_if = Some(variable_name(value)?),
             "SLIM_WHEN_LOST" => self.when_lost = Some(when_lost(value)?),
             "SLIM_EVENTS" => self.events = Some(value.into()),
@@ -444,6 +454,14 @@ fn when_lost(value: &str) -> Result<WhenLost, Bad> {
     match &*value.to_ascii_lowercase() {
         "error" => Ok(WhenLost::Error),
         "exit" => Ok(WhenLost::Exit),
+        _ => Err(Bad::Value),
+    }
+}
+
+fn on_or_off(value: &str) -> Result<bool, Bad> {
+    match &*value.to_ascii_lowercase() {
+        "on" => Ok(true),
+        "off" => Ok(false),
         _ => Err(Bad::Value),
     }
 }

@@ -65,6 +65,7 @@ fn every_variable_sets_its_value() {
         ("SLIM_JOB_KEY", "0123456789abcdef"),
         ("SLIM_PEERS", "192.0.2.0/24"),
         ("SLIM_WITNESS", "192.0.2.1:40, [2001:db8::1]:41"),
+        ("SLIM_RELAY", "off"),
         ("RANK", "0"),
         ("SLIM_LOST_IF", "RANK"),
         ("SLIM_WHEN_LOST", "exit"),
@@ -88,6 +89,7 @@ fn every_variable_sets_its_value() {
             witness: ["192.0.2.1:40", "[2001:db8::1]:41"]
                 .map(|at| at.parse().unwrap())
                 .to_vec(),
+            relay: false,
             lost_if: Some("RANK".into()),
             when_lost: Some(WhenLost::Exit),
             events: Some("/tmp/x.%p".into()),
@@ -121,6 +123,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
             "SLIM_WITNESS",
             &["192.0.2.1", "host:4000", "0.0.0.0:1", "192.0.2.1:0"],
         ),
+        ("SLIM_RELAY", &["1", "yes", ""]),
         ("SLIM_LOST_IF", &["A B", "RANK=1", "SLIM_JOB_KEY"]),
         ("SLIM_WHEN_LOST", &["die", "1"]),
         ("SLIM_LOG", &["verbose", "3"]),

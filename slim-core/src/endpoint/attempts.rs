@@ -49,6 +49,7 @@ impl Endpoint {
         if !ended {
             self.reach_in_doubt(token);
         }
+        outage.relay_first = self.relay_first(now, token, cause);
         let flow = self.flow(token);
         flow.outage = Some(Box::new(outage));
         self.emit_later(
@@ -150,7 +151,7 @@ impl Endpoint {
         attempts.last = Failure::TimedOut;
         outage.heard = false;
         let (begun, turn) = (attempts.begun, attempts.turn);
-        let Some(path) = self.paths(token).choose(n, turn) else {
+        let Some(path) = self.paths(token).choose(n, turn, self.relay_turns(token)) else {
             return;
         };
         self.emit_later(token, Event::Attempt { n: begun, path });

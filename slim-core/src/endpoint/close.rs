@@ -103,6 +103,7 @@ impl Endpoint {
         self.hello_over(now, token);
         self.timers.clear_flow(token);
         let candidates = self.take_candidates(token);
+        self.relayed.remove(&token);
         let Some(mut flow) = self.flows.remove(&token) else {
             return;
         };

@@ -10,6 +10,7 @@ use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::event::Failure;
 use crate::ids::{ConnId, FlowToken, Time};
+use crate::transport::TransportKind;
 
 const BACKOFF: Duration = Duration::from_millis(20);
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
@@ -36,7 +37,7 @@ impl Endpoint {
             return;
         }
         let local = flow.ends.local().ip();
-        let paths = self.paths(token);
+        let (paths, relay) = (self.paths(token), self.relay_turns(token));
         let flow = self.flow(token);
         let Some(attempts) = flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) else {
             return;
@@ -49,7 +50,7 @@ impl Endpoint {
         let known = known.filter(|_| attempts.replaced % 2 == 1 || !paths.has_others());
         let known =
             known.and_then(|ip| paths.between(bound, ip).or_else(|| paths.between(None, ip)));
-        let Some(path) = known.or_else(|| paths.choose(attempts.n, attempts.turn)) else {
+        let Some(path) = known.or_else(|| paths.choose(attempts.n, attempts.turn, relay)) else {
             return;
         };
         attempts.turn += 1;
@@ -143,6 +144,14 @@ impl Endpoint {
         }
     }
 
+    /// The next connection goes through the witness, now.
+    pub(super) fn connect_by_relay(&mut self, now: Time, token: FlowToken) {
+        if let Some(attempts) = self.attempts(token) {
+            attempts.turn = 0;
+            self.replace(now, token);
+        }
+    }
+
     /// Gives up the connection under way for another one.
     fn replace(&mut self, now: Time, token: FlowToken) {
         if let Some(conn) = self.flow(token).change.outgoing.take() {
@@ -176,13 +185,14 @@ impl Endpoint {
         self.report(token);
         let flow = self.flow(token);
         flow.change.outgoing = None;
-        let failures = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
+        let (failures, direct) = match flow.outage.as_mut().and_then(|o| o.attempts.as_mut()) {
             Some(attempts) => {
                 attempts.last = why;
                 attempts.failures += 1;
-                attempts.failures
+                let relayed = attempts.path.kind() == TransportKind::RELAY;
+                (attempts.failures, !relayed)
             }
-            None => 0,
+            None => (0, false),
         };
         self.stop_waiting(token);
         if why == Failure::Eof
@@ -200,7 +210,7 @@ impl Endpoint {
         let pause = Duration::from_micros(1000 + self.rng.up_to(most.as_micros() as u64));
         self.timers
             .set(TimerOwner::Flow(token, Timer::Backoff), now + pause);
-        if why == Failure::Errno(ECONNREFUSED) {
+        if why == Failure::Errno(ECONNREFUSED) && direct {
             // The process may be gone, or a firewall may have refused the connection.
             self.ask(now, token, QueryPurpose::Death);
         } else if pause > HUNG {

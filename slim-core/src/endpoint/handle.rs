@@ -43,7 +43,8 @@ impl Endpoint {
             | Message::Resume(_)
             | Message::ResumeOk(_)
             | Message::Confirm(_)
-            | Message::Refuse(_) => self.drop_one(),
+            | Message::Refuse(_)
+            | Message::Relay(_) => self.drop_one(),
         }
     }
 

@@ -139,6 +139,7 @@ mod processes;
 mod reach;
 mod record;
 mod refusals;
+mod relayed;
 mod respond;
 mod resume;
 mod rng;
@@ -232,6 +233,8 @@ pub struct Endpoint {
     reaches: Reaches,
     exchanges: Exchanges,
     accusations: Accusations,
+    /// Flows whose present transport, or the last one, goes through the witness, and when the direct paths were left, or came first in attempts.
+    relayed: BTreeMap<FlowToken, Time>,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Accepted connections on which no RESUME has come yet, oldest first.
@@ -282,6 +285,7 @@ impl Endpoint {
             reaches: Reaches::default(),
             exchanges: Exchanges::default(),
             accusations: Accusations::default(),
+            relayed: BTreeMap::new(),
             askers: Askers::default(),
             conns: Counted::default(),
             fresh: VecDeque::new(),

@@ -64,6 +64,8 @@ pub(super) struct Outage {
     pub(super) ending: Option<EscalateReason>,
     /// The front end suspects the path of the present connection, so another path comes first.
     pub(super) elsewhere: bool,
+    /// Connections through the witness come first.
+    pub(super) relay_first: bool,
     /// The prepared flow key, filled when the first message of the outage needs it.
     pub(super) key: OnceCell<Prepared>,
 }
@@ -92,6 +94,7 @@ impl Outage {
             accused: false,
             ending: None,
             elsewhere: false,
+            relay_first: false,
             key: OnceCell::new(),
         }
     }

@@ -12,6 +12,19 @@ pub(super) struct Paths {
     by_kind: Vec<Vec<Path>>,
     /// By TCP, to the address that the application had connected to.
     home: Option<Path>,
+    /// Through the witness.
+    relay: Option<Path>,
+}
+
+/// From when on connections through the witness take their turns.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum RelayTurns {
+    /// From the second window on: other paths have been tried for a whole window.
+    Late,
+    /// From the third connection on. The flow is relayed and may stay so, but the others come first: the network may be well again.
+    Third,
+    /// From the first connection on: the flow was relayed until now.
+    First,
 }
 
 impl Paths {
@@ -32,16 +45,28 @@ impl Paths {
                 others.map(|locator| Path::to(*locator)).collect()
             }
         };
-        let by_kind = own.order().map(of_kind);
+        let (relays, kinds): (Vec<_>, Vec<_>) =
+            own.order().partition(|kind| *kind == TransportKind::RELAY);
+        let by_kind = kinds.into_iter().map(of_kind);
         Paths {
             by_kind: by_kind.filter(|paths| !paths.is_empty()).collect(),
             home,
+            relay: relays.into_iter().flat_map(of_kind).next(),
         }
     }
 
-    /// The path of connection `turn` in window `n`. Every second connection takes the `home` path. For the others the kinds
-    /// take turns, however many paths a kind has.
-    pub(super) fn choose(&self, n: u32, turn: u32) -> Option<Path> {
+    /// The path of connection `turn` in window `n`. Every fourth connection goes through the witness, as `relay` says. Of the others, every
+    /// second one takes the `home` path, and for the rest the kinds take turns, however many paths a kind has.
+    pub(super) fn choose(&self, n: u32, turn: u32, relay: RelayTurns) -> Option<Path> {
+        let relay_at = match relay {
+            RelayTurns::First => Some(0),
+            _ if n > 0 => Some(0),
+            RelayTurns::Third => Some(2),
+            RelayTurns::Late => None,
+        };
+        if self.relay.is_some() && relay_at == Some(turn % 4) {
+            return self.relay;
+        }
         if turn % 2 == 1 {
             return self.home;
         }
@@ -148,7 +173,8 @@ mod tests {
     }
 
     fn order(paths: &Paths, n: u32) -> Vec<Path> {
-        (0..8).filter_map(|turn| paths.choose(n, turn)).collect()
+        let path = |turn| paths.choose(n, turn, RelayTurns::Late);
+        (0..8).filter_map(path).collect()
     }
 
     #[test]
@@ -156,18 +182,23 @@ mod tests {
         let of = |paths: Vec<Path>| Paths {
             home: paths.first().copied(),
             by_kind: Vec::from([paths]),
+            relay: None,
         };
         let paths = of(vec![tcp(0), tcp(1), tcp(2)]);
         assert_eq!(order(&paths, 0), [0, 0, 1, 0, 2, 0, 0, 0].map(tcp));
         assert_eq!(order(&paths, 1), [1, 0, 2, 0, 0, 0, 1, 0].map(tcp));
         assert_eq!(order(&paths, 2), [2, 0, 0, 0, 1, 0, 2, 0].map(tcp));
-        assert_eq!(of(vec![tcp(5)]).choose(5, 4), Some(tcp(5)));
+        assert_eq!(
+            of(vec![tcp(5)]).choose(5, 4, RelayTurns::Late),
+            Some(tcp(5))
+        );
         let none = Paths {
             home: None,
             by_kind: Vec::new(),
+            relay: None,
         };
         assert_eq!(
-            none.choose(5, 4),
+            none.choose(5, 4, RelayTurns::Late),
             None,
             "no division by a number of paths of zero"
         );
@@ -180,6 +211,7 @@ mod tests {
         let paths = Paths {
             by_kind: vec![vec![other], of_tcp.clone()],
             home: Some(home),
+            relay: None,
         };
         let first = [other, home, tcp(0), home, other, home, tcp(1), home];
         assert_eq!(order(&paths, 0), first);
@@ -188,9 +220,32 @@ mod tests {
         let behind = Paths {
             by_kind: vec![of_tcp, vec![other]],
             home: Some(home),
+            relay: None,
         };
         let first = [tcp(0), home, other, home, tcp(1), home, other, home];
         assert_eq!(order(&behind, 0), first);
+    }
+
+    #[test]
+    fn the_relay_comes_last_unless_the_flow_is_relayed() {
+        let relay = Path::to(OtherLocator::new(TransportKind::RELAY, &[1]).unwrap());
+        let paths = Paths {
+            by_kind: vec![vec![tcp(0), tcp(1)]],
+            home: Some(tcp(0)),
+            relay: Some(relay),
+        };
+        let of = |n, turns| [0, 1, 2, 3, 4].map(|turn| paths.choose(n, turn, turns).unwrap());
+        let home = tcp(0);
+        assert_eq!(of(0, RelayTurns::Late), [home, home, tcp(1), home, home]);
+        assert_eq!(of(0, RelayTurns::Third), [home, home, relay, home, home]);
+        assert_eq!(of(0, RelayTurns::First), [relay, home, tcp(1), home, relay]);
+        for turns in [RelayTurns::Late, RelayTurns::Third, RelayTurns::First] {
+            assert_eq!(of(1, turns), [relay, home, home, home, relay]);
+        }
+        assert!(
+            !paths.has_others(),
+            "an answer of the peer's host by UDP counts for all paths but the relay"
+        );
     }
 
     #[test]
@@ -202,6 +257,7 @@ mod tests {
         let paths = Paths {
             by_kind: vec![vec![other(1)], vec![tcp(1), bound]],
             home: Some(tcp(1)),
+            relay: None,
         };
         let ip = |n: u8| IpAddr::from([10, 0, 0, n]);
         assert_eq!(paths.between(None, ip(1)), Some(tcp(1)));

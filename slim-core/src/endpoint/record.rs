@@ -12,7 +12,7 @@ use super::processes::PeerProcess;
 use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
-use crate::transport::Locator;
+use crate::transport::{Locator, TransportKind};
 use crate::wire::{FlowStatus, Hello, Message, Parsed};
 
 /// One flow. Transient state is boxed, so that an idle flow stays small.
@@ -226,6 +226,13 @@ pub(super) enum Leaving {
 }
 
 impl FlowRecord {
+    /// The kind of the connection that the attempts have made last.
+    pub(super) fn connects_by(&self) -> Option<TransportKind> {
+        let outage = self.outage.as_ref();
+        let attempts = outage.and_then(|outage| outage.attempts.as_ref());
+        attempts.map(|attempts| attempts.path.kind())
+    }
+
     pub(super) fn new(now: Time, token: FlowToken, role: Role, ends: Ends) -> Self {
         FlowRecord {
             token,

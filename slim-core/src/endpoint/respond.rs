@@ -15,7 +15,7 @@ use super::{Action, Endpoint};
 use crate::auth::{Fresh, seal_with_job};
 use crate::event::Event;
 use crate::ids::{Cause, ConnId, FlowToken, Nonce, Role, Time};
-use crate::transport::Locator;
+use crate::transport::{Locator, TransportKind};
 use crate::wire::{
     Challenge, Confirm, FlowStatus, Message, Parsed, Refuse, RefuseReason, Resume, ResumeOk,
 };
@@ -45,7 +45,9 @@ impl Endpoint {
     /// The driver has accepted a connection on the resume listener, or on the listener of another kind of transport. Another
     /// kind must itself decide which hosts may connect by it.
     pub fn handle_incoming(&mut self, now: Time, conn: ConnId, from: impl Into<Locator>) {
-        let from = from.into().tcp();
+        let from = from.into();
+        let relayed = from.kind() == TransportKind::RELAY;
+        let from = from.tcp();
         if from.is_some_and(|from| !self.may_know(from.ip())) {
             self.drop_one();
             return self.out.push(Action::Close { conn });
@@ -60,6 +62,7 @@ impl Endpoint {
             Conn::Fresh {
                 nonce_r,
                 since: now,
+                relayed,
             },
         );
         self.fresh.push_back(conn);
@@ -207,12 +210,17 @@ impl Endpoint {
         // RESUME_OK was not sent on the older connection, so it holds no stream bytes.
         let older = flow.change.accepted.replace(conn);
         let peer = flow.peer_id();
+        let relayed = matches!(
+            self.conns.get(&conn),
+            Some(Conn::Fresh { relayed: true, .. })
+        );
         self.conns.insert(
             conn,
             Conn::In {
                 token,
                 epoch,
                 bound,
+                relayed,
                 confirm: None,
             },
         );

@@ -20,6 +20,7 @@ use super::{Action, Endpoint};
 use crate::auth::Fresh;
 use crate::event::EscalateReason;
 use crate::ids::{ConnId, EndpointId, FinHow, FlowToken, Nonce, Time, Verdict};
+use crate::transport::TransportKind;
 use crate::wire::{Confirm, Message, ResumeOk};
 
 /// A connection that is not a transport, or not yet.
@@ -31,12 +32,18 @@ pub(super) enum Conn {
     /// Made by us, to see whether the resume port of a process refuses connections (`neighbours.rs`).
     Knock { peer: EndpointId },
     /// Accepted; RESUME has not come yet.
-    Fresh { nonce_r: Nonce, since: Time },
+    Fresh {
+        nonce_r: Nonce,
+        since: Time,
+        /// It comes through the witness.
+        relayed: bool,
+    },
     /// Accepted; the proof in RESUME has verified for this flow.
     In {
         token: FlowToken,
         epoch: u64,
         bound: Bound,
+        relayed: bool,
         /// CONFIRM, if it came when the connection could not be used any more.
         confirm: Option<Confirm>,
     },
@@ -275,7 +282,16 @@ impl Endpoint {
         confirm: Confirm,
     ) {
         self.pause_attempts(now, token);
-        self.conns.remove(&conn);
+        let conn_was = self.conns.remove(&conn);
+        let flow = self.flow(token);
+        let relayed = match conn_was {
+            Some(Conn::In { relayed, .. }) => relayed,
+            _ => flow.connects_by() == Some(TransportKind::RELAY),
+        };
+        match relayed {
+            true => drop(self.relayed.entry(token).or_insert(now)),
+            false => drop(self.relayed.remove(&token)),
+        }
         let flow = self.flow(token);
         flow.go(State::Resuming);
         flow.bar = Bar::Open;

@@ -344,3 +344,13 @@ layout! {
         ENDPOINT_ID: ENDPOINT,
     }
 }
+
+layout! {
+    /// `docs/PROTOCOL.md`, section "RELAY".
+    relay {
+        /// TCP port for relayed connections.
+        PORT: 2,
+        /// Addresses at which that port can be reached.
+        ADDR_LIST: ADDRS,
+    }
+}

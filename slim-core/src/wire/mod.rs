@@ -28,7 +28,7 @@ pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};
 pub use offer::{LocatorList, Offer};
 pub use pair::{Open, Pair, PairId, Seen};
 pub use resume::{Challenge, Confirm, Refuse, RefuseReason, Resume, ResumeOk};
-pub use witness::{Accuse, Fenced, Lost, Ruling};
+pub use witness::{Accuse, Fenced, Lost, Relay, Ruling};
 
 use field::{array, put, put_u16, read_u16};
 use layout::header;
@@ -105,11 +105,13 @@ pub enum Kind {
     Lost = 25,
     /// [`Fenced`]
     Fenced = 26,
+    /// [`Relay`]
+    Relay = 27,
 }
 
 impl Kind {
     /// Every kind, in the order of the specification.
-    pub const ALL: [Kind; 22] = [
+    pub const ALL: [Kind; 23] = [
         Kind::Hello,
         Kind::HelloWait,
         Kind::HelloAck,
@@ -132,6 +134,7 @@ impl Kind {
         Kind::Accuse,
         Kind::Lost,
         Kind::Fenced,
+        Kind::Relay,
     ];
 
     /// Its name in the specification.
@@ -159,6 +162,7 @@ impl Kind {
             Kind::Accuse => "ACCUSE",
             Kind::Lost => "LOST",
             Kind::Fenced => "FENCED",
+            Kind::Relay => "RELAY",
         }
     }
 
@@ -187,6 +191,7 @@ impl Kind {
             Kind::Accuse => layout::accuse::LEN,
             Kind::Lost => layout::lost::LEN,
             Kind::Fenced => layout::fenced::LEN,
+            Kind::Relay => layout::relay::LEN,
         }
     }
 
@@ -228,6 +233,7 @@ pub enum Message {
     Accuse(Accuse),
     Lost(Lost),
     Fenced(Fenced),
+    Relay(Relay),
 }
 
 impl Message {
@@ -256,6 +262,7 @@ impl Message {
             Message::Accuse(_) => Kind::Accuse,
             Message::Lost(_) => Kind::Lost,
             Message::Fenced(_) => Kind::Fenced,
+            Message::Relay(_) => Kind::Relay,
         }
     }
 }
@@ -349,6 +356,7 @@ pub fn encode(message: &Message, mac: impl FnOnce(&[u8]) -> Mac) -> Vec<u8> {
         Message::Accuse(m) => m.write(&mut b),
         Message::Lost(m) => m.write(&mut b),
         Message::Fenced(m) => m.write(&mut b),
+        Message::Relay(m) => m.write(&mut b),
     }
     let (covered, end) = b.split_at_mut(len - MAC_LEN);
     end.copy_from_slice(&mac(covered));
@@ -399,6 +407,7 @@ pub fn parse(bytes: &[u8]) -> Result<Parsed<'_>, ParseError> {
         Kind::Accuse => Message::Accuse(Accuse::read(bytes)?),
         Kind::Lost => Message::Lost(Lost::read(bytes)?),
         Kind::Fenced => Message::Fenced(Fenced::read(bytes)),
+        Kind::Relay => Message::Relay(Relay::read(bytes)?),
     };
     let covered = &bytes[..bytes.len() - MAC_LEN];
     Ok(Parsed {

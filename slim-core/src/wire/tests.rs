@@ -231,6 +231,7 @@ fn message() -> impl Strategy<Value = Message> {
             })
         }),
         endpoint().prop_map(|endpoint| Message::Fenced(Fenced { endpoint })),
+        (any::<u16>(), addrs()).prop_map(|(port, addrs)| Message::Relay(Relay { port, addrs })),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use super::ParseError;
 use super::field::*;
-use super::layout::{accuse, fenced, lost};
+use super::layout::{accuse, fenced, lost, relay};
 use crate::ids::EndpointId;
 
 /// All attempts to reach a process have failed: one of the two must be lost. To the witness, repeated until LOST is settled.
@@ -49,6 +49,16 @@ pub struct Lost {
 pub struct Fenced {
     /// The sender.
     pub endpoint: EndpointId,
+}
+
+/// The sender wants to be connected to a process that the witness may reach. The first message of a connection to the witness by TCP; what
+/// follows is for that process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Relay {
+    /// The process's TCP port for relayed connections.
+    pub port: u16,
+    /// Its addresses.
+    pub addrs: AddrList,
 }
 
 impl Accuse {
@@ -108,5 +118,19 @@ impl Fenced {
 
     pub(super) fn write(&self, b: &mut [u8]) {
         put_endpoint(b, fenced::ENDPOINT_ID, &self.endpoint);
+    }
+}
+
+impl Relay {
+    pub(super) fn read(b: &[u8]) -> Result<Self, ParseError> {
+        Ok(Relay {
+            port: read_u16(b, relay::PORT),
+            addrs: read_addrs(b, relay::ADDR_LIST)?,
+        })
+    }
+
+    pub(super) fn write(&self, b: &mut [u8]) {
+        put_u16(b, relay::PORT, self.port);
+        put_addrs(b, relay::ADDR_LIST, &self.addrs);
     }
 }

@@ -8,8 +8,8 @@ use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::wire::{
     self, Accuse, AddrList, Challenge, Confirm, Demote, Fenced, Fin, FlowStatus, HEADER_LEN, Hello,
     HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC, MAX_LEN,
-    Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Resume, ResumeOk,
-    Ruling, Seen, Status, Unknown, VERSION,
+    Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Relay, Resume,
+    ResumeOk, Ruling, Seen, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -177,6 +177,10 @@ pub fn corpus() -> Vec<Vec<u8>> {
         }));
     }
     messages.push(Message::Fenced(Fenced { endpoint }));
+    messages.push(Message::Relay(Relay {
+        port: 7006,
+        addrs: AddrList::new([v4.ip(), v6.ip()]),
+    }));
     for kind in Kind::ALL {
         assert!(
             messages.iter().any(|m| m.kind() == kind),

@@ -1,7 +1,7 @@
 //! The processes, their witness, and the network.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use slim_core::auth::JobKey;
 use slim_core::config::{Config, WhenLost};
 use slim_core::endpoint::{Action, Agreed, Endpoint, State};
 use slim_core::event::{EscalateReason, Event};
-use slim_core::transport::{Locator, Transports};
+use slim_core::transport::{Locator, OtherLocator, TransportKind, Transports};
 use slim_core::witness::Witness;
 use slim_core::{Cause, ConnId, EndpointId, FlowId, FlowToken, Role, Time, wire};
 
@@ -36,6 +36,8 @@ pub enum Mutation {
     LostGoesOn,
     /// The witness is started anew with each datagram.
     WitnessForgets,
+    /// The witness passes nothing on.
+    NoRelay,
 }
 
 /// What happened in a run.
@@ -50,6 +52,9 @@ pub struct Stats {
     /// Runs in which no outage was longer than the attempts.
     pub healed: u64,
     pub crashes: u64,
+    /// How often one end of a flow moved to a transport through the witness, and how often it came back from there.
+    pub relayed: u64,
+    pub came_back: u64,
 }
 
 impl Stats {
@@ -61,6 +66,8 @@ impl Stats {
         self.peer_lost += other.peer_lost;
         self.healed += other.healed;
         self.crashes += other.crashes;
+        self.relayed += other.relayed;
+        self.came_back += other.came_back;
     }
 }
 
@@ -119,12 +126,14 @@ struct Node {
     /// When its next timer event comes.
     armed: Option<u64>,
     accepted: u64,
-    /// The other end of each connection that is not a transport.
-    conns: BTreeMap<ConnId, (usize, ConnId)>,
+    /// The other end of each connection that is not a transport, and whether it goes through the witness.
+    conns: BTreeMap<ConnId, (usize, ConnId, bool)>,
     /// By peer: whether the flow has been given up because of the network.
     gave_up: BTreeMap<usize, EscalateReason>,
     /// By peer: the number of the flow's present transport.
     transports: BTreeMap<usize, u64>,
+    /// The peers to which the flow goes through the witness.
+    relayed: BTreeSet<usize>,
 }
 
 pub struct World {
@@ -133,6 +142,8 @@ pub struct World {
     mutation: Option<Mutation>,
     /// There is no witness, and only connections are cut: messages pass.
     ties: bool,
+    /// The witness passes on the bytes of processes that cannot reach each other.
+    relays: bool,
     dice: Dice,
     now: u64,
     serial: u64,
@@ -183,6 +194,10 @@ impl World {
             false => dice.pick(3, 5) as usize,
         };
         let ties = dice.chance(25) && mutation.is_none() || mutation == Some(Mutation::NoTieBreak);
+        let relays = match mutation {
+            None => !ties && dice.chance(50),
+            mutation => mutation == Some(Mutation::NoRelay),
+        };
         let mut nodes = Vec::new();
         for n in 0..=count {
             let config = Config {
@@ -206,7 +221,12 @@ impl World {
                 pid: 1,
                 incarnation: 7,
             };
-            let own = Transports::tcp(vec![ip(n)], RESUME, CONTROL);
+            let mut own = Transports::tcp(vec![ip(n)], RESUME, CONTROL);
+            if relays {
+                own.kinds = vec![TransportKind::RELAY];
+                own.locators
+                    .extend(OtherLocator::new(TransportKind::RELAY, &[n as u8]));
+            }
             let mut block = [n as u8; 32];
             block[..8].copy_from_slice(&dice.next().to_le_bytes());
             nodes.push(Node {
@@ -223,6 +243,7 @@ impl World {
                 conns: BTreeMap::new(),
                 gave_up: BTreeMap::new(),
                 transports: BTreeMap::new(),
+                relayed: BTreeSet::new(),
             });
         }
         let loss = match dice.chance(50) {
@@ -234,6 +255,7 @@ impl World {
             stats: Stats::default(),
             mutation,
             ties,
+            relays,
             dice,
             now: 0,
             serial: 0,
@@ -271,6 +293,19 @@ impl World {
 
     fn is_cut(&self, a: usize, b: usize) -> bool {
         self.cut.contains_key(&pair(a, b))
+    }
+
+    /// Whether nothing passes on a connection between the two.
+    fn is_blocked(&self, a: usize, b: usize, relayed: bool) -> bool {
+        let witness = self.witness_at();
+        match relayed {
+            true => self.is_cut(a, witness) || self.is_cut(b, witness),
+            false => self.is_cut(a, b),
+        }
+    }
+
+    fn is_relayed(&self, node: usize, peer: usize) -> bool {
+        self.nodes[node].relayed.contains(&peer)
     }
 
     pub fn run(&mut self) -> Result<(), String> {
@@ -419,15 +454,22 @@ impl World {
         self.say(format!("{a} and {b} cannot reach each other"));
         self.cut.entry(pair(a, b)).or_insert(self.now);
         self.witness_cut |= a.max(b) == self.witness_at();
-        if a.max(b) < self.witness_at() {
-            // Both ends use the flow, and notice: with an error, or by the silence.
-            for (node, peer) in [(a, b), (b, a)] {
-                let cause = match self.ties || self.dice.chance(50) {
-                    true => Cause::Errno(110),
-                    false => Cause::Stall,
-                };
-                self.notice(node, peer, cause, 2 * S);
-            }
+        let (process, other) = pair(a, b);
+        let hit: Vec<_> = match other == self.witness_at() {
+            false if self.is_relayed(a, b) => Vec::new(),
+            false => vec![other],
+            true => self.nodes[process].relayed.iter().copied().collect(),
+        };
+        // Both ends use the flow, and notice: with an error, or by the silence.
+        for (node, peer) in hit
+            .into_iter()
+            .flat_map(|other| [(process, other), (other, process)])
+        {
+            let cause = match self.ties || self.dice.chance(50) {
+                true => Cause::Errno(110),
+                false => Cause::Stall,
+            };
+            self.notice(node, peer, cause, 2 * S);
         }
     }
 
@@ -516,8 +558,9 @@ impl World {
                 ..
             } => {
                 let stands = self.nodes[node].transports[&peer] == transport;
-                // A stall is over when the network is back.
-                let gone = cause == Cause::Stall && !self.is_cut(node, peer);
+                // A stall is over when the network is back, but on a relayed flow only a resume ends it.
+                let relayed = self.is_relayed(node, peer);
+                let gone = cause == Cause::Stall && !self.is_cut(node, peer) && !relayed;
                 if stands && !gone {
                     self.say(format!("{node}: fault to {peer}: {cause}"));
                     let endpoint = self.nodes[node].endpoint.as_mut();
@@ -558,12 +601,20 @@ impl World {
         if !self.nodes[from].conns.contains_key(&conn) {
             return;
         }
-        self.nodes[from].conns.insert(conn, (node, incoming));
-        self.nodes[node].conns.insert(incoming, (from, conn));
+        let relayed = self.nodes[from].conns[&conn].2;
+        self.nodes[from]
+            .conns
+            .insert(conn, (node, incoming, relayed));
+        self.nodes[node]
+            .conns
+            .insert(incoming, (from, conn, relayed));
         let now = self.clock(node);
         if let Some(endpoint) = &mut self.nodes[node].endpoint {
-            let at = SocketAddr::new(ip(from), 9);
-            endpoint.handle_incoming(now, incoming, Locator::from(at));
+            let at = match relayed {
+                true => OtherLocator::new(TransportKind::RELAY, &[9]).map(Locator::from),
+                false => Some(SocketAddr::new(ip(from), 9).into()),
+            };
+            endpoint.handle_incoming(now, incoming, at.expect("a locator"));
         }
         self.establish(from, conn);
     }
@@ -674,13 +725,14 @@ impl World {
                 self.send(node, from, to, &data);
             }
             Action::Connect { conn, path, .. } => {
-                let Locator::Tcp(to) = path.to else {
-                    return;
+                let (to, relayed) = match path.to {
+                    Locator::Tcp(to) => (node_at(to.ip()), false),
+                    Locator::Other(other) => (usize::from(other.bytes()[0]), true),
                 };
-                let to = node_at(to.ip());
-                self.nodes[node].conns.insert(conn, (to, conn));
+                self.nodes[node].conns.insert(conn, (to, conn, relayed));
                 // Otherwise the SYN is lost: the endpoint replaces the connection.
-                if !self.is_cut(node, to) {
+                let fails = relayed && self.mutation == Some(Mutation::NoRelay);
+                if !self.is_blocked(node, to, relayed) && !fails {
                     self.later(MS / 10, 3 * MS, Ev::Syn { node, conn, to });
                 }
             }
@@ -692,9 +744,9 @@ impl World {
                 }
             }
             Action::Close { conn } => {
-                if let Some((peer, other)) = self.nodes[node].conns.remove(&conn)
+                if let Some((peer, other, relayed)) = self.nodes[node].conns.remove(&conn)
                     && other != conn
-                    && !self.is_cut(node, peer)
+                    && !self.is_blocked(node, peer, relayed)
                 {
                     // After all messages.
                     let (from, to) = (2 * MS + 1, 4 * MS);
@@ -709,14 +761,24 @@ impl World {
             Action::Suspend { token } => self.later(0, 2 * MS, Ev::Suspended(node, token)),
             Action::Drain { token } => self.later(0, 2 * MS, Ev::Drained(node, token)),
             Action::Install { token, conn, .. } => {
-                self.nodes[node].conns.remove(&conn);
+                let known = self.nodes[node].conns.remove(&conn);
+                let relayed = known.is_some_and(|(_, _, relayed)| relayed);
                 self.next_transport += 1;
                 let peer = token.0 as usize;
                 let transport = self.next_transport;
                 self.nodes[node].transports.insert(peer, transport);
                 self.later(0, 2 * MS, Ev::Installed(node, token));
-                if self.is_cut(node, peer) {
+                let was = match relayed {
+                    true => !self.nodes[node].relayed.insert(peer),
+                    false => self.nodes[node].relayed.remove(&peer),
+                };
+                self.stats.relayed += u64::from(relayed && !was);
+                self.stats.came_back += u64::from(!relayed && was);
+                if self.is_blocked(node, peer, relayed) {
                     self.notice(node, peer, Cause::Errno(110), 2 * S);
+                } else if relayed && self.dice.chance(50) {
+                    // Bytes that nobody acknowledges.
+                    self.notice(node, peer, Cause::Stall, 2 * S);
                 }
             }
             Action::Fence { reason, tell } => {
@@ -738,10 +800,10 @@ impl World {
     }
 
     fn send_on(&mut self, node: usize, conn: ConnId, data: Vec<u8>) {
-        let Some((peer, other)) = self.nodes[node].conns.get(&conn).copied() else {
+        let Some((peer, other, relayed)) = self.nodes[node].conns.get(&conn).copied() else {
             return;
         };
-        if self.is_cut(node, peer) {
+        if self.is_blocked(node, peer, relayed) {
             return;
         }
         let event = Ev::Message {
@@ -765,7 +827,7 @@ impl World {
                 if let Some(reason) = one.gave_up.get(&b) {
                     return Err(format!("{a} has given {b} up ({reason:?}), and both go on"));
                 }
-                if self.is_cut(a, b) {
+                if self.is_blocked(a, b, self.is_relayed(a, b)) {
                     return Err(format!(
                         "{a} and {b} cannot reach each other, and both go on"
                     ));
@@ -789,6 +851,9 @@ impl World {
         self.stats.ties += u64::from(self.ties && fenced > 0);
         if short && fenced > 0 {
             return Err("a process is fenced, and all outages were short".to_owned());
+        }
+        if self.relays && !self.witness_cut && self.stats.crashes == 0 && fenced > 0 {
+            return Err("all processes reach the witness, and one is fenced".to_owned());
         }
         if fenced == 2 && self.nodes.len() == 3 && !self.witness_cut && self.stats.crashes == 0 {
             return Err("two processes reach the witness, and both are fenced".to_owned());

@@ -38,7 +38,7 @@ fn with(kinds: [&[TransportKind]; 2]) -> Pair {
 }
 
 /// A pair whose sides have these kinds, with a flow that is live at both ends.
-fn live(kinds: [&[TransportKind]; 2]) -> Pair {
+pub(super) fn live(kinds: [&[TransportKind]; 2]) -> Pair {
     let mut pair = with(kinds);
     pair.open(A);
     pair.open(B);

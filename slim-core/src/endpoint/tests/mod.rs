@@ -15,6 +15,7 @@ mod off_path;
 mod pair;
 mod pairs;
 mod probing;
+mod relayed;
 mod resuming;
 mod surveying;
 mod threats;

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::endpoint::{Action, Endpoint, State};
 use crate::event::Event;
 use crate::ids::{ConnId, EndpointId, FlowToken, Role, Time, Verdict};
-use crate::transport::{Path, TransportKind, Transports};
+use crate::transport::{Locator, Path, TransportKind, Transports};
 use crate::wire::{self, Kind, Message};
 
 /// The connector is 0, the acceptor 1.
@@ -66,6 +66,8 @@ pub(super) struct Pair {
     pub(super) heard: [Vec<Vec<u8>>; 2],
     /// The id of each side's connection at the other side.
     pub(super) twin: BTreeMap<(usize, ConnId), ConnId>,
+    /// Ends of connections of another kind than TCP.
+    of_other: BTreeSet<(usize, ConnId)>,
     accepted: u64,
 }
 
@@ -120,6 +122,7 @@ impl Pair {
             events: Default::default(),
             heard: Default::default(),
             twin: BTreeMap::new(),
+            of_other: BTreeSet::new(),
             accepted: 0,
         }
     }
@@ -287,15 +290,23 @@ impl Pair {
                     let twin = ConnId::incoming(self.accepted);
                     self.twin.insert((n, conn), twin);
                     self.twin.insert((other, twin), conn);
-                    self.ends[other].handle_incoming(now, twin, addrs()[n]);
+                    let from = match path.to {
+                        Locator::Tcp(_) => addrs()[n].into(),
+                        locator => locator,
+                    };
+                    if path.kind() != TransportKind::TCP {
+                        self.of_other.extend([(n, conn), (other, twin)]);
+                    }
+                    self.ends[other].handle_incoming(now, twin, from);
                     self.ends[n].handle_connected(now, conn);
                 }
                 Net::Silent => {}
                 Net::Refuses => self.ends[n].handle_conn_lost(now, conn, REFUSED),
             },
             Action::Send { conn, data } => {
+                let passes = self.tcp[other] != Net::Silent || self.of_other.contains(&(n, conn));
                 if let Some(&twin) = self.twin.get(&(n, conn))
-                    && self.tcp[other] != Net::Silent
+                    && passes
                 {
                     self.heard[other].push(data.clone());
                     self.ends[other].handle_message(now, twin, &data);
