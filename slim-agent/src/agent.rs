@@ -136,7 +136,8 @@ impl Agent {
             let config = with_job_key(config).map_err(io::Error::other)?;
             notes::draw_lineage()?;
             let together = Together::default();
-            let parts = Parts::make(config, together.clone(), Providers::new(providers))?;
+            let providers = Providers::new(&config, providers);
+            let parts = Parts::make(config, together.clone(), providers)?;
             let runs = start(parts, receiver)?;
             // An agent that is not started has nothing that gives the reserved numbers back.
             reserve::begin(commands.wake_number());

@@ -141,6 +141,7 @@ fn a_stalled_flow_moves_to_a_new_transport_and_loses_nothing() {
         unacked: 5,
         acked: 0,
         stuck: true,
+        ..Probe::default()
     });
     near.write(b"hello").unwrap();
     let took = near.wait("resumed", Duration::from_secs(3), |s| s.resumed > 0);

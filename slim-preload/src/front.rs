@@ -90,7 +90,7 @@ impl Handle {
         copy: impl FnOnce(RawFd, RawFd, &mut options::Receives) -> Result<(), sys::Errno>,
     ) -> io::Result<()> {
         // A transport without a descriptor cannot be put under a number.
-        let to = to.descriptor()?.as_raw_fd();
+        let to = to.socket()?.as_raw_fd();
         let Some(mut ctl) = self.flow.own() else {
             return Ok(());
         };
@@ -237,8 +237,8 @@ impl FlowIo for Handle {
     }
 
     fn install(&self, transport: Transport) {
-        match transport.into_descriptor() {
-            Some(fd) => transport::install(self.flow, fd.leak()),
+        match transport.into_socket() {
+            Some((fd, relayed)) => transport::install(self.flow, fd.leak(), relayed),
             // `before_connect` and `prepare` have refused such a transport.
             None => transport::out_of_step(self.flow),
         }

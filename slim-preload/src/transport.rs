@@ -229,8 +229,8 @@ pub fn out_of_step(flow: &'static Flow) {
     runtime::with_agent(|a| a.demote(token));
 }
 
-/// Installs a new transport on which the replay is done.
-pub fn install(flow: &'static Flow, new: c_int) {
+/// Installs a new transport on which the replay is done. `relayed`: it goes through the witness.
+pub fn install(flow: &'static Flow, new: c_int, relayed: bool) {
     let Some(mut ctl) = flow.own() else {
         return abort(new);
     };
@@ -259,7 +259,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
                 sys::shutdown(new, libc::SHUT_RD);
             }
             retire(&mut ctl);
-            flow.stream.install(&mut ctl.receiving, new);
+            flow.stream.install(&mut ctl.receiving, new, relayed);
             ctl.install(new);
             if ctl.receiving.stash.is_empty() {
                 open(flow, &mut ctl);
@@ -269,7 +269,7 @@ pub fn install(flow: &'static Flow, new: c_int) {
         }
         (Mode::Lingering, _) if !ctl.is_lost() && flow.stream.local_final().is_some() => {
             retire(&mut ctl);
-            flow.stream.install(&mut ctl.receiving, new);
+            flow.stream.install(&mut ctl.receiving, new, relayed);
             ctl.install(new);
             flow.stream.open();
         }

@@ -19,6 +19,10 @@ pub struct Probe {
     /// The transport reports no error and yet looks stuck: unacknowledged bytes were sent more than once. The agent decides how
     /// long that must last to be a stall.
     pub stuck: bool,
+    /// Only a resume can tell how many of the unacknowledged bytes the peer has.
+    pub relayed: bool,
+    /// There are so many of them, or somebody waits for that answer, so that the resume must not be put off.
+    pub full: bool,
 }
 
 impl Probe {
@@ -27,6 +31,8 @@ impl Probe {
         unacked: 1,
         acked: 0,
         stuck: false,
+        relayed: false,
+        full: false,
     };
 }
 

@@ -14,6 +14,9 @@ use crate::send_half::SendHalf;
 use crate::start::Start;
 use crate::stream::Stream;
 
+/// When a relayed flow keeps more bytes than this, a resume must tell how many of them the peer has.
+const RELAYED_MAX: u64 = 8 << 20;
+
 /// Why a flow must escalate: the application would not read what the peer has sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DrainError {
@@ -134,7 +137,9 @@ impl Stream {
     /// Makes `fd`, on which everything has been replayed, the stream's transport. If the application has ended our direction, it
     /// is ended on `fd`, too. A call that ends the direction first records that ([`Stream::end_at`]) and then shuts the present
     /// transport; control keeps it from shutting a transport during this call.
-    pub fn install(&self, half: &mut ReceiveHalf, fd: c_int) {
+    /// `relayed`: it goes through the witness.
+    pub fn install(&self, half: &mut ReceiveHalf, fd: c_int, relayed: bool) {
+        self.set_relayed(relayed);
         if self.local_final().is_some() {
             sys::shutdown(fd, libc::SHUT_WR);
         }
@@ -168,7 +173,18 @@ impl Stream {
     /// Asks the kernel how far the peer has acknowledged on the transport `fd`, and trims. Data calls need not be barred. If all
     /// is acknowledged the stream is marked clean.
     pub fn probe(&self, fd: c_int) -> Probe {
-        self.probe_by(|| sys::unacked(fd).unwrap_or(0), || sys::is_stuck(fd))
+        // On a relayed transport only a resume tells how much the peer has, and bytes that wait for one look like a stall.
+        let relayed = self.is_relayed();
+        let unacked = || match relayed {
+            true => u64::MAX,
+            false => sys::unacked(fd).unwrap_or(0),
+        };
+        let probe = self.probe_by(unacked, || relayed || sys::is_stuck(fd));
+        Probe {
+            relayed,
+            full: relayed && probe.unacked >= RELAYED_MAX,
+            ..probe
+        }
     }
 
     /// [`Stream::probe`] for a transport of another kind. The closures return the number of unacknowledged bytes, and whether
@@ -199,13 +215,16 @@ impl Stream {
             unacked,
             acked: sent - unacked,
             stuck: stuck(),
+            ..Probe::default()
         }
     }
 
-    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest.
+    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest. Whether a relayed
+    /// transport has delivered it, only a resume tells, so that it counts as broken.
     pub fn delivery(&self, fd: c_int) -> Delivery {
-        let unacked = sys::unacked(fd).unwrap_or(0);
-        let dead = unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
+        let unacked = self.undelivered_on(fd).unwrap_or(0);
+        let over = self.is_relayed() || sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
+        let dead = unacked > 0 && over;
         // The peer has sent bytes to a closed descriptor. The kernel answers these with a reset when we close the transport.
         if unacked == 0 || (!dead && sys::readable(fd) > 0) {
             return Delivery::Done;
@@ -288,7 +307,7 @@ mod tests {
         stream.drain(&mut half, fd, 0).unwrap();
         // The next transport begins where this one has ended.
         let (_, _, next, mut far) = self::stream();
-        stream.install(&mut half, next.as_raw_fd());
+        stream.install(&mut half, next.as_raw_fd(), false);
         assert!(half.has_moved() && !half.is_drained() && !half.is_cut());
         far.write_all(&[8; 10]).unwrap();
         await_bytes(&next, 10);
@@ -305,7 +324,7 @@ mod tests {
         stream.drain(&mut half, near.as_raw_fd(), 0).unwrap();
         assert!(stream.end_at(0));
         let (_, _, next, mut far) = self::stream();
-        stream.install(&mut half, next.as_raw_fd());
+        stream.install(&mut half, next.as_raw_fd(), false);
         far.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(far.read(&mut [0]).unwrap(), 0);
     }
@@ -390,6 +409,46 @@ mod tests {
         let begun = Instant::now();
         while !matches!(stream.delivery(fd), Delivery::Broken(_)) {
             assert!(begun.elapsed() < Duration::from_secs(10));
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// What the kernel of the witness has acknowledged, the peer need not have.
+    #[test]
+    fn a_relayed_transport_keeps_all_bytes_until_a_resume() {
+        let (stream, mut half, _first, _) = stream();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let fd = near.as_raw_fd();
+        stream.install(&mut half, fd, true);
+        assert!(stream.enter());
+        // Small and large sends take different ways.
+        for data in [&[1u8; 5][..], &[2; 40_000], &[3; 30_000]] {
+            assert_eq!(stream.send(fd, data, || {}), Ok(data.len()));
+            far.read_exact(&mut vec![0; data.len()]).unwrap();
+        }
+        while sys::unacked(fd) != Ok(0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let sent = stream.sent();
+        let probe = stream.probe(fd);
+        assert_eq!((probe.unacked, probe.acked), (70_005, sent - 70_005));
+        assert!(probe.stuck && probe.relayed && !probe.full);
+        assert_eq!(stream.undelivered_on(fd), Ok(70_005));
+        assert!(matches!(stream.delivery(fd), Delivery::Broken(_)));
+        // A resume has told what the peer has.
+        stream.trim(sent - 5);
+        assert_eq!(stream.probe(fd).unacked, 5);
+        stream.trim(sent);
+        assert_eq!(
+            (stream.probe(fd).unacked, stream.delivery(fd)),
+            (0, Delivery::Done)
+        );
+        // On a direct transport the kernel is believed again.
+        stream.install(&mut half, fd, false);
+        assert_eq!(stream.send(fd, b"more", || {}), Ok(4));
+        while stream.probe(fd).unacked > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
     }

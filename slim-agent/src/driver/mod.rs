@@ -72,6 +72,8 @@ pub(crate) enum Notice {
     Fault(FlowToken, Cause),
     Finish(FlowToken, u64, FinHow),
     Gone(FlowToken),
+    /// The front end keeps too many bytes of a relayed flow.
+    Full(FlowToken),
     Unlistened(SocketAddr),
 }
 
@@ -393,6 +395,7 @@ impl Driver {
                     self.endpoint.finish(now, token, seq, how);
                 }
                 Some(Notice::Gone(token)) => self.gone(now, token),
+                Some(Notice::Full(token)) => self.endpoint.handle_full(now, token),
                 Some(Notice::Unlistened(addr)) => self.close_listener(addr, None),
                 None => break,
             }

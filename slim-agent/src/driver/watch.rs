@@ -71,6 +71,8 @@ struct AckProgress {
     acked: u64,
     /// Since when `acked` has not moved; `None` before the first probe.
     since: Option<Time>,
+    /// The flow may soon keep too many bytes.
+    relayed: bool,
 }
 
 /// The purpose of a check of a flow.
@@ -206,6 +208,9 @@ impl Watch {
     }
 
     fn interval(&self) -> Duration {
+        if self.slow.values().any(|progress| progress.relayed) {
+            return SHORTEST_SWEEP;
+        }
         let stall = if self.stall.is_zero() {
             SWEEP
         } else {
@@ -402,6 +407,11 @@ impl Driver {
             _ => now,
         });
         progress.acked = probe.acked;
+        progress.relayed = probe.relayed;
+        if probe.full && state == Some(State::Live) {
+            self.notices.push_back(Notice::Full(token));
+            return true;
+        }
         let stall = self.watch.stall;
         let stalled = !stall.is_zero()
             && state == Some(State::Live)

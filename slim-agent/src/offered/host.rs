@@ -430,6 +430,8 @@ impl FlowIo for HostedFlow {
             unacked,
             acked,
             stuck,
+            // Guests refuse relayed connections.
+            ..Probe::default()
         }
     }
 

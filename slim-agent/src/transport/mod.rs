@@ -21,16 +21,19 @@
 
 #[cfg(test)]
 pub(crate) mod kinds;
+mod relay;
 pub(crate) mod tcp;
 
 use std::future::poll_fn;
 use std::io;
 use std::task::{Context, Poll};
 
+use slim_core::config::Config;
 use slim_core::transport::{Locator, OtherLocator, Path, TransportKind};
 
 use crate::FlowIo;
 use crate::handover::Transport;
+use relay::Relays;
 
 /// A connection that is to be made.
 pub struct Wanted<'a> {
@@ -142,8 +145,11 @@ pub trait Connection {
 pub(crate) struct Providers(Vec<Box<dyn Provider + Send>>);
 
 impl Providers {
-    /// These providers, and TCP unless it is among them.
-    pub(crate) fn new(mut all: Vec<Box<dyn Provider + Send>>) -> Self {
+    /// These providers, TCP unless it is among them, and the witness of the job as a relay.
+    pub(crate) fn new(config: &Config, mut all: Vec<Box<dyn Provider + Send>>) -> Self {
+        if let Some(relays) = Relays::of(config) {
+            all.push(Box::new(relays));
+        }
         if all.iter().all(|p| p.kind() != TransportKind::TCP) {
             all.push(Box::new(tcp::Tcp));
         }

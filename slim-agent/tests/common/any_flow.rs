@@ -289,6 +289,7 @@ impl FlowIo for AnyFlow {
         let end = match transport {
             Transport::Other(any) => End::Pipe(*any.downcast().expect("was prepared")),
             Transport::Descriptor(fd) => End::Tcp(fd.into_owned().into()),
+            Transport::Relayed(_) => unreachable!("refused"),
         };
         self.change(|state| {
             state.end = Some(end);

@@ -243,22 +243,22 @@ impl FlowIo for FlowSocket {
     }
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        transport.descriptor().map(drop)
+        transport.socket().map(drop)
     }
 
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
-        let fd = transport.descriptor()?;
+        let fd = transport.socket()?;
         assert!(slim_sys::fds::is_internal(fd.as_raw_fd()));
         // Small, so that a replay takes several turns.
         socket2::SockRef::from(&fd).set_send_buffer_size(64 << 10)
     }
 
     fn install(&self, transport: Transport) {
-        let own = transport.into_descriptor().expect("others are refused");
+        let (own, relayed) = transport.into_socket().expect("others are refused");
         let (sock, mut state) = (own.into_owned(), self.state());
         let fd = sock.as_raw_fd();
         assert!(state.sock.is_none() && !slim_sys::fds::is_internal(fd));
-        self.stream.install(&mut state.receiving, fd);
+        self.stream.install(&mut state.receiving, fd, relayed);
         state.sock = Some(sock);
         state.resumed += 1;
         self.fd.store(fd, Ordering::Relaxed);

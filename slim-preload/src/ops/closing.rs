@@ -151,7 +151,8 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     };
     flow.stream.end_at(sent);
     let end = flow.stream.local_final().unwrap_or(sent);
-    let unacked = (ctl.mode() == Mode::Open && lingers.is_none()).then(|| sys::unacked(fd));
+    let unacked =
+        (ctl.mode() == Mode::Open && lingers.is_none()).then(|| flow.stream.undelivered_on(fd));
     // The end is announced before the kernel sends it: a peer that asks about an unexpected end of stream must not be told that
     // the flow is open.
     let plainly = how == FinHow::Close && unacked == Some(Ok(0));

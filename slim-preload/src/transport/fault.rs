@@ -150,7 +150,8 @@ pub fn found_dead(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int, cause: Caus
 fn refused_by_us(flow: &Flow, fd: c_int, cause: Cause) -> Option<u64> {
     let end = flow.stream.local_final()?;
     let shut = flow.read_shut.load(Ordering::Relaxed);
-    (shut && matches!(cause, Cause::Errno(_)) && sys::unacked(fd) == Ok(0)).then_some(end)
+    (shut && matches!(cause, Cause::Errno(_)) && flow.stream.undelivered_on(fd) == Ok(0))
+        .then_some(end)
 }
 
 /// What the application sees when a transport is lost for good.

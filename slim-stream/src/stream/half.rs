@@ -144,8 +144,21 @@ impl Stream {
     pub fn unacked(&self, fd: libc::c_int) -> u64 {
         let answer = keep_errno(|| slim_sys::unacked(fd)).ok();
         answer
-            .filter(|_| !self.gate.is_suspended())
+            .filter(|_| !self.gate.is_suspended() && !self.is_relayed())
             .unwrap_or(u64::MAX)
+    }
+
+    /// As [`unacked`](Self::unacked), for control, which does not have the half and keeps the transport under its number.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn undelivered_on(&self, fd: libc::c_int) -> Result<u64, slim_sys::Errno> {
+        match self.is_relayed() {
+            true => Ok(self
+                .try_with_half(|half| half.replay.len() as u64)
+                .unwrap_or(1)),
+            false => slim_sys::unacked(fd),
+        }
     }
 
     /// Decides what becomes of the pass. The calling thread is about to send without it, and has the lock. False if the caller is

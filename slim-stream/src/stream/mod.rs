@@ -38,6 +38,8 @@ pub struct Stream {
     signal: AtomicU32,
     /// The agent sweeps the flow because it has unacknowledged bytes.
     dirty: AtomicBool,
+    /// The transport ends at the witness, which passes the bytes on: what its kernel acknowledges, the peer need not have.
+    relayed: AtomicBool,
 }
 
 impl Stream {
@@ -53,6 +55,7 @@ impl Stream {
             sender: AtomicUsize::new(0),
             signal: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
+            relayed: AtomicBool::new(false),
         }
     }
 
@@ -64,6 +67,7 @@ impl Stream {
         self.local_final.store(UNKNOWN, Ordering::Relaxed);
         // The agent begins to sweep a new flow without being told.
         self.dirty.store(true, Ordering::Relaxed);
+        self.relayed.store(false, Ordering::Relaxed);
         self.with_half(SendHalf::renew);
     }
 
@@ -116,6 +120,15 @@ impl Stream {
             self.local_final
                 .compare_exchange(UNKNOWN, sent, Ordering::SeqCst, Ordering::SeqCst);
         first.is_ok()
+    }
+
+    /// Whether the transport goes through the witness, so that nothing is known to be acknowledged before the next resume.
+    pub fn is_relayed(&self) -> bool {
+        self.relayed.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn set_relayed(&self, relayed: bool) {
+        self.relayed.store(relayed, Ordering::SeqCst);
     }
 
     /// Wakes the threads that wait for the stream ([`Stream::wait`]), so that they check it again.

@@ -283,19 +283,19 @@ impl FlowIo for FlowCore {
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {
         Self::stop_asking(&mut self.ctl());
-        transport.descriptor().map(drop)
+        transport.socket().map(drop)
     }
 
     fn prepare(&self, transport: TransportRef<'_>) -> io::Result<()> {
         Self::stop_asking(&mut self.ctl());
         // Nothing to set: the agent's connections have `TCP_NODELAY`, the only option that the library sets.
-        transport.descriptor().map(drop)
+        transport.socket().map(drop)
     }
 
     fn install(&self, transport: Transport) {
         let mut ctl = self.ctl();
         // Only transports with a descriptor come here: `before_connect` and `prepare` refuse others.
-        let Some(fd) = transport.into_descriptor() else {
+        let Some((fd, relayed)) = transport.into_socket() else {
             return;
         };
         let ended = self.stream.ends_at(self.stream.received());
@@ -308,7 +308,7 @@ impl FlowIo for FlowCore {
             self.agent().demote(self.token);
             return self.conclude_unlocked(ctl);
         }
-        self.stream.install(&mut ctl.receiving, fd.raw());
+        self.stream.install(&mut ctl.receiving, fd.raw(), relayed);
         self.fd.store(fd.raw(), Ordering::Relaxed);
         ctl.taken = None;
         ctl.resumes += 1;
@@ -381,9 +381,14 @@ impl FlowIo for FlowCore {
     }
 
     fn probe(&self) -> Probe {
+        let waits = self.stream.is_relayed() && self.awaits_posts();
         let ctl = self.ctl();
         let sock = ctl.sock.as_ref().filter(|_| !self.stream.is_barred());
-        sock.map_or(Probe::BUSY, |sock| self.stream.probe(sock.as_raw_fd()))
+        let probe = sock.map_or(Probe::BUSY, |sock| self.stream.probe(sock.as_raw_fd()));
+        Probe {
+            full: probe.full || (probe.relayed && waits),
+            ..probe
+        }
     }
 
     fn ask_kernel(&self, on: bool) {

@@ -348,7 +348,7 @@ impl FlowCore {
                 let _ = socket::send(sock.raw(), &[IoSlice::new(last)]);
             }
             // The messages of the introduction do not count as bytes of the stream.
-            self.stream.install(&mut ctl.receiving, sock.raw());
+            self.stream.install(&mut ctl.receiving, sock.raw(), false);
             opened
         } else {
             self.agent()

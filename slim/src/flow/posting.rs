@@ -31,6 +31,12 @@ impl FlowCore {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the program waits for posted buffers that the peer may not have. While a call has the posts, the next probe answers that.
+    pub(super) fn awaits_posts(&self) -> bool {
+        let posts = self.posts.try_lock();
+        posts.is_ok_and(|posts| !posts.taken.is_empty())
+    }
+
     /// Queues a buffer, and sends what the kernel takes at once. Returns the number of the post, counted from 1.
     pub(super) fn post(self: &Arc<Self>, buffer: Bytes) -> Result<u64, TransferError> {
         let mut posts = self.posts();

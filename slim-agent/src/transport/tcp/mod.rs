@@ -4,7 +4,7 @@ pub(crate) mod socket;
 
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
@@ -36,14 +36,19 @@ impl Provider for Tcp {
     }
 
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
-        let fd = connect(&wanted)?;
+        let remote = wanted.path.to.tcp().ok_or(io::ErrorKind::InvalidInput)?;
+        let fd = connect(&wanted, remote, |fd| TransportRef::Descriptor(fd))?;
         Ok(Box::new(TcpConnection::new(fd, false)?))
     }
 }
 
-fn connect(wanted: &Wanted<'_>) -> io::Result<OwnFd> {
-    let Path { local, to } = wanted.path;
-    let remote = to.tcp().ok_or(io::ErrorKind::InvalidInput)?;
+/// Begins to connect to `remote`, for the path that is wanted. `shown`: as what the front end sees the socket.
+pub(crate) fn connect(
+    wanted: &Wanted<'_>,
+    remote: SocketAddr,
+    shown: impl Fn(BorrowedFd<'_>) -> TransportRef<'_>,
+) -> io::Result<OwnFd> {
+    let Path { local, .. } = wanted.path;
     let maps = remote.is_ipv4() && wanted.flow.is_some_and(FlowIo::maps_v4);
     let domain = match maps {
         true => Domain::IPV6,
@@ -61,7 +66,7 @@ fn connect(wanted: &Wanted<'_>) -> io::Result<OwnFd> {
         }
     };
     if let Some(flow) = wanted.flow {
-        flow.before_connect(TransportRef::Descriptor(fd.as_fd()))?;
+        flow.before_connect(shown(fd.as_fd()))?;
     }
     let socket = SockRef::from(&fd);
     if let Some(local) = local {
@@ -114,6 +119,18 @@ impl Listener for TcpListener {
     }
 
     fn accept(&self) -> io::Result<(Box<dyn Connection>, Locator)> {
+        let (connection, from) = self.accept_tcp()?;
+        Ok((Box::new(connection), from.into()))
+    }
+
+    fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_read_ready(context).map_ok(drop)
+    }
+}
+
+impl TcpListener {
+    /// [`Listener::accept`], with the types of TCP.
+    pub(crate) fn accept_tcp(&self) -> io::Result<(TcpConnection, SocketAddr)> {
         let listener = self.0.get_ref().raw();
         let accepted = match sys::accept(listener) {
             Err(e) if e.raw_os_error() == Some(libc::EMFILE) => {
@@ -129,11 +146,7 @@ impl Listener for TcpListener {
         // Only this connection has failed.
         let aborted = |_| io::Error::from_raw_os_error(libc::ECONNABORTED);
         let connection = TcpConnection::new(fd, maps).map_err(aborted)?;
-        Ok((Box::new(connection), canonical(from).into()))
-    }
-
-    fn poll_acceptable(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_read_ready(context).map_ok(drop)
+        Ok((connection, canonical(from)))
     }
 }
 
@@ -148,6 +161,23 @@ impl TcpConnection {
     pub(crate) fn new(fd: OwnFd, maps: bool) -> io::Result<Self> {
         let fd = readiness::watch(fd, Interest::READABLE | Interest::WRITABLE)?;
         Ok(TcpConnection { fd, maps })
+    }
+
+    /// [`Connection::prepare`]. `shown`: as what the front end sees the socket.
+    pub(crate) fn prepare_as(
+        &self,
+        flow: &dyn FlowIo,
+        shown: impl Fn(BorrowedFd<'_>) -> TransportRef<'_>,
+    ) -> io::Result<()> {
+        if self.maps && !flow.maps_v4() {
+            sys::unmap(self.fd.get_ref().raw());
+        }
+        flow.prepare(shown(self.fd.get_ref().as_fd()))
+    }
+
+    /// The socket. The runtime stops watching it before the application gets it.
+    pub(crate) fn into_fd(self) -> OwnFd {
+        readiness::unwatch(self.fd)
     }
 
     /// Returns the kernel's answer. After `EAGAIN` it clears the readiness, so that the next wait sleeps.
@@ -198,10 +228,7 @@ impl Connection for TcpConnection {
     }
 
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
-        if self.maps && !flow.maps_v4() {
-            sys::unmap(self.fd.get_ref().raw());
-        }
-        flow.prepare(TransportRef::Descriptor(self.fd.get_ref().as_fd()))
+        self.prepare_as(flow, |fd| TransportRef::Descriptor(fd))
     }
 
     fn shut_write(&self) {
@@ -215,7 +242,6 @@ impl Connection for TcpConnection {
     }
 
     fn into_transport(self: Box<Self>) -> Transport {
-        // The runtime must stop watching the descriptor before the application gets it.
-        Transport::Descriptor(readiness::unwatch(self.fd))
+        Transport::Descriptor(self.into_fd())
     }
 }
