@@ -57,6 +57,7 @@ fn connections_killed(test: &str, flavor: Flavor) {
                 words: LONG,
                 carrier,
                 more: More::None,
+                relay: false,
             });
             job.wait_working();
             let mut killed = 0;
@@ -105,6 +106,7 @@ fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
             words: LONG,
             carrier,
             more: More::None,
+            relay: false,
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -137,6 +139,69 @@ fn of_two_ranks_of_the_component_that_cannot_reach_each_other_one_is_lost() {
     two_ranks_parted(test, Flavor::OpenMpi5Components, Carrier::Component);
 }
 
+/// Both ranks reach the witness, so they go on through it, and nobody is lost. `heals`: the network is well again during the job.
+fn relayed(test: &str, flavor: Flavor, carrier: Carrier, heals: bool) {
+    for run in 0..runs() {
+        let Some(bench) = UlfmLab::new(test, flavor, 3) else {
+            return;
+        };
+        if carrier == Carrier::Component
+            && let Err(reason) = bench.mpi.component()
+        {
+            return skip(test, reason);
+        }
+        let job = bench.start(Shape {
+            nodes: 2,
+            each: 1,
+            seconds: if heals { 14 } else { 6 },
+            words: LONG,
+            carrier,
+            more: More::None,
+            relay: true,
+        });
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let mut parted = part(&nodes[1..2], &nodes[2..3]);
+        if heals {
+            thread::sleep(Duration::from_secs(4));
+            parted.clear();
+        }
+        let ended = job.wait();
+        let events = bench.events();
+        println!("run {run}: {:?}\n{}", ended.status, ended.text);
+        assert!(has_finished(&ended, 2), "{}", ended.text);
+        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
+        let attempts = events
+            .lines()
+            .filter(|line| line.contains("\"kind\":\"attempt\""));
+        let last = attempts.last().unwrap_or_default();
+        let relayed = events.contains("\"remote\":\"relay/");
+        assert!(relayed, "not through the witness: {events}");
+        assert!(
+            !heals || !last.contains("relay/"),
+            "it has not come back: {events}"
+        );
+    }
+}
+
+#[test]
+fn two_ranks_that_cannot_reach_each_other_go_on_through_the_witness() {
+    let test = "two_ranks_that_cannot_reach_each_other_go_on_through_the_witness";
+    relayed(test, Flavor::OpenMpi5, Carrier::Tcp, false);
+}
+
+#[test]
+fn two_ranks_leave_the_witness_when_the_network_is_well_again() {
+    let test = "two_ranks_leave_the_witness_when_the_network_is_well_again";
+    relayed(test, Flavor::OpenMpi5, Carrier::Tcp, true);
+}
+
+#[test]
+fn two_ranks_of_the_component_go_on_through_the_witness() {
+    let test = "two_ranks_of_the_component_go_on_through_the_witness";
+    relayed(test, Flavor::OpenMpi5Components, Carrier::Component, true);
+}
+
 /// A third rank reaches both of the others. It is kept, and goes on with the one that is not lost.
 #[test]
 fn a_rank_that_is_not_concerned_is_kept() {
@@ -152,6 +217,7 @@ fn a_rank_that_is_not_concerned_is_kept() {
             words: SHORT,
             carrier: Carrier::Tcp,
             more: More::None,
+            relay: false,
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -177,6 +243,7 @@ fn of_a_spawned_rank_and_its_parent_that_cannot_reach_each_other_one_is_lost() {
             words: SHORT,
             carrier: Carrier::Tcp,
             more: More::Spawn,
+            relay: false,
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -207,6 +274,7 @@ fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
             words: LONG,
             carrier: Carrier::Tcp,
             more: More::None,
+            relay: false,
         });
         job.wait_working();
         let nodes = bench.lab.nodes();

@@ -7,6 +7,7 @@ pub mod hosts;
 pub mod launcher;
 pub mod openmpi;
 pub mod preload;
+mod relay;
 pub mod watch;
 pub mod witness;
 

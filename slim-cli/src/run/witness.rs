@@ -21,6 +21,7 @@ use slim_core::witness::Witness;
 
 use super::beside;
 use super::launcher::OpenMpi;
+use super::relay;
 use crate::failure::CliError;
 use crate::settings::Settings;
 
@@ -95,7 +96,13 @@ pub fn main(options: &WitnessOptions) -> Result<ExitCode, CliError> {
     let socket = io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
     let socket = UdpSocket::from(socket);
     socket.set_nonblocking(true).map_err(failed)?;
-    let is_v6 = socket.local_addr().map_err(failed)?.is_ipv6();
+    let at = socket.local_addr().map_err(failed)?;
+    let is_v6 = at.is_ipv6();
+    if config.relay
+        && let Err(e) = relay::start(key.clone(), at)
+    {
+        eprintln!("slim: witness: no connections through the witness: {e}");
+    }
     let start = Instant::now();
     let mut witness = Witness::new(key, beside::random().map_err(failed)?);
     let mut told = BTreeSet::new();

@@ -31,6 +31,7 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
         words: SHORT,
         carrier,
         more: More::Replace,
+        relay: false,
     });
     job.wait_working();
     let killed = job.kill_a_rank(&bench.lab.nodes()[2]);

@@ -46,6 +46,8 @@ pub struct Shape {
     pub carrier: Carrier,
     /// Whether the ranks spawn further ones, on the last node of the lab.
     pub more: More,
+    /// Whether ranks may go on through the witness.
+    pub relay: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,6 +134,7 @@ impl UlfmLab {
         command.envs(launcher_environment(&self.lab).unwrap());
         command.env("SLIM_JOB_KEY_FILE", key);
         command.env("SLIM_EVENTS", self.scratch.path("events.%h.%p"));
+        command.env("SLIM_RELAY", if shape.relay { "on" } else { "off" });
         for name in ["LD_PRELOAD", "SLIM_SOAK", "SLIM_PRELOAD"] {
             command.env_remove(name);
         }
