@@ -13,6 +13,8 @@ use crate::ids::{Cause, ConnId, EndpointId, FlowToken, Role, Time};
 use crate::transport::Transports;
 use crate::wire::{Kind, kind_of};
 
+mod random;
+
 const SURVIVORS: u8 = 1;
 const DYING: u8 = 2;
 /// ICMP messages that Linux sends in a row to one host. After these it sends one a second.
@@ -476,47 +478,4 @@ fn an_answer_is_not_waited_for_long() {
     }
     hosts.wait(ms(25));
     assert_eq!(hosts.queries, 8);
-}
-
-/// Random deaths, and living processes behind firewalls that have reset their connections and refuse new ones.
-#[test]
-fn the_dead_are_found_soon_and_the_living_never() {
-    for seed in 0..400 {
-        let mut rng = fastrand::Rng::with_seed(seed);
-        let (survivors, victims) = (rng.usize(1..=4), rng.usize(2..=9));
-        let mut hosts = Hosts::live(survivors, victims);
-        let dead: Vec<usize> = (0..victims).filter(|_| rng.u8(..4) > 0).collect();
-        let broken = seed % 2 == 0;
-        for v in 0..victims {
-            let at = ms(rng.u64(0..60));
-            if dead.contains(&v) {
-                hosts.victims[v].endpoint = None;
-            } else {
-                hosts.victims[v].tcp = [Net::Works, Net::Refuses, Net::Silent][rng.usize(..3)];
-                hosts.victims[v].busy = hosts.now + at + ms(rng.u64(0..80));
-            }
-            for s in 0..survivors {
-                let cause = match rng.bool() {
-                    true => Cause::Eof { received: 0 },
-                    false => Cause::Errno(RESET),
-                };
-                if broken || dead.contains(&v) {
-                    hosts.fault_after(at + ms(rng.u64(0..20)), s, v, cause);
-                }
-            }
-        }
-        hosts.wait(ms(2500));
-        for (flow, broke) in &hosts.broke {
-            let took = hosts.given_up.get(flow).map(|(at, _)| at.since(*broke));
-            match dead.contains(&flow.1) {
-                false => assert_eq!(took, None, "seed {seed}: {flow:?} lives"),
-                // Where a living process has answered, all others are asked by QUERY.
-                true if broken => {}
-                true => assert!(
-                    took.is_some_and(|t| t <= SOON),
-                    "seed {seed}: {flow:?} {took:?}"
-                ),
-            }
-        }
-    }
 }
