@@ -77,7 +77,9 @@ pub(crate) fn record(mut row: TableEscalation) {
     }
     all.last.push_back(row);
     // A full socket is readable already.
-    all.tell_watchers(|fd| drop(slim_sys::send(fd, &[1], libc::MSG_DONTWAIT)));
+    all.tell_watchers(|fd| {
+        let _ = slim_sys::send(fd, &[1], libc::MSG_DONTWAIT);
+    });
 }
 
 /// The last escalations, the newest first.

@@ -17,11 +17,11 @@ use slim_core::config::Config;
 use slim_core::transport::{Locator, OtherLocator, TransportKind};
 use slim_core::wire::{AddrList, Message, Relay};
 
-use super::tcp::{TcpConnection, TcpListener, connect, socket};
+use super::tcp::{Shown, TcpConnection, TcpListener, connect, socket};
 use super::{Connection, Listener, Provider, Wanted};
 use crate::FlowIo;
 use crate::events::Log;
-use crate::handover::{Transport, TransportRef};
+use crate::handover::Transport;
 use crate::host::addresses;
 use crate::kernel::sys;
 
@@ -66,7 +66,7 @@ impl Provider for Relays {
         let relay = places(&to).ok_or(io::ErrorKind::InvalidInput)?;
         let at = self.next.fetch_add(1, Ordering::Relaxed);
         let witness = self.witness[at % self.witness.len()];
-        let fd = connect(&wanted, witness, |fd| TransportRef::Relayed(fd))?;
+        let fd = connect(&wanted, witness, Shown::Relayed)?;
         Ok(Box::new(RelayConnection {
             tcp: TcpConnection::new(fd, false)?,
             asks: Cell::new(Some(Asks {
@@ -214,7 +214,7 @@ impl Connection for RelayConnection {
     }
 
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
-        self.tcp.prepare_as(flow, |fd| TransportRef::Relayed(fd))
+        self.tcp.prepare_as(flow, Shown::Relayed)
     }
 
     fn shut_write(&self) {

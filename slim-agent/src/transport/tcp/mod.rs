@@ -27,6 +27,22 @@ use socket::{mapped, new_stream, set_nodelay, stream_kind};
 /// spent on connecting, both would wait to be accepted for ever.
 const FOR_ACCEPTING: usize = 8;
 
+/// As what a front end sees a socket.
+#[derive(Clone, Copy)]
+pub(crate) enum Shown {
+    Direct,
+    Relayed,
+}
+
+impl Shown {
+    fn of(self, fd: BorrowedFd<'_>) -> TransportRef<'_> {
+        match self {
+            Self::Direct => TransportRef::Descriptor(fd),
+            Self::Relayed => TransportRef::Relayed(fd),
+        }
+    }
+}
+
 /// Makes TCP connections.
 pub(crate) struct Tcp;
 
@@ -37,17 +53,13 @@ impl Provider for Tcp {
 
     fn connect(&self, wanted: Wanted<'_>) -> io::Result<Box<dyn Connection>> {
         let remote = wanted.path.to.tcp().ok_or(io::ErrorKind::InvalidInput)?;
-        let fd = connect(&wanted, remote, |fd| TransportRef::Descriptor(fd))?;
+        let fd = connect(&wanted, remote, Shown::Direct)?;
         Ok(Box::new(TcpConnection::new(fd, false)?))
     }
 }
 
-/// Begins to connect to `remote`, for the path that is wanted. `shown`: as what the front end sees the socket.
-pub(crate) fn connect(
-    wanted: &Wanted<'_>,
-    remote: SocketAddr,
-    shown: impl Fn(BorrowedFd<'_>) -> TransportRef<'_>,
-) -> io::Result<OwnFd> {
+/// Begins to connect to `remote`, for the path that is wanted.
+pub(crate) fn connect(wanted: &Wanted<'_>, remote: SocketAddr, shown: Shown) -> io::Result<OwnFd> {
     let Path { local, .. } = wanted.path;
     let maps = remote.is_ipv4() && wanted.flow.is_some_and(FlowIo::maps_v4);
     let domain = match maps {
@@ -66,7 +78,7 @@ pub(crate) fn connect(
         }
     };
     if let Some(flow) = wanted.flow {
-        flow.before_connect(shown(fd.as_fd()))?;
+        flow.before_connect(shown.of(fd.as_fd()))?;
     }
     let socket = SockRef::from(&fd);
     if let Some(local) = local {
@@ -163,16 +175,12 @@ impl TcpConnection {
         Ok(TcpConnection { fd, maps })
     }
 
-    /// [`Connection::prepare`]. `shown`: as what the front end sees the socket.
-    pub(crate) fn prepare_as(
-        &self,
-        flow: &dyn FlowIo,
-        shown: impl Fn(BorrowedFd<'_>) -> TransportRef<'_>,
-    ) -> io::Result<()> {
+    /// [`Connection::prepare`].
+    pub(crate) fn prepare_as(&self, flow: &dyn FlowIo, shown: Shown) -> io::Result<()> {
         if self.maps && !flow.maps_v4() {
             sys::unmap(self.fd.get_ref().raw());
         }
-        flow.prepare(shown(self.fd.get_ref().as_fd()))
+        flow.prepare(shown.of(self.fd.get_ref().as_fd()))
     }
 
     /// The socket. The runtime stops watching it before the application gets it.
@@ -228,7 +236,7 @@ impl Connection for TcpConnection {
     }
 
     fn prepare(&self, flow: &dyn FlowIo) -> io::Result<()> {
-        self.prepare_as(flow, |fd| TransportRef::Descriptor(fd))
+        self.prepare_as(flow, Shown::Direct)
     }
 
     fn shut_write(&self) {
