@@ -2,6 +2,8 @@
 //! other for good, the witness of the job decides, and exactly one half goes on. A killed rank is replaced.
 
 mod common;
+#[path = "ulfm/isolated.rs"]
+mod isolated;
 #[path = "ulfm/killed.rs"]
 mod killed;
 #[path = "ulfm/lab.rs"]

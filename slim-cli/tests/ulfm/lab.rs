@@ -242,17 +242,22 @@ pub fn kill_connections(nodes: &[Node]) -> usize {
 
 /// Nothing passes between these nodes any more, in either direction, and all connections between them break.
 pub fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
+    let guards = silence(one, other);
+    kill_connections(one);
+    kill_connections(other);
+    guards
+}
+
+/// Nothing passes between these nodes any more, in either direction.
+pub fn silence(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
     let from = |nodes: &[Node]| {
         let all = nodes.iter().flat_map(|node| node.addresses().to_vec());
         Rule::drop().from_addresses(all)
     };
-    let guards = vec![
+    vec![
         from(one).apply_to(other).unwrap(),
         from(other).apply_to(one).unwrap(),
-    ];
-    kill_connections(one);
-    kill_connections(other);
-    guards
+    ]
 }
 
 /// The lines of a job that begin with this.

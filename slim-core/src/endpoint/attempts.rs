@@ -264,6 +264,9 @@ impl Endpoint {
             return self.believe_eof(now, token);
         }
         if n + 1 < self.config.attempts && !self.is_overdue(now, token) {
+            if n + 2 == self.config.attempts {
+                self.test_others(now, token);
+            }
             return self.begin_window(now, token, n + 1);
         }
         self.attempts_used_up(now, token, n);
@@ -286,7 +289,7 @@ impl Endpoint {
         let early = patient && now.since(outage.since) < PATIENCE;
         let witnessed = self.judge_of_flow(token) == Some(Judge::Witness);
         if patient && silent && witnessed && self.accuse(now, token) {
-            return self.await_verdict(now, token);
+            return self.await_verdicts(now, token);
         }
         let flow = self.flow(token);
         if flow.state() == State::Live {
@@ -299,6 +302,16 @@ impl Endpoint {
             return self.begin_window(now, token, n);
         }
         self.give_up(now, token, EscalateReason::Attempts);
+    }
+
+    /// The peer is accused. The other processes that do not answer are accused, too.
+    fn await_verdicts(&mut self, now: Time, token: FlowToken) {
+        self.await_verdict(now, token);
+        for other in self.silent_others(now) {
+            if self.accuse(now, other) {
+                self.await_verdict(now, other);
+            }
+        }
     }
 
     /// The peer is accused. As long as there is no verdict, the flow is suspended, and the last window is repeated.
@@ -331,7 +344,7 @@ impl Endpoint {
             return self.believe_eof(now, token);
         }
         match self.accuse(now, token) {
-            true => self.await_verdict(now, token),
+            true => self.await_verdicts(now, token),
             false => self.escalate_with_cause(now, token, reason),
         }
     }

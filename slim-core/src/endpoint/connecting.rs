@@ -140,7 +140,7 @@ impl Endpoint {
     /// Something at the peer's host has answered an attempt.
     pub(super) fn host_heard(&mut self, token: FlowToken) {
         if let Some(outage) = &mut self.flow(token).outage {
-            outage.heard = true;
+            (outage.heard, outage.answered) = (true, true);
         }
     }
 

@@ -128,6 +128,7 @@ mod leave;
 mod locators;
 mod negotiate;
 mod neighbours;
+mod others;
 mod out;
 mod outage;
 mod pace;

@@ -58,6 +58,8 @@ pub(super) struct Outage {
     pub(super) suspected: Time,
     /// Something at the peer's host has answered in this window.
     pub(super) heard: bool,
+    /// Something at the peer's host has answered in this outage.
+    pub(super) answered: bool,
     /// All attempts have failed, and the peer is accused at the witness.
     pub(super) accused: bool,
     /// The flow is given up for this reason as soon as it is suspended.
@@ -91,6 +93,7 @@ impl Outage {
             attempts: None,
             suspected: now,
             heard: false,
+            answered: false,
             accused: false,
             ending: None,
             elsewhere: false,

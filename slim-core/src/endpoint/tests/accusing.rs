@@ -1,11 +1,12 @@
 //! Accusations at the witness, one by one.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::pair::*;
 use crate::auth::{JobKey, seal_with_job};
 use crate::config::{Config, WhenLost};
-use crate::endpoint::{Action, Agreed, State};
+use crate::endpoint::{Action, Agreed, Announcement, State};
 use crate::event::{EscalateReason, Event, Evidence};
 use crate::ids::{Cause, EndpointId, FlowId, FlowToken, Role, Verdict};
 use crate::wire::{Fenced, Kind, Lost, Message, Ruling};
@@ -199,6 +200,71 @@ fn silence_counts_in_the_last_window() {
     pair.ends[A].handle_connected(pair.now, connect.expect("an attempt"));
     pair.wait(ms(61_000));
     assert!(pair.accusations(A) > 0);
+}
+
+/// An idle flow from A to a third process, which has been in reach before.
+fn idle_flow_of_a(pair: &mut Pair) -> EndpointId {
+    let third = id(2);
+    let peer = Announcement {
+        id: third,
+        ..pair.ends[B].announcement()
+    };
+    let agreed = Agreed {
+        flow: FlowId([9; 16]),
+        secrets: [[1; 32], [2; 32]],
+        peer,
+    };
+    let ends = (addrs()[A], addrs()[B]);
+    let token = FlowToken(99);
+    pair.ends[A].open_agreed(pair.now, token, Role::Connector, ends, &agreed);
+    pair.ends[A].processes.reached(third);
+    third
+}
+
+/// The processes that A has accused.
+fn accused(pair: &Pair) -> BTreeSet<EndpointId> {
+    let all = pair.done[A].iter().filter_map(|action| match action {
+        Action::Datagram { data, .. } => match crate::wire::parse(data).ok()?.message {
+            Message::Accuse(accuse) => Some(accuse.accused),
+            _ => None,
+        },
+        _ => None,
+    });
+    all.collect()
+}
+
+/// So the witness learns at once that this process has lost all others.
+#[test]
+fn all_processes_that_do_not_answer_are_accused_together() {
+    for cause in [Cause::Errno(110), Cause::Stall] {
+        let mut pair = parted();
+        let third = idle_flow_of_a(&mut pair);
+        pair.ends[A].fault(pair.now, FLOW, cause);
+        pair.wait(ms(59_900));
+        assert_eq!(accused(&pair), BTreeSet::new());
+        pair.wait(ms(200));
+        assert_eq!(accused(&pair), BTreeSet::from([id(B), third]));
+    }
+}
+
+#[test]
+fn a_process_that_answers_is_not_accused_with_another_one() {
+    let mut pair = parted();
+    idle_flow_of_a(&mut pair);
+    pair.ends[A].fault(pair.now, FLOW, Cause::Errno(110));
+    // The listener of the third process accepts connections.
+    while pair.accusations(A) == 0 {
+        pair.wait(ms(100));
+        let third = |action: &Action| match action {
+            Action::Connect { conn, token, .. } if *token == FlowToken(99) => Some(*conn),
+            _ => None,
+        };
+        for conn in pair.done[A].iter().filter_map(third).collect::<Vec<_>>() {
+            pair.ends[A].handle_connected(pair.now, conn);
+        }
+    }
+    pair.wait(ms(1_000));
+    assert_eq!(accused(&pair), BTreeSet::from([id(B)]));
 }
 
 #[test]
