@@ -8,7 +8,7 @@ use libc::c_void;
 use crate::offered::plain::PlainAddr;
 
 /// The name under which the preload library exports [`host::offered`](crate::offered::host::offered).
-pub const SYMBOL: &CStr = c"slim_offered_agent_1";
+pub const SYMBOL: &CStr = c"slim_offered_agent_2";
 
 /// What the host offers.
 #[repr(C)]
@@ -70,15 +70,16 @@ pub(crate) mod of_flow {
     pub(crate) const TRIM: u32 = 12;
     pub(crate) const REPLAY: u32 = 13;
     pub(crate) const MAPS_V4: u32 = 14;
-    /// The number is the descriptor, and then the error number or 0.
+    /// The numbers are the descriptor, and whether it is relayed; and then the error number or 0.
     pub(crate) const BEFORE_CONNECT: u32 = 15;
     /// As `BEFORE_CONNECT`.
     pub(crate) const PREPARE: u32 = 16;
-    /// The number is the descriptor, which the flow's front end owns from then on.
+    /// The numbers are as for `BEFORE_CONNECT`. The flow's front end owns the descriptor from then on.
     pub(crate) const INSTALL: u32 = 17;
     pub(crate) const REINSTATE: u32 = 18;
     pub(crate) const PEER_FINAL: u32 = 19;
     pub(crate) const ESCALATE: u32 = 20;
+    /// Unacknowledged, acknowledged, and a bit for each of stuck, relayed and full.
     pub(crate) const PROBE: u32 = 21;
     pub(crate) const ASK_KERNEL: u32 = 22;
     /// Nanoseconds.

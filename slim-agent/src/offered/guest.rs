@@ -247,7 +247,7 @@ fn answer(io: &dyn FlowIo, call: &mut FlowCall) {
         of_flow::LEGACY => io.legacy(first != 0),
         of_flow::STASH => io.stash(data(call)),
         of_flow::TRIM => io.trim(first),
-        of_flow::INSTALL => install(io, as_fd(first)),
+        of_flow::INSTALL => install(io, as_fd(first), call.numbers[1] != 0),
         of_flow::REINSTATE => io.reinstate(first != 0),
         of_flow::PEER_FINAL => io.peer_final(first),
         of_flow::ESCALATE => io.escalate(plain::as_verdict(call.numbers)),
@@ -260,7 +260,13 @@ fn answer(io: &dyn FlowIo, call: &mut FlowCall) {
 fn ask(io: &dyn FlowIo, call: &FlowCall) -> [u64; 3] {
     let truth = |is: bool| [is.into(), 0, 0];
     let first = call.numbers[0];
-    let transport = || TransportRef::Descriptor(slim_sys::at(as_fd(first)));
+    let transport = || {
+        let fd = slim_sys::at(as_fd(first));
+        match call.numbers[1] != 0 {
+            true => TransportRef::Relayed(fd),
+            false => TransportRef::Descriptor(fd),
+        }
+    };
     match call.method {
         of_flow::SUSPEND => truth(io.suspend()),
         of_flow::IDLE => truth(io.idle()),
@@ -277,10 +283,7 @@ fn ask(io: &dyn FlowIo, call: &FlowCall) -> [u64; 3] {
         of_flow::MAPS_V4 => truth(io.maps_v4()),
         of_flow::BEFORE_CONNECT => refusal(io.before_connect(transport())),
         of_flow::PREPARE => refusal(io.prepare(transport())),
-        of_flow::PROBE => {
-            let probe = io.probe();
-            [probe.unacked, probe.acked, probe.stuck.into()]
-        }
+        of_flow::PROBE => plain::probe(io.probe()),
         of_flow::KERNEL_ANSWERED => truth(io.kernel_answered(Duration::from_nanos(first))),
         of_flow::LOCAL_FINAL => plain::option(io.local_final()),
         of_flow::UNDELIVERED => io
@@ -316,10 +319,13 @@ fn replay(io: &dyn FlowIo, call: &FlowCall) -> u64 {
     })
 }
 
-fn install(io: &dyn FlowIo, fd: RawFd) {
+fn install(io: &dyn FlowIo, fd: RawFd, relayed: bool) {
     // SAFETY: the host gives the descriptor away. It stays registered as SLIM's.
     let own = OwnFd::make(|| Ok(unsafe { OwnedFd::from_raw_fd(fd) }));
     if let Ok(own) = own {
-        io.install(Transport::Descriptor(own));
+        io.install(match relayed {
+            true => Transport::Relayed(own),
+            false => Transport::Descriptor(own),
+        });
     }
 }

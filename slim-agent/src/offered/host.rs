@@ -315,8 +315,9 @@ impl HostedFlow {
 
     /// Calls a method with a transport, which must have a descriptor.
     fn check(&self, method: u32, transport: TransportRef<'_>) -> io::Result<()> {
-        let fd = transport.descriptor()?.as_raw_fd();
-        match self.call(method, fd.cast_unsigned().into())[0] {
+        let relayed = matches!(transport, TransportRef::Relayed(_));
+        let fd = transport.socket()?.as_raw_fd().cast_unsigned();
+        match self.call_with(FlowCall::new(method, [fd.into(), relayed.into(), 0]))[0] {
             0 => Ok(()),
             errno => Err(io::Error::from_raw_os_error(plain::as_errno(errno))),
         }
@@ -406,8 +407,9 @@ impl FlowIo for HostedFlow {
 
     fn install(&self, transport: Transport) {
         // Other transports are refused before.
-        if let Some(fd) = transport.into_descriptor() {
-            self.call(of_flow::INSTALL, fd.leak().cast_unsigned().into());
+        if let Some((fd, relayed)) = transport.into_socket() {
+            let fd = fd.leak().cast_unsigned();
+            self.call_with(FlowCall::new(of_flow::INSTALL, [fd.into(), relayed.into(), 0]));
         }
     }
 
@@ -424,15 +426,7 @@ impl FlowIo for HostedFlow {
     }
 
     fn probe(&self) -> Probe {
-        let [unacked, acked, stuck] = self.call(of_flow::PROBE, 0);
-        let stuck = stuck != 0;
-        Probe {
-            unacked,
-            acked,
-            stuck,
-            // Guests refuse relayed connections.
-            ..Probe::default()
-        }
+        plain::as_probe(self.call(of_flow::PROBE, 0))
     }
 
     fn ask_kernel(&self, on: bool) {

@@ -7,6 +7,28 @@ use slim_core::endpoint::{Agreed, Announcement, MailboxState};
 use slim_core::ids::{EndpointId, FlowId};
 use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::{Cause, FinHow, Verdict};
+use slim_stream::Probe;
+
+/// Bits of the third number of a probe.
+const STUCK: u64 = 1;
+const RELAYED: u64 = 2;
+const FULL: u64 = 4;
+
+pub(crate) fn probe(probe: Probe) -> [u64; 3] {
+    let bit = |is: bool, bit: u64| if is { bit } else { 0 };
+    let bits = bit(probe.stuck, STUCK) | bit(probe.relayed, RELAYED) | bit(probe.full, FULL);
+    [probe.unacked, probe.acked, bits]
+}
+
+pub(crate) fn as_probe([unacked, acked, bits]: [u64; 3]) -> Probe {
+    Probe {
+        unacked,
+        acked,
+        stuck: bits & STUCK != 0,
+        relayed: bits & RELAYED != 0,
+        full: bits & FULL != 0,
+    }
+}
 
 /// An IP address and a port.
 #[repr(C)]
