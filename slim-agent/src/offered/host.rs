@@ -409,7 +409,10 @@ impl FlowIo for HostedFlow {
         // Other transports are refused before.
         if let Some((fd, relayed)) = transport.into_socket() {
             let fd = fd.leak().cast_unsigned();
-            self.call_with(FlowCall::new(of_flow::INSTALL, [fd.into(), relayed.into(), 0]));
+            self.call_with(FlowCall::new(
+                of_flow::INSTALL,
+                [fd.into(), relayed.into(), 0],
+            ));
         }
     }
 

@@ -17,6 +17,7 @@ fn one_of_four(test: &str, breaks: bool) {
             words: SHORT,
             carrier: Carrier::Tcp,
             more: More::None,
+            relay: false,
         });
         job.wait_working();
         let nodes = bench.lab.nodes();

@@ -123,7 +123,7 @@ fn a_bad_value_is_reported_with_the_allowed_values_and_the_default() {
             "SLIM_WITNESS",
             &["192.0.2.1", "host:4000", "0.0.0.0:1", "192.0.2.1:0"],
         ),
-        ("SLIM_RELAY", &["1", "yes", ""]),
+        ("SLIM_RELAY", &["1", "yes"]),
         ("SLIM_LOST_IF", &["A B", "RANK=1", "SLIM_JOB_KEY"]),
         ("SLIM_WHEN_LOST", &["die", "1"]),
         ("SLIM_LOG", &["verbose", "3"]),

@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use super::Endpoint;
 use crate::ids::{ConnId, EndpointId, FlowToken, Time};
+use crate::wire::feature;
 
 /// A host that refused a QUERY is asked once more after this, because a firewall that is just
 /// being changed may have refused it.
@@ -22,8 +24,8 @@ pub(super) const REFUSAL_AGE: Duration = Duration::from_millis(500);
 
 /// The state of all inquiries.
 pub(super) struct Inquiries {
-    /// A host that refused a QUERY is believed if it refuses another one this much later.
-    pub(super) confirmed_after: Duration,
+    /// The job goes on without failed processes.
+    recovers: bool,
     /// Processes that have not answered yet.
     pub(super) open: BTreeMap<EndpointId, Inquiry>,
     /// Oldest first.
@@ -76,10 +78,7 @@ impl Inquiries {
     /// `recovers`: the job goes on without failed processes.
     pub(super) fn new(recovers: bool) -> Self {
         Inquiries {
-            confirmed_after: match recovers {
-                true => CONFIRM_DEATH_SOON,
-                false => CONFIRM_DEATH,
-            },
+            recovers,
             open: BTreeMap::new(),
             gone: VecDeque::new(),
             refusals: BTreeMap::new(),
@@ -149,10 +148,44 @@ impl Inquiries {
         self.gone.iter().any(|(_, gone)| *gone == peer)
     }
 
-    /// Whether the host first refused QUERY long enough ago.
-    pub(super) fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
+    /// How long ago the host first refused QUERY.
+    pub(super) fn refused_for(&self, now: Time, peer: EndpointId) -> Option<Duration> {
         let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
-        first.is_some_and(|first| now.since(first) >= self.confirmed_after)
+        first.map(|first| now.since(first))
+    }
+
+    /// When a second refusal is believed. `ended_by_peer`: the peer's kernel has ended the transport of one of its flows, as it does when the
+    /// process dies. `witness`: there is one, which decides in all other cases, because a firewall may refuse, too. `None`: never.
+    pub(super) fn believed_after(&self, ended_by_peer: bool, witness: bool) -> Option<Duration> {
+        match (self.recovers, ended_by_peer) {
+            (true, true) => Some(CONFIRM_DEATH_SOON),
+            (true, false) if witness => None,
+            _ => Some(CONFIRM_DEATH),
+        }
+    }
+}
+
+impl Endpoint {
+    /// How long after the first refusal of a QUERY the host is believed that the process is gone; `None` if it is not.
+    pub(super) fn believed_after(&self, peer: EndpointId) -> Option<Duration> {
+        let mut flows = self.flows.values();
+        let ended = flows.any(|flow| {
+            let outage = flow
+                .outage
+                .as_ref()
+                .filter(|_| flow.peer_id() == Some(peer));
+            outage.is_some_and(|outage| outage.ended_by_peer())
+        });
+        let witness = self.features & feature::WITNESS != 0;
+        self.inquiries.believed_after(ended, witness)
+    }
+
+    /// Whether the host first refused QUERY so long ago that another refusal is believed.
+    pub(super) fn refused_long_ago(&self, now: Time, peer: EndpointId) -> bool {
+        let wait = self.believed_after(peer);
+        let refused = self.inquiries.refused_for(now, peer);
+        wait.zip(refused)
+            .is_some_and(|(wait, refused)| refused >= wait)
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Endpoint;
 use super::close::EndSource;
 use super::flow::State;
-use super::inquiries::Inquiry;
+use super::inquiries::{CONFIRM_DEATH, Inquiry};
 use super::outage::Proof;
 use super::record::{Asked, Leaving, QueryPurpose};
 use super::timer::{Timer, TimerOwner};
@@ -40,8 +40,7 @@ impl Endpoint {
         let (Some(to), Some(peer)) = (flow.control(), flow.peer_id()) else {
             return;
         };
-        let confirmed =
-            purpose == QueryPurpose::Death && self.inquiries.refused_long_ago(now, peer);
+        let confirmed = purpose == QueryPurpose::Death && self.refused_long_ago(now, peer);
         if confirmed || self.inquiries.is_gone(now, peer) {
             return self.process_gone(now, peer);
         }
@@ -352,8 +351,8 @@ impl Endpoint {
             .filter(|(_, inquiry)| inquiry.to == to)
             .map(|(peer, _)| *peer)
             .collect();
-        let confirmed_after = self.inquiries.confirmed_after;
         for peer in asked {
+            let believed_after = self.believed_after(peer);
             self.inquiries.note_refusal(now, peer.host, to.ip());
             let Some(inquiry) = self.inquiries.open.get_mut(&peer) else {
                 continue;
@@ -366,10 +365,14 @@ impl Endpoint {
                     inquiry.sent = QUERIES - 2;
                     let token = inquiry.token;
                     self.timers.clear(TimerOwner::Flow(token, Timer::Query));
-                    self.timers
-                        .set(TimerOwner::Peer(peer), now + confirmed_after);
+                    self.timers.set(
+                        TimerOwner::Peer(peer),
+                        now + believed_after.unwrap_or(CONFIRM_DEATH),
+                    );
                 }
-                Some(first) if now.since(first) >= confirmed_after => self.process_gone(now, peer),
+                Some(first) if believed_after.is_some_and(|wait| now.since(first) >= wait) => {
+                    self.process_gone(now, peer);
+                }
                 // A duplicate, or the refusal of an earlier QUERY.
                 Some(_) => {}
             }

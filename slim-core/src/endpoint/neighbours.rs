@@ -42,6 +42,9 @@ impl Endpoint {
     /// * between the knocks it has answered none of [`QUERIES`] QUERYs, each within [`ANSWER`] (an answer ends the inquiry); and
     /// * it was in reach before, so that no firewall keeps QUERYs from it.
     fn died_with_neighbour(&self, now: Time, peer: EndpointId) -> bool {
+        if self.believed_after(peer).is_none() {
+            return false;
+        }
         let inquiry = self.inquiries.open.get(&peer);
         inquiry.is_some_and(|inquiry| match inquiry.knocks {
             Some(Knocks {
@@ -202,7 +205,7 @@ impl Endpoint {
         if errno != ECONNREFUSED {
             return self.end_knocks(now, peer);
         }
-        if self.inquiries.refused_long_ago(now, peer) || self.died_with_neighbour(now, peer) {
+        if self.refused_long_ago(now, peer) || self.died_with_neighbour(now, peer) {
             return self.process_gone(now, peer);
         }
         let inquiry = self.inquiries.open.get_mut(&peer);

@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::errno::ECONNRESET;
+use super::errno::{ECONNRESET, EPIPE};
 use crate::auth::Prepared;
 use crate::event::{EscalateReason, Event, Failure, Trouble};
 use crate::ids::{Cause, Time};
@@ -105,6 +105,15 @@ impl Outage {
     /// The error that the application gets if the flow is given up.
     pub(super) fn verdict(&self) -> i32 {
         self.errno.unwrap_or(ECONNRESET)
+    }
+
+    /// The peer's kernel has ended the transport, as it does when the process dies.
+    pub(super) fn ended_by_peer(&self) -> bool {
+        match self.cause {
+            Cause::Eof { .. } => true,
+            Cause::Errno(errno) => [ECONNRESET, EPIPE].contains(&errno),
+            Cause::Stall | Cause::PeerAsked => false,
+        }
     }
 
     /// The kernel has reported no fault of the transport. It would go on waiting, so the flow is not given up early.

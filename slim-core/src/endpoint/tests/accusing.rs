@@ -454,3 +454,44 @@ fn a_dead_process_is_given_up_soon_in_a_job_with_recovery() {
     let evidence = Some(Evidence::ProcessGone);
     assert_eq!(pair.given_up(), Some((EscalateReason::PeerGone, evidence)));
 }
+
+/// A firewall refuses everything between two living processes. Their kernels have not ended the connection.
+#[test]
+fn refusals_alone_do_not_make_a_process_dead_if_a_witness_can_decide() {
+    for lasts in [20, 3_000, 62_000] {
+        let mut pair = parted();
+        pair.tcp = [Net::Refuses; 2];
+        pair.udp = [Net::Refuses; 2];
+        for n in [A, B] {
+            pair.ends[n].fault(pair.now, FLOW, Cause::Errno(103));
+        }
+        pair.run();
+        pair.wait(ms(lasts));
+        let accused = lasts > 60_000;
+        for n in [A, B] {
+            assert_eq!((pair.verdict(n), pair.accusations(n) > 0), (None, accused));
+        }
+        pair.tcp = [Net::Works; 2];
+        pair.udp = [Net::Works; 2];
+        pair.wait(ms(2_000));
+        assert_eq!(pair.states(), [State::Live; 2], "after {lasts} ms");
+    }
+}
+
+/// The kernel of a process that dies ends its connections and then refuses everything.
+#[test]
+fn a_process_whose_kernel_has_ended_the_connection_is_dead_soon() {
+    let received = 0;
+    for cause in [Cause::Errno(104), Cause::Errno(32), Cause::Eof { received }] {
+        let mut pair = parted();
+        pair.tcp = [Net::Refuses; 2];
+        pair.udp = [Net::Refuses; 2];
+        pair.ends[A].fault(pair.now, FLOW, cause);
+        pair.run();
+        pair.wait(ms(20));
+        // An end of stream behind which nothing is missing is believed: the flow is plain TCP.
+        let believed = pair.state(A) == Some(State::Legacy);
+        assert!(pair.verdict(A).is_some() || believed, "{cause}");
+        assert_eq!(pair.accusations(A), 0);
+    }
+}
