@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use lab::{
     Carrier, Ended, LONG, More, SHORT, Shape, UlfmLab, has_finished, kill_connections, lines, part,
-    runs,
+    refuse, runs,
 };
 use slim_lab::mpi::Flavor;
 use slim_lab::skip::skip;
@@ -143,7 +143,7 @@ fn of_two_ranks_of_the_component_that_cannot_reach_each_other_one_is_lost() {
 
 /// Both ranks reach the witness, so they go on through it, and nobody is lost. `heals`: the network is well again during the job.
 fn relayed(test: &str, flavor: Flavor, carrier: Carrier, heals: bool) {
-    for run in 0..runs() {
+    for run in 0..runs() / 2 {
         let Some(bench) = UlfmLab::new(test, flavor, 3) else {
             return;
         };
@@ -202,6 +202,35 @@ fn two_ranks_leave_the_witness_when_the_network_is_well_again() {
 fn two_ranks_of_the_component_go_on_through_the_witness() {
     let test = "two_ranks_of_the_component_go_on_through_the_witness";
     relayed(test, Flavor::OpenMpi5Components, Carrier::Component, true);
+}
+
+/// To SLIM, a firewall that refuses everything looks like the host of a process that has died. But that host would have ended the connection.
+#[test]
+fn a_firewall_that_refuses_for_a_moment_costs_no_rank() {
+    let test = "a_firewall_that_refuses_for_a_moment_costs_no_rank";
+    for run in 0..runs() / 2 {
+        let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 3) else {
+            return;
+        };
+        let job = bench.start(Shape {
+            nodes: 2,
+            each: 1,
+            seconds: 4,
+            words: LONG,
+            carrier: Carrier::Tcp,
+            more: More::None,
+            relay: false,
+        });
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let refused = refuse(&nodes[1..2], &nodes[2..3]);
+        thread::sleep(Duration::from_millis(800));
+        drop(refused);
+        let ended = job.wait();
+        println!("run {run}: {:?}\n{}", ended.status, ended.text);
+        assert!(has_finished(&ended, 2), "{}", ended.text);
+        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
+    }
 }
 
 /// A third rank reaches both of the others. It is kept, and goes on with the one that is not lost.

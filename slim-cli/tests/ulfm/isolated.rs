@@ -6,7 +6,7 @@ use slim_lab::mpi::Flavor;
 use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, has_finished, part, runs, silence};
 
 fn one_of_four(test: &str, breaks: bool) {
-    for run in 0..runs() {
+    for run in 0..runs() / 2 {
         let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 5) else {
             return;
         };

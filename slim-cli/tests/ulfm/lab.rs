@@ -248,11 +248,23 @@ pub fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
     guards
 }
 
+/// As [`part`], but firewalls refuse what they stop.
+pub fn refuse(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
+    let guards = stop(&Rule::refuse(), one, other);
+    kill_connections(one);
+    kill_connections(other);
+    guards
+}
+
 /// Nothing passes between these nodes any more, in either direction.
 pub fn silence(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
+    stop(&Rule::drop(), one, other)
+}
+
+fn stop(rule: &Rule, one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
     let from = |nodes: &[Node]| {
         let all = nodes.iter().flat_map(|node| node.addresses().to_vec());
-        Rule::drop().from_addresses(all)
+        rule.clone().from_addresses(all)
     };
     vec![
         from(one).apply_to(other).unwrap(),

@@ -17,6 +17,8 @@ use crate::{Error, Netns, Node, Result, netns::checked};
 pub enum BlockAction {
     /// Drops packets silently.
     Drop,
+    /// Drops TCP and UDP packets, and tells the sender (ICMP port unreachable).
+    Refuse,
     /// Resets TCP connections. RSTs themselves pass, or the other end would never learn of the reset.
     /// Other protocols are left alone.
     Reset,
@@ -41,6 +43,11 @@ impl Rule {
     /// Drop every packet (not only TCP) that arrives on any path.
     pub fn drop() -> Self {
         Rule::new(BlockAction::Drop)
+    }
+
+    /// Refuse every packet of TCP and UDP that arrives on any path, as the host does for ports at which nobody listens.
+    pub fn refuse() -> Self {
+        Rule::new(BlockAction::Refuse)
     }
 
     /// Reset every TCP connection of which a segment arrives on any path.
@@ -150,6 +157,7 @@ impl Rule {
         }
         let verdict = match self.action {
             BlockAction::Drop => "drop",
+            BlockAction::Refuse => "reject",
             BlockAction::Reset => {
                 rules.push("tcp flags & rst == rst accept".into());
                 "reject with tcp reset"
@@ -165,6 +173,11 @@ impl Rule {
         match (self.only.as_slice(), self.action) {
             ([], BlockAction::Drop | BlockAction::Guard | BlockAction::GuardAndTell) => {
                 rules.push(format!("{from} counter {verdict}"));
+            }
+            ([], BlockAction::Refuse) => {
+                rules.push(format!(
+                    "{from} meta l4proto {{ tcp, udp }} counter {verdict}"
+                ));
             }
             ([], BlockAction::Reset) => {
                 rules.push(format!("{from} meta l4proto tcp counter {verdict}"))
