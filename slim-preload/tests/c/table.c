@@ -65,6 +65,27 @@ static void read_empty(int news) {
     CHECK(errno == EAGAIN);
 }
 
+// Stops a process, and waits until each of its threads has stopped.
+static void stop(pid_t pid) {
+    MUST(kill(pid, SIGSTOP));
+    for (int running = 1; running; ms(1)) {
+        char path[600];
+        snprintf(path, sizeof path, "/proc/%d/task", pid);
+        DIR *tasks = opendir(path);
+        CHECK(tasks);
+        running = 0;
+        for (struct dirent *task; (task = readdir(tasks));) {
+            if (*task->d_name == '.') continue;
+            snprintf(path, sizeof path, "/proc/%d/task/%s/stat", pid, task->d_name);
+            FILE *f = fopen(path, "r");
+            char state = 0;
+            if (!f || fscanf(f, "%*d (%*[^)]) %c", &state) != 1 || state != 'T') running = 1;
+            if (f) fclose(f);
+        }
+        closedir(tasks);
+    }
+}
+
 // A peer that stops, goes on, and is killed with bytes unread.
 static void watch(void) {
     int l = -1, fd = pair_up(&l), port = port_of(fd);
@@ -91,7 +112,7 @@ static void watch(void) {
     struct epoll_event ev = {.events = EPOLLIN, .data.fd = news};
     MUST(epoll_ctl(e, EPOLL_CTL_ADD, news, &ev));
 
-    MUST(kill(server, SIGSTOP));
+    stop(server);
     CHECK(break_connections() >= 1);
     CHECK(send(fd, "ping", 4, MSG_DONTWAIT) == -1 && errno == EAGAIN);
     now = awaited(port, SLIM_TABLE_FLOW_SUSPENDED);
@@ -138,7 +159,7 @@ static void stopped(void) {
     pid_t server = hear();
     awaited(port, SLIM_TABLE_FLOW_ACTIVE);
     int news = table->descriptor();
-    MUST(kill(server, SIGSTOP));
+    stop(server);
     CHECK(break_connections() >= 1);
     char b[4];
     CHECK(recv(fd, b, 4, 0) == -1);
