@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{FlowSocket, Kill, Server, config};
 use slim_agent::Agent;
+use slim_agent::table::types::SLIM_TABLE_EVIDENCE_PROCESS_GONE;
 use slim_core::config::Config;
 use slim_core::{Role, Verdict};
 
@@ -327,6 +328,9 @@ fn a_peer_killed_while_a_flow_is_suspended_costs_no_attempts() {
     assert!(took < Duration::from_millis(500), "took {took:?}: {error}");
     let verdict = peer.stream.state().verdict;
     assert!(matches!(verdict, Some(Verdict::Errno(_))), "{verdict:?}");
+    // Layers above can ask why before the flow has its error.
+    let evidence = (SLIM_TABLE_EVIDENCE_PROCESS_GONE, peer.process.id());
+    assert_eq!(peer.stream.state().evidence, Some(evidence));
 }
 
 #[test]

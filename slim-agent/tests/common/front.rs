@@ -9,6 +9,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 
+use slim_agent::table::asking;
+use slim_agent::table::types::TableEscalation;
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::{Cause, FinHow, FlowToken, Role, Verdict};
 use slim_stream::{Delivery, Drained, Inside, Probe, ReceiveHalf, SendHalf, Stream, Undelivered};
@@ -41,6 +43,8 @@ pub struct State {
     pub live: bool,
     pub legacy: Option<bool>,
     pub verdict: Option<Verdict>,
+    /// The last escalation in the table when the flow was given up: evidence, and the peer's process id.
+    pub evidence: Option<(u32, u32)>,
     pub resumed: u32,
     pub pretence: Pretence,
 }
@@ -282,6 +286,8 @@ impl FlowIo for FlowSocket {
         let mut state = self.state();
         self.stream.bar();
         state.given_up = Some(verdict);
+        let last = asking::all::<TableEscalation>().unwrap().first().copied();
+        state.evidence = last.map(|last| (last.evidence, last.pid));
         self.conclude(&mut state);
     }
 
