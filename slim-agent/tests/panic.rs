@@ -11,6 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{FlowSocket, Kill, Server};
+use slim_agent::table::asking;
+use slim_agent::table::types::{SLIM_TABLE_OFF, SLIM_TABLE_ON, TableFlow};
 use slim_agent::{Agent, FlowIo, Transport, TransportRef};
 use slim_core::config::Config;
 use slim_core::{FlowToken, Role, Verdict};
@@ -204,4 +206,11 @@ fn everything_goes_on(client: &Agent) {
     let (near, far) = server.pair(&other);
     near.wait_live();
     far.wait_live();
+    let state = || (asking::table().state)();
+    assert_eq!(state(), SLIM_TABLE_ON);
+    for agent in [other, server.agent.clone()] {
+        assert!(agent.retire(Duration::from_secs(5)));
+    }
+    assert_eq!(state(), SLIM_TABLE_OFF);
+    assert!(asking::all::<TableFlow>().unwrap().is_empty());
 }

@@ -74,6 +74,11 @@ impl Agent {
         }
     }
 
+    /// Whether the agent protects flows: it has not ended, and has not panicked.
+    pub(crate) fn works(&self) -> bool {
+        self.own().is_some_and(|own| !own.commands.is_over())
+    }
+
     /// What the agent knows; nothing if it is gone, and `None` if it does not answer in time.
     fn survey(&self, until: Instant) -> Option<AgentSurvey> {
         let answer = Arc::<Mutex<AgentSurvey>>::default();

@@ -219,6 +219,11 @@ impl CommandSender {
         self.shared.awake.load(Ordering::Acquire)
     }
 
+    /// Whether the agent has ended the sessions of all flows, and begins no others.
+    pub(crate) fn is_over(&self) -> bool {
+        self.shared.hurry.load(Ordering::Acquire) || self.shared.is_lost()
+    }
+
     /// Queues a command; false if the agent thread is gone, or cannot be woken any more.
     pub(crate) fn send(&self, command: Command) -> bool {
         if self.shared.is_lost() {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use slim_sys::cancel::uncancelled;
 use slim_sys::keep_errno;
 
+use crate::Agent;
 use crate::agent::surveying;
 use crate::failure::panic;
 use crate::offered::plain::nanos;
@@ -118,7 +119,7 @@ unsafe impl TableRow for TableEscalation {
 extern "C" fn state() -> c_int {
     entry(|| {
         let others = SOURCES.get().read().unwrap_or_else(PoisonError::into_inner);
-        let works = !others.is_empty() || !surveying::agents().is_empty();
+        let works = !others.is_empty() || surveying::agents().iter().any(Agent::works);
         Ok(if works { SLIM_TABLE_ON } else { SLIM_TABLE_OFF })
     })
 }

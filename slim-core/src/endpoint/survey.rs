@@ -135,7 +135,8 @@ impl Endpoint {
         present.chain(self.surveyed.released.iter().copied())
     }
 
-    /// The peer processes of these flows, in the order of their ids. A process to which no flow with a session leads is listed if it is lost.
+    /// The peer processes of these flows, in the order of their ids. A process to which no flow with a session leads is listed if it is
+    /// lost.
     pub fn surveyed_peers(&self) -> Vec<SurveyedPeer> {
         let mut peers = BTreeMap::new();
         for flow in self.surveyed_flows() {
