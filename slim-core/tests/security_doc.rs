@@ -24,6 +24,7 @@ fn every_test_that_is_named_exists() {
         "slim-core",
         "slim-agent",
         "slim-preload",
+        "slim-cli",
         "slim-lab",
         "netem-tests",
     ] {

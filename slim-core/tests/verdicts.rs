@@ -68,7 +68,7 @@ fn there_is_exactly_one_verdict() {
             && total.healed > seeds / 20
             && total.crashes > seeds / 20
             && total.relayed > seeds / 20
-            && total.came_back > seeds / 40,
+            && total.came_back > seeds / 100,
         "{total:?}"
     );
 }
