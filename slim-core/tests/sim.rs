@@ -3,7 +3,7 @@
 //! Each seed is one schedule: applications that write, read, half-close and close at random; a
 //! network that loses, doubles and delays datagrams and cuts paths; connections that are killed at
 //! either end, or ended by a third party, also while a resume is under way; processes that crash.
-//! One test gives the processes a second kind of transport beside TCP, and the networks of either kind
+//! Two tests give the processes a second kind of transport beside TCP (one of them through a witness), and the networks of either kind
 //! may fail for longer than all attempts take. The real `Endpoint`, `Replay` and `Stash` run in it.
 //!
 //! What must hold, in every schedule:
@@ -114,6 +114,18 @@ fn flows_move_from_one_kind_of_transport_to_the_other_and_back() {
     );
 }
 
+#[test]
+fn flows_go_through_the_witness_and_back() {
+    let Some((seeds, total)) = run_all(|_| Kinds::relay()) else {
+        return;
+    };
+    let [to_relay, to_tcp] = [total.to_memory, total.to_tcp];
+    assert!(
+        to_relay > seeds / 8 && to_tcp > seeds / 100 && total.blackouts > seeds / 5,
+        "{total:?}"
+    );
+}
+
 /// Whether bytes are lost or wrong, or a session was prevented. A flow that only makes no progress does not count.
 fn is_loss(problem: &str) -> bool {
     ["is forgotten", "ends at", "byte", "made plain"]
@@ -122,8 +134,12 @@ fn is_loss(problem: &str) -> bool {
 }
 
 fn is_found(mutation: Mutation) {
+    is_found_with(mutation, Kinds::tcp);
+}
+
+fn is_found_with(mutation: Mutation, kinds: impl Fn() -> Kinds) {
     let found = (0..200_000).find_map(|seed| {
-        let problem = run(seed, Some(mutation), Kinds::tcp()).1.err()?;
+        let problem = run(seed, Some(mutation), kinds()).1.err()?;
         is_loss(&problem).then_some((seed, problem))
     });
     let (seed, problem) = found.unwrap_or_else(|| panic!("{mutation:?} was not noticed"));
@@ -138,6 +154,11 @@ fn draining_at_suspension_is_noticed() {
 #[test]
 fn trimming_while_suspended_is_noticed() {
     is_found(Mutation::TrimSuspended);
+}
+
+#[test]
+fn trimming_what_only_the_witness_has_is_noticed() {
+    is_found_with(Mutation::TrimRelayed, Kinds::relay);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use slim_core::{Cause, FinHow, FlowToken, Verdict};
 
 use crate::event::Ev;
-use crate::front::{Plan, pattern};
-use crate::tcp::{ECONNABORTED, Read};
+use crate::front::{Front, Plan, pattern};
+use crate::kinds::FABRIC;
+use crate::tcp::{ECONNABORTED, ECONNRESET, Read};
 use crate::world::{MS, Mutation, World};
 
 impl World {
@@ -159,13 +160,41 @@ impl World {
         self.nodes[node].endpoint.fault(now, token, cause);
     }
 
+    /// Whether the front end knows that its transport goes through the witness.
+    fn is_relayed(&self, front: &Front) -> bool {
+        let broken = self.mutation == Some(Mutation::TrimRelayed);
+        self.kinds.relay && front.network == FABRIC && !front.legacy && !broken
+    }
+
+    /// Bytes of the stream that the front end takes for acknowledged on its transport.
+    fn acked(&self, front: &Front, tcp: usize, side: usize) -> u64 {
+        let kernel = &self.tcps[tcp];
+        match self.kinds.relay && front.network == FABRIC {
+            _ if self.is_relayed(front) => front.replay.start(),
+            // The witness's kernel has acknowledged everything.
+            true => front.acked(kernel.written(side)),
+            false => front.acked(kernel.acked(side)),
+        }
+    }
+
     /// Trims the replay buffer.
     pub fn sweep(&mut self, node: usize, token: FlowToken) {
         let front = &self.nodes[node].fronts[&token];
         let Some((tcp, side)) = front.tcp else {
             return;
         };
-        let acked = front.acked(self.tcps[tcp].acked(side));
+        let acked = self.acked(front, tcp, side);
+        let kept = front.replay.end() > acked;
+        if self.is_relayed(front) && kept && !front.barred && front.pump.is_none() {
+            // Only a resume tells what the peer has.
+            let now = self.clock(node);
+            let endpoint = &mut self.nodes[node].endpoint;
+            match self.dice.chance(50) {
+                true => endpoint.fault(now, token, Cause::Stall),
+                false => endpoint.handle_full(now, token),
+            }
+            return;
+        }
         let trims = !front.barred || self.mutation == Some(Mutation::TrimSuspended);
         if trims && front.pump.is_none() {
             let front = self.front(node, token);
@@ -216,8 +245,7 @@ impl World {
         let now = self.clock(node);
         let front = &self.nodes[node].fronts[&token];
         let tcp = front.tcp.filter(|_| !front.barred);
-        let delivered =
-            tcp.is_some_and(|(tcp, side)| front.acked(self.tcps[tcp].acked(side)) == sent);
+        let delivered = tcp.is_some_and(|(tcp, side)| self.acked(front, tcp, side) == sent);
         let opened = front.opened.clone();
         let endpoint = &mut self.nodes[node].endpoint;
         match opened.filter(|_| how == FinHow::Close && delivered) {
@@ -237,15 +265,18 @@ impl World {
             return;
         }
         let delivered = match front.tcp {
-            Some((tcp, side)) => front.acked(self.tcps[tcp].acked(side)) == front.sent,
+            Some((tcp, side)) => self.acked(front, tcp, side) == front.sent,
             None => true,
         };
+        let relayed = self.is_relayed(front);
         // The application makes no more calls on a closed flow: the driver finds that its transport has failed.
         if !delivered
             && front.verdict.is_none()
             && front.pump.is_none()
             && let Some((tcp, side)) = front.tcp
-            && let Some(errno) = self.tcps[tcp].sides[side].dead
+            && let Some(errno) = self.tcps[tcp].sides[side]
+                .dead
+                .or(relayed.then_some(ECONNRESET))
         {
             return self.fault(node, token, Cause::Errno(errno));
         }

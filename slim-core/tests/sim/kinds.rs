@@ -1,5 +1,7 @@
 //! A second kind of transport beside TCP: from memory to memory, on a network of its own.
 //!
+//! Or it leads through the witness: what was written counts as acknowledged at once, though it may get lost ([`Kinds::relay`]).
+//!
 //! That network carries no datagrams. So while the networks of TCP are down, connections of the second kind are the only way
 //! in which the two processes can communicate.
 
@@ -25,6 +27,8 @@ pub struct Kinds {
     pub deaf: bool,
     /// Flows are agreed on by other means than HELLO.
     agreed: bool,
+    /// The second kind goes through the witness.
+    pub relay: bool,
 }
 
 impl Kinds {
@@ -33,6 +37,23 @@ impl Kinds {
             of: [Vec::new(), Vec::new()],
             deaf: false,
             agreed: false,
+            relay: false,
+        }
+    }
+
+    /// Beside TCP, both processes have connections through the witness.
+    pub fn relay() -> Kinds {
+        Kinds {
+            of: [vec![TransportKind::RELAY], vec![TransportKind::RELAY]],
+            relay: true,
+            ..Kinds::tcp()
+        }
+    }
+
+    fn second(&self) -> TransportKind {
+        match self.relay {
+            true => TransportKind::RELAY,
+            false => MEMORY,
         }
     }
 
@@ -48,17 +69,19 @@ impl Kinds {
             of,
             deaf: dice.chance(10),
             agreed: dice.chance(30),
+            relay: false,
         }
     }
 
     /// Whether both processes have the second kind.
     pub fn shared(&self) -> bool {
-        self.of.iter().all(|kinds| kinds.contains(&MEMORY))
+        self.of.iter().all(|kinds| kinds.contains(&self.second()))
     }
 
     pub fn transports(&self, n: usize) -> Transports {
         let kinds = self.of[n].clone();
-        let others = kinds.contains(&MEMORY).then(|| locator(n));
+        let second = self.second();
+        let others = kinds.contains(&second).then(|| locator(second, n));
         Transports {
             locators: others.into_iter().collect(),
             kinds,
@@ -67,23 +90,25 @@ impl Kinds {
     }
 }
 
-fn locator(n: usize) -> OtherLocator {
-    OtherLocator::new(MEMORY, &[b'm', n as u8]).expect("two bytes")
+fn locator(kind: TransportKind, n: usize) -> OtherLocator {
+    OtherLocator::new(kind, &[b'm', n as u8]).expect("two bytes")
 }
 
 /// The network of a connection to the other process.
 pub fn network(to: Locator) -> Option<usize> {
     match to {
         Locator::Tcp(addr) => host_of(&addr).map(|(_, path)| path),
-        Locator::Other(other) => (other.kind() == MEMORY).then_some(FABRIC),
+        Locator::Other(_) => Some(FABRIC),
     }
 }
 
-/// Where a connection of the process `n` comes from.
-pub fn origin(n: usize, network: usize) -> Locator {
-    match network {
-        FABRIC => locator(n).into(),
-        path => Locator::Tcp((addr(n, path), 40_000).into()),
+impl Kinds {
+    /// Where a connection of the process `n` comes from.
+    pub fn origin(&self, n: usize, network: usize) -> Locator {
+        match network {
+            FABRIC => locator(self.second(), n).into(),
+            path => Locator::Tcp((addr(n, path), 40_000).into()),
+        }
     }
 }
 
@@ -117,10 +142,16 @@ impl World {
 
     /// All networks of one kind may fail for a long time, provided that the other kind works.
     pub fn some_blackouts(&mut self) {
-        for _ in 0..self.dice.pick(0, 3) {
-            let at = self.dice.spread(200 * MS, 8 * SECOND);
-            let until = at + self.dice.spread(SECOND, 120 * SECOND);
-            let fabric = self.dice.chance(50);
+        // A flow goes to the witness only if TCP fails while it is in use. A process that has closed a flow may forget it after some two
+        // minutes, and a flow that is idle meanwhile does not go to the witness to learn of that.
+        let (least, first, most) = match self.kinds.relay {
+            true => (1, 2 * SECOND, 70 * SECOND),
+            false => (0, 8 * SECOND, 120 * SECOND),
+        };
+        for _ in 0..self.dice.pick(least, 3) {
+            let at = self.dice.spread(200 * MS, first);
+            let until = at + self.dice.spread(SECOND, most);
+            let fabric = self.dice.chance(if self.kinds.relay { 20 } else { 50 });
             self.at(at, Ev::Fault(Harm::Blackout { fabric, until }));
         }
     }

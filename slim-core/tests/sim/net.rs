@@ -6,7 +6,7 @@ use slim_core::ConnId;
 use slim_core::transport::Locator;
 
 use crate::event::Ev;
-use crate::kinds::{FABRIC, network, origin};
+use crate::kinds::{FABRIC, network};
 use crate::node::Owner;
 use crate::tcp::{self, Arrival, Tcp};
 use crate::world::{MS, SECOND, World};
@@ -117,7 +117,7 @@ impl World {
             let other = 1 - node;
             let accepted = self.nodes[other].accept(tcp, other);
             self.owners[tcp][other] = Owner::Conn(accepted);
-            let from = origin(node, path);
+            let from = self.kinds.origin(node, path);
             let now = self.clock(other);
             self.nodes[other]
                 .endpoint

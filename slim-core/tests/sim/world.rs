@@ -31,6 +31,8 @@ pub enum Mutation {
     TrimSuspended,
     /// The driver answers `Flush` without reading the connection.
     DropAwaiting,
+    /// The driver believes what the witness's kernel acknowledges on a relayed transport.
+    TrimRelayed,
     /// The driver keeps the rules, but the attacker is on the path and reads the traffic.
     ReadsAlong,
 }
@@ -90,10 +92,14 @@ pub fn endpoint(config: Config, own: Transports, seed: u64, n: usize, life: u64)
 impl World {
     pub fn new(seed: u64, mutation: Option<Mutation>, kinds: Kinds) -> World {
         let mut dice = Dice::new(mix(seed ^ 0x51_1a));
-        let config = Config {
+        let mut config = Config {
             hello_timeout: Duration::from_millis(dice.pick(300, 3000)),
             ..Config::default()
         };
+        if kinds.relay {
+            // The witness comes after the first attempt.
+            config.attempt_timeouts[0] = Duration::from_millis(200);
+        }
         let nodes = [0, 1].map(|n: usize| {
             let clock = Clock {
                 offset: dice.spread(1, 1 << 50),
@@ -145,7 +151,9 @@ impl World {
             let (agreed, network) = self.first_network();
             let conn = self.new_tcp(network);
             let token = FlowToken(flow as u64 + 1);
-            let size = self.dice.spread(1, 3000);
+            let size = self
+                .dice
+                .spread(1, if self.kinds.relay { 60_000 } else { 3000 });
             for (node, role) in [(0, Role::Connector), (1, Role::Acceptor)] {
                 let plan = match self.dice.pick(0, 9) {
                     0 => Plan::Rude,
