@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 
 use lab::{
-    Carrier, Ended, LONG, More, SHORT, Shape, UlfmLab, has_finished, kill_connections, lines, part,
-    refuse, runs,
+    Carrier, Ended, LONG, More, SHORT, Shape, UlfmLab, has_finished, kill_all_connections,
+    kill_connections, lines, part, refuse, runs, silence,
 };
 use slim_lab::mpi::Flavor;
 use slim_lab::skip::skip;
@@ -284,6 +284,40 @@ fn of_a_spawned_rank_and_its_parent_that_cannot_reach_each_other_one_is_lost() {
         // `mpirun` tells of the lost rank by its status: it belongs to another job than that of the others.
         assert!(ended.status.is_some(), "mpirun did not end: {}", ended.text);
         assert_one_is_left(&bench, &ended, "\"reason\":\"fenced\"");
+    }
+}
+
+/// The daemon of a rank's host and `mpirun` do not reach each other for 15 s. Without SLIM, the loss of a daemon ends the job.
+#[test]
+fn a_daemon_that_is_cut_off_for_15_s_costs_nothing() {
+    let test = "a_daemon_that_is_cut_off_for_15_s_costs_nothing";
+    for run in 0..runs() / 2 {
+        let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 3) else {
+            return;
+        };
+        let job = bench.start(Shape {
+            nodes: 2,
+            each: 1,
+            seconds: 20,
+            words: SHORT,
+            carrier: Carrier::Tcp,
+            more: More::None,
+            relay: true,
+        });
+        job.wait_working();
+        let nodes = bench.lab.nodes();
+        let cut = silence(&nodes[..1], &nodes[2..3]);
+        let killed = kill_all_connections(&nodes[0]);
+        assert!(killed > 0, "the daemons have no connections");
+        thread::sleep(Duration::from_secs(15));
+        drop(cut);
+        let ended = job.wait();
+        println!(
+            "run {run}: {killed} killed, {:?}\n{}",
+            ended.status, ended.text
+        );
+        assert!(has_finished(&ended, 2), "{}", ended.text);
+        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
     }
 }
 

@@ -240,6 +240,13 @@ pub fn kill_connections(nodes: &[Node]) -> usize {
     nodes.iter().map(|node| kill(node).connections.len()).sum()
 }
 
+/// Destroys all connections of this node with others, also those of the launcher and its daemons; how many there were.
+pub fn kill_all_connections(node: &Node) -> usize {
+    let pick = Selector::between_hosts();
+    let killed = destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1));
+    killed.unwrap().connections.len()
+}
+
 /// Nothing passes between these nodes any more, in either direction, and all connections between them break.
 pub fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
     let guards = silence(one, other);

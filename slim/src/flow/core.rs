@@ -381,9 +381,12 @@ impl FlowCore {
         }
         let fd = self.fd.load(Ordering::Relaxed);
         // Read while holding the half, so that no send comes between both numbers.
-        let (sent, unacked) = self.with_half(|_| {
+        let (sent, unacked) = self.with_half(|half| {
             let sent = self.sent.load(Ordering::Relaxed);
-            (sent, self.stream.unacked(fd))
+            match self.stream.is_relayed() {
+                true => (sent, half.replay.len() as u64),
+                false => (sent, self.stream.unacked(fd)),
+            }
         });
         let info = slim_sys::tcp_info(fd);
         self.leave();
