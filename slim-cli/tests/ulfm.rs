@@ -14,8 +14,8 @@ use std::thread;
 use std::time::Duration;
 
 use lab::{
-    Carrier, Ended, LONG, More, SHORT, Shape, UlfmLab, has_finished, kill_all_connections,
-    kill_connections, lines, part, refuse, runs, silence,
+    Carrier, Ended, More, SHORT, Shape, UlfmLab, assert_all_kept, has_finished,
+    kill_all_connections, kill_connections, lines, part, refuse, runs, silence,
 };
 use slim_lab::mpi::Flavor;
 use slim_lab::skip::skip;
@@ -53,13 +53,10 @@ fn connections_killed(test: &str, flavor: Flavor) {
         };
         for carrier in [Carrier::Bare, Carrier::Tcp] {
             let job = bench.start(Shape {
-                nodes: 2,
                 each: 2,
                 seconds: 3,
-                words: LONG,
                 carrier,
-                more: More::None,
-                relay: false,
+                ..Shape::PAIR
             });
             job.wait_working();
             let mut killed = 0;
@@ -102,13 +99,8 @@ fn two_ranks_parted(test: &str, flavor: Flavor, carrier: Carrier) {
             return skip(test, reason);
         }
         let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
-            seconds: 6,
-            words: LONG,
             carrier,
-            more: More::None,
-            relay: false,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -153,13 +145,10 @@ fn relayed(test: &str, flavor: Flavor, carrier: Carrier, heals: bool) {
             return skip(test, reason);
         }
         let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
             seconds: if heals { 14 } else { 6 },
-            words: LONG,
             carrier,
-            more: More::None,
             relay: true,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -171,8 +160,7 @@ fn relayed(test: &str, flavor: Flavor, carrier: Carrier, heals: bool) {
         let ended = job.wait();
         let events = bench.events();
         println!("run {run}: {:?}\n{}", ended.status, ended.text);
-        assert!(has_finished(&ended, 2), "{}", ended.text);
-        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
+        assert_all_kept(&ended, 2);
         let attempts = events
             .lines()
             .filter(|line| line.contains("\"kind\":\"attempt\""));
@@ -213,13 +201,8 @@ fn a_firewall_that_refuses_for_a_moment_costs_no_rank() {
             return;
         };
         let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
             seconds: 4,
-            words: LONG,
-            carrier: Carrier::Tcp,
-            more: More::None,
-            relay: false,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -228,8 +211,7 @@ fn a_firewall_that_refuses_for_a_moment_costs_no_rank() {
         drop(refused);
         let ended = job.wait();
         println!("run {run}: {:?}\n{}", ended.status, ended.text);
-        assert!(has_finished(&ended, 2), "{}", ended.text);
-        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
+        assert_all_kept(&ended, 2);
     }
 }
 
@@ -243,12 +225,9 @@ fn a_rank_that_is_not_concerned_is_kept() {
         };
         let job = bench.start(Shape {
             nodes: 3,
-            each: 1,
             seconds: 5,
             words: SHORT,
-            carrier: Carrier::Tcp,
-            more: More::None,
-            relay: false,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -268,13 +247,9 @@ fn of_a_spawned_rank_and_its_parent_that_cannot_reach_each_other_one_is_lost() {
             return;
         };
         let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
-            seconds: 6,
             words: SHORT,
-            carrier: Carrier::Tcp,
             more: More::Spawn,
-            relay: false,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -296,13 +271,10 @@ fn a_daemon_that_is_cut_off_for_15_s_costs_nothing() {
             return;
         };
         let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
             seconds: 20,
             words: SHORT,
-            carrier: Carrier::Tcp,
-            more: More::None,
             relay: true,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();
@@ -316,8 +288,7 @@ fn a_daemon_that_is_cut_off_for_15_s_costs_nothing() {
             "run {run}: {killed} killed, {:?}\n{}",
             ended.status, ended.text
         );
-        assert!(has_finished(&ended, 2), "{}", ended.text);
-        assert!(!ended.text.contains("FAILED"), "{}", ended.text);
+        assert_all_kept(&ended, 2);
     }
 }
 
@@ -330,15 +301,7 @@ fn of_two_halves_that_are_parted_the_one_with_the_witness_goes_on() {
         let Some(bench) = UlfmLab::new(test, Flavor::OpenMpi5, 2) else {
             return;
         };
-        let job = bench.start(Shape {
-            nodes: 2,
-            each: 1,
-            seconds: 6,
-            words: LONG,
-            carrier: Carrier::Tcp,
-            more: More::None,
-            relay: false,
-        });
+        let job = bench.start(Shape::PAIR);
         job.wait_working();
         let nodes = bench.lab.nodes();
         let _parted = part(&nodes[..1], &nodes[1..]);

@@ -219,8 +219,8 @@ impl Stream {
         }
     }
 
-    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest. Whether a relayed
-    /// transport has delivered it, only a resume tells, so that it counts as broken.
+    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest. Only a
+    /// resume tells whether a relayed transport has delivered it, so such a transport counts as broken.
     pub fn delivery(&self, fd: c_int) -> Delivery {
         let unacked = self.undelivered_on(fd).unwrap_or(0);
         let over = self.is_relayed() || sys::tcp_state(fd) == Some(sys::TCP_CLOSE);

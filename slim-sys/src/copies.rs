@@ -12,7 +12,7 @@ use std::any::Any;
 use std::ffi::CStr;
 use std::mem;
 use std::panic::{self, AssertUnwindSafe};
-use std::ptr::null_mut;
+use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{c_int, c_void};
@@ -60,23 +60,39 @@ pub(crate) fn joined() -> Option<&'static OfferedCalls> {
 /// Joins the preload library's copy, if the process has it. To be called before this copy has made a descriptor. Further calls do
 /// nothing.
 pub fn join() {
-    if joined().is_some() || cfg!(miri) {
+    if joined().is_some() {
         return;
+    }
+    // SAFETY: the preload library exports this structure's function under this name.
+    if let Some(offered) = unsafe { look_up::<OfferedCalls>(SYMBOL) } {
+        JOINED.store(ptr::from_ref(offered).cast_mut(), Ordering::Release);
+    }
+}
+
+/// What the preload library's copy offers under this name; `None` if the process does not have it, or its structure is an older one.
+///
+/// # Safety
+/// Whatever exports the name exports a function `extern "C" fn() -> *const T`. `T` is `repr(C)`, and begins with its size in bytes, as a
+/// `usize`, in all versions.
+pub unsafe fn look_up<T>(symbol: &CStr) -> Option<&'static T> {
+    // The interpreter has no other copies.
+    if cfg!(miri) {
+        return None;
     }
     // SAFETY: a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, SYMBOL.as_ptr()) };
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, symbol.as_ptr()) };
     if found.is_null() {
-        return;
+        return None;
     }
-    // SAFETY: whatever exports this name, exports this function.
-    let offered: extern "C" fn() -> *const OfferedCalls = unsafe { mem::transmute(found) };
+    // SAFETY: promised by the caller.
+    let offered: extern "C" fn() -> *const T = unsafe { mem::transmute(found) };
     let offered = offered();
-    // SAFETY: the function returns a structure that lives as long as the process. A preload library is never unloaded. All versions
-    // begin with the size.
-    let fits = unsafe { (*offered.cast::<usize>()) >= size_of::<OfferedCalls>() };
-    if fits {
-        JOINED.store(offered.cast_mut(), Ordering::Release);
-    }
+    // SAFETY: null, or a structure that lives as long as the process: a preload library is never unloaded. All versions begin with the
+    // size.
+    let size = unsafe { offered.cast::<usize>().as_ref() };
+    let fits = size.is_some_and(|size| *size >= size_of::<T>());
+    // SAFETY: as above; it has all fields.
+    fits.then(|| unsafe { &*offered })
 }
 
 /// Whether this copy has joined the preload library's.

@@ -1,7 +1,6 @@
 //! The side that uses the agent of another copy: see [`offered`](super).
 
 use std::io;
-use std::mem;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::from_mut;
@@ -189,24 +188,8 @@ impl Drop for AgentGuest {
 
 /// What another copy in this process offers.
 fn offered() -> Option<&'static OfferedAgentCalls> {
-    // The interpreter has no other copies.
-    if cfg!(miri) {
-        return None;
-    }
-    // SAFETY: a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, SYMBOL.as_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    // SAFETY: whatever exports this name, exports this function.
-    let offered: extern "C" fn() -> *const OfferedAgentCalls = unsafe { mem::transmute(found) };
-    let offered = offered();
-    // SAFETY: null, or a structure that lives as long as the process: a preload library is never unloaded. All versions begin with the
-    // size.
-    let size = unsafe { offered.cast::<usize>().as_ref() };
-    let fits = size.is_some_and(|size| *size >= size_of::<OfferedAgentCalls>());
-    // SAFETY: as above; it has all fields.
-    fits.then(|| unsafe { &*offered })
+    // SAFETY: this structure is exported under this name.
+    unsafe { slim_sys::copies::look_up(SYMBOL) }
 }
 
 extern "C" fn append(bytes: *mut c_void, data: *const u8, len: usize) -> usize {

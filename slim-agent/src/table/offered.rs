@@ -2,9 +2,10 @@
 //! cross, and the name of [`SYMBOL`] ends in the version.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::mem;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
+
+use slim_sys::copies;
 
 use crate::table::types::{TableCalls, TableEscalation};
 
@@ -38,31 +39,15 @@ pub struct OfferedTableCalls {
 /// What the preload library's copy offers, if this is another copy, and has [joined](slim_sys::copies::join) it.
 pub(crate) fn elsewhere() -> Option<&'static OfferedTableCalls> {
     static FOUND: AtomicPtr<OfferedTableCalls> = AtomicPtr::new(null_mut());
-    if !slim_sys::copies::is_joined() {
+    if !copies::is_joined() {
         return None;
     }
-    // SAFETY: null, or what `look_up` has found.
+    // SAFETY: null, or what was found.
     if let Some(found) = unsafe { FOUND.load(Ordering::Acquire).as_ref() } {
         return Some(found);
     }
-    let found = look_up()?;
+    // SAFETY: this structure is exported under this name.
+    let found: &OfferedTableCalls = unsafe { copies::look_up(SYMBOL) }?;
     FOUND.store(ptr::from_ref(found).cast_mut(), Ordering::Release);
     Some(found)
-}
-
-fn look_up() -> Option<&'static OfferedTableCalls> {
-    // SAFETY: a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, SYMBOL.as_ptr()) };
-    if found.is_null() {
-        return None;
-    }
-    // SAFETY: whatever exports this name, exports this function.
-    let offered: extern "C" fn() -> *const OfferedTableCalls = unsafe { mem::transmute(found) };
-    let offered = offered();
-    // SAFETY: null, or a structure that lives as long as the process: a preload library is never unloaded. All versions begin with the
-    // size.
-    let size = unsafe { offered.cast::<usize>().as_ref() };
-    let fits = size.is_some_and(|size| *size >= size_of::<OfferedTableCalls>());
-    // SAFETY: as above; it has all fields.
-    fits.then(|| unsafe { &*offered })
 }

@@ -3,7 +3,7 @@
 
 use slim_lab::mpi::Flavor;
 
-use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, has_finished, part, runs, silence};
+use super::lab::{SHORT, Shape, UlfmLab, has_finished, part, runs, silence};
 
 fn one_of_four(test: &str, breaks: bool) {
     for run in 0..runs() / 2 {
@@ -12,12 +12,9 @@ fn one_of_four(test: &str, breaks: bool) {
         };
         let job = bench.start(Shape {
             nodes: 4,
-            each: 1,
             seconds: 5,
             words: SHORT,
-            carrier: Carrier::Tcp,
-            more: More::None,
-            relay: false,
+            ..Shape::PAIR
         });
         job.wait_working();
         let nodes = bench.lab.nodes();

@@ -26,12 +26,11 @@ fn at(line: &str) -> Option<f64> {
 fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
     let job = bench.start(Shape {
         nodes: 3,
-        each: 1,
         seconds: 3,
         words: SHORT,
         carrier,
         more: More::Replace,
-        relay: false,
+        ..Shape::PAIR
     });
     job.wait_working();
     let killed = job.kill_a_rank(&bench.lab.nodes()[2]);

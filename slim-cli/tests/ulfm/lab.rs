@@ -50,6 +50,19 @@ pub struct Shape {
     pub relay: bool,
 }
 
+impl Shape {
+    /// A rank on each of two hosts, under the preload library, which must not go on through the witness.
+    pub const PAIR: Shape = Shape {
+        nodes: 2,
+        each: 1,
+        seconds: 6,
+        words: LONG,
+        carrier: Carrier::Tcp,
+        more: More::None,
+        relay: false,
+    };
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum More {
     None,
@@ -290,6 +303,12 @@ pub fn has_finished(ended: &Ended, ranks: usize) -> bool {
     ended.status == Some(0)
         && done.contains(" errs=0 ")
         && done.ends_with(&format!(" ranks={ranks}"))
+}
+
+/// Asserts that the job has ended well, and that no rank has heard of a failed one.
+pub fn assert_all_kept(ended: &Ended, ranks: usize) {
+    assert!(has_finished(ended, ranks), "{}", ended.text);
+    assert!(!ended.text.contains("FAILED"), "{}", ended.text);
 }
 
 pub fn runs() -> u32 {

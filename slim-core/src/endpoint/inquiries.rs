@@ -153,31 +153,25 @@ impl Inquiries {
         let first = self.open.get(&peer).and_then(|inquiry| inquiry.refused);
         first.map(|first| now.since(first))
     }
-
-    /// When a second refusal is believed. `ended_by_peer`: the peer's kernel has ended the transport of one of its flows, as it does when the
-    /// process dies. `witness`: there is one, which decides in all other cases, because a firewall may refuse, too. `None`: never.
-    pub(super) fn believed_after(&self, ended_by_peer: bool, witness: bool) -> Option<Duration> {
-        match (self.recovers, ended_by_peer) {
-            (true, true) => Some(CONFIRM_DEATH_SOON),
-            (true, false) if witness => None,
-            _ => Some(CONFIRM_DEATH),
-        }
-    }
 }
 
 impl Endpoint {
-    /// How long after the first refusal of a QUERY the host is believed that the process is gone; `None` if it is not.
+    /// How long after the first refusal of a QUERY a second one proves that the process is gone; `None` if refusals prove nothing. The kernel of
+    /// a process that dies also ends its connections. If none was ended, a firewall may have refused, and a witness decides.
     pub(super) fn believed_after(&self, peer: EndpointId) -> Option<Duration> {
         let mut flows = self.flows.values();
         let ended = flows.any(|flow| {
-            let outage = flow
+            let ended = flow
                 .outage
                 .as_ref()
-                .filter(|_| flow.peer_id() == Some(peer));
-            outage.is_some_and(|outage| outage.ended_by_peer())
+                .is_some_and(|outage| outage.ended_by_peer());
+            ended && flow.peer_id() == Some(peer)
         });
-        let witness = self.features & feature::WITNESS != 0;
-        self.inquiries.believed_after(ended, witness)
+        match (self.inquiries.recovers, ended) {
+            (true, true) => Some(CONFIRM_DEATH_SOON),
+            (true, false) if self.features & feature::WITNESS != 0 => None,
+            _ => Some(CONFIRM_DEATH),
+        }
     }
 
     /// Whether the host first refused QUERY so long ago that another refusal is believed.

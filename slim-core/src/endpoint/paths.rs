@@ -85,7 +85,7 @@ impl Paths {
     /// Where the paths lead, each place once.
     pub(super) fn locators(&self) -> Vec<Locator> {
         let mut all: Vec<Locator> = Vec::new();
-        for path in self.by_kind.iter().flatten() {
+        for path in self.by_kind.iter().flatten().chain(&self.relay) {
             if !all.contains(&path.to) {
                 all.push(path.to);
             }

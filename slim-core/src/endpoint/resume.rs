@@ -282,9 +282,9 @@ impl Endpoint {
         confirm: Confirm,
     ) {
         self.pause_attempts(now, token);
-        let conn_was = self.conns.remove(&conn);
+        let removed = self.conns.remove(&conn);
         let flow = self.flow(token);
-        let relayed = match conn_was {
+        let relayed = match removed {
             Some(Conn::In { relayed, .. }) => relayed,
             _ => flow.connects_by() == Some(TransportKind::RELAY),
         };
