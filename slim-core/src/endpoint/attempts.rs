@@ -358,10 +358,12 @@ impl Endpoint {
     ) {
         let verdict = match reason {
             // EPIPE would say that the peer has closed the flow, and comes with a signal that ends most programs.
-            EscalateReason::PeerLost => match self.verdict_of(token) {
-                Verdict::Errno(EPIPE) => Verdict::Errno(ECONNRESET),
-                other => other,
-            },
+            EscalateReason::PeerLost | EscalateReason::Fenced | EscalateReason::NoWitness => {
+                match self.verdict_of(token) {
+                    Verdict::Errno(EPIPE) => Verdict::Errno(ECONNRESET),
+                    other => other,
+                }
+            }
             _ => self.verdict_of(token),
         };
         self.escalate(now, token, reason, verdict);

@@ -387,10 +387,12 @@ impl Endpoint {
         self.escalate_with_cause(now, token, reason);
     }
 
-    /// Whether the old transport has only ended, without an error, and has not been drained.
+    /// Whether the old transport has only ended, without an error, and has not been drained. The end of a relayed transport does not count: the
+    /// witness's kernel has sent it.
     pub(super) fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
-        flow.change.drained == DrainState::No
+        !self.relayed.contains_key(&token)
+            && flow.change.drained == DrainState::No
             && flow.change.awaiting.is_none()
             && flow.change.pump.is_none()
             && flow

@@ -3,7 +3,7 @@
 use super::locators::live;
 use super::pair::*;
 use crate::endpoint::State;
-use crate::ids::Cause;
+use crate::ids::{Cause, Verdict};
 use crate::transport::{Path, TransportKind};
 
 const TCP: TransportKind = TransportKind::TCP;
@@ -140,4 +140,24 @@ fn a_refusal_by_the_witness_is_no_sign_of_a_dead_peer() {
         (pair.state(A), pair.verdict(A)),
         (Some(State::Suspended), None)
     );
+}
+
+/// The connection has ended because the witness has died. The kernel of the witness has sent that end, and not the peer's.
+#[test]
+fn the_end_of_a_relayed_transport_is_never_believed() {
+    let mut pair = relayed();
+    pair.other = [Net::Refuses; 2];
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Eof { received: 0 });
+    }
+    pair.run();
+    pair.wait(ms(70_000));
+    for n in [A, B] {
+        assert_eq!(
+            pair.verdict(n),
+            Some(Verdict::Errno(104)),
+            "{:?}",
+            pair.state(n)
+        );
+    }
 }
