@@ -386,9 +386,9 @@ impl Agent {
         self.send(Command::Flush { done }) && self.wait(is_done, limit)
     }
 
-    /// At process exit: sends pending announcements, and waits at most `limit` for flows that the application closed
-    /// while they were suspended. For flows that are live and closed the kernel delivers the rest. Returns false if the
-    /// agent thread did not answer because it is busy or gone.
+    /// At process exit, or when a close must wait: sends pending announcements, and waits at most `limit` for closed flows that are
+    /// suspended or go through the witness. For all others the kernel delivers the rest. Returns false if the agent thread did not answer
+    /// because it is busy or gone.
     pub fn drain_exit(&self, limit: Duration) -> bool {
         let (done, is_done) = done::done();
         // Slightly longer than the agent's own limit, which should expire first.

@@ -104,16 +104,11 @@ fn offsets(kind: Kind) -> Vec<usize> {
             resume_ok::EPOCH,
             resume_ok::RECEIVED,
             resume_ok::SENT,
-            resume_ok::FINAL_SEQ,
+            resume_ok::END,
             resume_ok::MAC,
         ],
         Kind::Confirm => {
-            vec![
-                confirm::RECEIVED,
-                confirm::SENT,
-                confirm::FINAL_SEQ,
-                confirm::MAC,
-            ]
+            vec![confirm::RECEIVED, confirm::SENT, confirm::END, confirm::MAC]
         }
         Kind::Refuse => {
             vec![

@@ -288,7 +288,8 @@ extern "C" fn at_very_last(_: *mut c_void) {
 }
 
 /// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
-/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for.
+/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for; and also the ends of flows
+/// through the witness.
 extern "C" fn at_exit() {
     // Flows of a program that links SLIM itself are delivered, too.
     let any = table::any() || host::has_flows();
@@ -306,6 +307,7 @@ extern "C" fn at_exit() {
                 f.stream.end_at(sent);
                 runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
             }
+            Some(flow::Mode::Open) if f.stream.is_relayed() => closing::leave(f, fd),
             Some(flow::Mode::Open) => announce_end(fd, f),
             _ => {}
         }

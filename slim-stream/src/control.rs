@@ -219,18 +219,22 @@ impl Stream {
         }
     }
 
-    /// The state of delivery on the transport `fd` of a flow that the application has closed. The kernel delivers the rest. Only a
-    /// resume tells whether a relayed transport has delivered it, so such a transport counts as broken.
+    /// The state of delivery on the transport `fd` of a flow that the application has closed, as the agent knows by now. The kernel
+    /// delivers the rest. Only a resume tells whether a relayed transport has delivered it, and only a resume tells the peer of such a
+    /// transport where the stream ends. So it counts as broken until one has done both.
     pub fn delivery(&self, fd: c_int) -> Delivery {
         let unacked = self.undelivered_on(fd).unwrap_or(0);
-        let over = self.is_relayed() || sys::tcp_state(fd) == Some(sys::TCP_CLOSE);
-        let dead = unacked > 0 && over;
+        // While calls are barred a resume may be under way that does not tell the end yet. And nothing is trimmed then: the peer has been
+        // told what the replay buffer holds.
+        let believed = !self.is_barred();
+        let dead = match self.is_relayed() {
+            true => !(believed && self.will_tell_end()) || unacked > 0,
+            false => unacked > 0 && sys::tcp_state(fd) == Some(sys::TCP_CLOSE),
+        };
         // The peer has sent bytes to a closed descriptor. The kernel answers these with a reset when we close the transport.
-        if unacked == 0 || (!dead && sys::readable(fd) > 0) {
+        if !dead && (unacked == 0 || sys::readable(fd) > 0) {
             return Delivery::Done;
         }
-        // While calls are barred nothing is trimmed: the peer has been told what the replay buffer holds.
-        let believed = !self.is_barred();
         let owed = |half: &mut SendHalf| half.undelivered(believed.then_some(unacked));
         let owed = self.try_with_half(owed).unwrap_or_default();
         match dead {
@@ -413,6 +417,29 @@ mod tests {
         }
     }
 
+    /// The peer does not believe the end of a relayed transport, so a resume must tell it where the stream ends.
+    #[test]
+    fn a_closed_flow_on_a_relayed_transport_is_done_after_a_resume_that_tells_its_end() {
+        let (stream, mut half, _first, _) = stream();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let fd = near.as_raw_fd();
+        stream.install(&mut half, fd, true);
+        stream.end_at(stream.sent());
+        // Unread bytes of the peer do not count.
+        far.write_all(b"late").unwrap();
+        while sys::readable(fd) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // A resume that is under way may have begun before the end was known.
+        stream.bar();
+        assert!(matches!(stream.delivery(fd), Delivery::Broken(_)));
+        stream.open();
+        assert!(matches!(stream.delivery(fd), Delivery::Broken(_)));
+        assert_eq!(stream.delivery(fd), Delivery::Done);
+    }
+
     /// What the kernel of the witness has acknowledged, the peer need not have.
     #[test]
     fn a_relayed_transport_keeps_all_bytes_until_a_resume() {
@@ -440,6 +467,7 @@ mod tests {
         // A resume has told what the peer has.
         stream.trim(sent - 5);
         assert_eq!(stream.probe(fd).unacked, 5);
+        assert!(matches!(stream.delivery(fd), Delivery::Broken(_)));
         stream.trim(sent);
         assert_eq!(
             (stream.probe(fd).unacked, stream.delivery(fd)),

@@ -145,11 +145,18 @@ impl Driver {
         }
     }
 
-    /// The flow has changed: if it lingers, it is checked at once, because it may soon be delivered.
+    /// The flow has changed: if it lingers, it is checked at once, because it may soon be delivered. Only a resume tells that of a relayed
+    /// flow, and the bytes need some time to arrive before it.
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
+        let relayed = self.endpoint.is_relayed(token);
         if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
-            (lingering.at, lingering.wait) = (now, FIRST);
-            self.watch.look_at_lingering(now, token);
+            if relayed {
+                lingering.at = now + lingering.wait;
+            } else {
+                (lingering.at, lingering.wait) = (now, FIRST);
+            }
+            let at = lingering.at;
+            self.watch.look_at_lingering(at, token);
         }
     }
 

@@ -250,15 +250,16 @@ impl Driver {
         }
     }
 
-    /// Answers the threads that wait to exit, unless an undelivered flow lacks its transport and their time is not
-    /// over.
+    /// Answers the threads that wait to exit, unless an undelivered flow lacks its transport, or is relayed, and their time is not
+    /// over. No kernel delivers the end of a relayed flow.
     pub(crate) fn release_exiting(&mut self) {
         if self.watch.exiting.is_empty() {
             return;
         }
         let now = self.now();
         let mut lingering = self.watch.linger.tokens();
-        let undelivered = lingering.any(|token| self.endpoint.lacks_transport(token));
+        let undelivered = lingering
+            .any(|token| self.endpoint.lacks_transport(token) || self.endpoint.is_relayed(token));
         self.watch.exiting.retain(|(until, done)| {
             let wait = undelivered && now < *until;
             if !wait {

@@ -3,6 +3,7 @@
 //! It listens at the TCP port with the number of the witness's UDP port. A rank connects, names in RELAY the process that it wants to reach, and
 //! from then on the bytes of both directions are passed on, whatever they are.
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,10 +16,14 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncReadExt, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 /// Most connections that are passed on at a time. Each takes two descriptors.
 const MOST: usize = 400;
+/// Most connections that have not said yet whom they want to reach. The oldest one is closed in favour of a new one: strangers that say
+/// nothing keep nobody out.
+const ASKING: usize = 128;
 /// How long a connection may take to say whom it wants to reach.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a connection to one address of that process may take.
@@ -47,26 +52,38 @@ pub fn start(key: JobKey, at: SocketAddr) -> io::Result<()> {
 async fn serve(listener: std::net::TcpListener, key: JobKey) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let places = Arc::new(Semaphore::new(MOST));
+    let mut asking = VecDeque::new();
     loop {
-        let place = places.clone().acquire_owned().await;
-        let place = place.map_err(io::Error::other)?;
         match listener.accept().await {
             Ok((from, _)) => {
-                let key = key.clone();
-                tokio::spawn(async move {
-                    // Both ends notice the end of a connection by themselves.
-                    let _ = pass_on(from, &key).await;
-                    drop(place);
-                });
+                asking.retain(|task: &AbortHandle| !task.is_finished());
+                if asking.len() >= ASKING
+                    && let Some(oldest) = asking.pop_front()
+                {
+                    oldest.abort();
+                }
+                let task = tokio::spawn(ask(from, key.clone(), places.clone()));
+                asking.push_back(task.abort_handle());
             }
             Err(_) => sleep(PAUSE).await,
         }
     }
 }
 
-async fn pass_on(mut from: TcpStream, key: &JobKey) -> io::Result<()> {
-    let relay = timeout(PATIENCE, requested(&mut from, key)).await??;
-    let mut to = reach(&relay).await?;
+/// Both ends of a connection notice its end by themselves, so errors need no report.
+async fn ask(mut from: TcpStream, key: JobKey, places: Arc<Semaphore>) {
+    if let Ok(Ok(relay)) = timeout(PATIENCE, requested(&mut from, &key)).await {
+        // From now on a task of its own, which makes no room for others.
+        tokio::spawn(async move {
+            if let Ok(_place) = places.acquire_owned().await {
+                let _ = pass_on(from, &relay).await;
+            }
+        });
+    }
+}
+
+async fn pass_on(mut from: TcpStream, relay: &Relay) -> io::Result<()> {
+    let mut to = reach(relay).await?;
     for end in [&from, &to] {
         end.set_nodelay(true)?;
         SockRef::from(end).set_tcp_keepalive(&TcpKeepalive::new().with_time(QUIET))?;
@@ -111,6 +128,7 @@ mod tests {
     use slim_core::wire::AddrList;
     use std::io::{Read, Write};
     use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+    use std::time::Instant;
 
     fn key() -> JobKey {
         JobKey::new(b"the key of this job").unwrap()
@@ -175,6 +193,22 @@ mod tests {
         drop(far);
         let error = near.read(&mut [0]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+
+    #[test]
+    fn strangers_that_say_nothing_keep_nobody_out() {
+        let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let at = relay();
+        let silent: Vec<_> = (0..3 * ASKING)
+            .map(|_| TcpStream::connect(at).unwrap())
+            .collect();
+        let begun = Instant::now();
+        let mut near = ask(at, &key(), target.local_addr().unwrap());
+        let (mut far, _) = target.accept().unwrap();
+        far.write_all(b"!").unwrap();
+        near.read_exact(&mut [0]).unwrap();
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+        drop(silent);
     }
 
     #[test]

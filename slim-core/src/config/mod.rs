@@ -119,7 +119,7 @@ pub const VARIABLES: [Variable; 17] = [
     Variable {
         name: "SLIM_RELAY",
         allowed: "on or off",
-        default: "off",
+        default: "on",
         help: "whether two processes that both reach the witness, but not each other, go on through the witness",
     },
     Variable {
@@ -253,7 +253,7 @@ impl Default for Config {
             job_key_file: None,
             peers: Peers::default(),
             witness: Vec::new(),
-            relay: false,
+            relay: true,
             lost_if: None,
             when_lost: None,
             events: None,

@@ -65,7 +65,7 @@ fn every_variable_sets_its_value() {
         ("SLIM_JOB_KEY", "0123456789abcdef"),
         ("SLIM_PEERS", "192.0.2.0/24"),
         ("SLIM_WITNESS", "192.0.2.1:40, [2001:db8::1]:41"),
-        ("SLIM_RELAY", "on"),
+        ("SLIM_RELAY", "off"),
         ("RANK", "0"),
         ("SLIM_LOST_IF", "RANK"),
         ("SLIM_WHEN_LOST", "exit"),
@@ -89,7 +89,7 @@ fn every_variable_sets_its_value() {
             witness: ["192.0.2.1:40", "[2001:db8::1]:41"]
                 .map(|at| at.parse().unwrap())
                 .to_vec(),
-            relay: true,
+            relay: false,
             lost_if: Some("RANK".into()),
             when_lost: Some(WhenLost::Exit),
             events: Some("/tmp/x.%p".into()),

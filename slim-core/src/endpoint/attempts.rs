@@ -50,6 +50,7 @@ impl Endpoint {
             self.reach_in_doubt(token);
         }
         outage.relay_first = self.relay_first(now, token, cause);
+        outage.confirmed = self.has_peer_closed(token) && !self.have_both_closed(token);
         let flow = self.flow(token);
         flow.outage = Some(Box::new(outage));
         self.emit_later(
@@ -260,6 +261,9 @@ impl Endpoint {
                 reason: last,
             },
         );
+        if self.end_untold(now, token) {
+            return;
+        }
         if self.proof(token) == Proof::Given && self.ended_intact(token) {
             return self.believe_eof(now, token);
         }

@@ -391,7 +391,7 @@ impl Endpoint {
     /// witness's kernel has sent it.
     pub(super) fn ended_intact(&self, token: FlowToken) -> bool {
         let flow = &self.flows[&token];
-        !self.relayed.contains_key(&token)
+        !self.is_relayed(token)
             && flow.change.drained == DrainState::No
             && flow.change.awaiting.is_none()
             && flow.change.pump.is_none()

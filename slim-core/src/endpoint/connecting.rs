@@ -202,7 +202,9 @@ impl Endpoint {
         }
         self.leave_lane(now, token);
         self.update_state(token);
-        if failures == 0 {
+        let gone = !direct && matches!(why, Failure::Eof | Failure::Errno(_));
+        let idle = !self.flow(token).change.has_connection();
+        if failures == 0 || (gone && idle && self.end_untold(now, token)) {
             return;
         }
         let most = BACKOFF_MAX.min(BACKOFF * (1 << failures.saturating_sub(1).min(8)));

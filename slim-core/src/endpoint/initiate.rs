@@ -163,15 +163,14 @@ impl Endpoint {
             return;
         };
         let (epoch, bound, ok) = (*epoch, *bound, *ok);
-        let said = (ok.received, ok.sent, ok.final_seq);
+        let said = (ok.received, ok.sent, ok.end);
         if !self.in_step(now, token, (received, sent), said) {
             return;
         }
-        let final_seq = self.flow(token).fin.map(|(end, _)| end);
         let confirm = Message::Confirm(Confirm {
             received,
             sent,
-            final_seq,
+            end: self.flow(token).end(),
         });
         let data = self.seal(token, bound.into(), &confirm);
         self.out.push(Action::Send { conn, data });
@@ -179,7 +178,7 @@ impl Endpoint {
         let theirs = Confirm {
             received: ok.received,
             sent: ok.sent,
-            final_seq: ok.final_seq,
+            end: ok.end,
         };
         self.install(now, token, conn, epoch, received, theirs);
     }

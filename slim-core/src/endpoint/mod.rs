@@ -190,6 +190,7 @@ use processes::Processes;
 use reach::Reaches;
 use record::{Bar, DrainState, FlowRecord, Leaving};
 use refusals::Refusals;
+use relayed::Relayed;
 use resume::Conn;
 use rng::Rng;
 use shut_off::ShutOff;
@@ -234,8 +235,8 @@ pub struct Endpoint {
     reaches: Reaches,
     exchanges: Exchanges,
     accusations: Accusations,
-    /// Flows whose present transport, or the last one, goes through the witness, and when the direct paths were left, or came first in attempts.
-    relayed: BTreeMap<FlowToken, Time>,
+    /// Flows whose present transport, or the last one, goes through the witness.
+    relayed: BTreeMap<FlowToken, Relayed>,
     askers: Askers,
     conns: Counted<ConnId, Conn>,
     /// Accepted connections on which no RESUME has come yet, oldest first.
@@ -437,6 +438,8 @@ impl Endpoint {
         match (known, cause) {
             // Attempts are under way already, or there is no fault.
             (true, Cause::Stall | Cause::PeerAsked) | (false, Cause::PeerAsked) => {}
+            // Nobody reads what is unacknowledged.
+            (false, Cause::Stall) if self.has_peer_closed(token) => {}
             (true, Cause::Errno(_) | Cause::Eof { .. }) => {
                 // The stall has become a failure. The attempts made during the stall do not count:
                 // the flow gets all its attempts now.

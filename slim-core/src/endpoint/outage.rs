@@ -47,7 +47,7 @@ pub(super) struct Outage {
     pub(super) proof: Proof,
     /// The peer has closed and forgotten the flow after sending this many bytes.
     pub(super) peer_done: Option<u64>,
-    /// The peer has confirmed by STATUS that its application has finished.
+    /// The peer has confirmed, by STATUS or in a resume through the witness, that its application has finished.
     pub(super) confirmed: bool,
     /// The peer has closed the flow, but we have received more or fewer bytes than it says that it sent.
     pub(super) out_of_count: bool,

@@ -13,7 +13,7 @@ use crate::addr::at_port;
 use crate::auth::{FlowKey, Fresh, Prepared};
 use crate::ids::{ConnId, EndpointId, FinHow, FlowId, FlowToken, Nonce, Role, Time};
 use crate::transport::{Locator, TransportKind};
-use crate::wire::{FlowStatus, Hello, Message, Parsed};
+use crate::wire::{End, FlowStatus, Hello, Message, Parsed};
 
 /// One flow. Transient state is boxed, so that an idle flow stays small.
 pub(super) struct FlowRecord {
@@ -350,6 +350,14 @@ impl FlowRecord {
             Some((end, FinHow::Close)) if sure && failed => Some(end),
             _ => None,
         }
+    }
+
+    /// How our application has finished, for messages of a resume.
+    pub(super) fn end(&self) -> Option<End> {
+        self.fin.map(|(seq, how)| End {
+            seq,
+            closed: how == FinHow::Close,
+        })
     }
 
     /// The answer to a QUERY.

@@ -270,7 +270,7 @@ impl Endpoint {
             epoch,
             received,
             sent,
-            final_seq: flow.fin.map(|(end, _)| end),
+            end: flow.end(),
         });
         flow.change.accepted = None;
         flow.change.awaiting = Some(conn);
@@ -305,7 +305,7 @@ impl Endpoint {
         let DrainState::Done { received, sent } = flow.change.drained else {
             return;
         };
-        let said = (confirm.received, confirm.sent, confirm.final_seq);
+        let said = (confirm.received, confirm.sent, confirm.end);
         if !self.in_step(now, token, (received, sent), said) {
             return;
         }

@@ -15,13 +15,14 @@
 
 use super::flow::State;
 use super::record::{Bar, DrainState, Pump};
+use super::relayed::Relayed;
 use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
 use crate::auth::Fresh;
 use crate::event::EscalateReason;
 use crate::ids::{ConnId, EndpointId, FinHow, FlowToken, Nonce, Time, Verdict};
 use crate::transport::TransportKind;
-use crate::wire::{Confirm, Message, ResumeOk};
+use crate::wire::{Confirm, End, Message, ResumeOk};
 
 /// A connection that is not a transport, or not yet.
 pub(super) enum Conn {
@@ -197,7 +198,7 @@ impl Endpoint {
             conn,
             peer_received: confirm.received,
             peer_sent: confirm.sent,
-            peer_final: confirm.final_seq,
+            peer_final: confirm.end.map(|end| end.seq),
         });
     }
 
@@ -260,11 +261,11 @@ impl Endpoint {
         now: Time,
         token: FlowToken,
         (received, sent): (u64, u64),
-        (peer_received, peer_sent, peer_final): (u64, u64, Option<u64>),
+        (peer_received, peer_sent, peer_end): (u64, u64, Option<End>),
     ) -> bool {
         let good = peer_received <= sent
             && peer_sent >= received
-            && peer_final.is_none_or(|end| end == peer_sent);
+            && peer_end.is_none_or(|end| end.seq == peer_sent);
         if !good {
             self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
         }
@@ -288,8 +289,14 @@ impl Endpoint {
             Some(Conn::In { relayed, .. }) => relayed,
             _ => flow.connects_by() == Some(TransportKind::RELAY),
         };
+        let closed = confirm.end.is_some_and(|end| end.closed);
         match relayed {
-            true => drop(self.relayed.entry(token).or_insert(now)),
+            true => {
+                self.relayed
+                    .entry(token)
+                    .or_insert(Relayed::new(now))
+                    .peer_closed |= closed
+            }
             false => drop(self.relayed.remove(&token)),
         }
         let flow = self.flow(token);
@@ -306,8 +313,11 @@ impl Endpoint {
             outage.exposed = false;
             outage.eof = None;
         }
-        if let Some(end) = confirm.final_seq {
-            flow.peer_fin.get_or_insert((end, FinHow::HalfClose));
+        if let Some(end) = confirm.end {
+            flow.peer_fin.get_or_insert((end.seq, FinHow::HalfClose));
+            if closed && relayed {
+                flow.peer_fin = Some((end.seq, FinHow::Close));
+            }
         }
         self.push_install(token, conn, &confirm);
     }

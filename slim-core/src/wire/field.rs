@@ -70,6 +70,15 @@ pub(super) fn put_u64(b: &mut [u8], at: usize, value: u64) {
     put(b, at, &value.to_be_bytes());
 }
 
+/// How an application has finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// Bytes that it has sent in all.
+    pub seq: u64,
+    /// It has closed the flow, so it does not read any more, either.
+    pub closed: bool,
+}
+
 pub(super) fn read_endpoint(b: &[u8], at: usize) -> EndpointId {
     EndpointId {
         host: array(b, at),
@@ -84,18 +93,20 @@ pub(super) fn put_endpoint(b: &mut [u8], at: usize, id: &EndpointId) {
     put_u64(b, at + 20, id.incarnation);
 }
 
-pub(super) fn read_option(b: &[u8], at: usize) -> Result<Option<u64>, ParseError> {
+pub(super) fn read_end(b: &[u8], at: usize) -> Result<Option<End>, ParseError> {
+    let end = |seq, closed| Ok(Some(End { seq, closed }));
     match (b[at], read_u64(b, at + 1)) {
         (0, 0) => Ok(None),
-        (1, value) => Ok(Some(value)),
-        _ => Err(ParseError::Value("optional number")),
+        (1, seq) => end(seq, false),
+        (2, seq) => end(seq, true),
+        _ => Err(ParseError::Value("end")),
     }
 }
 
-pub(super) fn put_option(b: &mut [u8], at: usize, value: Option<u64>) {
-    if let Some(value) = value {
-        b[at] = 1;
-        put_u64(b, at + 1, value);
+pub(super) fn put_end(b: &mut [u8], at: usize, end: Option<End>) {
+    if let Some(end) = end {
+        b[at] = if end.closed { 2 } else { 1 };
+        put_u64(b, at + 1, end.seq);
     }
 }
 
@@ -215,14 +226,16 @@ mod tests {
     }
 
     #[test]
-    fn an_absent_number_is_zero() {
+    fn an_absent_end_is_zero() {
         let mut b = [0; 9];
-        assert_eq!(read_option(&b, 0), Ok(None));
+        assert_eq!(read_end(&b, 0), Ok(None));
         b[8] = 1;
-        assert!(read_option(&b, 0).is_err());
-        b[0] = 1;
-        assert_eq!(read_option(&b, 0), Ok(Some(1)));
-        b[0] = 2;
-        assert!(read_option(&b, 0).is_err());
+        assert!(read_end(&b, 0).is_err());
+        for closed in [false, true] {
+            b[0] += 1;
+            assert_eq!(read_end(&b, 0), Ok(Some(End { seq: 1, closed })));
+        }
+        b[0] = 3;
+        assert!(read_end(&b, 0).is_err());
     }
 }

@@ -43,8 +43,8 @@ pub(super) const LOCATOR: usize = 2 + MAX_LOCATOR;
 pub(super) const LOCATOR_LIST: usize = 1 + MAX_LOCATORS * LOCATOR;
 /// Host, pid, incarnation.
 pub(super) const ENDPOINT: usize = 16 + 4 + 8;
-/// Present or not (1 byte), then the number.
-pub(super) const OPTION_U64: usize = 1 + 8;
+/// Whether and how (1 byte), then the number.
+pub(super) const END_OF_STREAM: usize = 1 + 8;
 
 /// Declares the offsets of one message from the sizes of its fields, in order.
 macro_rules! layout {
@@ -276,8 +276,8 @@ layout! {
         RECEIVED: 8,
         /// Bytes that the responder has sent.
         SENT: 8,
-        /// Bytes that the responder's application has sent in all, if it has finished.
-        FINAL_SEQ: OPTION_U64,
+        /// How the responder's application has finished, if it has.
+        END: END_OF_STREAM,
     }
 }
 
@@ -288,8 +288,8 @@ layout! {
         RECEIVED: 8,
         /// Bytes that the initiator has sent.
         SENT: 8,
-        /// Bytes that the initiator's application has sent in all, if it has finished.
-        FINAL_SEQ: OPTION_U64,
+        /// How the initiator's application has finished, if it has.
+        END: END_OF_STREAM,
     }
 }
 

@@ -21,7 +21,7 @@ mod witness;
 
 use std::fmt;
 
-pub use field::AddrList;
+pub use field::{AddrList, End};
 pub use flow::{Demote, Fin, FlowStatus, Query, Status, Unknown};
 pub use hello::{Hello, HelloAck, HelloDone, HelloNak, HelloWait, NakReason};
 pub use layout::{HEADER_LEN, MAC_LEN, MAX_ADDRS, MAX_LEN, MAX_LOCATORS};

@@ -39,8 +39,8 @@ pub struct ResumeOk {
     pub received: u64,
     /// Bytes that the responder has sent.
     pub sent: u64,
-    /// Bytes that the responder's application has sent in all, if it has finished.
-    pub final_seq: Option<u64>,
+    /// How the responder's application has finished, if it has.
+    pub end: Option<End>,
 }
 
 /// Tells how far the initiator got. The initiator's stream bytes follow directly.
@@ -50,8 +50,8 @@ pub struct Confirm {
     pub received: u64,
     /// Bytes that the initiator has sent.
     pub sent: u64,
-    /// Bytes that the initiator's application has sent in all, if it has finished.
-    pub final_seq: Option<u64>,
+    /// How the initiator's application has finished, if it has.
+    pub end: Option<End>,
 }
 
 /// Refuses a RESUME.
@@ -121,7 +121,7 @@ impl ResumeOk {
             epoch: read_u64(b, resume_ok::EPOCH),
             received: read_u64(b, resume_ok::RECEIVED),
             sent: read_u64(b, resume_ok::SENT),
-            final_seq: read_option(b, resume_ok::FINAL_SEQ)?,
+            end: read_end(b, resume_ok::END)?,
         })
     }
 
@@ -130,7 +130,7 @@ impl ResumeOk {
         put_u64(b, resume_ok::EPOCH, self.epoch);
         put_u64(b, resume_ok::RECEIVED, self.received);
         put_u64(b, resume_ok::SENT, self.sent);
-        put_option(b, resume_ok::FINAL_SEQ, self.final_seq);
+        put_end(b, resume_ok::END, self.end);
     }
 }
 
@@ -139,14 +139,14 @@ impl Confirm {
         Ok(Confirm {
             received: read_u64(b, confirm::RECEIVED),
             sent: read_u64(b, confirm::SENT),
-            final_seq: read_option(b, confirm::FINAL_SEQ)?,
+            end: read_end(b, confirm::END)?,
         })
     }
 
     pub(super) fn write(&self, b: &mut [u8]) {
         put_u64(b, confirm::RECEIVED, self.received);
         put_u64(b, confirm::SENT, self.sent);
-        put_option(b, confirm::FINAL_SEQ, self.final_seq);
+        put_end(b, confirm::END, self.end);
     }
 }
 

@@ -84,6 +84,10 @@ fn hello_nak() -> impl Strategy<Value = Message> {
     (flow(), reason).prop_map(|(flow, reason)| Message::HelloNak(HelloNak { flow, reason }))
 }
 
+fn end() -> impl Strategy<Value = Option<End>> {
+    proptest::option::of(any::<(u64, bool)>().prop_map(|(seq, closed)| End { seq, closed }))
+}
+
 fn fin() -> impl Strategy<Value = Message> {
     let how = prop_oneof![
         Just(FinHow::HalfClose),
@@ -194,22 +198,22 @@ fn message() -> impl Strategy<Value = Message> {
                 nonce_i
             }
         )),
-        (flow(), any::<(u64, u64, u64, Option<u64>)>()).prop_map(
-            |(flow, (epoch, received, sent, final_seq))| {
+        (flow(), any::<(u64, u64, u64)>(), end()).prop_map(
+            |(flow, (epoch, received, sent), end)| {
                 Message::ResumeOk(ResumeOk {
                     flow,
                     epoch,
                     received,
                     sent,
-                    final_seq,
+                    end,
                 })
             }
         ),
-        any::<(u64, u64, Option<u64>)>().prop_map(|(received, sent, final_seq)| {
+        (any::<(u64, u64)>(), end()).prop_map(|((received, sent), end)| {
             Message::Confirm(Confirm {
                 received,
                 sent,
-                final_seq,
+                end,
             })
         }),
         refuse(),

@@ -6,10 +6,10 @@ use std::net::{IpAddr, SocketAddr};
 use fastrand::Rng;
 use slim_core::transport::{OtherLocator, TransportKind};
 use slim_core::wire::{
-    self, Accuse, AddrList, Challenge, Confirm, Demote, Fenced, Fin, FlowStatus, HEADER_LEN, Hello,
-    HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC, MAX_LEN,
-    Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Relay, Resume,
-    ResumeOk, Ruling, Seen, Status, Unknown, VERSION,
+    self, Accuse, AddrList, Challenge, Confirm, Demote, End, Fenced, Fin, FlowStatus, HEADER_LEN,
+    Hello, HelloAck, HelloDone, HelloNak, HelloWait, Kind, LocatorList, Lost, MAC_LEN, MAGIC,
+    MAX_LEN, Message, NakReason, Offer, Open, Pair, PairId, Query, Refuse, RefuseReason, Relay,
+    Resume, ResumeOk, Ruling, Seen, Status, Unknown, VERSION,
 };
 use slim_core::{EndpointId, FinHow, FlowId, Nonce};
 
@@ -129,19 +129,20 @@ pub fn corpus() -> Vec<Vec<u8>> {
         epoch: 3,
         nonce_i: nonce,
     }));
-    for final_seq in [None, Some(0), Some(99)] {
+    let ends = [(0, false), (99, false), (99, true)].map(|(seq, closed)| End { seq, closed });
+    for end in ends.map(Some).into_iter().chain([None]) {
         let (epoch, received, sent) = (3, 1 << 33, 99);
         messages.push(Message::ResumeOk(ResumeOk {
             flow,
             epoch,
             received,
             sent,
-            final_seq,
+            end,
         }));
         messages.push(Message::Confirm(Confirm {
             received,
             sent,
-            final_seq,
+            end,
         }));
     }
     for reason in [

@@ -246,7 +246,7 @@ impl World {
         let front = &self.nodes[node].fronts[&token];
         let tcp = front.tcp.filter(|_| !front.barred);
         let delivered = tcp.is_some_and(|(tcp, side)| self.acked(front, tcp, side) == sent);
-        let opened = front.opened.clone();
+        let opened = front.opened.clone().filter(|_| !self.is_relayed(front));
         let endpoint = &mut self.nodes[node].endpoint;
         match opened.filter(|_| how == FinHow::Close && delivered) {
             Some(opened) => {
@@ -269,6 +269,8 @@ impl World {
             None => true,
         };
         let relayed = self.is_relayed(front);
+        // Only a resume tells the peer of the end of a relayed flow.
+        let delivered = delivered && (front.told || !relayed || front.tcp.is_none());
         // The application makes no more calls on a closed flow: the driver finds that its transport has failed.
         if !delivered
             && front.verdict.is_none()
@@ -278,6 +280,7 @@ impl World {
                 .dead
                 .or(relayed.then_some(ECONNRESET))
         {
+            self.front(node, token).told = true;
             return self.fault(node, token, Cause::Errno(errno));
         }
         let front = &self.nodes[node].fronts[&token];

@@ -62,6 +62,8 @@ pub struct Front {
     pub end_seen: bool,
     /// The application has closed the flow, or has seen an error.
     pub over: bool,
+    /// The next resume tells the peer that the application has closed the flow.
+    pub told: bool,
     /// The driver holds nothing of the flow any more.
     pub gone: bool,
 }
@@ -89,6 +91,7 @@ impl Front {
             to_write,
             delivered: 0,
             end_seen: false,
+            told: false,
             over: false,
             gone: false,
         }

@@ -9,6 +9,7 @@ use libc::c_int;
 use slim_core::FinHow;
 use slim_core::stash::Stash;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// `close`; `real` closes the number.
 pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
@@ -92,8 +93,8 @@ pub fn closed_unseen(fd: c_int) {
 pub enum AfterClose {
     /// Nothing: the flow has other numbers.
     Nothing,
-    /// It was the last number: the flow ends this way.
-    Last(FinHow),
+    /// It was the last number: the flow ends this way. The call waits for so long, at most, if the agent has to deliver the rest.
+    Last(FinHow, Duration),
     /// It was the last number, but the flow is plain TCP: another process may have the connection, or it was never established,
     /// or the end of our stream is unknown.
     Shared,
@@ -151,11 +152,12 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     };
     flow.stream.end_at(sent);
     let end = flow.stream.local_final().unwrap_or(sent);
-    let unacked =
-        (ctl.mode() == Mode::Open && lingers.is_none()).then(|| flow.stream.undelivered_on(fd));
+    let relayed = flow.stream.is_relayed();
+    let ours = ctl.mode() == Mode::Open && (relayed || lingers.is_none());
+    let unacked = ours.then(|| flow.stream.undelivered_on(fd));
     // The end is announced before the kernel sends it: a peer that asks about an unexpected end of stream must not be told that
     // the flow is open.
-    let plainly = how == FinHow::Close && unacked == Some(Ok(0));
+    let plainly = how == FinHow::Close && unacked == Some(Ok(0)) && !relayed;
     if !(plainly && announce_close(flow, &ctl, end)) {
         runtime::with_agent(|a| a.finish(flow.token(), end, how));
     }
@@ -166,8 +168,9 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     let mut kept = None;
     match ctl.mode() {
         _ if how == FinHow::Reset => {}
-        // The agent keeps undelivered bytes, and goes on if the transport breaks. A close with SO_LINGER is left to the kernel.
-        Mode::Open if unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
+        // The agent keeps undelivered bytes, and goes on if the transport breaks. A close with SO_LINGER is left to the kernel, except on a
+        // relayed transport, where only the agent can tell the peer of the end.
+        Mode::Open if relayed || unacked.is_some_and(|n| n.is_ok_and(|n| n > 0)) => {
             kept = sys::dup_high(fd).ok();
             if let Some(kept) = kept {
                 epoll::outlived(fd, &epolls);
@@ -184,6 +187,8 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
         }
         _ => {}
     }
+    let by_agent = relayed || ctl.mode() == Mode::Suspended;
+    let wait = lingers.filter(|_| by_agent && how == FinHow::Close);
     // The gate of a lingering flow is open if the flow has a transport.
     if ctl.mode() != Mode::Suspended || how == FinHow::Reset {
         flow.stream.open();
@@ -192,7 +197,7 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
     if kept.is_some() {
         ctl.set_transport(kept);
     }
-    AfterClose::Last(how)
+    AfterClose::Last(how, wait.map_or(Duration::ZERO, seconds))
 }
 
 /// Closes the private transport. Resets it if stashed bytes are unread: the kernel does that only for unread bytes in its own
@@ -234,6 +239,10 @@ pub fn lingers(fd: c_int) -> Option<c_int> {
     (linger.l_onoff != 0).then_some(linger.l_linger)
 }
 
+fn seconds(n: c_int) -> Duration {
+    Duration::from_secs(n.try_into().unwrap_or(0))
+}
+
 /// What the peer sees when the kernel closes the transport under `fd`.
 pub fn how_closed(fd: c_int) -> FinHow {
     if sys::readable(fd) > 0 || lingers(fd) == Some(0) {
@@ -247,18 +256,29 @@ pub fn how_closed(fd: c_int) -> FinHow {
 pub fn finish(flow: &'static Flow, left: AfterClose) {
     match left {
         AfterClose::Nothing => {}
-        AfterClose::Last(how) => {
+        AfterClose::Last(how, wait) => {
             let token = flow.token();
             flow.stream.wake();
             if how == FinHow::Reset {
                 runtime::with_agent(|a| a.gone(token));
             }
             flow.drop_ref();
+            if !wait.is_zero() {
+                runtime::with_agent(|a| a.drain_exit(wait));
+            }
         }
         AfterClose::Shared => {
             flow.stream.wake();
             flow.drop_ref();
         }
+    }
+}
+
+/// The process is about to end, which closes the number: the flow ends as if it were closed now.
+pub fn leave(flow: &'static Flow, fd: c_int) {
+    if let Some(ctl) = flow.own_at(fd) {
+        let left = remove_number(flow, ctl, fd);
+        finish(flow, left);
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Stream {
     dirty: AtomicBool,
     /// The transport ends at the witness, which passes the bytes on: what its kernel acknowledges, the peer need not have.
     relayed: AtomicBool,
+    /// The next resume tells the peer where our stream ends.
+    tells_end: AtomicBool,
 }
 
 impl Stream {
@@ -56,6 +58,7 @@ impl Stream {
             signal: AtomicU32::new(0),
             dirty: AtomicBool::new(false),
             relayed: AtomicBool::new(false),
+            tells_end: AtomicBool::new(false),
         }
     }
 
@@ -68,6 +71,7 @@ impl Stream {
         // The agent begins to sweep a new flow without being told.
         self.dirty.store(true, Ordering::Relaxed);
         self.relayed.store(false, Ordering::Relaxed);
+        self.tells_end.store(false, Ordering::Relaxed);
         self.with_half(SendHalf::renew);
     }
 
@@ -125,6 +129,11 @@ impl Stream {
     /// Whether the transport goes through the witness, so that nothing is known to be acknowledged before the next resume.
     pub fn is_relayed(&self) -> bool {
         self.relayed.load(Ordering::SeqCst)
+    }
+
+    /// Notes that the agent knows where our stream ends, and will tell the peer in the next resume. True if it was noted before.
+    pub(crate) fn will_tell_end(&self) -> bool {
+        self.tells_end.swap(true, Ordering::SeqCst)
     }
 
     pub(crate) fn set_relayed(&self, relayed: bool) {

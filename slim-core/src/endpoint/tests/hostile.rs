@@ -180,12 +180,12 @@ fn forged_answers_do_not_end_a_flow() {
         epoch: 1,
         received: 0,
         sent: 0,
-        final_seq: None,
+        end: None,
     }));
     lies.push(Message::Confirm(Confirm {
         received: 0,
         sent: 0,
-        final_seq: None,
+        end: None,
     }));
     for lie in lies {
         let data = [

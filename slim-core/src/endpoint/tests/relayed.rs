@@ -3,7 +3,7 @@
 use super::locators::live;
 use super::pair::*;
 use crate::endpoint::State;
-use crate::ids::{Cause, Verdict};
+use crate::ids::{Cause, FinHow, Verdict};
 use crate::transport::{Path, TransportKind};
 
 const TCP: TransportKind = TransportKind::TCP;
@@ -160,4 +160,38 @@ fn the_end_of_a_relayed_transport_is_never_believed() {
             pair.state(n)
         );
     }
+}
+
+/// FIN does not arrive, and the end of a relayed transport says nothing. A resume tells.
+#[test]
+fn a_resume_tells_that_the_peer_has_closed() {
+    for asks in [A, B] {
+        let mut pair = relayed();
+        pair.ends[A].finish(pair.now, FLOW, 0, FinHow::Close);
+        fail(&mut pair, asks);
+        pair.wait(ms(20));
+        assert_eq!(pair.states(), [State::Live; 2]);
+        pair.forget();
+        // The process of A is gone.
+        pair.other = [Net::Refuses; 2];
+        stall(&mut pair, B);
+        assert!(kinds(&pair, B).is_empty(), "nobody reads what B has sent");
+        pair.ends[B].finish(pair.now, FLOW, 0, FinHow::Close);
+        fail(&mut pair, B);
+        pair.wait(ms(100));
+        assert_eq!(kinds(&pair, B), [RELAY], "it tells that all has arrived");
+        assert_eq!(pair.verdict(B), Some(Verdict::Eof), "nobody is accused");
+    }
+}
+
+/// It may still read.
+#[test]
+fn a_half_closed_flow_goes_on() {
+    let mut pair = relayed();
+    pair.ends[A].finish(pair.now, FLOW, 0, FinHow::HalfClose);
+    fail(&mut pair, A);
+    pair.wait(ms(20));
+    pair.forget();
+    stall(&mut pair, B);
+    assert_eq!(kinds(&pair, B), [RELAY]);
 }
