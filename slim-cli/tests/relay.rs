@@ -1,0 +1,212 @@
+//! Programs on two hosts that reach each other only through the witness: however one of them ends, the other one has all bytes and then the end
+//! of the stream. Not MPI, so that the ends are the programs' own.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::Scratch;
+use slim_lab::faults::destroy::{self, Amount, Selector};
+use slim_lab::faults::nft::{Rule, RuleGuard};
+use slim_lab::output::Running;
+use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
+
+/// One end. Both exchange hellos, and again as soon as the file is there. Then the sender sends, and ends in the given way. The reader pauses,
+/// reads to the end, and says what it got.
+const PROGRAM: &str = r#"
+import os, socket, struct, sys, time
+role, host, how, amount, go = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
+if role == "reader":
+    listener = socket.create_server((host, 7000))
+    print("READY", flush=True)
+    s, _ = listener.accept()
+else:
+    s = socket.create_connection((host, 7000))
+def hello():
+    s.sendall(b"hello")
+    assert s.recv(5, socket.MSG_WAITALL) == b"hello"
+hello()
+print("RUNNING", flush=True)
+while not os.path.exists(go):
+    time.sleep(0.01)
+hello()
+block = bytes(range(251)) * 400
+if role == "sender":
+    if how == "linger":
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    while amount > 0:
+        amount -= s.send(block[-(amount % len(block)) or -len(block):])
+    if how == "exit":
+        s.detach()
+    elif how == "shut":
+        s.shutdown(socket.SHUT_WR)
+        assert s.recv(1) == b""
+        s.close()
+    else:
+        s.close()
+    print("LEFT", flush=True)
+    if how == "linger":
+        os._exit(0)
+else:
+    time.sleep(float(how))
+    n, end = 0, "end"
+    try:
+        while data := s.recv(65536):
+            n += len(data)
+            rest = -(amount - n + len(data)) % len(block)
+            right = (block + block)[rest:rest + len(data)]
+            assert data == right, n
+    except OSError as e:
+        end = e
+    if how == "0.0":
+        s.close()
+    print("GOT", n, end, flush=True)
+"#;
+
+/// The witness, which takes this test for the launcher. Ends when dropped.
+struct Witness(Child);
+
+impl Drop for Witness {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const KEY: (&str, &str) = ("SLIM_JOB_KEY", "0123456789abcdefghij");
+const SOON: Duration = Duration::from_secs(20);
+/// Short attempts: a test is not to take a minute.
+const ATTEMPTS: (&str, &str) = ("SLIM_ATTEMPT_TIMEOUTS", "0.5,1,3");
+
+fn witness(node: &Node) -> Witness {
+    let program = r#"
+import os, socket, subprocess, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind((sys.argv[2], 7100))
+os.dup2(s.fileno(), 0)
+os.execv(sys.argv[1], ["slim", "witness", str(os.getppid())])
+"#;
+    let mut command = node.command("/usr/bin/python3");
+    command.args(["-c", program, env!("CARGO_BIN_EXE_slim")]);
+    command.arg(node.address(0).to_string()).envs([KEY]);
+    command.env_remove("LD_PRELOAD").stdin(Stdio::null());
+    Witness(command.spawn().expect("start the witness"))
+}
+
+fn start(lab: &Lab, scratch: &Scratch, node: usize, args: [&str; 3]) -> Running {
+    let mut command = lab.node(node).command("/usr/bin/python3");
+    command.arg("-c").arg(PROGRAM).arg(args[0]);
+    command.arg(lab.node(1).address(0).to_string());
+    command.args(&args[1..]).arg(go(scratch));
+    let library = artifacts::preload().expect("the preload library");
+    let witness = format!("{}:7100", lab.node(2).address(0));
+    command.env("LD_PRELOAD", library).envs([KEY, ATTEMPTS]);
+    command.env("SLIM_WITNESS", witness);
+    command.env("SLIM_EVENTS", events(scratch, node));
+    Running::start(command).expect("start a program")
+}
+
+/// The file that lets the programs go on.
+fn go(scratch: &Scratch) -> PathBuf {
+    scratch.path("go")
+}
+
+fn events(scratch: &Scratch, node: usize) -> PathBuf {
+    scratch.path(&format!("events.{node}"))
+}
+
+/// Nothing passes between the first two nodes any more, and their connection breaks.
+fn part(lab: &Lab) -> Vec<RuleGuard> {
+    let (one, other) = lab.nodes()[..2].split_at(1);
+    let stop = |from: &[Node], at: &[Node]| {
+        let from = from.iter().flat_map(|node| node.addresses().to_vec());
+        Rule::drop().from_addresses(from).apply_to(at).unwrap()
+    };
+    let guards = vec![stop(one, other), stop(other, one)];
+    for node in &lab.nodes()[..2] {
+        let pick = Selector::between_hosts().port(7000);
+        destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
+    }
+    guards
+}
+
+/// What the reader says about a sender that sends so many bytes and ends `how`, while the reader pauses for `pause` seconds first.
+fn ends(test: &str, how: &str, amount: usize, pause: &str) {
+    if let Err(reason) = Lab::check() {
+        return skip(test, reason);
+    }
+    let lab = Lab::builder().nodes(3).name("cli-relay").build().unwrap();
+    let scratch = Scratch::new(test);
+    let _witness = witness(lab.node(2));
+    let bytes = amount.to_string();
+    let mut reader = start(&lab, &scratch, 1, ["reader", pause, &bytes]);
+    assert!(
+        reader.wait_line(SOON, |l| l == "READY"),
+        "{:?}",
+        reader.lines()
+    );
+    let mut sender = start(&lab, &scratch, 0, ["sender", how, &bytes]);
+    for program in [&reader, &sender] {
+        assert!(
+            program.wait_line(SOON, |l| l == "RUNNING"),
+            "{:?}",
+            program.lines()
+        );
+    }
+    // The ends tell each other how to reach them through the witness.
+    thread::sleep(Duration::from_millis(500));
+    let _guards = part(&lab);
+    fs::write(go(&scratch), "").unwrap();
+    let status = sender.wait(SOON);
+    assert_eq!(
+        status.and_then(|s| s.code()),
+        Some(0),
+        "{:?}",
+        sender.lines()
+    );
+    reader.wait(SOON);
+    let said: Vec<String> = reader.lines().into_iter().map(|l| l.text).collect();
+    let got = said.iter().find(|l| l.starts_with("GOT"));
+    assert_eq!(got, Some(&format!("GOT {amount} end")), "{said:?}");
+    for node in [0, 1] {
+        let text = fs::read_to_string(events(&scratch, node)).unwrap();
+        assert!(!text.contains("accuse"), "{node}: {text}");
+        let relayed = text.contains(r#""remote":"relay/"#);
+        assert!(relayed || node > 0, "{node}: {text}");
+    }
+}
+
+#[test]
+fn a_program_that_closes_and_exits() {
+    ends("a_program_that_closes_and_exits", "close", 0, "0.0");
+    ends("a_program_that_closes_and_exits", "close", 2_000_000, "0.0");
+    ends("a_program_that_closes_and_exits", "close", 2_000_000, "2.0");
+}
+
+#[test]
+fn a_program_that_exits_without_closing() {
+    ends("a_program_that_exits_without_closing", "exit", 0, "1.0");
+    ends(
+        "a_program_that_exits_without_closing",
+        "exit",
+        2_000_000,
+        "1.0",
+    );
+}
+
+#[test]
+fn a_program_that_shuts_its_direction_and_waits_for_the_other_end() {
+    let test = "a_program_that_shuts_its_direction_and_waits_for_the_other_end";
+    ends(test, "shut", 2_000_000, "0.0");
+}
+
+/// It leaves by `_exit`, so only the close itself can wait.
+#[test]
+fn a_close_with_so_linger_waits_until_the_peer_has_everything() {
+    let test = "a_close_with_so_linger_waits_until_the_peer_has_everything";
+    ends(test, "linger", 2_000_000, "1.0");
+}
