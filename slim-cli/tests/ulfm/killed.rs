@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slim_lab::mpi::Flavor;
 
-use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, has_finished, lines, runs};
+use super::lab::{Carrier, More, SHORT, Shape, UlfmLab, is_done, lines, runs};
 
 /// Longer than such a job takes.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -13,7 +13,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 struct Outcome {
     /// Time in seconds until both ranks that were left had heard of the death, and had a communicator without the failed rank.
     heard: Option<f64>,
-    /// They have gone on with a new rank to the end.
+    /// They have gone on with a new rank to the end of their work.
     is_replaced: bool,
 }
 
@@ -43,7 +43,7 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
     let outcome = Outcome {
         heard: (shrunk && count("FAILED ") >= 2).then_some(last - killed),
         // They, and the new one.
-        is_replaced: has_finished(&ended, 3) && count("GROWN ") == 3,
+        is_replaced: is_done(&ended, 3) && count("GROWN ") == 3,
     };
     if !outcome.is_replaced {
         println!("{carrier:?}: {:?}\n{}", ended.status, ended.text);
@@ -51,9 +51,9 @@ fn kill_one(bench: &UlfmLab, carrier: Carrier) -> Outcome {
     outcome
 }
 
-/// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job is asked to replace the rank:
-/// PRRTE's daemons corrupt their memory now and then when a rank is spawned after another one has died, with and without SLIM
-/// (docs/ULFM.md).
+/// In turns with bare jobs. The best time of each: the machine may be busy with something else. Not every job is asked to replace the rank, or
+/// to end with status 0: PRRTE's daemons corrupt their memory when a rank is spawned after another one has died, and crash then or later, with
+/// and without SLIM (docs/ULFM.md).
 fn a_killed_rank(test: &str, flavor: Flavor) {
     let mut all = [Carrier::Bare, Carrier::Tcp].map(|carrier| (carrier, Vec::new()));
     for _ in 0..runs().max(3) {
