@@ -32,6 +32,9 @@ pub struct Registration {
     pub attached: bool,
 }
 
+/// Registrations by descriptor number.
+pub type ByNumber = SmallVec<[(c_int, Registration); 4]>;
+
 /// Kept small: idle flows are many, and each has a registration.
 const _: () = assert!(size_of::<Registration>() <= 16);
 
@@ -78,6 +81,16 @@ pub fn asked(now: u32, known: u32, already: Option<u32>) -> Option<u32> {
 }
 
 impl Registration {
+    /// Whether the registration is EPOLLONESHOT.
+    pub fn fires_once(&self) -> bool {
+        self.events & libc::EPOLLONESHOT as u32 != 0
+    }
+
+    /// Whether an event that was reported is not reported again by itself, although the file is still ready.
+    fn stays_silent(&self) -> bool {
+        self.events & (libc::EPOLLET | libc::EPOLLONESHOT) as u32 != 0
+    }
+
     /// Whether the registration stays out of the kernel until it is armed: it is EPOLLONESHOT, and has fired. If it were added
     /// again, the kernel would report the end of the file, which it does not do for a registration that has fired.
     fn stays_out(&self) -> bool {
@@ -282,18 +295,19 @@ impl Instance {
         }
     }
 
-    /// Numbers registered with this user data.
-    pub fn by_data(&self, data: u64) -> SmallVec<[c_int; 4]> {
-        let registered = &self.lock().registered;
+    /// The registrations with this user data, with the events that the application has asked for.
+    pub fn by_data(&self, data: u64) -> ByNumber {
+        let mirror = self.lock();
+        let asked = |(fd, r): (c_int, Registration)| {
+            let events = mirror.aside(fd).asked.unwrap_or(r.events);
+            (fd, Registration { events, ..r })
+        };
         let low = data as u32 as c_int;
-        if registered.get(&low).is_some_and(|r| r.data == data) {
-            return smallvec![low];
+        if let Some(r) = mirror.registered.get(&low).filter(|r| r.data == data) {
+            return smallvec![asked((low, *r))];
         }
-        registered
-            .iter()
-            .filter(|(_, r)| r.data == data)
-            .map(|(fd, _)| *fd)
-            .collect()
+        let all = mirror.registered.iter().map(|(fd, r)| (*fd, *r));
+        all.filter(|(_, r)| r.data == data).map(asked).collect()
     }
 }
 
@@ -319,7 +333,7 @@ impl Mirror {
     /// Removes a registration from the kernel, and reads back whether an EPOLLONESHOT registration has fired. False if the kernel did
     /// not have it.
     fn take_out(&self, fd: c_int, r: &mut Registration, aside: &mut Aside) -> bool {
-        if r.events & libc::EPOLLONESHOT as u32 != 0 {
+        if r.fires_once() {
             let now = self.kernel_events(fd).unwrap_or(r.events);
             aside.asked = asked(now, r.events, aside.asked);
             r.events = now;
@@ -328,17 +342,21 @@ impl Mirror {
         self.ctl(libc::EPOLL_CTL_DEL, fd, *r).is_ok()
     }
 
-    /// A reported event was kept from the application: an EPOLLONESHOT or EPOLLET registration must fire again. `present` says that
-    /// the kernel is to have the registration now.
-    pub fn rearm(&mut self, fd: c_int, present: bool) {
+    /// A reported event was kept from the application: an EPOLLONESHOT or EPOLLET registration must fire again. `known` is the
+    /// registration from before the event was examined. `present` says that the kernel is to have the registration now.
+    pub fn rearm(&mut self, fd: c_int, known: Registration, present: bool) {
         let Some(mut r) = self.registered.get(&fd).copied() else {
+            // The flow has become plain TCP meanwhile, so only the kernel has the registration ([`Instance::leave`]). If the application
+            // has removed it, the kernel refuses this call.
+            if known.stays_silent() {
+                let _ = self.ctl(libc::EPOLL_CTL_MOD, fd, known);
+            }
             return;
         };
         let mut aside = self.aside(fd);
         let asked = aside.asked.take();
-        let fires_again = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
         r.events = asked.unwrap_or(r.events);
-        if r.attached && r.events & fires_again != 0 {
+        if r.attached && r.stays_silent() {
             let _ = self.ctl(libc::EPOLL_CTL_MOD, fd, r);
         } else if asked.is_some() && present {
             aside.left_out = None;
@@ -404,9 +422,10 @@ mod tests {
         for kept_back in 0..4 {
             let (instance, [epfd, a, b]) = ready_once();
             assert_eq!(events(epfd), 1);
+            let known = instance.by_data(7)[0].1;
             let rearm = |at, present| {
                 if kept_back == at {
-                    instance.lock().rearm(a, present);
+                    instance.lock().rearm(a, known, present);
                 }
             };
             rearm(0, true);

@@ -8,12 +8,11 @@
 use super::{INSTANCES, instance};
 use crate::flow::{Ctl, Flow};
 use crate::mirror::kernel::{Registered, any_unseen, found_unseen, registered};
-use crate::mirror::{Aside, Instance, Registration, asked};
+use crate::mirror::{Aside, ByNumber, Instance, Registration, asked};
 use crate::table::{self, Entry};
 use crate::{descriptors, rings, sys};
 use libc::c_int;
 use slim_sys::numbers::make;
-use smallvec::SmallVec;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -86,16 +85,29 @@ fn is_of(r: &Registered, flow: &Flow) -> bool {
     flow.is_inode(r.inode)
 }
 
+impl From<&Registered> for Registration {
+    fn from(r: &Registered) -> Self {
+        Self {
+            events: r.events,
+            data: r.data,
+            attached: true,
+        }
+    }
+}
+
 impl Instance {
     /// An event of `fd` was kept from the application, although it may concern the present transport: an EPOLLET or
-    /// EPOLLONESHOT registration must fire again. Any other fires again by itself. If registrations are changed unseen, the
-    /// mirror may be out of date, and is updated first: it must not undo such a change.
-    pub fn rearm(&self, flow: &Flow, ctl: &Ctl, fd: c_int) {
+    /// EPOLLONESHOT registration must fire again. Any other fires again by itself. `known` is the registration from before the event
+    /// was examined. If registrations are changed unseen, the mirror may be out of date, and is updated first: it must not undo
+    /// such a change.
+    pub fn rearm(&self, flow: &Flow, ctl: &Ctl, fd: c_int, known: Registration) {
+        // If the flow has become plain TCP meanwhile, `fd` is a plain descriptor, and `ctl` may already be another flow's.
+        let present = !ctl.fds.contains(&fd) || ctl.is_registered();
         rings::swapping(|| {
             if any_unseen() {
                 self.learn(flow, &[fd]);
             }
-            self.lock().rearm(fd, ctl.is_registered());
+            self.lock().rearm(fd, known, present);
         });
     }
 
@@ -116,12 +128,7 @@ impl Instance {
             match (now, before) {
                 (Some(now), before) => {
                     // The registration may have been changed since it was copied.
-                    let registration = Registration {
-                        events: now.events,
-                        data: now.data,
-                        attached: true,
-                    };
-                    mirror.registered.insert(*fd, registration);
+                    mirror.registered.insert(*fd, now.into());
                     let aside = mirror.aside(*fd);
                     let was = before.map_or(now.events, |before| before.events);
                     let aside = Aside {
@@ -141,21 +148,14 @@ impl Instance {
         known
     }
 
-    /// Whether a number is registered as EPOLLONESHOT.
-    pub fn fires_once(&self, fd: c_int) -> bool {
-        let mirror = self.lock();
-        let registered = mirror.registered.get(&fd);
-        registered.is_some_and(|r| r.events & libc::EPOLLONESHOT as u32 != 0)
-    }
-
-    /// The numbers of flows that the kernel has registered with this user data, without EPOLLONESHOT registrations: when one has
+    /// The registrations of flows that the kernel has with this user data, without those that are EPOLLONESHOT: when one has
     /// fired, the kernel has forgotten its events.
-    pub fn by_data_unseen(&self, data: u64) -> SmallVec<[c_int; 4]> {
+    pub fn by_data_unseen(&self, data: u64) -> ByNumber {
         let number = self.lock().numbers.first().copied();
         let all = number.and_then(registered).unwrap_or_default();
-        let wanted = |r: &&Registered| {
-            r.data == data && r.events & libc::EPOLLONESHOT as u32 == 0 && table::is_flow(r.fd)
-        };
-        all.iter().filter(wanted).map(|r| r.fd).collect()
+        let flows = all.iter().filter(|r| table::is_flow(r.fd));
+        let registrations = flows.map(|r| (r.fd, Registration::from(r)));
+        let wanted = |r: &Registration| r.data == data && !r.fires_once();
+        registrations.filter(|(_, r)| wanted(r)).collect()
     }
 }

@@ -391,21 +391,21 @@ unsafe fn epoll_sifted(
         return n;
     };
     let kept_back = |data: u64, swaps: u64| {
-        let mut numbers = instance.by_data(data);
-        if numbers.is_empty() {
-            numbers = instance.by_data_unseen(data);
+        let mut registrations = instance.by_data(data);
+        if registrations.is_empty() {
+            registrations = instance.by_data_unseen(data);
         } else if epoll::any_unseen() {
             // An EPOLLONESHOT event that was kept back could not be armed again: pass it on, and let the application arm it.
-            numbers.retain(|fd| !instance.fires_once(*fd));
+            registrations.retain(|(_, r)| !r.fires_once());
         }
-        numbers.into_iter().any(|fd| {
+        registrations.into_iter().any(|(fd, known)| {
             let Some(flow) = table::flow(fd) else {
                 return false;
             };
             let hidden = hidden(flow, fd, swaps);
             if hidden {
                 // Under the control lock, which every swap holds: no swap comes in between.
-                instance.rearm(flow, &flow.ctl(), fd);
+                instance.rearm(flow, &flow.ctl(), fd, known);
             }
             hidden
         })
@@ -423,4 +423,53 @@ unsafe fn epoll_sifted(
         }
         kept as c_int
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::addr::RawAddr;
+    use crate::mirror::Instance;
+    use slim_core::Role;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    /// The number of events that the kernel reports.
+    fn reported(epfd: c_int) -> c_int {
+        let mut event = epoll_event { events: 0, u64: 0 };
+        // SAFETY: there is room for one.
+        unsafe { libc::epoll_wait(epfd, &mut event, 1, 0) }
+    }
+
+    #[test]
+    fn an_event_that_was_kept_back_is_not_lost_when_its_flow_becomes_plain() {
+        for how in [libc::EPOLLONESHOT, libc::EPOLLET, 0] {
+            // A number of SLIM's own would be closed when the flow becomes plain.
+            let (near, far) = UnixStream::pair().unwrap();
+            let fd = near.as_raw_fd();
+            let name = RawAddr::local(fd).unwrap();
+            let flow = Flow::create(fd, Role::Connector, true, &name, None).unwrap();
+            assert!(table::set_flow(fd, flow));
+            // SAFETY: no memory is passed.
+            let epfd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+            let instance: &'static Instance = Box::leak(Box::new(Instance::new(epfd)));
+            let event = epoll_event {
+                events: (libc::EPOLLIN | how) as u32,
+                u64: 7,
+            };
+            let add = || sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &event).map_or(-1, |()| 0);
+            let registered = instance.control(libc::EPOLL_CTL_ADD, fd, &event, true, add);
+            assert_eq!(registered, 0);
+            flow.ctl().epolls.push(instance);
+
+            drop(far);
+            assert_eq!(reported(epfd), 1);
+            let known = instance.by_data(7)[0].1;
+            // The event is examined, and is to be kept back. Meanwhile the agent makes the flow plain TCP.
+            transport::unmanage(flow, flow.ctl());
+            instance.rearm(flow, &flow.ctl(), fd, known);
+            assert_eq!(reported(epfd), 1, "{how:x}");
+            sys::close(epfd);
+        }
+    }
 }
