@@ -59,7 +59,7 @@ fn random_calls_on_connections_that_break() {
     play("random_calls_on_connections_that_break", true, &all);
 }
 
-/// Seeds that once failed: the earlier ones in one of three to eight runs, the rare one in one of about a hundred, the others in each run.
+/// Seeds that once failed: the earlier ones in one of three to eight runs, the rare one in one of some hundred, the others in each run.
 #[test]
 fn random_calls_that_went_wrong() {
     // The meaning of an end of the stream was decided while a call met an error behind it; a closed number stayed registered.
