@@ -12,6 +12,7 @@ use common::{
     component::{ComponentBench, KINDS, assert_used, judge},
     jobs::{PROGRAM, Slim, assert_finished, given_up},
     kills::{Killed, Kills, Tally},
+    launcher::LauncherHangs,
     soak,
 };
 use nix::{
@@ -19,12 +20,12 @@ use nix::{
     unistd::Pid,
 };
 use slim_lab::{
-    SeededRng,
+    Lab, SeededRng,
     faults::{
         destroy::{self, Amount, Selector},
         nft,
     },
-    mpi::{Flavor, JobVerdict},
+    mpi::{Flavor, JobVerdict, Outcome},
 };
 
 use Flavor::{OpenMpi4, OpenMpi5Components};
@@ -42,9 +43,13 @@ fn undisturbed(flavor: Flavor, test: &str, program: &str, ranks: usize, args: &[
     }
     let what = || format!("{ranks} ranks, no fault");
     let outcome = bench.bench.run(&lab, &job, LIMIT, |_| what());
-    assert_finished(test, &lab, &outcome);
-    assert_used(&lab, ranks);
-    assert_eq!(given_up(&lab, &outcome), Ok(()));
+    assert_undisturbed(test, &lab, &outcome, ranks);
+}
+
+fn assert_undisturbed(test: &str, lab: &Lab, outcome: &Outcome, ranks: usize) {
+    assert_finished(test, lab, outcome);
+    assert_used(lab, ranks);
+    assert_eq!(given_up(lab, outcome), Ok(()));
 }
 
 #[test]
@@ -76,7 +81,18 @@ fn messages_of_a_sender_that_computes_are_not_held_back() {
 
 #[test]
 fn spawned_processes_are_reached() {
-    undisturbed(OpenMpi4, "spawn", KINDS, 2, &["spawn", "2"]);
+    let Some(bench) = ComponentBench::new("spawn", OpenMpi4) else {
+        return;
+    };
+    let (lab, outcome, ()) = LauncherHangs::default().replace(KINDS, || {
+        let lab = bench.lab();
+        let job = bench.job(&lab, KINDS, 2).arg("spawn").arg("2");
+        let what = || "2 ranks that spawn, no fault".into();
+        let outcome = bench.bench.run(&lab, &job, LIMIT, |_| what());
+        drop(job);
+        (lab, outcome, ())
+    });
+    assert_undisturbed("spawn", &lab, &outcome, 2);
 }
 
 #[test]

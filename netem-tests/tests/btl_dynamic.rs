@@ -16,6 +16,7 @@ use common::{
     events::Events,
     jobs::{assert_finished, given_up, given_up_by_component},
     kills::{Killed, Kills, Tally},
+    launcher::LauncherHangs,
     soak,
 };
 use slim_lab::{
@@ -23,7 +24,6 @@ use slim_lab::{
     faults::destroy::{Amount, Selector},
     mpi::{Flavor, Job, JobVerdict, Outcome},
     skip::skip,
-    standstill,
 };
 
 use Flavor::{OpenMpi4, OpenMpi5Components};
@@ -145,49 +145,29 @@ fn judge(lab: &Lab, outcome: &Outcome, killed: Killed) -> Result<(), String> {
     given_up_by_component(lab, outcome)
 }
 
-/// The number of jobs of one test that Open MPI itself may hang: see [`hung_before_the_component`].
-const OF_OPEN_MPI: usize = 3;
-
-/// Whether a hung job waits for a spawned process that has not come as far as the component, whose agent is a thread. Such a process is
-/// in `PMIx_Init`, where it speaks with `mpirun` alone; `mpirun` of 4.1.4 leaves its request unread in about one of 2,000 spawns, bare as
-/// well (docs/OPENMPI.md).
-fn hung_before_the_component(lab: &Lab, outcome: &Outcome) -> bool {
-    if !matches!(outcome.verdict(), JobVerdict::Hung) {
-        return false;
-    }
-    let text = fs::read_to_string(lab.dir().join(standstill::FILE)).unwrap_or_default();
-    text.split("\n---- ")
-        .filter(|process| process.starts_with(PROGRAM))
-        .any(|process| !process.contains("slim-agent"))
-}
-
-/// Runs a job, and a new one in place of one that Open MPI itself has hung: that one says nothing about SLIM.
+/// Runs a job; see [`LauncherHangs::replace`].
 fn run_job(
     bench: &DynamicBench,
     meeting: Meeting,
     with_kills: bool,
     seed: u64,
-    of_open_mpi: &mut usize,
+    hangs: &mut LauncherHangs,
 ) -> (Lab, Outcome, Killed) {
-    loop {
+    hangs.replace(PROGRAM, || {
         let lab = bench.component.lab();
         let job = meeting.job(bench, &lab);
         let kills = with_kills.then(|| kills(&lab, bench.nodes));
         let (outcome, killed) = bench.run(&lab, &job, kills.as_ref(), seed);
         drop(job);
-        if *of_open_mpi == OF_OPEN_MPI || !hung_before_the_component(&lab, &outcome) {
-            return (lab, outcome, killed);
-        }
-        *of_open_mpi += 1;
-        println!("a spawned process hung in PMIx_Init: a job of Open MPI's own, not counted");
-    }
+        (lab, outcome, killed)
+    })
 }
 
 fn undisturbed(test: &str, flavor: Flavor, meeting: Meeting, nodes: usize) {
     let Some(bench) = DynamicBench::new(test, flavor, nodes) else {
         return;
     };
-    let (lab, outcome, _) = run_job(&bench, meeting, false, 0, &mut 0);
+    let (lab, outcome, _) = run_job(&bench, meeting, false, 0, &mut LauncherHangs::default());
     assert_finished(test, &lab, &outcome);
     assert_eq!(given_up(&lab, &outcome), Ok(()));
 }
@@ -197,10 +177,10 @@ fn survives(test: &str, flavor: Flavor, meeting: Meeting, nodes: usize) {
         return;
     };
     let mut tally = Tally::new(&bench.component.bench.test);
-    let mut of_open_mpi = 0;
+    let mut hangs = LauncherHangs::default();
     for run in 0..if soak() { 50 } else { 2 } {
         let seed = SeededRng::seed_from_env() + run;
-        let (lab, outcome, killed) = run_job(&bench, meeting, true, seed, &mut of_open_mpi);
+        let (lab, outcome, killed) = run_job(&bench, meeting, true, seed, &mut hangs);
         let result = judge(&lab, &outcome, killed);
         tally.add(lab, &outcome, killed, result);
     }

@@ -6,6 +6,7 @@ pub mod component;
 pub mod events;
 pub mod jobs;
 pub mod kills;
+pub mod launcher;
 pub mod streams;
 
 use std::{
