@@ -12,7 +12,7 @@ use common::{
     component::{ComponentBench, KINDS, assert_used, judge},
     jobs::{PROGRAM, Slim, assert_finished, given_up},
     kills::{Killed, Kills, Tally},
-    launcher::LauncherHangs,
+    launcher::{LauncherHangs, with_poll},
     soak,
 };
 use nix::{
@@ -86,7 +86,8 @@ fn spawned_processes_are_reached() {
     };
     let (lab, outcome, ()) = LauncherHangs::default().replace(KINDS, || {
         let lab = bench.lab();
-        let job = bench.job(&lab, KINDS, 2).arg("spawn").arg("2");
+        let job = with_poll(bench.job(&lab, KINDS, 2));
+        let job = job.arg("spawn").arg("2");
         let what = || "2 ranks that spawn, no fault".into();
         let outcome = bench.bench.run(&lab, &job, LIMIT, |_| what());
         drop(job);

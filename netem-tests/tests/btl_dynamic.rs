@@ -16,7 +16,7 @@ use common::{
     events::Events,
     jobs::{assert_finished, given_up, given_up_by_component},
     kills::{Killed, Kills, Tally},
-    launcher::LauncherHangs,
+    launcher::{LauncherHangs, with_poll},
     soak,
 };
 use slim_lab::{
@@ -65,7 +65,7 @@ impl DynamicBench {
             OpenMpi5Components => ["--pmixmca", "ptl_base_if_include", "127.0.0.0/8"]
                 .into_iter()
                 .fold(job, Job::option),
-            _ => job,
+            _ => with_poll(job),
         };
         args.iter().fold(job, |job, arg| job.arg(*arg))
     }

@@ -4,9 +4,14 @@ use std::fs;
 
 use slim_lab::{
     Lab,
-    mpi::{JobVerdict, Outcome},
+    mpi::{Job, JobVerdict, Outcome},
     standstill,
 };
+
+/// Makes libevent in `mpirun` use `poll`. With epoll, `mpirun` of 4.1.4 sometimes misses a spawned process (docs/OPENMPI.md).
+pub fn with_poll(job: Job<'_>) -> Job<'_> {
+    job.env("EVENT_NOEPOLL", "1")
+}
 
 /// The number of jobs of one test that Open MPI may hang.
 const LIMIT: usize = 3;
