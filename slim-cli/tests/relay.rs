@@ -15,11 +15,12 @@ use slim_lab::faults::nft::{Rule, RuleGuard};
 use slim_lab::output::Running;
 use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
 
-/// One end. Both exchange hellos, and again as soon as the file is there. Then the sender sends, and ends in the given way. The reader pauses,
-/// reads to the end, and says what it got.
+/// One end. Both exchange hellos, and again as soon as the file is there, unless the sender is to leave "late". Then the sender sends, and ends
+/// in the given way; "late" is an exit when the file is gone again. The reader pauses, reads to the end, and says what it got.
 const PROGRAM: &str = r#"
 import os, socket, struct, sys, time
-role, host, how, amount, go = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5]
+role, host, how, pause, amount, go = sys.argv[1:]
+amount = int(amount)
 if role == "reader":
     listener = socket.create_server((host, 7000))
     print("READY", flush=True)
@@ -33,14 +34,18 @@ hello()
 print("RUNNING", flush=True)
 while not os.path.exists(go):
     time.sleep(0.01)
-hello()
+if how != "late":
+    hello()
 block = bytes(range(251)) * 400
 if role == "sender":
     if how == "linger":
         s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
     while amount > 0:
         amount -= s.send(block[-(amount % len(block)) or -len(block):])
-    if how == "exit":
+    print("SENT", flush=True)
+    while how == "late" and os.path.exists(go):
+        time.sleep(0.01)
+    if how in ("exit", "late"):
         s.detach()
     elif how == "shut":
         s.shutdown(socket.SHUT_WR)
@@ -52,7 +57,7 @@ if role == "sender":
     if how == "linger":
         os._exit(0)
 else:
-    time.sleep(float(how))
+    time.sleep(float(pause))
     n, end = 0, "end"
     try:
         while data := s.recv(65536):
@@ -62,7 +67,7 @@ else:
             assert data == right, n
     except OSError as e:
         end = e
-    if how == "0.0":
+    if pause == "0":
         s.close()
     print("GOT", n, end, flush=True)
 "#;
@@ -97,7 +102,7 @@ os.execv(sys.argv[1], ["slim", "witness", str(os.getppid())])
     Witness(command.spawn().expect("start the witness"))
 }
 
-fn start(lab: &Lab, scratch: &Scratch, node: usize, args: [&str; 3]) -> Running {
+fn start(lab: &Lab, scratch: &Scratch, node: usize, args: [&str; 4]) -> Running {
     let mut command = lab.node(node).command("/usr/bin/python3");
     command.arg("-c").arg(PROGRAM).arg(args[0]);
     command.arg(lab.node(1).address(0).to_string());
@@ -119,19 +124,22 @@ fn events(scratch: &Scratch, node: usize) -> PathBuf {
     scratch.path(&format!("events.{node}"))
 }
 
-/// Nothing passes between the first two nodes any more, and their connection breaks.
-fn part(lab: &Lab) -> Vec<RuleGuard> {
+/// Nothing passes between the first two nodes any more.
+fn silence(lab: &Lab) -> Vec<RuleGuard> {
     let (one, other) = lab.nodes()[..2].split_at(1);
     let stop = |from: &[Node], at: &[Node]| {
         let from = from.iter().flat_map(|node| node.addresses().to_vec());
         Rule::drop().from_addresses(from).apply_to(at).unwrap()
     };
-    let guards = vec![stop(one, other), stop(other, one)];
+    vec![stop(one, other), stop(other, one)]
+}
+
+/// Both kernels forget the connection between the first two nodes.
+fn kill_connection(lab: &Lab) {
     for node in &lab.nodes()[..2] {
         let pick = Selector::between_hosts().port(7000);
         destroy::destroy(node.net(), &pick, Amount::All, &mut SeededRng::new(1)).unwrap();
     }
-    guards
 }
 
 /// What the reader says about a sender that sends so many bytes and ends `how`, while the reader pauses for `pause` seconds first.
@@ -143,13 +151,13 @@ fn ends(test: &str, how: &str, amount: usize, pause: &str) {
     let scratch = Scratch::new(test);
     let _witness = witness(lab.node(2));
     let bytes = amount.to_string();
-    let mut reader = start(&lab, &scratch, 1, ["reader", pause, &bytes]);
+    let mut reader = start(&lab, &scratch, 1, ["reader", how, pause, &bytes]);
     assert!(
         reader.wait_line(SOON, |l| l == "READY"),
         "{:?}",
         reader.lines()
     );
-    let mut sender = start(&lab, &scratch, 0, ["sender", how, &bytes]);
+    let mut sender = start(&lab, &scratch, 0, ["sender", how, pause, &bytes]);
     for program in [&reader, &sender] {
         assert!(
             program.wait_line(SOON, |l| l == "RUNNING"),
@@ -159,8 +167,21 @@ fn ends(test: &str, how: &str, amount: usize, pause: &str) {
     }
     // The ends tell each other how to reach them through the witness.
     thread::sleep(Duration::from_millis(500));
-    let _guards = part(&lab);
+    let _guards = silence(&lab);
+    let is_late = how == "late";
+    if !is_late {
+        kill_connection(&lab);
+    }
     fs::write(go(&scratch), "").unwrap();
+    if is_late {
+        assert!(
+            sender.wait_line(SOON, |l| l == "SENT"),
+            "{:?}",
+            sender.lines()
+        );
+        kill_connection(&lab);
+        fs::remove_file(go(&scratch)).unwrap();
+    }
     let status = sender.wait(SOON);
     assert_eq!(
         status.and_then(|s| s.code()),
@@ -170,43 +191,48 @@ fn ends(test: &str, how: &str, amount: usize, pause: &str) {
     );
     reader.wait(SOON);
     let said: Vec<String> = reader.lines().into_iter().map(|l| l.text).collect();
+    let logs = [0, 1].map(|node| fs::read_to_string(events(&scratch, node)).unwrap());
     let got = said.iter().find(|l| l.starts_with("GOT"));
-    assert_eq!(got, Some(&format!("GOT {amount} end")), "{said:?}");
-    for node in [0, 1] {
-        let text = fs::read_to_string(events(&scratch, node)).unwrap();
-        assert!(!text.contains("accuse"), "{node}: {text}");
-        let relayed = text.contains(r#""remote":"relay/"#);
-        assert!(relayed || node > 0, "{node}: {text}");
-    }
+    let wanted = format!("GOT {} end", amount);
+    assert_eq!(got, Some(&wanted), "{said:?} {logs:#?}");
+    assert!(!logs.concat().contains("accuse"), "{logs:#?}");
+    assert!(logs[0].contains(r#""remote":"relay/"#), "{logs:#?}");
 }
 
 #[test]
 fn a_program_that_closes_and_exits() {
-    ends("a_program_that_closes_and_exits", "close", 0, "0.0");
-    ends("a_program_that_closes_and_exits", "close", 2_000_000, "0.0");
-    ends("a_program_that_closes_and_exits", "close", 2_000_000, "2.0");
+    ends("a_program_that_closes_and_exits", "close", 0, "0");
+    ends("a_program_that_closes_and_exits", "close", 2_000_000, "0");
+    ends("a_program_that_closes_and_exits", "close", 2_000_000, "2");
 }
 
 #[test]
 fn a_program_that_exits_without_closing() {
-    ends("a_program_that_exits_without_closing", "exit", 0, "1.0");
+    ends("a_program_that_exits_without_closing", "exit", 0, "1");
     ends(
         "a_program_that_exits_without_closing",
         "exit",
         2_000_000,
-        "1.0",
+        "1",
     );
+}
+
+/// The connection breaks after the last bytes, and nobody has noticed when the program exits.
+#[test]
+fn a_program_that_exits_before_the_flow_goes_through_the_witness() {
+    let test = "a_program_that_exits_before_the_flow_goes_through_the_witness";
+    ends(test, "late", 20_000, "0");
 }
 
 #[test]
 fn a_program_that_shuts_its_direction_and_waits_for_the_other_end() {
     let test = "a_program_that_shuts_its_direction_and_waits_for_the_other_end";
-    ends(test, "shut", 2_000_000, "0.0");
+    ends(test, "shut", 2_000_000, "0");
 }
 
 /// It leaves by `_exit`, so only the close itself can wait.
 #[test]
 fn a_close_with_so_linger_waits_until_the_peer_has_everything() {
     let test = "a_close_with_so_linger_waits_until_the_peer_has_everything";
-    ends(test, "linger", 2_000_000, "1.0");
+    ends(test, "linger", 2_000_000, "1");
 }

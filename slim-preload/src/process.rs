@@ -299,7 +299,9 @@ extern "C" fn at_exit() {
     table::for_each_flow(|fd, f| {
         transport::notice(f, fd);
         let mode = f.own_at(fd).map(|c| c.mode());
+        let forked = f.forked.load(Ordering::Relaxed);
         match mode {
+            Some(flow::Mode::Suspended) if !forked => closing::leave(f, fd),
             Some(flow::Mode::Suspended) => {
                 let Some(sent) = f.stream.sent_in_time() else {
                     return;
