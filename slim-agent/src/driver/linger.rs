@@ -21,6 +21,9 @@ use slim_sys::fds;
 const FIRST: Duration = Duration::from_millis(10);
 const LAST: Duration = Duration::from_secs(1);
 
+/// How many times as many relayed flows may be kept.
+const RELAYED: usize = 6;
+
 /// Most closed flows, most bytes kept for them, and longest time without progress.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
@@ -126,12 +129,12 @@ impl Linger {
         Some(lingering.at)
     }
 
-    /// The limit that all flows together exceed, if any.
-    fn exceeded(&self) -> Option<LingerLimit> {
-        if self.flows.len() > self.limits.flows {
+    /// The limit, `times` as high as set, that all flows together exceed, if any.
+    fn exceeded(&self, times: usize) -> Option<LingerLimit> {
+        if self.flows.len() > self.limits.flows * times {
             Some(LingerLimit::Flows)
         } else {
-            (self.bytes > self.limits.bytes).then_some(LingerLimit::Memory)
+            (self.bytes > self.limits.bytes * times).then_some(LingerLimit::Memory)
         }
     }
 }
@@ -181,19 +184,27 @@ impl Driver {
         } else if let Some(at) = self.watch.linger.again(now, token) {
             self.watch.look_at_lingering(at, token);
         }
-        while let Some(limit) = self.watch.linger.exceeded() {
-            let Some(token) = self.oldest_lingering() else {
-                break;
-            };
+        while let Some((limit, token)) = self.too_many_linger() {
             self.orphan(now, token, limit);
         }
     }
 
-    /// The flow that was closed first, of those that lose nothing if there are any.
-    fn oldest_lingering(&self) -> Option<FlowToken> {
+    /// If there are too many closed flows, the one to leave to the kernel, and the limit that is exceeded: the flow that was closed first, of
+    /// those that lose nothing if there are any. No kernel ends a relayed flow, so the limits are higher where there are only such flows.
+    fn too_many_linger(&self) -> Option<(LingerLimit, FlowToken)> {
+        let limit = self.watch.linger.exceeded(1)?;
         let mut order = self.watch.linger.order.iter().map(|(_, token)| *token);
+        let relayed = |token: &FlowToken| self.endpoint.is_relayed(*token);
         let carried = |token: &FlowToken| !self.endpoint.lacks_transport(*token);
-        order.clone().find(carried).or_else(|| order.next())
+        let lossless = |token: &FlowToken| carried(token) && !relayed(token);
+        if let Some(token) = order.clone().find(lossless) {
+            return Some((limit, token));
+        }
+        let token = order.clone().find(|token| !relayed(token));
+        match token {
+            Some(token) => Some((limit, token)),
+            None => Some((self.watch.linger.exceeded(RELAYED)?, order.next()?)),
+        }
     }
 
     /// Leaves a closed flow with unacknowledged bytes to the kernel.
@@ -235,14 +246,14 @@ mod tests {
             linger.add(at(n), FlowToken(n));
             assert!(!linger.note(at(n), FlowToken(n), undelivered(50, 0), true));
         }
-        assert_eq!(linger.exceeded(), None);
+        assert_eq!(linger.exceeded(1), None);
         linger.note(at(9), FlowToken(1), undelivered(51, 0), true);
-        assert_eq!(linger.exceeded(), Some(LingerLimit::Memory));
+        assert_eq!(linger.exceeded(1), Some(LingerLimit::Memory));
         linger.forget(FlowToken(1));
-        assert_eq!((linger.bytes, linger.exceeded()), (50, None));
+        assert_eq!((linger.bytes, linger.exceeded(1)), (50, None));
         linger.add(at(3), FlowToken(3));
         linger.add(at(3), FlowToken(4));
-        assert_eq!(linger.exceeded(), Some(LingerLimit::Flows));
+        assert_eq!(linger.exceeded(1), Some(LingerLimit::Flows));
         for n in 2..=4 {
             linger.forget(FlowToken(n));
         }

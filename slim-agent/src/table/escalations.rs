@@ -67,10 +67,10 @@ pub(crate) fn note(now: Time, escalation: &SurveyedEscalation) {
     }
 }
 
-/// Records an escalation of any copy.
+/// Records an escalation of any copy. Its `seq` is the number of escalations that were dropped before it.
 pub(crate) fn record(mut row: TableEscalation) {
     let mut all = ESCALATIONS.get().lock();
-    all.count += 1;
+    all.count += row.seq + 1;
     row.seq = all.count;
     if all.last.len() == KEPT {
         all.last.pop_front();
@@ -128,7 +128,8 @@ fn row_of(escalation: &SurveyedEscalation, since_epoch: Duration) -> TableEscala
     };
     let process = escalation.process;
     TableEscalation {
-        seq: 0,
+        // `record` gives the number.
+        seq: escalation.missed,
         time_ns: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
         flow: rows::text(escalation.flow),
         sock: rows::text(escalation.sock),

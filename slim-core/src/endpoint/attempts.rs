@@ -16,7 +16,7 @@ use super::errno::{ECONNRESET, EPIPE};
 use super::flow::State;
 use super::outage::{Attempts, Outage, Proof};
 use super::paths::Paths;
-use super::record::Bar;
+use super::record::{Bar, DrainState};
 use super::resume::{Conn, Stage};
 use super::timer::{Timer, TimerOwner};
 use super::{Action, Endpoint};
@@ -285,11 +285,13 @@ impl Endpoint {
     }
 
     fn attempts_used_up(&mut self, now: Time, token: FlowToken, n: u32) {
-        let Some(outage) = &self.flow(token).outage else {
+        let Some(outage) = &self.flows[&token].outage else {
             return;
         };
-        // The kernel reports no fault. But nothing at the peer's host answers, and a witness decides.
-        let (patient, silent) = (outage.patient(), !outage.heard);
+        // The kernel reports no fault. But nothing at the peer's host answers, and a witness decides. For a transport that has been drained
+        // no kernel waits.
+        let drained = self.flows[&token].change.drained != DrainState::No;
+        let (patient, silent) = (outage.patient() && !drained, !outage.heard);
         let early = patient && now.since(outage.since) < PATIENCE;
         let witnessed = self.judge_of_flow(token) == Some(Judge::Witness);
         if patient && silent && witnessed && self.accuse(now, token) {

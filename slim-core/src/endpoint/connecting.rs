@@ -137,8 +137,15 @@ impl Endpoint {
         self.replace(now, token);
     }
 
+    /// The connection of an attempt was accepted or refused: by the peer's host, unless it was to the witness.
+    pub(super) fn connection_answered(&mut self, token: FlowToken) {
+        if self.flow(token).connects_by() != Some(TransportKind::RELAY) {
+            self.host_heard(token);
+        }
+    }
+
     /// Something at the peer's host has answered an attempt.
-    pub(super) fn host_heard(&mut self, token: FlowToken) {
+    fn host_heard(&mut self, token: FlowToken) {
         if let Some(outage) = &mut self.flow(token).outage {
             (outage.heard, outage.answered) = (true, true);
         }

@@ -24,7 +24,7 @@ impl Endpoint {
         if matches!(stage, Stage::Connecting) {
             *stage = Stage::Connected;
             let token = *token;
-            self.host_heard(token);
+            self.connection_answered(token);
             self.conn_progressed(now, token);
         }
     }
@@ -315,7 +315,7 @@ impl Endpoint {
                     why => why,
                 };
                 if why == Failure::Errno(ECONNREFUSED) {
-                    self.host_heard(token);
+                    self.connection_answered(token);
                 }
                 self.conn_failed(now, token, why);
             }

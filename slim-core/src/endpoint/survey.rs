@@ -107,6 +107,8 @@ pub struct SurveyedEscalation {
     pub attempts: u32,
     /// The error that the application gets; 0 for an end of stream.
     pub errno: i32,
+    /// Number of escalations before this one that were dropped, because the driver was late.
+    pub missed: u64,
 }
 
 /// What a survey needs beyond the flows of the endpoint.
@@ -219,8 +221,15 @@ impl Endpoint {
             evidence,
             attempts,
             errno,
+            missed: 0,
         };
-        keep(&mut self.surveyed.escalations, escalation);
+        let all = &mut self.surveyed.escalations;
+        let dropped = all.front().filter(|_| all.len() == KEPT);
+        let missed = dropped.map_or(0, |dropped| dropped.missed + 1);
+        keep(all, escalation);
+        if let Some(oldest) = all.front_mut() {
+            oldest.missed += missed;
+        }
     }
 
     fn locators_of(&self, token: FlowToken) -> Vec<Locator> {

@@ -3,6 +3,8 @@
 use super::locators::live;
 use super::pair::*;
 use crate::endpoint::State;
+use crate::endpoint::outage::Outage;
+use crate::endpoint::record::DrainState;
 use crate::ids::{Cause, FinHow, Verdict};
 use crate::transport::{Path, TransportKind};
 
@@ -194,4 +196,24 @@ fn a_half_closed_flow_goes_on() {
     pair.forget();
     stall(&mut pair, B);
     assert_eq!(kinds(&pair, B), [RELAY]);
+}
+
+/// The peer has asked for a resume, and this end has drained its transport. Then the witness dies: no kernel waits for anything any more.
+#[test]
+fn a_drained_flow_without_a_way_does_not_wait_as_long_as_a_kernel() {
+    let mut pair = relayed();
+    pair.other = [Net::Refuses; 2];
+    let end = &mut pair.ends[B];
+    end.begin_outage(pair.now, FLOW, Outage::new(pair.now, Cause::PeerAsked));
+    pair.run();
+    let (received, sent) = (0, 0);
+    pair.ends[B].flow(FLOW).change.drained = DrainState::Done { received, sent };
+    pair.ends[B].start_attempts(pair.now, FLOW);
+    pair.wait(ms(70_000));
+    assert_eq!(
+        pair.verdict(B),
+        Some(Verdict::Errno(104)),
+        "{:?}",
+        pair.state(B)
+    );
 }

@@ -172,3 +172,20 @@ fn only_the_last_flows_and_escalations_are_remembered() {
     assert_eq!(kept.len(), 64);
     assert_eq!(kept.last().map(|flow| flow.peer), Some(addrs()[B]));
 }
+
+#[test]
+fn escalations_that_were_dropped_are_counted() {
+    let mut pair = Pair::live();
+    let what = (Trouble::Errno(RESET), EscalateReason::PeerGone, None);
+    let mut number = 0;
+    for at_once in [1, 64, 65, 300] {
+        let before = number;
+        for _ in 0..at_once {
+            pair.ends[A].note_escalation(pair.now, FLOW, what, 1, RESET);
+        }
+        while let Some(escalation) = pair.ends[A].poll_escalation() {
+            number += escalation.missed + 1;
+        }
+        assert_eq!(number, before + at_once);
+    }
+}
