@@ -222,6 +222,7 @@ fn a_program_that_exits_without_closing() {
 fn a_program_that_exits_before_the_flow_goes_through_the_witness() {
     let test = "a_program_that_exits_before_the_flow_goes_through_the_witness";
     ends(test, "late", 20_000, "0");
+    ends(test, "late", 0, "0");
 }
 
 #[test]

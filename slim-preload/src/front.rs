@@ -320,7 +320,9 @@ impl FlowIo for Handle {
     fn undelivered(&self) -> Option<Undelivered> {
         let mut ctl = self.flow.ctl();
         let away = self.flow.stream.is_barred();
-        let Some(fd) = ctl.transport().filter(|_| ctl.mode() == Mode::Lingering) else {
+        // A transport that is kept while the flow is suspended is only drained.
+        let in_use = ctl.mode() == Mode::Lingering && !away;
+        let Some(fd) = ctl.transport().filter(|_| in_use) else {
             let over = ctl.mode() == Mode::Lingering && (ctl.is_lost() || !away);
             return (!over).then(|| self.flow.stream.undelivered());
         };
@@ -329,14 +331,14 @@ impl FlowIo for Handle {
                 ctl.set_transport(None);
                 None
             }
-            Delivery::Broken(owed) if !away => {
+            Delivery::Broken(owed) => {
                 self.flow.stream.bar();
                 drop(ctl);
                 let token = self.token();
                 crate::runtime::with_agent(|a| a.fault(token, Cause::Errno(libc::ECONNRESET)));
                 Some(owed)
             }
-            Delivery::Undelivered(owed) | Delivery::Broken(owed) => Some(owed),
+            Delivery::Undelivered(owed) => Some(owed),
         }
     }
 }
