@@ -186,7 +186,10 @@ mod tests {
     fn a_reset_is_passed_on_as_a_reset() {
         let target = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mut near = ask(relay(), &key(), target.local_addr().unwrap());
-        let (far, _) = target.accept().unwrap();
+        let (mut far, _) = target.accept().unwrap();
+        // The relay has seen that it is connected. A connection that is reset before that could not be made, and such a one is closed.
+        far.write_all(b"!").unwrap();
+        near.read_exact(&mut [0]).unwrap();
         SockRef::from(&far)
             .set_linger(Some(Duration::ZERO))
             .unwrap();
