@@ -302,6 +302,7 @@ extern "C" fn at_exit() {
         let forked = f.forked.load(Ordering::Relaxed);
         match mode {
             Some(flow::Mode::Suspended) if !forked => closing::leave(f, fd),
+            // A child may have the connection, too: it is not closed.
             Some(flow::Mode::Suspended) => {
                 let Some(sent) = f.stream.sent_in_time() else {
                     return;

@@ -254,8 +254,16 @@ pub fn how_closed(fd: c_int) -> FinHow {
 
 /// After the real close.
 pub fn finish(flow: &'static Flow, left: AfterClose) {
+    let wait = release(flow, left);
+    if !wait.is_zero() {
+        runtime::with_agent(|a| a.drain_exit(wait));
+    }
+}
+
+/// Gives the flow to the agent; for how long the close waits.
+fn release(flow: &'static Flow, left: AfterClose) -> Duration {
     match left {
-        AfterClose::Nothing => {}
+        AfterClose::Nothing => Duration::ZERO,
         AfterClose::Last(how, wait) => {
             let token = flow.token();
             flow.stream.wake();
@@ -263,22 +271,22 @@ pub fn finish(flow: &'static Flow, left: AfterClose) {
                 runtime::with_agent(|a| a.gone(token));
             }
             flow.drop_ref();
-            if !wait.is_zero() {
-                runtime::with_agent(|a| a.drain_exit(wait));
-            }
+            wait
         }
         AfterClose::Shared => {
             flow.stream.wake();
             flow.drop_ref();
+            Duration::ZERO
         }
     }
 }
 
-/// The process is about to end, which closes the number: the flow ends as if it were closed now.
+/// The process is about to end, which closes the number: the flow ends as if it were closed now. SO_LINGER does not count then, for the
+/// kernel, either.
 pub fn leave(flow: &'static Flow, fd: c_int) {
     if let Some(ctl) = flow.own_at(fd) {
         let left = remove_number(flow, ctl, fd);
-        finish(flow, left);
+        release(flow, left);
     }
 }
 
