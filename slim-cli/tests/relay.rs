@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::Scratch;
 use slim_lab::faults::destroy::{self, Amount, Selector};
-use slim_lab::faults::nft::{Rule, RuleGuard};
+use slim_lab::faults::nft::Rule;
 use slim_lab::output::Running;
 use slim_lab::{Lab, Node, SeededRng, artifacts, skip::skip};
 
@@ -89,7 +89,7 @@ const ATTEMPTS: (&str, &str) = ("SLIM_ATTEMPT_TIMEOUTS", "0.5,1,3");
 
 fn witness(node: &Node) -> Witness {
     let program = r#"
-import os, socket, subprocess, sys
+import os, socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.bind((sys.argv[2], 7100))
 os.dup2(s.fileno(), 0)
@@ -122,16 +122,6 @@ fn go(scratch: &Scratch) -> PathBuf {
 
 fn events(scratch: &Scratch, node: usize) -> PathBuf {
     scratch.path(&format!("events.{node}"))
-}
-
-/// Nothing passes between the first two nodes any more.
-fn silence(lab: &Lab) -> Vec<RuleGuard> {
-    let (one, other) = lab.nodes()[..2].split_at(1);
-    let stop = |from: &[Node], at: &[Node]| {
-        let from = from.iter().flat_map(|node| node.addresses().to_vec());
-        Rule::drop().from_addresses(from).apply_to(at).unwrap()
-    };
-    vec![stop(one, other), stop(other, one)]
 }
 
 /// Both kernels forget the connection between the first two nodes.
@@ -167,7 +157,8 @@ fn ends(test: &str, how: &str, amount: usize, pause: &str) {
     }
     // The ends tell each other how to reach them through the witness.
     thread::sleep(Duration::from_millis(500));
-    let _guards = silence(&lab);
+    let (one, other) = lab.nodes()[..2].split_at(1);
+    let _guards = Rule::drop().apply_between(one, other).unwrap();
     let is_late = how == "late";
     if !is_late {
         kill_connection(&lab);
@@ -193,7 +184,7 @@ fn ends(test: &str, how: &str, amount: usize, pause: &str) {
     let said: Vec<String> = reader.lines().into_iter().map(|l| l.text).collect();
     let logs = [0, 1].map(|node| fs::read_to_string(events(&scratch, node)).unwrap());
     let got = said.iter().find(|l| l.starts_with("GOT"));
-    let wanted = format!("GOT {} end", amount);
+    let wanted = format!("GOT {amount} end");
     assert_eq!(got, Some(&wanted), "{said:?} {logs:#?}");
     assert!(!logs.concat().contains("accuse"), "{logs:#?}");
     assert!(logs[0].contains(r#""remote":"relay/"#), "{logs:#?}");

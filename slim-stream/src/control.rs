@@ -420,18 +420,13 @@ mod tests {
     /// The peer does not believe the end of a relayed transport, so a resume must tell it where the stream ends.
     #[test]
     fn a_closed_flow_on_a_relayed_transport_is_done_after_a_resume_that_tells_its_end() {
-        let (stream, mut half, _first, _) = stream();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut far, _) = listener.accept().unwrap();
+        let (stream, mut half, near, mut far) = stream();
         let fd = near.as_raw_fd();
         stream.install(&mut half, fd, true);
         stream.end_at(stream.sent());
         // Unread bytes of the peer do not count.
         far.write_all(b"late").unwrap();
-        while sys::readable(fd) == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        await_bytes(&near, 4);
         // A resume that is under way may have begun before the end was known.
         stream.bar();
         assert!(matches!(stream.delivery(fd), Delivery::Broken(_)));
@@ -443,10 +438,7 @@ mod tests {
     /// What the kernel of the witness has acknowledged, the peer need not have.
     #[test]
     fn a_relayed_transport_keeps_all_bytes_until_a_resume() {
-        let (stream, mut half, _first, _) = stream();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (mut far, _) = listener.accept().unwrap();
+        let (stream, mut half, near, mut far) = stream();
         let fd = near.as_raw_fd();
         stream.install(&mut half, fd, true);
         assert!(stream.enter());

@@ -153,11 +153,10 @@ impl Driver {
     pub(crate) fn linger_again(&mut self, now: Time, token: FlowToken) {
         let relayed = self.endpoint.is_relayed(token);
         if let Some(lingering) = self.watch.linger.flows.get_mut(&token) {
-            if relayed {
-                lingering.at = now + lingering.wait;
-            } else {
-                (lingering.at, lingering.wait) = (now, FIRST);
-            }
+            (lingering.at, lingering.wait) = match relayed {
+                true => (now + lingering.wait, lingering.wait),
+                false => (now, FIRST),
+            };
             let at = lingering.at;
             self.watch.look_at_lingering(at, token);
         }
@@ -189,21 +188,20 @@ impl Driver {
         }
     }
 
-    /// If there are too many closed flows, the one to leave to the kernel, and the limit that is exceeded: the flow that was closed first, of
-    /// those that lose nothing if there are any. No kernel ends a relayed flow, so the limits are higher where there are only such flows.
+    /// If there are too many closed flows: the limit, and the flow to leave to the kernel. That is the one that was closed first, of those that
+    /// lose nothing if there are any. No kernel delivers the end of a relayed flow, so such flows come last, and have higher limits.
     fn too_many_linger(&self) -> Option<(LingerLimit, FlowToken)> {
         let limit = self.watch.linger.exceeded(1)?;
-        let mut order = self.watch.linger.order.iter().map(|(_, token)| *token);
-        let relayed = |token: &FlowToken| self.endpoint.is_relayed(*token);
-        let carried = |token: &FlowToken| !self.endpoint.lacks_transport(*token);
-        let lossless = |token: &FlowToken| carried(token) && !relayed(token);
-        if let Some(token) = order.clone().find(lossless) {
-            return Some((limit, token));
-        }
-        let token = order.clone().find(|token| !relayed(token));
-        match token {
-            Some(token) => Some((limit, token)),
-            None => Some((self.watch.linger.exceeded(RELAYED)?, order.next()?)),
+        let order = self.watch.linger.order.iter().map(|(_, token)| *token);
+        let relayed = |token| self.endpoint.is_relayed(token);
+        let loss = |token: &FlowToken| match relayed(*token) {
+            true => 2,
+            false => i32::from(self.endpoint.lacks_transport(*token)),
+        };
+        let token = order.min_by_key(loss)?;
+        match relayed(token) {
+            true => Some((self.watch.linger.exceeded(RELAYED)?, token)),
+            false => Some((limit, token)),
         }
     }
 

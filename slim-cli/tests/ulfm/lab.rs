@@ -270,7 +270,7 @@ pub fn part(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
 
 /// As [`part`], but firewalls refuse what they stop.
 pub fn refuse(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
-    let guards = stop(&Rule::refuse(), one, other);
+    let guards = Rule::refuse().apply_between(one, other).unwrap();
     kill_connections(one);
     kill_connections(other);
     guards
@@ -278,18 +278,7 @@ pub fn refuse(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
 
 /// Nothing passes between these nodes any more, in either direction.
 pub fn silence(one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
-    stop(&Rule::drop(), one, other)
-}
-
-fn stop(rule: &Rule, one: &[Node], other: &[Node]) -> Vec<RuleGuard> {
-    let from = |nodes: &[Node]| {
-        let all = nodes.iter().flat_map(|node| node.addresses().to_vec());
-        rule.clone().from_addresses(all)
-    };
-    vec![
-        from(one).apply_to(other).unwrap(),
-        from(other).apply_to(one).unwrap(),
-    ]
+    Rule::drop().apply_between(one, other).unwrap()
 }
 
 /// The lines of a job that begin with this.

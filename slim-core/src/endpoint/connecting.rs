@@ -209,6 +209,7 @@ impl Endpoint {
         }
         self.leave_lane(now, token);
         self.update_state(token);
+        // Whoever cannot be reached through the witness has most likely ended.
         let gone = !direct && matches!(why, Failure::Eof | Failure::Errno(_));
         let idle = !self.flow(token).change.has_connection();
         if failures == 0 || (gone && idle && self.end_untold(now, token)) {

@@ -120,11 +120,10 @@ pub(super) struct Surveyed {
     escalations: VecDeque<SurveyedEscalation>,
 }
 
-fn keep<T>(all: &mut VecDeque<T>, new: T) {
-    if all.len() == KEPT {
-        all.pop_front();
-    }
+/// Keeps `new`. If there are too many then, drops the oldest one, and gives it.
+fn keep<T>(all: &mut VecDeque<T>, new: T) -> Option<T> {
     all.push_back(new);
+    (all.len() > KEPT).then(|| all.pop_front()).flatten()
 }
 
 impl Endpoint {
@@ -224,11 +223,9 @@ impl Endpoint {
             missed: 0,
         };
         let all = &mut self.surveyed.escalations;
-        let dropped = all.front().filter(|_| all.len() == KEPT);
-        let missed = dropped.map_or(0, |dropped| dropped.missed + 1);
-        keep(all, escalation);
-        if let Some(oldest) = all.front_mut() {
-            oldest.missed += missed;
+        let dropped = keep(all, escalation);
+        if let (Some(dropped), Some(oldest)) = (dropped, all.front_mut()) {
+            oldest.missed += dropped.missed + 1;
         }
     }
 

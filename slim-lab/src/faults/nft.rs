@@ -136,6 +136,15 @@ impl Rule {
         self.apply(nodes.iter().map(Node::net))
     }
 
+    /// Installs the rule between these nodes, in both directions.
+    pub fn apply_between(&self, one: &[Node], other: &[Node]) -> Result<Vec<RuleGuard>> {
+        let from = |nodes: &[Node]| {
+            let all = nodes.iter().flat_map(Node::addresses).copied();
+            self.clone().from_addresses(all)
+        };
+        Ok(vec![from(one).apply_to(other)?, from(other).apply_to(one)?])
+    }
+
     fn text(&self, table: &str) -> String {
         let mut from = format!("iifname \"{}\"", self.interfaces);
         if !self.sources.is_empty() {
