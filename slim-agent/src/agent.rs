@@ -358,6 +358,12 @@ impl Agent {
         self.send(Command::Demote { token });
     }
 
+    /// The front end has given the flow up, because its stream lacks bytes. The peer is told that the flow is reset, and
+    /// [`FlowIo::escalate`] is called unless the flow is plain TCP or over.
+    pub fn out_of_step(&self, token: FlowToken) {
+        self.send(Command::OutOfStep { token });
+    }
+
     /// Makes the flow plain TCP as soon as the peer has confirmed that, or after it has failed to answer.
     /// [`FlowIo::legacy`] is called at that moment; until then nothing changes.
     pub fn demote_confirmed(&self, token: FlowToken) {

@@ -80,8 +80,9 @@ pub trait FlowIo: Send + Sync + 'static {
     fn trim(&self, peer_received: u64);
 
     /// Passes the kept bytes from position `from` on to `f`, in contiguous pieces, until `f` takes less than it was
-    /// offered or no bytes are left. Returns the position reached.
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64;
+    /// offered or no bytes are left. Returns the position reached. `None` if bytes are missing: the front end has [given the
+    /// flow up](crate::Agent::out_of_step).
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64>;
 
     /// Whether the application's socket is an IPv6 socket with an IPv4 connection. The flow's later transports must be
     /// such sockets, too.

@@ -52,8 +52,8 @@ impl FlowIo for Mistake {
         }
     }
     fn stash(&self, _: &[u8]) {}
-    fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        from
+    fn replay(&self, from: u64, _: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+        Some(from)
     }
     fn before_connect(&self, _: TransportRef<'_>) -> std::io::Result<()> {
         Ok(())

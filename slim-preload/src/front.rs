@@ -221,19 +221,18 @@ impl FlowIo for Handle {
         }
     }
 
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        if self.flow.own().is_none_or(|ctl| ctl.is_lost()) {
-            return self.sent();
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+        let is_lost = self.flow.own().is_none_or(|ctl| ctl.is_lost());
+        // Bytes are missing if there was no memory for them, or if the peer asks for bytes that it has acknowledged, because a forked
+        // child of it has read them.
+        let reached = match is_lost {
+            true => None,
+            false => self.flow.stream.replay(from, f).ok(),
+        };
+        if reached.is_none() {
+            transport::out_of_step(self.flow);
         }
-        match self.flow.stream.replay(from, f) {
-            Ok(at) => at,
-            Err(_) => {
-                // The peer asks for bytes that it has acknowledged: a forked child of the peer has read them. Write
-                // nothing more. `install` aborts the new connection.
-                transport::out_of_step(self.flow);
-                self.sent()
-            }
-        }
+        reached
     }
 
     fn install(&self, transport: Transport) {

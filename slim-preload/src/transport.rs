@@ -219,14 +219,14 @@ pub fn give_up(flow: &'static Flow, why: &DrainError) {
     out_of_step(flow);
 }
 
-/// Ends the flow in an error, rather than with wrong bytes.
+/// Ends the flow in an error at both ends, rather than with wrong or missing bytes.
 pub fn out_of_step(flow: &'static Flow) {
     let token = flow.token();
     if let Some(ctl) = flow.own() {
         let errno = ctl.taken().unwrap_or(libc::ECONNRESET);
         conclude(flow, ctl, Verdict::Errno(errno));
     }
-    runtime::with_agent(|a| a.demote(token));
+    runtime::with_agent(|a| a.out_of_step(token));
 }
 
 /// Installs a new transport on which the replay is done. `relayed`: it goes through the witness.
@@ -277,7 +277,7 @@ pub fn install(flow: &'static Flow, new: c_int, relayed: bool) {
             retire(&mut ctl);
             abort(new);
             // Otherwise the peer would ask for another transport, again and again.
-            runtime::with_agent(|a| a.demote(flow.token()));
+            runtime::with_agent(|a| a.out_of_step(flow.token()));
         }
     }
     drop(ctl);

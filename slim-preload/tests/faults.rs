@@ -539,3 +539,29 @@ fn connections_used_by_exit_handlers_and_destructors() {
     let ways = ways.map(|way| format!("{way} {}", library.display()));
     unnoticed("last_words", &ways.each_ref().map(String::as_str), 1);
 }
+
+/// If there is no memory for a copy of the bytes that are sent, a connection that breaks ends in an error. Its peer must not take the end of
+/// the process for the end of the stream.
+#[test]
+fn a_stream_with_missing_bytes_has_no_orderly_end() {
+    if !own_network("a_stream_with_missing_bytes_has_no_orderly_end") {
+        return;
+    }
+    let binary = compile("unkept", &[]);
+    for kib in [32, 128] {
+        for how in ["close", "exit"] {
+            let one = || {
+                Program::new(&binary)
+                    .env("T_ARGS", format!("{} {how}", kib << 10))
+                    .env("T_OWN_NETWORK", "1")
+                    .preloaded(true)
+                    .negotiation_ms(NEGOTIATED_MS)
+            };
+            let (server, client) = pair(one(), one());
+            println!("{kib} KiB, {how}: {}{}", server.stdout, client.stderr);
+            let said = server.stdout.contains("which is right");
+            let (server, client) = (server.transcript(), client.transcript());
+            assert!(said, "{kib} KiB, {how}\n{server}\n{client}");
+        }
+    }
+}

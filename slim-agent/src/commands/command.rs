@@ -88,6 +88,9 @@ pub(crate) enum Command {
     Dirty {
         token: FlowToken,
     },
+    OutOfStep {
+        token: FlowToken,
+    },
     Demote {
         token: FlowToken,
     },

@@ -186,6 +186,7 @@ impl Driver {
         match &command {
             // Messages of the peer that have arrived before take effect first.
             Command::Fault { .. }
+            | Command::OutOfStep { .. }
             | Command::Demote { .. }
             | Command::DemoteConfirmed { .. }
             | Command::Shut { .. }
@@ -309,6 +310,7 @@ impl Driver {
                 how,
             } => self.endpoint.announce(token, final_seq, how),
             Command::Dirty { token } => self.watch.dirty(now, token),
+            Command::OutOfStep { token } => self.endpoint.out_of_step(now, token),
             Command::Demote { token } => self.endpoint.demote(now, token),
             Command::DemoteConfirmed { token } => self.endpoint.demote_confirmed(now, token),
             Command::Gone { token } => self.gone(now, token),

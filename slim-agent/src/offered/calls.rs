@@ -8,7 +8,7 @@ use libc::c_void;
 use crate::offered::plain::PlainAddr;
 
 /// The name under which the preload library exports [`host::offered`](crate::offered::host::offered).
-pub const SYMBOL: &CStr = c"slim_offered_agent_2";
+pub const SYMBOL: &CStr = c"slim_offered_agent_3";
 
 /// What the host offers.
 #[repr(C)]
@@ -51,6 +51,7 @@ pub(crate) mod of_agent {
     pub(crate) const FLUSH: u32 = 14;
     /// Whether the agent takes commands.
     pub(crate) const IS_THERE: u32 = 15;
+    pub(crate) const OUT_OF_STEP: u32 = 16;
 }
 
 /// Numbers of the methods of [`FlowIo`](crate::FlowIo).

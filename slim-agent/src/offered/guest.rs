@@ -85,6 +85,7 @@ impl AgentGuest {
                 told: false,
             } => self.of_flow(of_agent::FINISH, token, [final_seq, plain::how(how)]),
             Command::Dirty { token } => self.of_flow(of_agent::DIRTY, token, [0; 2]),
+            Command::OutOfStep { token } => self.of_flow(of_agent::OUT_OF_STEP, token, [0; 2]),
             Command::Demote { token } => self.of_flow(of_agent::DEMOTE, token, [0; 2]),
             Command::Gone { token } => self.of_flow(of_agent::GONE, token, [0; 2]),
             // Not used by front ends that share an agent. Threads that wait for one of these are told that nobody answers.
@@ -262,7 +263,7 @@ fn ask(io: &dyn FlowIo, call: &FlowCall) -> [u64; 3] {
             [drained.received, drained.sent, 0]
         }
         of_flow::SENT => [io.sent(), 0, 0],
-        of_flow::REPLAY => [replay(io, call), 0, 0],
+        of_flow::REPLAY => plain::option(replay(io, call)),
         of_flow::MAPS_V4 => truth(io.maps_v4()),
         of_flow::BEFORE_CONNECT => refusal(io.before_connect(transport())),
         of_flow::PREPARE => refusal(io.prepare(transport())),
@@ -294,7 +295,7 @@ fn data(call: &FlowCall) -> &[u8] {
     }
 }
 
-fn replay(io: &dyn FlowIo, call: &FlowCall) -> u64 {
+fn replay(io: &dyn FlowIo, call: &FlowCall) -> Option<u64> {
     let (from, context) = (call.numbers[0], call.context);
     let take: TakeBytes = call.take.expect("the host passes it");
     io.replay(from, &mut |bytes| {

@@ -183,6 +183,7 @@ fn carry_out(hosted: Arc<Hosted>, command: &mut PlainCommand) -> bool {
         of_agent::FINISH => agent.finish(token, first, how()),
         of_agent::DIRTY => agent.dirty(token),
         of_agent::DEMOTE => agent.demote(token),
+        of_agent::OUT_OF_STEP => agent.out_of_step(token),
         of_agent::GONE => agent.gone(token),
         of_agent::LISTEN => {
             let fd = (first as u32).cast_signed();
@@ -385,12 +386,12 @@ impl FlowIo for HostedFlow {
         self.call(of_flow::TRIM, peer_received);
     }
 
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
         let mut taker: ReplayTaker<'_> = f;
         let mut call = FlowCall::new(of_flow::REPLAY, [from, 0, 0]);
         call.take = Some(take);
         call.context = from_mut(&mut taker).cast();
-        self.call_with(call)[0]
+        plain::as_option(self.call_with(call))
     }
 
     fn maps_v4(&self) -> bool {

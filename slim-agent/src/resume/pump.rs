@@ -153,7 +153,7 @@ fn write_some(
         return Ok(false);
     }
     let mut outcome = Ok(());
-    progress.next = install.io.replay(before, &mut |piece| {
+    let reached = install.io.replay(before, &mut |piece| {
         if outcome.is_err() {
             return 0;
         }
@@ -162,6 +162,7 @@ fn write_some(
             0
         })
     });
+    progress.next = reached.ok_or(io::ErrorKind::ConnectionAborted)?;
     match outcome {
         Err(e) if !is_passing(&e) => Err(e),
         _ => Ok(progress.next != before),
@@ -307,8 +308,8 @@ mod tests {
         fn stash(&self, data: &[u8]) {
             self.1.lock().unwrap().extend(data);
         }
-        fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-            self.0.replay(from, f).unwrap()
+        fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+            self.0.replay(from, f).ok()
         }
         fn before_connect(&self, _: TransportRef<'_>) -> io::Result<()> {
             Ok(())

@@ -263,8 +263,8 @@ impl FlowIo for AnyFlow {
         self.state.lock().unwrap().stash.push(data).unwrap();
     }
 
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        self.stream.replay(from, f).unwrap()
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+        self.stream.replay(from, f).ok()
     }
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {

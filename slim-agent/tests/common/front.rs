@@ -242,8 +242,8 @@ impl FlowIo for FlowSocket {
         self.stream.stash(receiving, data).unwrap();
     }
 
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        self.stream.replay(from, f).unwrap()
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+        self.stream.replay(from, f).ok()
     }
 
     fn before_connect(&self, transport: TransportRef<'_>) -> io::Result<()> {

@@ -85,6 +85,18 @@ impl Endpoint {
         }
     }
 
+    /// The front end has given the flow up: its stream lacks bytes, or it is not known which bytes have been sent. The peer is told that
+    /// the flow is reset, so that it takes the end of no connection for the end of the stream. A flow that is plain TCP or over stays
+    /// as it is.
+    pub fn out_of_step(&mut self, now: Time, token: FlowToken) {
+        match self.state(token) {
+            Some(State::Negotiating) => self.hello_over(now, token),
+            Some(state) if state.carries() => {}
+            _ => return,
+        }
+        self.escalate_with_cause(now, token, EscalateReason::OutOfStep);
+    }
+
     /// The application has closed the flow, and the driver stops waiting for the delivery of its bytes: `owed` bytes
     /// may get lost. The driver calls [`gone`](Endpoint::gone) next.
     pub fn orphan(&mut self, now: Time, token: FlowToken, owed: u64, limit: LingerLimit) {

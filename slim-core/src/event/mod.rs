@@ -216,7 +216,8 @@ pub enum EscalateReason {
     PeerReset,
     /// The peer had closed the flow, so what we sent has no reader.
     PeerClosed,
-    /// The two sides do not agree on how much was sent. Going on would corrupt the stream.
+    /// The two sides do not agree on how much was sent, or bytes are missing, for which there was no memory. Going on would corrupt the
+    /// stream.
     OutOfStep,
     /// Our application had closed the flow, and a [`LingerLimit`] was exceeded while it had no transport.
     Orphaned,

@@ -65,7 +65,7 @@ impl FlowCore {
         self.stream.bar();
         let errno = ctl.taken.unwrap_or(libc::ECONNRESET);
         ctl.given_up.get_or_insert(Verdict::Errno(errno));
-        self.agent().demote(self.token);
+        self.agent().out_of_step(self.token);
     }
 
     /// [`conclude`](Self::conclude), for callers that need the lock no longer. Also releases posts that have become hopeless.
@@ -256,22 +256,20 @@ impl FlowIo for FlowCore {
         self.note_stashed();
     }
 
-    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> u64 {
-        match self.stream.replay(from, f) {
-            Ok(at) => {
-                let mut ctl = self.ctl();
+    fn replay(&self, from: u64, f: &mut dyn FnMut(&[u8]) -> usize) -> Option<u64> {
+        let reached = self.stream.replay(from, f).ok();
+        let mut ctl = self.ctl();
+        match reached {
+            Some(at) => {
                 ctl.replayed += at - from;
                 ctl.replaying += at - from;
-                at
             }
-            Err(_) => {
-                // The replay buffer lacks a byte. The flow ends; `install` will close the new connection.
-                let mut ctl = self.ctl();
+            None => {
                 self.fail_desynchronized(&mut ctl);
                 self.conclude_unlocked(ctl);
-                self.stream.sent()
             }
         }
+        reached
     }
 
     fn maps_v4(&self) -> bool {
@@ -305,7 +303,7 @@ impl FlowIo for FlowCore {
         }
         if ctl.given_up.is_some() {
             slim_sys::disconnect(fd.raw());
-            self.agent().demote(self.token);
+            self.agent().out_of_step(self.token);
             return self.conclude_unlocked(ctl);
         }
         self.stream.install(&mut ctl.receiving, fd.raw(), relayed);

@@ -455,6 +455,42 @@ fn a_reset_after_a_close_announced_too_early_is_a_fault() {
     assert!(pair.events[B].iter().any(resumed), "{:?}", pair.events[B]);
 }
 
+/// The front end of one side has given the flow up. The other side takes no end of a connection for the end of the stream.
+#[test]
+fn a_flow_out_of_step_has_no_orderly_end() {
+    let reset = Some(Verdict::Errno(RESET));
+    for udp in [Net::Works, Net::Silent] {
+        let mut pair = Pair::live();
+        pair.udp[B] = udp;
+        pair.ends[A].out_of_step(pair.now, FLOW);
+        pair.run();
+        assert_eq!(pair.verdict(A), reset);
+        assert_eq!(pair.state(B), Some(State::Live), "reads what has arrived");
+        pair.ends[A].gone(pair.now, FLOW);
+        pair.udp[B] = Net::Works;
+        eof(&mut pair, B, 5);
+        pair.wait(ms(60));
+        assert_eq!(pair.verdict(B), reset);
+    }
+    // Without a transport the error comes at once.
+    let mut pair = Pair::live();
+    pair.tcp = [Net::Silent; 2];
+    for n in [A, B] {
+        pair.ends[n].fault(pair.now, FLOW, Cause::Errno(RESET));
+    }
+    pair.wait(ms(20));
+    assert!(pair.states().iter().all(|state| *state != State::Live));
+    pair.ends[A].out_of_step(pair.now, FLOW);
+    pair.run();
+    assert_eq!([pair.verdict(A), pair.verdict(B)], [reset; 2]);
+    // A flow that is plain TCP stays so.
+    let mut pair = Pair::live();
+    pair.ends[A].demote(pair.now, FLOW);
+    pair.ends[A].out_of_step(pair.now, FLOW);
+    pair.run();
+    assert_eq!(pair.verdict(A), None);
+}
+
 /// The name of the event in an event log.
 fn name(event: &Event) -> &'static str {
     match event {
