@@ -92,6 +92,16 @@ fn open_mpi_5_four_ranks_one_by_one() {
     one_by_one(Flavor::OpenMpi5, 4, 1);
 }
 
+#[test]
+fn mpich_4_one_by_one() {
+    one_by_one(Flavor::Mpich4, 4, 1);
+}
+
+#[test]
+fn mpich_5_one_by_one() {
+    one_by_one(Flavor::Mpich5, 4, 1);
+}
+
 /// Kills all connections of the ranks at once, many times.
 fn all_at_once(flavor: Flavor, ranks: usize, few: usize) {
     let ms = Duration::from_millis;
@@ -178,6 +188,16 @@ fn open_mpi_5_with_its_daemons() {
     everything(Flavor::OpenMpi5);
 }
 
+#[test]
+fn mpich_4_with_its_daemons() {
+    everything(Flavor::Mpich4);
+}
+
+#[test]
+fn mpich_5_with_its_daemons() {
+    everything(Flavor::Mpich5);
+}
+
 /// Seconds of work of a bare run, enough for all kills.
 const BARE_WORK: u64 = 6;
 
@@ -217,6 +237,16 @@ fn open_mpi_4_without_slim_does_not_finish() {
 #[test]
 fn open_mpi_5_without_slim_does_not_finish() {
     bare_does_not(Flavor::OpenMpi5);
+}
+
+#[test]
+fn mpich_4_without_slim_does_not_finish() {
+    bare_does_not(Flavor::Mpich4);
+}
+
+#[test]
+fn mpich_5_without_slim_does_not_finish() {
+    bare_does_not(Flavor::Mpich5);
 }
 
 /// Without faults a bare run finishes, so the faults are what ends it.

@@ -1,4 +1,4 @@
-//! `slim-rsh-agent`: a wrapper that Open MPI calls in place of ssh (or of the user's own agent).
+//! `slim-rsh-agent`: a wrapper that launchers call in place of ssh (or of the user's own agent).
 //!
 //! ssh carries no environment, so the remote daemon would run without SLIM. The
 //! wrapper adds `LD_PRELOAD` and the `SLIM_` variables to the remote command, and
@@ -11,7 +11,6 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
-use crate::run::openmpi::DEFAULT_AGENT;
 use crate::run::{hosts, launcher, preload};
 use crate::settings::Settings;
 use crate::shell;
@@ -22,6 +21,9 @@ pub const PROGRAM: &str = "slim-rsh-agent";
 /// Variable with the agent that the user chose, in Open MPI's syntax (alternatives
 /// separated by colons, arguments by blanks). Not a `SLIM_` name, because it is no setting.
 pub const AGENT_VARIABLE: &str = "_SLIM_RSH_AGENT";
+
+/// The agent if that variable is missing.
+const DEFAULT_AGENT: &str = "ssh : rsh";
 
 /// ssh options that take an argument and may precede the host name.
 const OPTIONS_WITH_VALUE: [&str; 9] = ["-l", "-p", "-o", "-i", "-F", "-J", "-b", "-c", "-S"];
@@ -43,7 +45,7 @@ pub fn exec(args: &[String]) -> CliError {
 fn command(args: &[String]) -> Result<Command, CliError> {
     let (front, remote) = split_at_command(args).ok_or_else(|| {
         CliError::input(format!(
-            "{PROGRAM}: mpirun must call it as `{PROGRAM} [OPTIONS] HOST COMMAND`"
+            "{PROGRAM}: a launcher must call it as `{PROGRAM} [OPTIONS] HOST COMMAND`"
         ))
     })?;
     let chosen = env::var(AGENT_VARIABLE).unwrap_or_else(|_| DEFAULT_AGENT.into());

@@ -6,14 +6,15 @@ use slim_lab::{Lab, artifacts, launch};
 
 use crate::failure::CliError;
 
-/// Variables for a command on a node: the lab's agent instead of ssh for both series
-/// of Open MPI, and permission to run as root, as every command of a lab does.
+/// Variables for a command on a node: the lab's agent instead of ssh for every MPI
+/// that `slim run` knows, and permission to run as root, as every command of a lab does.
 pub fn launcher_environment(lab: &Lab) -> Result<Vec<(&'static str, OsString)>, CliError> {
     let agent = artifacts::program("slim-lab-agent").map_err(|e| CliError::input(e.to_string()))?;
     let mut vars = launch::environment(lab);
     vars.extend([
         ("OMPI_MCA_plm_rsh_agent", agent.clone().into()),
-        ("PRTE_MCA_plm_ssh_agent", agent.into()),
+        ("PRTE_MCA_plm_ssh_agent", agent.clone().into()),
+        ("HYDRA_LAUNCHER_EXEC", agent.into()),
     ]);
     for name in [
         "OMPI_ALLOW_RUN_AS_ROOT",

@@ -4,19 +4,26 @@ mod common;
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use common::{Scratch, assert_refused, output, slim};
 
 const HYDRA: &str = "echo 'HYDRA build details:'; echo '    Version: 4.0.2'";
 
 /// A script in place of `mpirun` that prints its variables and arguments.
-fn mpirun(scratch: &Scratch, version: &str) -> std::path::PathBuf {
+fn mpirun(scratch: &Scratch, version: &str) -> PathBuf {
+    let version = format!("echo 'mpirun (Open MPI) {version}'");
+    launcher(scratch, "mpirun", &version)
+}
+
+/// The same with this name, and this way to tell its version.
+fn launcher(scratch: &Scratch, name: &str, version: &str) -> PathBuf {
     scratch.script(
-        "mpirun",
+        name,
         &format!(
-            "[ \"$1\" = --version ] && {{ echo 'mpirun (Open MPI) {version}'; exit 0; }}\n\
+            "[ \"$1\" = --version ] && {{ {version}; exit 0; }}\n\
              for a in \"$@\"; do echo \"arg=$a\"; done\n\
-             env | grep -E '^(SLIM|_SLIM|LD_PRELOAD|OMPI_MCA|PRTE_MCA)'"
+             env | grep -E '^(SLIM|_SLIM|LD_PRELOAD|OMPI_MCA|PRTE_MCA|HYDRA)'"
         ),
     )
 }
@@ -280,13 +287,51 @@ fn several_problems_are_all_named() {
 }
 
 #[test]
+fn mpich_gets_values_for_ranks_and_a_wrapped_agent_for_daemons() {
+    let scratch = Scratch::new("mpich");
+    let library = scratch.library();
+    let mpiexec = launcher(&scratch, "mpiexec", HYDRA);
+    let run = |more: &[&str]| {
+        let mut command = slim();
+        command.env("HYDRA_LAUNCHER_EXEC", "/my/agent -q");
+        command.args(["run", "--preload"]).arg(&library);
+        command.args(["--set", "SLIM_ATTEMPTS=5", "--btl", "--"]);
+        command.arg(&mpiexec).args(more).args(["-n", "2", "prog"]);
+        let (status, out, err) = output(&mut command);
+        assert_eq!(status, 0, "{err}");
+        assert!(err.contains("--btl") && err.contains("MPICH"), "{err}");
+        out
+    };
+    let out = run(&[]);
+    let args: Vec<_> = out.lines().filter_map(|l| l.strip_prefix("arg=")).collect();
+    let library = library.display().to_string();
+    let ours = [
+        "-genv",
+        "LD_PRELOAD",
+        &library,
+        "-genv",
+        "SLIM_ATTEMPTS",
+        "5",
+    ];
+    assert_eq!(args[..6], ours);
+    assert_eq!(args[6..], ["-n", "2", "prog"]);
+    let wrapper = env!("CARGO_BIN_EXE_slim-rsh-agent");
+    let agent = format!("HYDRA_LAUNCHER_EXEC={wrapper}\n");
+    assert!(out.contains(&agent), "{out}");
+    assert!(out.contains("_SLIM_RSH_AGENT=/my/agent -q\n"), "{out}");
+    // Where srun starts the daemons, it must not be replaced.
+    let out = run(&["-launcher", "slurm"]);
+    assert!(out.contains("HYDRA_LAUNCHER_EXEC=/my/agent -q\n"), "{out}");
+}
+
+#[test]
 fn launchers_that_are_not_supported_say_what_to_do_by_hand() {
     let scratch = Scratch::new("foreign");
     let library = scratch.library();
-    let hydra = scratch.script("mpiexec", HYDRA);
+    let intel = scratch.script("mpiexec", "echo 'Intel(R) MPI Library'");
     let srun = scratch.script("srun", "exit 0");
     for (launcher, word) in [
-        (hydra, "-genv LD_PRELOAD"),
+        (intel, "-genv LD_PRELOAD"),
         (srun, "--export=ALL,LD_PRELOAD="),
     ] {
         let mut command = slim();

@@ -7,6 +7,8 @@ use slim_lab::Lab;
 
 /// Limit of the component's handshake, in seconds (docs/OPENMPI.md).
 const HANDSHAKE: f64 = 1.0;
+/// Time within which a flow that is closed while it has no transport is released, in seconds.
+const RELEASED: f64 = 0.1;
 /// Reasons of an escalation that mean that the peer has left, not that a resume failed.
 const PEER_LEFT: [&str; 3] = ["peer_gone", "peer_closed", "peer_reset"];
 
@@ -61,11 +63,13 @@ impl Events {
     }
 
     /// Escalations that should not have happened. An escalation is right only if its reason is that the peer had left, and if
-    /// either all work was done (`done`, seconds since 1970) or the peer's own log says that its application had closed the
-    /// connection. Open MPI closes one of two connections that were made at the same time.
+    /// either all work was done (`done`, seconds since 1970), or the application has met the end of the stream and no error, or the
+    /// peer's own log says that its application had closed the connection. MPI libraries close one of two connections that were
+    /// made at the same time.
     pub fn wrongly_given_up(&self, done: f64) -> Vec<&Value> {
         let left = |e: &Value| PEER_LEFT.contains(&word(e, "reason"));
-        let rightly = |e: &&Value| left(e) && (at(e) >= done || self.closed_by_peer(e));
+        let ended = |e: &Value| word(e, "reason") == "peer_closed" && e["errno"] == 0;
+        let rightly = |e: &&Value| left(e) && (at(e) >= done || ended(e) || self.closed_by_peer(e));
         self.of_kind("escalate").filter(|e| !rightly(e)).collect()
     }
 
@@ -88,12 +92,14 @@ impl Events {
         ends.len() == 2 && ends.iter().all(|e| left(e) && soon(e))
     }
 
-    /// Whether the application at the other end of this event's flow had closed it.
+    /// Whether the application at the other end of this event's flow had closed it. That end logs it when it has released the flow, a
+    /// moment after it has told its peer. It logs nothing if the flow was not live there yet.
     fn closed_by_peer(&self, event: &Value) -> bool {
-        let same = |e: &Value| word(e, "flow") == word(event, "flow");
-        let other_end = |e: &Value| word(e, "sock") == word(event, "peer");
-        self.of_kind("closed")
-            .any(|e| same(e) && other_end(e) && at(e) <= at(event))
+        let same = |e: &&Value| word(e, "flow") == word(event, "flow");
+        let other_end = |e: &&Value| word(e, "sock") == word(event, "peer");
+        let mut there = self.lines.iter().filter(same).filter(other_end).peekable();
+        there.peek().is_none()
+            || there.any(|e| word(e, "kind") == "closed" && at(e) <= at(event) + RELEASED)
     }
 
     /// The events of every flow, separately for each of its ends: grouped by process and flow name.

@@ -313,7 +313,9 @@ impl MessagePlan {
         if ranks > cores {
             // Ranks that share a core must not spin while they wait for each other.
             job = match self.flavor {
-                Flavor::Mpich => job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1"),
+                Flavor::Mpich | Flavor::Mpich4 | Flavor::Mpich5 => {
+                    job.env("MPIR_CVAR_POLLS_BEFORE_YIELD", "1")
+                }
                 Flavor::OpenMpi4 | Flavor::OpenMpi5 | Flavor::OpenMpi5Components => job
                     .option("--mca")
                     .option("mpi_yield_when_idle")

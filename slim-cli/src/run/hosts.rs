@@ -12,74 +12,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, ToSocketAddrs, UdpSocket};
 
 use slim_core::config::{Config, VARIABLES};
 
+use super::mpis::HostOptions;
 use crate::settings::Settings;
 
 const PEERS: &str = "SLIM_PEERS";
 
-/// Options of `mpirun` that list hosts.
-const LISTS: [&str; 3] = ["-H", "-host", "--host"];
-/// Options that name a file with a list of hosts.
-const FILES: [&str; 5] = [
-    "-hostfile",
-    "--hostfile",
-    "-machinefile",
-    "--machinefile",
-    "--default-hostfile",
-];
-/// Options with two values.
-const PAIRS: [&str; 8] = [
-    "-mca",
-    "--mca",
-    "-gmca",
-    "--gmca",
-    "-prtemca",
-    "--prtemca",
-    "-pmixmca",
-    "--pmixmca",
-];
-/// Common options without a value; the next word may be the program. The word after any other option is its value.
-const FLAGS: [&str; 22] = [
-    "-q",
-    "-v",
-    "-d",
-    "--quiet",
-    "--verbose",
-    "--oversubscribe",
-    "-oversubscribe",
-    "--nooversubscribe",
-    "--allow-run-as-root",
-    "--report-bindings",
-    "-report-bindings",
-    "--display-map",
-    "--display-allocation",
-    "--tag-output",
-    "--timestamp-output",
-    "--use-hwthread-cpus",
-    "--bynode",
-    "--byslot",
-    "--nolocal",
-    "-nolocal",
-    "--enable-recovery",
-    "--do-not-launch",
-];
-/// Variables of batch systems and of Open MPI that name a file with a list of hosts.
-const FILE_VARIABLES: [&str; 6] = [
+/// Variables of batch systems that name a file with a list of hosts.
+const FILE_VARIABLES: [&str; 4] = [
     "PBS_NODEFILE",
     "PE_HOSTFILE",
     "LSB_DJOB_HOSTFILE",
     "COBALT_NODEFILE",
-    "OMPI_MCA_orte_default_hostfile",
-    "PRTE_MCA_prte_default_hostfile",
 ];
 /// Variables that list hosts in Slurm's notation.
 const LIST_VARIABLES: [&str; 2] = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"];
 /// Most hosts of a list; a longer one is a mistake.
 const MOST: usize = 1 << 16;
 
-/// The hosts on which `mpirun` with these arguments would start processes, as far as known.
-pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
-    let mut found = of_arguments(args);
-    for name in FILE_VARIABLES {
+/// The hosts on which a launcher with these options would start processes with these arguments, as far as known.
+pub fn of_job(options: &HostOptions, args: &[OsString]) -> BTreeSet<String> {
+    let mut found = of_arguments(options, args);
+    for name in options.variables.iter().chain(&FILE_VARIABLES) {
         found.extend(env::var_os(name).iter().flat_map(|file| in_file(file)));
     }
     for name in LIST_VARIABLES {
@@ -88,7 +41,7 @@ pub fn of_job(args: &[OsString]) -> BTreeSet<String> {
     found
 }
 
-fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
+fn of_arguments(options: &HostOptions, args: &[OsString]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut rest = args.iter();
     while let Some(arg) = rest.next() {
@@ -99,16 +52,16 @@ fn of_arguments(args: &[OsString]) -> BTreeSet<String> {
         };
         let has_value = value.is_some();
         let mut value = || value.clone().or_else(|| rest.next().cloned());
-        if LISTS.contains(&name) {
+        if options.lists.contains(&name) {
             let list = value().unwrap_or_default();
             let list = list.to_string_lossy();
             found.extend(list.split(',').filter_map(host));
-        } else if FILES.contains(&name) {
+        } else if options.files.contains(&name) {
             found.extend(in_file(&value().unwrap_or_default()));
-        } else if PAIRS.contains(&name) {
+        } else if options.pairs.contains(&name) {
             rest.nth(1);
         } else if name.starts_with('-') {
-            if !has_value && !FLAGS.contains(&name) {
+            if !has_value && !options.flags.contains(&name) {
                 rest.next();
             }
         } else {
@@ -218,14 +171,30 @@ fn own_towards(ip: IpAddr) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mpis;
     use super::*;
 
     fn set<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
         names.map(String::from).into()
     }
 
+    fn of_with(version: &str, args: &[&str]) -> BTreeSet<String> {
+        let options = &mpis::of_version(version).unwrap().hosts;
+        of_arguments(
+            options,
+            &args.iter().map(OsString::from).collect::<Vec<_>>(),
+        )
+    }
+
     fn of(args: &[&str]) -> BTreeSet<String> {
-        of_arguments(&args.iter().map(OsString::from).collect::<Vec<_>>())
+        of_with("(Open MPI) 4.1.4", args)
+    }
+
+    #[test]
+    fn hosts_are_found_in_options_of_hydra() {
+        let args = "-l -genv A b -ppn 1 -hosts a,b:2 prog -hosts x : -host c prog";
+        let args: Vec<_> = args.split(' ').collect();
+        assert_eq!(of_with("HYDRA build details:", &args), set(["a", "b", "c"]));
     }
 
     #[test]
@@ -244,7 +213,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         fs::write(path, "# all\na slots=2\n\n  b # not c\nme@d:3\n").unwrap();
-        for option in FILES {
+        for option in ["-hostfile", "--machinefile", "--default-hostfile"] {
             assert_eq!(of(&[option, path]), set(["a", "b", "d"]), "{option}");
         }
         assert_eq!(of(&["--hostfile", "/no/such/file"]), set([]));

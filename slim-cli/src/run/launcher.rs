@@ -4,33 +4,23 @@ use std::env;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::mpis::{self, MpiEntry};
 use crate::failure::{CliError, NOT_EXECUTABLE, NOT_FOUND};
 
 /// The kind of command that `slim run` starts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
-    /// Open MPI's `mpirun`, with its major version.
-    OpenMpi(OpenMpi),
+    /// A launcher of parallel jobs.
+    Of(&'static MpiEntry),
     /// A launcher of parallel jobs that is not supported yet.
     NotYet(Foreign),
     /// A program that starts no remote processes. It runs unchanged.
     Plain,
 }
 
-/// The Open MPI series whose launchers differ.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OpenMpi {
-    /// 4.x: `orted`, agent in `plm_rsh_agent`.
-    V4,
-    /// 5.x: `prted`, agent in `plm_ssh_agent`.
-    V5,
-}
-
 /// Launchers that are recognised and refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
-    /// `mpiexec` of MPICH and its relatives (hydra).
-    Hydra,
     /// `mpiexec` of Intel MPI (hydra with its own bootstrap).
     Intel,
     /// An Open MPI of an untested series.
@@ -106,41 +96,19 @@ pub fn classify(program: &Path) -> Launcher {
 }
 
 fn by_version(text: &str) -> Launcher {
-    // Open MPI 4 calls itself OpenRTE unless it is started under the name mpirun.
-    if let Some(version) = ["(Open MPI)", "(OpenRTE)"]
-        .iter()
-        .find_map(|mark| text.split(mark).nth(1))
-    {
-        let major = version
-            .trim_start()
-            .split('.')
-            .next()
-            .and_then(|m| m.parse::<u32>().ok());
-        return match major {
-            Some(4) => Launcher::OpenMpi(OpenMpi::V4),
-            Some(5) => Launcher::OpenMpi(OpenMpi::V5),
-            _ => Launcher::NotYet(Foreign::OtherOpenMpi),
-        };
+    match mpis::of_version(text) {
+        Some(mpi) => Launcher::Of(mpi),
+        None if text.contains("(Open MPI)") || text.contains("(OpenRTE)") => {
+            Launcher::NotYet(Foreign::OtherOpenMpi)
+        }
+        None if text.contains("Intel(R) MPI") => Launcher::NotYet(Foreign::Intel),
+        None => Launcher::NotYet(Foreign::Unknown),
     }
-    if text.contains("(PRRTE)") {
-        return Launcher::OpenMpi(OpenMpi::V5);
-    }
-    Launcher::NotYet(if text.contains("Intel(R) MPI") {
-        Foreign::Intel
-    } else if text.contains("HYDRA") {
-        Foreign::Hydra
-    } else {
-        Foreign::Unknown
-    })
 }
 
 /// The message that names the unsupported launcher and says how to set SLIM up by hand.
 pub fn not_yet(what: Foreign, command: &str, preload: &str) -> String {
     let (name, by_hand) = match what {
-        Foreign::Hydra => (
-            "MPICH's hydra",
-            format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
-        ),
         Foreign::Intel => (
             "Intel MPI",
             format!("{command} -genv LD_PRELOAD {preload} … (and any SLIM_ variable by -genv)"),
@@ -168,38 +136,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn launchers_are_recognised_by_their_version_text() {
-        let v = |text| by_version(text);
-        assert_eq!(
-            v("mpirun (Open MPI) 4.1.4\n\nReport bugs"),
-            Launcher::OpenMpi(OpenMpi::V4)
-        );
-        assert_eq!(
-            v("mpirun.openmpi (OpenRTE) 4.1.4"),
-            Launcher::OpenMpi(OpenMpi::V4)
-        );
-        assert_eq!(v("prterun (PRRTE) 3.0.8"), Launcher::OpenMpi(OpenMpi::V5));
-        assert_eq!(
-            v("mpirun (Open MPI) 5.0.11\n"),
-            Launcher::OpenMpi(OpenMpi::V5)
-        );
-        assert_eq!(
-            v("mpirun (Open MPI) 3.1.6"),
-            Launcher::NotYet(Foreign::OtherOpenMpi)
-        );
-        assert_eq!(
-            v("mpirun (Open MPI) 6.0.0a1"),
-            Launcher::NotYet(Foreign::OtherOpenMpi)
-        );
-        assert_eq!(
-            v("HYDRA build details:\n Version: 4.0.2"),
-            Launcher::NotYet(Foreign::Hydra)
-        );
-        assert_eq!(
-            v("Intel(R) MPI Library for Linux* OS, Version 2021.10"),
-            Launcher::NotYet(Foreign::Intel)
-        );
-        assert_eq!(v(""), Launcher::NotYet(Foreign::Unknown));
+    fn launchers_without_an_entry_are_not_supported() {
+        for (text, what) in [
+            ("mpirun (Open MPI) 3.1.6", Foreign::OtherOpenMpi),
+            ("mpirun (Open MPI) 6.0.0a1", Foreign::OtherOpenMpi),
+            (
+                "Intel(R) MPI Library for Linux* OS, Version 2021.10",
+                Foreign::Intel,
+            ),
+            ("", Foreign::Unknown),
+        ] {
+            assert_eq!(by_version(text), Launcher::NotYet(what), "{text}");
+        }
     }
 
     #[test]

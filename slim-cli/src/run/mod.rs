@@ -2,10 +2,12 @@
 
 pub mod beside;
 pub mod budgets;
+mod carry;
 pub mod component;
 pub mod hosts;
 pub mod launcher;
-pub mod openmpi;
+pub mod mpis;
+mod openmpi;
 pub mod preload;
 mod relay;
 pub mod watch;
@@ -18,13 +20,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
 use clap::Args;
-use slim_core::config::TOOL_VARIABLES;
+use slim_core::config::{Config, TOOL_VARIABLES};
 
 use crate::agent;
 use crate::failure::{CliError, NOT_EXECUTABLE};
 use crate::settings::{self, Settings};
 use crate::shell;
 use launcher::Launcher;
+use mpis::OpenMpi;
 
 /// Run a command, for instance mpirun, under SLIM.
 ///
@@ -128,7 +131,7 @@ impl RunPlan {
         let mut plan = Self {
             program,
             args: args.to_vec(),
-            set: vec![("LD_PRELOAD".into(), joined.into())],
+            set: vec![("LD_PRELOAD".into(), joined.clone().into())],
             unset: TOOL_VARIABLES.map(String::from).to_vec(),
             notes: Vec::new(),
             is_watched: false,
@@ -143,40 +146,58 @@ impl RunPlan {
                 let library = library.display().to_string();
                 return Err(CliError::input(launcher::not_yet(what, &name, &library)));
             }
-            Launcher::OpenMpi(version) => {
+            Launcher::Of(mpi) => {
                 refuse_visible_key(&settings)?;
-                hosts::make_peers(&mut settings, hosts::of_job(args));
-                let mut names = vec!["LD_PRELOAD"];
-                names.extend(settings.iter().map(|(n, _)| n));
+                hosts::make_peers(&mut settings, hosts::of_job(&mpi.hosts, args));
+                let mut exported = vec![("LD_PRELOAD", joined.as_str())];
+                exported.extend(settings.iter());
                 let wrapper = wrapper()?;
-                let ready =
-                    openmpi::prepare(version, &plan.program, args, &names, &library, &wrapper);
+                let ready = carry::prepare(mpi, &plan.program, args, &exported, &library, &wrapper);
                 plan.args = ready.args;
-                if options.btl {
-                    match component::arguments(version, &plan.program, args) {
-                        Ok(mut front) => {
-                            front.extend(["-x", watch::WATCH_VARIABLE].map(Into::into));
-                            plan.args.splice(0..0, front);
-                            plan.is_watched = true;
-                        }
-                        Err(why) => plan.notes.push(without_component(&why)),
-                    }
-                }
-                if witness::is_wanted(version, args) && config.witness.is_empty() {
-                    match config.job_key {
-                        Some(_) => plan.witnessed = Some(settings.clone()),
-                        None => plan.notes.push(witness::NO_KEY.into()),
-                    }
-                }
-                let witnessed = plan.witnessed.is_some() || !config.witness.is_empty();
-                plan.notes.extend(budgets::note(&config, witnessed, args));
                 plan.set.extend(ready.set);
                 plan.unset.extend(ready.unset);
+                match mpi.open_mpi {
+                    Some(version) => plan.open_mpi(version, options, &settings, &config),
+                    None if options.btl => {
+                        let why = format!("this is {}", mpi.name);
+                        plan.notes.push(without_component(&why));
+                    }
+                    None => {}
+                }
             }
         }
         plan.set
             .extend(settings.iter().map(|(n, v)| (n.to_owned(), v.into())));
         Ok(plan)
+    }
+
+    /// Adds what only Open MPI has: the native component, and a witness.
+    fn open_mpi(
+        &mut self,
+        version: OpenMpi,
+        options: &RunOptions,
+        settings: &Settings,
+        config: &Config,
+    ) {
+        let args = &options.command[1..];
+        if options.btl {
+            match component::arguments(version, &self.program, args) {
+                Ok(mut front) => {
+                    front.extend(["-x", watch::WATCH_VARIABLE].map(Into::into));
+                    self.args.splice(0..0, front);
+                    self.is_watched = true;
+                }
+                Err(why) => self.notes.push(without_component(&why)),
+            }
+        }
+        if witness::is_wanted(version, args) && config.witness.is_empty() {
+            match config.job_key {
+                Some(_) => self.witnessed = Some(settings.clone()),
+                None => self.notes.push(witness::NO_KEY.into()),
+            }
+        }
+        let witnessed = self.witnessed.is_some() || !config.witness.is_empty();
+        self.notes.extend(budgets::note(config, witnessed, args));
     }
 
     /// The command, with this process's environment and the changes to it.
@@ -253,7 +274,7 @@ fn wrapper() -> Result<PathBuf, CliError> {
             path.display()
         )));
     }
-    // Open MPI splits the agent at blanks (arguments) and colons (alternatives).
+    // Launchers split the agent at blanks (arguments), Open MPI also at colons (alternatives).
     if path.to_string_lossy().contains([' ', ':', '\t', '"']) {
         return Err(CliError::input(format!(
             "{} has a blank, colon or quote in its path, which mpirun would split",

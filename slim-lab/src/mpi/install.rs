@@ -24,11 +24,22 @@ pub enum Flavor {
     /// The distribution's MPICH, which moves its messages by UCX.
     #[strum(to_string = "MPICH")]
     Mpich,
+    /// MPICH 4.0, from the wheel that `scripts/setup` installs. It moves its messages by libfabric (OFI).
+    #[strum(to_string = "MPICH 4.0")]
+    Mpich4,
+    /// MPICH 5.0, from such a wheel. It moves its messages by UCX.
+    #[strum(to_string = "MPICH 5.0")]
+    Mpich5,
 }
 
 impl Flavor {
     /// The implementations of which launcher and daemons survive every fault, too.
-    pub const ALL: [Flavor; 2] = [Flavor::OpenMpi4, Flavor::OpenMpi5];
+    pub const ALL: [Flavor; 4] = [
+        Flavor::OpenMpi4,
+        Flavor::OpenMpi5,
+        Flavor::Mpich4,
+        Flavor::Mpich5,
+    ];
 
     /// A short word for file names.
     pub fn word(self) -> &'static str {
@@ -37,7 +48,14 @@ impl Flavor {
             Flavor::OpenMpi5 => "ompi5",
             Flavor::OpenMpi5Components => "ompi5c",
             Flavor::Mpich => "mpich",
+            Flavor::Mpich4 => "mpich4",
+            Flavor::Mpich5 => "mpich5",
         }
+    }
+
+    /// Whether its launcher is MPICH's.
+    pub(super) fn is_mpich(self) -> bool {
+        matches!(self, Flavor::Mpich | Flavor::Mpich4 | Flavor::Mpich5)
     }
 }
 
@@ -69,10 +87,10 @@ impl Mpi {
                     prefix: None,
                 })
             }
-            Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
+            Flavor::OpenMpi5 | Flavor::OpenMpi5Components | Flavor::Mpich4 | Flavor::Mpich5 => {
                 let name = match flavor {
-                    Flavor::OpenMpi5 => "ompi5",
-                    _ => "openmpi5",
+                    Flavor::OpenMpi5Components => "openmpi5",
+                    wheel => wheel.word(),
                 };
                 let prefix = cache_dir().join(name);
                 let mpirun = first([prefix.join("bin/mpirun")], hint)?;
@@ -117,7 +135,7 @@ impl Mpi {
         let series = match self.flavor {
             Flavor::OpenMpi4 => "openmpi4",
             Flavor::OpenMpi5Components => "openmpi5",
-            Flavor::OpenMpi5 | Flavor::Mpich => {
+            _ => {
                 return Err(Error::Missing {
                     what: format!("a component for {}", self.flavor),
                     tried: Vec::new(),

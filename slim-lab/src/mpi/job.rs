@@ -103,7 +103,9 @@ fn hosts(nodes: &[Node], ranks: usize) -> String {
 }
 
 /// Variables that make MPICH communicate by TCP only, with any of the devices that it may be built for.
-const BY_TCP: [(&str, &str); 3] = [
+const BY_TCP: [(&str, &str); 4] = [
+    // Not about TCP: ranks that have this do not ask their daemon for a file in /tmp, which is left there if the job is killed.
+    ("HWLOC_XMLFILE", "/nonexistent"),
     ("UCX_TLS", "tcp,self"),
     ("FI_PROVIDER", "tcp"),
     ("MPIR_CVAR_NOLOCAL", "1"),
@@ -215,21 +217,25 @@ impl<'a> Job<'a> {
         let agent = artifacts::program("slim-lab-agent")?;
         let nodes = self.lab.nodes();
         let mut command = nodes[0].command(self.mpi.mpirun());
-        if let Some(prefix) = &self.mpi.prefix {
-            command.arg("--prefix").arg(prefix);
-        }
         match self.mpi.flavor() {
-            Flavor::OpenMpi4 => command.args(["--mca", "plm_rsh_agent"]).arg(agent),
-            Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
-                command.args(["--prtemca", "plm_ssh_agent"]).arg(agent)
-            }
-            Flavor::Mpich => command
-                .args(["-launcher", "ssh", "-launcher-exec"])
-                .arg(agent),
-        };
-        match self.mpi.flavor() {
-            Flavor::OpenMpi4 | Flavor::OpenMpi5 | Flavor::OpenMpi5Components => {
+            flavor if flavor.is_mpich() => {
                 command
+                    .args(["-launcher", "ssh", "-launcher-exec"])
+                    .arg(agent)
+                    .args(hydra_placement(&nodes[..self.nodes], self.ranks))
+                    .envs(BY_TCP)
+                    .env("UCX_NET_DEVICES", nodes[0].interface(0));
+            }
+            flavor => {
+                if let Some(prefix) = &self.mpi.prefix {
+                    command.arg("--prefix").arg(prefix);
+                }
+                command.args(match flavor {
+                    Flavor::OpenMpi4 => ["--mca", "plm_rsh_agent"],
+                    _ => ["--prtemca", "plm_ssh_agent"],
+                });
+                command
+                    .arg(agent)
                     .arg("--allow-run-as-root")
                     .args(on_nodes(&nodes[..self.nodes], self.ranks));
                 match &self.component {
@@ -238,13 +244,9 @@ impl<'a> Job<'a> {
                         "slim",
                         self.networks.as_ref().unwrap_or(&self.subnets()),
                     )),
-                }
+                };
             }
-            Flavor::Mpich => command
-                .args(hydra_placement(&nodes[..self.nodes], self.ranks))
-                .envs(BY_TCP)
-                .env("UCX_NET_DEVICES", nodes[0].interface(0)),
-        };
+        }
         command
             .args(&self.options)
             .arg(&self.program)
