@@ -11,6 +11,10 @@ use common::{
     kills::{Killed, Tally},
     soak,
 };
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use slim_lab::{
     Lab, SeededRng, artifacts,
     faults::{
@@ -131,6 +135,47 @@ fn open_mpi_5_dropped_for_five_seconds() {
 #[test]
 fn component_dropped_for_five_seconds() {
     component_survives("drop", seconds(15), dropped);
+}
+
+/// Long packets do not pass. Control messages do, so both ends see that the other one lives.
+fn mtu_hole(lab: &Lab, _: &mut Started<'_>) -> String {
+    let rule = nft::Rule::drop().longer_than(600);
+    let guard = rule.apply_to(lab.nodes()).expect("lay the rule");
+    thread::sleep(seconds(4));
+    let report = guard.lift().expect("lift the rule");
+    assert!(report.packets > 0, "nothing was dropped");
+    format!("long packets dropped for 4 s: {report}")
+}
+
+#[test]
+fn open_mpi_4_mtu_hole_for_four_seconds() {
+    survives("mtu-hole", Flavor::OpenMpi4, seconds(12), mtu_hole);
+}
+
+#[test]
+fn mpich_5_mtu_hole_for_four_seconds() {
+    survives("mtu-hole", Flavor::Mpich5, seconds(12), mtu_hole);
+}
+
+/// A rank is stopped, as by a debugger or by a host that swaps. Its kernel goes on to acknowledge what arrives.
+fn stopped(lab: &Lab, _: &mut Started<'_>) -> String {
+    let ranks = lab.node(1).processes();
+    let rank = ranks.iter().find(|process| process.name == PROGRAM);
+    let pid = Pid::from_raw(rank.expect("a rank").pid.cast_signed());
+    kill(pid, Signal::SIGSTOP).expect("stop the rank");
+    thread::sleep(seconds(4));
+    kill(pid, Signal::SIGCONT).expect("let the rank go on");
+    "a rank stopped for 4 s".into()
+}
+
+#[test]
+fn open_mpi_5_rank_stopped_for_four_seconds() {
+    survives("stopped", Flavor::OpenMpi5, seconds(6), stopped);
+}
+
+#[test]
+fn mpich_4_rank_stopped_for_four_seconds() {
+    survives("stopped", Flavor::Mpich4, seconds(6), stopped);
 }
 
 fn link_down(lab: &Lab, _: &mut Started<'_>) -> String {

@@ -57,15 +57,15 @@ pub struct PlannedFault {
     /// The name of a node, or `any` (the default): a node chosen anew each time.
     #[serde(default = "any_node")]
     pub node: String,
-    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `reset`): 0 is the first.
+    /// The path between the nodes (`link-down`, `address-gone`, `drop`, `mtu-hole`, `reset`): 0 is the first.
     #[serde(default)]
     pub path: usize,
-    /// How many of the selected connections to hit: one at random, or all.
+    /// How many of the selected connections or processes to hit: one at random, or all.
     #[serde(default)]
     pub hit: Hit,
-    /// Only connections of processes with this name.
+    /// Only processes with this name, or their connections.
     pub process: Option<String>,
-    /// Not connections of processes with these names.
+    /// Not processes with these names, nor their connections.
     #[serde(default)]
     pub not_process: Vec<String>,
     /// Only connections with this address at the other end.
@@ -89,13 +89,17 @@ pub enum FaultKind {
     Kill,
     /// A link goes down and comes up.
     LinkDown,
+    /// A router drops all long packets, and tells nobody (an MTU black hole).
+    MtuHole,
     /// A firewall answers with a reset.
     Reset,
     /// A forged RST ends a connection.
     Rst,
+    /// Processes are stopped (SIGSTOP), and go on after a time.
+    Stop,
 }
 
-/// How many of the selected connections to hit.
+/// How many of those selected to hit.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum Hit {
@@ -189,13 +193,18 @@ impl FaultKind {
     pub fn lasts(self) -> bool {
         matches!(
             self,
-            Self::AddressGone | Self::Drop | Self::LinkDown | Self::Reset
+            Self::AddressGone
+                | Self::Drop
+                | Self::LinkDown
+                | Self::MtuHole
+                | Self::Reset
+                | Self::Stop
         )
     }
 
-    /// Whether the fault hits the whole network of a host, not only selected connections.
+    /// Whether the fault hits the whole network of a host, not only selected connections or processes.
     pub fn hits_everything(self) -> bool {
-        self.lasts()
+        self.lasts() && self != Self::Stop
     }
 
     /// Its name in plans and reports.
@@ -254,12 +263,13 @@ impl PlannedFault {
         if self.lasts.is_some() && !self.kind.lasts() {
             return Err("`lasts` is not allowed: this fault is over at once".into());
         }
-        let picks = self.process.is_some()
-            || !self.not_process.is_empty()
-            || self.peer.is_some()
-            || self.port.is_some();
+        let picks_connections = self.peer.is_some() || self.port.is_some();
+        let picks = self.process.is_some() || !self.not_process.is_empty() || picks_connections;
         if picks && self.kind.hits_everything() {
             return Err("connections cannot be selected: this fault hits the whole node".into());
+        }
+        if picks_connections && self.kind == FaultKind::Stop {
+            return Err("only processes can be selected: this fault hits no connection".into());
         }
         Ok(())
     }
@@ -299,8 +309,10 @@ mod tests {
             "fin",
             "kill",
             "link-down",
+            "mtu-hole",
             "reset",
             "rst",
+            "stop",
         ] {
             let plan = Plan::parse(&format!("[[fault]]\nkind = \"{name}\"\n")).unwrap();
             assert_eq!(plan.faults[0].kind.name(), name);
@@ -337,6 +349,7 @@ mod tests {
             ),
             ("[[fault]]\nkind = \"kill\"\nlasts = 1\n", "over at once"),
             ("[[fault]]\nkind = \"drop\"\nport = 80\n", "whole node"),
+            ("[[fault]]\nkind = \"stop\"\nport = 80\n", "only processes"),
             ("[[fault]]\nkind = \"kill\"\npeer = \"nodeB\"\n", "line 3"),
             ("duration = nan\n[[fault]]\nkind = \"kill\"\n", "line 1"),
             ("seed = \n", "line 1"),

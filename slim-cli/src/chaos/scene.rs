@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use procfs::process::all_processes;
+use rustix::process::{Pid, Signal, kill_process};
 use slim_lab::faults::destroy::{self, Selector};
 use slim_lab::faults::diag::{self, DestroyOutcome, OpenConnection};
 use slim_lab::faults::inject::{self, Segment};
@@ -17,6 +18,9 @@ use super::plan::{FaultKind, Hit, Plan, PlannedFault};
 
 /// How long to try to inject a forged segment into a connection.
 const INJECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Packets of more bytes do not pass an MTU black hole. Control messages of SLIM, and TCP's segments without data, do.
+const HOLE: u32 = 600;
 
 /// The place of the faults.
 #[derive(Debug)]
@@ -61,6 +65,8 @@ pub enum ActiveFault {
     Link(link::Down),
     /// Addresses that are removed.
     Address(link::Removed),
+    /// Processes that are stopped.
+    Stopped(StoppedProcesses),
 }
 
 impl ActiveFault {
@@ -76,6 +82,10 @@ impl ActiveFault {
             }
             Self::Link(down) => down.lift().map(|()| None),
             Self::Address(removed) => removed.lift().map(|()| None),
+            Self::Stopped(stopped) => {
+                drop(stopped);
+                Ok(None)
+            }
         }
     }
 }
@@ -156,6 +166,8 @@ impl Scene {
             FaultKind::Fin => self.inject(fault, Segment::Fin, rng),
             FaultKind::Drop => self.firewall(fault, nft::Rule::drop, rng),
             FaultKind::Reset => self.firewall(fault, nft::Rule::reset, rng),
+            FaultKind::MtuHole => self.firewall(fault, || nft::Rule::drop().longer_than(HOLE), rng),
+            FaultKind::Stop => self.stop(fault, rng),
             FaultKind::LinkDown => {
                 let node = self.node(fault, rng)?;
                 let down = link::down(node, fault.path)?;
@@ -240,6 +252,27 @@ impl Scene {
         Ok(found)
     }
 
+    fn stop(&self, fault: &PlannedFault, rng: &mut SeededRng) -> Result<Strike, Error> {
+        let node = self.node(fault, rng)?;
+        let mut chosen = node.processes();
+        chosen.retain(|process| {
+            let named = |name: &String| *name == process.name;
+            fault.process.as_ref().is_none_or(named) && !fault.not_process.iter().any(named)
+        });
+        if fault.hit == Hit::One && chosen.len() > 1 {
+            chosen = vec![chosen.swap_remove(rng.below(chosen.len()))];
+        }
+        let stopped = StoppedProcesses::stop(chosen.iter().map(|process| process.pid));
+        let detail = match &chosen[..] {
+            [] => "no process to stop".to_owned(),
+            [one] => format!("{} ({})", one.name, one.pid),
+            [first, rest @ ..] => {
+                format!("{} ({}) and {} more", first.name, first.pid, rest.len())
+            }
+        };
+        Ok(lasting(node.name(), detail, ActiveFault::Stopped(stopped)))
+    }
+
     fn inject(
         &self,
         fault: &PlannedFault,
@@ -320,6 +353,28 @@ impl Scene {
     }
 }
 
+/// Processes that go on when this is dropped.
+#[derive(Debug)]
+pub struct StoppedProcesses(Vec<Pid>);
+
+impl StoppedProcesses {
+    /// Stops those that still exist.
+    fn stop(pids: impl Iterator<Item = u32>) -> Self {
+        let pids = pids.filter_map(|pid| Pid::from_raw(pid.cast_signed()));
+        let stop = |pid: &Pid| kill_process(*pid, Signal::STOP).is_ok();
+        Self(pids.filter(stop).collect())
+    }
+}
+
+impl Drop for StoppedProcesses {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            // It may have ended.
+            let _ = kill_process(*pid, Signal::CONT);
+        }
+    }
+}
+
 fn lasting(node: &str, detail: String, guard: ActiveFault) -> Strike {
     Strike {
         node: node.to_owned(),
@@ -356,8 +411,6 @@ fn descendants(root: u32) -> HashSet<u32> {
 mod tests {
     use super::*;
     use std::process::Command;
-
-    use rustix::process::{Pid, Signal, kill_process};
 
     #[test]
     fn descendants_include_grandchildren() {
