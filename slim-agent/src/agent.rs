@@ -30,11 +30,11 @@ use crate::listeners::notes;
 use crate::offered::guest::AgentGuest;
 use crate::thread;
 use crate::transport::{Provider, Providers};
-use slim_sys::as_agent;
 use slim_sys::cancel::uncancelled;
 use slim_sys::fds;
 use slim_sys::numbers;
 use slim_sys::reserve;
+use slim_sys::{SignalMask, as_agent};
 
 /// The process's agent. Cheap to clone; the thread runs until the process ends.
 ///
@@ -402,10 +402,11 @@ impl Agent {
         self.send(Command::DrainExit { limit, done }) && self.wait(is_done, wait)
     }
 
-    /// The first thread of the process is about to end, while others go on. The agent thread will end with the last of
-    /// them.
-    pub fn first_thread_ends(&self) {
-        self.send(Command::FirstThreadEnds);
+    /// The first thread of the process ends, with these signals blocked, while others go on. When the last of them has ended, the
+    /// agent ends the process by `exit(0)` in a new thread, as the C library would in that last one. The handlers that run at exit find
+    /// the agent at work. To be called once.
+    pub fn first_thread_ends(&self, mask: SignalMask) {
+        self.send(Command::FirstThreadEnds(mask));
     }
 
     /// Ends the agent thread, and waits at most `limit` for its end. Returns whether it has ended. Commands queued

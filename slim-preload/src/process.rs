@@ -238,7 +238,7 @@ fn alone(real: impl Fn() -> c_int) -> c_int {
 /// Before the calling thread ends. If it is the first thread, the process continues with the others.
 pub fn before_thread_exit() {
     if runtime::in_own_process() && sys::tid() == sys::pid() {
-        runtime::with_agent(slim_agent::Agent::first_thread_ends);
+        runtime::first_thread_ends();
     }
 }
 

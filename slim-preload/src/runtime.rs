@@ -9,6 +9,7 @@ use libc::c_int;
 use slim_agent::Agent;
 use slim_agent::offered::host;
 use slim_core::config::{Config, LogLevel, Policy};
+use slim_sys::SignalMask;
 use slim_sys::lock::Lock;
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -27,6 +28,8 @@ static STATE: AtomicU8 = AtomicU8::new(UNINIT);
 /// The process that `AGENT` belongs to; a child has another pid.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 static AGENT: Lock<Option<Agent>> = Lock::new(None);
+/// The signal mask of the process's first thread, once that has called `pthread_exit`. Used under the lock of `AGENT`.
+static FIRST_ENDS: Lock<Option<SignalMask>> = Lock::new(None);
 
 /// Runs `f` as our own code: hooks pass its calls through.
 pub fn quietly<R>(f: impl FnOnce() -> R) -> R {
@@ -103,6 +106,9 @@ fn start() -> bool {
         if STATE.load(Ordering::Acquire) == UNINIT {
             *agent = start_agent();
             STATE.store(if agent.is_some() { READY } else { OFF }, Ordering::Release);
+            if let (Some(agent), Some(mask)) = (&*agent, FIRST_ENDS.with(|mask| *mask)) {
+                agent.first_thread_ends(mask);
+            }
         }
         agent.is_some()
     })
@@ -287,6 +293,18 @@ pub fn end() {
     }
 }
 
+/// The calling thread, the first one of the process, is about to end. The process ends with the last of the others, and the agent must
+/// not count as one.
+pub fn first_thread_ends() {
+    let mask = SignalMask::of_this_thread();
+    AGENT.with(|agent| {
+        let before = FIRST_ENDS.with(|first| first.replace(mask));
+        if let (Some(agent), None) = (&*agent, before) {
+            agent.first_thread_ends(mask);
+        }
+    });
+}
+
 /// Calls `f` with the agent, if there is one.
 pub fn with_agent<R>(f: impl FnOnce(&Agent) -> R) -> Option<R> {
     if STATE.load(Ordering::Acquire) != READY {
@@ -328,6 +346,7 @@ pub fn after_fork_child() {
         slim_sys::fds::close_all_in_child();
     }
     OWNER.store(0, Ordering::Relaxed);
+    FIRST_ENDS.with(|first| *first = None);
     AGENT.unlock();
 }
 

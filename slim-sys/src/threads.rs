@@ -92,6 +92,46 @@ pub fn first_has_ended() -> bool {
     })
 }
 
+/// The signals that a thread has blocked, as the kernel writes them.
+#[derive(Clone, Copy)]
+pub struct SignalMask(u64);
+
+impl SignalMask {
+    /// Those of the calling thread.
+    pub fn of_this_thread() -> Self {
+        let mut mask = 0;
+        Self::change(std::ptr::null(), &raw mut mask);
+        Self(mask)
+    }
+
+    fn change(new: *const u64, old: *mut u64) {
+        // SAFETY: each is null or valid; the kernel's set has as many bytes.
+        let _ = unsafe {
+            call!(
+                libc::SYS_rt_sigprocmask,
+                libc::SIG_SETMASK,
+                new,
+                old,
+                size_of::<u64>()
+            )
+        };
+    }
+}
+
+/// Calls `exit(0)` in a new thread with this signal mask, as the C library does in the last thread of a process. Returns whether there
+/// is such a thread.
+pub fn exit_in_new_thread(mask: SignalMask) -> bool {
+    extern "C" fn exit(mask: *mut libc::c_void) -> *mut libc::c_void {
+        SignalMask::change(&(mask.addr() as u64), std::ptr::null_mut());
+        // SAFETY: the handlers that it runs may run in any thread.
+        unsafe { libc::exit(0) }
+    }
+    let mut thread = MaybeUninit::uninit();
+    let mask = std::ptr::without_provenance_mut(mask.0 as usize);
+    // SAFETY: valid for a write; without attributes it is a thread like the program's.
+    unsafe { libc::pthread_create(thread.as_mut_ptr(), std::ptr::null(), exit, mask) == 0 }
+}
+
 /// Blocks every signal in the calling thread for the lifetime of the guard. A thread started
 /// meanwhile inherits the mask.
 pub struct SignalsBlocked(libc::sigset_t);

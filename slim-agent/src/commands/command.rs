@@ -15,8 +15,8 @@ use crate::FlowIo;
 use crate::commands::done::Done;
 use crate::commands::queue::{Queue, Taken};
 use crate::failure::memory;
-use slim_sys::OwnFd;
 use slim_sys::fds::Mark;
+use slim_sys::{OwnFd, SignalMask};
 
 /// A command of an application thread. Commands are carried out in the order sent.
 pub(crate) enum Command {
@@ -135,8 +135,8 @@ pub(crate) enum Command {
         answer: Arc<AtomicUsize>,
         done: Done,
     },
-    /// The first thread of the process ends, while others may go on.
-    FirstThreadEnds,
+    /// The first thread of the process ends, with these signals blocked, while others may go on.
+    FirstThreadEnds(SignalMask),
     /// Ends the agent thread.
     Retire,
 }

@@ -352,7 +352,9 @@ impl Driver {
                 self.carry_out();
                 done.tell();
             }
-            Command::FirstThreadEnds => self.tasks.start_and_forget(Task::RetireWhenAlone),
+            Command::FirstThreadEnds(mask) => {
+                self.tasks.start_and_forget(Task::ExitWhenAlone(mask));
+            }
             Command::Retire => self.retired = true,
         }
     }

@@ -102,7 +102,7 @@ impl AgentGuest {
             | Command::Inform(_)
             | Command::Flush { .. }
             | Command::DrainExit { .. }
-            | Command::FirstThreadEnds
+            | Command::FirstThreadEnds(_)
             | Command::EndFlows { .. }
             | Command::Retire => false,
         }

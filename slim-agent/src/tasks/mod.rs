@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use slim_core::ConnId;
 use slim_core::transport::Path;
-use slim_sys::OwnFd;
+use slim_sys::{OwnFd, SignalMask};
 use tokio::io::unix::AsyncFd;
 use tokio::task::JoinHandle;
 
@@ -47,8 +47,8 @@ pub(crate) enum Task {
         socket: Option<(Rc<ControlSocket>, RunningTask)>,
         done: Option<Done>,
     },
-    /// Ends the agent once the application has no thread left.
-    RetireWhenAlone,
+    /// Ends the process once the application has no thread left.
+    ExitWhenAlone(SignalMask),
 }
 
 /// Tasks to be started when the driver's turn is over.

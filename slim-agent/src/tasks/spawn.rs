@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use slim_sys::SignalMask;
 use tokio::io::Interest;
 use tokio::task::JoinHandle;
 
@@ -46,13 +47,13 @@ pub(crate) fn spawn(shared: &Rc<Shared>, task: Task) -> JoinHandle<()> {
                 done.tell();
             }
         }),
-        Task::RetireWhenAlone => task::spawn(retire_when_alone(shared)),
+        Task::ExitWhenAlone(mask) => task::spawn(exit_when_alone(shared, mask)),
     }
 }
 
-/// The process ends with the last thread of the application, so the agent thread must end then, too. Once the first
-/// thread is gone, this checks periodically whether others are left.
-async fn retire_when_alone(shared: Rc<Shared>) {
+/// The process ends with the last thread of the application. Once the first thread is gone, this checks periodically whether others
+/// are left. The handlers that run at exit may use connections, so the agent goes on until they are done.
+async fn exit_when_alone(shared: Rc<Shared>, mask: SignalMask) {
     let clock = slim_sys::timerfd().and_then(|clock| readiness::watch(clock, Interest::READABLE));
     let Ok(clock) = clock else { return };
     loop {
@@ -64,7 +65,11 @@ async fn retire_when_alone(shared: Rc<Shared>) {
         ready.clear_ready();
         // Two: the first thread, which has ended but still counts, and this one.
         if slim_sys::first_has_ended() && slim_sys::threads() <= 2 {
-            return shared.retire();
+            if !slim_sys::exit_in_new_thread(mask) {
+                // The C library calls `exit` when this thread returns.
+                shared.retire();
+            }
+            return;
         }
     }
 }

@@ -1,0 +1,262 @@
+// A process ends, or closes a connection, while the connection is broken. All that was sent must arrive, and after it the end of the
+// stream. Two programs; the case is in T_ARGS, and whether the connection breaks at all is in T_BREAKS. The client ends; the server
+// reads.
+#include "t.h"
+
+enum { FLOWS = 200, PIECE = 3000 };
+
+static char buf[1 << 20];
+static int l = -1, fd;
+static const char *kase;
+
+static int has(const char *k) { return strstr(kase, k) != NULL; }
+static int is(const char *k) { return !strcmp(kase, k); }
+
+static void break_now(void) {
+    const char *b = getenv("T_BREAKS");
+    if (b && atoi(b) && break_connections() < 0) line("cannot break connections: %s", ename(errno));
+}
+
+// Sends without blocking until nothing has fitted for a while. Returns the number of bytes sent.
+static uint64_t send_till_full(uint64_t seed) {
+    uint64_t off = 0;
+    fcntl(fd, F_SETFL, O_NONBLOCK);
+    for (int quiet = 0; quiet < 3; quiet++) {
+        ssize_t r;
+        while (fill(buf, off, sizeof buf, seed), (r = send(fd, buf, sizeof buf, 0)) > 0) off += r, quiet = 0;
+        ms(20);
+    }
+    return off;
+}
+
+static void recv_to_end(int from, uint64_t n, uint64_t seed) {
+    uint64_t off = 0;
+    ssize_t r;
+    while ((r = recv(from, buf, sizeof buf, 0)) > 0) {
+        if (!verify(buf, off, r, seed)) return;
+        off += r;
+    }
+    line("%s, then %zd %s", off == n ? "all" : "not all", r, r ? ename(errno) : "");
+}
+
+// Lets SLIM find the break, if `seen`.
+static void look(int at, int seen) {
+    char c;
+    if (seen) recv(at, &c, 1, MSG_DONTWAIT);
+}
+
+// Stops the server for a second after it has got a number from the client, so that the client has to wait for it at exit.
+static uint64_t hear_and_stop(void) {
+    tell(getpid());
+    uint64_t n = hear();
+    if (!fork()) {
+        alarm(0);
+        pid_t parent = getppid();
+        ms(1000);
+        kill(parent, SIGCONT);
+        _exit(0);
+    }
+    kill(getpid(), SIGSTOP);
+    return n;
+}
+
+// Tells the server the number, and waits until the server is stopped.
+static void tell_to_stop(uint64_t n) {
+    char path[64], stat[256] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)hear());
+    tell(n);
+    while (!strstr(stat, ") T ")) {
+        ms(5);
+        FILE *f = fopen(path, "r");
+        if (!f || !fgets(stat, sizeof stat, f)) return;
+        fclose(f);
+    }
+}
+
+// ---- the last thread of the process returns after the first one has ended ----
+
+enum { LAST_WORDS = 9 };
+
+// The connection must still work in the handlers that run at exit.
+static void last_words(void) {
+    fcntl(fd, F_SETFL, 0);
+    if (full_send(fd, "last word", LAST_WORDS)) line("last words: %s", ename(errno));
+}
+
+static void *last_thread(void *early) {
+    ms(100);
+    if (early) fd = pair_up(&l);
+    tell_to_stop(send_till_full(3));
+    break_now();
+    look(fd, 1);
+    return NULL;
+}
+
+// With `early` the first thread ends before the process has made a connection.
+static void first_ends(int words, int early) {
+    if (early && is_server()) fd = pair_up(&l);
+    if (is_server()) {
+        uint64_t n = hear_and_stop(), off = 0;
+        while (off < n) {
+            ssize_t r = recv(fd, buf, n - off < sizeof buf ? n - off : sizeof buf, 0);
+            if (r <= 0 || !verify(buf, off, r, 3)) {
+                line("after %d: %zd %s", off > 0, r, r < 0 ? ename(errno) : "");
+                return;
+            }
+            off += r;
+        }
+        line("all");
+        ssize_t r = words ? full_recv(fd, buf, LAST_WORDS) : 0;
+        if (words) line("%zd %.*s", r, r > 0 ? (int)r : 0, buf);
+        R(recv(fd, buf, 1, 0));
+    } else {
+        pthread_t t;
+        if (words) atexit(last_words);
+        pthread_create(&t, NULL, last_thread, early ? &t : NULL);
+        pthread_exit(NULL);
+    }
+}
+
+// ---- a close with and without SO_LINGER ----
+
+// The server meets the break in a call, or after the close.
+static void closing(int linger_s, int bytes, int seen, int waits) {
+    if (is_server()) {
+        uint64_t n = hear();
+        if (!waits) ms(50);
+        recv_to_end(fd, n, 3);
+        meet();
+    } else {
+        struct linger g = {1, linger_s};
+        if (linger_s) MUST(setsockopt(fd, SOL_SOCKET, SO_LINGER, &g, sizeof g));
+        uint64_t n = bytes ? send_till_full(3) : 5;
+        if (!bytes) {
+            fill(buf, 0, n, 3);
+            MUST(full_send(fd, buf, n));
+            acked(fd);
+        }
+        if (waits) {
+            tell(n);
+            ms(50);
+            break_now();
+        } else {
+            break_now();
+            tell(n);
+        }
+        look(fd, seen);
+        R(close(fd));
+        meet();
+    }
+}
+
+// The client closes with unread bytes: a kernel resets the connection, whether or not the break has been noticed.
+static void unread(int seen) {
+    if (is_server()) {
+        MUST(send(fd, "unread", 6, 0));
+        meet();
+        meet();
+        ssize_t r = recv(fd, buf, 1, 0);
+        line("%zd %s", r, r < 0 ? ename(errno) : "");
+        meet();
+    } else {
+        meet();
+        arrived(fd, 6);
+        break_now();
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        if (seen) poll(&p, 1, 0);
+        if (seen) send(fd, "", 0, MSG_DONTWAIT | MSG_NOSIGNAL);
+        R(close(fd));
+        meet();
+        meet();
+    }
+}
+
+// ---- a second exit while the process waits for the first one ----
+
+static pthread_t first_thread;
+
+static void *signals(void *p) {
+    ms(150);
+    pthread_kill(first_thread, SIGUSR1);
+    return p;
+}
+
+static void *exits_later(void *p) {
+    ms(150);
+    exit(0);
+    return p;
+}
+
+static void *quits_later(void *p) {
+    ms(150);
+    quick_exit(0);
+    return p;
+}
+
+static void on_signal(int s UNUSED) { exit(0); }
+
+static void exits_twice(void *(*other)(void *)) {
+    if (is_server()) {
+        recv_to_end(fd, hear_and_stop(), 3);
+    } else {
+        tell_to_stop(send_till_full(3));
+        break_now();
+        look(fd, 1);
+        pthread_t t;
+        first_thread = pthread_self();
+        handle(SIGUSR1, on_signal, 0);
+        for (int i = 0; i < 2; i++) pthread_create(&t, NULL, other, NULL);
+        exit(0);
+    }
+}
+
+// ---- an exit with hardly a free descriptor ----
+
+static void scarce(void) {
+    static int fds[FLOWS];
+    struct rlimit r = {300, 300};
+    if (is_server()) {
+        l = listener();
+        tell(port_of(l));
+        for (int i = 0; i < FLOWS; i++) fds[i] = MUST(accept(l, NULL, NULL));
+        meet();
+        await_negotiation();
+        ms(300);
+        meet();
+        hear();
+        for (int i = 0; i < FLOWS; i++) recv_to_end(fds[i], PIECE, i);
+    } else {
+        MUST(setrlimit(RLIMIT_NOFILE, &r));
+        int port = hear();
+        for (int i = 0; i < FLOWS; i++) fds[i] = dial(port);
+        meet();
+        await_negotiation();
+        ms(300);
+        meet();
+        break_now();
+        for (int i = 0; i < FLOWS; i++) {
+            fill(buf, 0, PIECE, i);
+            if (full_send(fds[i], buf, PIECE)) line("send: %s", ename(errno));
+            if (i == FLOWS / 2) break_now();
+        }
+        break_now();
+        for (int i = 0; i < FLOWS; i++) look(fds[i], 1);
+        tell(1);
+    }
+}
+
+int main(int argc, char **argv) {
+    begin_pair(argc, argv, 90);
+    kase = getenv("T_ARGS");
+    if (!is("scarce") && !has("early")) fd = pair_up(&l);
+    if (has("first-ends")) first_ends(has("words"), has("early"));
+    if (!strncmp(kase, "close", 5))
+        closing(has("lingers") ? 10 : 0, !has("empty"), has("seen"), has("waits"));
+    if (is("unread")) unread(0);
+    if (is("unread-seen")) unread(1);
+    if (is("exits-twice")) exits_twice(exits_later);
+    if (is("exits-quickly")) exits_twice(quits_later);
+    if (is("exits-in-handler")) exits_twice(signals);
+    if (is("scarce")) scarce();
+    return 0;
+}

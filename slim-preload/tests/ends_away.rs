@@ -1,0 +1,17 @@
+//! Processes that end, and connections that are closed, while the transport is broken: all bytes arrive, and after them the end of
+//! the stream. Each program runs bare on unbroken connections, and under the preload on broken ones. Needs root.
+
+mod common;
+
+use common::breaks::unnoticed;
+
+/// The exit handlers of a process run in its last thread, also if the first thread has ended before. Connections still survive
+/// breaks then, and the process waits for the last bytes.
+#[test]
+fn the_last_thread_returns_after_the_first_has_ended() {
+    unnoticed(
+        "ends_away",
+        &["first-ends", "first-ends,words", "first-ends,early"],
+        1,
+    );
+}
