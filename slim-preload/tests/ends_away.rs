@@ -15,3 +15,22 @@ fn the_last_thread_returns_after_the_first_has_ended() {
         1,
     );
 }
+
+#[test]
+fn closed_before_the_break_is_noticed() {
+    unnoticed(
+        "ends_away",
+        &[
+            "close",
+            "close,empty",
+            "close,empty,swap",
+            "close,lingers",
+            "close,lingers,seen",
+            "close,lingers,swap",
+            "close,lingers,empty",
+            "close,lingers,empty,seen",
+            "close,lingers,empty,waits",
+        ],
+        1,
+    );
+}

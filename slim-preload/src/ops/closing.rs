@@ -30,7 +30,7 @@ pub fn close(fd: c_int, real: impl Fn() -> c_int) -> c_int {
         _ if !runtime::in_own_process() => real(),
         Entry::Flow(flow) => {
             let errno = sys::errno();
-            let taken = flow.own_at(fd).map(|ctl| remove_number(flow, ctl, fd));
+            let taken = before_close(flow, fd);
             let r = real();
             match (taken, r) {
                 (Some(left), 0) => {
@@ -100,8 +100,24 @@ pub enum AfterClose {
     Shared,
 }
 
-/// Removes a number from its flow. The real close comes after it, then [`finish`].
-pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> AfterClose {
+/// Removes a number from its flow, if the number is the flow's. The real close comes after it, then [`finish`].
+fn before_close(flow: &'static Flow, fd: c_int) -> Option<AfterClose> {
+    let lingers = lingers(fd);
+    // A close with SO_LINGER is left to the kernel, which does not wait if the transport has died, even if nobody has noticed that.
+    if lingers.is_some_and(|s| s > 0) && sys::tcp_state(fd) == Some(sys::TCP_CLOSE) {
+        transport::notice(flow, fd);
+    }
+    let ctl = flow.own_at(fd)?;
+    Some(remove_number(flow, ctl, fd, lingers))
+}
+
+/// Removes a number, which has this SO_LINGER, from its flow.
+fn remove_number(
+    flow: &'static Flow,
+    mut ctl: CtlGuard,
+    fd: c_int,
+    lingers: Option<c_int>,
+) -> AfterClose {
     table::release(fd, flow);
     let exposed = ctl.exposed().is_some();
     ctl.fds.retain(|n| *n != fd);
@@ -142,7 +158,6 @@ pub fn remove_number(flow: &'static Flow, mut ctl: CtlGuard, fd: c_int) -> After
         runtime::with_agent(|a| a.demote(flow.token()));
         return AfterClose::Shared;
     };
-    let lingers = lingers(fd);
     let unread =
         !ctl.receiving.stash.is_empty() || (ctl.mode() == Mode::Open && sys::readable(fd) > 0);
     let how = if unread || lingers == Some(0) {
@@ -285,7 +300,7 @@ fn release(flow: &'static Flow, left: AfterClose) -> Duration {
 /// kernel, either.
 pub fn leave(flow: &'static Flow, fd: c_int) {
     if let Some(ctl) = flow.own_at(fd) {
-        let left = remove_number(flow, ctl, fd);
+        let left = remove_number(flow, ctl, fd, lingers(fd));
         release(flow, left);
     }
 }
@@ -294,8 +309,8 @@ pub fn leave(flow: &'static Flow, fd: c_int) {
 pub fn overwrite(to: c_int) -> Option<(&'static Flow, AfterClose)> {
     match table::entry(to) {
         Entry::Flow(flow) => {
-            let ctl = flow.own_at(to)?;
-            Some((flow, remove_number(flow, ctl, to)))
+            let left = before_close(flow, to)?;
+            Some((flow, left))
         }
         Entry::Listener => {
             listeners::unlisten(listeners::remove(to));

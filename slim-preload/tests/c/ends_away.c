@@ -121,7 +121,7 @@ static void first_ends(int words, int early) {
 
 // The server meets the break in a call, or after the close.
 static void closing(int linger_s, int bytes, int seen, int waits) {
-    if (is_server()) {
+    if (is_server() != has("swap")) {
         uint64_t n = hear();
         if (!waits) ms(50);
         recv_to_end(fd, n, 3);
