@@ -18,7 +18,7 @@
 //! | --- | --- |
 //! | `load` | initialization when the library is loaded |
 //! | [`hooks`] | the functions that take the place of libc's |
-//! | [`process`] | fork, exec, exit, namespaces |
+//! | [`process`], [`exit`] | fork, exec, namespaces; the end of the process |
 //! | [`ops`] | what a hooked call does |
 //! | [`front`], [`listeners`] | flows and listeners as the agent knows them |
 //! | [`transport`] | the file under a flow's numbers, and swapping it |
@@ -39,6 +39,7 @@ mod copies;
 mod descriptors;
 mod direct;
 mod epoll;
+mod exit;
 mod flow;
 mod front;
 mod heap;

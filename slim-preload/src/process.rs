@@ -1,32 +1,20 @@
-//! Fork, exec and exit.
+//! Fork and exec.
 //!
 //! A fork leaves two processes with the same connections, and only one of them can have the session. The session
 //! stays with the parent. When the child reads from or writes to a connection, it marks the flow's byte in a page
 //! that both processes share, and the parent continues with that connection as plain TCP.
 
 use crate::flow::Flow;
-use crate::ops::{closing, demoting, left};
+use crate::ops::{demoting, left};
 use crate::stand_in::{self, Departure};
 use crate::{
-    descriptors, epoll, flow, heap, kept_names, listeners, marks, runtime, sleep, sys, table,
+    descriptors, epoll, exit, flow, heap, kept_names, listeners, marks, runtime, sleep, sys, table,
     transport,
 };
-use libc::{c_int, c_void};
-use slim_agent::offered::host;
-use slim_core::FinHow;
+use libc::c_int;
 use slim_sys::{limit, numbers};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
-const EXIT_LIMIT: Duration = Duration::from_secs(60);
-
-unsafe extern "C" {
-    // The C library has these functions; the crate `libc` does not declare them.
-    fn at_quick_exit(f: extern "C" fn()) -> c_int;
-    fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
-    -> c_int;
-}
 
 /// Registers the handlers for fork and exit, when the library is loaded. Fork handlers that the program registers later may use
 /// connections, and run before ours. Registering allocates memory, which must not happen in a signal handler.
@@ -38,12 +26,8 @@ pub fn register() {
             Some(after_fork_parent),
             Some(after_fork_child),
         );
-        at_quick_exit(at_exit);
-        // Exit handlers run in reverse order of registration. The handler that runs the destructors of all libraries is
-        // registered later, when the program begins, so this handler runs after all others. It is registered for no
-        // library: otherwise it would run with our own destructors, before those of libraries that the program has opened.
-        __cxa_atexit(at_very_last, std::ptr::null_mut(), std::ptr::null_mut());
     }
+    exit::register();
     flow::waits::register(left::before_end);
 }
 
@@ -79,6 +63,7 @@ pub fn clone3_flags(args: *const u8, size: usize) -> u64 {
 extern "C" fn before_fork() {
     limit::keep_over_fork();
     runtime::before_fork();
+    exit::before_fork();
     flow::before_fork();
     epoll::before_fork();
     listeners::before_fork();
@@ -98,6 +83,7 @@ extern "C" fn after_fork_parent() {
     numbers::after_fork(false);
     listeners::after_fork(false);
     flow::after_fork(false);
+    exit::after_fork(false);
     runtime::after_fork_parent();
     limit::after_fork(false);
 }
@@ -122,6 +108,7 @@ extern "C" fn after_fork_child() {
     epoll::after_fork(true);
     listeners::after_fork(true);
     flow::after_fork(true);
+    exit::after_fork(true);
     slim_stream::forget_marks();
     runtime::after_fork_child();
 }
@@ -279,70 +266,6 @@ fn before_exec_of_vforked() {
             replace_by_reset(fd);
         }
     }
-}
-
-/// After `main`, or `exit`. The program's handlers and the destructors of its libraries run first, because they may still write
-/// to connections and close them in order.
-extern "C" fn at_very_last(_: *mut c_void) {
-    at_exit();
-}
-
-/// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
-/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for; and also the ends of flows
-/// through the witness.
-extern "C" fn at_exit() {
-    // Flows of a program that links SLIM itself are delivered, too.
-    let any = table::any() || host::has_flows();
-    if !any || !runtime::in_own_process() {
-        return;
-    }
-    table::for_each_flow(|fd, f| {
-        transport::notice(f, fd);
-        let mode = f.own_at(fd).map(|c| c.mode());
-        let forked = f.forked.load(Ordering::Relaxed);
-        match mode {
-            Some(flow::Mode::Suspended) if !forked => closing::leave(f, fd),
-            // A child may have the connection, too: it is not closed.
-            Some(flow::Mode::Suspended) => {
-                let Some(sent) = f.stream.sent_in_time() else {
-                    return;
-                };
-                f.stream.end_at(sent);
-                runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
-            }
-            Some(flow::Mode::Open) if f.stream.is_relayed() => closing::leave(f, fd),
-            Some(flow::Mode::Open) => announce_end(fd, f),
-            _ => {}
-        }
-    });
-    // The first call lets the agent find out which closed flows have lost their transport. The second call waits for
-    // those, and returns at once when there are none.
-    let answers = runtime::with_agent(|a| {
-        // On a busy machine the agent answers late. The second call would then return before the agent knows.
-        let looked = a.drain_exit(Duration::ZERO) || a.flush(EXIT_LIMIT);
-        looked && a.drain_exit(EXIT_LIMIT)
-    });
-    if answers != Some(true) {
-        return;
-    }
-    // Libraries whose destructors run later may still use connections. These become plain TCP. A flow whose transport
-    // is away gets its error, because no agent is left to resume it.
-    runtime::end();
-    table::for_each_flow(|fd, f| demoting::demote(f, fd));
-}
-
-/// Tells the peer where the stream ends. The kernel is about to close the connection under `fd`, unless a child has it, too.
-fn announce_end(fd: c_int, f: &Flow) {
-    if f.forked.load(Ordering::Relaxed) {
-        runtime::with_agent(|a| a.demote(f.token()));
-        return;
-    }
-    // Another thread is sending, and goes on until the process ends: where the stream ends is unknown.
-    let Some(sent) = f.stream.try_sent() else {
-        return;
-    };
-    let how = closing::how_closed(fd);
-    runtime::with_agent(|a| a.announce(f.token(), sent, how));
 }
 
 /// `close_range` for a thread that gets a descriptor table of its own: flows and SLIM's own descriptors are closed like all

@@ -34,3 +34,9 @@ fn closed_before_the_break_is_noticed() {
         1,
     );
 }
+
+#[test]
+fn a_second_exit_waits_for_the_first() {
+    let cases = ["exits-twice", "exits-quickly", "exits-in-handler"];
+    unnoticed("ends_away", &cases, 1);
+}

@@ -1,0 +1,174 @@
+//! The end of the process.
+//!
+//! The C library runs exit handlers in the first thread that calls `exit`. While they run, another thread, or a signal handler, may call
+//! `exit`, too. That call runs the handlers that are left, and then ends the process. So the handler of this module registers itself
+//! again for as long as it waits for the last bytes: then the second call waits, too.
+
+use crate::flow::{self, Flow};
+use crate::ops::{closing, demoting};
+use crate::{runtime, sys, table, transport};
+use libc::{c_int, c_void};
+use slim_agent::offered::host;
+use slim_core::FinHow;
+use slim_sys::lock::Lock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long an exiting process waits for flows whose last bytes are not delivered because their transport is away.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How much longer a second exit waits for the first.
+const SECOND: Duration = Duration::from_secs(5);
+
+/// The thread that ends the process, and since when.
+static ENDING: Lock<Option<(c_int, Instant)>> = Lock::new(None);
+/// 1 once that thread has nothing to wait for any more.
+static ENDED: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" {
+    // The C library has these functions; the crate `libc` does not declare them.
+    fn at_quick_exit(f: extern "C" fn()) -> c_int;
+    fn __cxa_atexit(f: extern "C" fn(*mut c_void), arg: *mut c_void, library: *mut c_void)
+    -> c_int;
+}
+
+/// Registers the handlers, when the library is loaded.
+pub fn register() {
+    register_quick();
+    // Exit handlers run in reverse order of registration. The handler that runs the destructors of all libraries is
+    // registered later, when the program begins, so this handler runs after all others.
+    register_last();
+}
+
+/// Registers the handler of `exit`. It is registered for no library: otherwise it would run with our own destructors, before those of
+/// libraries that the program has opened.
+fn register_last() {
+    // SAFETY: the handler lives as long as this library, which is never unloaded (it is a preload).
+    unsafe { __cxa_atexit(at_very_last, null_mut(), null_mut()) };
+}
+
+/// Registers the handler of `quick_exit`.
+fn register_quick() {
+    // SAFETY: as above.
+    unsafe { at_quick_exit(at_quick) };
+}
+
+/// Before a fork: takes the lock, so that the child inherits a consistent state.
+pub fn before_fork() {
+    ENDING.lock();
+}
+
+/// After a fork, on either side. The child does not end because its parent does.
+pub fn after_fork(child: bool) {
+    if child {
+        ENDED.store(0, Ordering::Relaxed);
+    }
+    // SAFETY: taken by `before_fork`.
+    unsafe { ENDING.unlock_after_fork(child) };
+}
+
+/// After `main`, or `exit`. The program's handlers and the destructors of its libraries run first, because they may still write
+/// to connections and close them in order.
+extern "C" fn at_very_last(_: *mut c_void) {
+    if begin().is_some() {
+        register_last();
+        // The C library has removed it with this library's other handlers.
+        register_quick();
+        at_exit();
+    }
+}
+
+extern "C" fn at_quick() {
+    if begin().is_some() {
+        register_quick();
+        at_exit();
+    }
+}
+
+/// The thread that ends the process, which is this one if there was none, and since when. `None` if there is nothing to wait for.
+fn begin() -> Option<(c_int, Instant)> {
+    if ENDED.load(Ordering::Acquire) != 0 || !runtime::in_own_process() {
+        return None;
+    }
+    // Flows of a program that links SLIM itself are delivered, too.
+    let any = table::any() || host::has_flows();
+    ENDING.with(|ending| {
+        if ending.is_none() && any {
+            *ending = Some((sys::tid(), Instant::now()));
+        }
+        *ending
+    })
+}
+
+/// The first call ends the connections; calls of other threads wait for it. A call of the same thread, in a signal handler, goes on in
+/// the place of the first, which does not return.
+fn at_exit() {
+    let Some((thread, since)) = begin() else {
+        return;
+    };
+    if thread == sys::tid() {
+        end_connections(since);
+        ENDED.store(1, Ordering::Release);
+        sys::futex_wake_all(&ENDED);
+        return;
+    }
+    while ENDED.load(Ordering::Acquire) == 0
+        && let Some(left) = (LIMIT + SECOND).checked_sub(since.elapsed())
+    {
+        let _ = sys::futex_wait(&ENDED, 0, Some(left));
+    }
+}
+
+/// The kernel closes the connections of an exiting process, and delivers the bytes that it has. The peers are told that these
+/// ends are genuine. Bytes that the kernel cannot deliver, because the transport is away, are waited for; and also the ends of flows
+/// through the witness.
+fn end_connections(since: Instant) {
+    table::for_each_flow(|fd, f| {
+        transport::notice(f, fd);
+        let mode = f.own_at(fd).map(|c| c.mode());
+        let forked = f.forked.load(Ordering::Relaxed);
+        match mode {
+            Some(flow::Mode::Suspended) if !forked => closing::leave(f, fd),
+            // A child may have the connection, too: it is not closed.
+            Some(flow::Mode::Suspended) => {
+                let Some(sent) = f.stream.sent_in_time() else {
+                    return;
+                };
+                f.stream.end_at(sent);
+                runtime::with_agent(|a| a.finish(f.token(), sent, FinHow::Close));
+            }
+            Some(flow::Mode::Open) if f.stream.is_relayed() => closing::leave(f, fd),
+            Some(flow::Mode::Open) => announce_end(fd, f),
+            _ => {}
+        }
+    });
+    // The first call lets the agent find out which closed flows have lost their transport. The second call waits for
+    // those, and returns at once when there are none.
+    let left = || LIMIT.saturating_sub(since.elapsed());
+    let answers = runtime::with_agent(|a| {
+        // On a busy machine the agent answers late. The second call would then return before the agent knows.
+        let looked = a.drain_exit(Duration::ZERO) || a.flush(left());
+        looked && a.drain_exit(left())
+    });
+    if answers != Some(true) {
+        return;
+    }
+    // Libraries whose destructors run later may still use connections. These become plain TCP. A flow whose transport
+    // is away gets its error, because no agent is left to resume it.
+    runtime::end();
+    table::for_each_flow(|fd, f| demoting::demote(f, fd));
+}
+
+/// Tells the peer where the stream ends. The kernel is about to close the connection under `fd`, unless a child has it, too.
+fn announce_end(fd: c_int, f: &Flow) {
+    if f.forked.load(Ordering::Relaxed) {
+        runtime::with_agent(|a| a.demote(f.token()));
+        return;
+    }
+    // Another thread is sending, and goes on until the process ends: where the stream ends is unknown.
+    let Some(sent) = f.stream.try_sent() else {
+        return;
+    };
+    let how = closing::how_closed(fd);
+    runtime::with_agent(|a| a.announce(f.token(), sent, how));
+}
